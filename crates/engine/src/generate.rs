@@ -1,0 +1,251 @@
+//! Generation: an iterator of tokens with text, cancellation, a finish reason and metrics.
+
+use crate::load::Shared;
+use crate::peak_rss_bytes;
+use crate::session::Session;
+use crate::stop::StopStrings;
+use formats::{Error, Result};
+use ops::sample::{Options, Sampler};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokens::Stream;
+
+/// Stops a generation from elsewhere: another thread, or a signal handler.
+#[derive(Debug, Clone, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Asks every generation that holds this token to stop at its next token or prefill chunk.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How to continue a prompt.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateOptions {
+    /// From logits to a token.
+    pub sampling: Options,
+    /// Tokens to generate at most; `None`: until the model ends or the context is full.
+    pub max_tokens: Option<usize>,
+    /// Strings that end generation; they are not part of the text.
+    pub stop: Vec<String>,
+    /// Goes on past the model's end-of-generation tokens.
+    pub ignore_end: bool,
+    /// Cancels from elsewhere.
+    pub cancel: CancelToken,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// The model wrote one of its end tokens.
+    End(u32),
+    /// A stop string was met.
+    StopString,
+    /// `max_tokens` were generated.
+    Length,
+    /// The context has no room for another token.
+    ContextFull,
+    /// The cancel token was used.
+    Cancelled,
+    /// A step failed; the iterator returned the error.
+    Failed,
+}
+
+impl Finish {
+    /// A word for machines: `stop`, `length`, `context_full`, `cancelled` or `error`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Finish::End(_) | Finish::StopString => "stop",
+            Finish::Length => "length",
+            Finish::ContextFull => "context_full",
+            Finish::Cancelled => "cancelled",
+            Finish::Failed => "error",
+        }
+    }
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// Text that became complete with it; may be empty, or more than its own (held-back bytes of earlier tokens).
+    pub text: String,
+    /// Natural logarithm of its probability among what the chain left.
+    pub logprob: f32,
+}
+
+/// What a generation took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Metrics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, tokens found in the cache.
+    pub reused_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the start until the first token was chosen.
+    pub prefill: Duration,
+    /// From then until the last.
+    pub decode: Duration,
+    /// Peak resident memory of the process in bytes.
+    pub peak_rss_bytes: u64,
+}
+
+impl Metrics {
+    /// Prompt tokens computed per second.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.reused_tokens, self.prefill)
+    }
+
+    /// Tokens generated per second after the first.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+/// A running generation; see [`Session::generate`]. The text is that of its tokens, one after the other; the model's end
+/// token, if it wrote one, is the last of them.
+pub struct Generation<'a> {
+    session: &'a mut Session,
+    shared: Arc<Shared>,
+    options: GenerateOptions,
+    sampler: Sampler,
+    /// Prompt and generated tokens: what penalties look back on.
+    sequence: Vec<u32>,
+    stream: Option<Stream>,
+    stops: StopStrings,
+    finish: Option<Finish>,
+    metrics: Metrics,
+}
+
+impl<'a> Generation<'a> {
+    pub(crate) fn new(
+        session: &'a mut Session,
+        shared: Arc<Shared>,
+        prompt: Vec<u32>,
+        options: &GenerateOptions,
+    ) -> Result<Self> {
+        options.sampling.validate()?;
+        if prompt.is_empty() {
+            return Err(Error::new("prompt", "at least one token", "none")
+                .hint("give some text to continue"));
+        }
+        let reused = session.reuse(&prompt);
+        session.check(&prompt[reused..])?;
+        Ok(Generation {
+            metrics: Metrics {
+                prompt_tokens: prompt.len(),
+                reused_tokens: reused,
+                ..Metrics::default()
+            },
+            stream: shared.tokenizer.as_ref().map(|t| t.stream()),
+            stops: StopStrings::new(&options.stop),
+            sampler: Sampler::default(),
+            options: options.clone(),
+            sequence: prompt,
+            finish: None,
+            session,
+            shared,
+        })
+    }
+
+    /// Why it ended; `None` while it runs.
+    pub fn finish(&self) -> Option<&Finish> {
+        self.finish.as_ref()
+    }
+
+    /// Counts and times so far.
+    pub fn metrics(&self) -> Metrics {
+        Metrics { peak_rss_bytes: peak_rss_bytes(), ..self.metrics }
+    }
+
+    /// Prompt and generated tokens so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.sequence
+    }
+
+    /// Ends the generation; returns the text that was held back.
+    fn end(&mut self, finish: Finish) -> String {
+        self.finish = Some(finish);
+        let rest = self.stream.as_mut().and_then(Stream::flush).unwrap_or_default();
+        let (shown, met) = self.stops.push(&rest);
+        if met { shown } else { shown + &self.stops.flush() }
+    }
+
+    /// Computes what is not cached yet, chunk by chunk, and samples; `None` when cancelled.
+    fn sample(&mut self) -> Result<Option<(u32, f32)>> {
+        let (sampler, sequence, options) = (&mut self.sampler, &self.sequence, &self.options);
+        loop {
+            if options.cancel.is_cancelled() {
+                return Ok(None);
+            }
+            let rest = &sequence[self.session.tokens().len()..];
+            let mut chosen = None;
+            self.session.step(rest, rest.len() - 1, 0, &mut |_, logits| {
+                let choice =
+                    sampler.sample(logits, sequence, sequence.len() as u64, &options.sampling);
+                chosen = Some((choice.token, choice.logprob));
+            })?;
+            if chosen.is_some() {
+                return Ok(chosen);
+            }
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<Token>> {
+        let limit = self.options.max_tokens.unwrap_or(usize::MAX);
+        if limit == 0 {
+            self.finish = Some(Finish::Length);
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let sampled = self.sample()?;
+        let first = self.metrics.generated_tokens == 0;
+        *(if first { &mut self.metrics.prefill } else { &mut self.metrics.decode }) +=
+            start.elapsed();
+        let Some((id, logprob)) = sampled else {
+            self.finish = Some(Finish::Cancelled);
+            return Ok(None);
+        };
+        self.metrics.generated_tokens += 1;
+        self.sequence.push(id);
+        if !self.options.ignore_end && self.shared.ends.contains(&id) {
+            let text = self.end(Finish::End(id));
+            return Ok(Some(Token { id, text, logprob }));
+        }
+        let piece = self.stream.as_mut().and_then(|s| s.push(id)).unwrap_or_default();
+        let (mut text, met) = self.stops.push(&piece);
+        if met {
+            self.finish = Some(Finish::StopString);
+        } else if self.metrics.generated_tokens >= limit {
+            text += &self.end(Finish::Length);
+        } else if self.session.room() == 0 {
+            text += &self.end(Finish::ContextFull);
+        }
+        Ok(Some(Token { id, text, logprob }))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.finish.is_some() {
+            return None;
+        }
+        self.advance().inspect_err(|_| self.finish = Some(Finish::Failed)).transpose()
+    }
+}

@@ -1,0 +1,22 @@
+//! Engine and Session: a loaded model on a device, and one mutable timeline of tokens on it.
+//!
+//! [`Engine::load`] maps the file, records the model's Program, fuses it and hands it to the device. A [`Session`]
+//! owns tokens and the cache blocks that hold them; what must be computed for a new prompt (prefill, decode, or
+//! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
+
+mod defaults;
+mod generate;
+mod load;
+mod pool;
+mod prompt;
+mod resident;
+mod session;
+mod stop;
+
+pub use device::CacheType;
+pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
+pub use load::{Engine, Info, LoadOptions, Needs};
+pub use ops::sample::Options as SamplingOptions;
+pub use prompt::Prompt;
+pub use resident::peak_rss_bytes;
+pub use session::{Logits, Rows, Session};

@@ -1,0 +1,281 @@
+//! From a path to a running model.
+
+use crate::defaults;
+use crate::pool::Pool;
+use crate::session::Session;
+use device::cpu::Cpu;
+use device::{CacheType, Device, Executor, Memory};
+use formats::{Error, Result, Tensors};
+use models::Config;
+use ops::sample::Options;
+use program::Program;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokens::{ChatTemplate, Tokenizer};
+
+/// How a model is loaded.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Threads of the CPU device; `None`: one for each physical core this process may use.
+    pub threads: Option<usize>,
+    /// Positions a session may hold; `None`: as many as the model was trained for.
+    pub context: Option<usize>,
+    /// Whether a full context drops its oldest positions instead of ending generation.
+    pub rotate: bool,
+    /// Element type of cached keys and values.
+    pub cache_type: CacheType,
+    /// Tokens computed together in prefill.
+    pub chunk: usize,
+    /// Keeps named intermediate values, for inspection.
+    pub trace: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            threads: None,
+            context: None,
+            rotate: false,
+            cache_type: CacheType::F16,
+            chunk: 512,
+            trace: false,
+        }
+    }
+}
+
+/// Rows with logits that one replay computes at most: a bound on the logits held at once.
+pub(crate) const OUTPUT_ROWS: usize = 64;
+
+/// What a loaded model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    /// Its name, from the file's metadata or the path.
+    pub name: String,
+    /// Architecture, as the registry names it.
+    pub architecture: &'static str,
+    /// Elements of all weights.
+    pub parameters: u64,
+    /// Bytes of all weights in the file.
+    pub file_bytes: u64,
+    /// Positions the model was trained for.
+    pub trained_context: usize,
+    /// Positions a session may hold.
+    pub context: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The device it runs on.
+    pub device: String,
+    /// Milliseconds from the path to ready.
+    pub load_ms: u64,
+}
+
+/// Bytes that running a model takes, known before its weights are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// Weights, one copy.
+    pub weights: u64,
+    /// Keys and values at the context asked for.
+    pub cache: u64,
+    /// Activations.
+    pub activations: u64,
+}
+
+/// A loaded model on a device. Cheap to share: sessions hold a reference to it.
+#[derive(Clone)]
+pub struct Engine(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) executor: Mutex<Box<dyn Executor>>,
+    pub(crate) pool: Pool,
+    pub(crate) groups: Vec<Option<usize>>,
+    pub(crate) traces: Vec<String>,
+    pub(crate) config: Config,
+    pub(crate) options: LoadOptions,
+    pub(crate) info: Info,
+    pub(crate) tokenizer: Option<Tokenizer>,
+    pub(crate) ends: Vec<u32>,
+    template: Option<ChatTemplate>,
+    defaults: Options,
+}
+
+impl Engine {
+    /// Loads a `.gguf` file or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// Anything missing, damaged or unsupported, by name.
+    pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Engine> {
+        Engine::load_with(path, options, &mut |_, _| {})
+    }
+
+    /// [`Engine::load`], telling `progress` the bytes read so far and in all.
+    pub fn load_with(
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Engine> {
+        let start = Instant::now();
+        let path = path.as_ref();
+        let tensors = Tensors::open(path)?;
+        let model = models::load(&tensors)?;
+        let recorded = model.record(options.trace)?;
+        let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
+        let program = program::fuse(&recorded);
+        program.verify()?;
+        let config = model.config().clone();
+        if options.context == Some(0) || options.chunk == 0 {
+            return Err(Error::new("context", "at least one token", 0));
+        }
+        let context = options.context.unwrap_or(config.context);
+        let device = Cpu::new(options.threads)?;
+        let groups = program.groups();
+        let (parameters, file_bytes) = totals(&program, &tensors);
+        let tokenizer = read_tokenizer(&tensors)?;
+        let template = match tensors.gguf() {
+            Some(file) => ChatTemplate::from_gguf(file.metadata())?,
+            None => ChatTemplate::from_folder(path)?,
+        };
+        let (sampling, mut ends) = defaults::read(&tensors)?;
+        ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
+        let rows = (options.chunk, OUTPUT_ROWS.min(options.chunk));
+        let load = device::LoadOptions { cache_type: options.cache_type, rows };
+        let executor = device.load(program, &tensors, load, progress)?;
+        let info = Info {
+            name: name(&tensors, path),
+            architecture: config.architecture.name,
+            parameters,
+            file_bytes,
+            trained_context: config.context,
+            context,
+            vocab: config.vocab,
+            layers: config.layers,
+            hidden: config.hidden,
+            device: device.describe(),
+            load_ms: start.elapsed().as_millis() as u64,
+        };
+        Ok(Engine(Arc::new(Shared {
+            pool: Pool::new(groups.len()),
+            executor: Mutex::new(executor),
+            groups,
+            traces,
+            config,
+            options: options.clone(),
+            info,
+            tokenizer,
+            ends,
+            template,
+            defaults: sampling,
+        })))
+    }
+
+    /// What running the model at `path` would take at `context` positions, without reading its weights.
+    pub fn needs(
+        path: impl AsRef<Path>,
+        context: Option<usize>,
+        cache_type: CacheType,
+    ) -> Result<Needs> {
+        let tensors = Tensors::open(path.as_ref())?;
+        let model = models::load(&tensors)?;
+        let program = program::fuse(&model.record(false)?);
+        let context = context.unwrap_or(model.config().context);
+        let chunk = LoadOptions::default().chunk.min(context.max(1));
+        let per_layer = |layer: &program::CacheLayer| {
+            let positions = layer.window.map_or(context, |w| context.min(w + chunk)) as u64;
+            2 * positions * (layer.kv_heads * layer.head_dim * cache_type.bytes()) as u64
+        };
+        Ok(Needs {
+            weights: totals(&program, &tensors).1,
+            cache: program.layers.iter().map(per_layer).sum(),
+            activations: program::plan_memory(&program, chunk, OUTPUT_ROWS.min(chunk)).bytes as u64,
+        })
+    }
+
+    /// What the model is.
+    pub fn info(&self) -> &Info {
+        &self.0.info
+    }
+
+    /// Its hyperparameters.
+    pub fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    /// Its tokenizer, if one came with the weights.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.0.tokenizer.as_ref()
+    }
+
+    /// Its chat template, if one came with the weights.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.0.template.as_ref()
+    }
+
+    /// The sampling settings that the model's makers recommend; greedy where they say nothing.
+    pub fn sampling_defaults(&self) -> &Options {
+        &self.0.defaults
+    }
+
+    /// Ids that end generation.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.0.ends
+    }
+
+    /// Names of the traced values, in the order of [`Session::traced`].
+    pub fn traces(&self) -> &[String] {
+        &self.0.traces
+    }
+
+    /// Bytes held by weights, cache and activations.
+    pub fn memory(&self) -> Memory {
+        self.0.executor().memory()
+    }
+
+    /// Shape classes compiled so far.
+    pub fn compiled(&self) -> usize {
+        self.0.executor().compiled()
+    }
+
+    /// A new, empty timeline.
+    pub fn session(&self) -> Session {
+        Session::new(self.0.clone())
+    }
+}
+
+impl Shared {
+    pub(crate) fn executor(&self) -> MutexGuard<'_, Box<dyn Executor>> {
+        // A replay that panicked left only activations behind, and the next replay writes those anew.
+        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+}
+
+/// Elements and bytes of the weights that `program` reads.
+fn totals(program: &Program, tensors: &Tensors) -> (u64, u64) {
+    let one = |weight: &program::Weight| {
+        let bytes = tensors.get(&weight.stored).map_or(0, |t| t.bytes.len() as u64);
+        (weight.shape.iter().product::<usize>() as u64, bytes)
+    };
+    program.weights.iter().map(one).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
+    if let Some(file) = tensors.gguf() {
+        let has = file.metadata().get("tokenizer.ggml.tokens").is_some();
+        return has.then(|| Tokenizer::from_gguf(file.metadata())).transpose();
+    }
+    let Some(folder) = tensors.folder() else { return Ok(None) };
+    folder.has_tokenizer().then(|| Tokenizer::from_folder(folder.path())).transpose()
+}
+
+fn name(tensors: &Tensors, path: &Path) -> String {
+    let stated = tensors.gguf().and_then(|f| f.metadata().str("general.name").ok().flatten());
+    let stem = || path.canonicalize().ok()?.file_stem().map(|s| s.to_string_lossy().into_owned());
+    stated.map(str::to_owned).or_else(stem).unwrap_or_else(|| path.display().to_string())
+}

@@ -1,0 +1,67 @@
+//! What generation starts from.
+
+use formats::{Error, Result};
+use serde_json::Value;
+use tokens::{ChatTemplate, Request, Special, Tokenizer};
+
+/// A prompt in one of three forms.
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    /// Text to continue; special tokens in it are plain text.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<u32>),
+    /// Messages (`role`, `content`, ..) for the model's chat template, which is told to open the reply.
+    Chat {
+        /// The conversation so far.
+        messages: Vec<Value>,
+        /// Further variables for the template, such as `enable_thinking` or `tools`.
+        extra: serde_json::Map<String, Value>,
+    },
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Prompt::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Prompt::Text(text)
+    }
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Self {
+        Prompt::Tokens(tokens)
+    }
+}
+
+impl Prompt {
+    pub(crate) fn encode(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        template: Option<&ChatTemplate>,
+    ) -> Result<Vec<u32>> {
+        let tokenizer = || {
+            tokenizer.ok_or_else(|| {
+                Error::new("prompt", "a model with a tokenizer", "none beside the weights")
+                    .hint("give token ids instead")
+            })
+        };
+        match self {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => tokenizer()?.encode(text, Special { add: true, parse: false }),
+            Prompt::Chat { messages, extra } => {
+                let template = template.ok_or_else(|| {
+                    Error::new("chat", "a model with a chat template", "none")
+                        .hint("this is a base model: give it text to continue")
+                })?;
+                let tokenizer = tokenizer()?;
+                let request = Request::new(messages, tokenizer, extra);
+                tokenizer.encode_chat(&template.render(&request)?)
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! One timeline of tokens and the cache that holds it.
+
+use crate::generate::{GenerateOptions, Generation};
+use crate::load::{OUTPUT_ROWS, Shared};
+use crate::pool::BlockTable;
+use crate::prompt::Prompt;
+use formats::{Error, Result};
+use program::{Arguments, Table};
+use std::sync::Arc;
+
+/// Which rows' logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// Of the last `n` tokens.
+    Last(usize),
+    /// Of every token.
+    All,
+}
+
+/// Logits of consecutive tokens: `[rows, vocab]`, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logits {
+    /// Width of a row.
+    pub vocab: usize,
+    /// All rows, one after the other.
+    pub data: Vec<f32>,
+}
+
+impl Logits {
+    /// The rows.
+    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.data.chunks_exact(self.vocab)
+    }
+}
+
+/// A mutable timeline: tokens, and their keys and values in the engine's pool.
+pub struct Session {
+    shared: Arc<Shared>,
+    tokens: Vec<u32>,
+    tables: Vec<BlockTable>,
+    /// Step arguments, kept so that a replay allocates nothing.
+    positions: Vec<u32>,
+    outputs: Vec<u32>,
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let (context, chunk) = (shared.info.context, shared.options.chunk);
+        let table = |(group, window): (usize, &Option<usize>)| {
+            let (window, context) = match (shared.options.rotate, window) {
+                (true, window) => (Some(window.unwrap_or(context).min(context)), usize::MAX),
+                (false, window) => (*window, context),
+            };
+            BlockTable::new(&shared.pool, group, window, context, chunk)
+        };
+        let tables = shared.groups.iter().enumerate().map(table).collect();
+        let (positions, outputs) = (Vec::with_capacity(chunk), Vec::with_capacity(OUTPUT_ROWS));
+        Session { tokens: Vec::new(), tables, positions, outputs, shared }
+    }
+
+    /// The tokens whose keys and values are cached.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Positions left before the context is full; unlimited when it rotates.
+    pub fn room(&self) -> usize {
+        if self.shared.options.rotate {
+            return u32::MAX as usize - self.tokens.len();
+        }
+        self.shared.info.context.saturating_sub(self.tokens.len())
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from there needs.
+    pub fn truncate(&mut self, len: usize) {
+        let len = len.min(self.tokens.len());
+        let len = if self.tables.iter().all(|t| t.can_return_to(len)) { len } else { 0 };
+        self.tokens.truncate(len);
+        self.tables.iter_mut().for_each(|t| t.truncate(len));
+    }
+
+    /// Goes back to the longest prefix shared with `tokens` and returns its length. At least one token is left to
+    /// compute, so that there are logits.
+    pub(crate) fn reuse(&mut self, tokens: &[u32]) -> usize {
+        let shared = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.truncate(shared.min(tokens.len().saturating_sub(1)));
+        self.tokens.len()
+    }
+
+    /// Computes `tokens` after those already here and shows `visit` the logits of each from index `from` on.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, or more tokens than the context has room for: nothing is computed then.
+    pub fn evaluate(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.check(tokens)?;
+        let mut done = 0;
+        while done < tokens.len() {
+            done += self.step(&tokens[done..], from.saturating_sub(done), done, visit)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.shared.config.vocab;
+        if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(Error::new("tokens", format!("ids below {vocab}"), token));
+        }
+        if tokens.len() > self.room() {
+            let (room, context) = (self.room(), self.shared.info.context);
+            return Err(Error::new(
+                "context",
+                format!(
+                    "at most {room} more tokens (context {context}, {} in use)",
+                    self.tokens.len()
+                ),
+                tokens.len(),
+            )
+            .hint("raise --ctx, shorten the prompt, or allow --rotate"));
+        }
+        Ok(())
+    }
+
+    /// Computes one chunk of `tokens`, with logits from index `from` on; returns its length.
+    pub(crate) fn step(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+        base: usize,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<usize> {
+        let shared = self.shared.clone();
+        let mut rows = tokens.len().min(shared.options.chunk);
+        if from < rows {
+            rows = rows.min((from + OUTPUT_ROWS).max(1));
+        }
+        let start = self.tokens.len();
+        self.positions.clear();
+        self.positions.extend((start..start + rows).map(|p| p as u32));
+        self.outputs.clear();
+        self.outputs.extend((from.min(rows)..rows).map(|r| r as u32));
+        self.tables.iter_mut().for_each(|t| t.extend(start + rows));
+        let mut executor = shared.executor();
+        for group in 0..self.tables.len() {
+            executor.reserve(group, shared.pool.created(group))?;
+        }
+        // Models have at most two kinds of windows; a third would be an architecture of its own.
+        let mut tables = [Table::default(); 4];
+        for (table, blocks) in tables.iter_mut().zip(&self.tables) {
+            *table = blocks.table();
+        }
+        executor.run(&Arguments {
+            tokens: &tokens[..rows],
+            positions: &self.positions,
+            outputs: &self.outputs,
+            tables: &tables[..self.tables.len().min(4)],
+        })?;
+        self.tokens.extend(&tokens[..rows]);
+        let vocab = shared.config.vocab;
+        for (&row, logits) in self.outputs.iter().zip(executor.result(0).chunks_exact(vocab)) {
+            visit(base + row as usize, logits);
+        }
+        Ok(rows)
+    }
+
+    /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the rows asked for is
+    /// not computed again.
+    pub fn logits(&mut self, tokens: &[u32], rows: Rows) -> Result<Logits> {
+        let first = match rows {
+            Rows::All => 0,
+            Rows::Last(n) => tokens.len().saturating_sub(n),
+        };
+        let reused = self.reuse(&tokens[..tokens.len().min(first + 1)]);
+        let vocab = self.shared.config.vocab;
+        let mut logits =
+            Logits { vocab, data: Vec::with_capacity((tokens.len() - first).min(1 << 12) * vocab) };
+        self.evaluate(&tokens[reused..], first - reused, &mut |_, row| {
+            logits.data.extend_from_slice(row)
+        })?;
+        Ok(logits)
+    }
+
+    /// Traced value `index` of the last step: `[rows, width]`. See [`crate::LoadOptions::trace`].
+    pub fn traced(&self, index: usize) -> Vec<f32> {
+        self.shared.executor().result(1 + index).to_vec()
+    }
+
+    /// Continues `prompt`. The prompt is a whole sequence: what it shares with the tokens already here is reused.
+    ///
+    /// # Errors
+    /// A prompt that cannot be encoded, is empty, or does not fit the context.
+    pub fn generate(
+        &mut self,
+        prompt: impl Into<Prompt>,
+        options: &GenerateOptions,
+    ) -> Result<Generation<'_>> {
+        let shared = self.shared.clone();
+        let tokens = prompt.into().encode(shared.tokenizer.as_ref(), shared.template())?;
+        Generation::new(self, shared, tokens, options)
+    }
+}

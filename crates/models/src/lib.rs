@@ -1,0 +1,119 @@
+//! Model architectures, one file each, and the configuration and names under which files store them.
+//!
+//! [`load`] reads a configuration, checks every weight's shape and builds the layers; [`Model::record`] runs `forward`
+//! once to record a Program. Nothing here names a device, an element type or a quantisation.
+
+mod config;
+mod decoder;
+mod gguf;
+mod hugging_face;
+mod llama;
+mod mistral;
+mod names;
+mod qwen2;
+mod qwen3;
+mod rope;
+
+use formats::{Error, Result, Tensors};
+use names::Dialect;
+use nn::{Builder, Step, Stored, Weights};
+use program::Program;
+
+pub use config::Config;
+
+/// A row of the registry.
+#[derive(Debug)]
+pub struct Architecture {
+    /// Its `model_type` in config.json and `general.architecture` in GGUF.
+    pub name: &'static str,
+    /// Its class among `architectures` in config.json.
+    pub class: &'static str,
+    /// Whether GGUF stores rows of q and k so that adjacent elements rotate together.
+    pub adjacent_rope_in_gguf: bool,
+    build: fn(&Builder<'_>, &Config) -> Result<decoder::Decoder>,
+}
+
+/// Every architecture that Delft runs.
+pub const ARCHITECTURES: &[&Architecture] =
+    &[&llama::ARCHITECTURE, &mistral::ARCHITECTURE, &qwen2::ARCHITECTURE, &qwen3::ARCHITECTURE];
+
+fn by_name(name: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().copied().find(|a| a.name == name)
+}
+
+fn by_class(class: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().copied().find(|a| a.class == class)
+}
+
+fn unknown(place: &str, name: &str) -> Error {
+    let known: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name).collect();
+    Error::new(format!("{place}: architecture"), known.join(", "), name)
+        .hint("this architecture is not supported yet")
+}
+
+/// Finds stored tensors by canonical name.
+pub(crate) struct Names<'a> {
+    tensors: &'a Tensors,
+    dialect: Dialect,
+}
+
+impl Weights for Names<'_> {
+    fn find(&self, canonical: &str) -> Option<Stored> {
+        names::candidates(canonical, self.dialect).into_iter().find_map(|name| {
+            let tensor = self.tensors.get(&name)?;
+            Some(Stored { shape: tensor.shape.to_vec(), name })
+        })
+    }
+}
+
+/// A model's layers, ready to record.
+pub struct Model {
+    config: Config,
+    decoder: decoder::Decoder,
+    blank: Program,
+}
+
+/// Reads the configuration of the file or folder behind `tensors`, without looking at the weights' data.
+pub fn config(tensors: &Tensors) -> Result<Config> {
+    with_names(tensors).map(|(config, _)| config)
+}
+
+fn with_names(tensors: &Tensors) -> Result<(Config, Names<'_>)> {
+    let place = tensors.place();
+    if let Some(file) = tensors.gguf() {
+        let names = Names { tensors, dialect: Dialect::Gguf };
+        return Ok((gguf::config(file.metadata(), &place, &names, tensors)?, names));
+    }
+    let folder = tensors
+        .folder()
+        .ok_or_else(|| Error::new(&place, "a GGUF file or a model folder", "neither"))?;
+    let names = Names { tensors, dialect: hugging_face::DIALECT };
+    Ok((hugging_face::config(folder.config(), &format!("{place}/config.json"), &names)?, names))
+}
+
+/// Builds the model behind `tensors`: every weight found, every shape checked.
+pub fn load(tensors: &Tensors) -> Result<Model> {
+    let (config, names) = with_names(tensors)?;
+    let builder = Builder::new(&names);
+    let in_model = |error: Error| Error {
+        place: format!("{}: {}", config.architecture.name, error.place),
+        ..error
+    };
+    let decoder = (config.architecture.build)(&builder, &config).map_err(in_model)?;
+    let blank = builder.program();
+    Ok(Model { config, decoder, blank })
+}
+
+impl Model {
+    /// Its hyperparameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Records one forward pass. With `tracing`, the embeddings and every block's output are results too.
+    pub fn record(&self, tracing: bool) -> Result<Program> {
+        let step = Step::new(self.blank.clone(), tracing);
+        let logits = self.decoder.forward(&step);
+        step.finish(logits)
+    }
+}

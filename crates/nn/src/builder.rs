@@ -1,0 +1,89 @@
+//! Where layers get their weights: canonical names, checked shapes, cache layers.
+
+use formats::{Error, Result};
+use program::{CacheLayer, Program, Weight, WeightId};
+use std::cell::RefCell;
+
+/// A weight as its file holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The tensor's name in the file.
+    pub name: String,
+    /// Row-major shape, outermost first.
+    pub shape: Vec<usize>,
+}
+
+/// Finds weights by canonical name.
+pub trait Weights {
+    /// The stored tensor behind a canonical name such as `blocks.3.attention.q`, if the file has it.
+    fn find(&self, canonical: &str) -> Option<Stored>;
+}
+
+/// Whether a linear layer has a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// The architecture has none.
+    Never,
+    /// The architecture demands one.
+    Always,
+    /// It has one if the file does.
+    IfStored,
+}
+
+/// Collects the weights and cache layers of a model under construction.
+pub struct Builder<'a> {
+    weights: &'a dyn Weights,
+    found: RefCell<Vec<Weight>>,
+    layers: RefCell<Vec<CacheLayer>>,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder over the weights of one file or folder.
+    pub fn new(weights: &'a dyn Weights) -> Self {
+        Builder { weights, found: RefCell::default(), layers: RefCell::default() }
+    }
+
+    /// The weight named `name`, which must have `shape`.
+    pub fn weight(&self, name: &str, shape: &[usize]) -> Result<WeightId> {
+        self.optional(name, shape)?.ok_or_else(|| {
+            Error::new(name, format!("a tensor {shape:?}"), "none in the file")
+                .hint("the file is incomplete, or not of the architecture that it names")
+        })
+    }
+
+    /// The weight named `name` if the file has it; then it must have `shape`.
+    pub fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<WeightId>> {
+        let Some(stored) = self.weights.find(name) else { return Ok(None) };
+        if stored.shape != shape {
+            return Err(Error::new(
+                format!("{name} ({})", stored.name),
+                format!("{shape:?}"),
+                format!("{:?}", stored.shape),
+            )
+            .hint("the configuration does not fit these weights"));
+        }
+        let mut found = self.found.borrow_mut();
+        // A tied head is the embedding by another name: one weight, one copy in memory.
+        if let Some(known) = found.iter().position(|w| w.stored == stored.name) {
+            return Ok(Some(WeightId(known)));
+        }
+        found.push(Weight { name: name.to_owned(), stored: stored.name, shape: stored.shape });
+        Ok(Some(WeightId(found.len() - 1)))
+    }
+
+    /// Registers the next cache layer and returns its index.
+    pub fn cache_layer(&self, layer: CacheLayer) -> usize {
+        let mut layers = self.layers.borrow_mut();
+        layers.push(layer);
+        layers.len() - 1
+    }
+
+    /// An empty Program over everything handed out so far.
+    pub fn program(&self) -> Program {
+        Program {
+            weights: self.found.borrow().clone(),
+            layers: self.layers.borrow().clone(),
+            ..Program::default()
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The layers of a decoder.
+
+use crate::{Bias, Builder, Step, Tensor};
+use formats::Result;
+use ops::{Op, Rope};
+use program::{CacheLayer, WeightId};
+
+/// `[tokens] -> [tokens, hidden]`.
+pub struct Embedding {
+    table: WeightId,
+}
+
+impl Embedding {
+    /// Takes `name`, a table `[vocab, hidden]`.
+    pub fn new(builder: &Builder<'_>, name: &str, vocab: usize, hidden: usize) -> Result<Self> {
+        Ok(Embedding { table: builder.weight(name, &[vocab, hidden])? })
+    }
+
+    /// The rows of the step's tokens.
+    pub fn forward(&self, step: &Step) -> Tensor {
+        step.record(Op::Embed, &[], vec![self.table]).swap_remove(0)
+    }
+
+    /// The output head that shares this table.
+    pub fn tied(&self) -> Linear {
+        Linear { weight: self.table, bias: None }
+    }
+}
+
+/// `[rows, in] -> [rows, out]`.
+pub struct Linear {
+    weight: WeightId,
+    bias: Option<WeightId>,
+}
+
+impl Linear {
+    /// Takes `name` `[out, in]` and, as `bias` says, `name.bias` `[out]`.
+    pub fn new(
+        builder: &Builder<'_>,
+        name: &str,
+        [out, input]: [usize; 2],
+        bias: Bias,
+    ) -> Result<Self> {
+        let weight = builder.weight(name, &[out, input])?;
+        let name = format!("{name}.bias");
+        let bias = match bias {
+            Bias::Never => None,
+            Bias::Always => Some(builder.weight(&name, &[out])?),
+            Bias::IfStored => builder.optional(&name, &[out])?,
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    /// `x weight^T + bias`.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        x.apply(Op::Linear, &[], std::iter::once(self.weight).chain(self.bias).collect())
+    }
+}
+
+/// Root-mean-square norm over groups as wide as its weight.
+pub struct RmsNorm {
+    weight: WeightId,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// Takes `name` `[width]`.
+    pub fn new(builder: &Builder<'_>, name: &str, width: usize, eps: f32) -> Result<Self> {
+        Ok(RmsNorm { weight: builder.weight(name, &[width])?, eps })
+    }
+
+    /// `x / rms(x) * weight`.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        x.apply(Op::RmsNorm { eps: self.eps }, &[], vec![self.weight])
+    }
+}
+
+/// What an attention layer is made of.
+#[derive(Debug, Clone)]
+pub struct AttentionOptions {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Biases of q, k and v.
+    pub qkv_bias: Bias,
+    /// Bias of the output projection.
+    pub output_bias: Bias,
+    /// eps of per-head norms of q and k, if the architecture has them.
+    pub qk_norm: Option<f32>,
+    /// Positions a query sees, itself included.
+    pub window: Option<usize>,
+    /// The rotation of q and k.
+    pub rope: Rope,
+}
+
+/// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
+pub struct Attention {
+    q: Linear, // [hidden] -> [heads * head_dim]
+    k: Linear, // [hidden] -> [kv_heads * head_dim]
+    v: Linear, // [hidden] -> [kv_heads * head_dim]
+    o: Linear, // [heads * head_dim] -> [hidden]
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    rope: Rope,
+    attend: ops::Attention,
+}
+
+impl Attention {
+    /// Takes `name.q`, `.k`, `.v`, `.o` and, with `qk_norm`, `.q_norm` and `.k_norm`; registers a cache layer.
+    pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
+        let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
+        let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
+        let linear =
+            |part: &str, shape, bias| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+        let norm = |part: &str| {
+            let eps = options.qk_norm;
+            eps.map(|eps| RmsNorm::new(builder, &format!("{name}.{part}"), head_dim, eps))
+                .transpose()
+        };
+        Ok(Attention {
+            q: linear("q", [wide, hidden], options.qkv_bias)?,
+            k: linear("k", [narrow, hidden], options.qkv_bias)?,
+            v: linear("v", [narrow, hidden], options.qkv_bias)?,
+            o: linear("o", [hidden, wide], options.output_bias)?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            attend: ops::Attention {
+                layer: builder.cache_layer(CacheLayer { kv_heads, head_dim, window }),
+                heads,
+                kv_heads,
+                head_dim,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                window,
+            },
+            rope: options.rope,
+        })
+    }
+
+    /// Projects, rotates, caches, attends and projects back.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let (q, k, v) = (self.q.forward(x), self.k.forward(x), self.v.forward(x));
+        let q = self.turn(&self.q_norm, &q);
+        let k = self.turn(&self.k_norm, &k);
+        k.sink(Op::KvWrite { layer: self.attend.layer }, &[&v]);
+        self.o.forward(&q.apply(Op::Attention(self.attend.clone()), &[], Vec::new()))
+    }
+
+    fn turn(&self, norm: &Option<RmsNorm>, x: &Tensor) -> Tensor {
+        let rope = Op::Rope(self.rope.clone());
+        match norm {
+            Some(norm) => norm.forward(x).apply(rope, &[], Vec::new()),
+            None => x.apply(rope, &[], Vec::new()),
+        }
+    }
+}
+
+/// The gated feed-forward: `down(silu(gate(x)) * up(x))`.
+pub struct Mlp {
+    gate: Linear, // [hidden] -> [ff]
+    up: Linear,   // [hidden] -> [ff]
+    down: Linear, // [ff] -> [hidden]
+}
+
+impl Mlp {
+    /// Takes `name.gate`, `.up` and `.down`.
+    pub fn new(
+        builder: &Builder<'_>,
+        name: &str,
+        hidden: usize,
+        ff: usize,
+        bias: Bias,
+    ) -> Result<Self> {
+        let linear =
+            |part: &str, shape| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+        Ok(Mlp {
+            gate: linear("gate", [ff, hidden])?,
+            up: linear("up", [ff, hidden])?,
+            down: linear("down", [hidden, ff])?,
+        })
+    }
+
+    /// `down(silu(gate(x)) * up(x))`.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        self.down.forward(&self.gate.forward(x).silu().mul(&self.up.forward(x)))
+    }
+}

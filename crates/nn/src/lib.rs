@@ -1,0 +1,14 @@
+//! Layers that record Programs.
+//!
+//! A [`Builder`] hands out weights by canonical name and checks their shapes; layers are built from it once. A
+//! [`Step`] is the recording of one forward pass: [`Tensor`] is a handle to a value in it, and its methods append
+//! operations. Layers know no device, element type or quantisation.
+
+mod builder;
+mod layers;
+mod tensor;
+
+pub use builder::{Bias, Builder, Stored, Weights};
+pub use layers::{Attention, AttentionOptions, Embedding, Linear, Mlp, RmsNorm};
+pub use ops::{Pairing, Rope};
+pub use tensor::{Step, Tensor};

@@ -1,0 +1,1 @@
+//! Sampling: the chain from logits to a token.

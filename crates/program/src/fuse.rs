@@ -1,0 +1,203 @@
+//! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and what happens to q, k and
+//! v before attention. Each rule removes passes over activations; none changes a result beyond rounding.
+
+use crate::{Node, Program, ValueId};
+use ops::project::Project;
+use ops::{Op, RopeWrite};
+
+/// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
+pub fn fuse(program: &Program) -> Program {
+    let mut fused = program.clone();
+    for rule in [projections, gate_up, linear_add, rope_write] {
+        rule(&mut fused);
+    }
+    fused
+}
+
+/// Replaces the node at `at` and drops `gone`.
+fn rewrite(program: &mut Program, at: usize, node: Node, gone: &[usize]) {
+    program.nodes[at] = node;
+    let mut index = 0;
+    program.nodes.retain(|_| {
+        index += 1;
+        index - 1 == at || !gone.contains(&(index - 1))
+    });
+}
+
+/// The one node that writes `value`, if nothing but one reader needs it.
+fn single(program: &Program, value: ValueId) -> Option<usize> {
+    (program.uses()[value.0] == 1).then(|| program.writers()[value.0]).flatten()
+}
+
+/// `rms_norm` + the linears that read it; or linears alone that share an input.
+fn projections(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        let node = &program.nodes[at];
+        let norm = match node.op {
+            Op::RmsNorm { eps } => Some(eps),
+            Op::Linear => None,
+            _ => {
+                at += 1;
+                continue;
+            }
+        };
+        let shared = if norm.is_some() { node.outputs[0] } else { node.inputs[0] };
+        let readers: Vec<usize> = (0..program.nodes.len())
+            .filter(|&i| program.nodes[i].inputs.contains(&shared))
+            .collect();
+        let linears: Vec<usize> = readers
+            .iter()
+            .copied()
+            .filter(|&i| i >= at && program.nodes[i].op == Op::Linear)
+            .collect();
+        let enough = if norm.is_some() {
+            !linears.is_empty() && linears.len() == program.uses()[shared.0]
+        } else {
+            linears.len() > 1
+        };
+        if enough {
+            let mut weights = if norm.is_some() { node.weights.clone() } else { Vec::new() };
+            weights.extend(linears.iter().flat_map(|&i| program.nodes[i].weights.clone()));
+            let fused = Node {
+                op: Op::Project(Project {
+                    norm,
+                    biases: linears.iter().map(|&i| program.nodes[i].weights.len() == 2).collect(),
+                }),
+                inputs: vec![node.inputs[0]],
+                weights,
+                outputs: linears.iter().map(|&i| program.nodes[i].outputs[0]).collect(),
+            };
+            rewrite(program, at, fused, &linears);
+        }
+        at += 1;
+    }
+}
+
+/// `mul(silu(gate), up)` over a two-way projection without biases.
+fn gate_up(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        if let Some((project, silu)) = gate_up_at(program, at) {
+            let Op::Project(Project { norm, .. }) = program.nodes[project].op else {
+                unreachable!("matched above")
+            };
+            let node = Node {
+                op: Op::GateUp { norm },
+                outputs: program.nodes[at].outputs.clone(),
+                ..program.nodes[project].clone()
+            };
+            rewrite(program, project, node, &[silu, at]);
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// The projection and the silu behind a `mul` at `at`.
+fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize)> {
+    let mul = &program.nodes[at];
+    if mul.op != Op::Mul {
+        return None;
+    }
+    let silu = single(program, mul.inputs[0]).filter(|&i| program.nodes[i].op == Op::Silu)?;
+    let gate = program.nodes[silu].inputs[0];
+    let project = single(program, gate)?;
+    let node = &program.nodes[project];
+    let fits = matches!(&node.op, Op::Project(p) if p.biases == [false, false])
+        && node.outputs == [gate, mul.inputs[1]]
+        && single(program, mul.inputs[1]) == Some(project);
+    fits.then_some((project, silu))
+}
+
+/// `add(residual, linear(x))`, either way round.
+fn linear_add(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        let found = (program.nodes[at].op == Op::Add)
+            .then(|| {
+                let [a, b] = [program.nodes[at].inputs[0], program.nodes[at].inputs[1]];
+                [(a, b), (b, a)].into_iter().find_map(|(residual, value)| {
+                    let linear =
+                        single(program, value).filter(|&i| program.nodes[i].op == Op::Linear)?;
+                    Some((residual, linear))
+                })
+            })
+            .flatten();
+        if let Some((residual, linear)) = found {
+            let node = Node {
+                op: Op::LinearAdd,
+                inputs: vec![program.nodes[linear].inputs[0], residual],
+                weights: program.nodes[linear].weights.clone(),
+                outputs: program.nodes[at].outputs.clone(),
+            };
+            rewrite(program, at, node, &[linear]);
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// One rotated operand: the value in front, the optional norm, and the nodes that go.
+struct Rotated {
+    source: ValueId,
+    norm: Option<(f32, crate::WeightId)>,
+    rope: ops::Rope,
+    nodes: Vec<usize>,
+}
+
+fn rotated(program: &Program, value: ValueId) -> Option<Rotated> {
+    let at = single(program, value)?;
+    let Op::Rope(rope) = &program.nodes[at].op else { return None };
+    let source = program.nodes[at].inputs[0];
+    let mut found = Rotated { source, norm: None, rope: rope.clone(), nodes: vec![at] };
+    if let Some(norm) = single(program, source)
+        && let Op::RmsNorm { eps } = program.nodes[norm].op
+    {
+        found.source = program.nodes[norm].inputs[0];
+        found.norm = Some((eps, program.nodes[norm].weights[0]));
+        found.nodes.push(norm);
+    }
+    Some(found)
+}
+
+/// q/k norms, rotations and the cache write of one layer.
+fn rope_write(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        if let Some((node, gone)) = rope_write_at(program, at) {
+            rewrite(program, at, node, &gone);
+            at = 0;
+        } else {
+            at += 1;
+        }
+    }
+}
+
+fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
+    let write = &program.nodes[at];
+    let Op::KvWrite { layer } = write.op else { return None };
+    let attention = program
+        .nodes
+        .iter()
+        .position(|n| matches!(&n.op, Op::Attention(a) if a.layer == layer))
+        .filter(|&i| i > at)?;
+    let turned = program.nodes[attention].inputs[0];
+    let (q, k) = (rotated(program, turned)?, rotated(program, write.inputs[0])?);
+    // The fused node stands where the write stood, so the raw q must exist by then.
+    if q.rope != k.rope || program.writers()[q.source.0]? > at {
+        return None;
+    }
+    let node = Node {
+        op: Op::RopeWrite(RopeWrite {
+            layer,
+            rope: q.rope,
+            q_norm: q.norm.map(|n| n.0),
+            k_norm: k.norm.map(|n| n.0),
+        }),
+        inputs: vec![q.source, k.source, write.inputs[1]],
+        weights: [q.norm, k.norm].into_iter().flatten().map(|n| n.1).collect(),
+        outputs: vec![turned],
+    };
+    Some((node, [q.nodes, k.nodes].concat()))
+}

@@ -1,0 +1,175 @@
+//! Programs: what a model's `forward` records, and the transforms over it.
+//!
+//! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`] rewrites it,
+//! [`plan_memory`] lays its activations out in one arena, [`reference`] runs it slowly in plain loops, and a device
+//! compiles it once per shape class and replays it with a small set of [`Arguments`].
+
+mod fuse;
+mod plan;
+pub mod reference;
+mod verify;
+
+use ops::{Op, Shape};
+use std::fmt;
+
+pub use fuse::fuse;
+pub use plan::{Plan, plan_memory};
+
+/// An activation of a [`Program`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub usize);
+
+/// A weight of a [`Program`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub usize);
+
+/// A weight by its canonical name, such as `blocks.3.attention.q`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weight {
+    /// Canonical name, the same for every file format.
+    pub name: String,
+    /// The tensor's name in the file that holds it.
+    pub stored: String,
+    /// Row-major shape, outermost first.
+    pub shape: Vec<usize>,
+}
+
+/// One operation with its operands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// What to compute.
+    pub op: Op,
+    /// Activations read, in the operation's order.
+    pub inputs: Vec<ValueId>,
+    /// Weights read, in the operation's order.
+    pub weights: Vec<WeightId>,
+    /// Activations written.
+    pub outputs: Vec<ValueId>,
+}
+
+/// One layer of the key/value cache that a Program reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLayer {
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Positions a query sees, itself included; `None`: all.
+    pub window: Option<usize>,
+}
+
+/// A recorded computation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Program {
+    /// Shapes of all activations, by [`ValueId`].
+    pub values: Vec<Shape>,
+    /// All weights, by [`WeightId`].
+    pub weights: Vec<Weight>,
+    /// Cache layers, by the `layer` of the operations.
+    pub layers: Vec<CacheLayer>,
+    /// The operations in order.
+    pub nodes: Vec<Node>,
+    /// Values that outlive a replay: the logits first, then whatever is traced.
+    pub results: Vec<ValueId>,
+    /// Names of traced values, for inspection and tests.
+    pub traces: Vec<(String, ValueId)>,
+}
+
+/// Positions per block of the key/value cache.
+pub const BLOCK_TOKENS: usize = 256;
+
+/// Where a session's keys and values lie, for the layers of one group.
+///
+/// Position `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that stopped growing is a ring.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Table<'a> {
+    /// Block numbers in the pool.
+    pub blocks: &'a [u32],
+    /// The first position that the ring still holds once this step is written.
+    pub oldest: u32,
+}
+
+/// What one replay is given: the step-arguments buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct Arguments<'a> {
+    /// Token ids, one per row.
+    pub tokens: &'a [u32],
+    /// Position of each token in its sequence.
+    pub positions: &'a [u32],
+    /// Row numbers whose logits are wanted, ascending.
+    pub outputs: &'a [u32],
+    /// Block table of each cache group; see [`Program::groups`].
+    pub tables: &'a [Table<'a>],
+}
+
+impl Program {
+    /// Shape of a value.
+    pub fn shape(&self, value: ValueId) -> Shape {
+        self.values[value.0]
+    }
+
+    /// Distinct windows of the cache layers, in order of first use. Layers with the same window share a block table.
+    pub fn groups(&self) -> Vec<Option<usize>> {
+        let mut groups = Vec::new();
+        for layer in &self.layers {
+            if !groups.contains(&layer.window) {
+                groups.push(layer.window);
+            }
+        }
+        groups
+    }
+
+    /// The group of each layer: an index into [`Program::groups`].
+    pub fn layer_groups(&self) -> Vec<usize> {
+        let groups = self.groups();
+        let group =
+            |layer: &CacheLayer| groups.iter().position(|g| *g == layer.window).unwrap_or(0);
+        self.layers.iter().map(group).collect()
+    }
+
+    /// How many times each value is read; results count once more.
+    pub(crate) fn uses(&self) -> Vec<usize> {
+        let mut uses = vec![0; self.values.len()];
+        for value in self.nodes.iter().flat_map(|node| &node.inputs).chain(&self.results) {
+            uses[value.0] += 1;
+        }
+        uses
+    }
+
+    /// The node that writes each value.
+    pub(crate) fn writers(&self) -> Vec<Option<usize>> {
+        let mut writers = vec![None; self.values.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for value in &node.outputs {
+                writers[value.0] = Some(i);
+            }
+        }
+        writers
+    }
+}
+
+impl fmt::Display for Program {
+    /// One line per operation: `%4, %5 = project %3; blocks.0.attention.norm, ..`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |values: &[ValueId]| {
+            values.iter().map(|v| format!("%{}", v.0)).collect::<Vec<_>>().join(", ")
+        };
+        for node in &self.nodes {
+            if !node.outputs.is_empty() {
+                let shape = self.shape(node.outputs[0]);
+                write!(f, "{}: [{:?}, {}] = ", list(&node.outputs), shape.rows, shape.width)?;
+            }
+            write!(f, "{} {}", node.op.name(), list(&node.inputs))?;
+            if let Some(layer) = node.op.layer() {
+                write!(f, " @{layer}")?;
+            }
+            if !node.weights.is_empty() {
+                let names: Vec<&str> =
+                    node.weights.iter().map(|w| self.weights[w.0].name.as_str()).collect();
+                write!(f, "; {}", names.join(", "))?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(f, "return {}", list(&self.results))
+    }
+}

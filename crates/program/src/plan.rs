@@ -1,0 +1,102 @@
+//! Memory planning: every activation gets an offset in one arena, and values whose lives do not overlap share bytes.
+
+use crate::Program;
+use ops::{Op, Rows};
+
+/// Alignment of every activation, a cache line.
+const ALIGN: usize = 64;
+
+/// Where each activation lies, for one shape class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Byte offset of each value.
+    pub offsets: Vec<usize>,
+    /// Size of the arena in bytes.
+    pub bytes: usize,
+    /// For each node, the input whose bytes its first output takes over.
+    pub in_place: Vec<Option<usize>>,
+}
+
+/// The input that an operation can overwrite with its (first) output.
+fn overwritable(op: &Op) -> Option<usize> {
+    match op {
+        Op::LinearAdd => Some(1),
+        Op::Add | Op::Mul | Op::Silu | Op::Rope(_) | Op::RopeWrite(_) | Op::RmsNorm { .. } => {
+            Some(0)
+        }
+        _ => None,
+    }
+}
+
+/// Lays out the activations of `program` for `tokens` rows, of which `outputs` have logits.
+///
+/// First fit over live intervals, largest values first; an elementwise operation takes over its dying input.
+pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
+    let count = program.values.len();
+    let mut last = vec![0; count];
+    let mut first = vec![usize::MAX; count];
+    for (i, node) in program.nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|v| last[v.0] = i);
+        for v in &node.outputs {
+            first[v.0] = i;
+            last[v.0] = last[v.0].max(i);
+        }
+    }
+    for value in &program.results {
+        last[value.0] = program.nodes.len();
+    }
+    // A chain of in-place operations is one region: `root[v]` is the value whose bytes v takes over.
+    let mut root: Vec<usize> = (0..count).collect();
+    let mut in_place = vec![None; program.nodes.len()];
+    for (i, node) in program.nodes.iter().enumerate() {
+        let Some(input) = overwritable(&node.op).filter(|_| !node.outputs.is_empty()) else {
+            continue;
+        };
+        let (from, to) = (node.inputs[input], node.outputs[0]);
+        let read_once_here = node.inputs.iter().filter(|v| **v == from).count() == 1;
+        if last[from.0] == i && read_once_here && program.shape(from) == program.shape(to) {
+            root[to.0] = root[from.0];
+            in_place[i] = Some(input);
+        }
+    }
+    for v in 0..count {
+        let r = root[v];
+        first[r] = first[r].min(first[v]);
+        last[r] = last[r].max(last[v]);
+    }
+    let size = |v: usize| {
+        let rows = match program.values[v].rows {
+            Rows::Tokens => tokens,
+            Rows::Outputs => outputs,
+        };
+        (rows * program.values[v].width * size_of::<f32>()).next_multiple_of(ALIGN)
+    };
+    let mut order: Vec<usize> =
+        (0..count).filter(|&v| root[v] == v && first[v] != usize::MAX).collect();
+    order.sort_by_key(|&v| (std::cmp::Reverse(size(v)), first[v]));
+    let mut offsets = vec![0; count];
+    let mut placed: Vec<usize> = Vec::new();
+    let mut bytes = 0;
+    for v in order {
+        let mut busy: Vec<(usize, usize)> = placed
+            .iter()
+            .filter(|&&p| first[p] <= last[v] && first[v] <= last[p])
+            .map(|&p| (offsets[p], offsets[p] + size(p)))
+            .collect();
+        busy.sort_unstable();
+        let mut offset = 0;
+        for (begin, end) in busy {
+            if offset + size(v) <= begin {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        offsets[v] = offset;
+        bytes = bytes.max(offset + size(v));
+        placed.push(v);
+    }
+    for v in 0..count {
+        offsets[v] = offsets[root[v]];
+    }
+    Plan { offsets, bytes, in_place }
+}

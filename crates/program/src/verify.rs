@@ -1,0 +1,98 @@
+//! The verifier: every invariant of a Program, stated once.
+
+use crate::{Program, ValueId};
+use formats::{Error, Result};
+use ops::Op;
+
+impl Program {
+    /// Checks that every value is written once and before it is read, that shapes agree with the operations' rules,
+    /// and that cache layers are written before they are read, with one geometry.
+    pub fn verify(&self) -> Result<()> {
+        let mut written = vec![false; self.values.len()];
+        let mut cached = vec![false; self.layers.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            let place = format!("program: node {i} ({})", node.op.name());
+            for value in &node.inputs {
+                self.known(&place, &written, *value)?;
+            }
+            if let Some(weight) = node.weights.iter().find(|w| w.0 >= self.weights.len()) {
+                return Err(Error::new(
+                    place,
+                    format!("a weight below {}", self.weights.len()),
+                    weight.0,
+                ));
+            }
+            let inputs: Vec<_> = node.inputs.iter().map(|v| self.shape(*v)).collect();
+            let weights: Vec<_> =
+                node.weights.iter().map(|w| self.weights[w.0].shape.as_slice()).collect();
+            let shapes = node
+                .op
+                .infer(&inputs, &weights)
+                .map_err(|e| Error { place: format!("{place}: {}", e.place), ..e })?;
+            let declared: Vec<_> =
+                node.outputs.iter().filter_map(|v| self.values.get(v.0).copied()).collect();
+            if shapes != declared {
+                return Err(Error::new(
+                    place,
+                    format!("outputs {shapes:?}"),
+                    format!("{declared:?}"),
+                ));
+            }
+            for value in &node.outputs {
+                if std::mem::replace(&mut written[value.0], true) {
+                    return Err(Error::new(
+                        place,
+                        "each value written once",
+                        format!("%{} again", value.0),
+                    ));
+                }
+            }
+            self.verify_cache(&place, i, &mut cached)?;
+        }
+        for value in self.results.iter().chain(self.traces.iter().map(|(_, v)| v)) {
+            self.known("program: results", &written, *value)?;
+        }
+        Ok(())
+    }
+
+    fn known(&self, place: &str, written: &[bool], value: ValueId) -> Result<()> {
+        match written.get(value.0) {
+            Some(true) => Ok(()),
+            _ => Err(Error::new(place, "a value written before", format!("%{}", value.0))),
+        }
+    }
+
+    fn verify_cache(&self, place: &str, node: usize, cached: &mut [bool]) -> Result<()> {
+        let node = &self.nodes[node];
+        let Some(index) = node.op.layer() else { return Ok(()) };
+        let Some(layer) = self.layers.get(index) else {
+            return Err(Error::new(
+                place,
+                format!("a cache layer below {}", self.layers.len()),
+                index,
+            ));
+        };
+        if let Op::Attention(a) = &node.op {
+            let found = (a.kv_heads, a.head_dim, a.window);
+            if found != (layer.kv_heads, layer.head_dim, layer.window) {
+                return Err(Error::new(place, format!("{layer:?}"), format!("{a:?}")));
+            }
+            if !cached[index] {
+                return Err(Error::new(place, "the layer's cache written before", "a read"));
+            }
+            return Ok(());
+        }
+        let keys = self.shape(node.inputs[node.inputs.len() - 2]);
+        if keys.width != layer.kv_heads * layer.head_dim {
+            return Err(Error::new(
+                place,
+                format!("keys of {} elements", layer.kv_heads * layer.head_dim),
+                keys.width,
+            ));
+        }
+        if std::mem::replace(&mut cached[index], true) {
+            return Err(Error::new(place, "one write per cache layer", "another"));
+        }
+        Ok(())
+    }
+}
