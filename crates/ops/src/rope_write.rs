@@ -3,7 +3,7 @@
 
 use crate::attention::write_shape;
 use crate::rope::Rope;
-use crate::{Shape, arity, rms_norm};
+use crate::{Shape, arity, expect};
 use formats::Result;
 
 /// The constants of the fused step.
@@ -24,9 +24,8 @@ impl RopeWrite {
     pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         let norms = usize::from(self.q_norm.is_some()) + usize::from(self.k_norm.is_some());
         arity("rope_write", inputs, 3, weights, &[norms])?;
-        let widths = [self.q_norm.map(|_| inputs[0].width), self.k_norm.map(|_| inputs[1].width)];
-        for (width, weight) in widths.into_iter().flatten().zip(weights) {
-            rms_norm::check("rope_write", width, weight)?;
+        for weight in weights {
+            expect("rope_write", "norm weight", weight, &[self.rope.head_dim])?;
         }
         self.rope.check(inputs[0].width)?;
         self.rope.check(inputs[1].width)?;

@@ -153,6 +153,7 @@ fn rotated(program: &Program, value: ValueId) -> Option<Rotated> {
     let mut found = Rotated { source, norm: None, rope: rope.clone(), nodes: vec![at] };
     if let Some(norm) = single(program, source)
         && let Op::RmsNorm { eps } = program.nodes[norm].op
+        && program.weights[program.nodes[norm].weights[0].0].shape == [rope.head_dim]
     {
         found.source = program.nodes[norm].inputs[0];
         found.norm = Some((eps, program.nodes[norm].weights[0]));
@@ -184,8 +185,8 @@ fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
         .filter(|&i| i > at)?;
     let turned = program.nodes[attention].inputs[0];
     let (q, k) = (rotated(program, turned)?, rotated(program, write.inputs[0])?);
-    // The fused node stands where the write stood, so the raw q must exist by then.
-    if q.rope != k.rope || program.writers()[q.source.0]? > at {
+    // The fused node stands where the write stood, so the raw q must exist by then; it may overwrite the raw k.
+    if q.rope != k.rope || program.writers()[q.source.0]? > at || program.uses()[k.source.0] != 1 {
         return None;
     }
     let node = Node {

@@ -1,0 +1,178 @@
+//! A recorded decoder, fused and planned: fusion changes the operations but not the numbers, and the plan never lets
+//! two living values share bytes.
+
+use formats::Result;
+use delft_nn::{Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, RmsNorm, Rope, Step, Stored, Weights};
+use program::{Arguments, Program, Table, WeightId, fuse, plan_memory, reference};
+use std::sync::Arc;
+
+const HIDDEN: usize = 24;
+const VOCAB: usize = 40;
+
+/// Has every weight in the shape that is asked for, because it is told the shapes by name.
+struct Any;
+
+impl Weights for Any {
+    fn find(&self, canonical: &str) -> Option<Stored> {
+        let last = canonical.trim_end_matches(".bias").rsplit('.').next()?;
+        let shape = match last {
+            "embed" | "head" => vec![VOCAB, HIDDEN],
+            "q" => vec![32, HIDDEN],
+            "k" | "v" => vec![16, HIDDEN],
+            "o" => vec![HIDDEN, 32],
+            "q_norm" | "k_norm" => vec![8],
+            "gate" | "up" => vec![40, HIDDEN],
+            "down" => vec![HIDDEN, 40],
+            _ => vec![HIDDEN],
+        };
+        let shape = if canonical.ends_with(".bias") { vec![shape[0]] } else { shape };
+        Some(Stored { name: canonical.to_owned(), shape })
+    }
+}
+
+fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let rope = Rope { head_dim: 8, pairing: Pairing::Half, frequencies: Arc::from([1.0, 0.3, 0.1, 0.02]), magnitude: 1.0 };
+    let embed = Embedding::new(&builder, "embed", VOCAB, HIDDEN)?;
+    let mut blocks = Vec::new();
+    for i in 0..2 {
+        let options = AttentionOptions {
+            hidden: HIDDEN,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            qkv_bias,
+            output_bias: Bias::Never,
+            qk_norm,
+            window: (i == 1).then_some(3),
+            rope: rope.clone(),
+        };
+        blocks.push((
+            RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
+            Attention::new(&builder, &format!("{i}.attention"), options)?,
+            RmsNorm::new(&builder, &format!("{i}.mlp_norm"), HIDDEN, 1e-5)?,
+            Mlp::new(&builder, &format!("{i}.mlp"), HIDDEN, 40, Bias::Never)?,
+        ));
+    }
+    let norm = RmsNorm::new(&builder, "norm", HIDDEN, 1e-5)?;
+    let head = Linear::new(&builder, "head", [VOCAB, HIDDEN], Bias::Never)?;
+    let step = Step::new(builder.program(), tracing);
+    let mut x = embed.forward(&step);
+    for (attention_norm, attention, mlp_norm, mlp) in &blocks {
+        x = x.add(&attention.forward(&attention_norm.forward(&x)));
+        x = x.add(&mlp.forward(&mlp_norm.forward(&x))).trace("block");
+    }
+    let logits = head.forward(&norm.forward(&x.select()));
+    step.finish(logits)
+}
+
+/// Seeded by the weight's name, so that a fused program sees the same numbers.
+fn weights(program: &Program) -> impl Fn(WeightId) -> Result<Vec<f32>> + '_ {
+    |id| {
+        let weight = &program.weights[id.0];
+        let mut state = weight.name.bytes().fold(7u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)) | 1;
+        let next = |_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        Ok((0..weight.shape.iter().product()).map(next).collect())
+    }
+}
+
+fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
+    let mut cache = reference::Cache::default();
+    let mut logits = Vec::new();
+    for (tokens, start) in steps {
+        let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| start + i).collect();
+        let tables = [Table::default(); 2];
+        let arguments = Arguments { tokens, positions: &positions, outputs: &[tokens.len() as u32 - 1], tables: &tables };
+        let values = reference::run(program, &weights(program), &mut cache, &arguments).unwrap();
+        logits.extend(program.results.iter().map(|v| values[v.0].clone()));
+    }
+    logits
+}
+
+#[test]
+fn fusion_keeps_the_numbers() {
+    for (bias, norm) in [(Bias::Never, None), (Bias::Always, None), (Bias::Never, Some(1e-6))] {
+        for tracing in [false, true] {
+            let plain = decoder(bias, norm, tracing).unwrap();
+            let fused = fuse(&plain);
+            fused.verify().unwrap();
+            let steps: [(&[u32], u32); 3] = [(&[3, 1, 4, 1, 5], 0), (&[9], 5), (&[2, 6], 6)];
+            let (a, b) = (run(&plain, &steps), run(&fused, &steps));
+            assert_eq!(a.len(), b.len());
+            for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
+                assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{a} {b}\n{fused}");
+            }
+        }
+    }
+}
+
+#[test]
+fn five_operations_per_block_are_left() {
+    let fused = fuse(&decoder(Bias::Never, Some(1e-6), false).unwrap());
+    let names: Vec<&str> = fused.nodes.iter().map(|n| n.op.name()).collect();
+    let block = ["project", "rope_write", "attention", "linear_add", "gate_up", "linear_add"];
+    let expected: Vec<&str> =
+        ["embed"].into_iter().chain(block).chain(block).chain(["select", "project"]).collect();
+    assert_eq!(names, expected, "{fused}");
+    assert_eq!(fused.groups(), [None, Some(3)]);
+}
+
+#[test]
+fn living_values_never_share_bytes() {
+    for tracing in [false, true] {
+        for program in [decoder(Bias::Always, Some(1e-6), tracing).unwrap(), fuse(&decoder(Bias::Always, None, tracing).unwrap())] {
+            let (tokens, outputs) = (7, 2);
+            let plan = plan_memory(&program, tokens, outputs);
+            let bytes = |v: usize| {
+                let shape = program.values[v];
+                let rows = if shape.rows == ops::Rows::Tokens { tokens } else { outputs };
+                rows * shape.width * 4
+            };
+            // Who owns each byte, replayed node by node.
+            let mut owner = vec![usize::MAX; plan.bytes];
+            for (i, node) in program.nodes.iter().enumerate() {
+                for v in &node.inputs {
+                    let at = plan.offsets[v.0];
+                    assert!(owner[at..at + bytes(v.0)].iter().all(|o| *o == v.0), "node {i} reads %{}\n{program}", v.0);
+                }
+                for v in &node.outputs {
+                    let at = plan.offsets[v.0];
+                    owner[at..at + bytes(v.0)].fill(v.0);
+                    let clobbered = node.inputs.iter().enumerate().any(|(j, input)| {
+                        let from = plan.offsets[input.0];
+                        plan.in_place[i] != Some(j) && from < at + bytes(v.0) && at < from + bytes(input.0)
+                    });
+                    assert!(!clobbered, "node {i} overwrites its input\n{program}");
+                }
+            }
+            for v in &program.results {
+                let at = plan.offsets[v.0];
+                assert!(owner[at..at + bytes(v.0)].iter().all(|o| *o == v.0), "result %{}", v.0);
+            }
+            let unshared: usize = (0..program.values.len()).map(bytes).sum();
+            assert!(plan.bytes < unshared / 2 || tracing, "{} of {unshared}", plan.bytes);
+        }
+    }
+}
+
+#[test]
+fn the_verifier_names_what_is_wrong() {
+    let good = decoder(Bias::Never, None, false).unwrap();
+    let mut bad = good.clone();
+    bad.nodes.remove(0);
+    assert!(bad.verify().unwrap_err().to_string().contains("a value written before"));
+    let mut bad = good.clone();
+    bad.weights[1].shape = vec![HIDDEN + 1];
+    assert!(bad.verify().unwrap_err().to_string().contains("rms_norm"));
+    let mut bad = good.clone();
+    bad.nodes.retain(|n| n.op.name() != "kv_write");
+    assert!(bad.verify().unwrap_err().to_string().contains("written before"));
+    let mut bad = good;
+    bad.layers[0].kv_heads = 4;
+    assert!(bad.verify().is_err());
+}
