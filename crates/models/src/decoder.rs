@@ -8,7 +8,7 @@ use nn::{
 };
 
 /// A stack of blocks between an embedding and a head.
-pub struct Decoder {
+pub(crate) struct Decoder {
     embed: Embedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
@@ -24,7 +24,7 @@ struct Block {
 
 impl Decoder {
     /// Builds the stack; `attention` gives the options of each layer, where the architectures differ.
-    pub fn new(
+    pub(crate) fn new(
         builder: &Builder<'_>,
         config: &Config,
         mlp_bias: Bias,
@@ -62,7 +62,7 @@ impl Decoder {
     }
 
     /// Logits `[outputs, vocab]` of the step's tokens.
-    pub fn forward(&self, step: &Step) -> Tensor {
+    pub(crate) fn forward(&self, step: &Step) -> Tensor {
         let mut x = self.embed.forward(step).trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
             x = x.add(&block.attention.forward(&block.attention_norm.forward(&x)));

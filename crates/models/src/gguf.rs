@@ -14,13 +14,12 @@ pub(crate) fn config(
     names: &Names<'_>,
     tensors: &Tensors,
 ) -> Result<Config> {
-    let missing = |key: &str| Error::new(format!("{place}: {key}"), "a value", "nothing");
     let name =
-        metadata.str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
+        metadata.str("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
     let architecture = by_name(name).ok_or_else(|| unknown(place, name))?;
     let key = |part: &str| format!("{name}.{part}");
     let size = |part: &str| Ok(metadata.u32(&key(part))?.map(|n| n as usize));
-    let need = |part: &str| size(part)?.ok_or_else(|| missing(&key(part)));
+    let need = |part: &str| size(part)?.ok_or_else(|| metadata.missing(&key(part)));
     let number = |part: &str| metadata.f64(&key(part));
     let embed = names
         .find("embed")
@@ -77,9 +76,7 @@ fn scaling(
                 found,
             ));
         }
-        let mut factors = vec![0.0; count];
-        tensor.dtype.decode(tensor.bytes, &mut factors)?;
-        return Ok(Scaling::Factors(factors));
+        return Ok(Scaling::Factors(tensor.to_f32()?));
     }
     let key = format!("{name}.rope.scaling.type");
     let factor = match metadata.f64(&format!("{name}.rope.scaling.factor"))? {

@@ -79,7 +79,7 @@ pub fn config(tensors: &Tensors) -> Result<Config> {
 }
 
 fn with_names(tensors: &Tensors) -> Result<(Config, Names<'_>)> {
-    let place = tensors.place();
+    let place = tensors.path().display().to_string();
     if let Some(file) = tensors.gguf() {
         let names = Names { tensors, dialect: Dialect::Gguf };
         return Ok((gguf::config(file.metadata(), &place, &names, tensors)?, names));

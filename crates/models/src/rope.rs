@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// How the frequencies are stretched for contexts longer than the trained one.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Scaling {
+pub(crate) enum Scaling {
     /// As trained.
     None,
     /// Every frequency divided by `factor` (Chen et al. 2023).
@@ -31,7 +31,7 @@ pub enum Scaling {
 }
 
 /// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled.
-pub fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<Arc<[f32]>> {
+pub(crate) fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<Arc<[f32]>> {
     let pairs = dims / 2;
     if let Scaling::Factors(factors) = scaling
         && (factors.len() != pairs || factors.iter().any(|f| !f.is_finite() || *f <= 0.0))

@@ -1,0 +1,138 @@
+//! Every architecture against Hugging Face Transformers: tiny checkpoints, their activations and logits, through the
+//! reference interpreter. Recorded and fused Programs, folders and their GGUF twins.
+
+use formats::safetensors::Safetensors;
+use formats::{Result, Tensors};
+use program::{Arguments, Program, Table, WeightId, fuse, reference};
+use std::path::{Path, PathBuf};
+
+fn cases() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
+    cases.retain(|p| p.join("config.json").exists());
+    cases.sort();
+    assert!(cases.len() >= 12, "{cases:?}");
+    cases
+}
+
+struct Expected(Safetensors);
+
+impl Expected {
+    fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        self.0.get(name).map(|t| t.to_f32().unwrap())
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        let bytes = self.0.get(name).unwrap().bytes;
+        bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+    }
+}
+
+/// Largest difference, relative to the range of `want`.
+fn error(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let (low, high) = want.iter().fold((f32::MAX, f32::MIN), |(l, h), &x| (l.min(x), h.max(x)));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+    assert!(worst.is_finite());
+    worst / (high - low)
+}
+
+fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()> {
+    let tensors = Tensors::open(path)?;
+    let model = delft_models::load(&tensors)?;
+    let recorded = model.record(!fused)?;
+    let program = if fused { fuse(&recorded) } else { recorded };
+    program.verify()?;
+    let weight = |id: WeightId| tensors.get(&program.weights[id.0].stored).unwrap().to_f32();
+    let mut cache = reference::Cache::default();
+    let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
+        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
+        let tables = [Table::default(); 2];
+        let arguments =
+            Arguments { tokens, positions: &positions, outputs, tables: &tables[..program.groups().len()] };
+        let values = reference::run(&program, &weight, &mut cache, &arguments)?;
+        Ok(program.results.iter().map(|v| values[v.0].clone()).collect())
+    };
+    let prompt = expected.ids("input_ids");
+    let first = expected.ids("first_row")[0];
+    let rows: Vec<u32> = (first..prompt.len() as u32).collect();
+    let results = step(&prompt, 0, &rows)?;
+    compare(&program, &results, expected, bound, path);
+    let all = expected.floats("decode.logits").unwrap();
+    let vocab = model.config().vocab;
+    for (i, token) in expected.ids("decode.tokens").into_iter().enumerate() {
+        let logits = step(&[token], prompt.len() + i, &[0])?;
+        let worst = error(&logits[0], &all[i * vocab..][..vocab]);
+        assert!(worst <= bound, "{}: step {i}: {worst:e}", path.display());
+    }
+    Ok(())
+}
+
+fn compare(program: &Program, results: &[Vec<f32>], expected: &Expected, bound: f32, path: &Path) {
+    let worst = error(&results[0], &expected.floats("logits").unwrap());
+    assert!(worst <= bound, "{}: logits: {worst:e}", path.display());
+    for ((name, _), value) in program.traces.iter().zip(&results[1..]) {
+        let stored = match name.as_str() {
+            "embed" => "embeddings".to_owned(),
+            name => name.replace("blocks.", "hidden."),
+        };
+        let Some(want) = expected.floats(&stored) else { continue };
+        // Long cases keep only the last rows.
+        let worst = error(&value[value.len() - want.len()..], &want);
+        assert!(worst <= bound, "{}: {name}: {worst:e}", path.display());
+    }
+}
+
+#[test]
+fn folders_agree_layer_by_layer() {
+    for case in cases() {
+        let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
+        for fused in [false, true] {
+            check(&case, &expected, fused, 1e-4).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+        }
+    }
+}
+
+#[test]
+fn gguf_twins_agree() {
+    let mut twins = 0;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    for case in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()) {
+        for entry in std::fs::read_dir(&case).unwrap() {
+            let path = entry.unwrap().path();
+            let Some(stored) = path.file_name().and_then(|n| n.to_str()?.strip_prefix("model.")?.strip_suffix(".gguf")) else {
+                continue;
+            };
+            // Quantised twins have a truth of their own: the same arithmetic over the weights they decode to.
+            let own = case.join(format!("expected.{stored}.safetensors"));
+            let bound = if own.exists() || stored == "f32" { 1e-4 } else { 2e-2 };
+            let truth = if own.exists() { own } else { case.join("expected.safetensors") };
+            let expected = Expected(Safetensors::open(&truth).unwrap());
+            check(&path, &expected, true, bound).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            twins += 1;
+        }
+    }
+    assert!(twins >= 5, "{twins} twins");
+}
+
+#[test]
+fn both_dialects_of_config_agree() {
+    let mut seen = 0;
+    for case in cases() {
+        let old = case.join("config.v4.json");
+        if !old.exists() {
+            continue;
+        }
+        let aside = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(&case).unwrap() {
+            let from = entry.unwrap().path();
+            std::fs::copy(&from, aside.path().join(from.file_name().unwrap())).unwrap();
+        }
+        std::fs::copy(&old, aside.path().join("config.json")).unwrap();
+        let [a, b] = [case.as_path(), aside.path()]
+            .map(|p| delft_models::config(&Tensors::open(p).unwrap()).unwrap_or_else(|e| panic!("{e}")));
+        assert_eq!(format!("{a:?}"), format!("{b:?}"), "{}", case.display());
+        seen += 1;
+    }
+    assert!(seen >= 1);
+}

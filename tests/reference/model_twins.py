@@ -1,0 +1,99 @@
+"""GGUF twins of the model fixtures, written by llama.cpp's own converter and quantiser; used by models.py.
+
+A twin in f32, f16 or bf16 holds exactly the checkpoint's weights (checked here), so the case's `expected.safetensors`
+is its truth too. A quantised twin gets a truth of its own, `expected.TYPE.safetensors`, computed from the weights
+that the `gguf` package dequantises from it.
+"""
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import gguf
+import torch
+from safetensors.torch import save_file
+from sentencepiece import sentencepiece_model_pb2
+
+import models
+
+EXACT = {"f32", "f16", "bf16"}
+
+
+def tiny_tokenizer(path, vocab_size):
+    """A SentencePiece model of `vocab_size` pieces: specials, a newline, then printable characters and pairs."""
+    pieces = sentencepiece_model_pb2.ModelProto()
+    kinds = pieces.SentencePiece
+    letters = ["\u2581"] + [chr(c) for c in range(0x21, 0x7F)]
+    pairs = [a + b for a in "etaoinshr" for b in "etaoinshr"]
+    texts = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL), ("\n", kinds.NORMAL)]
+    texts += [(text, kinds.NORMAL) for text in letters + pairs]
+    for rank, (text, kind) in enumerate(texts[:vocab_size]):
+        pieces.pieces.add(piece=text, score=-float(rank) if kind == kinds.NORMAL else 0.0, type=kind)
+    pieces.trainer_spec.model_type = pieces.trainer_spec.BPE
+    pieces.trainer_spec.vocab_size = len(pieces.pieces)
+    pieces.trainer_spec.byte_fallback = False
+    path.write_bytes(pieces.SerializeToString())
+
+
+def run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def unpermute(x, heads):
+    """Undo the converter's reordering of query and key rows: from interleaved pairs back to two halves of a head."""
+    return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def read_back(case, path):
+    """The model's weights as the GGUF file has them, in float32, under Transformers' names."""
+    config, reader = models.make_config(case), gguf.GGUFReader(path)
+    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
+            "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[case.family]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    stored = {t.name: t for t in reader.tensors}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    weights = {}
+    for name, shape in ((name, p.shape) for name, p in models.build(case, torch.float32).state_dict().items()):
+        tensor = stored.pop(names.get_name(name, try_suffixes=(".weight", ".bias")), None)
+        if tensor is None:
+            assert name == "lm_head.weight" and config.tie_word_embeddings, name
+            continue
+        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+        projection = name.split(".")[-2]
+        if arch == gguf.MODEL_ARCH.LLAMA and projection in heads:
+            x = unpermute(x, heads[projection])
+        weights[name] = x.float()
+    assert set(stored) <= {"rope_freqs.weight"}, stored.keys()
+    return weights
+
+
+def write(case, weights, folder, converter, quantize):
+    """Convert the checkpoint in `folder` to each type of `case.gguf`; then drop the checkpoint if the case says so."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / case.name
+        shutil.copytree(folder, source)
+        tiny_tokenizer(source / "tokenizer.model", models.make_config(case).vocab_size)
+        for kind in case.gguf:
+            out = folder / f"model.{kind.lower()}.gguf"
+            if kind in EXACT or kind == "q8_0":
+                run(sys.executable, converter, source, "--outtype", kind, "--outfile", out)
+            elif quantize:
+                whole = Path(scratch) / "whole.gguf"
+                run(sys.executable, converter, source, "--outtype", "f32", "--outfile", whole)
+                run(quantize, whole, out, kind, 1)
+            else:
+                print(f"{case.name}: no {kind} twin without --quantize")
+                continue
+            found = read_back(case, out)
+            assert found.keys() == weights.keys(), found.keys() ^ weights.keys()
+            if kind in EXACT:
+                assert all(torch.equal(found[name], weights[name].float()) for name in weights), "the twin differs"
+            else:
+                tensors, notes = models.expected(case, found)
+                save_file(tensors, folder / f"expected.{kind.lower()}.safetensors", notes)
+    if not case.folder:
+        for path in [*folder.glob("*.json"), *folder.glob("model*.safetensors"), folder / "expected.safetensors"]:
+            path.unlink()

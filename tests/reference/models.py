@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Write the reference fixtures for whole models: tiny random checkpoints and what Transformers computes from them.
+
+For every case below this makes a folder with a checkpoint as Transformers saves it and `expected.safetensors`: the
+prompt, the activations after every layer, the logits, and ten greedy decode steps through Transformers' own cache.
+The arithmetic is float64 throughout (see `widened`); README.md beside this file describes the tensors.
+
+    models.py [--out DIR] [--only NAME ...]
+    models.py --converter PATH/convert_hf_to_gguf.py [--quantize PATH/llama-quantize]      # and the GGUF twins
+
+Needs torch, transformers, safetensors; the twins also gguf, sentencepiece and a llama.cpp checkout.
+"""
+import argparse
+import contextlib
+import json
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+PROMPT = 21  # tokens of a prompt, unless the case says otherwise
+STEPS = 10  # greedy decode steps
+SPECIAL = 2  # the highest special token; prompts and continuations hold none
+MARGIN = 0.05  # least distance between the best and the second logit, so that float32 makes the same choices
+
+LLAMA3_SCALING = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=32)
+
+
+@dataclass
+class Case:
+    """One checkpoint. `config` holds what differs from `COMMON`; the rest says how the folder is written."""
+
+    name: str
+    family: str  # llama, mistral, qwen2, qwen3
+    storage: str  # dtype of model.safetensors; the weights are exact in it
+    why: str
+    config: dict
+    prompt: int = PROMPT
+    keep: int | None = None  # rows of activations and logits kept, counted from the end; None keeps all
+    v4: dict | None = None  # also write config.v4.json, with these fields on top; a None value removes the field
+    drop: tuple = ()  # fields removed from config.json
+    prefix: str = ""  # put in front of every tensor name
+    shard: str | None = None  # shard size, for a sharded checkpoint
+    bf16: bool = False  # also record the logits of a run in true bf16 arithmetic
+    gguf: tuple = ()  # types of the GGUF twins
+    folder: bool = True  # False: only the GGUF twins are kept, not the checkpoint
+
+
+COMMON = dict(vocab_size=128, num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6,
+              tie_word_embeddings=False, bos_token_id=1, eos_token_id=2)
+
+
+def shape(hidden, heads, kv, inner, **more):
+    return dict(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv, intermediate_size=inner, **more)
+
+
+def rope(theta, **scaling):
+    return dict(rope_parameters=dict(rope_theta=theta, **(scaling or dict(rope_type="default"))))
+
+
+CASES = [
+    Case("llama2", "llama", "float16", "multi-head attention with an odd head count, untied, odd vocabulary, f16 weights",
+         shape(48, 3, 3, 96, vocab_size=131, rms_norm_eps=1e-5, **rope(10000.0)),
+         v4=dict(rope_theta=None, num_key_value_heads=None)),
+    Case("llama3", "llama", "float32", "6 query heads on 2, tied, llama3 rope scaling whose three bands are all in use",
+         shape(48, 6, 2, 64, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(200.0, **LLAMA3_SCALING)),
+         v4={}, gguf=("f32",)),
+    Case("llama-linear", "llama", "bfloat16", "9 query heads on 3, untied, linear rope scaling, three shards",
+         shape(72, 9, 3, 64, **rope(10000.0, rope_type="linear", factor=4.0)), v4={}, shard="60KB"),
+    Case("llama-head-dim", "llama", "bfloat16", "head_dim 16 where hidden / heads is 10",
+         shape(40, 4, 2, 80, head_dim=16, **rope(500000.0))),
+    Case("llama-inferred", "llama", "bfloat16", "head_dim absent from config.json: the rows of q_proj decide it (16, not 8)",
+         shape(32, 4, 2, 64, head_dim=16, **rope(10000.0)), drop=("head_dim",)),
+    Case("llama-bias", "llama", "float32", "biases on every projection of attention and MLP, eps 1e-3, tied",
+         shape(32, 4, 2, 64, rms_norm_eps=1e-3, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+               **rope(10000.0))),
+    Case("llama-prefix", "llama", "bfloat16", "every tensor name starts with `language_model.`",
+         shape(32, 4, 2, 64, **rope(10000.0)), prefix="language_model."),
+    Case("llama-long", "llama", "bfloat16", "300 tokens: crosses a 256-token cache block",
+         shape(32, 4, 2, 64, max_position_embeddings=512, **rope(10000.0)), prompt=300, keep=8),
+    Case("mistral", "mistral", "bfloat16", "sliding window of 8 tokens, head_dim 16 where hidden / heads is 12",
+         shape(48, 4, 2, 80, head_dim=16, sliding_window=8, **rope(10000.0)), v4={}),
+    Case("mistral-full", "mistral", "float16", "sliding_window null",
+         shape(40, 4, 2, 80, head_dim=16, sliding_window=None, rms_norm_eps=1e-5, **rope(1000000.0)), gguf=("f16",)),
+    Case("mistral-long", "mistral", "bfloat16", "300 tokens with a window of 40: a ring wraps many times",
+         shape(32, 4, 2, 64, max_position_embeddings=512, sliding_window=40, **rope(10000.0)), prompt=300, keep=8),
+    Case("qwen2", "qwen2", "bfloat16", "biases on q, k and v, tied, 7 query heads on 1",
+         shape(56, 7, 1, 96, tie_word_embeddings=True, **rope(1000000.0)), v4={}, gguf=("f16",)),
+    Case("qwen2.5", "qwen2", "bfloat16", "untied; use_sliding_window is false, and the older dialect still names a window",
+         shape(48, 6, 2, 96, use_sliding_window=False, sliding_window=8, max_window_layers=1, **rope(1000000.0)),
+         v4=dict(sliding_window=8)),
+    Case("qwen2-window", "qwen2", "bfloat16", "use_sliding_window true: the first layer sees everything, the second 8 tokens",
+         shape(32, 4, 2, 64, use_sliding_window=True, sliding_window=8, max_window_layers=1, **rope(10000.0))),
+    Case("qwen3", "qwen3", "bfloat16", "q_norm and k_norm, head_dim 16 where hidden / heads is not whole, tied",
+         shape(64, 6, 2, 64, head_dim=16, tie_word_embeddings=True, **rope(1000000.0)), v4={}, gguf=("bf16", "q8_0")),
+    Case("qwen3-untied", "qwen3", "bfloat16", "untied; also a run in bf16 arithmetic",
+         shape(40, 3, 1, 80, head_dim=16, **rope(1000000.0)), bf16=True),
+    Case("qwen3-untyped", "qwen3", "bfloat16", "neither model_type nor architectures: q_norm tells the architecture",
+         shape(32, 4, 2, 64, head_dim=16, tie_word_embeddings=True, **rope(10000.0)), drop=("model_type", "architectures")),
+    Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
+         shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
+         keep=8, gguf=("Q4_K_M",), folder=False),
+]
+
+
+@contextlib.contextmanager
+def widened():
+    """Make Transformers' deliberate float32 steps float64.
+
+    Its models compute RMS norms, softmax and rotary angles in float32 whatever the model's dtype. They name the type
+    as `torch.float32`, `torch.float` or `.float()` when they run, so renaming those for the time of a run is enough.
+    """
+    names, cast = (torch.float32, torch.float), torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.float = names
+        torch.Tensor.float = cast
+
+
+def model_classes(family):
+    stem = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    return getattr(transformers, stem + "Config"), getattr(transformers, stem + "ForCausalLM")
+
+
+def make_config(case):
+    return model_classes(case.family)[0](**json.loads(json.dumps({**COMMON, **case.config})))
+
+
+def build(case, dtype):
+    """An empty model in eager attention, evaluating."""
+    return model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager", dtype=dtype).eval()
+
+
+def random_weight(case_name, name, size):
+    """Float64 values from a stream of the tensor's own, so that no case depends on another or on torch's generator.
+
+    Activations stay near 1 in every layer: queries and keys a little larger so that attention is far from uniform,
+    the output head so that logits spread over several units.
+    """
+    stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
+    x = stream.standard_normal(size)
+    if "norm" in name:
+        return 1.0 + 0.25 * x
+    if name.endswith("bias"):
+        return 0.3 * x
+    if "embed_tokens" in name or "lm_head" in name:
+        return 2.0 * x / np.sqrt(size[-1])
+    gain = 1.6 if "q_proj" in name or "k_proj" in name else 1.0
+    return gain * x / np.sqrt(size[-1])
+
+
+def make_weights(case):
+    """The checkpoint's tensors in its storage dtype, under the names the model has; exact in its f16 twin's too."""
+    model = build(case, torch.float32)
+    tied = {"lm_head.weight"} if case.config.get("tie_word_embeddings") else set()
+    storage = getattr(torch, case.storage)
+    weights = {}
+    for name, p in model.state_dict().items():
+        if name not in tied:
+            x = torch.from_numpy(random_weight(case.name, name, tuple(p.shape))).to(storage)
+            weights[name] = x.half().to(storage) if "f16" in case.gguf else x
+    return weights
+
+
+def with_weights(case, weights, dtype):
+    model = build(case, dtype)
+    missing, unexpected = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    return model
+
+
+@torch.no_grad()
+def record(model, ids):
+    """Prefill `ids`, then decode greedily; every activation in the model's dtype."""
+    seen = {}
+
+    def keep(name):
+        def hook(_module, _inputs, output):
+            seen[name] = (output[0] if isinstance(output, tuple) else output)[0]
+        return hook
+
+    parts = {"embeddings": model.model.embed_tokens, "norm": model.model.norm}
+    parts |= {f"hidden.{i}": layer for i, layer in enumerate(model.model.layers)}
+    hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    out = model(input_ids=ids[None], use_cache=True)
+    for hook in hooks:
+        hook.remove()
+    seen["logits"] = out.logits[0]
+
+    tokens, rows, last = [], [], out.logits[0, -1]
+    for _ in range(STEPS):
+        tokens.append(last.argmax())
+        out = model(input_ids=tokens[-1].view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+        last = out.logits[0, -1]
+        rows.append(last)
+    seen["decode.tokens"] = torch.stack(tokens)
+    seen["decode.logits"] = torch.stack(rows)
+    return seen
+
+
+def margin(seen):
+    """The least distance between the best and the second logit over the greedy choices."""
+    top = torch.cat([seen["logits"][-1:], seen["decode.logits"][:-1]]).topk(2, dim=-1).values
+    return (top[:, 0] - top[:, 1]).min().item()
+
+
+def choose_prompt(case, model):
+    """The first seeded prompt whose greedy continuation is clear-cut, varied and free of special tokens."""
+    for seed in range(1000):
+        stream = np.random.Generator(np.random.PCG64([zlib.crc32(case.name.encode()), seed]))
+        ids = torch.from_numpy(stream.integers(SPECIAL + 1, model.config.vocab_size, case.prompt))
+        seen = record(model, ids)
+        tokens = set(seen["decode.tokens"].tolist())
+        if margin(seen) >= MARGIN and len(tokens) >= 4 and min(tokens) > SPECIAL:
+            return ids, seen
+    raise SystemExit(f"{case.name}: no prompt gives clear greedy choices")
+
+
+def check_cache(model, ids, seen):
+    """The cached decode must equal one pass over the whole text: a fixture that disagrees with itself helps nobody."""
+    with torch.no_grad():
+        whole = model(input_ids=torch.cat([ids, seen["decode.tokens"]])[None], use_cache=False).logits[0]
+    difference = (whole[len(ids):] - seen["decode.logits"]).abs().max().item()
+    assert difference < 1e-9, f"cached and uncached logits differ by {difference}"
+
+
+def expected(case, weights):
+    """Tensors and metadata of expected.safetensors."""
+    with widened():
+        model = with_weights(case, weights, torch.float64)
+        ids, seen = choose_prompt(case, model)
+        assert all(x.dtype == torch.float64 for name, x in seen.items() if name != "decode.tokens")
+        check_cache(model, ids, seen)
+    single = record(with_weights(case, weights, torch.float32), ids)
+    assert torch.equal(single["decode.tokens"], seen["decode.tokens"])
+    apart = max((single[k].double() - seen[k]).abs().max().item() for k in ("logits", "decode.logits"))
+
+    first = 0 if case.keep is None else len(ids) - case.keep
+    tensors = {"input_ids": ids, "first_row": torch.tensor([first])}
+    for name, x in seen.items():
+        x = x if name.startswith("decode.") else x[first:]
+        tensors[name] = (x if name == "decode.tokens" else x.to(torch.float32)).contiguous()
+    if case.bf16:
+        half = with_weights(case, weights, torch.bfloat16)
+        with torch.no_grad():
+            tensors["logits_bf16"] = half(input_ids=ids[None]).logits[0, first:].to(torch.float32).contiguous()
+    # One metadata entry: safetensors writes several in no fixed order.
+    return tensors, {"fixture": json.dumps({
+        "arithmetic": "float64",
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "float32_logits_difference": f"{apart:.3g}",
+        "greedy_margin": f"{margin(seen):.3g}",
+    })}
+
+
+def older_dialect(config, changes):
+    """config.json as Transformers 4 wrote it: rope_theta and rope_scaling at the top, torch_dtype, no layer_types."""
+    config = dict(config)
+    scaling = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+    if scaling["rope_type"] == "linear":
+        config["rope_scaling"] = {"type": "linear", "factor": scaling["factor"]}
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.40.0"
+    config.pop("layer_types", None)
+    config.update(changes)
+    return {k: v for k, v in sorted(config.items()) if not (k in changes and v is None)}
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def write_checkpoint(case, weights, folder):
+    """The folder as `save_pretrained` writes it, then the case's departures from it."""
+    model = with_weights(case, weights, getattr(torch, case.storage))
+    model.save_pretrained(folder, max_shard_size=case.shard or "1GB")
+    config = json.loads((folder / "config.json").read_text())
+    if case.v4 is not None:
+        write_json(folder / "config.v4.json", older_dialect(config, case.v4))
+    if case.drop:
+        write_json(folder / "config.json", {k: v for k, v in config.items() if k not in case.drop})
+    if case.prefix:
+        path = folder / "model.safetensors"
+        save_file({case.prefix + k: v for k, v in load_file(path).items()}, path, {"format": "pt"})
+    check_checkpoint(case, weights, folder)
+
+
+def check_checkpoint(case, weights, folder):
+    """What was saved is bit for bit what the expectations were computed from."""
+    saved = {}
+    for path in folder.glob("model*.safetensors"):
+        with safe_open(path, "pt") as file:
+            saved |= {name.removeprefix(case.prefix): file.get_tensor(name) for name in file.keys()}
+    assert saved.keys() == weights.keys(), saved.keys() ^ weights.keys()
+    assert all(torch.equal(saved[name], weights[name]) and saved[name].dtype == weights[name].dtype for name in weights)
+
+
+def main():
+    here = Path(__file__).resolve().parent
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--out", type=Path, default=here / "models")
+    args.add_argument("--only", nargs="*", help="names of cases; all of them if absent")
+    args.add_argument("--converter", type=Path, help="llama.cpp's convert_hf_to_gguf.py, for the GGUF twins")
+    args.add_argument("--quantize", type=Path, help="llama.cpp's llama-quantize, for the K-quant twin")
+    args = args.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+    total = 0
+    for case in CASES:
+        if args.only and case.name not in args.only:
+            continue
+        folder = args.out / case.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        weights = make_weights(case)
+        write_checkpoint(case, weights, folder)
+        tensors, notes = expected(case, weights)
+        save_file(tensors, folder / "expected.safetensors", notes)
+        if args.converter and case.gguf:
+            import model_twins
+            model_twins.write(case, weights, folder, args.converter, args.quantize)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        notes = json.loads(notes["fixture"])
+        size = sum(p.stat().st_size for p in folder.iterdir())
+        total += size
+        print(f"{case.name:16} {size / 1024:6.0f} KiB  float32 differs by {notes['float32_logits_difference']:>8}"
+              f"  margin {notes['greedy_margin']}  {' '.join(str(t) for t in tensors['decode.tokens'].tolist())}")
+    print(f"{'total':16} {total / 1024:6.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
