@@ -20,8 +20,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// "place: expected this, found that".
-    pub fn new(place: impl fmt::Display, expected: impl fmt::Display, found: impl fmt::Display) -> Self {
-        Error { place: place.to_string(), expected: expected.to_string(), found: found.to_string(), hint: None }
+    pub fn new(
+        place: impl fmt::Display,
+        expected: impl fmt::Display,
+        found: impl fmt::Display,
+    ) -> Self {
+        Error {
+            place: place.to_string(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+            hint: None,
+        }
     }
 
     /// The same error with advice attached.
@@ -56,3 +65,11 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A name from a file, short enough for an error: hostile names can be megabytes long.
+pub(crate) fn clipped(name: &str) -> String {
+    match name.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_string(),
+    }
+}

@@ -3,7 +3,19 @@
 //! This crate maps and parses; it knows no device and no model. Untrusted bytes are read in safe Rust with checked
 //! arithmetic, and no allocation is proportional to a number that was not checked against the file's size.
 
+mod aside;
+mod dtype;
 mod error;
+mod folder;
+pub mod gguf;
+mod map;
 pub mod quant;
+pub mod safetensors;
+mod tensors;
 
+pub use dtype::DType;
 pub use error::{Error, Result};
+pub use folder::Folder;
+pub use gguf::Gguf;
+pub use safetensors::Safetensors;
+pub use tensors::{Kind, Tensor, Tensors};

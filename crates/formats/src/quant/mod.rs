@@ -4,6 +4,32 @@
 //! packed panels, the GPU kernels, the quantiser) is derived from the items of [`Block`], so that a new block is one
 //! new file here. Byte layouts follow ggml's block structures; each file states its own.
 
+mod nibbles;
+pub mod plain;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+mod scales;
+mod search;
+
+pub use q2_k::Q2K;
+pub use q3_k::Q3K;
+pub use q4_0::Q4_0;
+pub use q4_1::Q4_1;
+pub use q4_k::Q4K;
+pub use q5_0::Q5_0;
+pub use q5_1::Q5_1;
+pub use q5_k::Q5K;
+pub use q6_k::Q6K;
+pub use q8_0::Q8_0;
+
 /// How the integer codes of a block turn back into weights.
 ///
 /// Every sub-block of `sub` elements shares a scale `s` and an offset `m`: `w = s * code + m`, where `m = -zero * s`
@@ -36,6 +62,30 @@ pub enum Offset {
     Zero(u8),
     /// `m = min` (f16 per sub-block) with [`Scale::Half`]; `m = -min * mins[i]` with [`Scale::Super`].
     Min,
+}
+
+impl Affine {
+    /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or `s_i * code_e + m_i`.
+    /// `weights` holds the block's `ELEMENTS`.
+    pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
+        let (d, min) = (plain::f16_to_f32(parts.d), plain::f16_to_f32(parts.min));
+        for (i, (w, codes)) in
+            weights.chunks_mut(self.sub).zip(parts.codes.chunks(self.sub)).enumerate()
+        {
+            let s = match self.scale {
+                Scale::Half => d,
+                Scale::Super => d * f32::from(parts.scales[i]),
+            };
+            let (zero, m) = match (self.offset, self.scale) {
+                (Offset::Zero(zero), _) => (f32::from(zero), 0.0),
+                (Offset::Min, Scale::Half) => (0.0, min),
+                (Offset::Min, Scale::Super) => (0.0, -(min * f32::from(parts.mins[i]))),
+            };
+            for (w, &code) in w.iter_mut().zip(codes) {
+                *w = s * (f32::from(code) - zero) + m;
+            }
+        }
+    }
 }
 
 /// The integer view of one block; what [`Block::split`] writes. Unused fields stay zero.
@@ -73,7 +123,8 @@ pub trait Block: 'static {
     /// Block bytes (`BYTES`) to weights (`ELEMENTS`).
     fn decode(block: &[u8], weights: &mut [f32]);
 
-    /// Weights (`ELEMENTS`) to block bytes (`BYTES`).
+    /// Weights (`ELEMENTS`) to block bytes (`BYTES`), whatever the weights: those that are not finite give bytes
+    /// without meaning, but no panic.
     fn encode(weights: &[f32], block: &mut [u8]);
 
     /// Block bytes to integer codes and scales, such that [`Block::AFFINE`] applied to them equals `decode`.
@@ -85,4 +136,28 @@ pub trait Block: 'static {
         Self::decode(block, &mut weights[..Self::ELEMENTS]);
         weights[..Self::ELEMENTS].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum()
     }
+}
+
+/// The first weight of largest magnitude, with its sign; 0 for none. A NaN is never it.
+fn peak(weights: &[f32]) -> f32 {
+    weights.iter().fold(0.0, |peak: f32, &w| if w.abs() > peak.abs() { w } else { peak })
+}
+
+/// Smallest and largest weight; NaNs are passed over.
+fn range(weights: &[f32]) -> (f32, f32) {
+    let (mut min, mut max) = (f32::MAX, f32::MIN);
+    for &w in weights {
+        if w < min {
+            min = w;
+        }
+        if w > max {
+            max = w;
+        }
+    }
+    (min, max)
+}
+
+/// `1 / d`, and 0 for 0.
+fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
 }

@@ -1,0 +1,68 @@
+//! Files written aside and renamed into place, so that a reader never sees half a file.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// A file under way: `NAME.PID.tmp` beside its target, removed again when dropped unfinished.
+pub(crate) struct Aside {
+    target: PathBuf,
+    temporary: PathBuf,
+    out: Option<BufWriter<File>>,
+}
+
+impl Aside {
+    /// Starts a file that will become `target`.
+    pub(crate) fn create(target: &Path) -> Result<Aside> {
+        let Some(name) = target.file_name() else {
+            return Err(Error::new(target.display(), "a path that ends in a file name", "none"));
+        };
+        let mut name = name.to_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = target.with_file_name(name);
+        let file = File::create(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        Ok(Aside {
+            target: target.to_path_buf(),
+            temporary,
+            out: Some(BufWriter::with_capacity(1 << 20, file)),
+        })
+    }
+
+    /// Appends bytes.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.out {
+            Some(out) => out.write_all(bytes).map_err(|e| Error::io(self.temporary.display(), e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Flushes to disk and renames into place.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let io = |e| Error::io(self.temporary.display(), e);
+        if let Some(mut out) = self.out.take() {
+            let written = out.flush().and_then(|()| out.get_ref().sync_all());
+            drop(out);
+            if let Err(e) = written.and_then(|()| fs::rename(&self.temporary, &self.target)) {
+                let error = io(e);
+                self.discard();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self) {
+        // The error that led here matters more than a temporary file that could not be removed.
+        drop(fs::remove_file(&self.temporary));
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if self.out.take().is_some() {
+            self.discard();
+        }
+    }
+}

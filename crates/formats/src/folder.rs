@@ -1,0 +1,263 @@
+//! Model folders as Hugging Face lays them out: `config.json`, tokenizer files, and weights in safetensors.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::clipped;
+use crate::map::Map;
+use crate::safetensors::Safetensors;
+use crate::tensors::{Tensor, sorted_unique};
+use crate::{Error, Result};
+
+/// The index of a sharded model.
+const INDEX: &str = "model.safetensors.index.json";
+/// JSON files of a folder are read whole: longer ones are not what they claim.
+const MAX_JSON: u64 = 256 << 20;
+
+/// An open model folder.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    config: Value,
+    generation_config: Option<Value>,
+    files: Vec<Safetensors>,
+    /// (file, tensor in it), ordered by tensor name.
+    by_name: Vec<(usize, usize)>,
+}
+
+impl Folder {
+    /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`, or else
+    /// `model.safetensors`, or else every `*.safetensors`.
+    ///
+    /// Errors: no `config.json` or weights, a shard that is missing or that the index places outside the folder, a
+    /// tensor that the index lists and its shard lacks, a name in two files, or any file that does not parse.
+    pub fn open(path: &Path) -> Result<Folder> {
+        let config = read_json(&path.join("config.json"))?.ok_or_else(|| no_config(path))?;
+        let generation_config = read_json(&path.join("generation_config.json"))?;
+        let index = path.join(INDEX);
+        let (files, places) = match read_json(&index)? {
+            Some(json) => open_indexed(path, &index, &json)?,
+            None => open_all(path)?,
+        };
+        let name = |(f, t): (usize, usize)| files[f].header().tensors[t].name.as_str();
+        let by_name = sorted_unique(places, name, &path.display().to_string())?;
+        Ok(Folder { path: path.to_path_buf(), config, generation_config, files, by_name })
+    }
+
+    /// The folder's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.json`, an object.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// `generation_config.json`, where there is one.
+    pub fn generation_config(&self) -> Option<&Value> {
+        self.generation_config.as_ref()
+    }
+
+    /// The path of a file in the folder, where it exists.
+    pub fn file(&self, name: &str) -> Option<PathBuf> {
+        let path = self.path.join(name);
+        path.is_file().then_some(path)
+    }
+
+    /// The tokenizer's files that exist: `tokenizer.json`, `tokenizer_config.json`, `tokenizer.model`, `vocab.json`,
+    /// `merges.txt`, `special_tokens_map.json`, `added_tokens.json`, `chat_template.jinja`, `chat_template.json`.
+    pub fn tokenizer_files(&self) -> Vec<PathBuf> {
+        const NAMES: [&str; 9] = [
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "tokenizer.model",
+            "vocab.json",
+            "merges.txt",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "chat_template.json",
+        ];
+        NAMES.iter().filter_map(|name| self.file(name)).collect()
+    }
+
+    /// The weight files.
+    pub fn weights(&self) -> &[Safetensors] {
+        &self.files
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// All tensors, by name.
+    pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.by_name.iter().filter_map(|place| self.files[place.0].get(self.name(place)))
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let found = self.by_name.binary_search_by(|place| self.name(place).cmp(name)).ok()?;
+        self.files[self.by_name[found].0].get(name)
+    }
+
+    pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
+        self.files.iter().map(Safetensors::map)
+    }
+
+    fn name(&self, place: &(usize, usize)) -> &str {
+        &self.files[place.0].header().tensors[place.1].name
+    }
+}
+
+/// A JSON object from a file; none where the file does not exist.
+fn read_json(path: &Path) -> Result<Option<Value>> {
+    let place = path.display();
+    let size = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(place, e)),
+    };
+    if size > MAX_JSON {
+        return Err(Error::new(place, format!("at most {MAX_JSON} bytes of JSON"), size));
+    }
+    let bytes = fs::read(path).map_err(|e| Error::io(place, e))?;
+    let json: Value = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::new(path.display(), "JSON", clipped(&e.to_string())))?;
+    if !json.is_object() {
+        return Err(Error::new(path.display(), "a JSON object", "another value"));
+    }
+    Ok(Some(json))
+}
+
+fn no_config(path: &Path) -> Error {
+    let error =
+        Error::new(path.join("config.json").display(), "a model's configuration", "no such file");
+    match files_ending(path, "gguf").ok().and_then(|files| files.into_iter().next()) {
+        Some(gguf) => error.hint(format!("the folder holds a GGUF file: open {}", gguf.display())),
+        None => error,
+    }
+}
+
+/// The folder's files with an extension, in the order of their names.
+fn files_ending(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let io = |e| Error::io(folder.display(), e);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.extension() == Some(OsStr::new(extension)) && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Files and (file, tensor) places.
+type Opened = (Vec<Safetensors>, Vec<(usize, usize)>);
+
+/// The weights of a folder without an index.
+fn open_all(folder: &Path) -> Result<Opened> {
+    let single = folder.join("model.safetensors");
+    let paths = if single.is_file() { vec![single] } else { files_ending(folder, "safetensors")? };
+    if paths.is_empty() {
+        let error = Error::new(folder.display(), "weights in *.safetensors", "none");
+        let pickled = ["bin", "pt", "pth"]
+            .iter()
+            .any(|e| files_ending(folder, e).is_ok_and(|files| !files.is_empty()));
+        return Err(if pickled {
+            error.hint("convert the PyTorch checkpoint to safetensors")
+        } else {
+            error
+        });
+    }
+    let files = paths.iter().map(|path| Safetensors::open(path)).collect::<Result<Vec<_>>>()?;
+    let places = files
+        .iter()
+        .enumerate()
+        .flat_map(|(f, file)| (0..file.header().tensors.len()).map(move |t| (f, t)))
+        .collect();
+    Ok((files, places))
+}
+
+/// The weights that an index lists. Tensors of a shard that the index does not list are left out.
+fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
+    let place = index.display();
+    let Some(map) = json.get("weight_map").and_then(Value::as_object) else {
+        return Err(Error::new(place, "an object \"weight_map\"", "none"));
+    };
+    if map.is_empty() {
+        return Err(Error::new(place, "tensors in \"weight_map\"", "none"));
+    }
+    let mut files: Vec<Safetensors> = Vec::new();
+    let mut numbers: HashMap<&str, usize> = HashMap::new();
+    let mut wanted = Vec::with_capacity(map.len());
+    for (tensor, shard) in map {
+        let Some(shard) = shard.as_str() else {
+            let place = format!("{place}: {}", clipped(tensor));
+            return Err(Error::new(place, "the name of a file", "another value"));
+        };
+        let number = match numbers.get(shard) {
+            Some(&number) => number,
+            None => {
+                check_shard_name(shard, index)?;
+                let path = folder.join(shard);
+                files.push(
+                    Safetensors::open(&path)
+                        .map_err(|e| e.hint(format!("{INDEX} lists this file")))?,
+                );
+                numbers.insert(shard, files.len() - 1);
+                files.len() - 1
+            }
+        };
+        wanted.push((number, tensor.as_str()));
+    }
+    let tables: Vec<HashMap<&str, usize>> = files
+        .iter()
+        .map(|file| {
+            file.header()
+                .tensors
+                .iter()
+                .enumerate()
+                .map(|(t, info)| (info.name.as_str(), t))
+                .collect()
+        })
+        .collect();
+    let mut places = Vec::with_capacity(wanted.len());
+    for (number, tensor) in wanted {
+        match tables[number].get(tensor) {
+            Some(&t) => places.push((number, t)),
+            None => {
+                let expected = format!("tensor {}, which {INDEX} places here", clipped(tensor));
+                return Err(Error::new(files[number].path().display(), expected, "no such tensor"));
+            }
+        }
+    }
+    Ok((files, places))
+}
+
+/// A shard must be a plain file name: an index must not reach outside its folder.
+fn check_shard_name(shard: &str, index: &Path) -> Result<()> {
+    let mut components = Path::new(shard).components();
+    let plain =
+        matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+    if plain && !shard.contains(['/', '\\', ':', '\0']) && shard.ends_with(".safetensors") {
+        return Ok(());
+    }
+    Err(Error::new(
+        index.display(),
+        "shards named NAME.safetensors inside the folder",
+        clipped(shard),
+    ))
+}

@@ -1,0 +1,153 @@
+//! The metadata of a GGUF file: an ordered table with typed getters.
+
+use super::value::{Array, Value};
+use crate::error::clipped;
+use crate::{Error, Result};
+
+/// Keys and values in file order. Getters of a key that is absent give `None`; a value of the wrong type is an error
+/// that names the key. Integers of any width convert where they fit.
+#[derive(Debug, Clone, Default)]
+pub struct Metadata {
+    place: String,
+    entries: Vec<(String, Value)>,
+    /// Indices into `entries`, ordered by key.
+    by_key: Vec<usize>,
+}
+
+impl Metadata {
+    /// A table of entries; `place` (a file) begins every error. Errors: a key that comes twice.
+    pub fn new(place: &str, entries: Vec<(String, Value)>) -> Result<Metadata> {
+        let mut by_key: Vec<usize> = (0..entries.len()).collect();
+        by_key.sort_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
+        for pair in by_key.windows(2) {
+            if entries[pair[0]].0 == entries[pair[1]].0 {
+                let found = format!("{} twice", clipped(&entries[pair[0]].0));
+                return Err(Error::new(place, "distinct metadata keys", found));
+            }
+        }
+        Ok(Metadata { place: place.to_string(), entries, by_key })
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Keys and values in file order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let found = self.by_key.binary_search_by(|&i| self.entries[i].0.as_str().cmp(key)).ok()?;
+        Some(&self.entries[self.by_key[found]].1)
+    }
+
+    /// The error for a key that the caller cannot do without.
+    pub fn missing(&self, key: &str) -> Error {
+        Error::new(&self.place, format!("metadata key {key}"), "no such key")
+    }
+
+    /// A string.
+    pub fn str(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "string", |value| match value {
+            Value::String(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// An integer that fits a u32.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>> {
+        self.typed(key, "u32", |value| value.integer()?.try_into().ok())
+    }
+
+    /// An integer that fits an i32.
+    pub fn i32(&self, key: &str) -> Result<Option<i32>> {
+        self.typed(key, "i32", |value| value.integer()?.try_into().ok())
+    }
+
+    /// An integer that fits a u64.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>> {
+        self.typed(key, "u64", |value| value.integer()?.try_into().ok())
+    }
+
+    /// A float or an integer, as f32.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>> {
+        self.typed(key, "f32", |value| value.number().map(|v| v as f32))
+    }
+
+    /// A float or an integer, as f64.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "f64", Value::number)
+    }
+
+    /// A bool.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "bool", |value| match value {
+            Value::Bool(v) => Some(*v),
+            _ => None,
+        })
+    }
+
+    /// An array of strings. An empty array of any type counts.
+    pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "array of string", |value| match value {
+            Value::Array(Array::String(strings)) => Some(strings.as_slice()),
+            Value::Array(empty) if empty.is_empty() => Some(&[]),
+            _ => None,
+        })
+    }
+
+    /// An array of integers that fit u32.
+    pub fn u32s(&self, key: &str) -> Result<Option<Vec<u32>>> {
+        self.typed(key, "array of u32", integers)
+    }
+
+    /// An array of integers that fit i32.
+    pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>> {
+        self.typed(key, "array of i32", integers)
+    }
+
+    /// An array of floats, as f32.
+    pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        self.typed(key, "array of f32", |value| match value {
+            Value::Array(Array::F32(v)) => Some(v.clone()),
+            Value::Array(Array::F64(v)) => Some(v.iter().map(|&v| v as f32).collect()),
+            Value::Array(empty) if empty.is_empty() => Some(Vec::new()),
+            _ => None,
+        })
+    }
+
+    /// The value of a key through `convert`, whose `None` means the wrong type.
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => {
+                let found = match value.integer() {
+                    Some(integer) => format!("{} {integer}", value.kind()),
+                    None => value.kind(),
+                };
+                Err(Error::new(format!("{}: {}", self.place, clipped(key)), expected, found))
+            }
+        }
+    }
+}
+
+fn integers<T: TryFrom<i128>>(value: &Value) -> Option<Vec<T>> {
+    match value {
+        Value::Array(array) => array.integers()?.into_iter().map(|v| T::try_from(v).ok()).collect(),
+        _ => None,
+    }
+}

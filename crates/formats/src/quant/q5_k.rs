@@ -1,0 +1,63 @@
+//! Q5_K: 256 weights in 176 bytes; 8 sub-blocks of 32, `w = d * scales[i] * code - min * mins[i]`.
+//!
+//! ```text
+//! 0..2     d: f16
+//! 2..4     min: f16
+//! 4..16    scales and mins, 6 bits each (see `scales.rs`)
+//! 16..48   high bits: bit i of byte l is bit 4 of element 32 i + l
+//! 48..176  low bits: byte 32 c + l holds element 64 c + l (low nibble) and element 64 c + 32 + l (high nibble)
+//! ```
+
+use super::plain::{bits_at, half_at, put_bits};
+use super::{Affine, Block, Offset, Parts, Scale, scales, search};
+
+/// 256 weights, 5 bits each, 6-bit scales and mins per 32.
+pub struct Q5K;
+
+impl Block for Q5K {
+    const NAME: &'static str = "q5_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 176;
+    const AFFINE: Affine = Affine { bits: 5, sub: 32, scale: Scale::Super, offset: Offset::Min };
+
+    fn decode(block: &[u8], weights: &mut [f32]) {
+        let (d, min) = (half_at(block, 0), half_at(block, 2));
+        for (i, w) in weights[..256].chunks_exact_mut(32).enumerate() {
+            let (scale, m) = scales::get(&block[4..16], i);
+            let (scale, m) = (d * f32::from(scale), min * f32::from(m));
+            let shift = i % 2 * 4;
+            let low = &block[48 + i / 2 * 32..];
+            for ((&low, &high), w) in low.iter().zip(&block[16..48]).zip(w) {
+                *w = scale * f32::from(low >> shift & 15 | (high >> i & 1) << 4) - m;
+            }
+        }
+    }
+
+    fn encode(weights: &[f32], block: &mut [u8]) {
+        let parts = search::affine(weights, &search::Grid { sub: 32, codes: 31.0, scales: 63.0 });
+        put_bits(block, 0, parts.d);
+        put_bits(block, 2, parts.min);
+        scales::put(&parts.scales, &parts.mins, &mut block[4..16]);
+        for (l, b) in block[16..48].iter_mut().enumerate() {
+            *b = (0..8).fold(0, |bits, i| bits | parts.codes[32 * i + l] >> 4 << i);
+        }
+        for (i, b) in block[48..176].iter_mut().enumerate() {
+            let at = i / 32 * 64 + i % 32;
+            *b = parts.codes[at] & 15 | parts.codes[at + 32] << 4;
+        }
+    }
+
+    fn split(block: &[u8], parts: &mut Parts) {
+        parts.d = bits_at(block, 0);
+        parts.min = bits_at(block, 2);
+        for i in 0..8 {
+            let (scale, min) = scales::get(&block[4..16], i);
+            (parts.scales[i], parts.mins[i]) = (scale as i8, min as i8);
+        }
+        for (i, code) in parts.codes.iter_mut().enumerate() {
+            let low = block[48 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
+            let high = block[16 + i % 32] >> (i / 32) & 1;
+            *code = low | high << 4;
+        }
+    }
+}

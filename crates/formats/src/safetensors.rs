@@ -1,0 +1,340 @@
+//! Safetensors: a JSON header, then raw tensors with nothing between them.
+//!
+//! ```text
+//! 0..8      header length n: u64
+//! 8..8+n    {"NAME": {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}, .., "__metadata__": {..}}
+//! 8+n..     data; offsets count from here; the tensors cover it without holes or overlaps
+//! ```
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+use crate::aside::Aside;
+use crate::error::clipped;
+use crate::map::Map;
+use crate::tensors::{Tensor, sorted_unique};
+use crate::{DType, Error, Result};
+
+/// The longest header the format allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// What a safetensors file says before its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The `__metadata__` strings, in file order.
+    pub metadata: Vec<(String, String)>,
+    /// Tensors with distinct names, ordered by their data, which covers the file to its end.
+    pub tensors: Vec<TensorInfo>,
+    /// Where the data begins, in bytes from the start of the file.
+    pub data_start: u64,
+}
+
+/// Where one tensor's data lies, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, e.g. `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// How its elements are stored.
+    pub dtype: DType,
+    /// Row-major, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// First byte, from the start of the file.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// One value of the JSON header.
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// The JSON header with its order, and its duplicates, kept.
+struct Entries {
+    tensors: Vec<(String, Entry)>,
+    metadata: Option<Pairs>,
+}
+
+/// A JSON object of strings with its order, and its duplicates, kept.
+struct Pairs(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Table;
+        impl<'de> Visitor<'de> for Table {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(
+                self,
+                mut map: M,
+            ) -> std::result::Result<Entries, M::Error> {
+                let mut entries = Entries { tensors: Vec::new(), metadata: None };
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "__metadata__" {
+                        if entries.metadata.is_some() {
+                            return Err(serde::de::Error::custom("__metadata__ twice"));
+                        }
+                        entries.metadata = Some(map.next_value()?);
+                    } else {
+                        entries.tensors.push((key, map.next_value()?));
+                    }
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(Table)
+    }
+}
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Table;
+        impl<'de> Visitor<'de> for Table {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(
+                self,
+                mut map: M,
+            ) -> std::result::Result<Pairs, M::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(Table)
+    }
+}
+
+/// Reads the header of a whole safetensors file; `place` names the file in errors.
+///
+/// Everything the result says has been checked against `bytes`: sizes equal shape times type, the tensors cover the
+/// data without holes or overlaps, names are distinct.
+pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
+    let cut = "the file is damaged or cut short; download it again";
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(Error::new(
+            place,
+            "a header length of 8 bytes",
+            format!("{} bytes", bytes.len()),
+        )
+        .hint(cut));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        let expected = format!("a safetensors header of at most {MAX_HEADER} bytes");
+        return Err(Error::new(place, expected, length).hint("this may not be a safetensors file"));
+    }
+    let Some((header, data)) = rest.split_at_checked(length as usize) else {
+        return Err(Error::new(
+            place,
+            format!("a header of {length} bytes"),
+            format!("{} bytes", rest.len()),
+        )
+        .hint(cut));
+    };
+    if header.first() != Some(&b'{') {
+        return Err(Error::new(place, "a JSON header that begins with {", "another byte"));
+    }
+    let entries: Entries = serde_json::from_slice(header)
+        .map_err(|e| Error::new(place, "a safetensors header in JSON", clipped(&e.to_string())))?;
+
+    let data_start = 8 + length;
+    let mut tensors = Vec::with_capacity(entries.tensors.len());
+    for (name, entry) in entries.tensors {
+        tensors.push(check_tensor(name, entry, data_start, data.len() as u64, place)?);
+    }
+    sorted_unique::<usize>((0..tensors.len()).collect(), |i| tensors[i].name.as_str(), place)?;
+    // Empty tensors may share a place with their neighbour: by start, then by end, they come first.
+    tensors.sort_by_key(|tensor| (tensor.start, tensor.len));
+    let mut end = data_start;
+    for tensor in &tensors {
+        if tensor.start != end {
+            let at = format!("{place}: tensor {}", clipped(&tensor.name));
+            let expected = format!(
+                "data that begins at offset {}, where the one before ends",
+                end - data_start
+            );
+            return Err(Error::new(at, expected, tensor.start - data_start));
+        }
+        end = tensor.start + tensor.len;
+    }
+    if end != bytes.len() as u64 {
+        return Err(Error::new(
+            place,
+            format!("a file of {end} bytes"),
+            format!("{} bytes", bytes.len()),
+        )
+        .hint(cut));
+    }
+    let metadata = entries.metadata.map(|pairs| pairs.0).unwrap_or_default();
+    sorted_unique(metadata.iter().collect(), |pair: &(String, String)| pair.0.as_str(), place)?;
+    Ok(Header { metadata, tensors, data_start })
+}
+
+fn check_tensor(
+    name: String,
+    entry: Entry,
+    data_start: u64,
+    data: u64,
+    place: &str,
+) -> Result<TensorInfo> {
+    let at = || format!("{place}: tensor {}", clipped(&name));
+    let dtype = dtype_named(&entry.dtype).ok_or_else(|| {
+        let found = format!("{}, which is not supported", clipped(&entry.dtype));
+        Error::new(at(), "a supported safetensors type", found)
+            .hint("supported: F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL")
+    })?;
+    let (begin, end) = entry.data_offsets;
+    if begin > end || end > data {
+        let expected = format!("data offsets in order inside the file's {data} bytes of data");
+        return Err(Error::new(at(), expected, format!("[{begin}, {end}]"))
+            .hint("the file is damaged or cut short; download it again"));
+    }
+    let elements = entry.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
+    let expected = elements.and_then(|n| dtype.bytes_for(n));
+    if expected != Some(end - begin) {
+        let dims: Vec<String> = entry.shape.iter().take(8).map(u64::to_string).collect();
+        let shape = format!("{} [{}]", entry.dtype, dims.join(", "));
+        let expected = match expected {
+            Some(bytes) => format!("{bytes} bytes for {shape}"),
+            None => format!("a size that fits 64 bits for {shape}"),
+        };
+        return Err(Error::new(at(), expected, format!("{} bytes", end - begin)));
+    }
+    let shape =
+        entry.shape.iter().map(|&dim| usize::try_from(dim)).collect::<std::result::Result<_, _>>();
+    let shape = shape.map_err(|_| Error::new(at(), "dimensions that fit memory", "larger ones"))?;
+    Ok(TensorInfo { dtype, shape, start: data_start + begin, len: end - begin, name })
+}
+
+/// The type of a safetensors name: upper case, plain types only.
+fn dtype_named(name: &str) -> Option<DType> {
+    DType::ALL
+        .into_iter()
+        .find(|dtype| !dtype.is_block() && dtype.name().to_ascii_uppercase() == name)
+}
+
+/// An open safetensors file.
+#[derive(Debug)]
+pub struct Safetensors {
+    map: Map,
+    header: Header,
+    /// Indices of tensors, ordered by name.
+    by_name: Vec<usize>,
+}
+
+impl Safetensors {
+    /// Maps and checks a file. It stays mapped while this lives: it may be replaced by renaming, not rewritten in
+    /// place. Errors: what [`parse`] refuses, I/O.
+    pub fn open(path: &Path) -> Result<Safetensors> {
+        let map = Map::open(path)?;
+        let place = path.display().to_string();
+        let header = parse(map.bytes(), &place)?;
+        let indices = (0..header.tensors.len()).collect();
+        let by_name = sorted_unique(indices, |i| header.tensors[i].name.as_str(), &place)?;
+        Ok(Safetensors { map, header, by_name })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        self.map.path()
+    }
+
+    /// The file's header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// All tensors, in the order of their data.
+    pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.header.tensors.iter().filter_map(|info| self.tensor(info))
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let tensors = &self.header.tensors;
+        let found = self.by_name.binary_search_by(|&i| tensors[i].name.as_str().cmp(name)).ok()?;
+        self.tensor(&tensors[self.by_name[found]])
+    }
+
+    pub(crate) fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// The view of one tensor. `parse` has checked that its bytes are there.
+    fn tensor<'a>(&'a self, info: &'a TensorInfo) -> Option<Tensor<'a>> {
+        let start = usize::try_from(info.start).ok()?;
+        let end = start.checked_add(usize::try_from(info.len).ok()?)?;
+        let bytes = self.map.bytes().get(start..end)?;
+        Some(Tensor { name: &info.name, dtype: info.dtype, shape: &info.shape, bytes })
+    }
+}
+
+/// Writes a file, aside first and then renamed into place. Tensors are stored in the order given, after a header
+/// padded so that the data begins at a multiple of 8. Errors: names that come twice, a type safetensors does not have,
+/// bytes that do not match the shape, I/O.
+pub fn write<'a>(
+    path: &Path,
+    metadata: &[(&str, &str)],
+    tensors: impl IntoIterator<Item = Tensor<'a>>,
+) -> Result<()> {
+    let place = path.display().to_string();
+    let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
+    sorted_unique(tensors.iter().collect(), |tensor| tensor.name, &place)?;
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        let pairs: serde_json::Map<_, _> =
+            metadata.iter().map(|&(k, v)| (k.to_string(), v.into())).collect();
+        header.insert("__metadata__".to_string(), pairs.into());
+    }
+    let mut end = 0u64;
+    for tensor in &tensors {
+        let at = || format!("{place}: tensor {}", clipped(tensor.name));
+        if tensor.dtype.is_block() || tensor.name == "__metadata__" {
+            return Err(Error::new(at(), "a name and a type that safetensors has", tensor.dtype));
+        }
+        let elements = tensor.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64));
+        let expected = elements.and_then(|n| tensor.dtype.bytes_for(n));
+        if expected != Some(tensor.bytes.len() as u64) {
+            let expected = format!("the bytes of {} {:?}", tensor.dtype, tensor.shape);
+            return Err(Error::new(at(), expected, format!("{} bytes", tensor.bytes.len())));
+        }
+        let begin = end;
+        end += tensor.bytes.len() as u64;
+        let dtype = tensor.dtype.name().to_ascii_uppercase();
+        let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end] });
+        header.insert(tensor.name.to_string(), entry);
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > MAX_HEADER {
+        return Err(Error::new(
+            &place,
+            format!("a header of at most {MAX_HEADER} bytes"),
+            header.len(),
+        ));
+    }
+    let mut out = Aside::create(path)?;
+    out.write(&(header.len() as u64).to_le_bytes())?;
+    out.write(&header)?;
+    for tensor in &tensors {
+        out.write(tensor.bytes)?;
+    }
+    out.finish()
+}

@@ -1,0 +1,185 @@
+//! One table of tensors over GGUF files and safetensors folders: names, shapes and bytes in place, nothing copied.
+
+use std::path::Path;
+
+use crate::error::clipped;
+use crate::folder::Folder;
+use crate::gguf::Gguf;
+use crate::map::Map;
+use crate::{DType, Error, Result};
+
+/// A view of one tensor in a mapped file.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tensor<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// How its elements are stored.
+    pub dtype: DType,
+    /// Row-major, outermost first; empty for a scalar.
+    pub shape: &'a [usize],
+    /// The stored bytes: rows one after another. They may begin at any address.
+    pub bytes: &'a [u8],
+}
+
+impl Tensor<'_> {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// All elements as f32. Errors: an integer type.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.elements()];
+        self.dtype
+            .decode(self.bytes, &mut values)
+            .map_err(|e| Error { place: self.name.to_string(), ..e })?;
+        Ok(values)
+    }
+}
+
+/// The tensors of a model, wherever they are stored.
+#[derive(Debug)]
+pub struct Tensors {
+    source: Source,
+}
+
+/// Where tensors come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A GGUF file or split set.
+    Gguf,
+    /// A folder with `config.json` and safetensors.
+    Folder,
+}
+
+#[derive(Debug)]
+enum Source {
+    Gguf(Gguf),
+    Folder(Folder),
+}
+
+impl Tensors {
+    /// Opens a `.gguf` file (any one of a split set), a model folder, or the folder of a `.safetensors` file.
+    ///
+    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place.
+    pub fn open(path: &Path) -> Result<Tensors> {
+        if path.is_dir() {
+            return Ok(Tensors { source: Source::Folder(Folder::open(path)?) });
+        }
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) && path.is_file()
+        {
+            let folder = match path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
+            };
+            return Ok(Tensors { source: Source::Folder(Folder::open(folder)?) });
+        }
+        Ok(Tensors { source: Source::Gguf(Gguf::open(path)?) })
+    }
+
+    /// Where they come from.
+    pub fn kind(&self) -> Kind {
+        match &self.source {
+            Source::Gguf(_) => Kind::Gguf,
+            Source::Folder(_) => Kind::Folder,
+        }
+    }
+
+    /// The GGUF file, if that is what they come from.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.source {
+            Source::Gguf(gguf) => Some(gguf),
+            Source::Folder(_) => None,
+        }
+    }
+
+    /// The folder, if that is what they come from.
+    pub fn folder(&self) -> Option<&Folder> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Folder(folder) => Some(folder),
+        }
+    }
+
+    /// The file or folder.
+    pub fn path(&self) -> &Path {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.path(),
+            Source::Folder(folder) => folder.path(),
+        }
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.len(),
+            Source::Folder(folder) => folder.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All tensors: a GGUF's in file order, a folder's by name.
+    pub fn iter(&self) -> Box<dyn Iterator<Item = Tensor<'_>> + '_> {
+        match &self.source {
+            Source::Gguf(gguf) => Box::new(gguf.iter()),
+            Source::Folder(folder) => Box::new(folder.iter()),
+        }
+    }
+
+    /// Their names, in the order of [`Tensors::iter`].
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.iter().map(|tensor| tensor.name)
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.get(name),
+            Source::Folder(folder) => folder.get(name),
+        }
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.iter().map(|tensor| tensor.bytes.len() as u64).sum()
+    }
+
+    /// Tells the kernel that a tensor's pages are no longer needed, e.g. once it is repacked. Its bytes stay valid:
+    /// reading them reads the file again. Pages shared with a neighbour stay.
+    pub fn release(&self, tensor: &Tensor<'_>) {
+        self.maps().any(|map| map.release(tensor.bytes));
+    }
+
+    /// Reads `bytes`, a tensor's or a part of them, into memory ahead of use. Calls from several threads overlap.
+    pub fn touch(&self, bytes: &[u8]) {
+        self.maps().any(|map| map.touch(bytes));
+    }
+
+    fn maps(&self) -> Box<dyn Iterator<Item = &Map> + '_> {
+        match &self.source {
+            Source::Gguf(gguf) => Box::new(gguf.maps()),
+            Source::Folder(folder) => Box::new(folder.maps()),
+        }
+    }
+}
+
+/// `items` ordered by name; an error at `place` when two share one.
+pub(crate) fn sorted_unique<'a, T: Copy>(
+    mut items: Vec<T>,
+    name: impl Fn(T) -> &'a str,
+    place: &str,
+) -> Result<Vec<T>> {
+    items.sort_by(|&a, &b| name(a).cmp(name(b)));
+    if let Some(pair) = items.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
+        return Err(Error::new(
+            place,
+            "distinct names",
+            format!("{} twice", clipped(name(pair[0]))),
+        ));
+    }
+    Ok(items)
+}
