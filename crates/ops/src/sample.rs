@@ -1,1 +1,247 @@
-//! Sampling: the chain from logits to a token.
+//! Sampling: from the logits of one position to a token.
+//!
+//! The chain, in this order: logit bias, repetition, presence and frequency penalties; then at temperature 0 the
+//! greatest logit, else temperature, top-k, top-p, min-p and a draw. Each of the three filters keeps a prefix of the
+//! tokens in order of descending logit (lower id first among equals), and never nothing.
+//!
+//! A draw takes its randomness from a counter generator keyed by (seed, position), and all arithmetic is plain IEEE
+//! (`wide`): the same logits give the same token on every machine and in every batch.
+
+mod options;
+pub mod philox;
+mod wide;
+
+pub use options::Options;
+
+use wide::{BLOCK, exp, sum_exp, tops};
+
+/// A sampled token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability under the model itself: of the logits as they came, at temperature 1.
+    pub logprob: f32,
+}
+
+/// A token that the filters have kept so far.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    token: u32,
+    /// Its logit after bias and penalties.
+    logit: f32,
+    /// `e^((logit - greatest) / temperature)`.
+    weight: f32,
+}
+
+/// The chain with its scratch: after the first call of a vocabulary's size nothing is allocated.
+#[derive(Debug, Clone, Default)]
+pub struct Sampler {
+    adjusted: Vec<f32>,
+    /// Occurrences of each token in the window; zero between calls.
+    counts: Vec<u32>,
+    /// The greatest logit of every block.
+    tops: Vec<f32>,
+    /// The blocks' greatest logits, for selection.
+    order: Vec<f32>,
+    /// In order of token ids.
+    candidates: Vec<Candidate>,
+    /// Weights and tokens, for selection.
+    heavy: Vec<(f32, u32)>,
+}
+
+impl Sampler {
+    /// A sampler without scratch yet.
+    pub fn new() -> Sampler {
+        Sampler::default()
+    }
+
+    /// Samples the token at `position` (the index it will have in the sequence). `logits` is `[vocabulary]`; `history`
+    /// is the sequence so far, of which the penalties see the last `last_n` tokens.
+    ///
+    /// NaN counts as impossible. If every token is impossible (or there is none), the answer is token 0 with a
+    /// log-probability of -infinity.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32], position: u64, options: &Options) -> Choice {
+        let adjusts = options.penalises() || !options.logit_bias.is_empty();
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        if adjusts {
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.adjust(&mut adjusted, history, options);
+        }
+        let token = self.choose(if adjusts { &adjusted } else { logits }, position, options);
+        self.adjusted = adjusted;
+        let Some(token) = token else { return Choice { token: 0, logprob: f32::NEG_INFINITY } };
+        tops(logits, &mut self.tops);
+        let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let logit = logits[token as usize];
+        let gap = if logit == greatest { 0.0 } else { f64::from(logit) - f64::from(greatest) };
+        Choice { token, logprob: (gap - sum_exp(logits, greatest, 1.0).ln()) as f32 }
+    }
+
+    /// Bias, then penalties, of a copy of the logits.
+    fn adjust(&mut self, logits: &mut [f32], history: &[u32], options: &Options) {
+        for &(token, bias) in &options.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
+        if !options.penalises() {
+            return;
+        }
+        if self.counts.len() < logits.len() {
+            self.counts.resize(logits.len(), 0);
+        }
+        let window = &history[history.len().saturating_sub(options.last_n)..];
+        for &token in window {
+            if let Some(count) = self.counts.get_mut(token as usize) {
+                *count += 1;
+            }
+        }
+        for &token in window {
+            let (Some(count), Some(logit)) = (self.counts.get_mut(token as usize), logits.get_mut(token as usize))
+            else {
+                continue;
+            };
+            // Taking the count leaves zero: a token that comes again is not penalised again.
+            let count = std::mem::take(count);
+            if count > 0 {
+                let r = options.repetition_penalty;
+                *logit = if *logit > 0.0 { *logit / r } else { *logit * r };
+                *logit -= options.presence_penalty + options.frequency_penalty * count as f32;
+            }
+        }
+    }
+
+    /// The rest of the chain; none if no token is possible.
+    fn choose(&mut self, logits: &[f32], position: u64, options: &Options) -> Option<u32> {
+        tops(logits, &mut self.tops);
+        let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if greatest == f32::NEG_INFINITY {
+            return None;
+        }
+        if options.temperature == 0.0 || options.top_k == 1 {
+            return self.collect(logits, greatest).first().map(|candidate| candidate.token);
+        }
+        let per_temperature = 1.0 / options.temperature;
+        let total = self.candidates(logits, greatest, per_temperature, options);
+        for candidate in &mut self.candidates {
+            candidate.weight = weight(candidate.logit, greatest, per_temperature);
+        }
+        self.top_k(options.top_k);
+        self.top_p(options.top_p, total);
+        if options.min_p > 0.0 {
+            // The greatest weight is 1.
+            self.candidates.retain(|candidate| candidate.weight >= options.min_p);
+        }
+        Some(self.draw(philox::uniform(options.seed, position)))
+    }
+
+    /// Collects the tokens whose logit is at least `floor`, in order of ids.
+    fn collect(&mut self, logits: &[f32], floor: f32) -> &[Candidate] {
+        self.candidates.clear();
+        for (index, (&top, block)) in self.tops.iter().zip(logits.chunks(BLOCK)).enumerate() {
+            if top >= floor {
+                for (i, &logit) in block.iter().enumerate() {
+                    if logit >= floor {
+                        self.candidates.push(Candidate { token: (index * BLOCK + i) as u32, logit, weight: 0.0 });
+                    }
+                }
+            }
+        }
+        &self.candidates
+    }
+
+    /// Collects what can survive the filters: cheaply, without sorting the vocabulary, and never too little. Returns
+    /// the weight of the whole vocabulary where top-p had to know it.
+    fn candidates(&mut self, logits: &[f32], greatest: f32, per_temperature: f32, options: &Options) -> Option<f64> {
+        let (mut floor, mut total) = (f32::MIN, None);
+        // Of the k-th greatest among the blocks' tops it is known that k logits reach it.
+        if (1..self.tops.len()).contains(&options.top_k) {
+            self.order.clear();
+            self.order.extend_from_slice(&self.tops);
+            floor = *self.order.select_nth_unstable_by(options.top_k - 1, |a, b| b.total_cmp(a)).1;
+        } else if options.top_k == 0 && options.top_p < 1.0 && greatest.is_finite() {
+            // The tokens below a share of (1 - p) / n of the probability have less than 1 - p of it together. Half of
+            // that, against rounding.
+            let sum = sum_exp(logits, greatest, per_temperature);
+            let least = f64::from(1.0 - options.top_p) / 2.0 / logits.len() as f64 * sum;
+            floor = (f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32;
+            total = Some(sum);
+        }
+        if options.min_p > 0.0 && options.top_p >= 1.0 && greatest.is_finite() {
+            let least = f64::from(options.min_p) * 0.999;
+            floor = floor.max((f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32);
+        }
+        self.collect(logits, floor.min(greatest));
+        total
+    }
+
+    /// Keeps the `k` greatest; all for 0.
+    fn top_k(&mut self, k: usize) {
+        if k == 0 || k >= self.candidates.len() {
+            return;
+        }
+        self.heavy.clear();
+        self.heavy.extend(self.candidates.iter().map(|candidate| (candidate.logit, candidate.token)));
+        let last = *self.heavy.select_nth_unstable_by(k - 1, descending).1;
+        self.candidates.retain(|candidate| descending(&(candidate.logit, candidate.token), &last).is_le());
+    }
+
+    /// Keeps the smallest prefix whose share of the probability reaches `p`: of `total`, or of the candidates.
+    fn top_p(&mut self, p: f32, total: Option<f64>) {
+        if p >= 1.0 {
+            return;
+        }
+        let weights = self.candidates.iter().map(|candidate| f64::from(candidate.weight));
+        let mut wanted = total.unwrap_or_else(|| weights.sum()) * f64::from(p);
+        self.heavy.clear();
+        self.heavy.extend(self.candidates.iter().map(|candidate| (candidate.weight, candidate.token)));
+        // Halve the range in which the prefix ends, until it is one token: linear time, without a full sort.
+        let mut range = &mut self.heavy[..];
+        while range.len() > 1 {
+            let middle = range.len() / 2;
+            range.select_nth_unstable_by(middle, descending);
+            let (left, right) = range.split_at_mut(middle);
+            let sum: f64 = left.iter().map(|&(weight, _)| f64::from(weight)).sum();
+            if sum >= wanted {
+                range = left;
+            } else {
+                wanted -= sum;
+                range = right;
+            }
+        }
+        if let Some(&last) = range.first() {
+            self.candidates.retain(|candidate| descending(&(candidate.weight, candidate.token), &last).is_le());
+        }
+    }
+
+    /// The candidate at share `u` in `0..1` of the weights, in order of ids.
+    fn draw(&self, u: f64) -> u32 {
+        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
+        let mut left = u * total;
+        let mut last = 0;
+        for candidate in self.candidates.iter().filter(|candidate| candidate.weight > 0.0) {
+            last = candidate.token;
+            left -= f64::from(candidate.weight);
+            if left < 0.0 {
+                break;
+            }
+        }
+        // Rounding may leave a rest after the last one, whose it is.
+        last
+    }
+}
+
+/// `e^((logit - greatest) / temperature)`; 1 for the greatest even if it is infinite.
+fn weight(logit: f32, greatest: f32, per_temperature: f32) -> f32 {
+    if logit == greatest { 1.0 } else { exp((logit - greatest) * per_temperature) }
+}
+
+/// The greater number first; the lower token first among equals.
+fn descending(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! What a caller may ask of the sampler, checked.
+
+use formats::{Error, Result};
+use std::fmt::Write;
+
+/// Options of the sampling chain; the default is plain sampling at temperature 1 with everything else off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Divides the logits; 0 takes the greatest one.
+    pub temperature: f32,
+    /// Keeps the `k` most probable tokens; 0 is off.
+    pub top_k: usize,
+    /// Keeps the most probable tokens until their share reaches it; 1 is off, 0 keeps one token.
+    pub top_p: f32,
+    /// Keeps tokens at least this many times as probable as the most probable one; 0 is off.
+    pub min_p: f32,
+    /// Divides positive logits of tokens seen before, and multiplies negative ones (Keskar et al., 2019); 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logit of every token seen before; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted as often as the token was seen before; 0 is off.
+    pub frequency_penalty: f32,
+    /// How many of the latest tokens the three penalties look at.
+    pub last_n: usize,
+    /// Added to the logits of tokens; -infinity forbids one.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Chooses the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            last_n: 64,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl Options {
+    /// Always the most probable token.
+    pub fn greedy() -> Self {
+        Options { temperature: 0.0, ..Options::default() }
+    }
+
+    /// Whether every number is in its range, for a vocabulary of so many tokens.
+    ///
+    /// # Errors
+    /// The first option that is not, with its range.
+    pub fn validate(&self, vocabulary: usize) -> Result<()> {
+        let range = |name: &str, value: f32, low: f32, high: f32| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            let expected = if high == f32::MAX { format!("a number from {low} on") } else { format!("{low} to {high}") };
+            Err(Error::new(name, expected, value))
+        };
+        range("temperature", self.temperature, 0.0, f32::MAX)?;
+        range("top_p", self.top_p, 0.0, 1.0)?;
+        range("min_p", self.min_p, 0.0, 1.0)?;
+        range("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
+        range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)?;
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            let error = Error::new("repetition_penalty", "a number above 0", self.repetition_penalty);
+            return Err(error.hint("1 is off; 1.1 is a mild penalty"));
+        }
+        for &(token, bias) in &self.logit_bias {
+            if token as usize >= vocabulary {
+                return Err(Error::new("logit_bias", format!("a token below {vocabulary}"), token));
+            }
+            if bias.is_nan() || bias == f32::INFINITY {
+                return Err(Error::new(format!("logit_bias of token {token}"), "a number, or -infinity", bias));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any penalty is on.
+    pub(super) fn penalises(&self) -> bool {
+        self.last_n > 0
+            && (self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
+    }
+
+    /// The steps that are on, in their order: `repetition 1.1 (last 64), temperature 0.7, top-k 40, draw (seed 1)`.
+    pub fn describe(&self) -> String {
+        let mut steps: Vec<String> = Vec::new();
+        if !self.logit_bias.is_empty() {
+            steps.push(format!("bias of {} tokens", self.logit_bias.len()));
+        }
+        if self.penalises() {
+            let mut step = String::new();
+            for (name, value, off) in [
+                ("repetition", self.repetition_penalty, 1.0),
+                ("presence", self.presence_penalty, 0.0),
+                ("frequency", self.frequency_penalty, 0.0),
+            ] {
+                if value != off {
+                    // Writing to a string cannot fail.
+                    let _ = write!(step, "{}{name} {value}", if step.is_empty() { "" } else { ", " });
+                }
+            }
+            steps.push(format!("{step} (last {})", self.last_n));
+        }
+        if self.temperature == 0.0 {
+            steps.push("greatest logit".to_owned());
+        } else {
+            steps.push(format!("temperature {}", self.temperature));
+            if self.top_k > 0 {
+                steps.push(format!("top-k {}", self.top_k));
+            }
+            if self.top_p < 1.0 {
+                steps.push(format!("top-p {}", self.top_p));
+            }
+            if self.min_p > 0.0 {
+                steps.push(format!("min-p {}", self.min_p));
+            }
+            steps.push(format!("draw (seed {})", self.seed));
+        }
+        steps.join(", ")
+    }
+}

@@ -1,0 +1,268 @@
+//! The chain against a naive one that sorts, its distribution, and its edges.
+
+use super::*;
+use crate::test::noise;
+
+/// Probabilities after all filters by the definition: sort everything, in f64.
+fn naive(logits: &[f32], history: &[u32], options: &Options) -> Vec<f64> {
+    let mut logits: Vec<f64> = logits.iter().map(|&x| if x.is_nan() { f64::NEG_INFINITY } else { x.into() }).collect();
+    for &(token, bias) in &options.logit_bias {
+        logits[token as usize] += f64::from(bias);
+    }
+    let window = &history[history.len().saturating_sub(options.last_n)..];
+    for token in 0..logits.len() {
+        let count = window.iter().filter(|&&seen| seen as usize == token).count();
+        if count > 0 {
+            let r = f64::from(options.repetition_penalty);
+            logits[token] = if logits[token] > 0.0 { logits[token] / r } else { logits[token] * r };
+            logits[token] -= f64::from(options.presence_penalty) + f64::from(options.frequency_penalty) * count as f64;
+        }
+    }
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let mut probabilities = vec![0.0; logits.len()];
+    if options.temperature == 0.0 {
+        probabilities[order[0]] = 1.0;
+        return probabilities;
+    }
+    let top = logits[order[0]];
+    let mut kept: Vec<(usize, f64)> =
+        order.iter().map(|&i| (i, ((logits[i] - top) / f64::from(options.temperature)).exp())).collect();
+    if options.top_k > 0 {
+        kept.truncate(options.top_k);
+    }
+    if options.top_p < 1.0 {
+        let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
+        let mut sum = 0.0;
+        let enough = kept.iter().position(|(_, weight)| {
+            sum += weight;
+            sum >= total * f64::from(options.top_p)
+        });
+        kept.truncate(enough.map_or(kept.len(), |last| last + 1));
+    }
+    kept.retain(|&(_, weight)| weight >= f64::from(options.min_p));
+    let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
+    for (token, weight) in kept {
+        probabilities[token] = weight / total;
+    }
+    probabilities
+}
+
+fn cases() -> Vec<(&'static str, Options)> {
+    let plain = Options { seed: 11, ..Options::default() };
+    vec![
+        ("plain", plain.clone()),
+        ("cold", Options { temperature: 0.3, ..plain.clone() }),
+        ("hot", Options { temperature: 3.0, ..plain.clone() }),
+        ("greedy", Options { temperature: 0.0, ..plain.clone() }),
+        ("top-k 1", Options { top_k: 1, ..plain.clone() }),
+        ("top-k 5", Options { top_k: 5, ..plain.clone() }),
+        ("top-k of all", Options { top_k: 1000, ..plain.clone() }),
+        ("top-p", Options { top_p: 0.7, ..plain.clone() }),
+        ("top-p 0", Options { top_p: 0.0, ..plain.clone() }),
+        ("min-p", Options { min_p: 0.2, ..plain.clone() }),
+        ("min-p 1", Options { min_p: 1.0, ..plain.clone() }),
+        ("all filters", Options { temperature: 1.5, top_k: 20, top_p: 0.8, min_p: 0.1, ..plain.clone() }),
+        ("top-p and min-p", Options { temperature: 1.5, top_p: 0.9, min_p: 0.05, ..plain.clone() }),
+        ("repetition", Options { repetition_penalty: 1.5, last_n: 8, ..plain.clone() }),
+        ("no window", Options { repetition_penalty: 1.5, last_n: 0, ..plain.clone() }),
+        ("presence", Options { presence_penalty: 0.9, ..plain.clone() }),
+        ("frequency", Options { frequency_penalty: 0.4, last_n: usize::MAX, ..plain.clone() }),
+        ("bias", Options { logit_bias: vec![(3, 4.0), (5, f32::NEG_INFINITY)], ..plain.clone() }),
+        (
+            "everything",
+            Options {
+                temperature: 0.8,
+                top_k: 30,
+                top_p: 0.95,
+                min_p: 0.02,
+                repetition_penalty: 1.2,
+                presence_penalty: 0.2,
+                frequency_penalty: 0.1,
+                last_n: 16,
+                logit_bias: vec![(7, 1.0)],
+                seed: 3,
+            },
+        ),
+    ]
+}
+
+/// The 0.9999 quantile of chi-square, by Wilson and Hilferty's approximation.
+fn chi_limit(freedom: f64) -> f64 {
+    let a = 2.0 / (9.0 * freedom);
+    freedom * (1.0 - a + 3.719 * a.sqrt()).powi(3)
+}
+
+#[test]
+fn draws_follow_the_exact_probabilities() {
+    let mut sampler = Sampler::new();
+    let history: Vec<u32> = (0..40).map(|i| (i * i + 3) % 17).collect();
+    for n in [1, 9, 64, 65, 300] {
+        let logits: Vec<f32> = noise(n as u64, n).iter().map(|x| x * 3.0).collect();
+        for (name, mut options) in cases() {
+            options.logit_bias.retain(|&(token, _)| (token as usize) < n);
+            options.validate(n).unwrap();
+            let exact = naive(&logits, &history, &options);
+            let draws = 20_000u32;
+            let mut counts = vec![0u32; n];
+            for position in 0..draws {
+                counts[sampler.sample(&logits, &history, position.into(), &options).token as usize] += 1;
+            }
+            // Rare tokens go together: the statistic wants five draws or so in each class.
+            let (mut chi, mut classes, mut rare) = (0.0, 0.0, (0.0, 0.0));
+            for (token, &p) in exact.iter().enumerate() {
+                let (count, expected) = (f64::from(counts[token]), p * f64::from(draws));
+                assert!(p > 0.0 || count == 0.0, "{name}, {n}: token {token} was filtered out");
+                if expected >= 5.0 {
+                    chi += (count - expected).powi(2) / expected;
+                    classes += 1.0;
+                } else {
+                    rare = (rare.0 + count, rare.1 + expected);
+                }
+            }
+            if rare.1 >= 5.0 {
+                chi += (rare.0 - rare.1).powi(2) / rare.1;
+                classes += 1.0;
+            }
+            if classes > 1.0 {
+                assert!(chi < chi_limit(classes - 1.0), "{name}, {n}: {chi} in {classes} classes");
+            }
+        }
+    }
+}
+
+#[test]
+fn filters_keep_exactly_the_tokens_of_the_definition() {
+    let mut sampler = Sampler::new();
+    for seed in 0..40 {
+        let n = [5, 70, 1000, 5000][seed as usize % 4];
+        // Some equal logits, whose order must be that of their ids.
+        let logits: Vec<f32> = noise(seed + 1, n).iter().map(|x| (x * 40.0).round() / 8.0).collect();
+        for (name, mut options) in cases() {
+            options.logit_bias.retain(|&(token, _)| (token as usize) < n);
+            if options.temperature == 0.0 || options.penalises() {
+                continue;
+            }
+            let exact = naive(&logits, &[], &options);
+            let mut adjusted = logits.clone();
+            sampler.adjust(&mut adjusted, &[], &options);
+            sampler.choose(&adjusted, 0, &options).unwrap();
+            if options.top_k == 1 {
+                continue;
+            }
+            let kept: Vec<u32> = sampler.candidates.iter().map(|c| c.token).collect();
+            let expected: Vec<u32> = (0..n as u32).filter(|&token| exact[token as usize] > 0.0).collect();
+            assert_eq!(kept, expected, "{name}, {n}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_and_position_give_the_same_token() {
+    let logits = noise(5, 1000);
+    let options = Options { top_p: 0.9, seed: 5, ..Options::default() };
+    let mut used = Sampler::new();
+    let tokens: Vec<u32> = (0..50).map(|position| used.sample(&logits, &[], position, &options).token).collect();
+    for position in (0..50).rev() {
+        assert_eq!(Sampler::new().sample(&logits, &[], position, &options).token, tokens[position as usize]);
+    }
+    let other = Options { seed: 6, ..options };
+    assert!((0..50).any(|position| used.sample(&logits, &[], position, &other).token != tokens[position as usize]));
+}
+
+#[test]
+fn log_probabilities_are_the_models_own() {
+    let logits: Vec<f32> = noise(9, 777).iter().map(|x| x * 8.0).collect();
+    let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+    let options = Options {
+        temperature: 0.5,
+        top_k: 40,
+        repetition_penalty: 1.3,
+        logit_bias: vec![(4, 5.0)],
+        ..Options::default()
+    };
+    let mut sampler = Sampler::new();
+    for position in 0..50 {
+        let choice = sampler.sample(&logits, &[1, 2, 3], position, &options);
+        let expected = f64::from(logits[choice.token as usize]) - total.ln();
+        assert!((f64::from(choice.logprob) - expected).abs() < 2e-6, "{choice:?}, {expected}");
+    }
+}
+
+#[test]
+fn edges() {
+    let mut sampler = Sampler::new();
+    let infinity = f32::INFINITY;
+    let options = [Options::greedy(), Options::default(), Options { top_k: 3, top_p: 0.5, min_p: 0.1, ..Options::default() }];
+    for options in &options {
+        let mut one = |logits: &[f32]| sampler.sample(logits, &[], 1, options);
+        assert_eq!(one(&[4.0]), Choice { token: 0, logprob: 0.0 });
+        let mut only = vec![-infinity; 500];
+        only[321] = -7.0;
+        assert_eq!(one(&only), Choice { token: 321, logprob: 0.0 });
+        only[321] = f32::NAN;
+        only[77] = 2.0;
+        assert_eq!(one(&only), Choice { token: 77, logprob: 0.0 });
+        only[400] = infinity;
+        assert_eq!(one(&only), Choice { token: 400, logprob: 0.0 });
+        for impossible in [&[][..], &[-infinity; 9], &[f32::NAN; 9]] {
+            assert_eq!(one(impossible), Choice { token: 0, logprob: -infinity });
+        }
+    }
+    let greedy = Options::greedy();
+    assert_eq!(sampler.sample(&[1.0, f32::NAN, 3.0, 3.0], &[], 0, &greedy).token, 2);
+    // Tokens of the history that the vocabulary does not have are nobody's.
+    let penalty = Options { repetition_penalty: 2.0, ..Options::greedy() };
+    assert_eq!(sampler.sample(&[1.0, 3.0], &[1, 99, 1], 0, &penalty).token, 1);
+    assert_eq!(sampler.sample(&[2.0, 3.0], &[1, 99, 1], 0, &penalty).token, 0);
+}
+
+#[test]
+fn nothing_is_allocated_twice() {
+    let logits = noise(3, 5000);
+    let mut sampler = Sampler::new();
+    let capacities = |s: &Sampler| {
+        [s.adjusted.capacity(), s.counts.capacity(), s.tops.capacity(), s.order.capacity(), s.candidates.capacity(), s.heavy.capacity()]
+    };
+    for (_, options) in cases() {
+        sampler.sample(&logits, &[3, 3, 4], 0, &options);
+    }
+    let before = capacities(&sampler);
+    for position in 0..20 {
+        for (_, options) in cases() {
+            sampler.sample(&logits, &[3, 3, 4], position, &options);
+        }
+    }
+    assert_eq!(capacities(&sampler), before);
+}
+
+#[test]
+fn options_out_of_range_are_errors() {
+    let plain = Options::default();
+    for (place, wrong) in [
+        ("temperature", Options { temperature: -0.1, ..plain.clone() }),
+        ("temperature", Options { temperature: f32::NAN, ..plain.clone() }),
+        ("temperature", Options { temperature: f32::INFINITY, ..plain.clone() }),
+        ("top_p", Options { top_p: 1.1, ..plain.clone() }),
+        ("min_p", Options { min_p: -0.1, ..plain.clone() }),
+        ("repetition_penalty", Options { repetition_penalty: 0.0, ..plain.clone() }),
+        ("presence_penalty", Options { presence_penalty: f32::NAN, ..plain.clone() }),
+        ("frequency_penalty", Options { frequency_penalty: 1e9, ..plain.clone() }),
+        ("logit_bias", Options { logit_bias: vec![(10, 1.0)], ..plain.clone() }),
+        ("logit_bias of token 3", Options { logit_bias: vec![(3, f32::NAN)], ..plain.clone() }),
+    ] {
+        assert_eq!(wrong.validate(10).unwrap_err().place, place);
+    }
+    plain.validate(10).unwrap();
+}
+
+#[test]
+fn the_chain_describes_itself() {
+    assert_eq!(Options::greedy().describe(), "greatest logit");
+    let everything = cases().pop().unwrap().1;
+    assert_eq!(
+        everything.describe(),
+        "bias of 1 tokens, repetition 1.2, presence 0.2, frequency 0.1 (last 16), temperature 0.8, top-k 30, \
+         top-p 0.95, min-p 0.02, draw (seed 3)"
+    );
+}
