@@ -1,0 +1,306 @@
+//! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no score matrix is
+//! ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
+//!
+//! [`run`] is one step of a team's job. One query of a sequence (decode) reads the cache once, at the speed of
+//! memory: its keys are split into chunks of [`CHUNK`], whose results merge in a fixed order, so that the numbers
+//! depend neither on the number of workers nor on what else is in the batch. Many queries (prefill) are blocked: a
+//! tile of keys and values is converted once and multiplied with all query heads of a group and a block of tokens.
+//! All query heads of a KV head share every read.
+
+mod cache;
+mod decode;
+mod prefill;
+mod softmax;
+
+pub use cache::{Element, Geometry, LayerCache};
+
+use super::isa::Isa;
+use super::math::lanes::WIDEST;
+use super::team::{SharedSlice, Worker};
+
+/// Keys that a decode step treats as one piece of work; pieces begin at multiples of it.
+pub const CHUNK: usize = 256;
+
+/// Keys whose scores are in flight at once; divides [`CHUNK`].
+const TILE: usize = 64;
+
+/// Rows (tokens times heads of a group) of a prefill block, if the group is not larger by itself.
+const ROWS: usize = 48;
+
+/// The longest head.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// Distance between the rows of queries in scratch: not a power of two, which would crowd a few sets of the cache.
+const Q_STRIDE: usize = MAX_HEAD_DIM + WIDEST;
+
+/// Distance between the rows of scores in scratch.
+const P_STRIDE: usize = TILE + WIDEST;
+
+/// What attention computes, whatever it is applied to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head `h / (heads / kv_heads)`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head, at most [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Gemma 2's limit: a score `s` becomes `cap * tanh(s / cap)`.
+    pub softcap: Option<f32>,
+    /// A query at `p` sees no key at or before `p - window`.
+    pub window: Option<usize>,
+}
+
+/// The queries of one sequence: consecutive positions, whose keys and values are in the cache already.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequence<'a> {
+    /// The session's blocks: position `p` is in block `table[(p / block_tokens) % table.len()]`.
+    pub table: &'a [u32],
+    /// Row of its first query in `q` and `out`.
+    pub row: usize,
+    /// Queries.
+    pub tokens: usize,
+    /// Position of the first query.
+    pub position: usize,
+    /// The lowest position still in the cache: those below were overwritten by the ring, or never kept.
+    pub oldest: usize,
+}
+
+/// One attention step of one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// What to compute.
+    pub shape: Shape,
+    /// The layer's keys and values.
+    pub cache: &'a LayerCache,
+    /// The batch.
+    pub sequences: &'a [Sequence<'a>],
+    /// Queries: row `r` is `q[r * q_stride..][..heads * head_dim]`.
+    pub q: &'a [f32],
+    /// Distance between rows of `q`.
+    pub q_stride: usize,
+    /// A logit per query head that takes part in the softmax and has no value (gpt-oss).
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Shape {
+    /// Query heads per KV head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Tokens of a prefill block.
+    fn block(&self) -> usize {
+        (ROWS / self.group()).max(1)
+    }
+
+    /// Elements of a head, rounded up to whole vectors.
+    fn width(&self) -> usize {
+        self.head_dim.next_multiple_of(WIDEST)
+    }
+
+    /// f32 of a worker's own scratch.
+    fn work(&self) -> usize {
+        let rows = self.block() * self.group();
+        let floats = rows * (Q_STRIDE + P_STRIDE + self.width() + 2) + TILE * (self.head_dim + self.width());
+        floats.next_multiple_of(2 * WIDEST)
+    }
+
+    /// f32 of one chunk's result: sums, maximum and weight of every head in a group.
+    fn partial(&self) -> usize {
+        self.group() * (self.width() + 2)
+    }
+
+    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` sequences of one query over
+    /// at most `keys` keys each.
+    pub fn scratch_len(&self, threads: usize, decodes: usize, keys: usize) -> usize {
+        let chunks = if keys > 1 { keys.div_ceil(CHUNK) + 1 } else { 0 };
+        WIDEST + threads * self.work() + decodes * self.kv_heads * chunks * self.partial()
+    }
+}
+
+/// The positions that a query at `position` sees: not empty for a query whose own key is in the cache.
+fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
+    let window = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    window.max(sequence.oldest).min(position)..position + 1
+}
+
+/// A worker's scratch, cut up. Rows: token-major, the heads of the group inner.
+#[derive(Clone, Copy)]
+struct Work {
+    /// Queries times scale: `[rows][Q_STRIDE]`.
+    q: *mut f32,
+    /// Scores, then probabilities: `[rows][P_STRIDE]`.
+    p: *mut f32,
+    /// Sums of values: `[rows][width]`.
+    sums: *mut f32,
+    /// The greatest score of every row so far.
+    top: *mut f32,
+    /// The sum of every row's probabilities so far, relative to `top`.
+    weight: *mut f32,
+    /// A tile of keys: `[head_dim][TILE]`.
+    keys: *mut f32,
+    /// A tile of values: `[TILE][width]`.
+    values: *mut f32,
+}
+
+impl Work {
+    /// Cuts up `scratch` of [`Shape::work`] floats.
+    fn new(shape: &Shape, scratch: &mut [f32]) -> Work {
+        let rows = shape.block() * shape.group();
+        let mut rest = scratch;
+        let mut take = |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
+        Work {
+            keys: take(TILE * shape.head_dim),
+            values: take(TILE * shape.width()),
+            sums: take(rows * shape.width()),
+            q: take(rows * Q_STRIDE),
+            p: take(rows * P_STRIDE),
+            top: take(rows),
+            weight: take(rows),
+        }
+    }
+}
+
+/// A piece of work.
+#[derive(Clone, Copy)]
+enum Unit {
+    /// One chunk of one query's keys: the sequence, the KV head, the chunk counted from the first one visible.
+    Decode { sequence: usize, kv_head: usize, chunk: usize },
+    /// A block of queries: the sequence, the KV head, the block.
+    Prefill { sequence: usize, kv_head: usize, block: usize },
+}
+
+/// The chunks that hold what `sequence`'s one query sees.
+fn chunks(shape: &Shape, sequence: &Sequence<'_>) -> std::ops::Range<usize> {
+    let visible = visible(shape, sequence, sequence.position);
+    visible.start / CHUNK..visible.end.div_ceil(CHUNK)
+}
+
+/// Pieces of work per KV head of a sequence.
+fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
+    if sequence.tokens == 1 { chunks(shape, sequence).len() } else { sequence.tokens.div_ceil(shape.block()) }
+}
+
+/// Unit `index` of the batch.
+fn unit(call: &Call<'_>, mut index: usize) -> Unit {
+    for (sequence, each) in call.sequences.iter().enumerate() {
+        let pieces = pieces(&call.shape, each);
+        if index < pieces * call.shape.kv_heads {
+            let (piece, kv_head) = (index / call.shape.kv_heads, index % call.shape.kv_heads);
+            return if each.tokens == 1 {
+                Unit::Decode { sequence, kv_head, chunk: piece }
+            } else {
+                // The last block sees the most keys: begin with it, so that the small ones fill the gaps at the end.
+                Unit::Prefill { sequence, kv_head, block: pieces - 1 - piece }
+            };
+        }
+        index -= pieces * call.shape.kv_heads;
+    }
+    unreachable!("a unit beyond the batch")
+}
+
+/// Where the results of a decode sequence's chunks begin, in chunks: `[kv_head][chunk]` follow each other.
+fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
+    let split = call.sequences[..sequence].iter().filter(|each| each.tokens == 1);
+    split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
+}
+
+/// Attention of every query of the batch: `out` row `r` (`heads * head_dim`, rows follow each other) for row `r` of
+/// `q`. Every worker of the team calls it with the same arguments; it begins with work at once (a barrier between the
+/// writing of the cache and this is the caller's) and ends without a barrier. It uses [`Worker::claim`]. `scratch`
+/// holds [`Shape::scratch_len`] floats, of any content.
+///
+/// # Safety
+/// From the first worker's call until a barrier after the last one's return: nobody else uses `scratch` or the rows
+/// of `out` that belong to the batch, and nobody writes the cache's blocks in the sequences' tables. No claim loop
+/// lies between the last barrier and this call.
+///
+/// # Panics
+/// When shapes, lengths, or a table's entries do not fit.
+pub unsafe fn run(
+    worker: &Worker<'_>,
+    isa: Isa,
+    call: &Call<'_>,
+    out: SharedSlice<'_, f32>,
+    scratch: SharedSlice<'_, f32>,
+) {
+    check(call, &out);
+    let shape = &call.shape;
+    let units: usize = call.sequences.iter().map(|each| pieces(shape, each) * shape.kv_heads).sum();
+    let work = shape.work();
+    let start = worker.index * work;
+    let partials = worker.count * work;
+    // SAFETY: each worker has a part of its own.
+    let work = Work::new(shape, unsafe { scratch.slice_mut(start..start + work) });
+    let partial = shape.partial();
+    while let Some(claimed) = worker.claim(units, 1) {
+        match unit(call, claimed.start) {
+            Unit::Prefill { sequence, kv_head, block } => {
+                // SAFETY: `check` holds; a unit belongs to one worker, and so do its rows and heads of `out`.
+                unsafe { prefill::block(isa, call, &call.sequences[sequence], kv_head, block, work, out) }
+            }
+            Unit::Decode { sequence: index, kv_head, chunk } => {
+                let sequence = &call.sequences[index];
+                let range = chunks(shape, sequence);
+                // SAFETY: `check` holds; the work is this worker's own.
+                unsafe { decode::chunk(isa, call, sequence, kv_head, range.start + chunk, work) };
+                if range.len() == 1 {
+                    // SAFETY: as above: the item is this unit alone.
+                    unsafe { softmax::finish(call, sequence.row, 1, kv_head, &work, out) };
+                } else {
+                    let at = partials + (first_partial(call, index) + kv_head * range.len() + chunk) * partial;
+                    // SAFETY: every chunk of the batch has a part of its own.
+                    unsafe { softmax::save(shape, &work, scratch.slice_mut(at..at + partial)) };
+                }
+            }
+        }
+    }
+    if !call.sequences.iter().any(|each| each.tokens == 1 && chunks(shape, each).len() > 1) {
+        return;
+    }
+    worker.barrier();
+    for item in worker.split(call.sequences.len() * shape.kv_heads) {
+        let (index, kv_head) = (item / shape.kv_heads, item % shape.kv_heads);
+        let sequence = &call.sequences[index];
+        let count = if sequence.tokens == 1 { chunks(shape, sequence).len() } else { 0 };
+        if count > 1 {
+            let at = partials + (first_partial(call, index) + kv_head * count) * partial;
+            // SAFETY: all chunks are written, on the other side of the barrier; an item belongs to one worker.
+            unsafe {
+                softmax::merge(shape, scratch.slice(at..at + count * partial), &work);
+                softmax::finish(call, sequence.row, 1, kv_head, &work, out);
+            }
+        }
+    }
+}
+
+/// What the kernels rely on, besides the safety conditions of [`run`].
+fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
+    let (shape, geometry) = (&call.shape, call.cache.geometry());
+    assert!(
+        geometry.kv_heads == shape.kv_heads && geometry.head_dim == shape.head_dim,
+        "attention: a cache of {} heads of {} for {shape:?}",
+        geometry.kv_heads,
+        geometry.head_dim,
+    );
+    assert!(shape.heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), "attention: whole groups of heads: {shape:?}");
+    let width = shape.heads * shape.head_dim;
+    assert!(call.sinks.is_none_or(|sinks| sinks.len() == shape.heads), "attention: a sink per head");
+    for sequence in call.sequences {
+        let rows = sequence.row + sequence.tokens;
+        assert!(sequence.tokens == 0 || (rows - 1) * call.q_stride + width <= call.q.len(), "attention: rows of q");
+        assert!(rows * width <= out.len(), "attention: rows of out");
+        assert!(!sequence.table.is_empty() || sequence.tokens == 0, "attention: a block table");
+        assert!(
+            sequence.table.iter().all(|&block| (block as usize) < geometry.blocks),
+            "attention: a table within {} blocks",
+            geometry.blocks
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

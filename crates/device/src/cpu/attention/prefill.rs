@@ -1,0 +1,214 @@
+//! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
+
+use super::cache::{Element, GROUP, Half, Single, Store};
+use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
+use crate::cpu::isa::Isa;
+use crate::cpu::math::lanes::{Lanes, dispatch};
+use crate::cpu::team::SharedSlice;
+
+/// Rows of the inner product: six rows and four vectors fill 24 of the 32 registers of AVX-512 and Advanced SIMD.
+const STRIP: usize = 6;
+
+/// Attention of one block of `sequence`'s queries, for one KV head's group.
+///
+/// # Safety
+/// `check` holds for the call; `work` and the block's part of `out` are the caller's own; nobody writes what the
+/// sequence sees.
+pub(super) unsafe fn block(
+    isa: Isa,
+    call: &Call<'_>,
+    sequence: &Sequence<'_>,
+    kv_head: usize,
+    block: usize,
+    work: Work,
+    out: SharedSlice<'_, f32>,
+) {
+    let shape = &call.shape;
+    let first = block * shape.block();
+    let tokens = shape.block().min(sequence.tokens - first);
+    // SAFETY: the caller's promises; the element is the cache's; the block's rows are in `work` when finished.
+    unsafe {
+        match call.cache.geometry().element {
+            Element::F16 => {
+                dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+            }
+            Element::F32 => {
+                dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+            }
+        }
+        softmax::finish(call, sequence.row + first, tokens, kv_head, &work, out);
+    }
+}
+
+/// The kernel behind [`block`]: tokens `first..first + tokens` of the sequence.
+#[inline(always)]
+unsafe fn kernel<L: Lanes, E: Store>(
+    call: &Call<'_>,
+    sequence: &Sequence<'_>,
+    kv_head: usize,
+    first: usize,
+    tokens: usize,
+    work: Work,
+) {
+    let shape = &call.shape;
+    let (group, dim, width) = (shape.group(), shape.head_dim, shape.width());
+    let rows = tokens * group;
+    let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
+    let (lowest, end) = (sees(0).start, sees(rows - 1).end);
+    // SAFETY: `work` has a block's rows; `check` vouches for the table, and `visible` for the positions.
+    unsafe {
+        for token in 0..tokens {
+            let q = &call.q[(sequence.row + first + token) * call.q_stride + kv_head * group * dim..][..group * dim];
+            for g in 0..group {
+                let to = work.q.add((token * group + g) * Q_STRIDE);
+                for i in 0..dim {
+                    *to.add(i) = q[g * dim + i] * shape.scale;
+                }
+            }
+        }
+        softmax::reset::<L>(&work, rows, width);
+        let mut start = lowest / TILE * TILE;
+        while start < end {
+            // The part of the tile that the block sees at all.
+            let (from, to) = (lowest.max(start) - start, end.min(start + TILE) - start);
+            for k in from / GROUP..to.div_ceil(GROUP) {
+                let position = start + k * GROUP;
+                let keys = call.cache.keys::<E>(sequence.table, position, kv_head).cast_const();
+                for i in 0..dim {
+                    for v in (0..GROUP).step_by(L::N) {
+                        E::load::<L>(keys.add(i * GROUP + v)).store(work.keys.add(i * TILE + k * GROUP + v));
+                    }
+                }
+                let (from, to) = (from.max(k * GROUP), to.min((k + 1) * GROUP));
+                let values = call.cache.values::<E>(sequence.table, start + from, kv_head).cast_const();
+                for i in (0..(to - from) * width).step_by(L::N) {
+                    E::load::<L>(values.add(i)).store(work.values.add(from * width + i));
+                }
+            }
+            // Keys that the rows from `row` to the end of their strip see: `columns(row)`, in this tile.
+            let columns = |last: usize| sees(last).end.clamp(start, start + TILE) - start;
+            for row in (0..rows).step_by(STRIP) {
+                let count = STRIP.min(rows - row);
+                let columns = columns(row + count - 1).next_multiple_of(GROUP);
+                let (q, p) = (work.q.add(row * Q_STRIDE), work.p.add(row * P_STRIDE));
+                product::<L, Q_STRIDE>(count, columns, q, dim, work.keys, TILE, p, P_STRIDE, false);
+                for row in row..row + count {
+                    let sees = sees(row);
+                    let seen = sees.start.clamp(start, start + columns) - start
+                        ..sees.end.clamp(start, start + columns) - start;
+                    softmax::row::<L>(shape, &work, row, columns, seen, width);
+                }
+            }
+            // Panel by panel, so that one panel of values stays in the first cache for all rows.
+            for column in (0..width).step_by(4 * GROUP) {
+                let panel = (width - column).min(4 * GROUP);
+                for row in (0..rows).step_by(STRIP) {
+                    let count = STRIP.min(rows - row);
+                    let to = columns(row + count - 1);
+                    if to > from {
+                        let p = work.p.add(row * P_STRIDE + from);
+                        let (values, sums) =
+                            (work.values.add(from * width + column), work.sums.add(row * width + column));
+                        product::<L, P_STRIDE>(count, panel, p, to - from, values, width, sums, width, true);
+                    }
+                }
+            }
+            start += TILE;
+        }
+    }
+}
+
+/// `c = a b`, or `c += a b`: `a` is `[rows][depth]` at distance `A`, `b` is `[depth][columns]` at `b_stride`, `c` is
+/// `[rows][columns]` at `c_stride`. `rows <= STRIP`, and `columns` is a multiple of [`GROUP`] up to four.
+///
+/// # Safety
+/// The pointers are to that many elements.
+#[inline(always)]
+unsafe fn product<L: Lanes, const A: usize>(
+    rows: usize,
+    columns: usize,
+    a: *const f32,
+    depth: usize,
+    b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
+    macro_rules! tiles {
+        ($vectors:literal, $at:expr) => {{
+            let (b, c) = (b.add($at), c.add($at));
+            match rows {
+                1 => tile::<L, A, 1, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+                2 => tile::<L, A, 2, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+                3 => tile::<L, A, 3, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+                4 => tile::<L, A, 4, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+                5 => tile::<L, A, 5, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+                _ => tile::<L, A, 6, $vectors>(a, depth, b, b_stride, c, c_stride, add),
+            }
+        }};
+    }
+    // SAFETY: the tiles cover the columns.
+    unsafe {
+        match L::N {
+            16 => match columns / GROUP {
+                0 => {}
+                1 => tiles!(1, 0),
+                2 => tiles!(2, 0),
+                3 => tiles!(3, 0),
+                _ => tiles!(4, 0),
+            },
+            8 => {
+                for at in (0..columns).step_by(GROUP) {
+                    tiles!(2, at);
+                }
+            }
+            _ => {
+                for at in (0..columns).step_by(GROUP) {
+                    tiles!(4, at);
+                }
+            }
+        }
+    }
+}
+
+/// `R` rows by `C` vectors of [`product`], in registers.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const A: usize, const R: usize, const C: usize>(
+    a: *const f32,
+    depth: usize,
+    b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[L::splat(0.0); C]; R];
+        if add {
+            for r in 0..R {
+                for v in 0..C {
+                    sums[r][v] = L::load(c.add(r * c_stride + v * L::N));
+                }
+            }
+        }
+        for k in 0..depth {
+            let mut row = [L::splat(0.0); C];
+            for v in 0..C {
+                row[v] = L::load(b.add(k * b_stride + v * L::N));
+            }
+            for r in 0..R {
+                let a = L::splat(*a.add(r * A + k));
+                for v in 0..C {
+                    sums[r][v] = row[v].fma(a, sums[r][v]);
+                }
+            }
+        }
+        for r in 0..R {
+            for v in 0..C {
+                sums[r][v].store(c.add(r * c_stride + v * L::N));
+            }
+        }
+    }
+}

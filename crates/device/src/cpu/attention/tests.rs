@@ -1,0 +1,271 @@
+//! Attention against the definition in f64, on every instruction set, element type and number of workers.
+
+use super::*;
+use crate::cpu::team::Team;
+use half::f16;
+
+/// Deterministic numbers in -1..1.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+    fn many(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    block_tokens: usize,
+    /// Blocks of a session's table: the ring wraps when positions exceed them.
+    ring: usize,
+    /// (first position, tokens) of each sequence's queries.
+    sequences: &'static [(usize, usize)],
+    window: Option<usize>,
+    softcap: Option<f32>,
+    sinks: bool,
+    why: &'static str,
+}
+
+const PLAIN: Case = Case {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    block_tokens: 64,
+    ring: 8,
+    sequences: &[(0, 1)],
+    window: None,
+    softcap: None,
+    sinks: false,
+    why: "one key",
+};
+
+const CASES: &[Case] = &[
+    PLAIN,
+    Case { sequences: &[(130, 1)], why: "decode in a third block", ..PLAIN },
+    Case { sequences: &[(0, 100)], why: "prefill from nothing", ..PLAIN },
+    Case { sequences: &[(63, 2)], why: "two queries at a block's edge", ..PLAIN },
+    Case { sequences: &[(0, 17), (40, 1), (255, 1), (256, 1), (3, 0), (100, 30)], why: "a mixed batch", ..PLAIN },
+    Case { heads: 7, kv_heads: 1, sequences: &[(200, 1), (10, 33)], why: "7 to 1", ..PLAIN },
+    Case { heads: 9, kv_heads: 3, sequences: &[(200, 1), (10, 33)], why: "3 to 1", ..PLAIN },
+    Case { heads: 14, kv_heads: 2, head_dim: 80, sequences: &[(300, 1), (10, 33)], why: "80", ..PLAIN },
+    Case { heads: 3, kv_heads: 3, head_dim: 12, sequences: &[(77, 1), (0, 50)], why: "12", ..PLAIN },
+    Case { heads: 2, kv_heads: 1, head_dim: 24, block_tokens: 16, sequences: &[(77, 1), (0, 50)], why: "24", ..PLAIN },
+    Case { heads: 2, kv_heads: 2, head_dim: 7, block_tokens: 16, sequences: &[(20, 1), (0, 20)], why: "7", ..PLAIN },
+    Case { heads: 8, kv_heads: 2, head_dim: 96, sequences: &[(90, 1), (90, 20)], why: "96", ..PLAIN },
+    Case { heads: 16, kv_heads: 8, head_dim: 128, block_tokens: 256, sequences: &[(700, 1), (400, 60)], why: "Qwen3", ..PLAIN },
+    Case { heads: 4, kv_heads: 1, head_dim: 256, sequences: &[(300, 1), (5, 40)], why: "Gemma 3", ..PLAIN },
+    Case { heads: 71, kv_heads: 1, head_dim: 64, sequences: &[(30, 1), (5, 9)], why: "Falcon", ..PLAIN },
+    Case { window: Some(1), sequences: &[(99, 1), (60, 10)], why: "a window of one", ..PLAIN },
+    Case { window: Some(50), sequences: &[(49, 1), (50, 1), (51, 1), (300, 1), (20, 90)], why: "windows", ..PLAIN },
+    Case { window: Some(300), sequences: &[(511, 1), (350, 100)], why: "a window over two chunks", ..PLAIN },
+    Case { ring: 3, window: Some(120), sequences: &[(1000, 1), (640, 50)], why: "a wrapped ring with a window", ..PLAIN },
+    Case { ring: 3, block_tokens: 16, sequences: &[(1000, 1), (640, 10)], why: "a wrapped ring, bounded by `oldest`", ..PLAIN },
+    Case { softcap: Some(2.0), sequences: &[(300, 1), (0, 70)], why: "softcap", ..PLAIN },
+    Case { sinks: true, sequences: &[(0, 1), (300, 1), (0, 70)], why: "sinks", ..PLAIN },
+    Case { sinks: true, softcap: Some(1.5), window: Some(33), sequences: &[(300, 1), (0, 70)], why: "everything", ..PLAIN },
+];
+
+/// The definition, in f64, of one head of one query.
+fn reference(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, softcap: Option<f32>, sink: Option<f32>) -> Vec<f64> {
+    let scores: Vec<f64> = keys
+        .iter()
+        .map(|key| {
+            let dot: f64 = q.iter().zip(*key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+            let score = dot * f64::from(scale);
+            softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+        })
+        .collect();
+    let top = scores.iter().copied().chain(sink.map(f64::from)).fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = scores.iter().copied().chain(sink.map(f64::from)).map(|score| (score - top).exp()).sum();
+    (0..q.len())
+        .map(|i| scores.iter().zip(values).map(|(score, value)| (score - top).exp() / total * f64::from(value[i])).sum())
+        .collect()
+}
+
+struct Setup {
+    case: Case,
+    cache: LayerCache,
+    tables: Vec<Vec<u32>>,
+    q: Vec<f32>,
+    sinks: Option<Vec<f32>>,
+    expected: Vec<f64>,
+    rows: usize,
+}
+
+/// Fills a cache through its own `write`, and computes what must come out.
+fn setup(case: Case, element: Element, isa: Isa) -> Setup {
+    let mut noise = Noise(case.head_dim as u64);
+    let Case { heads, kv_heads, head_dim, block_tokens, ring, .. } = case;
+    let blocks = ring * case.sequences.len() + 1;
+    let geometry = Geometry { element, blocks, block_tokens, kv_heads, head_dim };
+    // The second of two layers, so that offsets count.
+    let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
+    // Blocks in no particular order.
+    let table = |sequence: usize| -> Vec<u32> {
+        (0..ring).map(|i| (((sequence * ring + i) * 7 + 3) % blocks) as u32).collect()
+    };
+    let tables: Vec<Vec<u32>> =
+        if blocks.is_multiple_of(7) { (0..case.sequences.len()).map(|s| (0..ring).map(|i| (s * ring + i) as u32).collect()).collect() } else { (0..case.sequences.len()).map(table).collect() };
+    let rows: usize = case.sequences.iter().map(|&(_, tokens)| tokens).sum();
+    let q: Vec<f32> = noise.many(rows * heads * head_dim).iter().map(|x| x * 4.0).collect();
+    let sinks = case.sinks.then(|| noise.many(heads));
+    let (mut expected, mut row) = (Vec::new(), 0);
+    let row_len = kv_heads * head_dim;
+    for (table, &(position, tokens)) in tables.iter().zip(case.sequences) {
+        let n = position + tokens;
+        let (mut k, mut v) = (noise.many(n * row_len), noise.many(n * row_len));
+        // In uneven pieces and by head, as workers would.
+        for (from, to) in [(0, n / 3), (n / 3, n)] {
+            for head in 0..kv_heads {
+                // SAFETY: one thread, nobody else.
+                unsafe { cache.write(isa, table, 0, &k, &v, row_len, from..to, head..head + 1) };
+            }
+        }
+        if element == Element::F16 {
+            k.iter_mut().chain(&mut v).for_each(|x| *x = f16::from_f32(*x).to_f32());
+        }
+        let oldest = oldest(&case, n);
+        for token in 0..tokens {
+            let p = position + token;
+            let first = case.window.map_or(0, |window| (p + 1).saturating_sub(window)).max(oldest).min(p);
+            for head in 0..heads {
+                let at = head / (heads / kv_heads) * head_dim;
+                let of = |rows: &'_ [f32]| -> Vec<Vec<f32>> {
+                    (first..=p).map(|t| rows[t * row_len + at..][..head_dim].to_vec()).collect()
+                };
+                let (keys, values) = (of(&k), of(&v));
+                let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
+                let q = &q[(row * heads + head) * head_dim..][..head_dim];
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                expected.extend(reference(q, &keys, &values, scale(head_dim), case.softcap, sink));
+            }
+            row += 1;
+        }
+    }
+    Setup { case, cache, tables, q, sinks, expected, rows }
+}
+
+fn scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}
+
+/// What is left of `n` positions in the ring.
+fn oldest(case: &Case, n: usize) -> usize {
+    n.saturating_sub(case.ring * case.block_tokens)
+}
+
+fn attend(setup: &Setup, team: &Team, isa: Isa) -> Vec<f32> {
+    let case = &setup.case;
+    let shape = Shape {
+        heads: case.heads,
+        kv_heads: case.kv_heads,
+        head_dim: case.head_dim,
+        scale: scale(case.head_dim),
+        softcap: case.softcap,
+        window: case.window,
+    };
+    let mut row = 0;
+    let mut sequences = Vec::new();
+    for (table, &(position, tokens)) in setup.tables.iter().zip(case.sequences) {
+        sequences.push(Sequence { table, row, tokens, position, oldest: oldest(case, position + tokens) });
+        row += tokens;
+    }
+    let width = case.heads * case.head_dim;
+    let call = Call {
+        shape,
+        cache: &setup.cache,
+        sequences: &sequences,
+        q: &setup.q,
+        q_stride: width,
+        sinks: setup.sinks.as_deref(),
+    };
+    let mut out = vec![f32::NAN; setup.rows * width];
+    let decodes = case.sequences.iter().filter(|sequence| sequence.1 == 1).count();
+    let keys = case.sequences.iter().map(|sequence| sequence.0 + 1).max().unwrap_or(0);
+    // Scratch holds anything at all.
+    let mut scratch = vec![f32::NAN; shape.scratch_len(team.count(), decodes, keys)];
+    let (shared, scratch) = (SharedSlice::new(&mut out), SharedSlice::new(&mut scratch));
+    // SAFETY: `out` and `scratch` are this job's alone, and the cache rests.
+    team.run(&|worker| unsafe { run(worker, isa, &call, shared, scratch) });
+    out
+}
+
+#[test]
+fn agrees_with_the_definition() {
+    let teams: Vec<Team> = (1..=4).map(|threads| Team::new(threads).unwrap()).collect();
+    for &case in CASES {
+        for element in [Element::F16, Element::F32] {
+            for &isa in Isa::available() {
+                let setup = setup(case, element, isa);
+                let mut one = None;
+                for team in &teams {
+                    let out = attend(&setup, team, isa);
+                    for (i, (&found, &expected)) in out.iter().zip(&setup.expected).enumerate() {
+                        let error = (f64::from(found) - expected).abs();
+                        assert!(error < 3e-6, "{isa} {element:?} {case:?} x{}: [{i}] {found} for {expected}", team.count());
+                    }
+                    // The numbers do not depend on the number of workers.
+                    assert_eq!(*one.get_or_insert_with(|| out.clone()), out, "{isa} {case:?} x{}", team.count());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_decode_row_does_not_depend_on_its_batch() {
+    let team = Team::new(2).unwrap();
+    for &isa in Isa::available() {
+        let case = Case { sequences: &[(300, 1)], why: "alone", ..PLAIN };
+        let alone = attend(&setup(case, Element::F16, isa), &team, isa);
+        let many = Case { sequences: &[(300, 1), (40, 1), (0, 20)], why: "in company", ..PLAIN };
+        let mut company = setup(many, Element::F16, isa);
+        let single = setup(case, Element::F16, isa);
+        company.q[..single.q.len()].copy_from_slice(&single.q);
+        // The first sequence's keys and values, copied block by block through the tables.
+        let width = PLAIN.kv_heads * PLAIN.head_dim;
+        let mut noise = Noise(PLAIN.head_dim as u64);
+        noise.many(PLAIN.heads * PLAIN.head_dim);
+        let (k, v) = (noise.many(301 * width), noise.many(301 * width));
+        // SAFETY: one thread, nobody else.
+        unsafe { company.cache.write(isa, &company.tables[0], 0, &k, &v, width, 0..301, 0..PLAIN.kv_heads) };
+        let out = attend(&company, &team, isa);
+        assert_eq!(out[..alone.len()], alone, "{isa}");
+    }
+}
+
+#[test]
+fn blocks_copy_and_nonsense_is_an_error() {
+    let geometry = Geometry { element: Element::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
+    let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
+    let row: Vec<f32> = (0..8).map(|i| i as f32).collect();
+    // SAFETY: one thread, nobody else.
+    unsafe {
+        cache.write(Isa::Scalar, &[1], 5, &row, &row, 8, 0..1, 0..1);
+        cache.copy_block(1, 2);
+        let (from, to) = (cache.keys::<cache::Half>(&[1], 0, 0), cache.keys::<cache::Half>(&[2], 0, 0));
+        for i in 0..8 {
+            assert_eq!(f16::from_bits(*from.add(i * 16 + 5)), f16::from_f32(i as f32));
+            assert_eq!(*to.add(i * 16 + 5), *from.add(i * 16 + 5));
+        }
+        assert_eq!(*cache.values::<cache::Half>(&[2], 5, 0).add(7), f16::from_f32(7.0).to_bits());
+    }
+    for wrong in [
+        Geometry { block_tokens: 24, ..geometry },
+        Geometry { block_tokens: 0, ..geometry },
+        Geometry { head_dim: 257, ..geometry },
+        Geometry { head_dim: 0, ..geometry },
+        Geometry { kv_heads: 0, ..geometry },
+        Geometry { blocks: usize::MAX / 2, ..geometry },
+    ] {
+        assert!(LayerCache::pool(wrong, 2).is_err(), "{wrong:?}");
+    }
+}

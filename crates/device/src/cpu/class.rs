@@ -1,0 +1,101 @@
+//! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
+
+use super::matmul::Activations;
+use program::{Plan, Program, plan_memory};
+use ops::{Op, Rope};
+
+/// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
+pub(super) const FEW: usize = 4;
+
+/// The arena's layout for one shape class. All offsets are in bytes, multiples of 64.
+pub(super) struct Class {
+    pub(super) tokens: usize,
+    pub(super) outputs: usize,
+    pub(super) plan: Plan,
+    /// Cosines, then sines, of each rope: `[tokens, pairs]`.
+    pub(super) angles: Vec<(usize, usize)>,
+    /// Normed rows shared by all workers: `[rows, width]`.
+    pub(super) normed: usize,
+    /// Quantised rows shared by all workers.
+    pub(super) lines: usize,
+    /// The second operand of a gate: `[rows, ff]`.
+    pub(super) up: usize,
+    /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
+    pub(super) workers: usize,
+    pub(super) worker_bytes: usize,
+    pub(super) worker_lines: usize,
+    /// End of the arena.
+    pub(super) bytes: usize,
+}
+
+/// The widest operands of a Program.
+struct Widths {
+    /// Input of any projection.
+    input: usize,
+    /// Output of any gate.
+    gate: usize,
+    /// Quantised bytes of the hungriest projection, for some rows.
+    lines: Box<dyn Fn(usize) -> usize>,
+}
+
+fn widths(program: &Program) -> Widths {
+    let mut inputs: Vec<usize> = Vec::new();
+    let mut gate = 0;
+    for node in &program.nodes {
+        match node.op {
+            Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. } => {
+                inputs.push(program.shape(node.inputs[0]).width);
+            }
+            _ => {}
+        }
+        if let Op::GateUp { .. } = node.op {
+            gate = gate.max(program.shape(node.outputs[0]).width);
+        }
+    }
+    let input = inputs.iter().copied().max().unwrap_or(0);
+    let lines = move |rows| inputs.iter().map(|&width| Activations::bytes(rows, width)).max().unwrap_or(0);
+    Widths { input, gate, lines: Box::new(lines) }
+}
+
+impl Class {
+    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits.
+    pub(super) fn new(program: &Program, ropes: &[Rope], tokens: usize, outputs: usize, workers: usize) -> Self {
+        let plan = plan_memory(program, tokens, outputs);
+        let widths = widths(program);
+        let rows = tokens.max(outputs);
+        let mut end = plan.bytes;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(64);
+            at
+        };
+        let float = size_of::<f32>();
+        let angles = ropes
+            .iter()
+            .map(|rope| {
+                let bytes = tokens * rope.frequencies.len() * float;
+                (take(bytes), take(bytes))
+            })
+            .collect();
+        let (normed, lines, up) =
+            (take(rows * widths.input * float), take((widths.lines)(rows)), take(rows * widths.gate * float));
+        let few = rows.min(FEW);
+        let worker_lines = (few * widths.input * float).next_multiple_of(64);
+        // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
+        let worker_bytes = (worker_lines + (1..=few).map(&*widths.lines).max().unwrap_or(0)).next_multiple_of(4096);
+        let start = take(worker_bytes * workers);
+        Class {
+            tokens,
+            outputs,
+            plan,
+            angles,
+            normed,
+            lines,
+            up,
+            workers: start,
+            worker_bytes,
+            worker_lines,
+            bytes: end,
+        }
+    }
+}

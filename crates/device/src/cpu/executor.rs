@@ -1,0 +1,282 @@
+//! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
+
+use super::attention::{Element, Geometry, LayerCache, Shape};
+use super::class::Class;
+use super::isa::Isa;
+use super::matmul::{Huge, Matrix, Parallel, Scratch};
+use super::replay::Replay;
+use super::team::{SharedSlice, Team};
+use crate::{CacheType, Executor, LoadOptions, Memory};
+use formats::{Error, Result, Tensors};
+use ops::{Op, Rope, Rows};
+use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
+use std::sync::Arc;
+
+/// A weight in the form in which the CPU uses it.
+pub(super) enum Weight {
+    /// Of rank 2: packed for products.
+    Matrix(Matrix),
+    /// Of rank 1: norms and biases, in f32.
+    Vector(Vec<f32>),
+}
+
+/// What every replay reads and no replay changes.
+pub(super) struct Loaded {
+    pub(super) team: Arc<Team>,
+    pub(super) isa: Isa,
+    pub(super) program: Program,
+    pub(super) weights: Vec<Weight>,
+    /// Distinct rotations; their angles are computed once per step.
+    pub(super) ropes: Vec<Rope>,
+    /// The cache group of each layer.
+    pub(super) groups: Vec<usize>,
+}
+
+/// See [`Executor`].
+pub(super) struct CpuExecutor {
+    loaded: Loaded,
+    caches: Vec<LayerCache>,
+    classes: Vec<Class>,
+    arena: Huge,
+    scratch: Vec<Scratch>,
+    /// Attention's working memory.
+    partials: Huge,
+    /// Blocks of each group that were written to.
+    used: Vec<usize>,
+    /// Class and rows of the last replay.
+    last: Option<(usize, usize, usize)>,
+    limits: (usize, usize),
+    /// Blocks of each cache group.
+    blocks: Vec<usize>,
+}
+
+impl Parallel for Team {
+    fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        Team::run(self, &|worker| f(worker.index, worker.count));
+    }
+}
+
+impl CpuExecutor {
+    pub(super) fn load(
+        team: Arc<Team>,
+        isa: Isa,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self> {
+        let weights = load_weights(&program, tensors, &team, progress)?;
+        let mut ropes: Vec<Rope> = Vec::new();
+        for node in &program.nodes {
+            if let Some(rope) = rope(&node.op)
+                && !ropes.contains(rope)
+            {
+                ropes.push(rope.clone());
+            }
+        }
+        let caches = caches(&program, &options)?;
+        let partials = partials(&program, &options, team.count());
+        let limits = (options.rows.0.max(1), options.rows.1.max(1));
+        let largest = Class::new(&program, &ropes, limits.0, limits.1, team.count());
+        Ok(CpuExecutor {
+            // Pages of the arena that no class touches take no memory.
+            arena: Huge::zeroed(largest.bytes)?,
+            scratch: (0..team.count()).map(|_| Scratch::new()).collect::<Result<_>>()?,
+            partials: Huge::zeroed(partials * size_of::<f32>())?,
+            used: vec![0; options.blocks.len()],
+            classes: Vec::new(),
+            last: None,
+            limits,
+            blocks: options.blocks.clone(),
+            caches,
+            loaded: Loaded { groups: program.layer_groups(), team, isa, program, weights, ropes },
+        })
+    }
+
+    /// The smallest class that holds so many rows, compiled on first sight.
+    fn class(&mut self, tokens: usize, outputs: usize) -> Result<usize> {
+        let (most_tokens, most_outputs) = self.limits;
+        if tokens == 0 || tokens > most_tokens || outputs > most_outputs.min(tokens) {
+            let expected = format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
+            return Err(Error::new("step", expected, format!("{tokens} rows, {outputs} with logits")));
+        }
+        let bucket = |n: usize, most: usize| if n == 0 { 0 } else { n.next_power_of_two().min(most) };
+        let (tokens, outputs) = (bucket(tokens, most_tokens), bucket(outputs, most_outputs));
+        if let Some(seen) = self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs)) {
+            return Ok(seen);
+        }
+        let loaded = &self.loaded;
+        self.classes.push(Class::new(&loaded.program, &loaded.ropes, tokens, outputs, loaded.team.count()));
+        Ok(self.classes.len() - 1)
+    }
+
+    fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
+        let tokens = arguments.tokens.len();
+        let fits = arguments.positions.len() == tokens
+            && arguments.positions.windows(2).all(|pair| pair[1] == pair[0] + 1)
+            && arguments.outputs.iter().all(|&row| (row as usize) < tokens)
+            && arguments.tables.len() == self.blocks.len();
+        if !fits {
+            return Err(Error::new("step", "consecutive positions, outputs among the rows, a table per group", "others"));
+        }
+        for (table, &blocks) in arguments.tables.iter().zip(&self.blocks) {
+            if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= blocks) {
+                return Err(Error::new("step", format!("cache blocks below {blocks}"), format!("{table:?}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One pool for each group of layers.
+fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
+    let groups = program.layer_groups();
+    let mut caches: Vec<Option<LayerCache>> = vec![None; groups.len()];
+    for (group, &blocks) in options.blocks.iter().enumerate() {
+        let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
+        let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
+        let geometry = Geometry {
+            element: match options.cache_type {
+                CacheType::F16 => Element::F16,
+                CacheType::F32 => Element::F32,
+            },
+            blocks,
+            block_tokens: BLOCK_TOKENS,
+            kv_heads: first.kv_heads,
+            head_dim: first.head_dim,
+        };
+        for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
+            if (program.layers[layer].kv_heads, program.layers[layer].head_dim) != (first.kv_heads, first.head_dim) {
+                return Err(Error::new("cache", format!("{first:?}"), format!("{:?}", program.layers[layer])));
+            }
+            caches[layer] = Some(cache);
+        }
+    }
+    caches.into_iter().collect::<Option<_>>().ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
+}
+
+/// Floats of working memory for the hungriest attention.
+fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
+    let groups = program.layer_groups();
+    let one = |op: &ops::Attention| shape(op).scratch_len(threads, 1, options.blocks[groups[op.layer]] * BLOCK_TOKENS);
+    program.nodes.iter().filter_map(|n| if let Op::Attention(op) = &n.op { Some(one(op)) } else { None }).max().unwrap_or(0)
+}
+
+/// An attention operation as the kernels take it.
+pub(super) fn shape(op: &ops::Attention) -> Shape {
+    Shape {
+        heads: op.heads,
+        kv_heads: op.kv_heads,
+        head_dim: op.head_dim,
+        scale: op.scale,
+        softcap: None,
+        window: op.window,
+    }
+}
+
+/// A buffer as floats.
+fn floats(buffer: &mut Huge) -> &mut [f32] {
+    let len = buffer.len() / size_of::<f32>();
+    // SAFETY: the buffer is borrowed exclusively, aligned to more than a float, and any bits are valid.
+    unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
+}
+
+/// The rotation that an operation applies.
+fn rope(op: &Op) -> Option<&Rope> {
+    match op {
+        Op::Rope(rope) => Some(rope),
+        Op::RopeWrite(write) => Some(&write.rope),
+        _ => None,
+    }
+}
+
+fn load_weights(
+    program: &Program,
+    tensors: &Tensors,
+    team: &Team,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<Weight>> {
+    let find = |weight: &program::Weight| {
+        tensors.get(&weight.stored).ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
+    };
+    let mut total = 0;
+    for weight in &program.weights {
+        total += find(weight)?.bytes.len() as u64;
+    }
+    let mut done = 0;
+    let mut weights = Vec::with_capacity(program.weights.len());
+    for weight in &program.weights {
+        let tensor = find(weight)?;
+        let named = |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
+        weights.push(match *weight.shape.as_slice() {
+            [rows, cols] => {
+                let matrix = Matrix::pack(tensor.dtype, rows, cols, tensor.bytes, team).map_err(named)?;
+                // One copy in memory: the file's pages are not needed again.
+                tensors.release(&tensor);
+                Weight::Matrix(matrix)
+            }
+            [len] => {
+                let mut values = vec![0.0; len];
+                tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
+                Weight::Vector(values)
+            }
+            _ => return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape))),
+        });
+        done += tensor.bytes.len() as u64;
+        progress(done, total);
+    }
+    Ok(weights)
+}
+
+impl Executor for CpuExecutor {
+    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+        self.last = None;
+        self.check(arguments)?;
+        let class = self.class(arguments.tokens.len(), arguments.outputs.len())?;
+        let replay = Replay {
+            loaded: &self.loaded,
+            class: &self.classes[class],
+            arguments,
+            arena: self.arena.as_ptr(),
+            caches: &self.caches,
+            scratch: SharedSlice::new(&mut self.scratch),
+            partials: SharedSlice::new(floats(&mut self.partials)),
+        };
+        replay.run();
+        for (used, table) in self.used.iter_mut().zip(arguments.tables) {
+            *used = table.blocks.iter().fold(*used, |used, &block| used.max(block as usize + 1));
+        }
+        self.last = Some((class, arguments.tokens.len(), arguments.outputs.len()));
+        Ok(())
+    }
+
+    fn result(&self, index: usize) -> &[f32] {
+        let Some((class, tokens, outputs)) = self.last else { return &[] };
+        let ValueId(value) = self.loaded.program.results[index];
+        let shape = self.loaded.program.values[value];
+        let rows = match shape.rows {
+            Rows::Tokens => tokens,
+            Rows::Outputs => outputs,
+        };
+        let offset = self.classes[class].plan.offsets[value];
+        let bytes = &self.arena[offset..][..rows * shape.width * size_of::<f32>()];
+        // SAFETY: offsets are multiples of 64 in a buffer aligned to more; any bits are valid f32.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), rows * shape.width) }
+    }
+
+    fn memory(&self) -> Memory {
+        let weight = |w: &Weight| match w {
+            Weight::Matrix(matrix) => matrix.resident_bytes(),
+            Weight::Vector(values) => size_of_val(values.as_slice()),
+        };
+        Memory {
+            weights: self.loaded.weights.iter().map(weight).sum(),
+            cache: self.caches.iter().zip(&self.loaded.groups).map(|(c, &g)| self.used[g] * c.geometry().layer_bytes()).sum(),
+            arena: self.classes.iter().map(|c| c.bytes).max().unwrap_or(0),
+        }
+    }
+
+    fn compiled(&self) -> usize {
+        self.classes.len()
+    }
+}

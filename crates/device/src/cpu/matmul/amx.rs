@@ -1,0 +1,262 @@
+//! Prefill on Intel's tile unit (AMX), in bf16 with f32 sums: 32 tokens by 32 rows at a time.
+//!
+//! The unit multiplies bytes at twice the rate of bf16, but byte products must leave it after every 32 columns to be
+//! scaled, which costs more than the products. In bf16 the scales are part of the weights and the sums stay in the
+//! tiles. Both sides are rounded to 8 bits, relative to each number: the error is a quarter of that of activations
+//! in bytes with one scale per 32, so nothing is given up. Panels are expanded to bf16 in cache, 16 at a time.
+//!
+//! ```text
+//! activations  per group of 16 tokens, per block of 32 columns: [16 tokens][32] bf16
+//! weights      per panel, per block: [16 pairs of columns][16 rows][2] bf16
+//! ```
+//!
+//! Compilers know no tile types on stable Rust, hence the inline assembly.
+
+use super::activations::TOKENS;
+use super::lanes::{Lanes, avx512::Avx512};
+use super::layout::{GROUP, Packed};
+use super::product::Source;
+use super::{BLOCK, Call, DType, Kernel, ROWS};
+use formats::{quant::Block, with_block};
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+/// Panels that are expanded together, and blocks of them: 16 blocks of 32 tokens stay in the first-level cache.
+const PANELS: usize = 16;
+const BLOCKS: usize = 16;
+/// Bytes of a tile: 16 rows of 64.
+const TILE: usize = 1024;
+
+/// Bytes of scratch: the slab, 4 tiles of results, 4 tiles of zeros.
+pub(super) const SCRATCH: usize = SLAB + 8 * TILE;
+const SLAB: usize = PANELS * BLOCKS * TILE;
+
+/// The kernel for many tokens of a quantised type, whose activations are bf16; none for other types.
+pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quantised<B: Block>(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product(call, expand::<B>) }
+    }
+    with_block!(dtype, B => Some(quantised::<B>), else => None)
+}
+
+/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to bf16.
+type Expand = unsafe fn(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8);
+
+/// The tile registers' shapes (palette 1; Intel SDM, `LDTILECFG`).
+#[repr(C, align(64))]
+struct Shapes {
+    palette: u8,
+    start: u8,
+    reserved: [u8; 14],
+    /// Bytes per row.
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The product of the call.
+unsafe fn product(call: &Call, expand: Expand) {
+    let mut shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
+    for tile in 0..8 {
+        (shapes.bytes[tile], shapes.rows[tile]) = (64, 16);
+    }
+    let total = call.cols / BLOCK;
+    // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1; panels, tokens and
+    // scratch are the call's, the scratch being `SCRATCH` bytes and the lines being allocated to whole groups.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly));
+        call.scratch.add(SLAB + 4 * TILE).write_bytes(0, 4 * TILE);
+        for panel in call.panels.clone().step_by(PANELS) {
+            let panels = PANELS.min(call.panels.end - panel);
+            for block in (0..total).step_by(BLOCKS) {
+                let blocks = BLOCKS.min(total - block);
+                for p in 0..panels {
+                    expand(call.panel(panel + p), total, block, blocks, call.scratch.add(p * blocks * TILE));
+                }
+                let mut token = call.tokens.start / TOKENS * TOKENS;
+                while token < call.tokens.end {
+                    let groups = if token + TOKENS < call.tokens.end { 2 } else { 1 };
+                    for p in (0..panels).step_by(2) {
+                        let tiles = Tiles { panel: panel + p, panels: 2.min(panels - p), token, groups, block, blocks };
+                        tiles.multiply(call, call.scratch.add(p * blocks * TILE));
+                    }
+                    token += groups * TOKENS;
+                }
+            }
+        }
+        // Released, the tiles cost nothing at a context switch.
+        asm!("tilerelease", options(nostack, nomem));
+    }
+}
+
+/// One or two panels by one or two groups of tokens.
+struct Tiles {
+    panel: usize,
+    panels: usize,
+    token: usize,
+    groups: usize,
+    block: usize,
+    blocks: usize,
+}
+
+impl Tiles {
+    /// Multiplies these blocks and adds the results to the output.
+    unsafe fn multiply(&self, call: &Call, weights: *const u8) {
+        let (row, tokens) = (self.panel * ROWS, self.groups * TOKENS);
+        let first = self.block == 0;
+        let whole = row + self.panels * ROWS <= call.rows
+            && call.tokens.start <= self.token
+            && self.token + tokens <= call.tokens.end;
+        // SAFETY: the slab holds the panels, the lines hold the groups; results go to the output only where it
+        // has all of them, and to 4 tiles of scratch otherwise.
+        unsafe {
+            let zeros = call.scratch.add(SLAB + 4 * TILE);
+            let out = call.out.start.wrapping_add(self.token * call.out.stride + row).cast::<u8>();
+            let stride = 4 * call.out.stride;
+            if whole && (call.epilogue.bias.is_none() || !first) {
+                let add = call.epilogue.accumulate || !first;
+                let from = if add { (out.cast_const(), stride) } else { (zeros.cast_const(), 128) };
+                return self.tiles(call, weights, from, (out, stride));
+            }
+            let results = call.scratch.add(SLAB);
+            self.tiles(call, weights, (zeros, 128), (results, 128));
+            for t in 0..tokens {
+                for p in 0..self.panels {
+                    if call.tokens.contains(&(self.token + t)) {
+                        let y = Avx512::load_f32(results.cast::<f32>().add(32 * t + ROWS * p));
+                        call.finish::<Avx512>(self.panel + p, self.token + t, y, first);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `to = from + x w`, where tokens are the given bytes apart and panels 64.
+    unsafe fn tiles(&self, call: &Call, w: *const u8, from: (*const u8, usize), to: (*mut u8, usize)) {
+        // SAFETY: passed on from `multiply`. Rows of x and w are 64 bytes apart, their tiles 1 KiB.
+        unsafe {
+            let x = call.x.line(self.token).add(self.block * TOKENS);
+            if self.panels == 2 && self.groups == 2 {
+                asm!(
+                    "tileloadd tmm0, [{from} + {from_step}*1]",
+                    "tileloadd tmm1, [{from} + {from_step}*1 + 64]",
+                    "tileloadd tmm2, [{from2} + {from_step}*1]",
+                    "tileloadd tmm3, [{from2} + {from_step}*1 + 64]",
+                    "2:",
+                    "tileloadd tmm6, [{w} + {step}*1]",
+                    "tileloadd tmm4, [{x} + {step}*1]",
+                    "tileloadd tmm7, [{w2} + {step}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{x2} + {step}*1]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {x}, 1024",
+                    "add {x2}, 1024",
+                    "add {w}, 1024",
+                    "add {w2}, 1024",
+                    "dec {blocks}",
+                    "jnz 2b",
+                    "tilestored [{to} + {to_step}*1], tmm0",
+                    "tilestored [{to} + {to_step}*1 + 64], tmm1",
+                    "tilestored [{to2} + {to_step}*1], tmm2",
+                    "tilestored [{to2} + {to_step}*1 + 64], tmm3",
+                    x = inout(reg) x => _,
+                    x2 = inout(reg) call.x.line(self.token + TOKENS).add(self.block * TOKENS) => _,
+                    w = inout(reg) w => _,
+                    w2 = inout(reg) w.add(self.blocks * TILE) => _,
+                    blocks = inout(reg) self.blocks => _,
+                    step = in(reg) 64usize,
+                    from = in(reg) from.0,
+                    from2 = in(reg) from.0.wrapping_add(TOKENS * from.1),
+                    from_step = in(reg) from.1,
+                    to = in(reg) to.0,
+                    to2 = in(reg) to.0.wrapping_add(TOKENS * to.1),
+                    to_step = in(reg) to.1,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack)
+                );
+                return;
+            }
+            for g in 0..self.groups {
+                for p in 0..self.panels {
+                    asm!(
+                        "tileloadd tmm0, [{from} + {from_step}*1]",
+                        "2:",
+                        "tileloadd tmm4, [{x} + {step}*1]",
+                        "tileloadd tmm6, [{w} + {step}*1]",
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "add {x}, 1024",
+                        "add {w}, 1024",
+                        "dec {blocks}",
+                        "jnz 2b",
+                        "tilestored [{to} + {to_step}*1], tmm0",
+                        x = inout(reg) call.x.line(self.token + g * TOKENS).add(self.block * TOKENS) => _,
+                        w = inout(reg) w.add(p * self.blocks * TILE) => _,
+                        blocks = inout(reg) self.blocks => _,
+                        step = in(reg) 64usize,
+                        from = in(reg) from.0.wrapping_add(g * TOKENS * from.1 + 64 * p),
+                        from_step = in(reg) from.1,
+                        to = in(reg) to.0.wrapping_add(g * TOKENS * to.1 + 64 * p),
+                        to_step = in(reg) to.1,
+                        out("tmm0") _, out("tmm4") _, out("tmm6") _,
+                        options(nostack)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// See [`Expand`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn expand<B: Block>(panel: *const u8, total: usize, first: usize, blocks: usize, mut to: *mut u8) {
+    // Code `e` of each row's quad, as f32.
+    macro_rules! codes {
+        ($quad:expr, $e:literal) => {
+            _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<{ 8 * $e }>($quad), _mm512_set1_epi32(255)))
+        };
+    }
+    // SAFETY: the panel has the blocks, `to` has room for them.
+    unsafe {
+        for g in first / GROUP..(first + blocks).div_ceil(GROUP) {
+            let n = GROUP.min(total - g * GROUP);
+            let group = <Packed<B> as Source<Avx512>>::group(panel, g, n);
+            for b in 0..n {
+                <Packed<B> as Source<Avx512>>::fetch(group, b);
+                for h in 0..BLOCK / B::AFFINE.sub {
+                    let scale = <Packed<B> as Source<Avx512>>::scale(group, b, h);
+                    let offset = if <Packed<B> as Source<Avx512>>::OFFSETS {
+                        <Packed<B> as Source<Avx512>>::offset(group, b, h)
+                    } else {
+                        _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(Packed::<B>::ZERO)))
+                    };
+                    for q in h * (B::AFFINE.sub / 4)..(h + 1) * (B::AFFINE.sub / 4) {
+                        let quad = <Packed<B> as Source<Avx512>>::quad(group, b, q);
+                        let at = to.add(128 * q);
+                        let (w0, w1) = (codes!(quad, 0), codes!(quad, 1));
+                        let (w2, w3) = (codes!(quad, 2), codes!(quad, 3));
+                        let pair = pair(_mm512_fmadd_ps(w0, scale, offset), _mm512_fmadd_ps(w1, scale, offset));
+                        Avx512::store_bytes(at, pair);
+                        let pair = self::pair(_mm512_fmadd_ps(w2, scale, offset), _mm512_fmadd_ps(w3, scale, offset));
+                        Avx512::store_bytes(at.add(64), pair);
+                    }
+                }
+                to = to.add(TILE);
+            }
+        }
+    }
+}
+
+/// Two numbers per lane rounded to bf16 (halves away from zero), the first low.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn pair(low: __m512, high: __m512) -> __m512i {
+    let half = _mm512_set1_epi32(0x8000);
+    let low = _mm512_add_epi32(_mm512_castps_si512(low), half);
+    let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
+    // The high half of `high` over the low half of `low`: bit select.
+    _mm512_ternarylogic_epi32::<0xE4>(_mm512_srli_epi32::<16>(low), high, _mm512_set1_epi32(0xffff))
+}

@@ -1,0 +1,189 @@
+//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns.
+//!
+//! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so that one load and
+//! one broadcast activation feed 16 multiply-adds.
+
+use super::lanes::Lanes;
+use super::{Call, ROWS};
+use formats::quant::plain;
+
+/// How far ahead panels are fetched, in bytes.
+const AHEAD: usize = 4096;
+
+/// A float weight type.
+pub(super) trait Element: 'static {
+    /// Bytes per weight.
+    const BYTES: usize;
+    /// 16 weights as f32.
+    ///
+    /// # Safety
+    /// `16 * BYTES` bytes are readable and the processor has `L`.
+    unsafe fn load<L: Lanes>(p: *const u8) -> L::Floats;
+    /// One weight from its little-endian bytes.
+    fn read(bytes: &[u8]) -> f32;
+}
+
+/// IEEE single precision.
+pub(super) struct F32;
+/// IEEE half precision.
+pub(super) struct F16;
+/// The upper half of an f32.
+pub(super) struct BF16;
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L::Floats {
+        // SAFETY: passed on.
+        unsafe { L::load_f32(p.cast()) }
+    }
+    fn read(b: &[u8]) -> f32 {
+        f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    }
+}
+
+impl Element for F16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L::Floats {
+        // SAFETY: passed on.
+        unsafe { L::load_f16(p.cast()) }
+    }
+    fn read(b: &[u8]) -> f32 {
+        plain::f16_to_f32(u16::from_le_bytes([b[0], b[1]]))
+    }
+}
+
+impl Element for BF16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L::Floats {
+        // SAFETY: passed on.
+        unsafe { L::load_bf16(p.cast()) }
+    }
+    fn read(b: &[u8]) -> f32 {
+        plain::bf16_to_f32(u16::from_le_bytes([b[0], b[1]]))
+    }
+}
+
+/// Bytes of a panel, rounded to 64.
+pub(super) fn panel_bytes(cols: usize, element: usize) -> usize {
+    (cols * ROWS * element).next_multiple_of(64)
+}
+
+/// Packs up to 16 rows of elements of `BYTES` bytes; absent rows become zeros.
+pub(super) fn pack<const BYTES: usize>(rows: &[&[u8]], panel: &mut [u8]) {
+    // Sixteen columns at a time: each row gives a contiguous run, each cache line of the panel is written once.
+    let cols = rows[0].len() / BYTES;
+    for first in (0..cols).step_by(16) {
+        for c in first..cols.min(first + 16) {
+            let column = &mut panel[c * ROWS * BYTES..(c + 1) * ROWS * BYTES];
+            for (to, row) in column.chunks_exact_mut(BYTES).zip(rows) {
+                to.copy_from_slice(&row[c * BYTES..(c + 1) * BYTES]);
+            }
+        }
+    }
+}
+
+/// Decodes row `r` of a panel.
+pub(super) fn row<E: Element>(panel: &[u8], r: usize, out: &mut [f32]) {
+    for (column, w) in panel.chunks_exact(ROWS * E::BYTES).zip(out) {
+        *w = E::read(&column[r * E::BYTES..]);
+    }
+}
+
+/// The product for any number of tokens: tiles of `P` panels by `N` tokens once there are many.
+///
+/// # Safety
+/// As [`super::multiply`], on a processor that has `L`.
+#[inline(always)]
+pub(super) unsafe fn product<L: Lanes, E: Element, const P: usize, const N: usize>(call: &Call) {
+    let (mut panel, end) = (call.panels.start, call.panels.end);
+    // SAFETY: panels and tokens are the call's.
+    unsafe {
+        if call.tokens.len() >= N {
+            while panel + P <= end {
+                strip::<L, E, P, N>(call, panel);
+                panel += P;
+            }
+        }
+        while panel < end {
+            strip::<L, E, 1, N>(call, panel);
+            panel += 1;
+        }
+    }
+}
+
+/// `P` panels times all tokens: `N` at a time, then what is left.
+#[inline(always)]
+unsafe fn strip<L: Lanes, E: Element, const P: usize, const N: usize>(call: &Call, panel: usize) {
+    let mut token = call.tokens.start;
+    // SAFETY: each tile's tokens are below `call.tokens.end`.
+    unsafe {
+        while token < call.tokens.end {
+            let left = call.tokens.end - token;
+            if left >= N {
+                tile::<L, E, P, N, 1>(call, panel, token);
+                token += N;
+            } else if left >= 4 {
+                tile::<L, E, P, 4, 1>(call, panel, token);
+                token += 4;
+            } else if left >= 2 {
+                tile::<L, E, P, 2, 2>(call, panel, token);
+                token += 2;
+            } else {
+                tile::<L, E, P, 1, 4>(call, panel, token);
+                token += 1;
+            }
+        }
+    }
+}
+
+/// `P` panels times `N` tokens, with `C` interleaved sums per result: enough to hide the latency of the adds.
+#[inline(always)]
+unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: usize>(
+    call: &Call,
+    panel: usize,
+    token: usize,
+) {
+    // SAFETY: the panels are the matrix's, with `cols` columns; the rows of x have `cols` f32.
+    unsafe {
+        let mut weights = [call.panel(panel); P];
+        for p in 1..P {
+            weights[p] = call.panel(panel + p);
+        }
+        let (x, stride) = (call.x.row(token), call.x.stride());
+        let mut acc = [[[L::splat(0.0); C]; N]; P];
+        let whole = call.cols / C * C;
+        for k in (0..whole).step_by(C) {
+            for c in 0..C {
+                for p in 0..P {
+                    let at = weights[p].add((k + c) * ROWS * E::BYTES);
+                    if (k + c) * ROWS * E::BYTES % 64 == 0 {
+                        L::prefetch(at.wrapping_add(AHEAD));
+                    }
+                    let w = E::load::<L>(at);
+                    for t in 0..N {
+                        acc[p][t][c] = L::fma(w, L::splat(*x.add(t * stride + k + c)), acc[p][t][c]);
+                    }
+                }
+            }
+        }
+        for k in whole..call.cols {
+            for p in 0..P {
+                let w = E::load::<L>(weights[p].add(k * ROWS * E::BYTES));
+                for t in 0..N {
+                    acc[p][t][0] = L::fma(w, L::splat(*x.add(t * stride + k)), acc[p][t][0]);
+                }
+            }
+        }
+        for p in 0..P {
+            for t in 0..N {
+                for c in 1..C {
+                    acc[p][t][0] = L::add(acc[p][t][0], acc[p][t][c]);
+                }
+                call.finish::<L>(panel + p, token + t, acc[p][t][0], true);
+            }
+        }
+    }
+}

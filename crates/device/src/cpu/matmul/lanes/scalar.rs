@@ -1,0 +1,120 @@
+//! Sixteen lanes in portable Rust: the reference for the others, and what unknown processors run.
+
+use super::Lanes;
+
+/// Arrays for registers.
+pub(in super::super) struct Scalar;
+
+/// Applies a function to every pair of elements.
+#[inline(always)]
+fn zip<T: Copy, U: Copy, V: Copy + Default>(a: [T; 16], b: [U; 16], f: impl Fn(T, U) -> V) -> [V; 16] {
+    let mut out = [V::default(); 16];
+    for r in 0..16 {
+        out[r] = f(a[r], b[r]);
+    }
+    out
+}
+
+impl Lanes for Scalar {
+    /// One little-endian word per row.
+    type Bytes = [u32; 16];
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+    const SIGNED: bool = false;
+
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> [u32; 16] {
+        // SAFETY: 64 bytes are readable at `p`.
+        let words = unsafe { p.cast::<[u32; 16]>().read_unaligned() };
+        words.map(u32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: [u32; 16]) {
+        // SAFETY: 64 bytes are writable at `p`.
+        unsafe { p.cast::<[u32; 16]>().write_unaligned(v.map(u32::to_le)) }
+    }
+    #[inline(always)]
+    unsafe fn shr(v: [u32; 16], n: u32) -> [u32; 16] {
+        v.map(|v| v >> n)
+    }
+    #[inline(always)]
+    unsafe fn shl(v: [u32; 16], n: u32) -> [u32; 16] {
+        v.map(|v| v << n)
+    }
+    #[inline(always)]
+    unsafe fn and(v: [u32; 16], mask: u8) -> [u32; 16] {
+        v.map(|v| v & (u32::from(mask) * 0x0101_0101))
+    }
+    #[inline(always)]
+    unsafe fn or(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        zip(a, b, |a, b| a | b)
+    }
+    #[inline(always)]
+    unsafe fn add_byte(v: [u32; 16], n: u8) -> [u32; 16] {
+        v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| b.wrapping_add(n))))
+    }
+    #[inline(always)]
+    unsafe fn dot7(acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
+        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+        zip(acc, codes, |acc, word| {
+            let c = word.to_le_bytes().map(i32::from);
+            acc + c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3]
+        })
+    }
+    #[inline(always)]
+    unsafe fn dot8(acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
+        // SAFETY: no pointers; the same sum holds for all bytes here.
+        unsafe { Self::dot7(acc, codes, x) }
+    }
+    #[inline(always)]
+    unsafe fn ints(v: i32) -> [i32; 16] {
+        [v; 16]
+    }
+    #[inline(always)]
+    unsafe fn floats(v: [i32; 16]) -> [f32; 16] {
+        v.map(|v| v as f32)
+    }
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> [f32; 16] {
+        [v; 16]
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        zip(zip(a, b, |a, b| a * b), c, |ab, c| ab + c)
+    }
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> [f32; 16] {
+        // SAFETY: 16 f32 are readable at `p`.
+        unsafe { p.cast::<[f32; 16]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> [f32; 16] {
+        // SAFETY: 16 u16 are readable at `p`.
+        unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(formats::quant::plain::f16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> [f32; 16] {
+        // SAFETY: 16 u16 are readable at `p`.
+        unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(formats::quant::plain::bf16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> [f32; 16] {
+        // SAFETY: 16 bytes are readable at `p`.
+        unsafe { p.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: [f32; 16]) {
+        // SAFETY: 16 f32 are writable at `p`.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+}

@@ -1,0 +1,311 @@
+//! How quantised weights lie in memory: panels of 16 rows, one contiguous stream each, derived from [`Block`].
+//!
+//! ```text
+//! panel   groups of 256 columns (the last may be shorter)
+//! group   head: scales (and mins) of its n blocks of 32 columns, padded to 64 bytes; then the codes of each block
+//! head    Scale::Half:   n x 16 f16 d, then n x 16 f16 min
+//!         Scale::Super:  16 f16 d, 16 f16 min, then per sub-block 16 i8 scales, then per sub-block 16 i8 mins
+//! codes   64 bytes per bit: a plane of 8 or 4 or 2 bits, then the plane of the bits above
+//! ```
+//!
+//! Without [`Offset::Min`] the mins are absent. The columns of a block form 8 quads; byte `4 r + e` of a quad is row
+//! `r`, column `e`. The 8-bit plane is the quads. In the 4-bit plane, 64 bytes hold quad `q` low and quad `q + 4`
+//! high; in the 2-bit plane quads `4 p ..= 4 p + 3` from the low end; in the 1-bit plane all eight. So a load of 64
+//! bytes, a shift and a mask give what a four-way byte dot product wants, for 16 rows at once.
+
+use super::lanes::Lanes;
+use super::product::Source;
+use super::{BLOCK, ROWS};
+use formats::quant::{Block, Offset, Parts, Scale, plain};
+use std::marker::PhantomData;
+
+/// Blocks of 32 columns per group.
+pub(super) const GROUP: usize = 8;
+
+/// How far ahead of the reads the panels are fetched, in bytes: past what the hardware's prefetcher does unasked.
+const AHEAD: usize = 4096;
+
+/// The panel layout of a block format, and the [`Source`] that reads it in place.
+pub(super) struct Packed<B>(PhantomData<B>);
+
+impl<B: Block> Packed<B> {
+    const BITS: usize = B::AFFINE.bits as usize;
+    const SUB: usize = B::AFFINE.sub;
+    const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
+    const SUPER: bool = matches!(B::AFFINE.scale, Scale::Super);
+    /// Scales and mins count alike.
+    const KINDS: usize = 1 + Self::MINS as usize;
+    /// Bytes of a block's codes.
+    const CODES: usize = 64 * Self::BITS;
+    /// The zero point; 0 for formats with mins.
+    pub(super) const ZERO: u8 = match B::AFFINE.offset {
+        Offset::Zero(zero) => zero,
+        Offset::Min => 0,
+    };
+    /// What a format must be for this layout; a violation fails the build of the kernels that name it.
+    pub(super) const VALID: () = {
+        assert!(matches!(Self::BITS, 2..=6 | 8) && matches!(Self::SUB, 16 | 32));
+        assert!(if Self::SUPER { B::ELEMENTS == BLOCK * GROUP } else { B::ELEMENTS == Self::SUB && Self::SUB == BLOCK });
+        assert!(Self::MINS || Self::ZERO.is_power_of_two());
+    };
+
+    /// Bytes before the codes of a group of `blocks`.
+    const fn head(blocks: usize) -> usize {
+        let bytes = match Self::SUPER {
+            true => Self::KINDS * (2 * ROWS + GROUP * (BLOCK / Self::SUB) * ROWS),
+            false => Self::KINDS * blocks * 2 * ROWS,
+        };
+        bytes.next_multiple_of(64)
+    }
+
+    /// Bytes of a group of `blocks`.
+    const fn group_bytes(blocks: usize) -> usize {
+        Self::head(blocks) + blocks * Self::CODES
+    }
+
+    /// Bytes of a panel whose rows have `blocks` blocks of 32; a multiple of 64.
+    pub(super) fn panel_bytes(blocks: usize) -> usize {
+        let rest = match blocks % GROUP {
+            0 => 0,
+            rest => Self::group_bytes(rest),
+        };
+        blocks / GROUP * Self::group_bytes(GROUP) + rest
+    }
+
+    /// Packs up to 16 rows of whole blocks (`B::BYTES` each); rows that are absent become zeros.
+    pub(super) fn pack(rows: &[&[u8]], panel: &mut [u8]) {
+        let () = Self::VALID;
+        let mut parts: [Parts; ROWS] = std::array::from_fn(|_| Parts::default());
+        let blocks = rows[0].len() / B::BYTES * (B::ELEMENTS / BLOCK);
+        for first in (0..blocks).step_by(GROUP) {
+            let n = GROUP.min(blocks - first);
+            let at = first / GROUP * Self::group_bytes(GROUP);
+            let (head, codes) = panel[at..at + Self::group_bytes(n)].split_at_mut(Self::head(n));
+            for (b, codes) in codes.chunks_exact_mut(Self::CODES).enumerate() {
+                let within = b % (B::ELEMENTS / BLOCK);
+                if within == 0 {
+                    let source = (first + b) / (B::ELEMENTS / BLOCK) * B::BYTES;
+                    for (row, parts) in rows.iter().zip(&mut parts) {
+                        B::split(&row[source..source + B::BYTES], parts);
+                    }
+                    Self::pack_head(&parts, b, n, head);
+                }
+                Self::pack_codes(&parts, within * BLOCK, codes);
+            }
+        }
+    }
+
+    /// Scales and mins of the source block that starts at block `b` of a group of `n`.
+    fn pack_head(parts: &[Parts; ROWS], b: usize, n: usize, head: &mut [u8]) {
+        for (r, parts) in parts.iter().enumerate() {
+            let mut half = |at: usize, bits: u16| {
+                head[at + 2 * r..at + 2 * r + 2].copy_from_slice(&bits.to_le_bytes());
+            };
+            if !Self::SUPER {
+                half(b * 32, parts.d);
+                if Self::MINS {
+                    half((n + b) * 32, parts.min);
+                }
+                continue;
+            }
+            half(0, parts.d);
+            if Self::MINS {
+                half(32, parts.min);
+            }
+            let (subs, first) = (GROUP * BLOCK / Self::SUB, 32 * Self::KINDS);
+            for i in 0..subs {
+                head[first + i * ROWS + r] = parts.scales[i] as u8;
+                if Self::MINS {
+                    head[first + (subs + i) * ROWS + r] = parts.mins[i] as u8;
+                }
+            }
+        }
+    }
+
+    /// Columns `column..column + 32` of 16 rows into bit planes.
+    fn pack_codes(parts: &[Parts; ROWS], column: usize, planes: &mut [u8]) {
+        let mut quads = [[0u32; ROWS]; BLOCK / 4];
+        for (r, parts) in parts.iter().enumerate() {
+            for (quad, codes) in quads.iter_mut().zip(parts.codes[column..column + BLOCK].chunks_exact(4)) {
+                quad[r] = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
+            }
+        }
+        let mut words = planes.chunks_exact_mut(4);
+        let mut put = |plane: [u32; ROWS]| {
+            for (word, bytes) in plane.into_iter().zip(words.by_ref()) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+        };
+        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest.
+        let gather = |first: usize, step: usize, from: usize, bits: usize| {
+            let mask = 0x0101_0101 * ((1 << bits) - 1);
+            let mut plane = [0u32; ROWS];
+            for k in 0..8 / bits {
+                for (word, quad) in plane.iter_mut().zip(quads[first + k * step]) {
+                    *word |= (quad >> from & mask) << (k * bits);
+                }
+            }
+            plane
+        };
+        let low = match Self::BITS {
+            8 => 8,
+            4..=6 => 4,
+            _ => 2,
+        };
+        match low {
+            8 => quads.into_iter().for_each(&mut put),
+            4 => (0..4).for_each(|q| put(gather(q, 4, 0, 4))),
+            _ => (0..2).for_each(|p| put(gather(4 * p, 1, 0, 2))),
+        }
+        match Self::BITS - low {
+            2 => (0..2).for_each(|p| put(gather(4 * p, 1, low, 2))),
+            1 => put(gather(0, 1, low, 1)),
+            _ => {}
+        }
+    }
+
+    /// Decodes row `r` of a panel exactly as the source block does; `out` has the row's length.
+    pub(super) fn row(panel: &[u8], r: usize, out: &mut [f32]) {
+        let blocks = out.len() / BLOCK;
+        for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+            let (first, b) = (i / GROUP * GROUP, i % GROUP);
+            let n = GROUP.min(blocks - first);
+            let group = &panel[i / GROUP * Self::group_bytes(GROUP)..];
+            let codes = &group[Self::head(n) + b * Self::CODES..][..Self::CODES];
+            let half = |at: usize| {
+                plain::f16_to_f32(u16::from_le_bytes([group[at + 2 * r], group[at + 2 * r + 1]]))
+            };
+            for (h, out) in out.chunks_exact_mut(Self::SUB).enumerate() {
+                let (scale, offset) = if Self::SUPER {
+                    let (subs, sub) = (GROUP * BLOCK / Self::SUB, b * (BLOCK / Self::SUB) + h);
+                    let byte = |i: usize| f32::from(group[32 * Self::KINDS + i * ROWS + r] as i8);
+                    let offset = if Self::MINS { -(half(32) * byte(subs + sub)) } else { 0.0 };
+                    (half(0) * byte(sub), offset)
+                } else {
+                    (half(b * 32), if Self::MINS { half((n + b) * 32) } else { 0.0 })
+                };
+                for (c, w) in out.iter_mut().enumerate() {
+                    let code = Self::code(codes, r, h * Self::SUB + c);
+                    *w = scale * (i32::from(code) - i32::from(Self::ZERO)) as f32 + offset;
+                }
+            }
+        }
+    }
+
+    /// The code of row `r`, column `c` of a block.
+    #[inline(always)]
+    fn code(planes: &[u8], r: usize, c: usize) -> u8 {
+        let (q, byte) = (c / 4, 4 * r + c % 4);
+        let four = || planes[64 * (q % 4) + byte] >> (4 * (q / 4)) & 15;
+        let two = |at: usize| planes[at + 64 * (q / 4) + byte] >> (2 * (q % 4)) & 3;
+        let one = |at: usize| planes[at + byte] >> q & 1;
+        match Self::BITS {
+            8 => planes[64 * q + byte],
+            6 => four() | two(256) << 4,
+            5 => four() | one(256) << 4,
+            4 => four(),
+            3 => two(0) | one(128) << 2,
+            _ => two(0),
+        }
+    }
+}
+
+/// One group of a panel, opened: where its parts are, and what all its blocks share.
+#[derive(Clone, Copy)]
+pub(super) struct Group<F> {
+    head: *const u8,
+    codes: *const u8,
+    blocks: usize,
+    d: F,
+    min: F,
+}
+
+impl<L: Lanes, B: Block> Source<L> for Packed<B> {
+    type Group = Group<L::Floats>;
+    const SUB: usize = B::AFFINE.sub;
+    const OFFSETS: bool = Self::MINS;
+    const BIAS: Option<u32> = match B::AFFINE.offset {
+        Offset::Zero(zero) if !(L::SIGNED && Self::BITS == 8) => Some(7 - zero.ilog2()),
+        _ => None,
+    };
+    const BYTES: bool = Self::BITS == 8;
+
+    #[inline(always)]
+    unsafe fn group(panel: *const u8, g: usize, blocks: usize) -> Self::Group {
+        // SAFETY: the caller has a panel with a group `g` of `blocks` blocks; prefetches may go anywhere.
+        unsafe {
+            let head = panel.add(g * Self::group_bytes(GROUP));
+            let bytes = Self::head(blocks);
+            for line in 0..Self::head(GROUP) / 64 {
+                L::prefetch(head.wrapping_add(AHEAD + 64 * line));
+            }
+            let mut group = Group { head, codes: head.add(bytes), blocks, d: L::splat(0.0), min: L::splat(0.0) };
+            if Self::SUPER {
+                group.d = L::load_f16(head.cast());
+                if Self::MINS {
+                    group.min = L::mul(L::load_f16(head.add(32).cast()), L::splat(-1.0));
+                }
+            }
+            group
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fetch(group: Self::Group, b: usize) {
+        for line in 0..Self::CODES / 64 {
+            // SAFETY: prefetches may go anywhere.
+            unsafe { L::prefetch(group.codes.wrapping_add(AHEAD + b * Self::CODES + 64 * line)) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quad(group: Self::Group, b: usize, q: usize) -> L::Bytes {
+        // SAFETY: the planes of block `b` hold quads 0..8, see the layout.
+        unsafe {
+            let planes = group.codes.add(b * Self::CODES);
+            // Bits of a plane at `at`, whose 64 bytes hold `per` quads, moved to bit `to`.
+            macro_rules! bits {
+                ($at:expr, $line:expr, $from:expr, $mask:expr, $to:expr) => {{
+                    let (v, from, to) = (L::bytes(planes.add($at + 64 * $line)), $from as u32, $to as u32);
+                    let moved = if from > to { L::shr(v, from - to) } else { L::shl(v, to - from) };
+                    L::and(moved, $mask << to)
+                }};
+            }
+            match Self::BITS {
+                8 => L::bytes(planes.add(64 * q)),
+                6 => L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, q / 4, 2 * (q % 4), 3, 4)),
+                5 => L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, 0, q, 1, 4)),
+                4 => bits!(0, q % 4, 4 * (q / 4), 15, 0),
+                3 => L::or(bits!(0, q / 4, 2 * (q % 4), 3, 0), bits!(128, 0, q, 1, 2)),
+                _ => bits!(0, q / 4, 2 * (q % 4), 3, 0),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(group: Self::Group, b: usize, h: usize) -> L::Floats {
+        // SAFETY: the head holds the scales of sub-block `h` of block `b`, see the layout.
+        unsafe {
+            if Self::SUPER {
+                let sub = b * (BLOCK / Self::SUB) + h;
+                L::mul(group.d, L::load_i8(group.head.add(32 * Self::KINDS + sub * ROWS).cast()))
+            } else {
+                L::load_f16(group.head.add(b * 32).cast())
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn offset(group: Self::Group, b: usize, h: usize) -> L::Floats {
+        // SAFETY: formats with offsets have mins after the scales, see the layout.
+        unsafe {
+            if Self::SUPER {
+                let subs = GROUP * BLOCK / Self::SUB;
+                let sub = subs + b * (BLOCK / Self::SUB) + h;
+                L::mul(group.min, L::load_i8(group.head.add(32 * Self::KINDS + sub * ROWS).cast()))
+            } else {
+                L::load_f16(group.head.add((group.blocks + b) * 32).cast())
+            }
+        }
+    }
+}

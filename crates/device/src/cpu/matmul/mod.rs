@@ -1,0 +1,348 @@
+//! Matrix products `y = x W^T (+ bias) (+ y)` with weights of any type, packed once at load.
+//!
+//! [`Matrix::pack`] lays the weights out in panels of 16 rows (see `layout` for quantised, `float` for plain types)
+//! at the size they have in the file. [`Activations`] hold the tokens, quantised once for all matrices that read
+//! them. [`multiply`] does a range of panels for a range of tokens and is called by every thread of a team; what a
+//! thread reads is one contiguous stream. No call allocates.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod float;
+mod lanes;
+mod layout;
+mod memory;
+mod product;
+#[cfg(test)]
+mod tests;
+
+pub use super::isa::Isa;
+pub use activations::Activations;
+pub use memory::Huge;
+
+use formats::{DType, Error, Result, with_block};
+use lanes::Lanes;
+use std::ops::Range;
+
+/// Rows per panel: the lanes of a 512-bit register.
+pub const ROWS: usize = 16;
+
+/// Columns per block: the activations' scales are exact per 32.
+const BLOCK: usize = 32;
+
+/// Something that runs a function on several threads: a thread team, or the caller alone ([`Alone`]).
+pub trait Parallel {
+    /// Calls `f(index, count)` once for every index below `count`, on any threads, and returns when all are done.
+    fn run(&self, f: &(dyn Fn(usize, usize) + Sync));
+}
+
+/// One thread: the caller's.
+pub struct Alone;
+
+impl Parallel for Alone {
+    fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        f(0, 1);
+    }
+}
+
+/// A weight matrix `[rows = out, cols = in]`, packed.
+pub struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    panel_bytes: usize,
+    data: Huge,
+}
+
+impl Matrix {
+    /// Whether [`Matrix::pack`] takes this type.
+    pub fn supports(dtype: DType) -> bool {
+        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || dtype.is_block()
+    }
+
+    /// Packs `rows` consecutive rows of `cols` weights. The source is read once, by all threads.
+    ///
+    /// # Errors
+    /// A type that is not float, columns that are not whole blocks, bytes that are not `rows * cols` weights, or too
+    /// little memory.
+    pub fn pack(dtype: DType, rows: usize, cols: usize, bytes: &[u8], team: &dyn Parallel) -> Result<Matrix> {
+        let place = || format!("{} matrix [{rows}, {cols}]", dtype.name());
+        if !Matrix::supports(dtype) {
+            return Err(Error::new(place(), "float or quantised weights", dtype.name()));
+        }
+        let elements = (rows as u64).checked_mul(cols as u64);
+        let row_bytes = dtype.bytes_for(cols as u64).ok_or_else(|| {
+            Error::new(place(), format!("rows of whole blocks of {}", dtype.block_elements()), format!("{cols} columns"))
+        })? as usize;
+        let expected = elements.and_then(|n| dtype.bytes_for(n));
+        if expected != Some(bytes.len() as u64) {
+            let expected = expected.map_or("a size that fits in memory".into(), |n| format!("{n} bytes"));
+            return Err(Error::new(place(), expected, format!("{} bytes", bytes.len())));
+        }
+        let panel_bytes = with_block!(dtype, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
+            else => float::panel_bytes(cols, dtype.block_bytes()));
+        let panels = rows.div_ceil(ROWS);
+        let matrix = Matrix { dtype, rows, cols, panel_bytes, data: Huge::zeroed(panels * panel_bytes)? };
+        if row_bytes == 0 {
+            return Ok(matrix);
+        }
+        let pack: fn(&[&[u8]], &mut [u8]) = match dtype {
+            DType::F32 => float::pack::<4>,
+            DType::F16 | DType::BF16 => float::pack::<2>,
+            block => with_block!(block, B => layout::Packed::<B>::pack, else => unreachable!("supported types")),
+        };
+        team.run(&|index, count| {
+            for panel in share(panels, index, count) {
+                let first = panel * ROWS;
+                let mut source = [&bytes[..0]; ROWS];
+                let count = ROWS.min(rows - first);
+                for (r, source) in source[..count].iter_mut().enumerate() {
+                    *source = &bytes[(first + r) * row_bytes..][..row_bytes];
+                }
+                // SAFETY: panels do not overlap, lie in the buffer, and each belongs to one index.
+                let to = unsafe {
+                    std::slice::from_raw_parts_mut(matrix.data.as_ptr().add(panel * panel_bytes), panel_bytes)
+                };
+                pack(&source[..count], to);
+            }
+        });
+        Ok(matrix)
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The type of the weights.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes held, which a pass over all rows reads.
+    pub fn resident_bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Panels of [`ROWS`] rows; the last may be partly empty.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
+
+    /// Decodes row `r` (below `rows`) exactly, `out` having `cols` elements: the gather of an embedding table.
+    pub fn row(&self, r: usize, out: &mut [f32]) {
+        assert!(r < self.rows && out.len() == self.cols, "row {r} of [{}, {}]", self.rows, self.cols);
+        let panel = &self.data[r / ROWS * self.panel_bytes..][..self.panel_bytes];
+        match self.dtype {
+            DType::F32 => float::row::<float::F32>(panel, r % ROWS, out),
+            DType::F16 => float::row::<float::F16>(panel, r % ROWS, out),
+            DType::BF16 => float::row::<float::BF16>(panel, r % ROWS, out),
+            block => with_block!(block, B => layout::Packed::<B>::row(panel, r % ROWS, out),
+                else => unreachable!("supported types")),
+        }
+    }
+}
+
+/// The `index`-th of `count` nearly equal ranges of `0..n`.
+pub fn share(n: usize, index: usize, count: usize) -> Range<usize> {
+    n * index / count..n * (index + 1) / count
+}
+
+/// Where results go: row-major `[tokens][rows]`.
+#[derive(Clone, Copy)]
+pub struct Output {
+    /// Token 0, row 0.
+    pub start: *mut f32,
+    /// f32 from one token to the next.
+    pub stride: usize,
+}
+
+// SAFETY: the pointer is only written by `multiply`, whose callers give every thread its own panels.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// What happens to a product on its way to the output.
+#[derive(Clone, Copy, Default)]
+pub struct Epilogue<'a> {
+    /// Add to what is there (a residual) instead of replacing it.
+    pub accumulate: bool,
+    /// Add this to every token: one per row of the matrix.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// A thread's working memory for [`multiply`]; made once.
+pub struct Scratch(Huge);
+
+impl Scratch {
+    /// # Errors
+    /// When there is no memory.
+    pub fn new() -> Result<Scratch> {
+        #[cfg(target_arch = "x86_64")]
+        let bytes = product::SCRATCH.max(amx::SCRATCH);
+        #[cfg(not(target_arch = "x86_64"))]
+        let bytes = product::SCRATCH;
+        Ok(Scratch(Huge::zeroed(bytes)?))
+    }
+}
+
+/// One call of [`multiply`], as the kernels see it.
+struct Call<'a> {
+    weights: *const u8,
+    panel_bytes: usize,
+    rows: usize,
+    cols: usize,
+    x: &'a Activations<'a>,
+    tokens: Range<usize>,
+    panels: Range<usize>,
+    out: Output,
+    epilogue: Epilogue<'a>,
+    scratch: *mut u8,
+}
+
+impl Call<'_> {
+    /// Where a panel starts.
+    fn panel(&self, panel: usize) -> *const u8 {
+        self.weights.wrapping_add(panel * self.panel_bytes)
+    }
+
+    /// Writes 16 results. `first` says that nothing of this call is there yet.
+    ///
+    /// # Safety
+    /// The panel and the token are the call's, and the processor has `L`.
+    #[inline(always)]
+    unsafe fn finish<L: Lanes>(&self, panel: usize, token: usize, mut y: L::Floats, first: bool) {
+        let row = panel * ROWS;
+        let to = self.out.start.wrapping_add(token * self.out.stride + row);
+        let (add, bias) = (self.epilogue.accumulate || !first, self.epilogue.bias.filter(|_| first));
+        // SAFETY: rows `row..self.rows` of the token may be read and written; a bias has `self.rows` elements.
+        unsafe {
+            if row + ROWS <= self.rows {
+                if let Some(bias) = bias {
+                    y = L::add(y, L::load_f32(bias.as_ptr().add(row)));
+                }
+                if add {
+                    y = L::add(y, L::load_f32(to));
+                }
+                return L::store_f32(to, y);
+            }
+            let mut lanes = [0f32; ROWS];
+            L::store_f32(lanes.as_mut_ptr(), y);
+            for (r, &lane) in lanes[..self.rows - row].iter().enumerate() {
+                let rest = if add { *to.add(r) } else { 0.0 } + bias.map_or(0.0, |bias| bias[row + r]);
+                *to.add(r) = lane + rest;
+            }
+        }
+    }
+}
+
+/// `out[t][r] (+)= x[t] . w[r] (+ bias[r])` for the rows of the panels and the tokens given.
+///
+/// For quantised weights, `x` must have been quantised. Results do not depend on how panels are shared out among
+/// threads.
+///
+/// # Safety
+/// - `out` is writable at every token of the range for the rows of these panels, and no other thread uses them.
+/// - The lines of `x` are not written meanwhile.
+///
+/// # Panics
+/// When shapes or ranges do not fit each other.
+pub unsafe fn multiply(
+    isa: Isa,
+    w: &Matrix,
+    x: &Activations,
+    tokens: Range<usize>,
+    panels: Range<usize>,
+    out: Output,
+    epilogue: Epilogue,
+    scratch: &mut Scratch,
+) {
+    assert!(x.cols() == w.cols && tokens.end <= x.tokens() && panels.end <= w.panels());
+    assert!(epilogue.bias.is_none_or(|bias| bias.len() == w.rows));
+    if tokens.is_empty() || panels.is_empty() {
+        return;
+    }
+    let call = Call {
+        weights: w.data.as_ptr(),
+        panel_bytes: w.panel_bytes,
+        rows: w.rows,
+        cols: w.cols,
+        x,
+        tokens,
+        panels,
+        out,
+        epilogue,
+        scratch: scratch.0.as_ptr(),
+    };
+    let kernel = kernel(isa, w.dtype, call.x);
+    // SAFETY: the ISA value proves the instruction set; ranges were checked; the rest is the caller's promise.
+    unsafe { kernel(&call) }
+}
+
+type Kernel = unsafe fn(&Call);
+
+/// The kernel for weights of a type on an instruction set, for these activations.
+fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86::avx2(dtype),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => x86::avx512(dtype),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx if x.halves(isa) => amx::kernel(dtype).unwrap_or_else(|| x86::avx512(dtype)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => x86::avx512(dtype),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => lanes::neon::kernel(dtype),
+        _ => scalar(dtype),
+    }
+}
+
+fn scalar(dtype: DType) -> Kernel {
+    use lanes::scalar::Scalar;
+    match dtype {
+        DType::F32 => float::product::<Scalar, float::F32, 1, 4>,
+        DType::F16 => float::product::<Scalar, float::F16, 1, 4>,
+        DType::BF16 => float::product::<Scalar, float::BF16, 1, 4>,
+        block => with_block!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types")),
+    }
+}
+
+/// The kernels with their instruction sets enabled.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::lanes::{avx2::Avx2, avx512::Avx512};
+    use super::{Call, DType, Kernel, float, product};
+    use formats::{quant::Block, with_block};
+
+    /// A function of the name that picks the kernel: tiles of quantised and of float weights, in panels by tokens.
+    macro_rules! kernels {
+        ($name:ident, $lanes:ident, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
+            pub(super) fn $name(dtype: DType) -> Kernel {
+                #[target_feature(enable = $features)]
+                unsafe fn quantised<B: Block>(call: &Call) {
+                    // SAFETY: passed on.
+                    unsafe { product::product::<$lanes, B, $p, $n>(call) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn plain<E: float::Element>(call: &Call) {
+                    // SAFETY: passed on.
+                    unsafe { float::product::<$lanes, E, $fp, $fn>(call) }
+                }
+                match dtype {
+                    DType::F32 => plain::<float::F32>,
+                    DType::F16 => plain::<float::F16>,
+                    DType::BF16 => plain::<float::BF16>,
+                    block => with_block!(block, B => quantised::<B>, else => unreachable!("packed types")),
+                }
+            }
+        };
+    }
+    kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 4, 2 x 12);
+    kernels!(avx2, Avx2, "avx2,fma,f16c", 1 x 2, 1 x 5);
+}

@@ -1,0 +1,359 @@
+//! The quantised product: one core for every format, processor and number of tokens.
+//!
+//! ```text
+//! y[t][r] = sum over sub-blocks of  s_w s_x (codes_w - zero) . codes_x  +  m_w s_x sum(codes_x)
+//! ```
+//!
+//! The dot product of a sub-block is exact in integers; the accumulator starts at `-zero * sum(codes_x)`, which the
+//! activations carry. [`tile`] does it for `P` panels by `N` tokens. With few tokens it reads the packed weights in
+//! place ([`few`]); with many, panels are first expanded to bytes and f32 scales in cache ([`many`]), so that every
+//! format prefills alike. Float weights: `float`.
+
+use super::activations::{Line, TOKENS};
+use super::lanes::Lanes;
+use super::layout::{GROUP, Packed};
+use super::{BLOCK, Call};
+use formats::quant::{Block, Offset};
+use std::marker::PhantomData;
+
+/// Where [`tile`] reads weights: groups of at most [`GROUP`] blocks of 32 columns by 16 rows.
+///
+/// # Safety
+/// Callers pass a panel that holds the group, block and sub-block they name, on a processor that has `L`.
+pub(super) trait Source<L: Lanes> {
+    /// An opened group.
+    type Group: Copy;
+    /// Columns per scale.
+    const SUB: usize;
+    /// Whether sub-blocks have offsets.
+    const OFFSETS: bool;
+    /// How far the bias of a [`Line`] (for zero point 128) is shifted right for this zero point; none for no bias.
+    const BIAS: Option<u32>;
+    /// Whether codes fill whole bytes.
+    const BYTES: bool;
+
+    /// Opens group `g`, which has `blocks` blocks.
+    unsafe fn group(panel: *const u8, g: usize, blocks: usize) -> Self::Group;
+    /// Asks for the cache lines that follow block `b` at a distance.
+    unsafe fn fetch(group: Self::Group, b: usize);
+    /// Quad `q` (columns `4 q..4 q + 4`) of block `b`.
+    unsafe fn quad(group: Self::Group, b: usize, q: usize) -> L::Bytes;
+    /// Scales of sub-block `h` of block `b`.
+    unsafe fn scale(group: Self::Group, b: usize, h: usize) -> L::Floats;
+    /// Offsets of sub-block `h` of block `b`.
+    unsafe fn offset(group: Self::Group, b: usize, h: usize) -> L::Floats;
+}
+
+/// `P` panels times `N` tokens over `blocks` blocks. Block `b` of token `t` is `x[b * step + t]`.
+///
+/// # Safety
+/// The panels and lines are readable and the processor has `L`.
+#[inline(always)]
+unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
+    panels: [*const u8; P],
+    blocks: usize,
+    mut x: *const Line,
+    step: usize,
+) -> [[L::Floats; N]; P] {
+    // SAFETY: the caller's promise covers every block below `blocks` and every lane below `N`.
+    unsafe {
+        let mut acc = [[L::splat(0.0); N]; P];
+        for g in 0..blocks.div_ceil(GROUP) {
+            let n = GROUP.min(blocks - g * GROUP);
+            let mut groups = [S::group(panels[0], g, n); P];
+            for p in 1..P {
+                groups[p] = S::group(panels[p], g, n);
+            }
+            for b in 0..n {
+                for p in 0..P {
+                    S::fetch(groups[p], b);
+                }
+                for h in 0..BLOCK / S::SUB {
+                    let mut sums = [[L::ints(0); N]; P];
+                    if let Some(shift) = S::BIAS {
+                        for t in 0..N {
+                            let line = x.add(t);
+                            let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
+                            for p in 0..P {
+                                sums[p][t] = L::ints(bias >> shift);
+                            }
+                        }
+                    }
+                    for q in h * (S::SUB / 4)..(h + 1) * (S::SUB / 4) {
+                        let mut codes = [S::quad(groups[0], b, q); P];
+                        for p in 1..P {
+                            codes[p] = S::quad(groups[p], b, q);
+                        }
+                        for t in 0..N {
+                            let word = x.add(t).cast::<i32>().add(q).read();
+                            for p in 0..P {
+                                sums[p][t] = if S::BYTES {
+                                    L::dot8(sums[p][t], codes[p], word)
+                                } else {
+                                    L::dot7(sums[p][t], codes[p], word)
+                                };
+                            }
+                        }
+                    }
+                    for p in 0..P {
+                        let scale = S::scale(groups[p], b, h);
+                        for t in 0..N {
+                            let scale = L::mul(scale, L::splat((*x.add(t)).scale));
+                            acc[p][t] = L::fma(L::floats(sums[p][t]), scale, acc[p][t]);
+                        }
+                        if S::OFFSETS {
+                            let offset = S::offset(groups[p], b, h);
+                            for t in 0..N {
+                                let line = x.add(t);
+                                let sum = if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
+                                acc[p][t] = L::fma(offset, L::splat(sum), acc[p][t]);
+                            }
+                        }
+                    }
+                }
+                x = x.add(step);
+            }
+        }
+        acc
+    }
+}
+
+/// The product one token at a time: short code for units that gain nothing from tiles.
+///
+/// # Safety
+/// As [`super::multiply`], on a processor that has `L`.
+#[inline(always)]
+pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
+    for token in call.tokens.clone() {
+        // SAFETY: passed on.
+        unsafe { columns::<L, B, 1>(call, token) }
+    }
+}
+
+/// The product for any number of tokens: tiles of `P` panels by `N` tokens once there are many.
+///
+/// # Safety
+/// As [`super::multiply`], on a processor that has `L`.
+#[inline(always)]
+pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
+    // SAFETY: passed on.
+    unsafe {
+        if call.tokens.len() <= FEW { few::<L, B>(call) } else { many::<L, B, P, N>(call) }
+    }
+}
+
+/// Up to this many tokens the weights' bandwidth is the limit and they are read in place.
+pub(super) const FEW: usize = 8;
+
+/// A few tokens: every panel is read once for up to 8 of them.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+pub(super) unsafe fn few<L: Lanes, B: Block>(call: &Call) {
+    let group = call.x.group();
+    let mut token = call.tokens.start;
+    while token < call.tokens.end {
+        let (lane, left) = (token % group, call.tokens.end - token);
+        // Round up when the group has lanes to spare: those results are dropped.
+        let mut n = left.next_power_of_two().min(FEW);
+        while lane + n > group {
+            n /= 2;
+        }
+        // SAFETY: lanes `lane..lane + n` belong to one group.
+        unsafe {
+            match n {
+                1 => columns::<L, B, 1>(call, token),
+                2 => columns::<L, B, 2>(call, token),
+                4 => columns::<L, B, 4>(call, token),
+                _ => columns::<L, B, 8>(call, token),
+            }
+        }
+        token += n;
+    }
+}
+
+/// All panels times the `N` tokens from `token`.
+#[inline(always)]
+unsafe fn columns<L: Lanes, B: Block, const N: usize>(call: &Call, token: usize) {
+    let kept = N.min(call.tokens.end - token);
+    for panel in call.panels.clone() {
+        // SAFETY: the panel is one of the matrix, the tokens are of one group; see `Call`.
+        unsafe {
+            let blocks = call.cols / BLOCK;
+            let [acc] =
+                tile::<L, Packed<B>, 1, N>([call.panel(panel)], blocks, call.x.line(token), call.x.group());
+            for t in 0..N {
+                if t < kept {
+                    call.finish::<L>(panel, token + t, acc[t], true);
+                }
+            }
+        }
+    }
+}
+
+/// Panels that are expanded together, and blocks of them: what the second-level cache holds while tokens pass by.
+const SLAB_PANELS: usize = 16;
+const SLAB_BLOCKS: usize = 16;
+/// Bytes of an expanded block, at most: codes, two scales, two offsets.
+const EXPANDED: usize = 512 + 4 * 64;
+
+/// Bytes of scratch that [`many`] wants.
+pub(super) const SCRATCH: usize = SLAB_PANELS * SLAB_BLOCKS * EXPANDED;
+
+/// Expanded panels: per block of 32 columns 512 code bytes, then f32 scales and offsets of its sub-blocks.
+pub(super) struct Slab<B>(PhantomData<B>);
+
+impl<B: Block> Slab<B> {
+    /// Sub-blocks per block.
+    pub(super) const SUBS: usize = BLOCK / B::AFFINE.sub;
+    /// Whether there are offsets.
+    pub(super) const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
+    /// Bytes per block.
+    pub(super) const STEP: usize = 512 + 64 * Self::SUBS * (1 + Self::MINS as usize);
+
+    /// What is added to the codes of formats with a zero point, so that 128 becomes the zero point.
+    const fn rebias<L: Lanes>() -> u8 {
+        if Self::MINS || L::SIGNED { 0 } else { 128 - Packed::<B>::ZERO }
+    }
+
+    /// Expands blocks `first..first + blocks` of a panel (`first` starts a group).
+    #[inline(always)]
+    unsafe fn expand<L: Lanes>(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8) {
+        // SAFETY: the panel holds the blocks, `to` is writable for `blocks * STEP` bytes.
+        unsafe {
+            let mut to = to;
+            for g in first / GROUP..(first + blocks).div_ceil(GROUP) {
+                let n = GROUP.min(total - g * GROUP);
+                let group = <Packed<B> as Source<L>>::group(panel, g, n);
+                for b in 0..n {
+                    <Packed<B> as Source<L>>::fetch(group, b);
+                    for q in 0..8 {
+                        let codes = <Packed<B> as Source<L>>::quad(group, b, q);
+                        L::store_bytes(to.add(64 * q), L::add_byte(codes, Self::rebias::<L>()));
+                    }
+                    for h in 0..Self::SUBS {
+                        let at = to.add(512 + 64 * h).cast();
+                        L::store_f32(at, <Packed<B> as Source<L>>::scale(group, b, h));
+                        if Self::MINS {
+                            L::store_f32(at.add(16 * Self::SUBS), <Packed<B> as Source<L>>::offset(group, b, h));
+                        }
+                    }
+                    to = to.add(Self::STEP);
+                }
+            }
+        }
+    }
+}
+
+impl<L: Lanes, B: Block> Source<L> for Slab<B> {
+    type Group = *const u8;
+    const SUB: usize = B::AFFINE.sub;
+    const OFFSETS: bool = Self::MINS;
+    const BIAS: Option<u32> = match L::SIGNED {
+        true => <Packed<B> as Source<L>>::BIAS,
+        false if Self::MINS => None,
+        false => Some(0),
+    };
+    const BYTES: bool = !L::SIGNED || <Packed<B> as Source<L>>::BYTES;
+
+    #[inline(always)]
+    unsafe fn group(panel: *const u8, g: usize, _: usize) -> *const u8 {
+        // SAFETY: the caller's slab holds group `g`.
+        unsafe { panel.add(g * GROUP * Self::STEP) }
+    }
+    #[inline(always)]
+    unsafe fn fetch(_: *const u8, _: usize) {}
+    #[inline(always)]
+    unsafe fn quad(group: *const u8, b: usize, q: usize) -> L::Bytes {
+        // SAFETY: as `expand` wrote it.
+        unsafe { L::bytes(group.add(b * Self::STEP + 64 * q)) }
+    }
+    #[inline(always)]
+    unsafe fn scale(group: *const u8, b: usize, h: usize) -> L::Floats {
+        // SAFETY: as `expand` wrote it.
+        unsafe { L::load_f32(group.add(b * Self::STEP + 512 + 64 * h).cast()) }
+    }
+    #[inline(always)]
+    unsafe fn offset(group: *const u8, b: usize, h: usize) -> L::Floats {
+        // SAFETY: as `expand` wrote it.
+        unsafe { L::load_f32(group.add(b * Self::STEP + 512 + 64 * (Self::SUBS + h)).cast()) }
+    }
+}
+
+/// What is in the slab.
+pub(super) struct Expanded {
+    /// Where.
+    pub(super) start: *const u8,
+    /// The first panel and how many.
+    pub(super) panel: usize,
+    pub(super) panels: usize,
+    /// The first block and how many.
+    pub(super) block: usize,
+    pub(super) blocks: usize,
+}
+
+/// Many tokens.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+pub(super) unsafe fn many<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
+    let total = call.cols / BLOCK;
+    // SAFETY: panels, tokens and scratch are the call's; the slab is at most `SCRATCH` bytes.
+    unsafe {
+        for panel in call.panels.clone().step_by(SLAB_PANELS) {
+            let panels = SLAB_PANELS.min(call.panels.end - panel);
+            for block in (0..total).step_by(SLAB_BLOCKS) {
+                let blocks = SLAB_BLOCKS.min(total - block);
+                for p in 0..panels {
+                    let to = call.scratch.add(p * blocks * Slab::<B>::STEP);
+                    Slab::<B>::expand::<L>(call.panel(panel + p), total, block, blocks, to);
+                }
+                let slab = Expanded { start: call.scratch, panel, panels, block, blocks };
+                let first = call.tokens.start / TOKENS * TOKENS;
+                for token in (first..call.tokens.end).step_by(TOKENS) {
+                    for p in (0..panels / P * P).step_by(P) {
+                        slab_tiles::<L, B, P, N>(call, &slab, token, p);
+                    }
+                    for p in panels / P * P..panels {
+                        slab_tiles::<L, B, 1, N>(call, &slab, token, p);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `P` panels of a slab from `p`, times one group of tokens, `N` at a time.
+#[inline(always)]
+unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
+    call: &Call,
+    slab: &Expanded,
+    token: usize,
+    p: usize,
+) {
+    // SAFETY: slab, lines and output are the call's.
+    unsafe {
+        let panel_bytes = slab.blocks * Slab::<B>::STEP;
+        let mut panels = [slab.start.add(p * panel_bytes); P];
+        for i in 1..P {
+            panels[i] = slab.start.add((p + i) * panel_bytes);
+        }
+        for lane in (0..TOKENS).step_by(N) {
+            let first = token + lane;
+            if first + N <= call.tokens.start || first >= call.tokens.end {
+                continue;
+            }
+            let x = call.x.line(token).add(lane + slab.block * TOKENS);
+            let acc = tile::<L, Slab<B>, P, N>(panels, slab.blocks, x, TOKENS);
+            for i in 0..P {
+                for t in 0..N {
+                    if call.tokens.contains(&(first + t)) {
+                        call.finish::<L>(slab.panel + p + i, first + t, acc[i][t], slab.block == 0);
+                    }
+                }
+            }
+        }
+    }
+}

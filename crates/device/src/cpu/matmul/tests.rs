@@ -1,0 +1,277 @@
+//! Every format on every instruction set of this machine, against f64 sums over decoded weights.
+
+use super::*;
+use formats::quant::Block;
+
+/// Reproducible numbers in -1..1.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+    fn row(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+const TYPES: [DType; 13] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2K,
+    DType::Q3K,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+];
+
+/// A matrix of noise, its source bytes, and its decoded weights.
+fn matrix(dtype: DType, rows: usize, cols: usize, noise: &mut Noise) -> (Matrix, Vec<f32>) {
+    let weights = noise.row(rows * cols);
+    let mut bytes = vec![0; dtype.bytes_for((rows * cols) as u64).unwrap() as usize];
+    with_block!(dtype, B => {
+        for (w, b) in weights.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)) {
+            B::encode(w, b);
+        }
+    }, else => {
+        for (w, b) in weights.iter().zip(bytes.chunks_mut(dtype.block_bytes())) {
+            match dtype {
+                DType::F32 => b.copy_from_slice(&w.to_le_bytes()),
+                DType::F16 => b.copy_from_slice(&formats::quant::plain::f32_to_f16(*w).to_le_bytes()),
+                _ => b.copy_from_slice(&formats::quant::plain::f32_to_bf16(*w).to_le_bytes()),
+            }
+        }
+    });
+    let mut decoded = vec![0.0; rows * cols];
+    dtype.decode(&bytes, &mut decoded).unwrap();
+    (Matrix::pack(dtype, rows, cols, &bytes, &Alone).unwrap(), decoded)
+}
+
+/// Activations over `x` with storage that lives as long.
+fn activations<'a>(isa: Isa, x: &'a [f32], cols: usize, storage: &'a mut Huge) -> Activations<'a> {
+    let tokens = x.len() / cols;
+    *storage = Huge::zeroed(Activations::bytes(tokens, cols)).unwrap();
+    // SAFETY: the slice holds the rows, the storage has the bytes and nobody else uses it.
+    unsafe {
+        let x = Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr());
+        x.quantise(isa, 0..x.blocks());
+        x
+    }
+}
+
+/// What the product sees of token `t`: for blocks the quantised values, or bf16, and for floats the f32.
+fn seen(isa: Isa, x: &Activations, quantised: bool, t: usize) -> Vec<f64> {
+    (0..x.cols())
+        .map(|c| {
+            // SAFETY: the rows and lines were written by `activations`.
+            unsafe {
+                if !quantised {
+                    return f64::from(*x.row(t).add(c));
+                }
+                let line = x.line(t).add(c / BLOCK * x.group());
+                if x.halves(isa) {
+                    return f64::from(formats::quant::plain::bf16_to_f32((*line.cast::<[u16; 32]>())[c % BLOCK]));
+                }
+                let line = &*line;
+                f64::from(line.codes[c % BLOCK]) * f64::from(line.scale)
+            }
+        })
+        .collect()
+}
+
+struct Case {
+    rows: usize,
+    cols: usize,
+    tokens: usize,
+    range: Range<usize>,
+    why: &'static str,
+}
+
+#[test]
+fn products_match_f64_sums_on_every_instruction_set() {
+    let cases = [
+        Case { rows: 48, cols: 512, tokens: 1, range: 0..1, why: "decode" },
+        Case { rows: 37, cols: 256, tokens: 3, range: 0..3, why: "ragged rows, three tokens" },
+        Case { rows: 32, cols: 768, tokens: 8, range: 0..8, why: "eight tokens" },
+        Case { rows: 32, cols: 256, tokens: 21, range: 13..21, why: "a few tokens across groups of many" },
+        Case { rows: 32, cols: 256, tokens: 40, range: 39..40, why: "the last token of many" },
+        Case { rows: 61, cols: 1536, tokens: 39, range: 0..39, why: "tiles, ragged in every direction, two slabs deep" },
+        Case { rows: 16, cols: 512, tokens: 64, range: 5..30, why: "tiles of a range" },
+        Case { rows: 336, cols: 256, tokens: 33, range: 0..33, why: "more panels than a slab" },
+        Case { rows: 40, cols: 1120, tokens: 20, range: 0..20, why: "columns that fill no group of 256" },
+        Case { rows: 40, cols: 96, tokens: 1, range: 0..1, why: "less than a group" },
+        Case { rows: 21, cols: 77, tokens: 15, range: 0..15, why: "float weights take any columns" },
+    ];
+    let mut noise = Noise(7);
+    let mut scratch = Scratch::new().unwrap();
+    for case in &cases {
+        for dtype in TYPES.into_iter().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements())) {
+            let (w, decoded) = matrix(dtype, case.rows, case.cols, &mut noise);
+            let x = noise.row(case.tokens * case.cols);
+            let bias = noise.row(case.rows);
+            for &isa in Isa::available() {
+                for accumulate in [false, true] {
+                    let mut storage = Huge::zeroed(0).unwrap();
+                    let x = activations(isa, &x, case.cols, &mut storage);
+                    let stride = case.rows + 3;
+                    let mut y = vec![0.5f32; case.tokens * stride];
+                    let out = Output { start: y.as_mut_ptr(), stride };
+                    let epilogue = Epilogue { accumulate, bias: accumulate.then_some(&bias) };
+                    // Panels in three parts, as a team would.
+                    for index in 0..3 {
+                        let panels = share(w.panels(), index, 3);
+                        // SAFETY: `y` holds every token and row; one thread.
+                        unsafe { multiply(isa, &w, &x, case.range.clone(), panels, out, epilogue, &mut scratch) }
+                    }
+                    for t in 0..case.tokens {
+                        let seen = seen(isa, &x, dtype.is_block(), t);
+                        for r in 0..stride {
+                            let found = f64::from(y[t * stride + r]);
+                            let here = format!("{} {isa} {}: token {t}, row {r}", dtype.name(), case.why);
+                            if r >= case.rows || !case.range.contains(&t) {
+                                assert_eq!(found, 0.5, "{here}: written outside");
+                                continue;
+                            }
+                            // The tile unit reads weights as bf16, too.
+                            let half = dtype.is_block() && x.halves(isa);
+                            let weight = |w: f32| if half { f32::from_bits((w.to_bits() + 0x8000) >> 16 << 16) } else { w };
+                            let terms =
+                                || decoded[r * case.cols..].iter().zip(&seen).map(|(&w, x)| f64::from(weight(w)) * x);
+                            let added = if accumulate { 0.5 + f64::from(bias[r]) } else { 0.0 };
+                            let (expected, size) = (terms().sum::<f64>() + added, terms().map(f64::abs).sum::<f64>());
+                            assert!((found - expected).abs() <= 1e-6 * size + 1e-6, "{here}: {found} for {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_stay_close_to_exact_ones_and_are_alike_everywhere() {
+    let mut noise = Noise(3);
+    let (tokens, cols) = (5, 512);
+    let values = noise.row(tokens * cols);
+    let mut storage = Huge::zeroed(0).unwrap();
+    let x = activations(Isa::Scalar, &values, cols, &mut storage);
+    for t in 0..tokens {
+        for (c, seen) in seen(Isa::Scalar, &x, true, t).iter().enumerate() {
+            let block = &values[t * cols + c / BLOCK * BLOCK..][..BLOCK];
+            let peak = block.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+            let error = (seen - f64::from(values[t * cols + c])).abs();
+            assert!(error <= f64::from(peak) * 0.501 / 127.0, "{error} of {peak}");
+        }
+    }
+    for &isa in Isa::available() {
+        let mut other = Huge::zeroed(0).unwrap();
+        let y = activations(isa, &values, cols, &mut other);
+        for t in 0..tokens {
+            assert_eq!(seen(Isa::Scalar, &x, true, t), seen(isa, &y, true, t), "{isa}");
+        }
+    }
+}
+
+#[test]
+fn the_product_is_close_to_that_of_exact_activations() {
+    let mut noise = Noise(11);
+    let (rows, cols) = (32, 2048);
+    for (dtype, tokens) in TYPES.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 16)]) {
+        let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
+        let values = noise.row(tokens * cols);
+        for &isa in Isa::available() {
+            let mut storage = Huge::zeroed(0).unwrap();
+            let x = activations(isa, &values, cols, &mut storage);
+            let mut y = vec![0f32; tokens * rows];
+            let out = Output { start: y.as_mut_ptr(), stride: rows };
+            let mut scratch = Scratch::new().unwrap();
+            // SAFETY: `y` holds all tokens of all rows.
+            unsafe { multiply(isa, &w, &x, 0..tokens, 0..w.panels(), out, Epilogue::default(), &mut scratch) }
+            let (mut error, mut size) = (0f64, 0f64);
+            for (i, y) in y.iter().enumerate() {
+                let (w, x) = (&decoded[i % rows * cols..][..cols], &values[i / rows * cols..]);
+                let exact: f64 = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+                error += (exact - f64::from(*y)).powi(2);
+                size += exact * exact;
+            }
+            let error = (error / size).sqrt();
+            let most = match dtype.is_block() {
+                true if x.halves(isa) => 3e-3,
+                true => 8e-3,
+                false => 2e-6,
+            };
+            assert!(error < most, "{} {isa}, {tokens} tokens: {error:.1e}", dtype.name());
+        }
+    }
+}
+
+#[test]
+fn rows_come_back_exactly() {
+    let mut noise = Noise(5);
+    for (rows, cols) in [(37, 512), (3, 1120), (17, 33usize)] {
+        for dtype in TYPES.into_iter().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
+            let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
+            let mut row = vec![0.0; cols];
+            for r in 0..rows {
+                w.row(r, &mut row);
+                let differs = row.iter().zip(&decoded[r * cols..]).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{} row {r} of {rows}: column", dtype.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn infinities_and_nans_are_not_lost() {
+    let mut noise = Noise(9);
+    let (w, _) = matrix(DType::Q8_0, 16, 64, &mut noise);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = noise.row(64);
+        values[40] = bad;
+        for &isa in Isa::available() {
+            let mut storage = Huge::zeroed(0).unwrap();
+            let x = activations(isa, &values, 64, &mut storage);
+            let mut y = vec![0f32; 16];
+            let out = Output { start: y.as_mut_ptr(), stride: 16 };
+            let mut scratch = Scratch::new().unwrap();
+            // SAFETY: `y` holds one token of all rows.
+            unsafe { multiply(isa, &w, &x, 0..1, 0..1, out, Epilogue::default(), &mut scratch) }
+            assert!(y.iter().all(|y| !y.is_finite()), "{isa} {bad}: {y:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused() {
+    let cases = [
+        (DType::I32, 2, 32, 256, "integers"),
+        (DType::Q4_0, 2, 33, 36, "columns that are no blocks"),
+        (DType::Q8_0, 2, 32, 67, "a byte short"),
+        (DType::F32, usize::MAX, usize::MAX, 0, "a size that overflows"),
+    ];
+    for (dtype, rows, cols, bytes, why) in cases {
+        assert!(Matrix::pack(dtype, rows, cols, &vec![0; bytes], &Alone).is_err(), "{why}");
+    }
+    assert_eq!(Matrix::pack(DType::F16, 0, 8, &[], &Alone).unwrap().panels(), 0);
+    assert_eq!(Matrix::pack(DType::F16, 4, 0, &[], &Alone).unwrap().resident_bytes(), 0);
+}
+
+#[test]
+fn packing_costs_little_space() {
+    let mut noise = Noise(2);
+    for dtype in TYPES {
+        let (w, _) = matrix(dtype, 32, 2048, &mut noise);
+        let file = dtype.bytes_for(32 * 2048).unwrap() as f64;
+        let more = w.resident_bytes() as f64 / file - 1.0;
+        // Q2_K and Q3_K keep 4- and 6-bit scales, which become bytes here.
+        let most = if matches!(dtype, DType::Q2K) { 0.20 } else if dtype == DType::Q3K { 0.07 } else { 0.04 };
+        assert!((0.0..=most).contains(&more), "{}: {more:+.3}", dtype.name());
+    }
+}

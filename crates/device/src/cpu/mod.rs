@@ -1,0 +1,51 @@
+//! The CPU device: SIMD kernels chosen once at start, a pinned thread team, one copy of the weights in memory.
+
+pub mod attention;
+mod class;
+mod executor;
+pub mod isa;
+pub mod math;
+pub mod matmul;
+mod replay;
+pub mod team;
+
+use crate::{Device, Executor, LoadOptions};
+use formats::{Result, Tensors};
+use isa::Isa;
+use program::Program;
+use std::sync::Arc;
+use team::Team;
+
+/// The processor that the program runs on.
+pub struct Cpu {
+    team: Arc<Team>,
+    isa: Isa,
+}
+
+impl Cpu {
+    /// A team of `threads`; `None`: one for each physical core that this process may use.
+    ///
+    /// # Errors
+    /// No threads, more than the system gives, or an unknown instruction set asked for by `DELFT_ISA`.
+    pub fn new(threads: Option<usize>) -> Result<Self> {
+        let threads = threads.unwrap_or_else(team::default_threads);
+        Ok(Cpu { team: Arc::new(Team::new(threads)?), isa: Isa::detect()? })
+    }
+}
+
+impl Device for Cpu {
+    fn describe(&self) -> String {
+        let threads = self.team.count();
+        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa)
+    }
+
+    fn load(
+        &self,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(executor::CpuExecutor::load(self.team.clone(), self.isa, program, tensors, options, progress)?))
+    }
+}

@@ -1,0 +1,393 @@
+//! One replay: every worker walks the nodes in step, taking its share of each.
+//!
+//! Activations lie in the arena at the plan's offsets. Between two barriers each worker writes only its own rows,
+//! columns or heads, and reads only what was complete before the first of them.
+
+use super::attention::{self, Call, LayerCache, Sequence};
+use super::class::{Class, FEW};
+use super::executor::{Loaded, Weight, shape};
+use super::math::{self, Binary, Unary};
+use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply};
+use super::team::{SharedSlice, Worker};
+use ops::project::Project;
+use ops::{Op, Rope, RopeWrite, Rows};
+use program::{Arguments, Node, ValueId, WeightId};
+use std::ops::Range;
+
+pub(super) struct Replay<'a> {
+    pub(super) loaded: &'a Loaded,
+    pub(super) class: &'a Class,
+    pub(super) arguments: &'a Arguments<'a>,
+    pub(super) arena: *mut u8,
+    pub(super) caches: &'a [LayerCache],
+    pub(super) scratch: SharedSlice<'a, Scratch>,
+    pub(super) partials: SharedSlice<'a, f32>,
+}
+
+// SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
+unsafe impl Sync for Replay<'_> {}
+
+/// One product of a group that shares an input: where it goes and which part of each row is there already.
+struct Product<'a> {
+    matrix: &'a Matrix,
+    bias: Option<&'a [f32]>,
+    out: *mut f32,
+    accumulate: bool,
+}
+
+impl Replay<'_> {
+    pub(super) fn run(&self) {
+        self.loaded.team.run(&|worker| {
+            self.angles(worker);
+            worker.barrier();
+            for (i, node) in self.loaded.program.nodes.iter().enumerate() {
+                if self.rows(node) > 0 {
+                    self.node(i, node, worker);
+                    worker.barrier();
+                }
+            }
+        });
+    }
+
+    /// `len` floats at a byte offset of the arena.
+    ///
+    /// # Safety
+    /// Until the next barrier no other worker uses these floats, or all only read them.
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise stands in for the borrow checker")]
+    unsafe fn floats(&self, offset: usize, range: Range<usize>) -> &mut [f32] {
+        debug_assert!(offset + range.end * size_of::<f32>() <= self.class.bytes);
+        // SAFETY: inside the arena by the class's layout; apart from others by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.add(offset).cast::<f32>().add(range.start), range.len()) }
+    }
+
+    fn offset(&self, value: ValueId) -> usize {
+        self.class.plan.offsets[value.0]
+    }
+
+    fn start(&self, value: ValueId) -> *mut f32 {
+        self.arena.wrapping_add(self.offset(value)).cast()
+    }
+
+    fn width(&self, value: ValueId) -> usize {
+        self.loaded.program.values[value.0].width
+    }
+
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.arguments.tokens.len(),
+            Rows::Outputs => self.arguments.outputs.len(),
+        }
+    }
+
+    /// Rows of a node's first output, or of its input when it has none.
+    fn rows(&self, node: &Node) -> usize {
+        let value = node.outputs.first().or(node.inputs.first());
+        value.map_or(0, |v| self.count(self.loaded.program.values[v.0].rows))
+    }
+
+    fn matrix(&self, weight: WeightId) -> &Matrix {
+        match &self.loaded.weights[weight.0] {
+            Weight::Matrix(matrix) => matrix,
+            Weight::Vector(_) => unreachable!("the verifier gives matrices rank 2"),
+        }
+    }
+
+    fn vector(&self, weight: WeightId) -> &[f32] {
+        match &self.loaded.weights[weight.0] {
+            Weight::Vector(values) => values,
+            Weight::Matrix(_) => unreachable!("the verifier gives norms and biases rank 1"),
+        }
+    }
+
+    /// Cosines and sines of every token, for every distinct rotation.
+    fn angles(&self, worker: &Worker<'_>) {
+        for (rope, &(cos, sin)) in self.loaded.ropes.iter().zip(&self.class.angles) {
+            let pairs = rope.frequencies.len();
+            for t in worker.split(self.arguments.tokens.len()) {
+                let range = t * pairs..(t + 1) * pairs;
+                // SAFETY: each worker has its own tokens.
+                let (cos, sin) = unsafe { (self.floats(cos, range.clone()), self.floats(sin, range)) };
+                rope.angles(self.arguments.positions[t], cos, sin);
+            }
+        }
+    }
+
+    fn node(&self, index: usize, node: &Node, worker: &Worker<'_>) {
+        let isa = self.loaded.isa;
+        let rows = self.rows(node);
+        match &node.op {
+            Op::Embed => self.embed(node, worker),
+            Op::RmsNorm { eps } => {
+                let width = self.width(node.inputs[0]);
+                let share = worker.split(rows);
+                let range = share.start * width..share.end * width;
+                // SAFETY: each worker has its own rows; an output in place is the same rows.
+                let y = unsafe { self.floats(self.offset(node.outputs[0]), range.clone()) };
+                self.copy_unless_in_place(index, node, 0, range);
+                math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
+            }
+            Op::Linear | Op::LinearAdd => self.linear(index, node, worker),
+            Op::Add | Op::Mul => {
+                let range = self.elements(node, rows, worker);
+                let f = if node.op == Op::Add { Binary::Add } else { Binary::Mul };
+                self.copy_unless_in_place(index, node, 0, range.clone());
+                // SAFETY: each worker has its own elements; the second operand is only read.
+                let (y, b) = unsafe {
+                    let y = self.floats(self.offset(node.outputs[0]), range.clone());
+                    (y, self.floats(self.offset(node.inputs[1]), range))
+                };
+                math::zip_in_place(isa, f, y, b);
+            }
+            Op::Silu => {
+                let range = self.elements(node, rows, worker);
+                self.copy_unless_in_place(index, node, 0, range.clone());
+                // SAFETY: each worker has its own elements.
+                math::map_in_place(isa, Unary::Silu, unsafe { self.floats(self.offset(node.outputs[0]), range) });
+            }
+            Op::Rope(rope) => {
+                let width = self.width(node.inputs[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    // SAFETY: each worker has its own tokens.
+                    self.turn(rope, t, unsafe { self.floats(self.offset(node.outputs[0]), range) });
+                }
+            }
+            Op::KvWrite { layer } => self.kv_write(*layer, node.inputs[0], node.inputs[1], worker),
+            Op::Attention(op) => self.attend(op, node, worker),
+            Op::Select => {
+                let width = self.width(node.inputs[0]);
+                for i in worker.split(rows) {
+                    let from = self.arguments.outputs[i] as usize * width;
+                    // SAFETY: each worker has its own output rows; inputs are only read.
+                    let (x, y) = unsafe {
+                        let x = self.floats(self.offset(node.inputs[0]), from..from + width);
+                        (x, self.floats(self.offset(node.outputs[0]), i * width..(i + 1) * width))
+                    };
+                    y.copy_from_slice(x);
+                }
+            }
+            Op::Project(project) => self.project(project, node, worker),
+            Op::GateUp { norm } => self.gate_up(*norm, node, worker),
+            Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
+        }
+    }
+
+    /// This worker's share of all elements of a node's output.
+    fn elements(&self, node: &Node, rows: usize, worker: &Worker<'_>) -> Range<usize> {
+        worker.split_units(rows * self.width(node.outputs[0]), ROWS)
+    }
+
+    /// Copies an input's elements to the output, unless the plan lets the output take over its bytes.
+    fn copy_unless_in_place(&self, index: usize, node: &Node, input: usize, range: Range<usize>) {
+        if self.class.plan.in_place[index] == Some(input) {
+            return;
+        }
+        // SAFETY: the caller has this range of the output to itself; the input lies elsewhere and is only read.
+        let (x, y) = unsafe {
+            let x = self.floats(self.offset(node.inputs[input]), range.clone());
+            (x, self.floats(self.offset(node.outputs[0]), range))
+        };
+        y.copy_from_slice(x);
+    }
+
+    fn embed(&self, node: &Node, worker: &Worker<'_>) {
+        let (table, y) = (self.matrix(node.weights[0]), node.outputs[0]);
+        let width = self.width(y);
+        for t in worker.split(self.arguments.tokens.len()) {
+            // SAFETY: each worker has its own tokens.
+            let row = unsafe { self.floats(self.offset(y), t * width..(t + 1) * width) };
+            table.row(self.arguments.tokens[t] as usize, row);
+        }
+    }
+
+    fn project(&self, project: &Project, node: &Node, worker: &Worker<'_>) {
+        let norm = project.norm.map(|eps| (self.vector(node.weights[0]), eps));
+        let x = self.input(node.inputs[0], norm, worker);
+        let costs = || project.projections().map(|p| self.matrix(node.weights[p.weight])).map(|m| cost(m, x.tokens()));
+        let total: usize = costs().map(|(panels, each)| panels * each).sum();
+        let (mut low, mut high) = (total * worker.index / worker.count, total * (worker.index + 1) / worker.count);
+        for ((projection, &out), (panels, each)) in project.projections().zip(&node.outputs).zip(costs()) {
+            let product = Product {
+                matrix: self.matrix(node.weights[projection.weight]),
+                bias: projection.bias.map(|b| self.vector(node.weights[b])),
+                out: self.start(out),
+                accumulate: false,
+            };
+            let range = low.div_ceil(each).min(panels)..high.div_ceil(each).min(panels);
+            self.multiply(&product, &x, range, worker);
+            low = low.saturating_sub(panels * each);
+            high = high.saturating_sub(panels * each);
+        }
+    }
+
+    fn gate_up(&self, norm: Option<f32>, node: &Node, worker: &Worker<'_>) {
+        let norm = norm.map(|eps| (self.vector(node.weights[0]), eps));
+        let both = &node.weights[usize::from(norm.is_some())..];
+        let x = self.input(node.inputs[0], norm, worker);
+        let width = self.width(node.outputs[0]);
+        let up = self.arena.wrapping_add(self.class.up).cast();
+        let panels = worker.split(width.div_ceil(ROWS));
+        for (&weight, out) in both.iter().zip([self.start(node.outputs[0]), up]) {
+            let matrix = self.matrix(weight);
+            self.multiply(&Product { matrix, bias: None, out, accumulate: false }, &x, panels.clone(), worker);
+        }
+        for t in 0..x.tokens() {
+            let columns = t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
+            // SAFETY: each worker has its own columns.
+            let (gate, up) = unsafe {
+                let gate = self.floats(self.offset(node.outputs[0]), columns.clone());
+                (gate, self.floats(self.class.up, columns))
+            };
+            math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
+        }
+    }
+
+    fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
+        let residual = matches!(node.op, Op::LinearAdd);
+        let x = self.input(node.inputs[0], None, worker);
+        let (matrix, width) = (self.matrix(node.weights[0]), self.width(node.outputs[0]));
+        let panels = worker.split(matrix.panels());
+        if residual {
+            for t in 0..x.tokens() {
+                let columns = t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
+                self.copy_unless_in_place(index, node, 1, columns);
+            }
+        }
+        let bias = node.weights.get(1).map(|&b| self.vector(b));
+        let product = Product { matrix, bias, out: self.start(node.outputs[0]), accumulate: residual };
+        self.multiply(&product, &x, panels, worker);
+    }
+
+    /// The input of a group of products: normed if asked, quantised for weights that want it.
+    fn input(&self, value: ValueId, norm: Option<(&[f32], f32)>, worker: &Worker<'_>) -> Activations<'_> {
+        let (isa, width) = (self.loaded.isa, self.width(value));
+        let rows = self.count(self.loaded.program.values[value.0].rows);
+        // A few rows are prepared by every worker for itself, many by all together with a barrier behind.
+        let few = rows <= FEW;
+        let own = self.class.workers + worker.index * self.class.worker_bytes;
+        let (normed, lines) =
+            if few { (own, own + self.class.worker_lines) } else { (self.class.normed, self.class.lines) };
+        let mine = if few { 0..rows } else { worker.split(rows) };
+        let mut start = self.start(value);
+        if let Some((weight, eps)) = norm {
+            let range = mine.start * width..mine.end * width;
+            // SAFETY: the scratch rows are this worker's own; the input is only read.
+            let (x, y) = unsafe { (self.floats(self.offset(value), range.clone()), self.floats(normed, range)) };
+            math::rms_norm(isa, x, weight, eps, y);
+            start = self.arena.wrapping_add(normed).cast();
+        }
+        // SAFETY: the rows and the storage lie in the arena as the class laid them out for this many rows; nothing
+        // else touches either until the next node.
+        let x = unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
+        if rows > 0 {
+            let each = x.blocks() / rows;
+            // SAFETY: workers quantise their own rows, or all rows into storage of their own.
+            unsafe { x.quantise(isa, mine.start * each..mine.end * each) };
+        }
+        if !few {
+            worker.barrier();
+        }
+        x
+    }
+
+    fn multiply(&self, product: &Product<'_>, x: &Activations<'_>, panels: Range<usize>, worker: &Worker<'_>) {
+        let out = Output { start: product.out, stride: product.matrix.rows() };
+        let epilogue = Epilogue { accumulate: product.accumulate, bias: product.bias };
+        // SAFETY: the scratch at this index is this worker's own.
+        let scratch = unsafe { self.scratch.slice_mut(worker.index..worker.index + 1) };
+        // SAFETY: panels of different workers do not overlap; the lines were complete before the last barrier, or
+        // are this worker's own.
+        unsafe {
+            multiply(self.loaded.isa, product.matrix, x, 0..x.tokens(), panels, out, epilogue, &mut scratch[0]);
+        }
+    }
+
+    /// Rotates every head of token `t`'s row.
+    fn turn(&self, rope: &Rope, t: usize, row: &mut [f32]) {
+        let known = self.loaded.ropes.iter().position(|r| r == rope);
+        let (cos, sin) = self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))];
+        let pairs = rope.frequencies.len();
+        let range = t * pairs..(t + 1) * pairs;
+        // SAFETY: angles were complete before the first node and are only read.
+        let (cos, sin) = unsafe { (self.floats(cos, range.clone()), self.floats(sin, range)) };
+        math::rope(self.loaded.isa, row, rope.head_dim, cos, sin, rope.pairing);
+    }
+
+    /// Norms and rotates this worker's share of the heads of q and k, and writes k and v to the cache.
+    fn rope_write(&self, index: usize, op: &RopeWrite, node: &Node, worker: &Worker<'_>) {
+        let [q, k, v] = [0, 1, 2].map(|i| node.inputs[i]);
+        let d = op.rope.head_dim;
+        let (heads, kv_heads) = (self.width(q) / d, self.width(k) / d);
+        // The norms that are there stand in order: q's, then k's.
+        let q_norm = op.q_norm.map(|eps| (eps, self.vector(node.weights[0])));
+        let k_norm = op.k_norm.map(|eps| (eps, self.vector(node.weights[usize::from(op.q_norm.is_some())])));
+        for item in worker.split(self.arguments.tokens.len() * (heads + kv_heads)) {
+            let (t, h) = (item / (heads + kv_heads), item % (heads + kv_heads));
+            let (start, norm) = if h < heads {
+                let at = (t * heads + h) * d;
+                self.copy_unless_in_place(index, node, 0, at..at + d);
+                // SAFETY: each worker has its own heads.
+                (unsafe { self.floats(self.offset(node.outputs[0]), at..at + d) }, q_norm)
+            } else {
+                let at = (t * kv_heads + h - heads) * d;
+                // SAFETY: as above; nothing reads k after this node but the cache.
+                (unsafe { self.floats(self.offset(k), at..at + d) }, k_norm)
+            };
+            if let Some((eps, weight)) = norm {
+                math::rms_norm_in_place(self.loaded.isa, start, weight, eps);
+            }
+            self.turn(&op.rope, t, start);
+            if h >= heads {
+                self.write(op.layer, k, v, t, h - heads);
+            }
+        }
+    }
+
+    fn kv_write(&self, layer: usize, k: ValueId, v: ValueId, worker: &Worker<'_>) {
+        let kv_heads = self.loaded.program.layers[layer].kv_heads;
+        for item in worker.split(self.arguments.tokens.len() * kv_heads) {
+            self.write(layer, k, v, item / kv_heads, item % kv_heads);
+        }
+    }
+
+    /// Stores one head of one token.
+    fn write(&self, layer: usize, k: ValueId, v: ValueId, t: usize, head: usize) {
+        let width = self.width(k);
+        let all = 0..self.arguments.tokens.len() * width;
+        let table = self.arguments.tables[self.loaded.groups[layer]].blocks;
+        let position = self.arguments.positions[0] as usize;
+        // SAFETY: this worker wrote this head of k, or nobody writes either; positions and heads are this worker's.
+        unsafe {
+            let (k, v) = (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all));
+            self.caches[layer].write(self.loaded.isa, table, position, k, v, width, t..t + 1, head..head + 1);
+        }
+    }
+
+    fn attend(&self, op: &ops::Attention, node: &Node, worker: &Worker<'_>) {
+        let table = &self.arguments.tables[self.loaded.groups[op.layer]];
+        let tokens = self.arguments.tokens.len();
+        let sequences = [Sequence {
+            table: table.blocks,
+            row: 0,
+            tokens,
+            position: self.arguments.positions[0] as usize,
+            oldest: table.oldest as usize,
+        }];
+        let width = op.heads * op.head_dim;
+        // SAFETY: q is only read; `attention::run` keeps the workers' rows and heads of the output apart.
+        let (q, out) = unsafe {
+            let q = self.floats(self.offset(node.inputs[0]), 0..tokens * width);
+            (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
+        };
+        let call = Call { shape: shape(op), cache: &self.caches[op.layer], sequences: &sequences, q, q_stride: width, sinks: None };
+        // SAFETY: a barrier lies before and after every node; nothing else uses the scratch, and no claim is open.
+        unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };
+    }
+}
+
+/// Panels of a matrix, and what each costs a worker: bytes read with few rows, operations with many.
+fn cost(matrix: &Matrix, rows: usize) -> (usize, usize) {
+    let panels = matrix.panels();
+    (panels, if rows <= 2 * FEW { (matrix.resident_bytes() / panels.max(1)).max(1) } else { 1 })
+}

@@ -1,0 +1,461 @@
+//! A team of threads that run one job together: persistent, pinned, spinning for a moment and then asleep.
+//!
+//! [`Team::run`] hands one closure to every worker (the caller is worker 0) and returns when all are done; inside,
+//! [`Worker::barrier`] keeps them in step. Nothing is allocated per job. Waiting threads spin for about
+//! [`PATIENCE`], so that a busy loop pays well under a microsecond per hand-over, then sleep, so that an idle engine
+//! uses no processor. Where the threads come from: `topology`.
+
+mod topology;
+
+pub use topology::default_threads;
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a waiting thread spins before it sleeps, when every worker has a processor of its own.
+pub const PATIENCE: Duration = Duration::from_micros(100);
+
+/// Yields before a thread sleeps when there are more workers than processors: spinning would only keep the ones
+/// waited for from running.
+const YIELDS: usize = 16;
+
+/// Persistent threads that run one job at a time together. Dropping it joins them.
+pub struct Team {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Held for the length of a job, so that jobs from several threads queue.
+    turn: Mutex<()>,
+    /// The processor kept free for worker 0, when the team is pinned.
+    caller_cpu: Option<usize>,
+}
+
+/// A worker's view of the job in hand.
+pub struct Worker<'a> {
+    /// This worker, `0..count`.
+    pub index: usize,
+    /// Workers in the team.
+    pub count: usize,
+    shared: &'a Shared,
+}
+
+/// Keeps neighbours off one cache line (two, for the adjacent-line prefetcher).
+#[repr(align(128))]
+struct Padded<T>(T);
+
+type Job = *const (dyn Fn(&Worker<'_>) + Sync);
+
+struct Shared {
+    count: usize,
+    crowded: bool,
+    /// Jobs started so far.
+    epoch: Padded<AtomicUsize>,
+    /// The job of this epoch: written by the caller while every other worker waits for the epoch.
+    job: UnsafeCell<Option<Job>>,
+    stop: AtomicBool,
+    start: Bell,
+    /// Workers, other than the caller, that have not finished the job.
+    busy: Padded<AtomicUsize>,
+    finish: Bell,
+    /// Barriers completed so far: each wait watches it change.
+    generation: Padded<AtomicUsize>,
+    arrived: Padded<AtomicUsize>,
+    passing: Bell,
+    /// The next unclaimed item: see [`Worker::claim`].
+    ticket: Padded<AtomicUsize>,
+    /// A worker panicked: no barrier of this job will complete.
+    broken: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: every field but `job` is `Sync` by itself. `job` is written by the caller, who holds `Team::turn`, before
+// it advances `epoch` (release), while all workers wait for that (acquire); they read it and never write it.
+unsafe impl Sync for Shared {}
+// SAFETY: `job` is a pointer to a `Sync` closure that `Team::run` keeps alive while any worker may use it.
+unsafe impl Send for Shared {}
+
+/// What a worker unwinds with when another one panicked: the caller gets the other one's message.
+struct Broken;
+
+thread_local! {
+    /// The team whose job this thread is running, if any.
+    static INSIDE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Team {
+    /// A team of `threads` workers (at least one): the caller of [`Team::run`] and `threads - 1` new threads. On
+    /// Linux each is pinned to a processor of its own from those this process may use, whole cores first; nothing is
+    /// pinned when there are more workers than processors.
+    ///
+    /// # Errors
+    /// When the operating system gives no more threads.
+    pub fn new(threads: usize) -> formats::Result<Team> {
+        let count = threads.max(1);
+        let cpus = topology::allowed_cpus();
+        let crowded = count > cpus.len();
+        let shared = Arc::new(Shared {
+            count,
+            crowded,
+            epoch: Padded(AtomicUsize::new(0)),
+            job: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            start: Bell::default(),
+            busy: Padded(AtomicUsize::new(0)),
+            finish: Bell::default(),
+            generation: Padded(AtomicUsize::new(0)),
+            arrived: Padded(AtomicUsize::new(0)),
+            passing: Bell::default(),
+            ticket: Padded(AtomicUsize::new(0)),
+            broken: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        let cpu = |index: usize| if crowded || count == 1 { None } else { cpus.get(index).copied() };
+        let mut team =
+            Team { shared, threads: Vec::with_capacity(count - 1), turn: Mutex::new(()), caller_cpu: cpu(0) };
+        for index in 1..count {
+            let (shared, cpu) = (team.shared.clone(), cpu(index));
+            let thread = std::thread::Builder::new().name(format!("delft-{index}")).spawn(move || {
+                if let Some(cpu) = cpu {
+                    topology::pin(cpu);
+                }
+                serve(&shared, index);
+            });
+            // On an error the team is dropped, which stops and joins the threads started so far.
+            team.threads.push(thread.map_err(|error| formats::Error::io(format!("thread {index} of {count}"), error))?);
+        }
+        Ok(team)
+    }
+
+    /// Workers in the team, the caller included.
+    pub fn count(&self) -> usize {
+        self.shared.count
+    }
+
+    /// Pins the calling thread to the processor that the team keeps for worker 0 (nothing in a team that is not
+    /// pinned). For a thread whose life is to call [`Team::run`]; others may call it unpinned.
+    pub fn pin_caller(&self) {
+        if let Some(cpu) = self.caller_cpu {
+            topology::pin(cpu);
+        }
+    }
+
+    /// Runs `f` once on every worker and returns when all are done. Jobs from several threads queue.
+    ///
+    /// # Panics
+    /// With the panic of a worker, after all of them stopped; the team stays usable. Also when called from inside a
+    /// job of the same team, which could never end.
+    pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
+        let shared: &Shared = &self.shared;
+        assert!(INSIDE.get() != std::ptr::from_ref(shared), "Team::run called from inside one of its own jobs");
+        let turn = lock(&self.turn);
+        shared.arrived.0.store(0, Ordering::Relaxed);
+        shared.ticket.0.store(0, Ordering::Relaxed);
+        shared.broken.store(false, Ordering::Relaxed);
+        shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
+        // SAFETY: only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches
+        // the job; a panic of worker 0 is caught, so that nothing leaves earlier.
+        let job = unsafe {
+            std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(std::ptr::from_ref(f))
+        };
+        // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else has access.
+        unsafe { *shared.job.get() = Some(job) };
+        if shared.count > 1 {
+            shared.epoch.0.fetch_add(1, Ordering::Release);
+            shared.start.ring();
+        }
+        let outer = INSIDE.replace(shared);
+        work(shared, 0, f);
+        INSIDE.set(outer);
+        shared.finish.wait(shared.crowded, || shared.busy.0.load(Ordering::Acquire) == 0);
+        let panic = if shared.broken.load(Ordering::Acquire) { lock(&shared.panic).take() } else { None };
+        drop(turn);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.epoch.0.fetch_add(1, Ordering::Release);
+        self.shared.start.ring();
+        for thread in self.threads.drain(..) {
+            // A worker catches the panics of jobs, so that there is no error to report here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Team").field("count", &self.shared.count).field("caller_cpu", &self.caller_cpu).finish()
+    }
+}
+
+/// The life of a worker thread.
+fn serve(shared: &Shared, index: usize) {
+    INSIDE.set(shared);
+    let mut seen = 0;
+    loop {
+        shared.start.wait(shared.crowded, || shared.epoch.0.load(Ordering::Acquire) != seen);
+        // One job at a time, and the caller waits for all: the epoch moved by exactly one.
+        seen = seen.wrapping_add(1);
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: the caller wrote the job before it advanced the epoch, and writes it again only after `busy` is 0.
+        if let Some(job) = unsafe { *shared.job.get() } {
+            // SAFETY: `Team::run` keeps the closure alive until this worker counts itself out of `busy`.
+            work(shared, index, unsafe { &*job });
+        }
+        if shared.busy.0.fetch_sub(1, Ordering::AcqRel) == 1 {
+            shared.finish.ring();
+        }
+    }
+}
+
+/// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this worker.
+fn work(shared: &Shared, index: usize, f: &(dyn Fn(&Worker<'_>) + Sync)) {
+    let worker = Worker { index, count: shared.count, shared };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(&worker))) {
+        if !panic.is::<Broken>() {
+            lock(&shared.panic).get_or_insert(panic);
+        }
+        shared.broken.store(true, Ordering::Release);
+        shared.passing.ring();
+    }
+}
+
+impl Worker<'_> {
+    /// Waits until every worker of the team is here. What each wrote before, all see after.
+    ///
+    /// Every worker must call it the same number of times in a job. Also makes [`Worker::claim`] start over.
+    pub fn barrier(&self) {
+        let shared = self.shared;
+        if self.count == 1 {
+            shared.ticket.0.store(0, Ordering::Relaxed);
+            return;
+        }
+        // The generation cannot move before this worker arrives: read first, it is the one being waited for.
+        let generation = shared.generation.0.load(Ordering::Relaxed);
+        if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
+            shared.arrived.0.store(0, Ordering::Relaxed);
+            shared.ticket.0.store(0, Ordering::Relaxed);
+            shared.generation.0.store(generation.wrapping_add(1), Ordering::Release);
+            shared.passing.ring();
+            return;
+        }
+        let passed = || shared.generation.0.load(Ordering::Acquire) != generation;
+        shared.passing.wait(shared.crowded, || passed() || shared.broken.load(Ordering::Acquire));
+        if !passed() {
+            resume_unwind(Box::new(Broken));
+        }
+    }
+
+    /// This worker's contiguous share of `0..n`: shares differ by at most one.
+    pub fn split(&self, n: usize) -> Range<usize> {
+        share(n, self.index, self.count)
+    }
+
+    /// This worker's share of `0..n` in whole units of `unit` (the last may be short), e.g. panels or cache lines.
+    pub fn split_units(&self, n: usize, unit: usize) -> Range<usize> {
+        let units = share(n.div_ceil(unit), self.index, self.count);
+        (units.start * unit).min(n)..(units.end * unit).min(n)
+    }
+
+    /// This worker's contiguous share of `0..n` when item `i` costs `weight(i)`: shares of about equal total cost.
+    /// Every worker must pass the same weights; O(n).
+    pub fn split_weighted(&self, n: usize, weight: impl Fn(usize) -> u64) -> Range<usize> {
+        let total: u128 = (0..n).map(|i| u128::from(weight(i))).sum();
+        if total == 0 {
+            return self.split(n);
+        }
+        // An item belongs to the worker in whose share of the total its middle lies: increasing, so contiguous.
+        let (mut before, mut start, mut end) = (0u128, n, n);
+        for i in 0..n {
+            let weight = u128::from(weight(i));
+            let owner = (2 * before + weight) * self.count as u128 / (2 * total);
+            if owner >= self.index as u128 && start == n {
+                start = i;
+            }
+            if owner > self.index as u128 {
+                end = i;
+                break;
+            }
+            before += weight;
+        }
+        start.min(end)..end
+    }
+
+    /// The next `chunk` items of `0..n` that nobody has claimed, or `None` when all are taken: for items of uneven
+    /// cost, or on a busy machine. One such loop at most between two barriers (or a barrier and an end of the job),
+    /// with the same `n` and `chunk` everywhere; no item is handed out twice between them.
+    pub fn claim(&self, n: usize, chunk: usize) -> Option<Range<usize>> {
+        // A load first: the counter stops growing once it is past the end, so that it cannot wrap.
+        if self.shared.ticket.0.load(Ordering::Relaxed) >= n {
+            return None;
+        }
+        let start = self.shared.ticket.0.fetch_add(chunk.max(1), Ordering::Relaxed);
+        (start < n).then(|| start..n.min(start + chunk.max(1)))
+    }
+}
+
+/// Share `index` of `count` contiguous shares of `0..n`.
+fn share(n: usize, index: usize, count: usize) -> Range<usize> {
+    let (each, extra) = (n / count, n % count);
+    let start = index * each + index.min(extra);
+    start..start + each + usize::from(index < extra)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these mutexes guard is whole at every instant: a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where threads wait for a condition on atomics to become true: spinning first, asleep later.
+#[derive(Default)]
+struct Bell {
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    bell: Condvar,
+}
+
+impl Bell {
+    /// Returns once `ready()`; whoever makes it true calls [`Bell::ring`] afterwards.
+    fn wait(&self, crowded: bool, ready: impl Fn() -> bool) {
+        if crowded {
+            for _ in 0..YIELDS {
+                if ready() {
+                    return;
+                }
+                std::thread::yield_now();
+            }
+        } else if spin(&ready) {
+            return;
+        }
+        let mut guard = lock(&self.lock);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees what was rung for.
+        fence(Ordering::SeqCst);
+        while !ready() {
+            guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Wakes those asleep; called after the change that they wait for.
+    fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            // Holding the lock once means that a sleeper which saw the old state is in `Condvar::wait` by now.
+            drop(lock(&self.lock));
+            self.bell.notify_all();
+        }
+    }
+}
+
+/// Spins until `ready()` or [`PATIENCE`] is over; returns whether it is ready.
+fn spin(ready: &impl Fn() -> bool) -> bool {
+    let mut began = None;
+    loop {
+        // The pauses grow at first, to leave the bus to those who work, but stay short: one costs up to 140 cycles.
+        for pauses in [1, 1, 2, 2, 4, 4, 4, 4] {
+            if ready() {
+                return true;
+            }
+            for _ in 0..pauses {
+                std::hint::spin_loop();
+            }
+        }
+        match began {
+            None => began = Some(Instant::now()),
+            Some(start) if start.elapsed() > PATIENCE => return ready(),
+            Some(_) => {}
+        }
+    }
+}
+
+/// A slice of which several workers write disjoint parts at once.
+#[derive(Debug)]
+pub struct SharedSlice<'a, T> {
+    start: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for SharedSlice<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedSlice<'_, T> {}
+
+// SAFETY: a part is only reached through `slice_mut` and `slice`, whose callers promise that parts used at once by
+// different threads do not overlap where one writes.
+unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
+
+impl<'a, T> SharedSlice<'a, T> {
+    /// Shares `slice` among workers.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        SharedSlice { start: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// Shares `len` elements at `start` among workers.
+    ///
+    /// # Safety
+    /// For `'a`, the elements are initialised and used through copies of this slice alone.
+    pub unsafe fn from_raw(start: *mut T, len: usize) -> Self {
+        SharedSlice { start, len, life: PhantomData }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part `range`, to write.
+    ///
+    /// # Safety
+    /// Nobody else may use any element of `range` while the slice lives: another worker's use must lie on the other
+    /// side of a barrier.
+    ///
+    /// # Panics
+    /// When `range` is not inside the slice.
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise stands in for the borrow checker")]
+    pub unsafe fn slice_mut(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a slice of {}", self.len);
+        // SAFETY: in bounds; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
+    }
+
+    /// The part `range`, to read.
+    ///
+    /// # Safety
+    /// Nobody may write any element of `range` while the slice lives.
+    ///
+    /// # Panics
+    /// When `range` is not inside the slice.
+    pub unsafe fn slice(&self, range: Range<usize>) -> &'a [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a slice of {}", self.len);
+        // SAFETY: in bounds; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

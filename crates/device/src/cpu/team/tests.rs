@@ -1,0 +1,140 @@
+//! Stress tests of the team: many barriers, too many threads, panics, callers in a queue.
+
+use super::*;
+
+#[test]
+fn barriers_keep_every_worker_in_step() {
+    for (threads, rounds) in [(1, 1000), (2, 200_000), (3, 20_000), (8, 5_000)] {
+        let team = Team::new(threads).unwrap();
+        let counters: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+        team.run(&|worker| {
+            for round in 1..=rounds {
+                counters[worker.index].store(round, Ordering::Relaxed);
+                worker.barrier();
+                let neighbour = &counters[(worker.index + 1) % threads];
+                assert_eq!(neighbour.load(Ordering::Relaxed), round);
+                worker.barrier();
+            }
+        });
+        assert!(counters.iter().all(|counter| counter.load(Ordering::Relaxed) == rounds));
+    }
+}
+
+#[test]
+fn many_short_jobs_each_run_once_on_every_worker() {
+    for threads in [1, 2, 4] {
+        let team = Team::new(threads).unwrap();
+        let mut counts = vec![0usize; threads];
+        for job in 1..=20_000 {
+            let shared = SharedSlice::new(&mut counts);
+            // SAFETY: each worker uses its own element.
+            team.run(&|worker| unsafe { shared.slice_mut(worker.index..worker.index + 1)[0] += 1 });
+            if job % 5_000 == 0 {
+                // Long enough that the workers fall asleep.
+                std::thread::sleep(PATIENCE * 20);
+            }
+        }
+        assert_eq!(counts, vec![20_000; threads]);
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+    let team = Team::new(4).unwrap();
+    for culprit in 0..4 {
+        let message = catch_unwind(AssertUnwindSafe(|| {
+            team.run(&|worker| {
+                worker.barrier();
+                if worker.index == culprit {
+                    resume_unwind(Box::new(culprit));
+                }
+                worker.barrier();
+                worker.barrier();
+            });
+        }))
+        .unwrap_err();
+        assert_eq!(message.downcast_ref::<usize>(), Some(&culprit));
+        let sum = AtomicUsize::new(0);
+        team.run(&|worker| {
+            sum.fetch_add(worker.index, Ordering::Relaxed);
+            worker.barrier();
+        });
+        assert_eq!(sum.into_inner(), 6);
+    }
+}
+
+#[test]
+fn callers_queue() {
+    let team = Team::new(3).unwrap();
+    let (inside, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    team.run(&|worker| {
+                        if worker.index == 0 {
+                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        }
+                        worker.barrier();
+                        if worker.index == 0 {
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            done.fetch_add(1, Ordering::SeqCst);
+                        }
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), 800);
+}
+
+#[test]
+#[should_panic(expected = "inside one of its own jobs")]
+fn a_job_cannot_run_a_job() {
+    let team = Team::new(1).unwrap();
+    team.run(&|_| team.run(&|_| {}));
+}
+
+#[test]
+fn shares_cover_everything_once() {
+    let team = Team::new(1).unwrap();
+    for count in [1, 2, 3, 7] {
+        for n in [0, 1, 5, 64, 100] {
+            let (mut plain, mut units, mut weighted) = (Vec::new(), Vec::new(), Vec::new());
+            let mut costs = Vec::new();
+            for index in 0..count {
+                let worker = Worker { index, count, shared: &team.shared };
+                plain.extend(worker.split(n));
+                units.extend(worker.split_units(n, 16));
+                let range = worker.split_weighted(n, |i| i as u64);
+                costs.push(range.clone().sum::<usize>());
+                weighted.extend(range);
+            }
+            let all: Vec<usize> = (0..n).collect();
+            assert_eq!(plain, all);
+            assert_eq!(units, all);
+            assert_eq!(weighted, all, "{n} items, {count} workers");
+            if n == 100 {
+                let spread = costs.iter().max().unwrap() - costs.iter().min().unwrap();
+                assert!(spread <= 2 * n, "{costs:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn claims_hand_out_every_item_once_between_barriers() {
+    let team = Team::new(4).unwrap();
+    let taken: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+    team.run(&|worker| {
+        for _ in 0..50 {
+            while let Some(range) = worker.claim(1000, 7) {
+                for i in range {
+                    taken[i].fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            worker.barrier();
+        }
+    });
+    assert!(taken.iter().all(|count| count.load(Ordering::Relaxed) == 50));
+}

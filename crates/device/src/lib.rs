@@ -1,0 +1,79 @@
+//! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
+
+pub mod cpu;
+
+use formats::{Result, Tensors};
+use program::{Arguments, Program};
+
+/// The element type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheType {
+    /// Two bytes: what every peer keeps.
+    #[default]
+    F16,
+    /// Four bytes: for comparing with references.
+    F32,
+}
+
+impl CacheType {
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            CacheType::F16 => 2,
+            CacheType::F32 => 4,
+        }
+    }
+}
+
+/// What a device is told when it loads a Program.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// Element type of the cache.
+    pub cache_type: CacheType,
+    /// The most rows that one replay will have, and the most of them with logits.
+    pub rows: (usize, usize),
+    /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is written to them.
+    pub blocks: Vec<usize>,
+}
+
+/// Bytes that an executor holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Weights, as packed for this device.
+    pub weights: usize,
+    /// Cache blocks written so far.
+    pub cache: usize,
+    /// Activations and scratch.
+    pub arena: usize,
+}
+
+/// A machine that runs Programs.
+pub trait Device: Send + Sync {
+    /// What it is, for people: `cpu, 2 threads, avx512`.
+    fn describe(&self) -> String;
+
+    /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
+    /// `progress` is told bytes done and bytes in all.
+    fn load(
+        &self,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>>;
+}
+
+/// A loaded Program with its weights and its pool of cache blocks.
+pub trait Executor: Send {
+    /// Replays the Program. A shape class seen before allocates nothing.
+    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()>;
+
+    /// Result `index` of the last replay, `[rows, width]`.
+    fn result(&self, index: usize) -> &[f32];
+
+    /// What it holds.
+    fn memory(&self) -> Memory;
+
+    /// Shape classes compiled so far.
+    fn compiled(&self) -> usize;
+}
