@@ -5,8 +5,10 @@ use ops::sample::Options;
 use serde_json::Value;
 
 /// Sampling options and end-of-generation ids of the model behind `tensors`.
-pub(crate) fn read(tensors: &Tensors) -> Result<(Options, Vec<u32>)> {
-    let mut options = Options::default();
+pub(crate) fn read(tensors: &Tensors, vocabulary: usize) -> Result<(Options, Vec<u32>)> {
+    // What most programs sample with where a model's makers say nothing.
+    let mut options =
+        Options { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..Options::default() };
     let mut ends = Vec::new();
     if let Some(file) = tensors.gguf() {
         let metadata = file.metadata();
@@ -21,6 +23,11 @@ pub(crate) fn read(tensors: &Tensors) -> Result<(Options, Vec<u32>)> {
     }
     if let Some(config) = tensors.folder().and_then(|f| f.generation_config()) {
         let number = |key: &str| config.get(key).and_then(Value::as_f64);
+        let sampled = config.get("do_sample").and_then(Value::as_bool);
+        if sampled == Some(true) {
+            // What Transformers means by leaving a setting out.
+            options = Options { top_k: 50, ..Options::default() };
+        }
         set(&mut options.temperature, number("temperature"));
         set(&mut options.top_p, number("top_p"));
         set(&mut options.min_p, number("min_p"));
@@ -28,8 +35,7 @@ pub(crate) fn read(tensors: &Tensors) -> Result<(Options, Vec<u32>)> {
         if let Some(k) = config.get("top_k").and_then(Value::as_u64) {
             options.top_k = usize::try_from(k).unwrap_or(0);
         }
-        // Transformers samples only when told to; without the flag its decoding is greedy.
-        if config.get("do_sample").and_then(Value::as_bool) == Some(false) {
+        if sampled == Some(false) {
             options.temperature = 0.0;
         }
         ends.extend(ids(config.get("eos_token_id")));
@@ -37,7 +43,7 @@ pub(crate) fn read(tensors: &Tensors) -> Result<(Options, Vec<u32>)> {
     if let Some(folder) = tensors.folder() {
         ends.extend(ids(folder.config().get("eos_token_id")));
     }
-    options.validate()?;
+    options.validate(vocabulary)?;
     Ok((options, ends))
 }
 

@@ -138,7 +138,7 @@ impl<'a> Generation<'a> {
         prompt: Vec<u32>,
         options: &GenerateOptions,
     ) -> Result<Self> {
-        options.sampling.validate()?;
+        options.sampling.validate(shared.config.vocab)?;
         if prompt.is_empty() {
             return Err(Error::new("prompt", "at least one token", "none")
                 .hint("give some text to continue"));
@@ -153,7 +153,7 @@ impl<'a> Generation<'a> {
             },
             stream: shared.tokenizer.as_ref().map(|t| t.stream()),
             stops: StopStrings::new(&options.stop),
-            sampler: Sampler::default(),
+            sampler: Sampler::new(),
             options: options.clone(),
             sequence: prompt,
             finish: None,

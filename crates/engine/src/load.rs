@@ -1,7 +1,7 @@
 //! From a path to a running model.
 
 use crate::defaults;
-use crate::pool::Pool;
+use crate::pool::{Pool, bound};
 use crate::session::Session;
 use device::cpu::Cpu;
 use device::{CacheType, Device, Executor, Memory};
@@ -25,6 +25,8 @@ pub struct LoadOptions {
     pub rotate: bool,
     /// Element type of cached keys and values.
     pub cache_type: CacheType,
+    /// Sessions that may hold a full context at the same time.
+    pub sessions: usize,
     /// Tokens computed together in prefill.
     pub chunk: usize,
     /// Keeps named intermediate values, for inspection.
@@ -38,8 +40,20 @@ impl Default for LoadOptions {
             context: None,
             rotate: false,
             cache_type: CacheType::F16,
+            sessions: 16,
             chunk: 512,
             trace: false,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// A group's window and context as its block tables keep them: a rotating context is a window over no end.
+    pub(crate) fn span(&self, window: Option<usize>, context: usize) -> (Option<usize>, usize) {
+        if self.rotate {
+            (Some(window.unwrap_or(context).min(context)), usize::MAX)
+        } else {
+            (window, context)
         }
     }
 }
@@ -139,10 +153,16 @@ impl Engine {
             Some(file) => ChatTemplate::from_gguf(file.metadata())?,
             None => ChatTemplate::from_folder(path)?,
         };
-        let (sampling, mut ends) = defaults::read(&tensors)?;
+        let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
         ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
         let rows = (options.chunk, OUTPUT_ROWS.min(options.chunk));
-        let load = device::LoadOptions { cache_type: options.cache_type, rows };
+        let blocks = |&window: &Option<usize>| {
+            let (window, context) = options.span(window, context);
+            bound(window, context, options.chunk).saturating_mul(options.sessions)
+        };
+        let blocks: Vec<usize> = groups.iter().map(blocks).collect();
+        let pool = Pool::new(&blocks);
+        let load = device::LoadOptions { cache_type: options.cache_type, rows, blocks };
         let executor = device.load(program, &tensors, load, progress)?;
         let info = Info {
             name: name(&tensors, path),
@@ -158,7 +178,7 @@ impl Engine {
             load_ms: start.elapsed().as_millis() as u64,
         };
         Ok(Engine(Arc::new(Shared {
-            pool: Pool::new(groups.len()),
+            pool,
             executor: Mutex::new(executor),
             groups,
             traces,
@@ -271,7 +291,8 @@ fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
         return has.then(|| Tokenizer::from_gguf(file.metadata())).transpose();
     }
     let Some(folder) = tensors.folder() else { return Ok(None) };
-    folder.has_tokenizer().then(|| Tokenizer::from_folder(folder.path())).transpose()
+    let has = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.file(name).is_some());
+    has.then(|| Tokenizer::from_folder(folder.path())).transpose()
 }
 
 fn name(tensors: &Tensors, path: &Path) -> String {

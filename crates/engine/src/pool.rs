@@ -3,6 +3,7 @@
 //! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it is a ring that *rotates*
 //! over the oldest positions. Sliding windows rotate always; a whole context rotates only where the caller asked.
 
+use formats::{Error, Result};
 use program::{BLOCK_TOKENS, Table};
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex};
 struct Free {
     released: Vec<u32>,
     created: u32,
+    limit: usize,
 }
 
 /// Block numbers of every group, shared by an engine's sessions.
@@ -18,8 +20,10 @@ struct Free {
 pub(crate) struct Pool(Arc<Vec<Mutex<Free>>>);
 
 impl Pool {
-    pub(crate) fn new(groups: usize) -> Self {
-        Pool(Arc::new((0..groups).map(|_| Mutex::default()).collect()))
+    /// A pool with so many blocks in each group.
+    pub(crate) fn new(blocks: &[usize]) -> Self {
+        let free = |&limit: &usize| Mutex::new(Free { limit, ..Free::default() });
+        Pool(Arc::new(blocks.iter().map(free).collect()))
     }
 
     fn group(&self, group: usize) -> std::sync::MutexGuard<'_, Free> {
@@ -27,17 +31,30 @@ impl Pool {
         self.0[group].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn take(&self, group: usize) -> u32 {
+    fn take(&self, group: usize) -> Result<u32> {
         let mut free = self.group(group);
-        free.released.pop().unwrap_or_else(|| {
-            free.created += 1;
-            free.created - 1
-        })
+        if let Some(block) = free.released.pop() {
+            return Ok(block);
+        }
+        if free.created as usize >= free.limit {
+            return Err(Error::new(
+                "cache",
+                format!("at most {} blocks in use", free.limit),
+                "all of them in use",
+            )
+            .hint("end other sessions, or load the model for more of them"));
+        }
+        free.created += 1;
+        Ok(free.created - 1)
     }
+}
 
-    /// Blocks ever created in a group: what the executor must have reserved.
-    pub(crate) fn created(&self, group: usize) -> usize {
-        self.group(group).created as usize
+/// Blocks that one session takes at most: a whole context, or a ring that holds the window of a chunk's first token
+/// while its last is written.
+pub(crate) fn bound(window: Option<usize>, context: usize, chunk: usize) -> usize {
+    match window {
+        Some(window) if window < context => (window + chunk).div_ceil(BLOCK_TOKENS) + 1,
+        _ => context.div_ceil(BLOCK_TOKENS).max(1),
     }
 }
 
@@ -82,11 +99,12 @@ impl BlockTable {
     }
 
     /// Takes the blocks that positions below `end` need.
-    pub(crate) fn extend(&mut self, end: usize) {
+    pub(crate) fn extend(&mut self, end: usize) -> Result<()> {
         while self.blocks.len() < end.div_ceil(BLOCK_TOKENS).min(self.bound) {
-            self.blocks.push(self.pool.take(self.group));
+            self.blocks.push(self.pool.take(self.group)?);
         }
         self.reached = self.reached.max(end);
+        Ok(())
     }
 
     /// The first position still held.
@@ -129,26 +147,27 @@ mod tests {
 
     #[test]
     fn a_growing_table_returns_what_it_drops() {
-        let pool = Pool::new(1);
+        let pool = Pool::new(&[8]);
         let mut table = BlockTable::new(&pool, 0, None, 4096, 512);
-        table.extend(1000);
+        table.extend(1000).unwrap();
         assert_eq!(table.table().blocks, [0, 1, 2, 3]);
         assert!(table.can_return_to(0) && table.can_return_to(999));
         table.truncate(300);
         assert_eq!(table.table().blocks, [0, 1]);
         let mut other = BlockTable::new(&pool, 0, None, 4096, 512);
-        other.extend(600);
-        assert_eq!(pool.created(0), 5);
+        other.extend(600).unwrap();
+        assert_eq!(pool.group(0).created, 5);
+        assert!(other.extend(4096).unwrap_err().to_string().contains("at most 8 blocks"));
         drop(table);
         drop(other);
-        assert_eq!(pool.group(0).released.len(), 5);
+        assert_eq!(pool.group(0).released.len(), 8);
     }
 
     #[test]
     fn a_window_rotates_and_forgets() {
-        let pool = Pool::new(1);
+        let pool = Pool::new(&[8]);
         let mut table = BlockTable::new(&pool, 0, Some(300), 1 << 20, 128);
-        table.extend(10_000);
+        table.extend(10_000).unwrap();
         assert_eq!(table.table().blocks.len(), 3);
         assert_eq!(table.table().oldest, 10_000 - 3 * 256);
         assert!(table.can_return_to(9_999));

@@ -59,7 +59,16 @@ impl Prompt {
                         .hint("this is a base model: give it text to continue")
                 })?;
                 let tokenizer = tokenizer()?;
-                let request = Request::new(messages, tokenizer, extra);
+                let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+                let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
+                let request = Request {
+                    messages,
+                    add_generation_prompt: true,
+                    extra: extra.clone(),
+                    bos_token: bos.as_deref(),
+                    eos_token: eos.as_deref(),
+                    ..Request::default()
+                };
                 tokenizer.encode_chat(&template.render(&request)?)
             }
         }

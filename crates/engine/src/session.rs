@@ -46,11 +46,8 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let (context, chunk) = (shared.info.context, shared.options.chunk);
-        let table = |(group, window): (usize, &Option<usize>)| {
-            let (window, context) = match (shared.options.rotate, window) {
-                (true, window) => (Some(window.unwrap_or(context).min(context)), usize::MAX),
-                (false, window) => (*window, context),
-            };
+        let table = |(group, &window): (usize, &Option<usize>)| {
+            let (window, context) = shared.options.span(window, context);
             BlockTable::new(&shared.pool, group, window, context, chunk)
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
@@ -148,11 +145,10 @@ impl Session {
         self.positions.extend((start..start + rows).map(|p| p as u32));
         self.outputs.clear();
         self.outputs.extend((from.min(rows)..rows).map(|r| r as u32));
-        self.tables.iter_mut().for_each(|t| t.extend(start + rows));
-        let mut executor = shared.executor();
-        for group in 0..self.tables.len() {
-            executor.reserve(group, shared.pool.created(group))?;
+        for table in &mut self.tables {
+            table.extend(start + rows)?;
         }
+        let mut executor = shared.executor();
         // Models have at most two kinds of windows; a third would be an architecture of its own.
         let mut tables = [Table::default(); 4];
         for (table, blocks) in tables.iter_mut().zip(&self.tables) {

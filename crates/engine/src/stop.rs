@@ -37,11 +37,9 @@ impl StopStrings {
 
 /// Length of the longest end of `text` that begins `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
-    stop.char_indices()
-        .skip(1)
-        .map(|(i, _)| i)
+    (1..stop.len())
         .rev()
-        .find(|&i| text.ends_with(&stop[..i]))
+        .find(|&i| stop.is_char_boundary(i) && text.ends_with(&stop[..i]))
         .unwrap_or(0)
 }
 

@@ -1,0 +1,134 @@
+//! The architecture's invariants, read off `cargo metadata` and the sources.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every crate and the workspace crates it may import: always layers below its own.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("delft-formats", &[]),
+    ("delft-ops", &["delft-formats"]),
+    ("delft-program", &["delft-formats", "delft-ops"]),
+    ("delft-nn", &["delft-formats", "delft-ops", "delft-program"]),
+    ("delft-device", &["delft-formats", "delft-ops", "delft-program"]),
+    ("delft-models", &["delft-formats", "delft-ops", "delft-program", "delft-nn"]),
+    ("delft-tokens", &["delft-formats"]),
+    ("delft-hub", &["delft-formats"]),
+    (
+        "delft-engine",
+        &["delft-formats", "delft-ops", "delft-program", "delft-nn", "delft-device", "delft-models", "delft-tokens"],
+    ),
+    ("delft", &["delft-formats", "delft-engine", "delft-hub", "delft-tokens"]),
+    ("delft-cli", &["delft"]),
+];
+
+#[test]
+fn imports_point_down_only() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        // Tests may look further down than the code they test.
+        let normal = package["dependencies"].as_array().unwrap().iter().filter(|d| d["kind"] != "dev");
+        let inner = normal.filter_map(|d| d["name"].as_str()).filter(|n| n.starts_with("delft")).map(str::to_owned);
+        found.insert(package["name"].as_str().unwrap().to_owned(), inner.collect());
+        let features = package["features"].as_object().unwrap();
+        let device_only = features.keys().any(|f| f == "cuda" || f == "metal");
+        assert!(!device_only || package["name"] == "delft-device", "{}: a device's feature", package["name"]);
+    }
+    let known: Vec<&str> = LAYERS.iter().map(|l| l.0).collect();
+    for (name, dependencies) in &found {
+        let Some((_, allowed)) = LAYERS.iter().find(|l| l.0 == name) else {
+            panic!("{name}: not in the table of layers {known:?}");
+        };
+        for dependency in dependencies {
+            assert!(allowed.contains(&dependency.as_str()), "{name} imports {dependency}");
+        }
+    }
+    assert_eq!(found.len(), LAYERS.len());
+}
+
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut todo = vec![root().join(folder)];
+    let mut files = Vec::new();
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            todo.extend(std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            files.push((path, text));
+        }
+    }
+    assert!(!files.is_empty(), "{folder}");
+    files
+}
+
+/// Code without comments, up to the file's tests.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// Whole identifiers of a text.
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
+#[test]
+fn architectures_name_no_device_type_or_adapter() {
+    let banned = ["DType", "dtype", "f16", "bf16", "q4_0", "q8_0", "Q8_0", "cpu", "cuda", "metal", "device", "cfg", "lora", "adapter"];
+    for (path, text) in sources("crates/models/src") {
+        assert!(text.lines().count() < 250, "{}: {} lines", path.display(), text.lines().count());
+        if let Some(word) = words(&code(&text)).find(|w| banned.contains(w)) {
+            panic!("{} names `{word}`", path.display());
+        }
+    }
+}
+
+#[test]
+fn formats_and_operations_know_no_device() {
+    for folder in ["crates/formats/src", "crates/ops/src", "crates/program/src"] {
+        for (path, text) in sources(folder) {
+            if let Some(word) = words(&code(&text)).find(|w| ["cuda", "metal", "Device", "Executor"].contains(w)) {
+                panic!("{} names `{word}`", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn foreign_functions_stay_in_the_device_layer() {
+    for (name, _) in LAYERS.iter().filter(|l| l.0 != "delft-device") {
+        let folder = format!("crates/{}/src", name.strip_prefix("delft-").unwrap_or(name));
+        for (path, text) in sources(&folder) {
+            let code = code(&text);
+            let foreign = code.contains("extern \"C\"") || words(&code).any(|w| w == "libc" || w == "asm");
+            assert!(!foreign, "{}: foreign functions", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_block_is_one_file() {
+    let files: Vec<String> = sources("crates/formats/src/quant")
+        .into_iter()
+        .filter(|(_, text)| text.contains("impl Block for"))
+        .map(|(path, text)| {
+            assert_eq!(text.matches("impl Block for").count(), 1, "{}", path.display());
+            path.file_stem().unwrap().to_string_lossy().into_owned()
+        })
+        .collect();
+    for block in ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"] {
+        assert!(files.iter().any(|f| f == block), "{block}");
+    }
+}

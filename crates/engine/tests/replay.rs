@@ -1,0 +1,55 @@
+//! A replay of a shape class seen before allocates nothing and compiles nothing.
+
+mod common;
+
+use common::{load, root};
+use delft_engine::LoadOptions;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Counts allocations of every thread.
+struct Counting;
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: defers to the system allocator; the counter is no part of the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promise is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// The only test of this binary: another's allocations would be counted too.
+#[test]
+fn decoding_allocates_nothing() {
+    for case in ["llama3", "qwen3", "mistral-long"] {
+        let engine = load(&root().join(case), &LoadOptions { chunk: 64, ..Default::default() });
+        let mut session = engine.session();
+        let prompt: Vec<u32> = (0..300).map(|i| i % 100).collect();
+        let tokens: Vec<u32> =
+            prompt.iter().take(200 % engine.info().context.max(1)).copied().collect();
+        session.evaluate(&tokens[..64], 63, &mut |_, _| {}).unwrap();
+        session.evaluate(&tokens[64..66], 1, &mut |_, _| {}).unwrap();
+        session.evaluate(&tokens[66..67], 0, &mut |_, _| {}).unwrap();
+        let (compiled, before) = (engine.compiled(), COUNT.load(Relaxed));
+        let mut sum = 0.0;
+        // The timeline itself grows by doubling; within its capacity no step allocates.
+        for &token in &tokens[67..100] {
+            session.evaluate(&[token], 0, &mut |_, row| sum += row[0]).unwrap();
+        }
+        let allocated = COUNT.load(Relaxed) - before;
+        assert!(allocated == 0, "{case}: {allocated} allocations");
+        assert_eq!(engine.compiled(), compiled, "{case}");
+        assert!(f32::is_finite(sum));
+    }
+}

@@ -1,0 +1,157 @@
+//! Sessions: what is reused, what is refused, what rotates, and what a replay allocates.
+
+mod common;
+
+use common::{load, root};
+use delft_engine::{
+    CacheType, Engine, Finish, GenerateOptions, LoadOptions, Rows, SamplingOptions,
+};
+
+fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        sampling: SamplingOptions { temperature: 0.0, ..Default::default() },
+        max_tokens: Some(max_tokens),
+        ignore_end: true,
+        ..Default::default()
+    }
+}
+
+fn engine(case: &str, options: LoadOptions) -> Engine {
+    load(&root().join(case), &options)
+}
+
+fn prompt(n: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 + 11) % 120).collect()
+}
+
+/// Greedy continuation of a prompt, in a session of its own.
+fn continuation(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut session = engine.session();
+    let generation = session.generate(prompt.to_vec(), &greedy(n)).unwrap();
+    generation.map(|t| t.unwrap().id).collect()
+}
+
+#[test]
+fn a_shared_prefix_is_reused_and_changes_nothing() {
+    for case in ["llama3", "mistral", "qwen3"] {
+        let engine = engine(case, LoadOptions { cache_type: CacheType::F32, ..Default::default() });
+        let mut session = engine.session();
+        let first = prompt(20);
+        let mut generation = session.generate(first.clone(), &greedy(5)).unwrap();
+        let told: Vec<u32> = generation.by_ref().map(|t| t.unwrap().id).collect();
+        assert_eq!(generation.metrics().reused_tokens, 0);
+        assert_eq!(told, continuation(&engine, &first, 5));
+        // The same beginning with another end, then a longer one that contains the first answer.
+        let other = [&first[..12], &[3, 4, 5]].concat();
+        let mut generation = session.generate(other.clone(), &greedy(5)).unwrap();
+        let again: Vec<u32> = generation.by_ref().map(|t| t.unwrap().id).collect();
+        assert_eq!(generation.metrics().reused_tokens, 12, "{case}");
+        assert_eq!(again, continuation(&engine, &other, 5), "{case}");
+        let longer = [&other[..], &again, &[7, 8]].concat();
+        let mut generation = session.generate(longer.clone(), &greedy(4)).unwrap();
+        let more: Vec<u32> = generation.by_ref().map(|t| t.unwrap().id).collect();
+        assert_eq!(generation.metrics().reused_tokens, other.len() + 4, "{case}");
+        assert_eq!(more, continuation(&engine, &longer, 4), "{case}");
+    }
+}
+
+#[test]
+fn chunked_prefill_equals_whole_and_steps() {
+    for case in ["llama-long", "mistral-long"] {
+        let whole = engine(case, LoadOptions { cache_type: CacheType::F32, ..Default::default() });
+        let chunked = engine(
+            case,
+            LoadOptions { cache_type: CacheType::F32, chunk: 64, ..Default::default() },
+        );
+        let tokens = prompt(400);
+        let a = whole.session().logits(&tokens, Rows::Last(3)).unwrap();
+        let b = chunked.session().logits(&tokens, Rows::Last(3)).unwrap();
+        let mut stepped = whole.session();
+        let mut c = Vec::new();
+        for token in &tokens {
+            c.clear();
+            stepped.evaluate(&[*token], 0, &mut |_, row| c.extend_from_slice(row)).unwrap();
+        }
+        assert!(common::error(&b.data, &a.data) < 1e-4, "{case}");
+        assert!(common::error(&c, &a.data[2 * a.vocab..]) < 1e-4, "{case}");
+    }
+}
+
+#[test]
+fn a_full_context_says_so() {
+    let engine = engine("llama3", LoadOptions { context: Some(24), ..Default::default() });
+    let mut session = engine.session();
+    let error = session.generate(prompt(25), &greedy(1)).err().unwrap().to_string();
+    assert!(error.contains("at most 24 more tokens") && error.contains("--ctx"), "{error}");
+    let mut generation = session.generate(prompt(20), &greedy(100)).unwrap();
+    assert_eq!(generation.by_ref().filter(Result::is_ok).count(), 5);
+    assert_eq!(generation.finish(), Some(&Finish::ContextFull));
+}
+
+#[test]
+fn a_rotating_context_goes_on() {
+    let options = LoadOptions { context: Some(256), rotate: true, chunk: 64, ..Default::default() };
+    let engine = engine("llama3", options);
+    let mut session = engine.session();
+    session.logits(&prompt(40), Rows::Last(1)).unwrap();
+    let one_block = engine.memory().cache;
+    let mut generation = session.generate(prompt(40), &greedy(1500)).unwrap();
+    assert_eq!(generation.by_ref().filter(Result::is_ok).count(), 1500);
+    assert_eq!(generation.finish(), Some(&Finish::Length));
+    assert_eq!(session.tokens().len(), 1539);
+    // Blocks in use stay bounded: 256 positions, a chunk, and the block being written.
+    assert_eq!(engine.memory().cache, 3 * one_block);
+}
+
+#[test]
+fn sessions_do_not_disturb_each_other() {
+    let engine = engine("qwen2", LoadOptions::default());
+    let (a, b) = (prompt(9), prompt(15));
+    let (alone_a, alone_b) = (continuation(&engine, &a, 12), continuation(&engine, &b, 12));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| continuation(&engine, &a, 12));
+        let second = scope.spawn(|| continuation(&engine, &b, 12));
+        assert_eq!(first.join().unwrap(), alone_a);
+        assert_eq!(second.join().unwrap(), alone_b);
+    });
+}
+
+#[test]
+fn cancelling_stops_before_the_next_token() {
+    let engine = engine("llama3", LoadOptions::default());
+    let mut session = engine.session();
+    let options = greedy(100);
+    let mut generation = session.generate(prompt(4), &options).unwrap();
+    generation.next().unwrap().unwrap();
+    options.cancel.cancel();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.finish(), Some(&Finish::Cancelled));
+}
+
+#[test]
+fn seeds_decide_samples_and_nothing_else_does() {
+    let one = engine("qwen3", LoadOptions { threads: Some(1), ..Default::default() });
+    let two = engine("qwen3", LoadOptions { threads: Some(2), chunk: 5, ..Default::default() });
+    let sample = |engine: &Engine, seed| {
+        let sampling = SamplingOptions { temperature: 1.0, seed, ..Default::default() };
+        let options = GenerateOptions { sampling, ..greedy(20) };
+        engine
+            .session()
+            .generate(prompt(11), &options)
+            .unwrap()
+            .map(|t| t.unwrap().id)
+            .collect::<Vec<u32>>()
+    };
+    assert_eq!(sample(&one, 1), sample(&two, 1));
+    assert_ne!(sample(&one, 1), sample(&one, 2));
+}
+
+#[test]
+fn ids_outside_the_vocabulary_are_refused() {
+    let engine = engine("llama3", LoadOptions::default());
+    let mut session = engine.session();
+    let error = session.logits(&[1, 5000], Rows::All).unwrap_err().to_string();
+    assert!(error.contains("ids below 128") && error.contains("5000"), "{error}");
+    assert!(session.generate(Vec::new(), &greedy(1)).is_err());
+    assert!(session.generate("text", &greedy(1)).err().unwrap().to_string().contains("tokenizer"));
+}

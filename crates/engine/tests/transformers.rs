@@ -1,0 +1,79 @@
+//! The CPU device against Hugging Face Transformers: logits of a prefill and of ten decode steps, per architecture.
+
+mod common;
+
+use common::{Expected, cases, error, load};
+use delft_engine::{CacheType, LoadOptions, Rows};
+
+/// Runs a case in chunks of `chunk` and returns the worst error relative to the logit range.
+fn worst(path: &std::path::Path, expected: &Expected, options: &LoadOptions) -> f32 {
+    let engine = load(path, options);
+    let mut session = engine.session();
+    let prompt = expected.ids("input_ids");
+    let first = expected.ids("first_row")[0] as usize;
+    let logits = session.logits(&prompt, Rows::Last(prompt.len() - first)).unwrap();
+    let mut worst = error(&logits.data, &expected.floats("logits").unwrap());
+    let all = expected.floats("decode.logits").unwrap();
+    let vocab = engine.info().vocab;
+    for (i, &token) in expected.ids("decode.tokens").iter().enumerate() {
+        session
+            .evaluate(&[token], 0, &mut |_, row| {
+                worst = worst.max(error(row, &all[i * vocab..][..vocab]))
+            })
+            .unwrap();
+    }
+    worst
+}
+
+#[test]
+fn f32_checkpoints_agree_to_1e_4() {
+    for case in cases() {
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        // bf16 and f16 checkpoints are exact in f32 too: products take stored weights as they are.
+        for chunk in [512, 7] {
+            let options = LoadOptions { cache_type: CacheType::F32, chunk, ..Default::default() };
+            let worst = worst(&case, &expected, &options);
+            assert!(worst <= 1e-4, "{}: chunks of {chunk}: {worst:e}", case.display());
+        }
+    }
+}
+
+#[test]
+fn an_f16_cache_stays_within_2e_3() {
+    for case in cases() {
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        let worst = worst(&case, &expected, &LoadOptions::default());
+        assert!(worst <= 2e-3, "{}: {worst:e}", case.display());
+    }
+}
+
+#[test]
+fn bf16_arithmetic_agrees_to_2e_2() {
+    let mut seen = 0;
+    for case in cases() {
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        let Some(want) = expected.floats("logits_bf16") else { continue };
+        let engine = load(&case, &LoadOptions::default());
+        let prompt = expected.ids("input_ids");
+        let got = engine.session().logits(&prompt, Rows::All).unwrap();
+        let worst = error(&got.data, &want);
+        assert!(worst <= 2e-2, "{}: {worst:e}", case.display());
+        seen += 1;
+    }
+    assert!(seen >= 1);
+}
+
+#[test]
+fn gguf_twins_agree() {
+    let mut twins = 0;
+    for (path, truth, exact) in common::twins() {
+        let expected = Expected::open(&truth);
+        let options = LoadOptions { cache_type: CacheType::F32, ..Default::default() };
+        let worst = worst(&path, &expected, &options);
+        // Quantised products round the activations to eight bits, as llama.cpp's do: see the fixtures' README.
+        let bound = if exact { 1e-4 } else { 3e-2 };
+        assert!(worst <= bound, "{}: {worst:e}", path.display());
+        twins += 1;
+    }
+    assert!(twins >= 5, "{twins} twins");
+}

@@ -1,0 +1,410 @@
+//! The hub's cache on disk, laid out as `huggingface_hub` lays it out:
+//!
+//! ```text
+//! models--org--name/refs/main                       the commit that a branch or tag stood at
+//! models--org--name/blobs/<digest>                  the bytes, and <digest>.incomplete while they arrive
+//! models--org--name/snapshots/<commit>/<file>       links to ../../blobs/<digest>
+//! .locks/models--org--name/<digest>.lock            held while a blob is written
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use formats::{Error, Result};
+
+use crate::{Hub, Kind, Model, Source, Spec, choose, spec};
+
+/// One commit of one repository in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cached {
+    /// `org/name`, or `(bundled)`.
+    pub id: String,
+    /// The commit; empty for the bundled model.
+    pub commit: String,
+    /// Branches and tags that stood at this commit when they were last fetched.
+    pub refs: Vec<String>,
+    /// The snapshot's files, by name.
+    pub files: Vec<CachedFile>,
+    /// Bytes on disk, each blob counted once.
+    pub bytes: u64,
+    /// Bytes of downloads of this repository that have not finished.
+    pub partial_bytes: u64,
+    /// How [`Hub::resolve`] would open it; None when it holds no model that it could open.
+    pub kind: Option<Kind>,
+    /// The snapshot's folder, or the bundled file.
+    pub path: PathBuf,
+}
+
+/// A file of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedFile {
+    /// Its name inside the repository, with `/` between folders.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// [`Hub::from_env`] over any environment.
+pub(crate) fn from_env(variable: &dyn Fn(&str) -> Option<String>) -> Result<Hub> {
+    let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+    let path = |name: &str| set(name).map(|value| expand(&value, variable));
+    let no_home =
+        || Error::new("HF_HOME", "a home folder for the cache", "neither HF_HOME nor HOME is set");
+    let home = match (path("HF_HOME"), path("XDG_CACHE_HOME")) {
+        (Some(home), _) => Some(home),
+        (None, Some(caches)) => Some(caches.join("huggingface")),
+        (None, None) => home_folder(variable).map(|home| home.join(".cache").join("huggingface")),
+    };
+    let cache = match path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")) {
+        Some(cache) => cache,
+        None => home.as_ref().ok_or_else(no_home)?.join("hub"),
+    };
+    let token_file = path("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
+    let token = set("HF_TOKEN")
+        .or_else(|| set("HUGGING_FACE_HUB_TOKEN"))
+        .or_else(|| read_small(&token_file?).ok())
+        .map(|token| token.split_whitespace().collect::<String>())
+        .filter(|token| !token.is_empty());
+    let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
+    let yes = |name: &str| {
+        set(name).is_some_and(|v| ["1", "on", "yes", "true"].contains(&v.to_lowercase().as_str()))
+    };
+    Ok(Hub {
+        endpoint: endpoint.trim().trim_end_matches('/').to_string(),
+        token,
+        cache,
+        offline: yes("HF_HUB_OFFLINE"),
+        retry_wait: Duration::from_secs(1),
+        timeout: Duration::from_secs(30),
+    })
+}
+
+fn home_folder(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    ["HOME", "USERPROFILE"]
+        .iter()
+        .find_map(|name| variable(name).filter(|v| !v.is_empty()))
+        .map(PathBuf::from)
+}
+
+/// `~` and `$NAME` or `${NAME}`, as Python's `expanduser` and `expandvars` read them: unknown names stay as they are.
+fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> PathBuf {
+    let mut out = String::new();
+    let mut rest = value;
+    while let Some(at) = rest.find('$') {
+        out += &rest[..at];
+        let after = &rest[at + 1..];
+        let (name, used) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+            Some((name, _)) => (name, name.len() + 2),
+            None => {
+                let end = after
+                    .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                    .unwrap_or(after.len());
+                (&after[..end], end)
+            }
+        };
+        match variable(name).filter(|_| !name.is_empty()) {
+            Some(value) => out += &value,
+            None => out += &rest[at..at + 1 + used],
+        }
+        rest = &after[used..];
+    }
+    out += rest;
+    match (out.strip_prefix('~'), home_folder(variable)) {
+        (Some(""), Some(home)) => home,
+        (Some(tail), Some(home)) if tail.starts_with('/') => home.join(&tail[1..]),
+        _ => PathBuf::from(out),
+    }
+}
+
+/// A small text file's contents; refs and tokens are short, so anything long is not one.
+fn read_small(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(64 << 10).read_to_string(&mut text)?;
+    Ok(text.trim().to_string())
+}
+
+/// The folder of a repository.
+pub(crate) fn folder(hub: &Hub, id: &str) -> PathBuf {
+    hub.cache.join(folder_name(id))
+}
+
+fn folder_name(id: &str) -> String {
+    format!("models--{}", id.replace('/', "--"))
+}
+
+/// The lock that guards one blob.
+pub(crate) fn lock_path(hub: &Hub, id: &str, digest: &str) -> PathBuf {
+    hub.cache.join(".locks").join(folder_name(id)).join(format!("{digest}.lock"))
+}
+
+/// Whether a text is a commit: 40 hexadecimal digits.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// The model that the cache holds under a name, if it does. A model with a part missing is an error that says so.
+pub(crate) fn find(hub: &Hub, spec: &Spec) -> Result<Option<Model>> {
+    let folder = folder(hub, &spec.id);
+    let commit = match read_small(&folder.join("refs").join(&spec.revision)) {
+        Ok(commit) if is_commit(&commit) => commit,
+        _ if is_commit(&spec.revision) => spec.revision.clone(),
+        _ => return Ok(None),
+    };
+    let snapshot = folder.join("snapshots").join(&commit);
+    if !snapshot.is_dir() {
+        return Ok(None);
+    }
+    let place = spec.id.as_str();
+    let names = names(&snapshot)?;
+    let again = format!("delft pull {place}");
+    let choice =
+        choose::choose(place, spec.file.as_deref(), &names).map_err(|error| match error.hint {
+            Some(_) => error,
+            None => error.hint(&again),
+        })?;
+    let path = match choice.kind {
+        Kind::Folder => snapshot.clone(),
+        Kind::GgufFile => snapshot.join(&choice.files[0]),
+    };
+    if choice.kind == Kind::Folder {
+        for needed in needed(&snapshot)? {
+            if !names.contains(&needed) {
+                return Err(Error::new(
+                    place,
+                    format!("{needed} in the cache"),
+                    "an unfinished download",
+                )
+                .hint(again));
+            }
+        }
+    }
+    Ok(Some(Model { path, kind: choice.kind, source: Source::Hub { id: spec.id.clone(), commit } }))
+}
+
+/// The files without which a safetensors snapshot cannot be loaded: its config and every shard of its index.
+fn needed(snapshot: &Path) -> Result<Vec<String>> {
+    let mut needed = vec!["config.json".to_string()];
+    let path = snapshot.join("model.safetensors.index.json");
+    let Ok(file) = fs::File::open(&path) else { return Ok(needed) };
+    let mut text = Vec::new();
+    file.take(256 << 20)
+        .read_to_end(&mut text)
+        .map_err(|error| Error::io(path.display(), error))?;
+    let index: serde_json::Value = serde_json::from_slice(&text).map_err(|error| {
+        Error::new(path.display(), "a JSON object", error).hint("delete the file and pull again")
+    })?;
+    let shards = index.get("weight_map").and_then(|map| map.as_object());
+    let shards: BTreeSet<&str> =
+        shards.into_iter().flat_map(|map| map.values().filter_map(|v| v.as_str())).collect();
+    needed.extend(shards.into_iter().map(str::to_string));
+    Ok(needed)
+}
+
+/// The names of the files under a folder, with `/` between folders, sorted; links that lead nowhere are left out.
+pub(crate) fn names(root: &Path) -> Result<Vec<String>> {
+    Ok(walk(root)?.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Names and sizes of the files under a folder, sorted by name.
+fn walk(root: &Path) -> Result<Vec<(String, u64)>> {
+    // Repositories are shallow; the limits keep a folder such as `/` from being searched to its end.
+    const DEPTH: usize = 4;
+    const FILES: usize = 100_000;
+    let mut files = Vec::new();
+    let mut folders = vec![(root.to_path_buf(), String::new(), 0)];
+    while let Some((folder, prefix, depth)) = folders.pop() {
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if depth == 0 => return Err(Error::io(folder.display(), error)),
+            Err(_) => continue,
+        };
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(own) = entry.file_type() else { continue };
+            if own.is_dir() {
+                if depth < DEPTH {
+                    folders.push((entry.path(), format!("{prefix}{name}/"), depth + 1));
+                }
+            } else if let Ok(target) = fs::metadata(entry.path())
+                && target.is_file()
+                && files.len() < FILES
+            {
+                files.push((format!("{prefix}{name}"), target.len()));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// See [`Hub::list`].
+pub(crate) fn list(hub: &Hub) -> Result<Vec<Cached>> {
+    let entries = match fs::read_dir(&hub.cache) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io(hub.cache.display(), error)),
+    };
+    let mut all = Vec::new();
+    for entry in entries.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let Some(id) = name.strip_prefix("models--").map(|id| id.replacen("--", "/", 1)) else {
+            continue;
+        };
+        if spec::check_id("", &id).is_ok() {
+            all.extend(snapshots(&entry.path(), &id));
+        }
+    }
+    all.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
+    Ok(all)
+}
+
+/// The snapshots of one repository. A folder that cannot be read has none.
+fn snapshots(folder: &Path, id: &str) -> Vec<Cached> {
+    let refs: Vec<(String, String)> = names(&folder.join("refs"))
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|name| {
+            read_small(&folder.join("refs").join(&name)).ok().map(|commit| (name, commit))
+        })
+        .collect();
+    let blobs = walk(&folder.join("blobs")).unwrap_or_default();
+    let partial_bytes =
+        blobs.iter().filter(|(name, _)| name.ends_with(".incomplete")).map(|(_, size)| size).sum();
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten() {
+        let Ok(commit) = entry.file_name().into_string() else { continue };
+        let path = entry.path();
+        let Ok(files) = walk(&path) else { continue };
+        let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
+        // Two names may share a blob; its bytes count once.
+        let mut blobs = BTreeSet::new();
+        let mut once = |name: &str| {
+            blobs.insert(path.join(name).canonicalize().unwrap_or_else(|_| path.join(name)))
+        };
+        let bytes = files.iter().filter(|(name, _)| once(name)).map(|(_, size)| size).sum();
+        let has = |end: &str| names.iter().any(|name| name.ends_with(end));
+        let kind = if has(".safetensors") && names.iter().any(|name| name == "config.json") {
+            Some(Kind::Folder)
+        } else if has(".gguf") {
+            Some(Kind::GgufFile)
+        } else {
+            None
+        };
+        let refs =
+            refs.iter().filter(|(_, at)| *at == commit).map(|(name, _)| name.clone()).collect();
+        let files = files.into_iter().map(|(name, size)| CachedFile { name, size }).collect();
+        all.push(Cached {
+            id: id.to_string(),
+            commit,
+            refs,
+            files,
+            bytes,
+            partial_bytes,
+            kind,
+            path,
+        });
+    }
+    all
+}
+
+/// Makes `snapshots/<commit>/<file>` lead to `blobs/<digest>`: by a relative link, or where the file system has none by a
+/// hard link or a copy. What was there is replaced in one step.
+pub(crate) fn link(folder: &Path, commit: &str, file: &str, digest: &str) -> Result<()> {
+    let pointer = folder.join("snapshots").join(commit).join(file);
+    let fail = |error| Error::io(pointer.display(), error);
+    let parent = pointer.parent().unwrap_or(folder);
+    fs::create_dir_all(parent).map_err(fail)?;
+    let up = "../".repeat(2 + file.matches('/').count());
+    let aside = parent.join(format!(
+        ".{digest}.{}-{:?}.new",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let _ = fs::remove_file(&aside);
+    let blob = folder.join("blobs").join(digest);
+    symlink(Path::new(&format!("{up}blobs/{digest}")), &aside)
+        .or_else(|_| fs::hard_link(&blob, &aside))
+        .or_else(|_| fs::copy(&blob, &aside).map(|_| ()))
+        .and_then(|()| fs::rename(&aside, &pointer))
+        .map_err(|error| {
+            let _ = fs::remove_file(&aside);
+            fail(error)
+        })
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+#[cfg(windows)]
+fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::windows::fs::symlink_file(target, link)
+}
+
+#[cfg(not(any(unix, windows)))]
+fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// Records the commit that a branch or tag stands at.
+pub(crate) fn write_ref(folder: &Path, revision: &str, commit: &str) -> Result<()> {
+    if revision == commit {
+        return Ok(());
+    }
+    let path = folder.join("refs").join(revision);
+    if read_small(&path).is_ok_and(|old| old == commit) {
+        return Ok(());
+    }
+    let fail = |error| Error::io(path.display(), error);
+    fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(fail)?;
+    fs::write(&path, commit).map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub_of(pairs: &[(&str, &str)]) -> Hub {
+        from_env(&|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn the_environment_names_the_cache_as_huggingface_hub_reads_it() {
+        let cases: [(&[(&str, &str)], &str); 7] = [
+            (&[("HOME", "/h")], "/h/.cache/huggingface/hub"),
+            (&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
+            (&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "/hf")], "/hf/hub"),
+            (&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/c")], "/c"),
+            (&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")], "/old"),
+            (&[("HOME", "/h"), ("HF_HOME", "~/hf")], "/h/hf/hub"),
+            (&[("HOME", "/h"), ("D", "/d"), ("HF_HOME", "${D}/$NO/hf")], "/d/$NO/hf/hub"),
+        ];
+        for (pairs, cache) in cases {
+            assert_eq!(hub_of(pairs).cache, Path::new(cache), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn the_token_comes_from_the_environment_or_the_file() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().to_str().unwrap();
+        assert_eq!(hub_of(&[("HF_HOME", home)]).token, None);
+        fs::write(Path::new(home).join("token"), "hf_file\n").unwrap();
+        assert_eq!(hub_of(&[("HF_HOME", home)]).token.as_deref(), Some("hf_file"));
+        assert_eq!(
+            hub_of(&[("HF_HOME", home), ("HF_TOKEN", " hf_env\n")]).token.as_deref(),
+            Some("hf_env")
+        );
+        assert_eq!(
+            hub_of(&[("HF_HOME", home), ("HF_ENDPOINT", "http://h:1/")]).endpoint,
+            "http://h:1"
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! Finding models: the bundled one, local files and folders, and the Hugging Face hub with its shared cache.
+//!
+//! A model is named by one string (see [`Spec`]): an existing path, `org/name`, `org/name:file.gguf`,
+//! `org/name:Q4_K_M`, any of these with `@revision`, or nothing at all for the bundled model. [`resolve`] turns the
+//! name into a path without touching the network, [`pull`] downloads, [`list`] tells what is there.
+//!
+//! The cache is laid out as Python's `huggingface_hub` lays it out, so both programs share one copy of a model.
+
+mod bundled;
+mod cache;
+mod choose;
+mod http;
+mod pull;
+mod spec;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use formats::{Error, Result};
+
+pub use bundled::bundled;
+pub use cache::{Cached, CachedFile};
+pub use spec::Spec;
+
+/// A model that lies on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// The GGUF file (the first one of a split set) or the folder.
+    pub path: PathBuf,
+    /// What lies at `path`.
+    pub kind: Kind,
+    /// Where it came from.
+    pub source: Source,
+}
+
+impl Model {
+    /// A short name for people: the hub id, or the file's or folder's own name.
+    pub fn name(&self) -> String {
+        match &self.source {
+            Source::Hub { id, .. } => id.clone(),
+            Source::Local | Source::Bundled => {
+                let name = if self.kind == Kind::GgufFile {
+                    self.path.file_stem()
+                } else {
+                    self.path.file_name()
+                };
+                name.map_or_else(
+                    || self.path.display().to_string(),
+                    |name| name.to_string_lossy().into_owned(),
+                )
+            }
+        }
+    }
+}
+
+/// The two forms in which models are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One GGUF file, or a split set of them.
+    GgufFile,
+    /// A folder with config.json, safetensors and a tokenizer.
+    Folder,
+}
+
+/// Where a model came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// It came with the program.
+    Bundled,
+    /// A path that the user named.
+    Local,
+    /// The hub's cache.
+    Hub {
+        /// `org/name`.
+        id: String,
+        /// The commit, 40 hexadecimal digits.
+        commit: String,
+    },
+}
+
+/// Hears what a [`pull`] does. Every method has an empty default; calls come from the pulling thread.
+pub trait Progress {
+    /// A file begins: its size where known (bytes) and how much of it was there already.
+    fn start(&self, file: &str, size: Option<u64>, have: u64) {
+        let _ = (file, size, have);
+    }
+    /// The file now has `have` bytes. Falls back when a download begins anew.
+    fn at(&self, file: &str, have: u64) {
+        let _ = (file, have);
+    }
+    /// The file is complete, verified and in the cache.
+    fn done(&self, file: &str) {
+        let _ = file;
+    }
+    /// Something worth telling: a choice among files, a retry, a wait for another download.
+    fn note(&self, text: &str) {
+        let _ = text;
+    }
+}
+
+/// No progress report.
+impl Progress for () {}
+
+/// A hub and its cache: where to download from and where to keep it.
+#[derive(Debug, Clone)]
+pub struct Hub {
+    /// The address, without a trailing slash.
+    pub endpoint: String,
+    /// Sent as `Authorization: Bearer`, and only to the endpoint's own host.
+    pub token: Option<String>,
+    /// The folder that holds `models--org--name`.
+    pub cache: PathBuf,
+    /// When set, [`Hub::pull`] refuses to use the network.
+    pub offline: bool,
+    /// The wait before the first retry; doubled for each further one.
+    pub retry_wait: Duration,
+    /// The longest wait for a connection, and for any bytes on one.
+    pub timeout: Duration,
+}
+
+impl Hub {
+    /// The hub that the environment names, read as `huggingface_hub` reads it: `HF_ENDPOINT`; `HF_TOKEN`, or the file
+    /// `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_CACHE` or `$HF_HOME/hub`, with `HF_HOME` under `XDG_CACHE_HOME` or
+    /// `~/.cache`; `HF_HUB_OFFLINE`.
+    pub fn from_env() -> Result<Hub> {
+        cache::from_env(&|name| std::env::var(name).ok())
+    }
+
+    /// Finds a model without the network: an existing path first, then the cache; nothing named is the bundled model.
+    pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
+        let Some(text) = spec else {
+            return Ok(Model { path: bundled()?, kind: Kind::GgufFile, source: Source::Bundled });
+        };
+        if text.is_empty() {
+            return Err(Error::new("--model", "a path or a hub id", "an empty name"));
+        }
+        let path = Path::new(text);
+        if path.exists() {
+            return local(path);
+        }
+        let missing =
+            || Error::new(text, "a file, a folder or a hub id (org/name)", "nothing there");
+        if spec::is_surely_path(text) {
+            return Err(missing());
+        }
+        let spec = Spec::parse(text)?;
+        match cache::find(self, &spec)? {
+            Some(model) => Ok(model),
+            None if !spec.id.contains('/') => Err(missing()),
+            None => Err(Error::new(
+                text,
+                "a model in the cache",
+                format!("none in {}", self.cache.display()),
+            )
+            .hint(format!("delft pull {text}"))),
+        }
+    }
+
+    /// Downloads a model into the cache, or completes it there. Files that are there already are not fetched again.
+    ///
+    /// Every file is checked against the hub's digest (SHA-256 for large files, the git blob's SHA-1 for small ones)
+    /// before it appears in the cache; what an interrupted download leaves behind is resumed by the next one.
+    pub fn pull(&self, spec: &str, progress: &dyn Progress) -> Result<Model> {
+        pull::pull(self, &Spec::parse(spec)?, progress)
+    }
+
+    /// What lies in the cache, by id and commit. A cache that does not exist is empty.
+    pub fn list(&self) -> Result<Vec<Cached>> {
+        cache::list(self)
+    }
+}
+
+/// [`Hub::resolve`] with the environment's hub.
+pub fn resolve(spec: Option<&str>) -> Result<Model> {
+    Hub::from_env()?.resolve(spec)
+}
+
+/// [`Hub::pull`] with the environment's hub.
+pub fn pull(spec: &str, progress: &dyn Progress) -> Result<Model> {
+    Hub::from_env()?.pull(spec, progress)
+}
+
+/// The bundled model, where there is one, then [`Hub::list`] of the environment's hub.
+pub fn list() -> Result<Vec<Cached>> {
+    let mut all: Vec<Cached> = bundled::cached().into_iter().collect();
+    all.extend(Hub::from_env()?.list()?);
+    Ok(all)
+}
+
+/// A model at a path that exists.
+fn local(path: &Path) -> Result<Model> {
+    if !path.is_dir() {
+        // One file of a folder stands for the folder: weights without their configuration mean nothing.
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
+            return local(folder);
+        }
+        return Ok(Model { path: path.to_path_buf(), kind: Kind::GgufFile, source: Source::Local });
+    }
+    if path.join("config.json").is_file() {
+        return Ok(Model { path: path.to_path_buf(), kind: Kind::Folder, source: Source::Local });
+    }
+    let names = cache::names(path)?;
+    let file = choose::gguf(&path.display().to_string(), None, &names)?;
+    Ok(Model { path: path.join(&file.files[0]), kind: Kind::GgufFile, source: Source::Local })
+}

@@ -1,0 +1,21 @@
+//! Text and tokens: tokenizers, streaming detokenisation, chat templates.
+//!
+//! [`Tokenizer`] turns text into ids and back, from a Hugging Face folder or GGUF metadata; [`Stream`] turns ids into
+//! text as they come; [`ChatTemplate`] turns a conversation into a prompt. Vocabularies and templates are untrusted:
+//! what is wrong with them is an error, never a panic.
+
+mod decoder;
+mod folder;
+pub mod gguf;
+mod pieces;
+pub mod pre;
+pub mod spm;
+mod stream;
+pub mod template;
+mod tokenizer;
+
+pub use gguf::GgufVocabulary;
+pub use pieces::char_of;
+pub use stream::Stream;
+pub use template::{ChatTemplate, Request};
+pub use tokenizer::{Special, Tokenizer};

@@ -1,0 +1,286 @@
+//! Chat templates: a conversation as the prompt text a model was trained on.
+//!
+//! Templates are Jinja as Hugging Face Transformers renders it (blocks trimmed, loop controls, Python's string
+//! methods and printing; `raise_exception`, `strftime_now`, `tojson`). They come with models, so they are untrusted:
+//! they touch nothing outside their own values, and steps, recursion and output are limited. Not limited is the length
+//! of a single string on its way: a template that doubles one again and again is stopped only by its output.
+
+mod clock;
+mod python;
+mod rewrite;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use formats::gguf::Metadata;
+use formats::{Error, Result};
+use minijinja::Environment;
+use minijinja::syntax::SyntaxConfig;
+use serde_json::{Map, Value};
+
+pub use clock::Now;
+
+/// Instructions a template may execute: far more than a thousand long messages need, about a second's worth.
+const FUEL: u64 = 20_000_000;
+/// Longest text that a template may write, in bytes.
+const LONGEST_PROMPT: usize = 64 << 20;
+/// Longest source, in bytes.
+const LONGEST_SOURCE: usize = 4 << 20;
+/// Deepest nesting of macros and blocks.
+const DEEPEST: usize = 200;
+
+/// The chat templates of one model: one without a name and any number by name.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    sources: BTreeMap<String, String>,
+    place: String,
+}
+
+/// What a template is asked to render.
+#[derive(Debug, Clone, Default)]
+pub struct Request<'a> {
+    /// Messages as in the OpenAI API: objects with `role`, `content` (a string or a list of parts), `tool_calls`, ...
+    pub messages: &'a [Value],
+    /// A list of JSON schemas of functions, each in `{"type": "function", "function": {...}}`.
+    pub tools: Option<&'a Value>,
+    /// A list of objects with `title` and `text`.
+    pub documents: Option<&'a Value>,
+    /// Whether the prompt ends with the beginning of an answer.
+    pub add_generation_prompt: bool,
+    /// Further variables, such as `enable_thinking`; they overrule all others.
+    pub extra: Map<String, Value>,
+    /// The text of the BOS token; undefined in the template where `None`.
+    pub bos_token: Option<&'a str>,
+    /// The text of the EOS token.
+    pub eos_token: Option<&'a str>,
+    /// What `strftime_now` says; the system's clock, in UTC, where `None`.
+    pub now: Option<Now>,
+    /// Which template, where a model has several by name. Unset, it is `tool_use` when there are tools and such a
+    /// template, else the default one.
+    pub name: Option<&'a str>,
+}
+
+/// The name of a template that has none.
+const DEFAULT: &str = "default";
+
+impl ChatTemplate {
+    /// The template of this source.
+    ///
+    /// # Errors
+    /// A syntax error, with its line.
+    pub fn from_source(source: &str) -> Result<Self> {
+        Self::new("chat template", BTreeMap::from([(DEFAULT.to_string(), source.to_string())]))
+    }
+
+    /// The templates of a Hugging Face folder: `chat_template.jinja` and `additional_chat_templates/*.jinja` (or
+    /// `chat_templates/*.jinja`), else `chat_template` of `tokenizer_config.json`, a string or a list of objects with
+    /// `name` and `template`. `None` where there is none.
+    ///
+    /// # Errors
+    /// Files that cannot be read, or a syntax error.
+    pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
+        let mut sources = BTreeMap::new();
+        if let Some(value) = crate::folder::read_json(&folder.join("chat_template.json"))? {
+            add_config(&mut sources, &value["chat_template"]);
+        }
+        if let Some(config) = crate::folder::read_json(&folder.join("tokenizer_config.json"))? {
+            add_config(&mut sources, &config["chat_template"]);
+        }
+        if let Some(source) = crate::folder::read_text(&folder.join("chat_template.jinja"))? {
+            sources.insert(DEFAULT.to_string(), source);
+        }
+        for inner in ["additional_chat_templates", "chat_templates"] {
+            let Ok(entries) = std::fs::read_dir(folder.join(inner)) else { continue };
+            for entry in entries {
+                let path = entry.map_err(|e| Error::io(folder.join(inner).display(), e))?.path();
+                let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+                let jinja = path.extension().is_some_and(|end| end == "jinja");
+                if let (true, Some(name), Some(source)) = (jinja, name, crate::folder::read_text(&path)?) {
+                    sources.insert(name, source);
+                }
+            }
+        }
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        Self::new(&folder.display().to_string(), sources).map(Some)
+    }
+
+    /// The templates of a GGUF file: `tokenizer.chat_template` and, by name, `tokenizer.chat_template.NAME`. `None`
+    /// where there is none.
+    ///
+    /// # Errors
+    /// A key of another type than text, or a syntax error.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>> {
+        let mut sources = BTreeMap::new();
+        for (key, _) in metadata.iter() {
+            let Some(rest) = key.strip_prefix("tokenizer.chat_template") else { continue };
+            let name = if rest.is_empty() { Some(DEFAULT) } else { rest.strip_prefix('.') };
+            if let (Some(name), Some(source)) = (name, metadata.str(key)?) {
+                sources.insert(name.to_string(), source.to_string());
+            }
+        }
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        Self::new("tokenizer.chat_template", sources).map(Some)
+    }
+
+    /// The templates of these names and sources; the default one is named `default`.
+    ///
+    /// # Errors
+    /// None at all, or a syntax error.
+    pub fn new(place: &str, sources: BTreeMap<String, String>) -> Result<Self> {
+        let mut environment = environment().map_err(|e| Error::new(place, "a Jinja environment", e))?;
+        if sources.is_empty() {
+            return Err(Error::new(place, "a chat template", "none"));
+        }
+        for (name, source) in &sources {
+            if source.len() > LONGEST_SOURCE {
+                let expected = format!("a chat template of at most {LONGEST_SOURCE} bytes");
+                return Err(Error::new(place, expected, source.len()));
+            }
+            environment
+                .add_template_owned(name.clone(), rewrite::rewrite(source))
+                .map_err(|e| Error::new(format!("{place}: {name}"), "a valid chat template", describe(&e)))?;
+        }
+        Ok(ChatTemplate { environment, sources, place: place.to_string() })
+    }
+
+    /// Names of all templates.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.keys().map(String::as_str)
+    }
+
+    /// The source of a template, or of the one that is rendered without tools.
+    pub fn source(&self, name: Option<&str>) -> Option<&str> {
+        self.sources.get(self.choose(name, false)).map(String::as_str)
+    }
+
+    /// Names that the templates read but do not set, `enable_thinking` perhaps among them.
+    pub fn variables(&self) -> BTreeSet<String> {
+        self.environment.templates().flat_map(|(_, template)| template.undeclared_variables(false)).collect()
+    }
+
+    /// The prompt.
+    ///
+    /// # Errors
+    /// What the template raised, or why it could not be executed, with the line; a limit that was passed.
+    pub fn render(&self, request: &Request<'_>) -> Result<String> {
+        let name = self.choose(request.name, request.tools.is_some_and(|tools| !is_empty(tools)));
+        let place = format!("{}: {name}", self.place);
+        let template = self
+            .environment
+            .get_template(name)
+            .map_err(|_| Error::new(&place, self.names().collect::<Vec<_>>().join(" or "), format!("{name:?}")))?;
+        let mut context = Map::new();
+        for (name, text) in [("bos_token", request.bos_token), ("eos_token", request.eos_token)] {
+            context.extend(text.map(|text| (name.to_string(), Value::from(text))));
+        }
+        context.insert("messages".to_string(), request.messages.iter().map(alias_reasoning).collect());
+        context.insert("tools".to_string(), request.tools.cloned().unwrap_or(Value::Null));
+        context.insert("documents".to_string(), request.documents.cloned().unwrap_or(Value::Null));
+        context.insert("add_generation_prompt".to_string(), Value::from(request.add_generation_prompt));
+        context.extend(request.extra.clone());
+        let mut context: BTreeMap<String, minijinja::Value> =
+            context.into_iter().map(|(name, value)| (name, python::value(&value))).collect();
+        let now = request.now.unwrap_or_else(Now::of_system);
+        let clock = move |format: &str| now.format(format);
+        context.entry("strftime_now".to_string()).or_insert_with(|| minijinja::Value::from_function(clock));
+
+        let mut prompt = Limited { text: Vec::new(), full: false };
+        match template.render_captured_to(context, &mut prompt) {
+            Ok(_) => String::from_utf8(prompt.text).map_err(|e| Error::new(place, "UTF-8", e)),
+            Err(_) if prompt.full => {
+                Err(Error::new(place, format!("a prompt of at most {LONGEST_PROMPT} bytes"), "a longer one"))
+            }
+            Err(e) => Err(Error::new(place, "", describe(&e))),
+        }
+    }
+
+    fn choose<'a>(&'a self, name: Option<&'a str>, tools: bool) -> &'a str {
+        match name {
+            Some(name) => name,
+            None if tools && self.sources.contains_key("tool_use") => "tool_use",
+            // A model with one template by some other name means that one.
+            None if !self.sources.contains_key(DEFAULT) => self.sources.keys().next().map_or(DEFAULT, String::as_str),
+            None => DEFAULT,
+        }
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// `chat_template` of a configuration: a string, or a list of named ones.
+fn add_config(sources: &mut BTreeMap<String, String>, value: &Value) {
+    if let Some(source) = value.as_str() {
+        sources.insert(DEFAULT.to_string(), source.to_string());
+    }
+    for entry in value.as_array().into_iter().flatten() {
+        if let (Some(name), Some(source)) = (entry["name"].as_str(), entry["template"].as_str()) {
+            sources.insert(name.to_string(), source.to_string());
+        }
+    }
+}
+
+/// A message whose reasoning is found under each of the names that templates read.
+fn alias_reasoning(message: &Value) -> Value {
+    let Some(fields) = message.as_object() else { return message.clone() };
+    let reasoning = ["reasoning_content", "thinking", "reasoning"]
+        .iter()
+        .find_map(|name| fields.get(*name).filter(|value| !value.is_null()));
+    let Some(reasoning) = reasoning else { return message.clone() };
+    let mut fields = fields.clone();
+    fields.entry("thinking").or_insert(reasoning.clone());
+    fields.insert("reasoning_content".to_string(), reasoning.clone());
+    Value::Object(fields)
+}
+
+/// What went wrong and where, on one line.
+fn describe(error: &minijinja::Error) -> String {
+    let what = match error.detail() {
+        Some(detail) if error.kind() == minijinja::ErrorKind::InvalidOperation => detail.to_string(),
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    let inner = std::error::Error::source(error).map(|inner| format!(" ({inner})")).unwrap_or_default();
+    match error.line() {
+        Some(line) => format!("{what}{inner}, in line {line}"),
+        None => what + &inner,
+    }
+}
+
+/// A writer that refuses more than [`LONGEST_PROMPT`].
+struct Limited {
+    text: Vec<u8>,
+    full: bool,
+}
+
+impl std::io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.text.len() + bytes.len() > LONGEST_PROMPT {
+            self.full = true;
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Jinja as Transformers configures it.
+fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(DEEPEST);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    python::install(&mut environment);
+    Ok(environment)
+}

@@ -1,0 +1,209 @@
+//! Tokenizers against those of the packages that define the formats (tests/reference/tokenizers.py), and streaming
+//! against decoding at once.
+
+use std::path::{Path, PathBuf};
+
+use delft_tokens::{GgufVocabulary, Special, Tokenizer};
+use serde_json::Value;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+}
+
+/// All of a stream's outputs joined; each must be text without half characters.
+fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
+    let mut stream = tokenizer.stream_with(skip_special);
+    let mut text = String::new();
+    for id in ids {
+        let piece = stream.push(*id);
+        assert!(piece.as_deref() != Some(""));
+        text.extend(piece);
+    }
+    text.extend(stream.flush());
+    text
+}
+
+#[test]
+fn folders_as_in_transformers() {
+    for name in ["bytes", "pieces", "unigram"] {
+        let tokenizer = Tokenizer::from_folder(&folder(name)).unwrap();
+        let cases = json(&folder(name).join("expected.json"));
+        let mut count = 0;
+        for case in cases.as_array().unwrap() {
+            for random in case["random"].as_array().into_iter().flatten() {
+                let ids = ids(&random["ids"]);
+                assert_eq!(tokenizer.decode(&ids, true), random["decoded"].as_str().unwrap(), "{name}: {ids:?}");
+                count += 1;
+            }
+            let Some(text) = case["text"].as_str() else { continue };
+            let encode = |add, parse| tokenizer.encode(text, Special { add, parse }).unwrap();
+            assert_eq!(encode(false, true), ids(&case["parsed"]), "{name}: {text:?}");
+            assert_eq!(encode(true, true), ids(&case["added"]), "{name}: {text:?}");
+            if name != "unigram" || !text.contains("<") {
+                assert_eq!(encode(false, false), ids(&case["plain"]), "{name}: {text:?}");
+            }
+            // Whatever the text says, no id of it is special when it is not to be parsed.
+            let unk = tokenizer.unk();
+            assert!(encode(false, false).iter().all(|id| !tokenizer.is_special(*id) || Some(*id) == unk));
+            for (skip, key) in [(false, "decoded"), (true, "skipped")] {
+                let parsed = ids(&case["parsed"]);
+                assert_eq!(tokenizer.decode(&parsed, skip), case[key].as_str().unwrap(), "{name}: {text:?}");
+                assert_eq!(streamed(&tokenizer, &parsed, skip), case[key].as_str().unwrap(), "{name}: {text:?}");
+            }
+            count += 1;
+        }
+        assert!(count > 40);
+        let named = |text: &str| tokenizer.special_id(text).unwrap();
+        assert_eq!(tokenizer.bos(), Some(named("<s>")));
+        assert!(tokenizer.eos().contains(&named("</s>")) && tokenizer.eos().contains(&named("<|end|>")));
+        assert!(tokenizer.is_special(named("<|end|>")));
+    }
+}
+
+#[test]
+fn vocabularies_as_in_sentencepiece() {
+    let models = json(&folder("sentencepiece.json"));
+    for (kind, model) in [("bpe", "llama"), ("unigram", "t5")] {
+        let rows = models[kind]["tokens"].as_array().unwrap();
+        let texts = rows.iter().map(|row| row[0].as_str().unwrap().to_string());
+        let vocabulary = GgufVocabulary {
+            model: model.to_string(),
+            tokens: texts.collect(),
+            scores: rows.iter().map(|row| row[1].as_f64().unwrap() as f32).collect(),
+            token_types: rows.iter().map(|row| row[2].as_i64().unwrap() as i32).collect(),
+            unk: Some(0),
+            ..GgufVocabulary::default()
+        };
+        let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+        assert_eq!(tokenizer.warnings(), [] as [String; 0]);
+        let cases = models[kind]["cases"].as_array().unwrap();
+        assert!(cases.len() > 30);
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            let expected = ids(&case["ids"]);
+            let found = tokenizer.encode(text, Special::default()).unwrap();
+            // SentencePiece puts a space before the whole text only, ggml after every token found beforehand too.
+            if !text.contains("<extra>") && !text.contains('\n') {
+                assert_eq!(found, expected, "{kind}: {text:?}");
+                assert_eq!(tokenizer.decode(&expected, true), case["decoded"].as_str().unwrap().replace(" \u{2047} ", ""));
+            }
+            assert_eq!(streamed(&tokenizer, &expected, true), tokenizer.decode(&expected, true));
+        }
+    }
+}
+
+/// A small generator of pseudo-random numbers (xorshift), so that failures repeat.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}
+
+#[test]
+fn streams_say_what_decoding_says() {
+    const ALPHABET: [&str; 16] = [
+        "a", " ", "  ", "Hello", "\n", "é", "e\u{301}", "日本", "한", "हि", "🎉", "👩\u{200d}👩\u{200d}👧", "🇩🇪", "\u{10ffff}", "<|end|>",
+        "\u{2581}",
+    ];
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    for name in ["bytes", "pieces", "unigram"] {
+        let tokenizer = Tokenizer::from_folder(&folder(name)).unwrap();
+        for _ in 0..300 {
+            // Any ids at all, some outside the vocabulary.
+            let count = dice.roll(40);
+            let ids: Vec<u32> = (0..count).map(|_| dice.roll(tokenizer.vocab_size() + 3) as u32).collect();
+            for skip in [false, true] {
+                let whole = tokenizer.decode(&ids, skip);
+                assert_eq!(streamed(&tokenizer, &ids, skip), whole, "{name}: {ids:?}");
+                let bytes: Vec<u8> = ids
+                    .iter()
+                    .filter(|id| !(skip && tokenizer.is_special(**id)))
+                    .flat_map(|id| tokenizer.token_bytes(*id).to_vec())
+                    .collect();
+                let lossy = String::from_utf8_lossy(&bytes).into_owned();
+                assert!(lossy == whole || lossy.trim_start_matches(' ') == whole.trim_start_matches(' '));
+            }
+            // Texts come back, and no output ends inside of a character.
+            let count = dice.roll(30);
+            let text: String = (0..count).map(|_| ALPHABET[dice.roll(ALPHABET.len())]).collect();
+            let ids = tokenizer.encode(&text, Special::default()).unwrap();
+            let mut stream = tokenizer.stream();
+            let mut joined = String::new();
+            for id in &ids {
+                let piece = stream.push(*id).unwrap_or_default();
+                assert!(!piece.contains('\u{fffd}'), "{name}: {text:?}");
+                joined += &piece;
+            }
+            assert_eq!(stream.flush(), None, "{name}: {text:?}");
+            if name == "bytes" {
+                // Its normal form composes e and the accent.
+                assert_eq!(joined, text.replace("e\u{301}", "é"), "{name}");
+            }
+            assert_eq!(joined, tokenizer.decode(&ids, true), "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_tokenizer_is_an_error() {
+    let temporary = std::env::temp_dir().join(format!("delft-tokens-{}", std::process::id()));
+    std::fs::create_dir_all(&temporary).unwrap();
+    let whole = std::fs::read_to_string(folder("bytes").join("tokenizer.json")).unwrap();
+    let cases = [
+        ("{", "JSON"),
+        ("[]", "a JSON object"),
+        ("{}", "vocab"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}}"#, "merges"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[["a","b"]]}}"#, "merges"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[[1,2]]}}"#, "merges"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":4294967295},"merges":[]}}"#, "gaps"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[],"unk_token":"u"}}"#, "unk_token"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0,"bc":1,"abc":2},"merges":["a bc"],"continuing_subword_prefix":"@@"}}"#, "merges"),
+        (r#"{"model":{"type":"Unigram","vocab":[["a",0.0]],"unk_id":7}}"#, "unk_id"),
+        (r#"{"model":{"type":"Unigram","vocab":[["a"]]}}"#, "vocab"),
+        (r#"{"model":{"type":"Other","vocab":{"a":0}}}"#, "Other"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"CTC"}}"#, "CTC"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"normalizer":{"type":"Replace"}}"#, "Replace"),
+        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[{"id":-1}]}"#, "added_tokens"),
+        (&whole[..whole.len() / 2], "JSON"),
+    ];
+    for (text, part) in cases {
+        std::fs::write(temporary.join("tokenizer.json"), text).unwrap();
+        let error = Tokenizer::from_folder(&temporary).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains(part), "{error}");
+    }
+    std::fs::remove_file(temporary.join("tokenizer.json")).unwrap();
+    assert!(Tokenizer::from_folder(&temporary).unwrap_err().to_string().contains("vocab.json"));
+    std::fs::remove_dir_all(&temporary).unwrap();
+
+    let vocabulary = |model: &str| GgufVocabulary {
+        model: model.to_string(),
+        tokens: vec!["a".to_string(), "b".to_string(), "ab".to_string()],
+        ..GgufVocabulary::default()
+    };
+    let error = |vocabulary| Tokenizer::from_vocabulary(vocabulary).unwrap_err().to_string();
+    assert!(error(vocabulary("bert")).contains("bert"));
+    assert!(error(vocabulary("llama")).contains("scores"));
+    assert!(error(vocabulary("gpt2")).contains("merges"));
+    assert!(error(GgufVocabulary { scores: vec![0.0], ..vocabulary("llama") }).contains("3 values"));
+    assert!(error(GgufVocabulary::default()).contains("tokens"));
+    let merges = vec!["a b".to_string(), "a c".to_string(), "x".to_string(), String::new()];
+    let odd = GgufVocabulary { merges, pre: Some("nobody".to_string()), bos: Some(9), add_bos: Some(true), ..vocabulary("gpt2") };
+    let tokenizer = Tokenizer::from_vocabulary(odd).unwrap();
+    assert_eq!(tokenizer.encode("ab", Special { add: true, parse: true }).unwrap(), [2]);
+    let warnings = tokenizer.warnings().join("\n");
+    assert!(warnings.contains("nobody") && warnings.contains("3 name tokens") && warnings.contains("bos"), "{warnings}");
+}

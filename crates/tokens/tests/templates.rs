@@ -1,0 +1,136 @@
+//! Chat templates against what Hugging Face Transformers makes of them (tests/reference/templates.py).
+
+mod common;
+
+use delft_tokens::template::Now;
+use delft_tokens::{ChatTemplate, Request};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+const CONVERSATIONS: &str = include_str!("data/templates/conversations.json");
+const EXPECTED: &str = include_str!("data/templates/expected.json");
+
+const OWN: &str = include_str!("data/templates/own.json");
+const CASES: &str = "test-chat-template.cases.json";
+
+/// Templates that, given tools, render on purpose unlike in Python, and why.
+const DIFFERENT: &[(&str, &str)] = &[
+    ("meetkai-functionary-medium-v3.1.jinja", "`safe` makes Python escape what is added to it for HTML, which no prompt is"),
+    ("llama-cpp-deepseek-r1.jinja", "Python cannot write `map(...)` as JSON; here it is a list, as in llama.cpp, for which this was written"),
+];
+
+/// 2024-02-29 15:04:05, the moment at which the expectations were made.
+const NOW: Now = Now(1_709_219_045);
+
+fn request(value: &Value) -> Request<'_> {
+    Request {
+        messages: value["messages"].as_array().unwrap(),
+        tools: value.get("tools"),
+        documents: value.get("documents"),
+        add_generation_prompt: value["add_generation_prompt"].as_bool().unwrap_or(true),
+        extra: value["extra"].as_object().cloned().unwrap_or_default(),
+        bos_token: Some("<s>"),
+        eos_token: Some("</s>"),
+        now: Some(NOW),
+        name: None,
+    }
+}
+
+fn hash(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn every_published_template_renders_as_in_python() {
+    let Some(folder) = common::data("suites/llama.cpp-templates") else { return };
+    let conversations: Vec<Value> = serde_json::from_str(CONVERSATIONS).unwrap();
+    let mut expected: Map<String, Value> = serde_json::from_str(EXPECTED).unwrap();
+    expected.remove(CASES).unwrap();
+    assert!(expected.len() > 50 && conversations.len() > 20);
+    let (mut equal, mut raised, mut wrong) = (0, 0, Vec::new());
+    let mut different = 0;
+    for (name, hashes) in &expected {
+        let source = std::fs::read_to_string(folder.join(name)).unwrap();
+        let template = match ChatTemplate::from_source(&source) {
+            Ok(template) => template,
+            Err(error) => {
+                wrong.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        for (conversation, hashed) in conversations.iter().zip(hashes.as_array().unwrap()) {
+            let prompt = template.render(&request(conversation));
+            let case = format!("{name}, {}", conversation["name"]);
+            if DIFFERENT.iter().any(|(different, _)| different == name) && conversation.get("tools").is_some_and(|t| t != &json!([])) {
+                // Still it must render; what it says is our own.
+                prompt.unwrap_or_else(|error| panic!("{case}: {error}"));
+                different += 1;
+                continue;
+            }
+            match (prompt, hashed.as_str()) {
+                (Ok(prompt), Some(hashed)) if hash(&prompt) == hashed => equal += 1,
+                (Err(_), None) => raised += 1,
+                (Ok(prompt), Some(_)) => wrong.push(format!("{case}: another prompt: {} bytes", prompt.len())),
+                (Ok(_), None) => wrong.push(format!("{case}: Python raises")),
+                (Err(error), Some(_)) => wrong.push(format!("{case}: {error}")),
+            }
+        }
+    }
+    println!("{equal} prompts equal, {raised} raise in both, {different} differ on purpose");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_published_case_renders_as_in_python() {
+    let Some(folder) = common::data("suites/llama.cpp-templates") else { return };
+    let suite: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(CASES)).unwrap()).unwrap();
+    let expected: Map<String, Value> = serde_json::from_str(EXPECTED).unwrap();
+    let (mut equal, mut published) = (0, 0);
+    for (case, hashed) in suite["cases"].as_array().unwrap().iter().zip(expected[CASES].as_array().unwrap()) {
+        let prompt = ChatTemplate::from_source(case["template"].as_str().unwrap()).unwrap().render(&Request {
+            messages: suite["conversation"].as_array().unwrap(),
+            add_generation_prompt: suite["add_generation_prompt"].as_bool().unwrap(),
+            bos_token: Some(case["bos_token"].as_str().unwrap_or("")),
+            eos_token: Some(case["eos_token"].as_str().unwrap_or("")),
+            ..Request::default()
+        });
+        let text = |name: &str| case[name].as_str().filter(|text| !text.is_empty());
+        let llama_cpp = [text("expected_output_jinja"), text("expected_output")];
+        match (prompt, hashed.as_str()) {
+            (Ok(prompt), Some(hashed)) => {
+                assert_eq!(hash(&prompt), hashed, "{}: {prompt}", case["name"]);
+                equal += 1;
+                published += usize::from(llama_cpp.contains(&Some(&prompt)));
+            }
+            (prompt, hashed) => assert!(prompt.is_err() && hashed.is_none(), "{}: {prompt:?}", case["name"]),
+        }
+    }
+    println!("{equal} prompts equal, {published} of them as published");
+    // The others fold system texts in llama.cpp's own way, or have further messages that the suite does not state.
+    assert_eq!((equal, published), (32, 26));
+}
+
+#[test]
+fn our_own_templates_render_as_in_python() {
+    let conversations: Vec<Value> = serde_json::from_str(CONVERSATIONS).unwrap();
+    let own: Map<String, Value> = serde_json::from_str(OWN).unwrap();
+    let sources = [
+        ("turns.jinja", include_str!("data/templates/own/turns.jinja")),
+        ("brackets.jinja", include_str!("data/templates/own/brackets.jinja")),
+        ("python.jinja", include_str!("data/templates/own/python.jinja")),
+        ("refuses.jinja", include_str!("data/templates/own/refuses.jinja")),
+    ];
+    let mut raised = 0;
+    for (name, source) in sources {
+        let template = ChatTemplate::from_source(source).unwrap();
+        for (conversation, expected) in conversations.iter().zip(own[name].as_array().unwrap()) {
+            let case = format!("{name}, {}", conversation["name"]);
+            match (template.render(&request(conversation)), expected.as_str()) {
+                (Ok(prompt), Some(expected)) => assert_eq!(prompt, expected, "{case}"),
+                (Err(_), None) => raised += 1,
+                (prompt, expected) => panic!("{case}: {prompt:?}, in Python {expected:?}"),
+            }
+        }
+    }
+    assert!(raised > 10);
+}
