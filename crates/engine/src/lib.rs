@@ -14,6 +14,7 @@ mod session;
 mod stop;
 
 pub use device::CacheType;
+pub use models;
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs};
 pub use ops::sample::Options as SamplingOptions;

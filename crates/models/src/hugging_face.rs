@@ -3,7 +3,7 @@
 use crate::config::{Config, Raw};
 use crate::names::Dialect;
 use crate::rope::Scaling;
-use crate::{Architecture, Names, by_class, by_name};
+use crate::{Architecture, by_class, by_name};
 use formats::{Error, Result};
 use nn::{Pairing, Weights};
 use serde_json::Value;
@@ -56,7 +56,7 @@ impl Object<'_> {
 }
 
 /// Reads `config.json`, filling from the weights what it may leave out.
-pub(crate) fn config(json: &Value, place: &str, names: &Names<'_>) -> Result<Config> {
+pub(crate) fn config(json: &Value, place: &str, names: &dyn Weights) -> Result<Config> {
     if !json.is_object() {
         return Err(Error::new(place, "a JSON object", "something else"));
     }
@@ -115,7 +115,7 @@ pub(crate) fn config(json: &Value, place: &str, names: &Names<'_>) -> Result<Con
 fn architecture(
     outer: &Object<'_>,
     object: &Object<'_>,
-    names: &Names<'_>,
+    names: &dyn Weights,
 ) -> Result<&'static Architecture> {
     for object in [object, outer] {
         let known = object
@@ -143,7 +143,7 @@ fn architecture(
 }
 
 /// `head_dim` from the rows of q, for configurations that leave it out.
-fn head_dim_of_weights(names: &Names<'_>, heads: usize) -> Option<usize> {
+fn head_dim_of_weights(names: &dyn Weights, heads: usize) -> Option<usize> {
     let rows = *names.find("blocks.0.attention.q")?.shape.first()?;
     (heads > 0 && rows.is_multiple_of(heads)).then(|| rows / heads)
 }

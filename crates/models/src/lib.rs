@@ -91,6 +91,14 @@ fn with_names(tensors: &Tensors) -> Result<(Config, Names<'_>)> {
     Ok((hugging_face::config(folder.config(), &format!("{place}/config.json"), &names)?, names))
 }
 
+/// Reads the value of a `config.json` found at `place`; `weights` fill in what it leaves out.
+///
+/// # Errors
+/// What is missing, of another type, or out of range, by key.
+pub fn config_from_json(json: &serde_json::Value, place: &str, weights: &dyn Weights) -> Result<Config> {
+    hugging_face::config(json, place, weights)
+}
+
 /// Builds the model behind `tensors`: every weight found, every shape checked.
 pub fn load(tensors: &Tensors) -> Result<Model> {
     let (config, names) = with_names(tensors)?;
