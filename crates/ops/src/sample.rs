@@ -13,7 +13,7 @@ mod wide;
 
 pub use options::Options;
 
-use wide::{BLOCK, exp, sum_exp, tops};
+use wide::{BLOCK, block_sums, exp, prefix_floor, sum_exp, tops};
 
 /// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,8 +42,8 @@ pub struct Sampler {
     counts: Vec<u32>,
     /// The greatest logit of every block.
     tops: Vec<f32>,
-    /// The blocks' greatest logits, for selection.
-    order: Vec<f32>,
+    /// The blocks' greatest logits, for selection, or their sums of weights, for a draw.
+    blocks: Vec<f32>,
     /// In order of token ids.
     candidates: Vec<Candidate>,
     /// Weights and tokens, for selection.
@@ -61,7 +61,13 @@ impl Sampler {
     ///
     /// NaN counts as impossible. If every token is impossible (or there is none), the answer is token 0 with a
     /// log-probability of -infinity.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32], position: u64, options: &Options) -> Choice {
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        position: u64,
+        options: &Options,
+    ) -> Choice {
         let adjusts = options.penalises() || !options.logit_bias.is_empty();
         let mut adjusted = std::mem::take(&mut self.adjusted);
         if adjusts {
@@ -99,7 +105,8 @@ impl Sampler {
             }
         }
         for &token in window {
-            let (Some(count), Some(logit)) = (self.counts.get_mut(token as usize), logits.get_mut(token as usize))
+            let (Some(count), Some(logit)) =
+                (self.counts.get_mut(token as usize), logits.get_mut(token as usize))
             else {
                 continue;
             };
@@ -124,6 +131,10 @@ impl Sampler {
             return self.collect(logits, greatest).first().map(|candidate| candidate.token);
         }
         let per_temperature = 1.0 / options.temperature;
+        let u = philox::uniform(options.seed, position);
+        if options.top_k == 0 && options.top_p >= 1.0 && options.min_p <= 0.0 {
+            return Some(self.draw_from_all(logits, greatest, per_temperature, u));
+        }
         let total = self.candidates(logits, greatest, per_temperature, options);
         for candidate in &mut self.candidates {
             candidate.weight = weight(candidate.logit, greatest, per_temperature);
@@ -134,7 +145,7 @@ impl Sampler {
             // The greatest weight is 1.
             self.candidates.retain(|candidate| candidate.weight >= options.min_p);
         }
-        Some(self.draw(philox::uniform(options.seed, position)))
+        Some(draw(self.candidates.iter().map(|candidate| (candidate.token, candidate.weight)), u))
     }
 
     /// Collects the tokens whose logit is at least `floor`, in order of ids.
@@ -144,7 +155,11 @@ impl Sampler {
             if top >= floor {
                 for (i, &logit) in block.iter().enumerate() {
                     if logit >= floor {
-                        self.candidates.push(Candidate { token: (index * BLOCK + i) as u32, logit, weight: 0.0 });
+                        self.candidates.push(Candidate {
+                            token: (index * BLOCK + i) as u32,
+                            logit,
+                            weight: 0.0,
+                        });
                     }
                 }
             }
@@ -154,24 +169,28 @@ impl Sampler {
 
     /// Collects what can survive the filters: cheaply, without sorting the vocabulary, and never too little. Returns
     /// the weight of the whole vocabulary where top-p had to know it.
-    fn candidates(&mut self, logits: &[f32], greatest: f32, per_temperature: f32, options: &Options) -> Option<f64> {
+    fn candidates(
+        &mut self,
+        logits: &[f32],
+        greatest: f32,
+        per_temperature: f32,
+        options: &Options,
+    ) -> Option<f64> {
         let (mut floor, mut total) = (f32::MIN, None);
         // Of the k-th greatest among the blocks' tops it is known that k logits reach it.
         if (1..self.tops.len()).contains(&options.top_k) {
-            self.order.clear();
-            self.order.extend_from_slice(&self.tops);
-            floor = *self.order.select_nth_unstable_by(options.top_k - 1, |a, b| b.total_cmp(a)).1;
+            self.blocks.clear();
+            self.blocks.extend_from_slice(&self.tops);
+            floor = *self.blocks.select_nth_unstable_by(options.top_k - 1, |a, b| b.total_cmp(a)).1;
         } else if options.top_k == 0 && options.top_p < 1.0 && greatest.is_finite() {
-            // The tokens below a share of (1 - p) / n of the probability have less than 1 - p of it together. Half of
-            // that, against rounding.
-            let sum = sum_exp(logits, greatest, per_temperature);
-            let least = f64::from(1.0 - options.top_p) / 2.0 / logits.len() as f64 * sum;
-            floor = (f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32;
+            let (lower, sum) = prefix_floor(logits, greatest, per_temperature, options.top_p);
+            floor = lower;
             total = Some(sum);
         }
         if options.min_p > 0.0 && options.top_p >= 1.0 && greatest.is_finite() {
             let least = f64::from(options.min_p) * 0.999;
-            floor = floor.max((f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32);
+            floor = floor
+                .max((f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32);
         }
         self.collect(logits, floor.min(greatest));
         total
@@ -183,9 +202,11 @@ impl Sampler {
             return;
         }
         self.heavy.clear();
-        self.heavy.extend(self.candidates.iter().map(|candidate| (candidate.logit, candidate.token)));
+        self.heavy
+            .extend(self.candidates.iter().map(|candidate| (candidate.logit, candidate.token)));
         let last = *self.heavy.select_nth_unstable_by(k - 1, descending).1;
-        self.candidates.retain(|candidate| descending(&(candidate.logit, candidate.token), &last).is_le());
+        self.candidates
+            .retain(|candidate| descending(&(candidate.logit, candidate.token), &last).is_le());
     }
 
     /// Keeps the smallest prefix whose share of the probability reaches `p`: of `total`, or of the candidates.
@@ -196,7 +217,8 @@ impl Sampler {
         let weights = self.candidates.iter().map(|candidate| f64::from(candidate.weight));
         let mut wanted = total.unwrap_or_else(|| weights.sum()) * f64::from(p);
         self.heavy.clear();
-        self.heavy.extend(self.candidates.iter().map(|candidate| (candidate.weight, candidate.token)));
+        self.heavy
+            .extend(self.candidates.iter().map(|candidate| (candidate.weight, candidate.token)));
         // Halve the range in which the prefix ends, until it is one token: linear time, without a full sort.
         let mut range = &mut self.heavy[..];
         while range.len() > 1 {
@@ -212,25 +234,51 @@ impl Sampler {
             }
         }
         if let Some(&last) = range.first() {
-            self.candidates.retain(|candidate| descending(&(candidate.weight, candidate.token), &last).is_le());
+            self.candidates.retain(|candidate| {
+                descending(&(candidate.weight, candidate.token), &last).is_le()
+            });
         }
     }
 
-    /// The candidate at share `u` in `0..1` of the weights, in order of ids.
-    fn draw(&self, u: f64) -> u32 {
-        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
-        let mut left = u * total;
-        let mut last = 0;
-        for candidate in self.candidates.iter().filter(|candidate| candidate.weight > 0.0) {
-            last = candidate.token;
-            left -= f64::from(candidate.weight);
+    /// A draw from the whole vocabulary: first the block, then the token in it.
+    fn draw_from_all(
+        &mut self,
+        logits: &[f32],
+        greatest: f32,
+        per_temperature: f32,
+        u: f64,
+    ) -> u32 {
+        block_sums(logits, greatest, per_temperature, &mut self.blocks);
+        let total: f64 = self.blocks.iter().copied().map(f64::from).sum();
+        let (mut left, mut start, mut rest) = (u * total, 0, 0.0);
+        for (index, sum) in
+            self.blocks.iter().copied().map(f64::from).enumerate().filter(|&(_, sum)| sum > 0.0)
+        {
+            (start, rest) = (index * BLOCK, left / sum);
+            left -= sum;
             if left < 0.0 {
                 break;
             }
         }
-        // Rounding may leave a rest after the last one, whose it is.
-        last
+        let block = &logits[start..logits.len().min(start + BLOCK)];
+        let weights = block.iter().map(|&logit| weight(logit, greatest, per_temperature));
+        draw((start as u32..).zip(weights), rest)
     }
+}
+
+/// The token at share `u` in `0..1` of the weights, in order of ids.
+fn draw(weights: impl Iterator<Item = (u32, f32)> + Clone, u: f64) -> u32 {
+    let total: f64 = weights.clone().map(|(_, weight)| f64::from(weight)).sum();
+    let (mut left, mut last) = (u * total, 0);
+    for (token, weight) in weights.filter(|&(_, weight)| weight > 0.0) {
+        last = token;
+        left -= f64::from(weight);
+        if left < 0.0 {
+            break;
+        }
+    }
+    // Rounding may leave a rest after the last one, whose it is.
+    last
 }
 
 /// `e^((logit - greatest) / temperature)`; 1 for the greatest even if it is infinite.

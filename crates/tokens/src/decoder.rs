@@ -36,7 +36,8 @@ impl Decoder {
             return Ok(());
         }
         let text = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_string();
-        let count = |name: &str| value[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let count =
+            |name: &str| value[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
         let kind = text(value, "type");
         match kind.as_str() {
             "Sequence" if depth < 8 => {
@@ -51,7 +52,9 @@ impl Decoder {
                 let from = text(&value["pattern"], "String");
                 self.steps.push(Step::Replace { from, to: text(value, "content") });
             }
-            "Strip" if value["content"] == " " && count("stop") == 0 => self.leading = Leading::Drop(count("start")),
+            "Strip" if value["content"] == " " && count("stop") == 0 => {
+                self.leading = Leading::Drop(count("start"))
+            }
             "Metaspace" => {
                 let replacement = value["replacement"].as_str().unwrap_or("\u{2581}").to_string();
                 self.steps.push(Step::Replace { from: replacement, to: " ".to_string() });

@@ -1,7 +1,7 @@
 //! Tokenizers out of Hugging Face folders.
 //!
-//! `tokenizer.json` states the pipeline; `tokenizer_config.json` and `special_tokens_map.json` name the special
-//! tokens and may overrule what is put around a text. Folders of the GPT-2 and Qwen2 classes that hold only
+//! `tokenizer.json` states the pipeline and, by its post-processor alone, what is put around a text, as in current
+//! Transformers; `tokenizer_config.json` and `special_tokens_map.json` name the special tokens. Folders of the GPT-2 and Qwen2 classes that hold only
 //! `vocab.json` and `merges.txt` are read as the GGUF vocabulary that says the same.
 
 use std::collections::{BTreeMap, HashMap};
@@ -114,12 +114,9 @@ impl Config {
         tokenizer.unk = named("unk_token");
         tokenizer.pad = named("pad_token");
         tokenizer.end.extend(tokenizer.eos);
-        if self.add_bos.is_some() || self.add_eos.is_some() {
-            // Stated outright, it overrules the post-processor, as in Transformers.
-            tokenizer.before = tokenizer.bos.filter(|_| self.add_bos == Some(true)).into_iter().collect();
-            tokenizer.after = tokenizer.eos.filter(|_| self.add_eos == Some(true)).into_iter().collect();
-        } else if tokenizer.bos.is_none() {
-            tokenizer.bos = tokenizer.before.first().copied().filter(|_| tokenizer.before.len() == 1);
+        if tokenizer.bos.is_none() {
+            tokenizer.bos =
+                tokenizer.before.first().copied().filter(|_| tokenizer.before.len() == 1);
         }
     }
 }
@@ -131,7 +128,8 @@ fn text_of(value: &Value) -> Option<String> {
 }
 
 fn added_token(value: &Value) -> Option<AddedToken> {
-    let flag = |name: &str, default: bool| value.get(name).and_then(Value::as_bool).unwrap_or(default);
+    let flag =
+        |name: &str, default: bool| value.get(name).and_then(Value::as_bool).unwrap_or(default);
     let special = flag("special", false);
     let mut token = AddedToken::from(text_of(value)?, special);
     token = token.single_word(flag("single_word", false)).lstrip(flag("lstrip", false));
@@ -139,7 +137,11 @@ fn added_token(value: &Value) -> Option<AddedToken> {
 }
 
 /// A part of tokenizer.json as the crate's own type; `null` and absence are `None`.
-fn part<T: serde::de::DeserializeOwned>(place: &str, name: &str, value: Value) -> Result<Option<T>> {
+fn part<T: serde::de::DeserializeOwned>(
+    place: &str,
+    name: &str,
+    value: Value,
+) -> Result<Option<T>> {
     if value.is_null() {
         return Ok(None);
     }
@@ -156,7 +158,8 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     let decoder = Decoder::parse(place, &json["decoder"])?;
     let normalizer = part(place, "normalizer", json["normalizer"].take())?;
     let pre_tokenizer = part(place, "pre_tokenizer", json["pre_tokenizer"].take())?;
-    let post: Option<PostProcessorWrapper> = part(place, "post_processor", json["post_processor"].take())?;
+    let post: Option<PostProcessorWrapper> =
+        part(place, "post_processor", json["post_processor"].take())?;
 
     let mut added: BTreeMap<u32, AddedToken> = BTreeMap::new();
     for token in json["added_tokens"].as_array().into_iter().flatten() {
@@ -176,14 +179,20 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     for text in config.named.values().chain(&config.additional) {
         // A special token that is only part of the vocabulary is found in text all the same.
         if let Some(&id) = vocabulary.get(text) {
-            added.entry(id).or_insert_with(|| AddedToken::from(text.clone(), true).normalized(false));
+            added
+                .entry(id)
+                .or_insert_with(|| AddedToken::from(text.clone(), true).normalized(false));
         }
     }
 
     let count = vocabulary.len() + added.len();
     let last = vocabulary.values().chain(added.keys()).max().copied();
     let Some(last) = last.filter(|last| *last as usize <= 2 * count + 65536) else {
-        return Err(Error::new(format!("{place}: model: vocab"), "ids without large gaps", format!("{last:?}")));
+        return Err(Error::new(
+            format!("{place}: model: vocab"),
+            "ids without large gaps",
+            format!("{last:?}"),
+        ));
     };
     let mut texts: Vec<Option<&str>> = vec![None; last as usize + 1];
     for (text, id) in &vocabulary {
@@ -202,8 +211,14 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     }
     let model = model(place, json["model"].take(), &added)?;
     let added = added.into_iter().map(|(id, token)| Added { id, token }).collect();
-    let parts =
-        Parts { model: Model::Hf(Box::new(model)), normalizer, pre_tokenizer, added, pieces, warnings: Vec::new() };
+    let parts = Parts {
+        model: Model::Hf(Box::new(model)),
+        normalizer,
+        pre_tokenizer,
+        added,
+        pieces,
+        warnings: Vec::new(),
+    };
     let mut tokenizer = Tokenizer::new(place, parts)?;
     if let Some(post) = post {
         (tokenizer.before, tokenizer.after) = around(place, &post)?;
@@ -217,7 +232,8 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
 
 /// Texts and ids of the member `model`.
 fn vocabulary(place: &str, model: &Value) -> Result<HashMap<String, u32>> {
-    let wrong = |found: String| Error::new(format!("{place}: model: vocab"), "tokens and their ids", found);
+    let wrong =
+        |found: String| Error::new(format!("{place}: model: vocab"), "tokens and their ids", found);
     match &model["vocab"] {
         Value::Object(vocab) => vocab
             .iter()
@@ -244,25 +260,32 @@ fn model(place: &str, mut value: Value, added: &BTreeMap<u32, AddedToken>) -> Re
     match kind.as_str() {
         "BPE" | "" if value["merges"].is_array() => bpe(&place, value).map(Into::into),
         "Unigram" => {
-            // A unigram model finds any text of its list, so special tokens must not be there by their text. After
-            // the pre-tokeniser U+2581 only begins a word, so this never matches.
+            // The model finds any text of its list, so special tokens must not be there by their text.
             let unknown = value["unk_id"].as_u64();
             let list = value["vocab"].as_array_mut().into_iter().flatten();
             for (id, entry) in (0u32..).zip(list) {
-                if added.get(&id).is_some_and(|token| token.special) && unknown != Some(u64::from(id)) {
+                if added.get(&id).is_some_and(|token| token.special)
+                    && unknown != Some(u64::from(id))
+                {
                     entry[0] = Value::String(format!("\u{fdd0}{id}\u{2581}"));
                 }
             }
             let found = value["vocab"].as_array().map_or(0, Vec::len);
             if unknown.is_some_and(|id| id >= found as u64) {
-                return Err(Error::new(place, format!("unk_id below {found}"), value["unk_id"].clone()));
+                return Err(Error::new(
+                    place,
+                    format!("unk_id below {found}"),
+                    value["unk_id"].clone(),
+                ));
             }
             part(&place, "Unigram", value)?.ok_or_else(|| Error::new(&place, "a model", "none"))
         }
         "WordPiece" | "WordLevel" => {
             part(&place, &kind, value)?.ok_or_else(|| Error::new(&place, "a model", "none"))
         }
-        other => Err(Error::new(place, "BPE, Unigram, WordPiece or WordLevel", format!("{other:?}"))),
+        other => {
+            Err(Error::new(place, "BPE, Unigram, WordPiece or WordLevel", format!("{other:?}")))
+        }
     }
 }
 
@@ -272,15 +295,20 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
     let (Value::Object(vocab), Value::Array(merges)) = (vocab, merges) else {
         return Err(Error::new(place, "vocab and merges", "something else"));
     };
-    let vocabulary: Vocab =
-        vocab.into_iter().filter_map(|(text, id)| Some((text, u32::try_from(id.as_u64()?).ok()?))).collect();
-    let text = |name: &str| value[name].as_str().filter(|text| !text.is_empty()).map(str::to_string);
+    let vocabulary: Vocab = vocab
+        .into_iter()
+        .filter_map(|(text, id)| Some((text, u32::try_from(id.as_u64()?).ok()?)))
+        .collect();
+    let text =
+        |name: &str| value[name].as_str().filter(|text| !text.is_empty()).map(str::to_string);
     let flag = |name: &str| value[name].as_bool().unwrap_or(false);
     let (prefix, suffix) = (text("continuing_subword_prefix"), text("end_of_word_suffix"));
     let mut pairs = Vec::with_capacity(merges.len());
     for merge in merges {
         let pair = match merge {
-            Value::String(line) => line.split_once(' ').map(|(a, b)| (a.to_string(), b.to_string())),
+            Value::String(line) => {
+                line.split_once(' ').map(|(a, b)| (a.to_string(), b.to_string()))
+            }
             Value::Array(parts) => match <[Value; 2]>::try_from(parts) {
                 Ok([Value::String(a), Value::String(b)]) => Some((a, b)),
                 _ => None,
@@ -288,7 +316,11 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
             _ => None,
         };
         let Some((left, right)) = pair else {
-            return Err(Error::new(format!("{place}: merges"), "pairs of tokens", "something else"));
+            return Err(Error::new(
+                format!("{place}: merges"),
+                "pairs of tokens",
+                "something else",
+            ));
         };
         let inner = match &prefix {
             Some(prefix) => right.strip_prefix(prefix.as_str()),
@@ -298,13 +330,21 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
         let known = |token: &str| vocabulary.contains_key(token);
         if !known(&left) || !known(&right) || !union.as_deref().is_some_and(known) {
             let found = format!("{left:?} and {right:?}");
-            return Err(Error::new(format!("{place}: merges"), "tokens whose union is a token too", found));
+            return Err(Error::new(
+                format!("{place}: merges"),
+                "tokens whose union is a token too",
+                found,
+            ));
         }
         pairs.push((left, right));
     }
     let unknown = text("unk_token");
     if let Some(unknown) = unknown.as_ref().filter(|unknown| !vocabulary.contains_key(*unknown)) {
-        return Err(Error::new(format!("{place}: unk_token"), "a token of the vocabulary", format!("{unknown:?}")));
+        return Err(Error::new(
+            format!("{place}: unk_token"),
+            "a token of the vocabulary",
+            format!("{unknown:?}"),
+        ));
     }
     let mut builder = BPE::builder()
         .vocab_and_merges(vocabulary, pairs)
@@ -325,7 +365,9 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
 
 /// The ids that a post-processor puts before and after a text.
 fn around(place: &str, post: &PostProcessorWrapper) -> Result<(Vec<u32>, Vec<u32>)> {
-    let wrong = |found: String| Error::new(format!("{place}: post_processor"), "one place for the text", found);
+    let wrong = |found: String| {
+        Error::new(format!("{place}: post_processor"), "one place for the text", found)
+    };
     let text = Encoding::from_tokens(vec![Token::new(u32::MAX, "x".to_string(), (0, 1))], 0);
     let whole = post.process(text, None, true).map_err(|e| wrong(e.to_string()))?;
     let ids = whole.get_ids();
@@ -356,7 +398,13 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
     for (text, id) in vocab {
         match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
             Some(id) => texts.insert(id, (text, kind::NORMAL)),
-            None => return Err(Error::new(path.display(), "tokens and their ids", format!("{text:?}: {id}"))),
+            None => {
+                return Err(Error::new(
+                    path.display(),
+                    "tokens and their ids",
+                    format!("{text:?}: {id}"),
+                ));
+            }
         };
     }
     for (id, token) in &config.added {
@@ -371,7 +419,11 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
     }
     let last = texts.keys().max().copied().filter(|last| *last as usize <= 2 * texts.len() + 65536);
     let Some(last) = last else {
-        return Err(Error::new(path.display(), "ids without large gaps", format!("{} tokens", texts.len())));
+        return Err(Error::new(
+            path.display(),
+            "ids without large gaps",
+            format!("{} tokens", texts.len()),
+        ));
     };
     let (mut tokens, mut token_types) = (Vec::new(), Vec::new());
     for id in 0..=last {
@@ -386,12 +438,13 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
         tokens,
         token_types,
         merges: lines.map(str::to_string).collect(),
-        add_bos: Some(false),
         ..GgufVocabulary::default()
     };
     let mut tokenizer = Tokenizer::from_vocabulary(vocabulary)?;
     let ids = std::mem::take(&mut tokenizer.ids);
     config.finish(&mut tokenizer, |text| ids.get(text).copied());
     tokenizer.ids = ids;
+    tokenizer.before = tokenizer.bos.filter(|_| config.add_bos == Some(true)).into_iter().collect();
+    tokenizer.after = tokenizer.eos.filter(|_| config.add_eos == Some(true)).into_iter().collect();
     Ok(tokenizer)
 }

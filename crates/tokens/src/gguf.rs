@@ -9,10 +9,10 @@ use formats::gguf::Metadata;
 use formats::{Error, Result};
 use tokenizers::models::bpe::BPE;
 use tokenizers::models::unigram::Unigram;
-use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence};
+use tokenizers::normalizers::replace::ReplacePattern;
+use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence, Strip};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizers;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
@@ -100,7 +100,11 @@ impl Tokenizer {
             "llama" => spm(vocabulary),
             "gpt2" | "gemma4" => bpe(vocabulary),
             "t5" => unigram(vocabulary),
-            other => Err(Error::new(format!("{PLACE}.model"), "gpt2, llama, gemma4 or t5", format!("{other:?}"))),
+            other => Err(Error::new(
+                format!("{PLACE}.model"),
+                "gpt2, llama, gemma4 or t5",
+                format!("{other:?}"),
+            )),
         }
     }
 }
@@ -115,9 +119,12 @@ impl GgufVocabulary {
         let text = |name: &str| Ok::<_, Error>(metadata.str(&key(name))?.map(str::to_string));
         let id = |name: &str| metadata.u32(&key(name));
         let flag = |name: &str| metadata.bool(&key(name));
-        let texts = |name: &str| Ok::<_, Error>(metadata.strings(&key(name))?.map(<[String]>::to_vec));
+        let texts =
+            |name: &str| Ok::<_, Error>(metadata.strings(&key(name))?.map(<[String]>::to_vec));
         // Converters have written "none" as -1 too.
-        let lenient = |name: &str| Ok::<_, Error>(if metadata.i32(&key(name)) == Ok(Some(-1)) { None } else { id(name)? });
+        let lenient = |name: &str| {
+            Ok::<_, Error>(if metadata.i32(&key(name)) == Ok(Some(-1)) { None } else { id(name)? })
+        };
         Ok(GgufVocabulary {
             model: text("model")?.ok_or_else(|| metadata.missing(&key("model")))?,
             pre: text("pre")?,
@@ -152,7 +159,11 @@ impl GgufVocabulary {
         }
         for (name, length) in [("scores", v.scores.len()), ("token_type", v.token_types.len())] {
             if length != 0 && length != count {
-                return Err(Error::new(format!("{PLACE}.{name}"), format!("{count} values, one per token"), length));
+                return Err(Error::new(
+                    format!("{PLACE}.{name}"),
+                    format!("{count} values, one per token"),
+                    length,
+                ));
             }
         }
         v.token_types.resize(count, kind::NORMAL);
@@ -169,7 +180,11 @@ impl GgufVocabulary {
 
     fn of_kind(&self, wanted: i32) -> impl Iterator<Item = (u32, &str)> {
         let kinds = self.token_types.iter().copied();
-        (0u32..).zip(&self.tokens).zip(kinds).filter(move |(_, k)| *k == wanted).map(|((id, t), _)| (id, t.as_str()))
+        (0u32..)
+            .zip(&self.tokens)
+            .zip(kinds)
+            .filter(move |(_, k)| *k == wanted)
+            .map(|((id, t), _)| (id, t.as_str()))
     }
 
     fn is_control(&self, id: u32) -> bool {
@@ -190,8 +205,9 @@ impl GgufVocabulary {
             let special = self.is_control(id);
             let user_defined = self.token_types.get(id as usize) == Some(&kind::USER_DEFINED);
             if (special || user_defined) && seen.insert(text) {
-                let token =
-                    AddedToken::from(text.clone(), special).normalized(false).rstrip(special && strips(text));
+                let token = AddedToken::from(text.clone(), special)
+                    .normalized(false)
+                    .rstrip(special && strips(text));
                 added.push(Added { id, token });
             }
         }
@@ -207,7 +223,11 @@ impl GgufVocabulary {
                 _ => piece(token),
             };
             if !pieces.push(&bytes, self.is_control(id)) {
-                return Err(Error::new(format!("{PLACE}.tokens"), "less than 4 GiB of text", "more"));
+                return Err(Error::new(
+                    format!("{PLACE}.tokens"),
+                    "less than 4 GiB of text",
+                    "more",
+                ));
             }
         }
         Ok(pieces)
@@ -216,7 +236,8 @@ impl GgufVocabulary {
     /// The finished tokenizer: special ids and what is put around a text.
     fn finish(&self, parts: Parts, add_bos: bool, add_eos: bool) -> Result<Tokenizer> {
         let mut tokenizer = Tokenizer::new(PLACE, parts)?;
-        (tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.pad) = (self.bos, self.eos, self.unk, self.pad);
+        (tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.pad) =
+            (self.bos, self.eos, self.unk, self.pad);
         tokenizer.end.extend([self.eos, self.eot, self.eom].into_iter().flatten());
         for (wanted, id, place, name) in [
             (self.add_bos.unwrap_or(add_bos), self.bos, &mut tokenizer.before, "bos"),
@@ -255,14 +276,20 @@ fn escape(add_space_prefix: bool) -> Result<NormalizerWrapper> {
 /// SentencePiece BPE with scores.
 fn spm(mut v: GgufVocabulary) -> Result<Tokenizer> {
     if v.scores.is_empty() {
-        return Err(Error::new(format!("{PLACE}.scores"), "one score per token of a llama vocabulary", "none"));
+        return Err(Error::new(
+            format!("{PLACE}.scores"),
+            "one score per token of a llama vocabulary",
+            "none",
+        ));
     }
     // These ids are the convention of the format where the keys are absent.
     let token = |id: u32| ((id as usize) < v.tokens.len()).then_some(id);
     (v.unk, v.bos, v.eos) = (v.unk.or(token(0)), v.bos.or(token(1)), v.eos.or(token(2)));
     let mut model = Spm::new(v.unk);
     let mut bytes = 0;
-    for ((id, text), (score, kind)) in (0u32..).zip(&v.tokens).zip(v.scores.iter().zip(&v.token_types)) {
+    for ((id, text), (score, kind)) in
+        (0u32..).zip(&v.tokens).zip(v.scores.iter().zip(&v.token_types))
+    {
         match *kind {
             // Control and user-defined texts are found beforehand or not at all: merging never forms them.
             kind::CONTROL | kind::UNKNOWN | kind::USER_DEFINED => {}
@@ -306,7 +333,9 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
     }
     if vocabulary.len() != v.tokens.len() {
         let count = v.tokens.len() - vocabulary.len();
-        warnings.push(format!("{PLACE}.tokens: {count} texts occur twice: the first id of each is used"));
+        warnings.push(format!(
+            "{PLACE}.tokens: {count} texts occur twice: the first id of each is used"
+        ));
     }
     let mut merges = Vec::with_capacity(v.merges.len());
     let mut union = String::new();
@@ -314,7 +343,9 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
     for merge in &v.merges {
         // A space that begins the line belongs to the left token.
         let split = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-        let Some((left, right)) = split.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?))) else {
+        let Some((left, right)) =
+            split.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
+        else {
             odd += 1;
             continue;
         };
@@ -322,17 +353,26 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
         union.push_str(left);
         union.push_str(right);
         // The model's builder takes for granted that all three are tokens.
-        if vocabulary.contains_key(left) && vocabulary.contains_key(right) && vocabulary.contains_key(&union) {
+        if vocabulary.contains_key(left)
+            && vocabulary.contains_key(right)
+            && vocabulary.contains_key(&union)
+        {
             merges.push((left.to_string(), right.to_string()));
         } else {
             odd += 1;
         }
     }
     if merges.is_empty() {
-        return Err(Error::new(format!("{PLACE}.merges"), "merges between tokens of the vocabulary", "none"));
+        return Err(Error::new(
+            format!("{PLACE}.merges"),
+            "merges between tokens of the vocabulary",
+            "none",
+        ));
     }
     if odd > 0 {
-        warnings.push(format!("{PLACE}.merges: {odd} name tokens outside the vocabulary and are passed over"));
+        warnings.push(format!(
+            "{PLACE}.merges: {odd} name tokens outside the vocabulary and are passed over"
+        ));
     }
     let mut builder = BPE::builder()
         .vocab_and_merges(vocabulary, merges)
@@ -345,8 +385,14 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
 
     let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
     for regex in row.splits {
-        let split = Split::new(SplitPattern::Regex(regex.to_string()), SplitDelimiterBehavior::Isolated, false);
-        steps.push(split.map_err(|e| Error::new(format!("{PLACE}.pre"), "a valid regex", e))?.into());
+        let split = Split::new(
+            SplitPattern::Regex(regex.to_string()),
+            SplitDelimiterBehavior::Isolated,
+            false,
+        );
+        steps.push(
+            split.map_err(|e| Error::new(format!("{PLACE}.pre"), "a valid regex", e))?.into(),
+        );
     }
     let prefix = v.add_space_prefix.unwrap_or(false);
     let (normalizer, piece): (_, fn(&str) -> Vec<u8>) = if text_alphabet {
@@ -376,7 +422,8 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
 fn pre_tokenizer(name: Option<&str>, warnings: &mut Vec<String>) -> &'static PreTokenizer {
     let known = name.and_then(pre::find);
     if known.is_none() {
-        let names: Vec<&str> = pre::TABLE.iter().flat_map(|row| row.names.iter().copied()).collect();
+        let names: Vec<&str> =
+            pre::TABLE.iter().flat_map(|row| row.names.iter().copied()).collect();
         warnings.push(match name {
             None => format!("{PLACE}.pre is absent: text is cut as by \"default\", which may not be how the model was trained"),
             Some(name) => format!(
@@ -399,36 +446,40 @@ fn unigram(mut v: GgufVocabulary) -> Result<Tokenizer> {
         .hint("load the model's Hugging Face folder, whose tokenizer.json states the same"));
     }
     if v.scores.is_empty() {
-        return Err(Error::new(format!("{PLACE}.scores"), "one score per token of a t5 vocabulary", "none"));
+        return Err(Error::new(
+            format!("{PLACE}.scores"),
+            "one score per token of a t5 vocabulary",
+            "none",
+        ));
     }
+    v.eos = v.eos.or_else(|| (v.tokens.len() > 1).then_some(1));
     v.unk = v.unk.or_else(|| v.of_kind(kind::UNKNOWN).next().map(|(id, _)| id));
-    let bytes: BTreeSet<u8> = v.of_kind(kind::BYTE).filter_map(|(_, text)| byte_token(text)).collect();
+    let bytes: BTreeSet<u8> =
+        v.of_kind(kind::BYTE).filter_map(|(_, text)| byte_token(text)).collect();
     let vocabulary = (0u32..)
         .zip(&v.tokens)
         .zip(v.scores.iter().zip(&v.token_types))
         .map(|((id, text), (score, kind))| match *kind {
             kind::NORMAL | kind::BYTE if score.is_finite() => (text.clone(), f64::from(*score)),
             _ if Some(id) == v.unk => (text.clone(), 0.0),
-            // The model finds any text of its list. U+2581 only begins a word, so this one never matches.
+            // The model finds any text of its list, so special tokens must not be there by their text.
             _ => (format!("\u{fdd0}{id}\u{2581}"), 0.0),
         })
         .collect();
     let model = Unigram::from(vocabulary, v.unk.map(|id| id as usize), bytes.len() == 256)
         .map_err(|e| Error::new(PLACE, "a unigram vocabulary", e))?;
     let prefix = v.add_space_prefix.unwrap_or(true);
-    let scheme = if prefix { PrependScheme::Always } else { PrependScheme::Never };
-    let mut normalizer = None;
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
     if v.remove_extra_whitespaces.unwrap_or(false) {
-        let runs = tokenizers::normalizers::replace::ReplacePattern::Regex(" {2,}".to_string());
-        let spaces = Replace::new(runs, " ").map_err(|e| Error::new(PLACE, "a normaliser for spaces", e))?;
-        normalizer = Some(
-            Sequence::new(vec![tokenizers::normalizers::Strip::new(true, true).into(), spaces.into()]).into(),
-        );
+        let runs = Replace::new(ReplacePattern::Regex(" {2,}".to_string()), " ");
+        let runs = runs.map_err(|e| Error::new(PLACE, "a normaliser for spaces", e))?;
+        steps.extend([Strip::new(true, true).into(), runs.into()]);
     }
+    steps.push(escape(prefix)?);
     let parts = Parts {
         model: Model::Hf(Box::new(model.into())),
-        normalizer,
-        pre_tokenizer: Some(Metaspace::new('\u{2581}', scheme, true).into()),
+        normalizer: Some(Sequence::new(steps).into()),
+        pre_tokenizer: None,
         added: v.added(),
         pieces: v.pieces(if prefix { Leading::Drop(1) } else { Leading::Keep }, unescape)?,
         warnings: Vec::new(),

@@ -81,7 +81,11 @@ pub fn char_of(byte: u8) -> char {
 
 /// The bytes of a token spelled in GPT-2's alphabet; a token with any other character is plain text.
 pub(crate) fn byte_level(token: &str) -> Vec<u8> {
-    token.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
+    token
+        .chars()
+        .map(byte_of)
+        .collect::<Option<Vec<u8>>>()
+        .unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
 /// The byte of a token such as `<0x0A>`.
@@ -106,7 +110,10 @@ mod tests {
         }
         let published = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
         assert!(alphabet.iter().all(|c| published.contains(c)));
-        assert_eq!((char_of(b' '), char_of(b'\n'), byte_of('\u{144}')), ('\u{120}', '\u{10a}', None));
+        assert_eq!(
+            (char_of(b' '), char_of(b'\n'), byte_of('\u{144}')),
+            ('\u{120}', '\u{10a}', None)
+        );
     }
 
     #[test]

@@ -55,7 +55,6 @@ impl Spm {
                 previous: index.wrapping_sub(1),
                 next: index + 1,
                 parts: None,
-                ..Symbol::default()
             });
         }
         // A merged symbol is appended, so the parts of an unused piece can still be found.
@@ -67,7 +66,9 @@ impl Spm {
         }
         // `order[slot]` is the symbol that now starts at the slot of its leftmost character.
         while let Some(pair) = queue.pop() {
-            let (Some(&left), Some(&right)) = (order.get(pair.left), order.get(pair.right)) else { continue };
+            let (Some(&left), Some(&right)) = (order.get(pair.left), order.get(pair.right)) else {
+                continue;
+            };
             if left != pair.symbols.0 || right != pair.symbols.1 {
                 continue;
             }
@@ -147,7 +148,7 @@ impl Spm {
 const GONE: usize = usize::MAX;
 
 /// A stretch of text in a doubly linked list whose links are slots (places in `order`).
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Symbol {
     start: usize,
     end: usize,
@@ -206,16 +207,31 @@ mod tests {
 
     #[test]
     fn best_score_first_and_ties_leftmost() {
-        let spm = vocabulary(&[("a", -9., false), ("b", -9., false), ("ab", -2., false), ("ba", -1., false)]);
+        let spm = vocabulary(&[
+            ("a", -9., false),
+            ("b", -9., false),
+            ("ab", -2., false),
+            ("ba", -1., false),
+        ]);
         assert_eq!(ids(&spm, "abab"), [0, 3, 1]);
-        let spm = vocabulary(&[("a", -9., false), ("b", -9., false), ("ab", -1., false), ("ba", -1., false)]);
+        let spm = vocabulary(&[
+            ("a", -9., false),
+            ("b", -9., false),
+            ("ab", -1., false),
+            ("ba", -1., false),
+        ]);
         assert_eq!(ids(&spm, "abab"), [2, 2]);
         assert!(ids(&spm, "").is_empty());
     }
 
     #[test]
     fn an_unused_piece_is_taken_apart() {
-        let spm = vocabulary(&[("a", -9., false), ("b", -9., false), ("ab", -1., true), ("abb", -2., false)]);
+        let spm = vocabulary(&[
+            ("a", -9., false),
+            ("b", -9., false),
+            ("ab", -1., true),
+            ("abb", -2., false),
+        ]);
         assert_eq!(ids(&spm, "ab"), [0, 1]);
         assert_eq!(ids(&spm, "abb"), [3]);
     }

@@ -41,7 +41,8 @@ impl Stream {
             Leading::Drop(most) => {
                 let spaces = piece.iter().take_while(|b| **b == b' ').count().min(most);
                 piece = &piece[spaces..];
-                self.leading = if piece.is_empty() { Leading::Drop(most - spaces) } else { Leading::Keep };
+                self.leading =
+                    if piece.is_empty() { Leading::Drop(most - spaces) } else { Leading::Keep };
             }
             Leading::DropOfFirstToken => {
                 let spaces = piece.iter().take_while(|b| **b == b' ').count();

@@ -12,7 +12,9 @@ use tokenizers::models::ModelWrapper;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::{AddedToken, AddedVocabulary, Model as _, OffsetReferential, OffsetType, PreTokenizer as _};
+use tokenizers::{
+    AddedToken, AddedVocabulary, Model as _, OffsetReferential, OffsetType, PreTokenizer as _,
+};
 
 use crate::pieces::Pieces;
 use crate::spm::Spm;
@@ -73,7 +75,13 @@ pub(crate) struct Parts {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokenizer {{ vocabulary: {}, bos: {:?}, eos: {:?} }}", self.vocab_size(), self.bos, self.eos)
+        write!(
+            f,
+            "Tokenizer {{ vocabulary: {}, bos: {:?}, eos: {:?} }}",
+            self.vocab_size(),
+            self.bos,
+            self.eos
+        )
     }
 }
 
@@ -85,6 +93,16 @@ impl Tokenizer {
     /// A missing or malformed file, or a kind of tokenizer that is not known, by name.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         crate::folder::load(folder)
+    }
+
+    /// The tokenizer of a `tokenizer.json` alone; which token is BOS or EOS is not stated there.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_folder`].
+    pub fn from_json(json: &[u8]) -> Result<Self> {
+        let place = "tokenizer.json";
+        let value = serde_json::from_slice(json).map_err(|e| Error::new(place, "JSON", e))?;
+        crate::folder::from_json(place, value, &crate::folder::Config::default())
     }
 
     /// Ids of `text`.
@@ -118,7 +136,8 @@ impl Tokenizer {
     }
 
     fn encode_to(&self, text: &str, parse: bool, ids: &mut Vec<u32>) -> Result<()> {
-        let failed = |e: tokenizers::Error| Error::new("tokenizer", "text this vocabulary can write", e);
+        let failed =
+            |e: tokenizers::Error| Error::new("tokenizer", "text this vocabulary can write", e);
         let added = if parse { &self.added } else { &self.plain };
         let mut words = added.extract_and_normalize(self.normalizer.as_ref(), text);
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
@@ -129,7 +148,11 @@ impl Tokenizer {
                 (Some(tokens), _) => ids.extend(tokens.iter().map(|t| t.id)),
                 (None, Model::Spm(spm)) => spm.encode(word, ids),
                 (None, Model::Hf(model)) => {
-                    ids.extend(model.tokenize(word).map_err(failed)?.iter().map(|t| t.id));
+                    let tokens = model.tokenize(word).map_err(failed)?;
+                    // What stands in a unigram's list for special tokens must not be found either.
+                    let unigram = matches!(**model, ModelWrapper::Unigram(_));
+                    let plain = |id: &u32| !unigram || !self.is_special(*id);
+                    ids.extend(tokens.iter().filter_map(|t| Some(t.id).filter(plain).or(self.unk)));
                 }
             }
         }
@@ -299,10 +322,13 @@ fn added_vocabulary(
     normalizer: Option<&NormalizerWrapper>,
 ) -> Result<AddedVocabulary> {
     // The crate takes ids from a model by text; this one holds just these tokens.
-    let vocabulary = tokens.iter().rev().map(|added| (added.token.content.clone(), added.id)).collect();
+    let vocabulary =
+        tokens.iter().rev().map(|added| (added.token.content.clone(), added.id)).collect();
     let bad = |e: tokenizers::Error| Error::new(place, "added tokens that can be matched", e);
     let model = WordLevel::builder().vocab(vocabulary).build().map_err(bad)?;
     let mut added = AddedVocabulary::new();
-    added.add_tokens(tokens.iter().map(|added| added.token.clone()), &model, normalizer).map_err(bad)?;
+    added
+        .add_tokens(tokens.iter().map(|added| added.token.clone()), &model, normalizer)
+        .map_err(bad)?;
     Ok(added)
 }

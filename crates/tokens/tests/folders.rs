@@ -15,7 +15,12 @@ fn json(path: &Path) -> Value {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap())
+        .collect()
 }
 
 /// All of a stream's outputs joined; each must be text without half characters.
@@ -40,30 +45,50 @@ fn folders_as_in_transformers() {
         for case in cases.as_array().unwrap() {
             for random in case["random"].as_array().into_iter().flatten() {
                 let ids = ids(&random["ids"]);
-                assert_eq!(tokenizer.decode(&ids, true), random["decoded"].as_str().unwrap(), "{name}: {ids:?}");
+                assert_eq!(
+                    tokenizer.decode(&ids, true),
+                    random["decoded"].as_str().unwrap(),
+                    "{name}: {ids:?}"
+                );
                 count += 1;
             }
             let Some(text) = case["text"].as_str() else { continue };
             let encode = |add, parse| tokenizer.encode(text, Special { add, parse }).unwrap();
             assert_eq!(encode(false, true), ids(&case["parsed"]), "{name}: {text:?}");
             assert_eq!(encode(true, true), ids(&case["added"]), "{name}: {text:?}");
+            // The package's own unigram model finds special tokens by their text even when told not to.
             if name != "unigram" || !text.contains("<") {
                 assert_eq!(encode(false, false), ids(&case["plain"]), "{name}: {text:?}");
             }
             // Whatever the text says, no id of it is special when it is not to be parsed.
             let unk = tokenizer.unk();
-            assert!(encode(false, false).iter().all(|id| !tokenizer.is_special(*id) || Some(*id) == unk));
+            assert!(
+                encode(false, false)
+                    .iter()
+                    .all(|id| !tokenizer.is_special(*id) || Some(*id) == unk)
+            );
             for (skip, key) in [(false, "decoded"), (true, "skipped")] {
                 let parsed = ids(&case["parsed"]);
-                assert_eq!(tokenizer.decode(&parsed, skip), case[key].as_str().unwrap(), "{name}: {text:?}");
-                assert_eq!(streamed(&tokenizer, &parsed, skip), case[key].as_str().unwrap(), "{name}: {text:?}");
+                assert_eq!(
+                    tokenizer.decode(&parsed, skip),
+                    case[key].as_str().unwrap(),
+                    "{name}: {text:?}"
+                );
+                assert_eq!(
+                    streamed(&tokenizer, &parsed, skip),
+                    case[key].as_str().unwrap(),
+                    "{name}: {text:?}"
+                );
             }
             count += 1;
         }
         assert!(count > 40);
         let named = |text: &str| tokenizer.special_id(text).unwrap();
+        assert_eq!(tokenizer.adds_bos(), name == "bytes");
         assert_eq!(tokenizer.bos(), Some(named("<s>")));
-        assert!(tokenizer.eos().contains(&named("</s>")) && tokenizer.eos().contains(&named("<|end|>")));
+        assert!(
+            tokenizer.eos().contains(&named("</s>")) && tokenizer.eos().contains(&named("<|end|>"))
+        );
         assert!(tokenizer.is_special(named("<|end|>")));
     }
 }
@@ -80,10 +105,14 @@ fn vocabularies_as_in_sentencepiece() {
             scores: rows.iter().map(|row| row[1].as_f64().unwrap() as f32).collect(),
             token_types: rows.iter().map(|row| row[2].as_i64().unwrap() as i32).collect(),
             unk: Some(0),
+            eos: Some(2),
             ..GgufVocabulary::default()
         };
         let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
         assert_eq!(tokenizer.warnings(), [] as [String; 0]);
+        // Text that spells what stands for </s> in the model's list.
+        let forged = tokenizer.encode("\u{fdd0}2 </s>", Special::default()).unwrap();
+        assert!(forged.iter().all(|id| *id == 0 || !tokenizer.is_special(*id)), "{forged:?}");
         let cases = models[kind]["cases"].as_array().unwrap();
         assert!(cases.len() > 30);
         for case in cases {
@@ -93,7 +122,10 @@ fn vocabularies_as_in_sentencepiece() {
             // SentencePiece puts a space before the whole text only, ggml after every token found beforehand too.
             if !text.contains("<extra>") && !text.contains('\n') {
                 assert_eq!(found, expected, "{kind}: {text:?}");
-                assert_eq!(tokenizer.decode(&expected, true), case["decoded"].as_str().unwrap().replace(" \u{2047} ", ""));
+                assert_eq!(
+                    tokenizer.decode(&expected, true),
+                    case["decoded"].as_str().unwrap().replace(" \u{2047} ", "")
+                );
             }
             assert_eq!(streamed(&tokenizer, &expected, true), tokenizer.decode(&expected, true));
         }
@@ -115,7 +147,21 @@ impl Dice {
 #[test]
 fn streams_say_what_decoding_says() {
     const ALPHABET: [&str; 16] = [
-        "a", " ", "  ", "Hello", "\n", "é", "e\u{301}", "日本", "한", "हि", "🎉", "👩\u{200d}👩\u{200d}👧", "🇩🇪", "\u{10ffff}", "<|end|>",
+        "a",
+        " ",
+        "  ",
+        "Hello",
+        "\n",
+        "é",
+        "e\u{301}",
+        "日本",
+        "한",
+        "हि",
+        "🎉",
+        "👩\u{200d}👩\u{200d}👧",
+        "🇩🇪",
+        "\u{10ffff}",
+        "<|end|>",
         "\u{2581}",
     ];
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
@@ -124,7 +170,8 @@ fn streams_say_what_decoding_says() {
         for _ in 0..300 {
             // Any ids at all, some outside the vocabulary.
             let count = dice.roll(40);
-            let ids: Vec<u32> = (0..count).map(|_| dice.roll(tokenizer.vocab_size() + 3) as u32).collect();
+            let ids: Vec<u32> =
+                (0..count).map(|_| dice.roll(tokenizer.vocab_size() + 3) as u32).collect();
             for skip in [false, true] {
                 let whole = tokenizer.decode(&ids, skip);
                 assert_eq!(streamed(&tokenizer, &ids, skip), whole, "{name}: {ids:?}");
@@ -134,7 +181,10 @@ fn streams_say_what_decoding_says() {
                     .flat_map(|id| tokenizer.token_bytes(*id).to_vec())
                     .collect();
                 let lossy = String::from_utf8_lossy(&bytes).into_owned();
-                assert!(lossy == whole || lossy.trim_start_matches(' ') == whole.trim_start_matches(' '));
+                assert!(
+                    lossy == whole
+                        || lossy.trim_start_matches(' ') == whole.trim_start_matches(' ')
+                );
             }
             // Texts come back, and no output ends inside of a character.
             let count = dice.roll(30);
@@ -171,13 +221,22 @@ fn what_is_no_tokenizer_is_an_error() {
         (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[[1,2]]}}"#, "merges"),
         (r#"{"model":{"type":"BPE","vocab":{"a":4294967295},"merges":[]}}"#, "gaps"),
         (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[],"unk_token":"u"}}"#, "unk_token"),
-        (r#"{"model":{"type":"BPE","vocab":{"a":0,"bc":1,"abc":2},"merges":["a bc"],"continuing_subword_prefix":"@@"}}"#, "merges"),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0,"bc":1,"abc":2},"merges":["a bc"],"continuing_subword_prefix":"@@"}}"#,
+            "merges",
+        ),
         (r#"{"model":{"type":"Unigram","vocab":[["a",0.0]],"unk_id":7}}"#, "unk_id"),
         (r#"{"model":{"type":"Unigram","vocab":[["a"]]}}"#, "vocab"),
         (r#"{"model":{"type":"Other","vocab":{"a":0}}}"#, "Other"),
         (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"CTC"}}"#, "CTC"),
-        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"normalizer":{"type":"Replace"}}"#, "Replace"),
-        (r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[{"id":-1}]}"#, "added_tokens"),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"normalizer":{"type":"Replace"}}"#,
+            "Replace",
+        ),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[{"id":-1}]}"#,
+            "added_tokens",
+        ),
         (&whole[..whole.len() / 2], "JSON"),
     ];
     for (text, part) in cases {
@@ -198,12 +257,25 @@ fn what_is_no_tokenizer_is_an_error() {
     assert!(error(vocabulary("bert")).contains("bert"));
     assert!(error(vocabulary("llama")).contains("scores"));
     assert!(error(vocabulary("gpt2")).contains("merges"));
-    assert!(error(GgufVocabulary { scores: vec![0.0], ..vocabulary("llama") }).contains("3 values"));
+    assert!(
+        error(GgufVocabulary { scores: vec![0.0], ..vocabulary("llama") }).contains("3 values")
+    );
     assert!(error(GgufVocabulary::default()).contains("tokens"));
     let merges = vec!["a b".to_string(), "a c".to_string(), "x".to_string(), String::new()];
-    let odd = GgufVocabulary { merges, pre: Some("nobody".to_string()), bos: Some(9), add_bos: Some(true), ..vocabulary("gpt2") };
+    let odd = GgufVocabulary {
+        merges,
+        pre: Some("nobody".to_string()),
+        bos: Some(9),
+        add_bos: Some(true),
+        ..vocabulary("gpt2")
+    };
     let tokenizer = Tokenizer::from_vocabulary(odd).unwrap();
     assert_eq!(tokenizer.encode("ab", Special { add: true, parse: true }).unwrap(), [2]);
     let warnings = tokenizer.warnings().join("\n");
-    assert!(warnings.contains("nobody") && warnings.contains("3 name tokens") && warnings.contains("bos"), "{warnings}");
+    assert!(
+        warnings.contains("nobody")
+            && warnings.contains("3 name tokens")
+            && warnings.contains("bos"),
+        "{warnings}"
+    );
 }

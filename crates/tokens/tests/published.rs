@@ -10,12 +10,16 @@ use delft_tokens::{ChatTemplate, GgufVocabulary, Special, Tokenizer, char_of};
 
 /// Texts and ids of a vocabulary's `.inp` and `.out`.
 fn pairs(folder: &Path, name: &str) -> Vec<(String, Vec<u32>)> {
-    let read = |end: &str| std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{end}"))).unwrap();
+    let read = |end: &str| {
+        std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{end}"))).unwrap()
+    };
     let texts = read("inp");
     let texts = texts.strip_suffix("\n__ggml_vocab_test__\n").unwrap();
     let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
-    let ids: Vec<Vec<u32>> =
-        read("out").lines().map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect()).collect();
+    let ids: Vec<Vec<u32>> = read("out")
+        .lines()
+        .map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect())
+        .collect();
     assert_eq!(texts.len(), ids.len());
     assert!(texts.len() > 40);
     texts.into_iter().map(str::to_string).zip(ids).collect()
@@ -103,7 +107,8 @@ fn tiktoken(file: &str) -> GgufVocabulary {
         let (bytes, rank) = line.split_once(' ').unwrap();
         ranks.insert(base64(bytes), rank.parse().unwrap());
     }
-    let mut order: Vec<(&Vec<u8>, usize)> = ranks.iter().map(|(bytes, rank)| (bytes, *rank)).collect();
+    let mut order: Vec<(&Vec<u8>, usize)> =
+        ranks.iter().map(|(bytes, rank)| (bytes, *rank)).collect();
     order.sort_by_key(|(_, rank)| *rank);
     let spell = |bytes: &[u8]| bytes.iter().map(|byte| char_of(*byte)).collect::<String>();
     let mut merges = Vec::new();
@@ -112,7 +117,11 @@ fn tiktoken(file: &str) -> GgufVocabulary {
             .filter_map(|at| Some((*ranks.get(&bytes[..at])?, *ranks.get(&bytes[at..])?, at)))
             .collect();
         splits.sort_unstable();
-        merges.extend(splits.iter().map(|(_, _, at)| format!("{} {}", spell(&bytes[..*at]), spell(&bytes[*at..]))));
+        merges.extend(
+            splits
+                .iter()
+                .map(|(_, _, at)| format!("{} {}", spell(&bytes[..*at]), spell(&bytes[*at..]))),
+        );
     }
     let mut tokens: Vec<String> = order.iter().map(|(bytes, _)| spell(bytes)).collect();
     let mut token_types = vec![kind::NORMAL; tokens.len()];
@@ -143,7 +152,8 @@ fn base64(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(|c| *c != b'=').map(digit).collect();
     let mut bytes = Vec::new();
     for group in digits.chunks(4) {
-        let word = group.iter().fold(0u32, |word, d| word << 6 | u32::from(*d)) << (6 * (4 - group.len()));
+        let word =
+            group.iter().fold(0u32, |word, d| word << 6 | u32::from(*d)) << (6 * (4 - group.len()));
         bytes.extend(&word.to_be_bytes()[1..group.len()]);
     }
     bytes

@@ -15,8 +15,14 @@ const CASES: &str = "test-chat-template.cases.json";
 
 /// Templates that, given tools, render on purpose unlike in Python, and why.
 const DIFFERENT: &[(&str, &str)] = &[
-    ("meetkai-functionary-medium-v3.1.jinja", "`safe` makes Python escape what is added to it for HTML, which no prompt is"),
-    ("llama-cpp-deepseek-r1.jinja", "Python cannot write `map(...)` as JSON; here it is a list, as in llama.cpp, for which this was written"),
+    (
+        "meetkai-functionary-medium-v3.1.jinja",
+        "`safe` makes Python escape what is added to it for HTML, which no prompt is",
+    ),
+    (
+        "llama-cpp-deepseek-r1.jinja",
+        "Python cannot write `map(...)` as JSON; here it is a list, as in llama.cpp, for which this was written",
+    ),
 ];
 
 /// 2024-02-29 15:04:05, the moment at which the expectations were made.
@@ -61,7 +67,9 @@ fn every_published_template_renders_as_in_python() {
         for (conversation, hashed) in conversations.iter().zip(hashes.as_array().unwrap()) {
             let prompt = template.render(&request(conversation));
             let case = format!("{name}, {}", conversation["name"]);
-            if DIFFERENT.iter().any(|(different, _)| different == name) && conversation.get("tools").is_some_and(|t| t != &json!([])) {
+            if DIFFERENT.iter().any(|(different, _)| different == name)
+                && conversation.get("tools").is_some_and(|t| t != &json!([]))
+            {
                 // Still it must render; what it says is our own.
                 prompt.unwrap_or_else(|error| panic!("{case}: {error}"));
                 different += 1;
@@ -70,7 +78,9 @@ fn every_published_template_renders_as_in_python() {
             match (prompt, hashed.as_str()) {
                 (Ok(prompt), Some(hashed)) if hash(&prompt) == hashed => equal += 1,
                 (Err(_), None) => raised += 1,
-                (Ok(prompt), Some(_)) => wrong.push(format!("{case}: another prompt: {} bytes", prompt.len())),
+                (Ok(prompt), Some(_)) => {
+                    wrong.push(format!("{case}: another prompt: {} bytes", prompt.len()))
+                }
                 (Ok(_), None) => wrong.push(format!("{case}: Python raises")),
                 (Err(error), Some(_)) => wrong.push(format!("{case}: {error}")),
             }
@@ -83,17 +93,22 @@ fn every_published_template_renders_as_in_python() {
 #[test]
 fn every_published_case_renders_as_in_python() {
     let Some(folder) = common::data("suites/llama.cpp-templates") else { return };
-    let suite: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(CASES)).unwrap()).unwrap();
+    let suite: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.join(CASES)).unwrap()).unwrap();
     let expected: Map<String, Value> = serde_json::from_str(EXPECTED).unwrap();
     let (mut equal, mut published) = (0, 0);
-    for (case, hashed) in suite["cases"].as_array().unwrap().iter().zip(expected[CASES].as_array().unwrap()) {
-        let prompt = ChatTemplate::from_source(case["template"].as_str().unwrap()).unwrap().render(&Request {
-            messages: suite["conversation"].as_array().unwrap(),
-            add_generation_prompt: suite["add_generation_prompt"].as_bool().unwrap(),
-            bos_token: Some(case["bos_token"].as_str().unwrap_or("")),
-            eos_token: Some(case["eos_token"].as_str().unwrap_or("")),
-            ..Request::default()
-        });
+    for (case, hashed) in
+        suite["cases"].as_array().unwrap().iter().zip(expected[CASES].as_array().unwrap())
+    {
+        let prompt = ChatTemplate::from_source(case["template"].as_str().unwrap()).unwrap().render(
+            &Request {
+                messages: suite["conversation"].as_array().unwrap(),
+                add_generation_prompt: suite["add_generation_prompt"].as_bool().unwrap(),
+                bos_token: Some(case["bos_token"].as_str().unwrap_or("")),
+                eos_token: Some(case["eos_token"].as_str().unwrap_or("")),
+                ..Request::default()
+            },
+        );
         let text = |name: &str| case[name].as_str().filter(|text| !text.is_empty());
         let llama_cpp = [text("expected_output_jinja"), text("expected_output")];
         match (prompt, hashed.as_str()) {
@@ -102,7 +117,9 @@ fn every_published_case_renders_as_in_python() {
                 equal += 1;
                 published += usize::from(llama_cpp.contains(&Some(&prompt)));
             }
-            (prompt, hashed) => assert!(prompt.is_err() && hashed.is_none(), "{}: {prompt:?}", case["name"]),
+            (prompt, hashed) => {
+                assert!(prompt.is_err() && hashed.is_none(), "{}: {prompt:?}", case["name"])
+            }
         }
     }
     println!("{equal} prompts equal, {published} of them as published");
@@ -133,4 +150,52 @@ fn our_own_templates_render_as_in_python() {
         }
     }
     assert!(raised > 10);
+}
+
+#[test]
+fn templates_are_found_in_folders_and_metadata() {
+    let folder = std::env::temp_dir().join(format!("delft-templates-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("additional_chat_templates")).unwrap();
+    assert!(ChatTemplate::from_folder(&folder).unwrap().is_none());
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let prompts = |template: &ChatTemplate| {
+        let plain = template.render(&Request::default()).unwrap();
+        let with_tools =
+            template.render(&Request { tools: Some(&tools), ..Request::default() }).unwrap();
+        [plain, with_tools]
+    };
+    write("tokenizer_config.json", r#"{"chat_template": "one {{ tools is none }}{{ date }}"}"#);
+    let template = ChatTemplate::from_folder(&folder).unwrap().unwrap();
+    assert_eq!(prompts(&template), ["one True", "one False"]);
+    assert_eq!(template.variables().into_iter().collect::<Vec<_>>(), ["date", "tools"]);
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "default", "template": "two"}, {"name": "tool_use", "template": "tools"}]}"#,
+    );
+    let template = ChatTemplate::from_folder(&folder).unwrap().unwrap();
+    assert_eq!(prompts(&template), ["two", "tools"]);
+    write("chat_template.jinja", "three");
+    write("additional_chat_templates/rag.jinja", "rag {{ x }}");
+    let template = ChatTemplate::from_folder(&folder).unwrap().unwrap();
+    assert_eq!(prompts(&template), ["three", "tools"]);
+    assert_eq!(template.names().collect::<Vec<_>>(), ["default", "rag", "tool_use"]);
+    let mut named = Request { name: Some("rag"), ..Request::default() };
+    named.extra.insert("x".to_string(), json!(["y"]));
+    assert_eq!(template.render(&named).unwrap(), "rag ['y']");
+    named.name = Some("none");
+    assert!(template.render(&named).unwrap_err().to_string().contains("rag or tool_use"));
+    write("chat_template.jinja", "{% if %}");
+    assert!(ChatTemplate::from_folder(&folder).unwrap_err().to_string().contains("line 1"));
+    std::fs::remove_dir_all(&folder).unwrap();
+
+    let text = |text: &str| formats::gguf::Value::String(text.to_string());
+    let entries = [
+        ("tokenizer.chat_template", "a"),
+        ("tokenizer.chat_template.tool_use", "b"),
+        ("tokenizer.chat_templates", "no"),
+    ];
+    let entries = entries.map(|(key, source)| (key.to_string(), text(source)));
+    let metadata = formats::gguf::Metadata::new("test", entries.to_vec()).unwrap();
+    assert_eq!(prompts(&ChatTemplate::from_gguf(&metadata).unwrap().unwrap()), ["a", "b"]);
 }

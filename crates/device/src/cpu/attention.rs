@@ -25,7 +25,7 @@ pub const CHUNK: usize = 256;
 const TILE: usize = 64;
 
 /// Rows (tokens times heads of a group) of a prefill block, if the group is not larger by itself.
-const ROWS: usize = 48;
+const ROWS: usize = 96;
 
 /// The longest head.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -104,7 +104,8 @@ impl Shape {
     /// f32 of a worker's own scratch.
     fn work(&self) -> usize {
         let rows = self.block() * self.group();
-        let floats = rows * (Q_STRIDE + P_STRIDE + self.width() + 2) + TILE * (self.head_dim + self.width());
+        let floats =
+            rows * (Q_STRIDE + P_STRIDE + self.width() + 2) + TILE * (self.head_dim + self.width());
         floats.next_multiple_of(2 * WIDEST)
     }
 
@@ -151,7 +152,8 @@ impl Work {
     fn new(shape: &Shape, scratch: &mut [f32]) -> Work {
         let rows = shape.block() * shape.group();
         let mut rest = scratch;
-        let mut take = |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
+        let mut take =
+            |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
         Work {
             keys: take(TILE * shape.head_dim),
             values: take(TILE * shape.width()),
@@ -181,7 +183,11 @@ fn chunks(shape: &Shape, sequence: &Sequence<'_>) -> std::ops::Range<usize> {
 
 /// Pieces of work per KV head of a sequence.
 fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
-    if sequence.tokens == 1 { chunks(shape, sequence).len() } else { sequence.tokens.div_ceil(shape.block()) }
+    if sequence.tokens == 1 {
+        chunks(shape, sequence).len()
+    } else {
+        sequence.tokens.div_ceil(shape.block())
+    }
 }
 
 /// Unit `index` of the batch.
@@ -189,7 +195,8 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
     for (sequence, each) in call.sequences.iter().enumerate() {
         let pieces = pieces(&call.shape, each);
         if index < pieces * call.shape.kv_heads {
-            let (piece, kv_head) = (index / call.shape.kv_heads, index % call.shape.kv_heads);
+            // Head by head: what the pieces of one head share stays in the caches.
+            let (kv_head, piece) = (index / pieces, index % pieces);
             return if each.tokens == 1 {
                 Unit::Decode { sequence, kv_head, chunk: piece }
             } else {
@@ -240,7 +247,9 @@ pub unsafe fn run(
         match unit(call, claimed.start) {
             Unit::Prefill { sequence, kv_head, block } => {
                 // SAFETY: `check` holds; a unit belongs to one worker, and so do its rows and heads of `out`.
-                unsafe { prefill::block(isa, call, &call.sequences[sequence], kv_head, block, work, out) }
+                unsafe {
+                    prefill::block(isa, call, &call.sequences[sequence], kv_head, block, work, out)
+                }
             }
             Unit::Decode { sequence: index, kv_head, chunk } => {
                 let sequence = &call.sequences[index];
@@ -251,7 +260,8 @@ pub unsafe fn run(
                     // SAFETY: as above: the item is this unit alone.
                     unsafe { softmax::finish(call, sequence.row, 1, kv_head, &work, out) };
                 } else {
-                    let at = partials + (first_partial(call, index) + kv_head * range.len() + chunk) * partial;
+                    let at = partials
+                        + (first_partial(call, index) + kv_head * range.len() + chunk) * partial;
                     // SAFETY: every chunk of the batch has a part of its own.
                     unsafe { softmax::save(shape, &work, scratch.slice_mut(at..at + partial)) };
                 }
@@ -286,12 +296,21 @@ fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
         geometry.kv_heads,
         geometry.head_dim,
     );
-    assert!(shape.heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), "attention: whole groups of heads: {shape:?}");
+    assert!(
+        shape.heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
+        "attention: whole groups of heads: {shape:?}"
+    );
     let width = shape.heads * shape.head_dim;
-    assert!(call.sinks.is_none_or(|sinks| sinks.len() == shape.heads), "attention: a sink per head");
+    assert!(
+        call.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
+        "attention: a sink per head"
+    );
     for sequence in call.sequences {
         let rows = sequence.row + sequence.tokens;
-        assert!(sequence.tokens == 0 || (rows - 1) * call.q_stride + width <= call.q.len(), "attention: rows of q");
+        assert!(
+            sequence.tokens == 0 || (rows - 1) * call.q_stride + width <= call.q.len(),
+            "attention: rows of q"
+        );
         assert!(rows * width <= out.len(), "attention: rows of out");
         assert!(!sequence.table.is_empty() || sequence.tokens == 0, "attention: a block table");
         assert!(

@@ -99,7 +99,10 @@ impl fmt::Display for Isa {
 
 #[cfg(target_arch = "x86_64")]
 fn probe(all: &mut Vec<Isa>) {
-    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")) {
+    if !(is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c"))
+    {
         return;
     }
     all.push(Isa::Avx2);

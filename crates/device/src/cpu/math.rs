@@ -13,9 +13,9 @@ pub use rows::{
 };
 
 pub(crate) use functions::{exp, tanh};
-pub(crate) use rows::to_f16_kernel;
 use functions::{gelu_erf, gelu_tanh, sigmoid, silu};
 use lanes::{Lanes, dispatch};
+pub(crate) use rows::to_f16_kernel;
 
 use super::isa::Isa;
 
@@ -108,7 +108,9 @@ unsafe fn map_raw(isa: Isa, f: Unary, x: *const f32, out: *mut f32, n: usize) {
 /// `x`, `y` and `out` point to `n` elements; `out` equals an input or overlaps neither.
 unsafe fn zip_raw(isa: Isa, f: Binary, x: *const f32, y: *const f32, out: *mut f32, n: usize) {
     // SAFETY: the caller's promises are the kernel's.
-    unsafe { dispatch!(isa, zip_kernel(f: Binary, x: *const f32, y: *const f32, out: *mut f32, n: usize)) }
+    unsafe {
+        dispatch!(isa, zip_kernel(f: Binary, x: *const f32, y: *const f32, out: *mut f32, n: usize))
+    }
 }
 
 #[inline(always)]
@@ -170,7 +172,13 @@ unsafe fn each<L: Lanes>(x: *const f32, out: *mut f32, n: usize, f: impl Fn(L) -
 /// # Safety
 /// `x`, `y` and `out` point to `n` elements; `out` equals an input or overlaps neither.
 #[inline(always)]
-unsafe fn each_pair<L: Lanes>(x: *const f32, y: *const f32, out: *mut f32, n: usize, f: impl Fn(L, L) -> L) {
+unsafe fn each_pair<L: Lanes>(
+    x: *const f32,
+    y: *const f32,
+    out: *mut f32,
+    n: usize,
+    f: impl Fn(L, L) -> L,
+) {
     let whole = n - n % L::N;
     // SAFETY: every index is below `n`; vectors are read before one is written.
     unsafe {
@@ -179,7 +187,8 @@ unsafe fn each_pair<L: Lanes>(x: *const f32, y: *const f32, out: *mut f32, n: us
         }
         if whole < n {
             let rest = n - whole;
-            f(L::load_part(x.add(whole), rest), L::load_part(y.add(whole), rest)).store_part(out.add(whole), rest);
+            f(L::load_part(x.add(whole), rest), L::load_part(y.add(whole), rest))
+                .store_part(out.add(whole), rest);
         }
     }
 }

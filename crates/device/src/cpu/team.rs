@@ -115,19 +115,27 @@ impl Team {
             broken: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        let cpu = |index: usize| if crowded || count == 1 { None } else { cpus.get(index).copied() };
-        let mut team =
-            Team { shared, threads: Vec::with_capacity(count - 1), turn: Mutex::new(()), caller_cpu: cpu(0) };
+        let cpu =
+            |index: usize| if crowded || count == 1 { None } else { cpus.get(index).copied() };
+        let mut team = Team {
+            shared,
+            threads: Vec::with_capacity(count - 1),
+            turn: Mutex::new(()),
+            caller_cpu: cpu(0),
+        };
         for index in 1..count {
             let (shared, cpu) = (team.shared.clone(), cpu(index));
-            let thread = std::thread::Builder::new().name(format!("delft-{index}")).spawn(move || {
-                if let Some(cpu) = cpu {
-                    topology::pin(cpu);
-                }
-                serve(&shared, index);
-            });
+            let thread =
+                std::thread::Builder::new().name(format!("delft-{index}")).spawn(move || {
+                    if let Some(cpu) = cpu {
+                        topology::pin(cpu);
+                    }
+                    serve(&shared, index);
+                });
             // On an error the team is dropped, which stops and joins the threads started so far.
-            team.threads.push(thread.map_err(|error| formats::Error::io(format!("thread {index} of {count}"), error))?);
+            team.threads.push(thread.map_err(|error| {
+                formats::Error::io(format!("thread {index} of {count}"), error)
+            })?);
         }
         Ok(team)
     }
@@ -152,7 +160,10 @@ impl Team {
     /// job of the same team, which could never end.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
         let shared: &Shared = &self.shared;
-        assert!(INSIDE.get() != std::ptr::from_ref(shared), "Team::run called from inside one of its own jobs");
+        assert!(
+            INSIDE.get() != std::ptr::from_ref(shared),
+            "Team::run called from inside one of its own jobs"
+        );
         let turn = lock(&self.turn);
         shared.arrived.0.store(0, Ordering::Relaxed);
         shared.ticket.0.store(0, Ordering::Relaxed);
@@ -161,7 +172,9 @@ impl Team {
         // SAFETY: only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches
         // the job; a panic of worker 0 is caught, so that nothing leaves earlier.
         let job = unsafe {
-            std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(std::ptr::from_ref(f))
+            std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(
+                std::ptr::from_ref(f),
+            )
         };
         // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else has access.
         unsafe { *shared.job.get() = Some(job) };
@@ -173,7 +186,8 @@ impl Team {
         work(shared, 0, f);
         INSIDE.set(outer);
         shared.finish.wait(shared.crowded, || shared.busy.0.load(Ordering::Acquire) == 0);
-        let panic = if shared.broken.load(Ordering::Acquire) { lock(&shared.panic).take() } else { None };
+        let panic =
+            if shared.broken.load(Ordering::Acquire) { lock(&shared.panic).take() } else { None };
         drop(turn);
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -195,7 +209,10 @@ impl Drop for Team {
 
 impl std::fmt::Debug for Team {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Team").field("count", &self.shared.count).field("caller_cpu", &self.caller_cpu).finish()
+        f.debug_struct("Team")
+            .field("count", &self.shared.count)
+            .field("caller_cpu", &self.caller_cpu)
+            .finish()
     }
 }
 
@@ -436,11 +453,16 @@ impl<'a, T> SharedSlice<'a, T> {
     ///
     /// # Panics
     /// When `range` is not inside the slice.
-    #[expect(clippy::mut_from_ref, reason = "the caller's promise stands in for the borrow checker")]
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> &'a mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a slice of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of a slice of {}",
+            self.len
+        );
         // SAFETY: in bounds; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start)
+        }
     }
 
     /// The part `range`, to read.
@@ -451,7 +473,11 @@ impl<'a, T> SharedSlice<'a, T> {
     /// # Panics
     /// When `range` is not inside the slice.
     pub unsafe fn slice(&self, range: Range<usize>) -> &'a [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a slice of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of a slice of {}",
+            self.len
+        );
         // SAFETY: in bounds; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
     }

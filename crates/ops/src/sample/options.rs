@@ -60,7 +60,11 @@ impl Options {
             if (low..=high).contains(&value) {
                 return Ok(());
             }
-            let expected = if high == f32::MAX { format!("a number from {low} on") } else { format!("{low} to {high}") };
+            let expected = if high == f32::MAX {
+                format!("a number from {low} on")
+            } else {
+                format!("{low} to {high}")
+            };
             Err(Error::new(name, expected, value))
         };
         range("temperature", self.temperature, 0.0, f32::MAX)?;
@@ -69,7 +73,8 @@ impl Options {
         range("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
         range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)?;
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            let error = Error::new("repetition_penalty", "a number above 0", self.repetition_penalty);
+            let error =
+                Error::new("repetition_penalty", "a number above 0", self.repetition_penalty);
             return Err(error.hint("1 is off; 1.1 is a mild penalty"));
         }
         for &(token, bias) in &self.logit_bias {
@@ -77,7 +82,11 @@ impl Options {
                 return Err(Error::new("logit_bias", format!("a token below {vocabulary}"), token));
             }
             if bias.is_nan() || bias == f32::INFINITY {
-                return Err(Error::new(format!("logit_bias of token {token}"), "a number, or -infinity", bias));
+                return Err(Error::new(
+                    format!("logit_bias of token {token}"),
+                    "a number, or -infinity",
+                    bias,
+                ));
             }
         }
         Ok(())
@@ -86,7 +95,9 @@ impl Options {
     /// Whether any penalty is on.
     pub(super) fn penalises(&self) -> bool {
         self.last_n > 0
-            && (self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
+            && (self.repetition_penalty != 1.0
+                || self.presence_penalty != 0.0
+                || self.frequency_penalty != 0.0)
     }
 
     /// The steps that are on, in their order: `repetition 1.1 (last 64), temperature 0.7, top-k 40, draw (seed 1)`.
@@ -104,7 +115,8 @@ impl Options {
             ] {
                 if value != off {
                     // Writing to a string cannot fail.
-                    let _ = write!(step, "{}{name} {value}", if step.is_empty() { "" } else { ", " });
+                    let _ =
+                        write!(step, "{}{name} {value}", if step.is_empty() { "" } else { ", " });
                 }
             }
             steps.push(format!("{step} (last {})", self.last_n));

@@ -8,8 +8,12 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let first = u64::from(a) * 0xD251_1F53;
         let second = u64::from(c) * 0xCD9E_8D57;
-        (a, b, c, d) =
-            ((second >> 32) as u32 ^ b ^ k, second as u32, (first >> 32) as u32 ^ d ^ l, first as u32);
+        (a, b, c, d) = (
+            (second >> 32) as u32 ^ b ^ k,
+            second as u32,
+            (first >> 32) as u32 ^ d ^ l,
+            first as u32,
+        );
         k = k.wrapping_add(0x9E37_79B9);
         l = l.wrapping_add(0xBB67_AE85);
     }
@@ -18,8 +22,10 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// A number in `0..1`, uniform on the multiples of 2^-53, for one position under one seed.
 pub fn uniform(seed: u64, position: u64) -> f64 {
-    let [a, b, ..] =
-        philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    let [a, b, ..] = philox(
+        [position as u32, (position >> 32) as u32, 0, 0],
+        [seed as u32, (seed >> 32) as u32],
+    );
     let bits = u64::from(a) << 32 | u64::from(b);
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -96,7 +96,9 @@ impl ChatTemplate {
                 let path = entry.map_err(|e| Error::io(folder.join(inner).display(), e))?.path();
                 let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
                 let jinja = path.extension().is_some_and(|end| end == "jinja");
-                if let (true, Some(name), Some(source)) = (jinja, name, crate::folder::read_text(&path)?) {
+                if let (true, Some(name), Some(source)) =
+                    (jinja, name, crate::folder::read_text(&path)?)
+                {
                     sources.insert(name, source);
                 }
             }
@@ -132,7 +134,8 @@ impl ChatTemplate {
     /// # Errors
     /// None at all, or a syntax error.
     pub fn new(place: &str, sources: BTreeMap<String, String>) -> Result<Self> {
-        let mut environment = environment().map_err(|e| Error::new(place, "a Jinja environment", e))?;
+        let mut environment =
+            environment().map_err(|e| Error::new(place, "a Jinja environment", e))?;
         if sources.is_empty() {
             return Err(Error::new(place, "a chat template", "none"));
         }
@@ -141,9 +144,9 @@ impl ChatTemplate {
                 let expected = format!("a chat template of at most {LONGEST_SOURCE} bytes");
                 return Err(Error::new(place, expected, source.len()));
             }
-            environment
-                .add_template_owned(name.clone(), rewrite::rewrite(source))
-                .map_err(|e| Error::new(format!("{place}: {name}"), "a valid chat template", describe(&e)))?;
+            environment.add_template_owned(name.clone(), rewrite::rewrite(source)).map_err(
+                |e| Error::new(format!("{place}: {name}"), "a valid chat template", describe(&e)),
+            )?;
         }
         Ok(ChatTemplate { environment, sources, place: place.to_string() })
     }
@@ -160,7 +163,10 @@ impl ChatTemplate {
 
     /// Names that the templates read but do not set, `enable_thinking` perhaps among them.
     pub fn variables(&self) -> BTreeSet<String> {
-        self.environment.templates().flat_map(|(_, template)| template.undeclared_variables(false)).collect()
+        self.environment
+            .templates()
+            .flat_map(|(_, template)| template.undeclared_variables(false))
+            .collect()
     }
 
     /// The prompt.
@@ -170,31 +176,38 @@ impl ChatTemplate {
     pub fn render(&self, request: &Request<'_>) -> Result<String> {
         let name = self.choose(request.name, request.tools.is_some_and(|tools| !is_empty(tools)));
         let place = format!("{}: {name}", self.place);
-        let template = self
-            .environment
-            .get_template(name)
-            .map_err(|_| Error::new(&place, self.names().collect::<Vec<_>>().join(" or "), format!("{name:?}")))?;
+        let template = self.environment.get_template(name).map_err(|_| {
+            Error::new(&place, self.names().collect::<Vec<_>>().join(" or "), format!("{name:?}"))
+        })?;
         let mut context = Map::new();
         for (name, text) in [("bos_token", request.bos_token), ("eos_token", request.eos_token)] {
             context.extend(text.map(|text| (name.to_string(), Value::from(text))));
         }
-        context.insert("messages".to_string(), request.messages.iter().map(alias_reasoning).collect());
+        context
+            .insert("messages".to_string(), request.messages.iter().map(alias_reasoning).collect());
         context.insert("tools".to_string(), request.tools.cloned().unwrap_or(Value::Null));
         context.insert("documents".to_string(), request.documents.cloned().unwrap_or(Value::Null));
-        context.insert("add_generation_prompt".to_string(), Value::from(request.add_generation_prompt));
+        context.insert(
+            "add_generation_prompt".to_string(),
+            Value::from(request.add_generation_prompt),
+        );
         context.extend(request.extra.clone());
         let mut context: BTreeMap<String, minijinja::Value> =
             context.into_iter().map(|(name, value)| (name, python::value(&value))).collect();
         let now = request.now.unwrap_or_else(Now::of_system);
         let clock = move |format: &str| now.format(format);
-        context.entry("strftime_now".to_string()).or_insert_with(|| minijinja::Value::from_function(clock));
+        context
+            .entry("strftime_now".to_string())
+            .or_insert_with(|| minijinja::Value::from_function(clock));
 
         let mut prompt = Limited { text: Vec::new(), full: false };
         match template.render_captured_to(context, &mut prompt) {
             Ok(_) => String::from_utf8(prompt.text).map_err(|e| Error::new(place, "UTF-8", e)),
-            Err(_) if prompt.full => {
-                Err(Error::new(place, format!("a prompt of at most {LONGEST_PROMPT} bytes"), "a longer one"))
-            }
+            Err(_) if prompt.full => Err(Error::new(
+                place,
+                format!("a prompt of at most {LONGEST_PROMPT} bytes"),
+                "a longer one",
+            )),
             Err(e) => Err(Error::new(place, "", describe(&e))),
         }
     }
@@ -204,7 +217,9 @@ impl ChatTemplate {
             Some(name) => name,
             None if tools && self.sources.contains_key("tool_use") => "tool_use",
             // A model with one template by some other name means that one.
-            None if !self.sources.contains_key(DEFAULT) => self.sources.keys().next().map_or(DEFAULT, String::as_str),
+            None if !self.sources.contains_key(DEFAULT) => {
+                self.sources.keys().next().map_or(DEFAULT, String::as_str)
+            }
             None => DEFAULT,
         }
     }
@@ -239,17 +254,23 @@ fn alias_reasoning(message: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// What went wrong and where, on one line.
+/// What went wrong and where: the innermost error, since those around it only say which block it was in.
 fn describe(error: &minijinja::Error) -> String {
+    let mut error = error;
+    while let Some(inner) = std::error::Error::source(error).and_then(|inner| inner.downcast_ref())
+    {
+        error = inner;
+    }
     let what = match error.detail() {
-        Some(detail) if error.kind() == minijinja::ErrorKind::InvalidOperation => detail.to_string(),
+        Some(detail) if error.kind() == minijinja::ErrorKind::InvalidOperation => {
+            detail.to_string()
+        }
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
-    let inner = std::error::Error::source(error).map(|inner| format!(" ({inner})")).unwrap_or_default();
     match error.line() {
-        Some(line) => format!("{what}{inner}, in line {line}"),
-        None => what + &inner,
+        Some(line) => format!("{what}, in line {line}"),
+        None => what,
     }
 }
 

@@ -14,13 +14,16 @@ pub(crate) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("string", |value: &Value| text(value));
     environment.add_filter("length", length);
     environment.add_filter("count", length);
-    environment.add_filter("trim", |value: &Value, characters: Option<&str>| -> Result<String, Error> {
-        let text = text(value)?;
-        Ok(match characters {
-            None => text.trim().to_string(),
-            Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
-        })
-    });
+    environment.add_filter(
+        "trim",
+        |value: &Value, characters: Option<&str>| -> Result<String, Error> {
+            let text = text(value)?;
+            Ok(match characters {
+                None => text.trim().to_string(),
+                Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
+            })
+        },
+    );
     environment.add_filter("join", join);
     environment.add_filter("int", int);
     environment.add_filter("float", float);
@@ -33,13 +36,18 @@ pub(crate) fn install(environment: &mut Environment<'static>) {
     });
     // In Python a string and a mapping are sequences too, whatever can be looped over is iterable, and True is 1.
     environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
+        matches!(
+            value.kind(),
+            ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+        )
     });
     environment.add_test("iterable", |value: &Value| {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
     });
-    environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    environment.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    });
 }
 
 /// JSON as a template's value, keys in order.
@@ -55,7 +63,9 @@ pub(crate) fn value(json: &serde_json::Value) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(value).collect(),
-        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| (key.as_str(), value(item)))),
+        Json::Object(fields) => {
+            Value::from_pairs(fields.iter().map(|(key, item)| (key.as_str(), value(item))))
+        }
     }
 }
 
@@ -160,7 +170,11 @@ fn number(value: &Value) -> String {
             match digits.split_once('e') {
                 Some((mantissa, exponent)) => {
                     let exponent: i32 = exponent.parse().unwrap_or(0);
-                    format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+                    format!(
+                        "{mantissa}e{}{:02}",
+                        if exponent < 0 { '-' } else { '+' },
+                        exponent.abs()
+                    )
                 }
                 None => digits.replace("NaN", "nan"),
             }
@@ -186,7 +200,10 @@ fn int(value: &Value, default: Option<Value>) -> Value {
     let parsed = match value.as_str() {
         Some(text) => {
             let text = text.trim().replace('_', "");
-            text.parse::<i64>().ok().map(Value::from).or_else(|| text.parse::<f64>().ok().and_then(whole))
+            text.parse::<i64>()
+                .ok()
+                .map(Value::from)
+                .or_else(|| text.parse::<f64>().ok().and_then(whole))
         }
         None if value.is_integer() => Some(value.clone()),
         None if value.kind() == ValueKind::Bool => Some(Value::from(i64::from(value.is_true()))),
@@ -256,15 +273,19 @@ fn tojson(value: &Value, arguments: Rest<Value>, options: Kwargs) -> Result<Stri
         Some(value) => match value.as_str() {
             Some(text) => Some(text.to_string()),
             None => {
-                let width = i64::try_from(value.clone()).map_err(|_| invalid("indent must be a number or a string"))?;
+                let width = i64::try_from(value.clone())
+                    .map_err(|_| invalid("indent must be a number or a string"))?;
                 Some(" ".repeat(usize::try_from(width.clamp(0, 64)).unwrap_or(0)))
             }
         },
     };
-    let (mut comma, mut colon) = (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string());
+    let (mut comma, mut colon) =
+        (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string());
     if let Some(pair) = option(2, "separators")? {
         let parts: Vec<Value> = pair.try_iter()?.collect();
-        let [first, second] = parts.as_slice() else { return Err(invalid("separators must be two strings")) };
+        let [first, second] = parts.as_slice() else {
+            return Err(invalid("separators must be two strings"));
+        };
         (comma, colon) = (first.to_string(), second.to_string());
     }
     let style = Json {
@@ -302,7 +323,8 @@ impl Json {
                 text.push(']');
             }
             ValueKind::Map => {
-                let mut keys = value.try_iter()?.checked().collect::<Result<Vec<Value>, Error>>()?;
+                let mut keys =
+                    value.try_iter()?.checked().collect::<Result<Vec<Value>, Error>>()?;
                 if self.sort {
                     keys.sort();
                 }
@@ -324,7 +346,9 @@ impl Json {
                 self.end(keys.len(), depth, text);
                 text.push('}');
             }
-            kind => return Err(invalid(format!("a value of kind {kind} cannot be written as JSON"))),
+            kind => {
+                return Err(invalid(format!("a value of kind {kind} cannot be written as JSON")));
+            }
         }
         Ok(())
     }
@@ -383,17 +407,24 @@ fn json_number(value: &Value) -> String {
 }
 
 /// Methods of Python's types that MiniJinja's own collection lacks or takes differently.
-fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
+fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     if name == super::rewrite::SLICE {
         return slice(value, arguments);
     }
-    if let Some(string) = value.as_str() {
-        if let Some(result) = string_method(string, name, arguments)? {
-            return Ok(result);
-        }
+    if let Some(string) = value.as_str()
+        && let Some(result) = string_method(string, name, arguments)?
+    {
+        return Ok(result);
     }
     match (value.kind(), name) {
-        (ValueKind::Map | ValueKind::Seq, "copy") if arguments.is_empty() => return Ok(value.clone()),
+        (ValueKind::Map | ValueKind::Seq, "copy") if arguments.is_empty() => {
+            return Ok(value.clone());
+        }
         (ValueKind::Seq, "index") => {
             let (wanted,): (&Value,) = from_args(arguments)?;
             let at = value.try_iter()?.position(|item| item == *wanted);
@@ -413,7 +444,11 @@ fn slice(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     }
     if let Some(string) = value.as_str() {
         let characters: Vec<char> = string.chars().collect();
-        return Ok(Value::from(places(characters.len(), start, stop, step).map(|at| characters[at]).collect::<String>()));
+        return Ok(Value::from(
+            places(characters.len(), start, stop, step)
+                .map(|at| characters[at])
+                .collect::<String>(),
+        ));
     }
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
@@ -425,7 +460,12 @@ fn slice(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 }
 
 /// The places that a slice takes of so many, in its order.
-fn places(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
+fn places(
+    length: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     // Python's rule: a negative place counts from the end; then it is clamped to what the direction can reach.
     let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
@@ -440,7 +480,8 @@ fn places(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> im
 fn string_method(string: &str, name: &str, arguments: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match name {
         "split" | "rsplit" => {
-            let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(arguments)?;
+            let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) =
+                from_args(arguments)?;
             let separator = match separator {
                 Some(separator) => Some(separator),
                 None => options.get::<Option<Value>>("sep")?,
@@ -456,7 +497,8 @@ fn string_method(string: &str, name: &str, arguments: &[Value]) -> Result<Option
                 None => strings(split_space(string, most, name == "rsplit")),
                 Some(separator) => {
                     let separator = separator.as_str().filter(|separator| !separator.is_empty());
-                    let separator = separator.ok_or_else(|| invalid("a separator must be a string that is not empty"))?;
+                    let separator = separator
+                        .ok_or_else(|| invalid("a separator must be a string that is not empty"))?;
                     let parts = most.saturating_add(1);
                     strings(match name {
                         "split" => string.splitn(parts, separator).collect::<Vec<&str>>(),
@@ -471,13 +513,18 @@ fn string_method(string: &str, name: &str, arguments: &[Value]) -> Result<Option
         }
         "removeprefix" | "removesuffix" => {
             let (part,): (&str,) = from_args(arguments)?;
-            let rest = if name == "removeprefix" { string.strip_prefix(part) } else { string.strip_suffix(part) };
+            let rest = if name == "removeprefix" {
+                string.strip_prefix(part)
+            } else {
+                string.strip_suffix(part)
+            };
             Value::from(rest.unwrap_or(string))
         }
         "partition" | "rpartition" => {
             let (separator,): (&str,) = from_args(arguments)?;
             let first = name == "partition";
-            let found = if first { string.split_once(separator) } else { string.rsplit_once(separator) };
+            let found =
+                if first { string.split_once(separator) } else { string.rsplit_once(separator) };
             let parts = match found {
                 Some((left, right)) => [left, separator, right],
                 None if first => [string, "", ""],
@@ -510,7 +557,11 @@ fn split_space(string: &str, most: usize, from_right: bool) -> Vec<&str> {
     let trim = |text| if from_right { str::trim_end(text) } else { str::trim_start(text) };
     let mut rest = trim(string);
     while !rest.is_empty() {
-        let at = if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+        let at = if from_right {
+            rest.rfind(char::is_whitespace)
+        } else {
+            rest.find(char::is_whitespace)
+        };
         let Some(at) = at.filter(|_| parts.len() < most) else {
             parts.push(rest);
             break;

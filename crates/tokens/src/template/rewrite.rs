@@ -103,11 +103,15 @@ fn inside(content: &str, end: &str, out: &mut String, start: &str) -> usize {
         }
         if c.is_alphabetic() || c == '_' {
             let mut length = c.len_utf8();
-            while let Some((_, next)) = characters.next_if(|(_, next)| next.is_alphanumeric() || *next == '_') {
+            while let Some((_, next)) =
+                characters.next_if(|(_, next)| next.is_alphanumeric() || *next == '_')
+            {
                 length += next.len_utf8();
             }
             let name = &content[at..at + length];
-            let ends = of_for == For::Iterable && brackets.is_empty() && matches!(name, "if" | "recursive");
+            let ends = of_for == For::Iterable
+                && brackets.is_empty()
+                && matches!(name, "if" | "recursive");
             if ends {
                 out.push_str(&format!(")|{EACH} "));
                 of_for = For::Not;
@@ -135,7 +139,9 @@ fn inside(content: &str, end: &str, out: &mut String, start: &str) -> usize {
                 }
                 continue;
             }
-            '(' | '[' | '{' => brackets.push(Bracket { opening: c, at: out.len(), colons: Vec::new() }),
+            '(' | '[' | '{' => {
+                brackets.push(Bracket { opening: c, at: out.len(), colons: Vec::new() })
+            }
             ':' => {
                 let at = out.len();
                 if let Some(bracket) = brackets.last_mut() {
@@ -143,19 +149,20 @@ fn inside(content: &str, end: &str, out: &mut String, start: &str) -> usize {
                 }
             }
             ')' | ']' | '}' => {
-                if let Some(bracket) = brackets.pop().filter(|bracket| c == ']' && bracket.opening == '[') {
-                    if matches!(bracket.colons.len(), 1 | 2) {
-                        let starts = std::iter::once(bracket.at).chain(bracket.colons.iter().copied());
-                        let ends = bracket.colons.iter().copied().chain([out.len()]);
-                        let parts: Vec<&str> = starts
-                            .zip(ends)
-                            .map(|(start, end)| out[start + 1..end].trim())
-                            .map(|part| if part.is_empty() { "none" } else { part })
-                            .collect();
-                        let call = format!(".{SLICE}({})", parts.join(", "));
-                        out.replace_range(bracket.at.., &call);
-                        continue;
-                    }
+                let slice = brackets.pop().filter(|bracket| {
+                    c == ']' && bracket.opening == '[' && matches!(bracket.colons.len(), 1 | 2)
+                });
+                if let Some(Bracket { at, colons, .. }) = slice {
+                    let starts = std::iter::once(at).chain(colons.iter().copied());
+                    let ends = colons.iter().copied().chain([out.len()]);
+                    let parts: Vec<&str> = starts
+                        .zip(ends)
+                        .map(|(start, end)| out[start + 1..end].trim())
+                        .map(|part| if part.is_empty() { "none" } else { part })
+                        .collect();
+                    let call = format!(".{SLICE}({})", parts.join(", "));
+                    out.replace_range(at.., &call);
+                    continue;
                 }
             }
             _ => {}
@@ -173,16 +180,40 @@ mod tests {
     fn tags() {
         for (source, plain) in [
             ("a{%- generation -%}b{% endgeneration %}c", "a{%- with -%}b{% endwith %}c"),
-            ("{%generation%}{% generations %}{% x generation %}", "{%with%}{% generations %}{% x generation %}"),
-            ("{# {% generation %} #}{{ '{% generation %}' }}", "{# {% generation %} #}{{ '{% generation %}' }}"),
-            ("{% raw %}{% generation %}[::-1]{% endraw %}{%generation%}", "{% raw %}{% generation %}[::-1]{% endraw %}{%with%}"),
+            (
+                "{%generation%}{% generations %}{% x generation %}",
+                "{%with%}{% generations %}{% x generation %}",
+            ),
+            (
+                "{# {% generation %} #}{{ '{% generation %}' }}",
+                "{# {% generation %} #}{{ '{% generation %}' }}",
+            ),
+            (
+                "{% raw %}{% generation %}[::-1]{% endraw %}{%generation%}",
+                "{% raw %}{% generation %}[::-1]{% endraw %}{%with%}",
+            ),
             ("{{ a[::-1] }}[::-1]", "{{ a.__slice(none, none, -1) }}[::-1]"),
-            ("{% if x[1:y[::2]:-1][0] == '[::-1]' %}", "{% if x.__slice(1, y.__slice(none, none, 2), -1)[0] == '[::-1]' %}"),
-            ("{{ x[1:] }}{{ x[:n+1] }}{{ {'a': [1], 'b': {}} }}", "{{ x.__slice(1, none) }}{{ x.__slice(none, n+1) }}{{ {'a': [1], 'b': {}} }}"),
-            ("{%- for a, b in x.y('if')|items -%}", "{%- for a, b in ( x.y('if')|items )|__each -%}"),
-            ("{% for a in x[:1] if a in y %}", "{% for a in ( x.__slice(none, 1) )|__each if a in y %}"),
+            (
+                "{% if x[1:y[::2]:-1][0] == '[::-1]' %}",
+                "{% if x.__slice(1, y.__slice(none, none, 2), -1)[0] == '[::-1]' %}",
+            ),
+            (
+                "{{ x[1:] }}{{ x[:n+1] }}{{ {'a': [1], 'b': {}} }}",
+                "{{ x.__slice(1, none) }}{{ x.__slice(none, n+1) }}{{ {'a': [1], 'b': {}} }}",
+            ),
+            (
+                "{%- for a, b in x.y('if')|items -%}",
+                "{%- for a, b in ( x.y('if')|items )|__each -%}",
+            ),
+            (
+                "{% for a in x[:1] if a in y %}",
+                "{% for a in ( x.__slice(none, 1) )|__each if a in y %}",
+            ),
             ("{% for a in (b if c else d)%}", "{% for a in ( (b if c else d))|__each %}"),
-            ("{% for a in b recursive %}{{ for in c }}", "{% for a in ( b )|__each recursive %}{{ for in c }}"),
+            (
+                "{% for a in b recursive %}{{ for in c }}",
+                "{% for a in ( b )|__each recursive %}{{ for in c }}",
+            ),
             ("{{ 'it\\'s' }}{{ \"[::-1]\" }}", "{{ 'it\\'s' }}{{ \"[::-1]\" }}"),
             ("{% unfinished '", "{% unfinished '"),
             ("{", "{"),

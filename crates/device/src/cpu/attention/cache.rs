@@ -73,20 +73,33 @@ impl Geometry {
     pub fn bytes(&self, layers: usize) -> Result<usize> {
         let place = "cache";
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(GROUP) {
-            return Err(Error::new(place, format!("block_tokens a multiple of {GROUP}"), self.block_tokens));
+            return Err(Error::new(
+                place,
+                format!("block_tokens a multiple of {GROUP}"),
+                self.block_tokens,
+            ));
         }
         if self.head_dim == 0 || self.head_dim > super::MAX_HEAD_DIM {
-            return Err(Error::new(place, format!("head_dim in 1..={}", super::MAX_HEAD_DIM), self.head_dim));
+            return Err(Error::new(
+                place,
+                format!("head_dim in 1..={}", super::MAX_HEAD_DIM),
+                self.head_dim,
+            ));
         }
         if self.kv_heads == 0 {
             return Err(Error::new(place, "a key and value head or more", 0));
         }
-        let head = self.block_tokens.checked_mul((self.head_dim + self.width()) * self.element.bytes());
+        let head =
+            self.block_tokens.checked_mul((self.head_dim + self.width()) * self.element.bytes());
         let layer = head.and_then(|head| head.checked_mul(self.kv_heads));
         let total = layer.and_then(|layer| layer.checked_mul(layers)?.checked_mul(self.blocks));
-        total
-            .filter(|&total| total <= isize::MAX as usize)
-            .ok_or_else(|| Error::new(place, "a size that fits the address space", format!("{self:?} x {layers} layers")))
+        total.filter(|&total| total <= isize::MAX as usize).ok_or_else(|| {
+            Error::new(
+                place,
+                "a size that fits the address space",
+                format!("{self:?} x {layers} layers"),
+            )
+        })
     }
 }
 
@@ -126,26 +139,44 @@ impl LayerCache {
 
     /// The first element of `head` in `block`.
     fn head<E: Store>(&self, block: usize, head: usize) -> *mut E::Bits {
-        assert!(block < self.geometry.blocks && head < self.geometry.kv_heads, "cache: block {block}, head {head}");
+        assert!(
+            block < self.geometry.blocks && head < self.geometry.kv_heads,
+            "cache: block {block}, head {head}"
+        );
         debug_assert_eq!(size_of::<E::Bits>(), self.geometry.element.bytes());
-        let offset = block * self.block_stride + self.offset + head * self.geometry.head_len() * size_of::<E::Bits>();
+        let offset = block * self.block_stride
+            + self.offset
+            + head * self.geometry.head_len() * size_of::<E::Bits>();
         // SAFETY: the pool has `blocks` blocks of `block_stride` bytes, and a layer's heads lie inside one.
         unsafe { self.pool.start.as_ptr().add(offset).cast() }
     }
 
     /// The keys around `position`, a multiple of [`GROUP`]: `[head_dim][GROUP]`.
-    pub(super) fn keys<E: Store>(&self, table: &[u32], position: usize, head: usize) -> *mut E::Bits {
+    pub(super) fn keys<E: Store>(
+        &self,
+        table: &[u32],
+        position: usize,
+        head: usize,
+    ) -> *mut E::Bits {
         let (block, slot) = self.slot(table, position);
         // SAFETY: a slot is below `block_tokens`: the group lies inside the head's keys.
         unsafe { self.head::<E>(block, head).add(slot / GROUP * GROUP * self.geometry.head_dim) }
     }
 
     /// The value at `position`: `[width]`; those up to the next multiple of [`GROUP`] follow it.
-    pub(super) fn values<E: Store>(&self, table: &[u32], position: usize, head: usize) -> *mut E::Bits {
+    pub(super) fn values<E: Store>(
+        &self,
+        table: &[u32],
+        position: usize,
+        head: usize,
+    ) -> *mut E::Bits {
         let (block, slot) = self.slot(table, position);
         let geometry = &self.geometry;
         // SAFETY: a slot is below `block_tokens`: the row lies inside the head's values.
-        unsafe { self.head::<E>(block, head).add(geometry.block_tokens * geometry.head_dim + slot * geometry.width()) }
+        unsafe {
+            self.head::<E>(block, head)
+                .add(geometry.block_tokens * geometry.head_dim + slot * geometry.width())
+        }
     }
 
     fn slot(&self, table: &[u32], position: usize) -> (usize, usize) {
@@ -178,13 +209,20 @@ impl LayerCache {
             return;
         }
         let end = (tokens.end - 1) * stride + heads.end * self.geometry.head_dim;
-        assert!(end <= k.len() && end <= v.len() && heads.end <= self.geometry.kv_heads, "cache: rows to write");
+        assert!(
+            end <= k.len() && end <= v.len() && heads.end <= self.geometry.kv_heads,
+            "cache: rows to write"
+        );
         let (cache, rows) = (self, Rows { table, position, k, v, stride, tokens, heads });
         // SAFETY: the rows exist; the slots are this caller's.
         unsafe {
             match self.geometry.element {
-                Element::F16 => dispatch!(isa, write_kernel[Half](cache: &LayerCache, rows: Rows<'_>)),
-                Element::F32 => dispatch!(isa, write_kernel[Single](cache: &LayerCache, rows: Rows<'_>)),
+                Element::F16 => {
+                    dispatch!(isa, write_kernel[Half](cache: &LayerCache, rows: Rows<'_>))
+                }
+                Element::F32 => {
+                    dispatch!(isa, write_kernel[Single](cache: &LayerCache, rows: Rows<'_>))
+                }
             }
         }
     }
@@ -197,9 +235,13 @@ impl LayerCache {
     /// # Panics
     /// When a block does not exist.
     pub unsafe fn copy_block(&self, from: usize, to: usize) {
-        assert!(from < self.geometry.blocks && to < self.geometry.blocks, "cache: blocks {from} and {to}");
+        assert!(
+            from < self.geometry.blocks && to < self.geometry.blocks,
+            "cache: blocks {from} and {to}"
+        );
         let start = self.pool.start.as_ptr();
-        let (from, to) = (from * self.block_stride + self.offset, to * self.block_stride + self.offset);
+        let (from, to) =
+            (from * self.block_stride + self.offset, to * self.block_stride + self.offset);
         // SAFETY: both lie inside the pool; equal blocks are allowed by `copy`.
         unsafe { std::ptr::copy(start.add(from), start.add(to), self.geometry.layer_bytes()) };
     }
@@ -227,7 +269,11 @@ unsafe fn write_kernel<L: Lanes, E: Store>(cache: &LayerCache, rows: Rows<'_>) {
             let (position, at) = (rows.position + token, token * rows.stride + head * dim);
             // SAFETY: the rows exist, as `write` checked; a head is at most MAX_HEAD_DIM; the slots exist.
             unsafe {
-                E::convert::<L>(rows.v.as_ptr().add(at), cache.values::<E>(rows.table, position, head), dim);
+                E::convert::<L>(
+                    rows.v.as_ptr().add(at),
+                    cache.values::<E>(rows.table, position, head),
+                    dim,
+                );
                 E::convert::<L>(rows.k.as_ptr().add(at), key.as_mut_ptr(), dim);
                 let keys = cache.keys::<E>(rows.table, position, head).add(position % GROUP);
                 for i in 0..dim {
@@ -316,9 +362,18 @@ impl Pages {
         let bytes = bytes.max(1);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
         // SAFETY: a new private mapping touches nothing that exists.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        let refused = || Error::io(format!("cache of {bytes} bytes"), std::io::Error::last_os_error());
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
+        let refused =
+            || Error::io(format!("cache of {bytes} bytes"), std::io::Error::last_os_error());
         if start == libc::MAP_FAILED {
             return Err(refused().hint("ask for a shorter context"));
         }
@@ -342,7 +397,8 @@ impl Drop for Pages {
 #[cfg(not(unix))]
 impl Pages {
     fn layout(bytes: usize) -> Result<std::alloc::Layout> {
-        std::alloc::Layout::from_size_align(bytes, 64).map_err(|error| Error::new("cache", "", error))
+        std::alloc::Layout::from_size_align(bytes, 64)
+            .map_err(|error| Error::new("cache", "", error))
     }
 
     /// `bytes` zeros.
@@ -350,7 +406,8 @@ impl Pages {
         let bytes = bytes.max(1);
         // SAFETY: the size is not 0.
         let start = unsafe { std::alloc::alloc_zeroed(Self::layout(bytes)?) };
-        let start = NonNull::new(start).ok_or_else(|| Error::new("cache", format!("{bytes} bytes"), "no memory"))?;
+        let start = NonNull::new(start)
+            .ok_or_else(|| Error::new("cache", format!("{bytes} bytes"), "no memory"))?;
         Ok(Pages { start, bytes })
     }
 }

@@ -61,7 +61,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
             let (first, last) = (from / GROUP, to.div_ceil(GROUP));
             let mut keys = [std::ptr::null(); TILE / GROUP];
             for k in first..last {
-                keys[k] = call.cache.keys::<E>(sequence.table, start + k * GROUP, kv_head).cast_const();
+                keys[k] =
+                    call.cache.keys::<E>(sequence.table, start + k * GROUP, kv_head).cast_const();
             }
             // An unseen group in front stands in for itself with one that exists; its scores are masked.
             for k in 0..first {
@@ -117,6 +118,15 @@ unsafe fn scores<L: Lanes, E: Store>(
                 8 => {
                     row += left.min(4);
                     match left {
+                        1 | 2 if groups.is_multiple_of(2) => {
+                            for k in (0..groups).step_by(2) {
+                                let (keys, p) = (&keys[k..k + 2], p.add(k * GROUP));
+                                match left {
+                                    1 => score::<L, E, 1, 2, 2>(q, dim, keys, p),
+                                    _ => score::<L, E, 2, 2, 2>(q, dim, keys, p),
+                                }
+                            }
+                        }
                         1 => each::<L, E, 1, 2>(q, dim, &keys[..groups], p),
                         2 => each::<L, E, 2, 2>(q, dim, &keys[..groups], p),
                         3 => each::<L, E, 3, 2>(q, dim, &keys[..groups], p),
@@ -147,13 +157,21 @@ unsafe fn each<L: Lanes, E: Store, const ROWS: usize, const VECTORS: usize>(
 ) {
     for (k, key) in keys.iter().enumerate() {
         // SAFETY: the caller's promises.
-        unsafe { score::<L, E, ROWS, 1, VECTORS>(q, dim, std::slice::from_ref(key), p.add(k * GROUP)) };
+        unsafe {
+            score::<L, E, ROWS, 1, VECTORS>(q, dim, std::slice::from_ref(key), p.add(k * GROUP))
+        };
     }
 }
 
 /// Scores of `ROWS` queries with `GROUPS` groups of keys, each `VECTORS` vectors wide.
 #[inline(always)]
-unsafe fn score<L: Lanes, E: Store, const ROWS: usize, const GROUPS: usize, const VECTORS: usize>(
+unsafe fn score<
+    L: Lanes,
+    E: Store,
+    const ROWS: usize,
+    const GROUPS: usize,
+    const VECTORS: usize,
+>(
     q: *const f32,
     dim: usize,
     keys: &[*const E::Bits],
@@ -215,7 +233,7 @@ unsafe fn sums<L: Lanes, E: Store>(
             let mut column = 0;
             while column < vectors {
                 let (sums, values) = (sums.add(column * L::N), values.add(column * L::N));
-                // Eight vectors are half a cache line's worth of loads ahead; a narrow head takes what there is.
+                // As many columns as the registers hold next to four rows; a narrow head takes what there is.
                 macro_rules! step {
                     ($columns:literal) => {{
                         match left {
@@ -228,7 +246,7 @@ unsafe fn sums<L: Lanes, E: Store>(
                     }};
                 }
                 match vectors - column {
-                    4.. if L::N == 16 => step!(4),
+                    4.. if L::N == 16 || left <= 2 => step!(4),
                     2.. => step!(2),
                     _ => step!(1),
                 }
@@ -259,7 +277,9 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
             let mut value = [L::splat(0.0); COLUMNS];
             for c in 0..COLUMNS {
                 let at = values.add(t * width + c * L::N);
-                prefetch(at.wrapping_add(TILE * width));
+                if (c * L::N).is_multiple_of(32) {
+                    prefetch(at.wrapping_add(TILE * width));
+                }
                 value[c] = E::load::<L>(at);
             }
             for r in 0..ROWS {

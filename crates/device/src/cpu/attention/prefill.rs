@@ -58,7 +58,9 @@ unsafe fn kernel<L: Lanes, E: Store>(
     // SAFETY: `work` has a block's rows; `check` vouches for the table, and `visible` for the positions.
     unsafe {
         for token in 0..tokens {
-            let q = &call.q[(sequence.row + first + token) * call.q_stride + kv_head * group * dim..][..group * dim];
+            let q = &call.q
+                [(sequence.row + first + token) * call.q_stride + kv_head * group * dim..]
+                [..group * dim];
             for g in 0..group {
                 let to = work.q.add((token * group + g) * Q_STRIDE);
                 for i in 0..dim {
@@ -76,11 +78,13 @@ unsafe fn kernel<L: Lanes, E: Store>(
                 let keys = call.cache.keys::<E>(sequence.table, position, kv_head).cast_const();
                 for i in 0..dim {
                     for v in (0..GROUP).step_by(L::N) {
-                        E::load::<L>(keys.add(i * GROUP + v)).store(work.keys.add(i * TILE + k * GROUP + v));
+                        E::load::<L>(keys.add(i * GROUP + v))
+                            .store(work.keys.add(i * TILE + k * GROUP + v));
                     }
                 }
                 let (from, to) = (from.max(k * GROUP), to.min((k + 1) * GROUP));
-                let values = call.cache.values::<E>(sequence.table, start + from, kv_head).cast_const();
+                let values =
+                    call.cache.values::<E>(sequence.table, start + from, kv_head).cast_const();
                 for i in (0..(to - from) * width).step_by(L::N) {
                     E::load::<L>(values.add(i)).store(work.values.add(from * width + i));
                 }
@@ -107,9 +111,21 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     let to = columns(row + count - 1);
                     if to > from {
                         let p = work.p.add(row * P_STRIDE + from);
-                        let (values, sums) =
-                            (work.values.add(from * width + column), work.sums.add(row * width + column));
-                        product::<L, P_STRIDE>(count, panel, p, to - from, values, width, sums, width, true);
+                        let (values, sums) = (
+                            work.values.add(from * width + column),
+                            work.sums.add(row * width + column),
+                        );
+                        product::<L, P_STRIDE>(
+                            count,
+                            panel,
+                            p,
+                            to - from,
+                            values,
+                            width,
+                            sums,
+                            width,
+                            true,
+                        );
                     }
                 }
             }

@@ -153,7 +153,8 @@ pub(super) unsafe fn save(shape: &Shape, work: &Work, partial: &mut [f32]) {
 pub(super) unsafe fn merge(shape: &Shape, partials: &[f32], work: &Work) {
     let (group, width) = (shape.group(), shape.width());
     for g in 0..group {
-        let tops = || partials.chunks_exact(shape.partial()).map(|partial| partial[group * width + g]);
+        let tops =
+            || partials.chunks_exact(shape.partial()).map(|partial| partial[group * width + g]);
         let top = tops().fold(f32::NEG_INFINITY, f32::max);
         // SAFETY: the row exists.
         let sums = unsafe { std::slice::from_raw_parts_mut(work.sums.add(g * width), width) };

@@ -9,7 +9,8 @@ struct Noise(u64);
 
 impl Noise {
     fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
     fn many(&mut self, n: usize) -> Vec<f32> {
@@ -51,29 +52,128 @@ const CASES: &[Case] = &[
     Case { sequences: &[(130, 1)], why: "decode in a third block", ..PLAIN },
     Case { sequences: &[(0, 100)], why: "prefill from nothing", ..PLAIN },
     Case { sequences: &[(63, 2)], why: "two queries at a block's edge", ..PLAIN },
-    Case { sequences: &[(0, 17), (40, 1), (255, 1), (256, 1), (3, 0), (100, 30)], why: "a mixed batch", ..PLAIN },
+    Case {
+        sequences: &[(0, 17), (40, 1), (255, 1), (256, 1), (3, 0), (100, 30)],
+        why: "a mixed batch",
+        ..PLAIN
+    },
     Case { heads: 7, kv_heads: 1, sequences: &[(200, 1), (10, 33)], why: "7 to 1", ..PLAIN },
     Case { heads: 9, kv_heads: 3, sequences: &[(200, 1), (10, 33)], why: "3 to 1", ..PLAIN },
-    Case { heads: 14, kv_heads: 2, head_dim: 80, sequences: &[(300, 1), (10, 33)], why: "80", ..PLAIN },
-    Case { heads: 3, kv_heads: 3, head_dim: 12, sequences: &[(77, 1), (0, 50)], why: "12", ..PLAIN },
-    Case { heads: 2, kv_heads: 1, head_dim: 24, block_tokens: 16, sequences: &[(77, 1), (0, 50)], why: "24", ..PLAIN },
-    Case { heads: 2, kv_heads: 2, head_dim: 7, block_tokens: 16, sequences: &[(20, 1), (0, 20)], why: "7", ..PLAIN },
-    Case { heads: 8, kv_heads: 2, head_dim: 96, sequences: &[(90, 1), (90, 20)], why: "96", ..PLAIN },
-    Case { heads: 16, kv_heads: 8, head_dim: 128, block_tokens: 256, sequences: &[(700, 1), (400, 60)], why: "Qwen3", ..PLAIN },
-    Case { heads: 4, kv_heads: 1, head_dim: 256, sequences: &[(300, 1), (5, 40)], why: "Gemma 3", ..PLAIN },
-    Case { heads: 71, kv_heads: 1, head_dim: 64, sequences: &[(30, 1), (5, 9)], why: "Falcon", ..PLAIN },
+    Case {
+        heads: 14,
+        kv_heads: 2,
+        head_dim: 80,
+        sequences: &[(300, 1), (10, 33)],
+        why: "80",
+        ..PLAIN
+    },
+    Case {
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 12,
+        sequences: &[(77, 1), (0, 50)],
+        why: "12",
+        ..PLAIN
+    },
+    Case {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 24,
+        block_tokens: 16,
+        sequences: &[(77, 1), (0, 50)],
+        why: "24",
+        ..PLAIN
+    },
+    Case {
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 7,
+        block_tokens: 16,
+        sequences: &[(20, 1), (0, 20)],
+        why: "7",
+        ..PLAIN
+    },
+    Case {
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 96,
+        sequences: &[(90, 1), (90, 20)],
+        why: "96",
+        ..PLAIN
+    },
+    Case {
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        block_tokens: 256,
+        sequences: &[(700, 1), (400, 60)],
+        why: "Qwen3",
+        ..PLAIN
+    },
+    Case {
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 256,
+        sequences: &[(300, 1), (5, 40)],
+        why: "Gemma 3",
+        ..PLAIN
+    },
+    Case {
+        heads: 71,
+        kv_heads: 1,
+        head_dim: 64,
+        sequences: &[(30, 1), (5, 9)],
+        why: "Falcon",
+        ..PLAIN
+    },
     Case { window: Some(1), sequences: &[(99, 1), (60, 10)], why: "a window of one", ..PLAIN },
-    Case { window: Some(50), sequences: &[(49, 1), (50, 1), (51, 1), (300, 1), (20, 90)], why: "windows", ..PLAIN },
-    Case { window: Some(300), sequences: &[(511, 1), (350, 100)], why: "a window over two chunks", ..PLAIN },
-    Case { ring: 3, window: Some(120), sequences: &[(1000, 1), (640, 50)], why: "a wrapped ring with a window", ..PLAIN },
-    Case { ring: 3, block_tokens: 16, sequences: &[(1000, 1), (640, 10)], why: "a wrapped ring, bounded by `oldest`", ..PLAIN },
+    Case {
+        window: Some(50),
+        sequences: &[(49, 1), (50, 1), (51, 1), (300, 1), (20, 90)],
+        why: "windows",
+        ..PLAIN
+    },
+    Case {
+        window: Some(300),
+        sequences: &[(511, 1), (350, 100)],
+        why: "a window over two chunks",
+        ..PLAIN
+    },
+    Case {
+        ring: 3,
+        window: Some(120),
+        sequences: &[(1000, 1), (640, 50)],
+        why: "a wrapped ring with a window",
+        ..PLAIN
+    },
+    Case {
+        ring: 3,
+        block_tokens: 16,
+        sequences: &[(1000, 1), (640, 10)],
+        why: "a wrapped ring, bounded by `oldest`",
+        ..PLAIN
+    },
     Case { softcap: Some(2.0), sequences: &[(300, 1), (0, 70)], why: "softcap", ..PLAIN },
     Case { sinks: true, sequences: &[(0, 1), (300, 1), (0, 70)], why: "sinks", ..PLAIN },
-    Case { sinks: true, softcap: Some(1.5), window: Some(33), sequences: &[(300, 1), (0, 70)], why: "everything", ..PLAIN },
+    Case {
+        sinks: true,
+        softcap: Some(1.5),
+        window: Some(33),
+        sequences: &[(300, 1), (0, 70)],
+        why: "everything",
+        ..PLAIN
+    },
 ];
 
 /// The definition, in f64, of one head of one query.
-fn reference(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, softcap: Option<f32>, sink: Option<f32>) -> Vec<f64> {
+fn reference(
+    q: &[f32],
+    keys: &[&[f32]],
+    values: &[&[f32]],
+    scale: f32,
+    softcap: Option<f32>,
+    sink: Option<f32>,
+) -> Vec<f64> {
     let scores: Vec<f64> = keys
         .iter()
         .map(|key| {
@@ -83,9 +183,16 @@ fn reference(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, softcap:
         })
         .collect();
     let top = scores.iter().copied().chain(sink.map(f64::from)).fold(f64::NEG_INFINITY, f64::max);
-    let total: f64 = scores.iter().copied().chain(sink.map(f64::from)).map(|score| (score - top).exp()).sum();
+    let total: f64 =
+        scores.iter().copied().chain(sink.map(f64::from)).map(|score| (score - top).exp()).sum();
     (0..q.len())
-        .map(|i| scores.iter().zip(values).map(|(score, value)| (score - top).exp() / total * f64::from(value[i])).sum())
+        .map(|i| {
+            scores
+                .iter()
+                .zip(values)
+                .map(|(score, value)| (score - top).exp() / total * f64::from(value[i]))
+                .sum()
+        })
         .collect()
 }
 
@@ -111,8 +218,13 @@ fn setup(case: Case, element: Element, isa: Isa) -> Setup {
     let table = |sequence: usize| -> Vec<u32> {
         (0..ring).map(|i| (((sequence * ring + i) * 7 + 3) % blocks) as u32).collect()
     };
-    let tables: Vec<Vec<u32>> =
-        if blocks.is_multiple_of(7) { (0..case.sequences.len()).map(|s| (0..ring).map(|i| (s * ring + i) as u32).collect()).collect() } else { (0..case.sequences.len()).map(table).collect() };
+    let tables: Vec<Vec<u32>> = if blocks.is_multiple_of(7) {
+        (0..case.sequences.len())
+            .map(|s| (0..ring).map(|i| (s * ring + i) as u32).collect())
+            .collect()
+    } else {
+        (0..case.sequences.len()).map(table).collect()
+    };
     let rows: usize = case.sequences.iter().map(|&(_, tokens)| tokens).sum();
     let q: Vec<f32> = noise.many(rows * heads * head_dim).iter().map(|x| x * 4.0).collect();
     let sinks = case.sinks.then(|| noise.many(heads));
@@ -134,7 +246,8 @@ fn setup(case: Case, element: Element, isa: Isa) -> Setup {
         let oldest = oldest(&case, n);
         for token in 0..tokens {
             let p = position + token;
-            let first = case.window.map_or(0, |window| (p + 1).saturating_sub(window)).max(oldest).min(p);
+            let first =
+                case.window.map_or(0, |window| (p + 1).saturating_sub(window)).max(oldest).min(p);
             for head in 0..heads {
                 let at = head / (heads / kv_heads) * head_dim;
                 let of = |rows: &'_ [f32]| -> Vec<Vec<f32>> {
@@ -175,7 +288,13 @@ fn attend(setup: &Setup, team: &Team, isa: Isa) -> Vec<f32> {
     let mut row = 0;
     let mut sequences = Vec::new();
     for (table, &(position, tokens)) in setup.tables.iter().zip(case.sequences) {
-        sequences.push(Sequence { table, row, tokens, position, oldest: oldest(case, position + tokens) });
+        sequences.push(Sequence {
+            table,
+            row,
+            tokens,
+            position,
+            oldest: oldest(case, position + tokens),
+        });
         row += tokens;
     }
     let width = case.heads * case.head_dim;
@@ -210,10 +329,21 @@ fn agrees_with_the_definition() {
                     let out = attend(&setup, team, isa);
                     for (i, (&found, &expected)) in out.iter().zip(&setup.expected).enumerate() {
                         let error = (f64::from(found) - expected).abs();
-                        assert!(error < 3e-6, "{isa} {element:?} {case:?} x{}: [{i}] {found} for {expected}", team.count());
+                        assert!(
+                            error < 3e-6,
+                            "{}: {isa} {element:?} x{}: [{i}] {found} for {expected}",
+                            case.why,
+                            team.count()
+                        );
                     }
                     // The numbers do not depend on the number of workers.
-                    assert_eq!(*one.get_or_insert_with(|| out.clone()), out, "{isa} {case:?} x{}", team.count());
+                    assert_eq!(
+                        *one.get_or_insert_with(|| out.clone()),
+                        out,
+                        "{}: {isa} x{}",
+                        case.why,
+                        team.count()
+                    );
                 }
             }
         }
@@ -236,7 +366,18 @@ fn a_decode_row_does_not_depend_on_its_batch() {
         noise.many(PLAIN.heads * PLAIN.head_dim);
         let (k, v) = (noise.many(301 * width), noise.many(301 * width));
         // SAFETY: one thread, nobody else.
-        unsafe { company.cache.write(isa, &company.tables[0], 0, &k, &v, width, 0..301, 0..PLAIN.kv_heads) };
+        unsafe {
+            company.cache.write(
+                isa,
+                &company.tables[0],
+                0,
+                &k,
+                &v,
+                width,
+                0..301,
+                0..PLAIN.kv_heads,
+            )
+        };
         let out = attend(&company, &team, isa);
         assert_eq!(out[..alone.len()], alone, "{isa}");
     }
@@ -244,14 +385,16 @@ fn a_decode_row_does_not_depend_on_its_batch() {
 
 #[test]
 fn blocks_copy_and_nonsense_is_an_error() {
-    let geometry = Geometry { element: Element::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
+    let geometry =
+        Geometry { element: Element::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
     let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
     let row: Vec<f32> = (0..8).map(|i| i as f32).collect();
     // SAFETY: one thread, nobody else.
     unsafe {
         cache.write(Isa::Scalar, &[1], 5, &row, &row, 8, 0..1, 0..1);
         cache.copy_block(1, 2);
-        let (from, to) = (cache.keys::<cache::Half>(&[1], 0, 0), cache.keys::<cache::Half>(&[2], 0, 0));
+        let (from, to) =
+            (cache.keys::<cache::Half>(&[1], 0, 0), cache.keys::<cache::Half>(&[2], 0, 0));
         for i in 0..8 {
             assert_eq!(f16::from_bits(*from.add(i * 16 + 5)), f16::from_f32(i as f32));
             assert_eq!(*to.add(i * 16 + 5), *from.add(i * 16 + 5));

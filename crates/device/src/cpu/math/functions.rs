@@ -14,7 +14,7 @@ pub(crate) fn exp<L: Lanes>(x: L) -> L {
     let r = n.fma(L::splat(-0.693_359_4), x);
     let r = n.fma(L::splat(2.121_944_4e-4), r);
     let mut p = L::splat(1.987_569_1e-4);
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = p.fma(r, L::splat(c));
     }
     p.fma(r.mul(r), r).add(L::splat(1.0)).times_power(n)
@@ -65,17 +65,17 @@ pub(super) fn gelu_erf<L: Lanes>(x: L) -> L {
     let z = x.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
     let size = z.max(L::splat(0.0).sub(z));
     let t = L::splat(1.0).div(size.fma(L::splat(0.5), L::splat(1.0)));
-    let mut p = L::splat(0.170_872_77);
+    let mut p = L::splat(0.170_872_76);
     for c in [
-        -0.822_152_23,
-        1.488_515_87,
-        -1.135_203_98,
-        0.278_868_07,
+        -0.822_152_26,
+        1.488_515_9,
+        -1.135_204,
+        0.278_868_08,
         -0.186_288_06,
         0.096_784_18,
-        0.374_091_96,
-        1.000_023_68,
-        -1.265_512_23,
+        0.374_091_95,
+        1.000_023_7,
+        -1.265_512_2,
     ] {
         p = p.fma(t, L::splat(c));
     }

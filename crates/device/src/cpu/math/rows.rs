@@ -1,10 +1,10 @@
 //! Operations on whole rows: norms, softmax, rotary embedding, maxima, conversions.
 
 use super::functions::exp;
-use ops::Pairing;
 use super::lanes::{Lanes, dispatch};
 use crate::cpu::isa::Isa;
 use half::{bf16, f16};
+use ops::Pairing;
 
 /// RMS norm of every row: `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
 ///
@@ -14,9 +14,14 @@ use half::{bf16, f16};
 /// # Panics
 /// When the lengths do not fit.
 pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    assert!(x.len() == out.len() && x.len().is_multiple_of(weight.len().max(1)), "rms_norm: rows of the weight's width");
+    assert!(
+        x.len() == out.len() && x.len().is_multiple_of(weight.len().max(1)),
+        "rms_norm: rows of the weight's width"
+    );
     // SAFETY: both slices hold that many whole rows.
-    unsafe { rms_norm_raw(isa, x.as_ptr(), out.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps) }
+    unsafe {
+        rms_norm_raw(isa, x.as_ptr(), out.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps)
+    }
 }
 
 /// [`rms_norm`] of the rows of `x`, in place.
@@ -26,12 +31,21 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) 
 pub fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
     assert!(x.len().is_multiple_of(weight.len().max(1)), "rms_norm: rows of the weight's width");
     // SAFETY: the slice holds that many whole rows; the kernel reads each vector before it writes it.
-    unsafe { rms_norm_raw(isa, x.as_ptr(), x.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps) }
+    unsafe {
+        rms_norm_raw(isa, x.as_ptr(), x.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps)
+    }
 }
 
 /// # Safety
 /// `x` and `out` point to `rows * weight.len()` elements and are equal or do not overlap.
-unsafe fn rms_norm_raw(isa: Isa, x: *const f32, out: *mut f32, weight: &[f32], rows: usize, eps: f32) {
+unsafe fn rms_norm_raw(
+    isa: Isa,
+    x: *const f32,
+    out: *mut f32,
+    weight: &[f32],
+    rows: usize,
+    eps: f32,
+) {
     // SAFETY: the caller's promises are the kernel's.
     unsafe {
         dispatch!(isa, rms_norm_kernel(x: *const f32, out: *mut f32, weight: &[f32], rows: usize, eps: f32));
@@ -39,7 +53,13 @@ unsafe fn rms_norm_raw(isa: Isa, x: *const f32, out: *mut f32, weight: &[f32], r
 }
 
 #[inline(always)]
-unsafe fn rms_norm_kernel<L: Lanes>(x: *const f32, out: *mut f32, weight: &[f32], rows: usize, eps: f32) {
+unsafe fn rms_norm_kernel<L: Lanes>(
+    x: *const f32,
+    out: *mut f32,
+    weight: &[f32],
+    rows: usize,
+    eps: f32,
+) {
     let width = weight.len();
     let (blocks, whole) = (width - width % (4 * L::N), width - width % L::N);
     // SAFETY: every index is below `rows * width` (below `width` for the weight), which the caller promises.
@@ -70,7 +90,10 @@ unsafe fn rms_norm_kernel<L: Lanes>(x: *const f32, out: *mut f32, weight: &[f32]
             if whole < width {
                 let rest = width - whole;
                 let weight = L::load_part(weight.as_ptr().add(whole), rest);
-                L::load_part(x.add(whole), rest).mul(scale).mul(weight).store_part(out.add(whole), rest);
+                L::load_part(x.add(whole), rest)
+                    .mul(scale)
+                    .mul(weight)
+                    .store_part(out.add(whole), rest);
             }
         }
     }
@@ -174,7 +197,11 @@ pub fn argmax(isa: Isa, x: &[f32]) -> usize {
 /// # Panics
 /// When `cos` and `sin` differ in length, a head is shorter than `2 * cos.len()`, or `x` does not hold whole heads.
 pub fn rope(isa: Isa, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: Pairing) {
-    assert!(cos.len() == sin.len() && 2 * cos.len() <= head_dim, "rope: {} angles of heads of {head_dim}", cos.len());
+    assert!(
+        cos.len() == sin.len() && 2 * cos.len() <= head_dim,
+        "rope: {} angles of heads of {head_dim}",
+        cos.len()
+    );
     assert!(x.len().is_multiple_of(head_dim.max(1)), "rope: whole heads");
     // SAFETY: the kernel touches the first `2 * cos.len() <= head_dim` elements of every head.
     unsafe {
@@ -183,7 +210,13 @@ pub fn rope(isa: Isa, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], 
 }
 
 #[inline(always)]
-unsafe fn rope_kernel<L: Lanes>(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: Pairing) {
+unsafe fn rope_kernel<L: Lanes>(
+    x: &mut [f32],
+    head_dim: usize,
+    cos: &[f32],
+    sin: &[f32],
+    pairing: Pairing,
+) {
     let n = cos.len();
     let whole = n - n % L::N;
     for head in x.chunks_exact_mut(head_dim.max(1)) {

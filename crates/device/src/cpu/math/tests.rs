@@ -1,8 +1,8 @@
 //! Every kernel on every instruction set against loops in f64.
 
 use super::*;
-use ops::Pairing;
 use half::{bf16, f16};
+use ops::Pairing;
 
 unsafe extern "C" {
     // The C library's error function: Rust's standard library has none.
@@ -44,7 +44,9 @@ fn unary_functions() {
         (Unary::Softcap(30.0), Box::new(|x| 30.0 * (x / 30.0).tanh()), 200.0, 6e-7, 1e-45),
         (
             Unary::GeluTanh,
-            Box::new(move |x| x * sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))),
+            Box::new(move |x| {
+                x * sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))
+            }),
             6.0,
             // The exponent is as large as 27 at the end of the range: its rounding is multiplied by that.
             4e-6,
@@ -62,7 +64,13 @@ fn unary_functions() {
                 map_in_place(isa, *f, &mut same);
                 assert_eq!(out, same);
                 for i in 0..n {
-                    close(out[i], reference(f64::from(x[i])), *relative, *absolute, &format!("{isa} {f:?} {}", x[i]));
+                    close(
+                        out[i],
+                        reference(f64::from(x[i])),
+                        *relative,
+                        *absolute,
+                        &format!("{isa} {f:?} {}", x[i]),
+                    );
                 }
             }
         }
@@ -72,7 +80,8 @@ fn unary_functions() {
 #[test]
 fn functions_at_the_edges() {
     for &isa in Isa::available() {
-        let x = [f32::NEG_INFINITY, -1000.0, -105.0, 0.0, 88.7, 89.0, 1000.0, f32::INFINITY, f32::NAN];
+        let x =
+            [f32::NEG_INFINITY, -1000.0, -105.0, 0.0, 88.7, 89.0, 1000.0, f32::INFINITY, f32::NAN];
         let mut y = [0.0; 9];
         map(isa, Unary::Exp, &x, &mut y);
         assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0], "{isa}");
@@ -94,7 +103,9 @@ fn functions_at_the_edges() {
 fn binary_functions() {
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let gelu = |x: f64| x / 2.0 * (1.0 + erf(x / 2f64.sqrt()));
-    let gelu_tanh = |x: f64| x / (1.0 + (-2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).exp());
+    let gelu_tanh = |x: f64| {
+        x / (1.0 + (-2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).exp())
+    };
     for &isa in Isa::available() {
         for n in WIDTHS {
             let (x, y) = (noise(n, 4.0, 1), noise(n, 3.0, 2));
@@ -115,7 +126,13 @@ fn binary_functions() {
                 zip_in_place(isa, f, &mut same, &y);
                 assert_eq!(out, same);
                 for i in 0..n {
-                    close(out[i], reference(x[i].into(), y[i].into()), 3e-6, 5e-7, &format!("{isa} {f:?}"));
+                    close(
+                        out[i],
+                        reference(x[i].into(), y[i].into()),
+                        3e-6,
+                        5e-7,
+                        &format!("{isa} {f:?}"),
+                    );
                 }
             }
         }
@@ -137,7 +154,13 @@ fn rms_norm_of_rows_and_heads() {
                     let squares: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
                     let scale = 1.0 / (squares / width as f64 + f64::from(eps)).sqrt();
                     for i in 0..width {
-                        close(out[i], f64::from(row[i]) * scale * f64::from(weight[i]), 1e-6, 0.0, "rms_norm");
+                        close(
+                            out[i],
+                            f64::from(row[i]) * scale * f64::from(weight[i]),
+                            1e-6,
+                            0.0,
+                            "rms_norm",
+                        );
                     }
                 }
             }
@@ -170,7 +193,10 @@ fn softmax_max_and_argmax() {
         assert_eq!(argmax(isa, &ties), 2);
         let long: Vec<f32> = ties.iter().copied().cycle().take(700).collect();
         assert_eq!((argmax(isa, &long), max(isa, &long)), (2, 5.0));
-        assert_eq!((argmax(isa, &[f32::NAN; 40]), max(isa, &[f32::NAN; 40])), (0, f32::NEG_INFINITY));
+        assert_eq!(
+            (argmax(isa, &[f32::NAN; 40]), max(isa, &[f32::NAN; 40])),
+            (0, f32::NEG_INFINITY)
+        );
         assert_eq!((argmax(isa, &[]), max(isa, &[])), (0, f32::NEG_INFINITY));
         let mut late = vec![f32::NEG_INFINITY; 1000];
         late[999] = -3.0;
@@ -181,11 +207,19 @@ fn softmax_max_and_argmax() {
 #[test]
 fn rope_of_both_pairings() {
     for &isa in Isa::available() {
-        for (head_dim, rotary) in [(12, 12), (12, 4), (64, 64), (64, 32), (80, 80), (96, 70), (128, 128), (8, 0)] {
-            let frequencies: Vec<f32> =
-                (0..rotary / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / rotary as f64) as f32).collect();
+        for (head_dim, rotary) in
+            [(12, 12), (12, 4), (64, 64), (64, 32), (80, 80), (96, 70), (128, 128), (8, 0)]
+        {
+            let frequencies: Vec<f32> = (0..rotary / 2)
+                .map(|i| 10_000f64.powf(-2.0 * i as f64 / rotary as f64) as f32)
+                .collect();
             let (mut cos, mut sin) = (vec![0.0; rotary / 2], vec![0.0; rotary / 2]);
-            let rotation = ops::Rope { head_dim, pairing: Pairing::Half, frequencies: frequencies[..].into(), magnitude: 1.0 };
+            let rotation = ops::Rope {
+                head_dim,
+                pairing: Pairing::Half,
+                frequencies: frequencies[..].into(),
+                magnitude: 1.0,
+            };
             rotation.angles(1234, &mut cos, &mut sin);
             for pairing in [Pairing::Half, Pairing::Adjacent] {
                 let before = noise(3 * head_dim, 1.0, 6);
@@ -194,7 +228,11 @@ fn rope_of_both_pairings() {
                 for (head, before) in x.chunks(head_dim).zip(before.chunks(head_dim)) {
                     assert_eq!(head[rotary..], before[rotary..]);
                     for i in 0..rotary / 2 {
-                        let (a, b) = if pairing == Pairing::Half { (i, rotary / 2 + i) } else { (2 * i, 2 * i + 1) };
+                        let (a, b) = if pairing == Pairing::Half {
+                            (i, rotary / 2 + i)
+                        } else {
+                            (2 * i, 2 * i + 1)
+                        };
                         let (s, c) = f64::from(1234.0 * frequencies[i]).sin_cos();
                         let (x, y) = (f64::from(before[a]), f64::from(before[b]));
                         close(head[a], x * c - y * s, 0.0, 2e-7, "rope");
@@ -209,7 +247,20 @@ fn rope_of_both_pairings() {
 #[test]
 fn conversions_round_to_nearest_even() {
     let mut x = noise(1000, 3.0, 7);
-    x.extend([0.0, -0.0, 1e-7, 6e-8, 3e-8, 65504.0, 65519.0, 65520.0, 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
+    x.extend([
+        0.0,
+        -0.0,
+        1e-7,
+        6e-8,
+        3e-8,
+        65504.0,
+        65519.0,
+        65520.0,
+        1e30,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ]);
     // Halfway cases: 1 + 2^-11 and 1 + 3 * 2^-11 in f16, 1 + 2^-8 and 1 + 3 * 2^-8 in bf16.
     x.extend([1.000_488_3, 1.001_464_8, 1.003_906_3, 1.011_718_8]);
     for &isa in Isa::available() {

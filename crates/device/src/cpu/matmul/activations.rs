@@ -32,7 +32,8 @@ pub(super) struct Line {
     pub(super) half_sum: [f32; 2],
 }
 
-/// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`).
+/// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`). A second plane, as long as
+/// the first, holds what the first rounded away, for weights that are finer than bf16.
 pub(super) type Halves = [u16; BLOCK];
 
 /// `tokens` rows of `cols` activations, and storage for their quantised form.
@@ -61,14 +62,22 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return 0;
         }
-        tokens.next_multiple_of(group(tokens)) * (cols / BLOCK) * size_of::<Line>()
+        // Many tokens may become `Halves`, which have two planes.
+        let planes = if tokens > FEW { 2 } else { 1 };
+        planes * tokens.next_multiple_of(group(tokens)) * (cols / BLOCK) * size_of::<Line>()
     }
 
     /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64.
     ///
     /// # Safety
     /// For `'a`, the rows are readable and the storage is initialised and used by nothing else.
-    pub unsafe fn new(rows: *const f32, stride: usize, tokens: usize, cols: usize, storage: *mut u8) -> Self {
+    pub unsafe fn new(
+        rows: *const f32,
+        stride: usize,
+        tokens: usize,
+        cols: usize,
+        storage: *mut u8,
+    ) -> Self {
         debug_assert!(storage.cast::<Line>().is_aligned());
         Activations { rows, stride, tokens, cols, lines: storage.cast(), life: PhantomData }
     }
@@ -94,12 +103,11 @@ impl<'a> Activations<'a> {
     /// No other thread works on these blocks at the same time, and products that read them wait until it is done.
     pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>) {
         assert!(blocks.end <= self.blocks());
-        let halves = self.halves(isa);
         // SAFETY: the ISA value proves the instruction set; the rest is passed on.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks, halves),
+                Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks, self.halves(isa)),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => quantise_avx2(self, blocks),
                 _ => quantise(self, blocks, false),
@@ -109,7 +117,7 @@ impl<'a> Activations<'a> {
 
     /// Whether `quantise` makes [`Halves`] of them instead of lines: for the tile unit, once there are many.
     pub(super) fn halves(&self, isa: Isa) -> bool {
-        isa == Isa::Amx && self.tokens > FEW
+        isa == Isa::Amx && self.tokens > FEW && self.cols.is_multiple_of(BLOCK)
     }
 
     /// Tokens that stand together: a power of two, at most [`TOKENS`].
@@ -121,6 +129,11 @@ impl<'a> Activations<'a> {
     pub(super) fn line(&self, token: usize) -> *mut Line {
         let group = self.group();
         self.lines.wrapping_add(token / group * group * (self.cols / BLOCK) + token % group)
+    }
+
+    /// Lines of all tokens: how far the second plane of [`Halves`] lies behind the first.
+    pub(super) fn plane(&self) -> usize {
+        self.tokens.next_multiple_of(self.group()) * (self.cols / BLOCK)
     }
 
     /// A token's f32.
@@ -162,7 +175,13 @@ unsafe fn quantise(x: &Activations, blocks: Range<usize>, halves: bool) {
         unsafe {
             let from = x.row(token).add(block * BLOCK).cast::<[f32; BLOCK]>();
             let to = x.line(token).add(block * group);
-            if halves { to.cast::<Halves>().write(round(&*from)) } else { to.write(line(&*from)) }
+            if halves {
+                let rest;
+                (*to.cast::<Halves>(), rest) = split(&*from);
+                to.add(x.plane()).cast::<Halves>().write(rest);
+            } else {
+                to.write(line(&*from));
+            }
         }
     }
 }
@@ -198,14 +217,22 @@ fn line(x: &[f32; BLOCK]) -> Line {
     }
 }
 
-/// One block to bf16, to nearest, ties to even; a NaN stays one.
+/// One block to bf16 (to nearest, ties to even; a NaN stays one), and what that leaves, rounded likewise.
 #[inline(always)]
-fn round(x: &[f32; BLOCK]) -> Halves {
-    let mut halves = [0; BLOCK];
-    for (half, x) in halves.iter_mut().zip(x) {
-        let bits = x.to_bits();
-        let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-        *half = if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { nearest };
+fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
+    let (mut halves, mut rest) = ([0; BLOCK], [0; BLOCK]);
+    for i in 0..BLOCK {
+        halves[i] = round(x[i]);
+        let left = x[i] - f32::from_bits(u32::from(halves[i]) << 16);
+        // Infinity less itself is no number, but infinity is all there is.
+        rest[i] = if left.is_nan() { 0 } else { round(left) };
     }
-    halves
+    (halves, rest)
+}
+
+#[inline(always)]
+fn round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { nearest }
 }

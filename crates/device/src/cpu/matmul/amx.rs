@@ -3,7 +3,10 @@
 //! The unit multiplies bytes at twice the rate of bf16, but byte products must leave it after every 32 columns to be
 //! scaled, which costs more than the products. In bf16 the scales are part of the weights and the sums stay in the
 //! tiles. Both sides are rounded to 8 bits, relative to each number: the error is a quarter of that of activations
-//! in bytes with one scale per 32, so nothing is given up. Panels are expanded to bf16 in cache, 16 at a time.
+//! in bytes with one scale per 32, so nothing is given up. Panels are expanded to bf16 in cache, several at a time.
+//!
+//! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits, an f16 weight is exactly one, so
+//! that two products (bf16 weights) or three (f16) have nearly the accuracy of f32. F32 weights stay in the vector unit.
 //!
 //! ```text
 //! activations  per group of 16 tokens, per block of 32 columns: [16 tokens][32] bf16
@@ -21,27 +24,44 @@ use formats::{quant::Block, with_block};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Panels that are expanded together, and blocks of them: 16 blocks of 32 tokens stay in the first-level cache.
-const PANELS: usize = 16;
-const BLOCKS: usize = 16;
+/// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every processor with the unit.
+const WEIGHTS: usize = 1024;
+/// Blocks of a panel that are expanded together, at most. Every pass over the output costs more than a long stream.
+const BLOCKS: usize = 64;
 /// Bytes of a tile: 16 rows of 64.
 const TILE: usize = 1024;
 
 /// Bytes of scratch: the slab, 4 tiles of results, 4 tiles of zeros.
 pub(super) const SCRATCH: usize = SLAB + 8 * TILE;
-const SLAB: usize = PANELS * BLOCKS * TILE;
+const SLAB: usize = WEIGHTS * TILE;
 
-/// The kernel for many tokens of a quantised type, whose activations are bf16; none for other types.
+/// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does better.
 pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quantised<B: Block>(call: &Call) {
         // SAFETY: passed on.
-        unsafe { product(call, expand::<B>) }
+        unsafe { product(call, expand::<B>, &[(0, 0)]) }
     }
-    with_block!(dtype, B => Some(quantised::<B>), else => None)
+    unsafe fn bf16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product(call, expand_bf16, &[(0, 0), (1, 0)]) }
+    }
+    unsafe fn f16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1)]) }
+    }
+    match dtype {
+        DType::BF16 => Some(bf16),
+        DType::F16 => Some(f16),
+        block => with_block!(block, B => Some(quantised::<B>), else => None),
+    }
 }
 
-/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to bf16.
+/// Which planes of the activations and of the weights are multiplied.
+type Passes = [(usize, usize)];
+
+/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to one or two planes
+/// of bf16, one behind the other.
 type Expand = unsafe fn(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8);
 
 /// The tile registers' shapes (palette 1; Intel SDM, `LDTILECFG`).
@@ -56,30 +76,35 @@ struct Shapes {
 }
 
 /// The product of the call.
-unsafe fn product(call: &Call, expand: Expand) {
-    let mut shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
+unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
+    let mut shapes =
+        Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
     for tile in 0..8 {
         (shapes.bytes[tile], shapes.rows[tile]) = (64, 16);
     }
     let total = call.cols / BLOCK;
+    let planes = 1 + passes.iter().map(|pass| pass.1).max().unwrap_or(0);
+    let most = WEIGHTS / (planes * BLOCKS.min(total).max(1));
     // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1; panels, tokens and
     // scratch are the call's, the scratch being `SCRATCH` bytes and the lines being allocated to whole groups.
     unsafe {
         asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly));
         call.scratch.add(SLAB + 4 * TILE).write_bytes(0, 4 * TILE);
-        for panel in call.panels.clone().step_by(PANELS) {
-            let panels = PANELS.min(call.panels.end - panel);
+        for panel in call.panels.clone().step_by(most) {
+            let panels = most.min(call.panels.end - panel);
             for block in (0..total).step_by(BLOCKS) {
                 let blocks = BLOCKS.min(total - block);
+                let step = planes * blocks * TILE;
                 for p in 0..panels {
-                    expand(call.panel(panel + p), total, block, blocks, call.scratch.add(p * blocks * TILE));
+                    expand(call.panel(panel + p), total, block, blocks, call.scratch.add(p * step));
                 }
                 let mut token = call.tokens.start / TOKENS * TOKENS;
                 while token < call.tokens.end {
                     let groups = if token + TOKENS < call.tokens.end { 2 } else { 1 };
                     for p in (0..panels).step_by(2) {
-                        let tiles = Tiles { panel: panel + p, panels: 2.min(panels - p), token, groups, block, blocks };
-                        tiles.multiply(call, call.scratch.add(p * blocks * TILE));
+                        let (panel, panels) = (panel + p, 2.min(panels - p));
+                        let tiles = Tiles { panel, panels, token, groups, block, blocks, step };
+                        tiles.multiply(call, call.scratch.add(p * step), passes);
                     }
                     token += groups * TOKENS;
                 }
@@ -98,11 +123,13 @@ struct Tiles {
     groups: usize,
     block: usize,
     blocks: usize,
+    /// Bytes from one panel of the slab to the next.
+    step: usize,
 }
 
 impl Tiles {
     /// Multiplies these blocks and adds the results to the output.
-    unsafe fn multiply(&self, call: &Call, weights: *const u8) {
+    unsafe fn multiply(&self, call: &Call, weights: *const u8, passes: &Passes) {
         let (row, tokens) = (self.panel * ROWS, self.groups * TOKENS);
         let first = self.block == 0;
         let whole = row + self.panels * ROWS <= call.rows
@@ -117,26 +144,55 @@ impl Tiles {
             if whole && (call.epilogue.bias.is_none() || !first) {
                 let add = call.epilogue.accumulate || !first;
                 let from = if add { (out.cast_const(), stride) } else { (zeros.cast_const(), 128) };
-                return self.tiles(call, weights, from, (out, stride));
+                return self.passes(call, weights, passes, from, (out, stride));
             }
             let results = call.scratch.add(SLAB);
-            self.tiles(call, weights, (zeros, 128), (results, 128));
-            for t in 0..tokens {
-                for p in 0..self.panels {
-                    if call.tokens.contains(&(self.token + t)) {
-                        let y = Avx512::load_f32(results.cast::<f32>().add(32 * t + ROWS * p));
-                        call.finish::<Avx512>(self.panel + p, self.token + t, y, first);
-                    }
+            self.passes(call, weights, passes, (zeros, 128), (results, 128));
+            for p in 0..self.panels {
+                for t in 0..tokens {
+                    let y = Avx512::load_f32(results.cast::<f32>().add(32 * t + ROWS * p));
+                    Avx512::write(call, self.panel + p, self.token + t, &[y], first);
                 }
             }
         }
     }
 
-    /// `to = from + x w`, where tokens are the given bytes apart and panels 64.
-    unsafe fn tiles(&self, call: &Call, w: *const u8, from: (*const u8, usize), to: (*mut u8, usize)) {
-        // SAFETY: passed on from `multiply`. Rows of x and w are 64 bytes apart, their tiles 1 KiB.
+    /// `to = from + the sum of the passes' x w`, where tokens are the given bytes apart and panels 64.
+    unsafe fn passes(
+        &self,
+        call: &Call,
+        weights: *const u8,
+        passes: &Passes,
+        mut from: (*const u8, usize),
+        to: (*mut u8, usize),
+    ) {
+        for (x, w) in passes {
+            // SAFETY: activations have two planes of lines, the slab as many of tiles as the passes name.
+            unsafe {
+                let x = call.x.line(self.token).add(x * call.x.plane() + self.block * TOKENS);
+                self.tiles(
+                    x.cast(),
+                    call.cols / BLOCK * TILE,
+                    weights.add(w * self.blocks * TILE),
+                    from,
+                    to,
+                );
+            }
+            from = (to.0, to.1);
+        }
+    }
+
+    /// `to = from + x w` for one plane of each; groups of tokens are `group` bytes apart.
+    unsafe fn tiles(
+        &self,
+        x: *const u8,
+        group: usize,
+        w: *const u8,
+        from: (*const u8, usize),
+        to: (*mut u8, usize),
+    ) {
+        // SAFETY: passed on from `passes`. Rows of x and w are 64 bytes apart, their tiles 1 KiB.
         unsafe {
-            let x = call.x.line(self.token).add(self.block * TOKENS);
             if self.panels == 2 && self.groups == 2 {
                 asm!(
                     "tileloadd tmm0, [{from} + {from_step}*1]",
@@ -163,9 +219,9 @@ impl Tiles {
                     "tilestored [{to2} + {to_step}*1], tmm2",
                     "tilestored [{to2} + {to_step}*1 + 64], tmm3",
                     x = inout(reg) x => _,
-                    x2 = inout(reg) call.x.line(self.token + TOKENS).add(self.block * TOKENS) => _,
+                    x2 = inout(reg) x.add(group) => _,
                     w = inout(reg) w => _,
-                    w2 = inout(reg) w.add(self.blocks * TILE) => _,
+                    w2 = inout(reg) w.add(self.step) => _,
                     blocks = inout(reg) self.blocks => _,
                     step = in(reg) 64usize,
                     from = in(reg) from.0,
@@ -193,8 +249,8 @@ impl Tiles {
                         "dec {blocks}",
                         "jnz 2b",
                         "tilestored [{to} + {to_step}*1], tmm0",
-                        x = inout(reg) call.x.line(self.token + g * TOKENS).add(self.block * TOKENS) => _,
-                        w = inout(reg) w.add(p * self.blocks * TILE) => _,
+                        x = inout(reg) x.add(g * group) => _,
+                        w = inout(reg) w.add(p * self.step) => _,
                         blocks = inout(reg) self.blocks => _,
                         step = in(reg) 64usize,
                         from = in(reg) from.0.wrapping_add(g * TOKENS * from.1 + 64 * p),
@@ -212,11 +268,20 @@ impl Tiles {
 
 /// See [`Expand`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand<B: Block>(panel: *const u8, total: usize, first: usize, blocks: usize, mut to: *mut u8) {
+unsafe fn expand<B: Block>(
+    panel: *const u8,
+    total: usize,
+    first: usize,
+    blocks: usize,
+    mut to: *mut u8,
+) {
     // Code `e` of each row's quad, as f32.
     macro_rules! codes {
         ($quad:expr, $e:literal) => {
-            _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<{ 8 * $e }>($quad), _mm512_set1_epi32(255)))
+            _mm512_cvtepi32_ps(_mm512_and_si512(
+                _mm512_srli_epi32::<{ 8 * $e }>($quad),
+                _mm512_set1_epi32(255),
+            ))
         };
     }
     // SAFETY: the panel has the blocks, `to` has room for them.
@@ -238,9 +303,15 @@ unsafe fn expand<B: Block>(panel: *const u8, total: usize, first: usize, blocks:
                         let at = to.add(128 * q);
                         let (w0, w1) = (codes!(quad, 0), codes!(quad, 1));
                         let (w2, w3) = (codes!(quad, 2), codes!(quad, 3));
-                        let pair = pair(_mm512_fmadd_ps(w0, scale, offset), _mm512_fmadd_ps(w1, scale, offset));
+                        let pair = pair(
+                            _mm512_fmadd_ps(w0, scale, offset),
+                            _mm512_fmadd_ps(w1, scale, offset),
+                        );
                         Avx512::store_bytes(at, pair);
-                        let pair = self::pair(_mm512_fmadd_ps(w2, scale, offset), _mm512_fmadd_ps(w3, scale, offset));
+                        let pair = self::pair(
+                            _mm512_fmadd_ps(w2, scale, offset),
+                            _mm512_fmadd_ps(w3, scale, offset),
+                        );
                         Avx512::store_bytes(at.add(64), pair);
                     }
                 }
@@ -259,4 +330,46 @@ fn pair(low: __m512, high: __m512) -> __m512i {
     let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
     // The high half of `high` over the low half of `low`: bit select.
     _mm512_ternarylogic_epi32::<0xE4>(_mm512_srli_epi32::<16>(low), high, _mm512_set1_epi32(0xffff))
+}
+
+/// [`Expand`] for bf16: columns pair up.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn expand_bf16(panel: *const u8, _: usize, first: usize, blocks: usize, to: *mut u8) {
+    for i in 0..blocks * BLOCK / 2 {
+        // SAFETY: the panel has the columns, 32 bytes each; `to` has room for them.
+        unsafe {
+            let at = panel.add((first * BLOCK + 2 * i) * 2 * ROWS);
+            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.add(32).cast()));
+            Avx512::store_bytes(
+                to.add(64 * i),
+                _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)),
+            );
+            Avx512::prefetch(at.wrapping_add(4096));
+        }
+    }
+}
+
+/// [`Expand`] for f16: its 11 bits are the sum of two bf16, the first cut off, so that the rest is exact.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn expand_f16(panel: *const u8, _: usize, first: usize, blocks: usize, to: *mut u8) {
+    let top = _mm512_set1_epi32(0xffff_0000u32 as i32);
+    for i in 0..blocks * BLOCK / 2 {
+        // SAFETY: as `expand_bf16`, with room for two planes.
+        unsafe {
+            let at = panel.add((first * BLOCK + 2 * i) * 2 * ROWS);
+            let (low, high) = (Avx512::load_f16(at.cast()), Avx512::load_f16(at.add(32).cast()));
+            let cut_low = _mm512_and_si512(_mm512_castps_si512(low), top);
+            let cut_high = _mm512_and_si512(_mm512_castps_si512(high), top);
+            Avx512::store_bytes(
+                to.add(64 * i),
+                _mm512_or_si512(_mm512_srli_epi32::<16>(cut_low), cut_high),
+            );
+            let low = _mm512_castps_si512(_mm512_sub_ps(low, _mm512_castsi512_ps(cut_low)));
+            let high = _mm512_castps_si512(_mm512_sub_ps(high, _mm512_castsi512_ps(cut_high)));
+            let rest = _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, top));
+            Avx512::store_bytes(to.add(blocks * TILE + 64 * i), rest);
+            Avx512::prefetch(at.wrapping_add(4096));
+        }
+    }
 }

@@ -159,12 +159,13 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
             for c in 0..C {
                 for p in 0..P {
                     let at = weights[p].add((k + c) * ROWS * E::BYTES);
-                    if (k + c) * ROWS * E::BYTES % 64 == 0 {
+                    if ((k + c) * ROWS * E::BYTES).is_multiple_of(64) {
                         L::prefetch(at.wrapping_add(AHEAD));
                     }
                     let w = E::load::<L>(at);
                     for t in 0..N {
-                        acc[p][t][c] = L::fma(w, L::splat(*x.add(t * stride + k + c)), acc[p][t][c]);
+                        acc[p][t][c] =
+                            L::fma(w, L::splat(*x.add(t * stride + k + c)), acc[p][t][c]);
                     }
                 }
             }
@@ -178,12 +179,14 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
             }
         }
         for p in 0..P {
+            let mut y = [L::splat(0.0); N];
             for t in 0..N {
+                y[t] = acc[p][t][0];
                 for c in 1..C {
-                    acc[p][t][0] = L::add(acc[p][t][0], acc[p][t][c]);
+                    y[t] = L::add(y[t], acc[p][t][c]);
                 }
-                call.finish::<L>(panel + p, token + t, acc[p][t][0], true);
             }
+            L::write(call, panel + p, token, &y, true);
         }
     }
 }

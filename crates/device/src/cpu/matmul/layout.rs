@@ -45,7 +45,11 @@ impl<B: Block> Packed<B> {
     /// What a format must be for this layout; a violation fails the build of the kernels that name it.
     pub(super) const VALID: () = {
         assert!(matches!(Self::BITS, 2..=6 | 8) && matches!(Self::SUB, 16 | 32));
-        assert!(if Self::SUPER { B::ELEMENTS == BLOCK * GROUP } else { B::ELEMENTS == Self::SUB && Self::SUB == BLOCK });
+        assert!(if Self::SUPER {
+            B::ELEMENTS == BLOCK * GROUP
+        } else {
+            B::ELEMENTS == Self::SUB && Self::SUB == BLOCK
+        });
         assert!(Self::MINS || Self::ZERO.is_power_of_two());
     };
 
@@ -126,26 +130,25 @@ impl<B: Block> Packed<B> {
     fn pack_codes(parts: &[Parts; ROWS], column: usize, planes: &mut [u8]) {
         let mut quads = [[0u32; ROWS]; BLOCK / 4];
         for (r, parts) in parts.iter().enumerate() {
-            for (quad, codes) in quads.iter_mut().zip(parts.codes[column..column + BLOCK].chunks_exact(4)) {
+            for (quad, codes) in
+                quads.iter_mut().zip(parts.codes[column..column + BLOCK].chunks_exact(4))
+            {
                 quad[r] = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
             }
         }
-        let mut words = planes.chunks_exact_mut(4);
-        let mut put = |plane: [u32; ROWS]| {
-            for (word, bytes) in plane.into_iter().zip(words.by_ref()) {
-                bytes.copy_from_slice(&word.to_le_bytes());
-            }
-        };
-        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest.
-        let gather = |first: usize, step: usize, from: usize, bits: usize| {
-            let mask = 0x0101_0101 * ((1 << bits) - 1);
+        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest, to 64 bytes of the planes.
+        let mut planes = planes.chunks_exact_mut(64);
+        let mut put = |first: usize, step: usize, from: usize, bits: usize| {
+            let mask = 0x0101_0101 * (0xff >> (8 - bits));
             let mut plane = [0u32; ROWS];
             for k in 0..8 / bits {
                 for (word, quad) in plane.iter_mut().zip(quads[first + k * step]) {
                     *word |= (quad >> from & mask) << (k * bits);
                 }
             }
-            plane
+            if let Some(bytes) = planes.next() {
+                bytes.copy_from_slice(plane.map(u32::to_le_bytes).as_flattened());
+            }
         };
         let low = match Self::BITS {
             8 => 8,
@@ -153,13 +156,13 @@ impl<B: Block> Packed<B> {
             _ => 2,
         };
         match low {
-            8 => quads.into_iter().for_each(&mut put),
-            4 => (0..4).for_each(|q| put(gather(q, 4, 0, 4))),
-            _ => (0..2).for_each(|p| put(gather(4 * p, 1, 0, 2))),
+            8 => (0..8).for_each(|q| put(q, 1, 0, 8)),
+            4 => (0..4).for_each(|q| put(q, 4, 0, 4)),
+            _ => (0..2).for_each(|p| put(4 * p, 1, 0, 2)),
         }
         match Self::BITS - low {
-            2 => (0..2).for_each(|p| put(gather(4 * p, 1, low, 2))),
-            1 => put(gather(0, 1, low, 1)),
+            2 => (0..2).for_each(|p| put(4 * p, 1, low, 2)),
+            1 => put(0, 1, low, 1),
             _ => {}
         }
     }
@@ -239,7 +242,13 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
             for line in 0..Self::head(GROUP) / 64 {
                 L::prefetch(head.wrapping_add(AHEAD + 64 * line));
             }
-            let mut group = Group { head, codes: head.add(bytes), blocks, d: L::splat(0.0), min: L::splat(0.0) };
+            let mut group = Group {
+                head,
+                codes: head.add(bytes),
+                blocks,
+                d: L::splat(0.0),
+                min: L::splat(0.0),
+            };
             if Self::SUPER {
                 group.d = L::load_f16(head.cast());
                 if Self::MINS {
@@ -266,14 +275,17 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
             // Bits of a plane at `at`, whose 64 bytes hold `per` quads, moved to bit `to`.
             macro_rules! bits {
                 ($at:expr, $line:expr, $from:expr, $mask:expr, $to:expr) => {{
-                    let (v, from, to) = (L::bytes(planes.add($at + 64 * $line)), $from as u32, $to as u32);
+                    let (v, from, to) =
+                        (L::bytes(planes.add($at + 64 * $line)), $from as u32, $to as u32);
                     let moved = if from > to { L::shr(v, from - to) } else { L::shl(v, to - from) };
                     L::and(moved, $mask << to)
                 }};
             }
             match Self::BITS {
                 8 => L::bytes(planes.add(64 * q)),
-                6 => L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, q / 4, 2 * (q % 4), 3, 4)),
+                6 => {
+                    L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, q / 4, 2 * (q % 4), 3, 4))
+                }
                 5 => L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, 0, q, 1, 4)),
                 4 => bits!(0, q % 4, 4 * (q / 4), 15, 0),
                 3 => L::or(bits!(0, q / 4, 2 * (q % 4), 3, 0), bits!(128, 0, q, 1, 2)),

@@ -10,7 +10,8 @@ const PAGE: usize = 2 << 20;
 
 /// An owned, zeroed byte buffer aligned to 2 MiB.
 ///
-/// On Linux it is an anonymous mapping that asks for huge pages: pages that were never written take no memory.
+/// On Linux it is an anonymous mapping that asks for huge pages as far as whole ones reach: pages that were never
+/// written take no memory.
 pub struct Huge {
     start: *mut u8,
     len: usize,
@@ -28,12 +29,14 @@ impl Huge {
     /// When the system has no such memory.
     pub fn zeroed(len: usize) -> Result<Huge> {
         let refused = |e: std::io::Error| {
-            Error::new("weight memory", format!("{len} bytes"), e).hint("try a smaller model or a smaller quantisation")
+            Error::new("weight memory", format!("{len} bytes"), e)
+                .hint("try a smaller model or a smaller quantisation")
         };
         if len == 0 {
             return Ok(Huge { start: PAGE as *mut u8, len });
         }
-        let Some(reserved) = len.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(PAGE)) else {
+        let Some(reserved) = len.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(PAGE))
+        else {
             return Err(refused(std::io::ErrorKind::OutOfMemory.into()));
         };
         let start = map(reserved, len).map_err(refused)?;
@@ -84,7 +87,8 @@ impl Drop for Huge {
 /// Maps `reserved` bytes and trims them to the aligned `len.next_multiple_of(PAGE)` within.
 #[cfg(target_os = "linux")]
 fn map(reserved: usize, len: usize) -> std::io::Result<*mut u8> {
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a fresh anonymous mapping at an address of the system's choice touches no memory of this process.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), reserved, protection, flags, -1, 0) };
     if base == libc::MAP_FAILED {
@@ -102,7 +106,14 @@ fn map(reserved: usize, len: usize) -> std::io::Result<*mut u8> {
         if tail > 0 {
             libc::munmap((start + kept) as *mut _, tail);
         }
-        libc::madvise(start as *mut _, kept, libc::MADV_HUGEPAGE);
+        // Huge pages for whole ones only: a last one that is mostly empty would cost a small model its size again.
+        let whole = len / PAGE * PAGE;
+        if whole > 0 {
+            libc::madvise(start as *mut _, whole, libc::MADV_HUGEPAGE);
+        }
+        if whole < kept {
+            libc::madvise((start + whole) as *mut _, kept - whole, libc::MADV_NOHUGEPAGE);
+        }
     }
     Ok(start as *mut u8)
 }
@@ -115,7 +126,8 @@ unsafe fn unmap(start: *mut u8, len: usize) {
 
 #[cfg(not(target_os = "linux"))]
 fn map(_: usize, len: usize) -> std::io::Result<*mut u8> {
-    let layout = std::alloc::Layout::from_size_align(len, PAGE).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+    let layout = std::alloc::Layout::from_size_align(len, PAGE)
+        .map_err(|_| std::io::ErrorKind::OutOfMemory)?;
     // SAFETY: `len` is not zero.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
     if start.is_null() { Err(std::io::ErrorKind::OutOfMemory.into()) } else { Ok(start) }

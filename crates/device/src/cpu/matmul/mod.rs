@@ -63,33 +63,47 @@ impl Matrix {
     /// Packs `rows` consecutive rows of `cols` weights. The source is read once, by all threads.
     ///
     /// # Errors
-    /// A type that is not float, columns that are not whole blocks, bytes that are not `rows * cols` weights, or too
+    /// A type that is not float, columns that are not whole blocks or none, bytes that are not `rows * cols` weights, or too
     /// little memory.
-    pub fn pack(dtype: DType, rows: usize, cols: usize, bytes: &[u8], team: &dyn Parallel) -> Result<Matrix> {
+    pub fn pack(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        team: &dyn Parallel,
+    ) -> Result<Matrix> {
         let place = || format!("{} matrix [{rows}, {cols}]", dtype.name());
         if !Matrix::supports(dtype) {
             return Err(Error::new(place(), "float or quantised weights", dtype.name()));
         }
+        if cols == 0 {
+            return Err(Error::new(place(), "at least one column", cols));
+        }
         let elements = (rows as u64).checked_mul(cols as u64);
         let row_bytes = dtype.bytes_for(cols as u64).ok_or_else(|| {
-            Error::new(place(), format!("rows of whole blocks of {}", dtype.block_elements()), format!("{cols} columns"))
+            Error::new(
+                place(),
+                format!("rows of whole blocks of {}", dtype.block_elements()),
+                format!("{cols} columns"),
+            )
         })? as usize;
         let expected = elements.and_then(|n| dtype.bytes_for(n));
         if expected != Some(bytes.len() as u64) {
-            let expected = expected.map_or("a size that fits in memory".into(), |n| format!("{n} bytes"));
+            let expected =
+                expected.map_or("a size that fits in memory".into(), |n| format!("{n} bytes"));
             return Err(Error::new(place(), expected, format!("{} bytes", bytes.len())));
         }
         let panel_bytes = with_block!(dtype, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
             else => float::panel_bytes(cols, dtype.block_bytes()));
         let panels = rows.div_ceil(ROWS);
-        let matrix = Matrix { dtype, rows, cols, panel_bytes, data: Huge::zeroed(panels * panel_bytes)? };
-        if row_bytes == 0 {
-            return Ok(matrix);
-        }
+        let matrix =
+            Matrix { dtype, rows, cols, panel_bytes, data: Huge::zeroed(panels * panel_bytes)? };
         let pack: fn(&[&[u8]], &mut [u8]) = match dtype {
             DType::F32 => float::pack::<4>,
             DType::F16 | DType::BF16 => float::pack::<2>,
-            block => with_block!(block, B => layout::Packed::<B>::pack, else => unreachable!("supported types")),
+            block => {
+                with_block!(block, B => layout::Packed::<B>::pack, else => unreachable!("supported types"))
+            }
         };
         team.run(&|index, count| {
             for panel in share(panels, index, count) {
@@ -101,7 +115,10 @@ impl Matrix {
                 }
                 // SAFETY: panels do not overlap, lie in the buffer, and each belongs to one index.
                 let to = unsafe {
-                    std::slice::from_raw_parts_mut(matrix.data.as_ptr().add(panel * panel_bytes), panel_bytes)
+                    std::slice::from_raw_parts_mut(
+                        matrix.data.as_ptr().add(panel * panel_bytes),
+                        panel_bytes,
+                    )
                 };
                 pack(&source[..count], to);
             }
@@ -136,7 +153,12 @@ impl Matrix {
 
     /// Decodes row `r` (below `rows`) exactly, `out` having `cols` elements: the gather of an embedding table.
     pub fn row(&self, r: usize, out: &mut [f32]) {
-        assert!(r < self.rows && out.len() == self.cols, "row {r} of [{}, {}]", self.rows, self.cols);
+        assert!(
+            r < self.rows && out.len() == self.cols,
+            "row {r} of [{}, {}]",
+            self.rows,
+            self.cols
+        );
         let panel = &self.data[r / ROWS * self.panel_bytes..][..self.panel_bytes];
         match self.dtype {
             DType::F32 => float::row::<float::F32>(panel, r % ROWS, out),
@@ -211,31 +233,37 @@ impl Call<'_> {
         self.weights.wrapping_add(panel * self.panel_bytes)
     }
 
-    /// Writes 16 results. `first` says that nothing of this call is there yet.
+    /// Writes the results of a panel for tokens from `token`, those of the call; `first` says that nothing of this
+    /// call is there yet.
     ///
     /// # Safety
-    /// The panel and the token are the call's, and the processor has `L`.
+    /// The panel is the call's, and the processor has `L`.
     #[inline(always)]
-    unsafe fn finish<L: Lanes>(&self, panel: usize, token: usize, mut y: L::Floats, first: bool) {
+    unsafe fn write<L: Lanes>(&self, panel: usize, token: usize, y: &[L::Floats], first: bool) {
         let row = panel * ROWS;
-        let to = self.out.start.wrapping_add(token * self.out.stride + row);
-        let (add, bias) = (self.epilogue.accumulate || !first, self.epilogue.bias.filter(|_| first));
-        // SAFETY: rows `row..self.rows` of the token may be read and written; a bias has `self.rows` elements.
-        unsafe {
-            if row + ROWS <= self.rows {
-                if let Some(bias) = bias {
-                    y = L::add(y, L::load_f32(bias.as_ptr().add(row)));
+        let (add, bias) =
+            (self.epilogue.accumulate || !first, self.epilogue.bias.filter(|_| first));
+        for (token, &y) in (token..).zip(y).filter(|(token, _)| self.tokens.contains(token)) {
+            let mut y = y;
+            let to = self.out.start.wrapping_add(token * self.out.stride + row);
+            // SAFETY: rows `row..self.rows` of the token may be read and written; a bias has `self.rows` elements.
+            unsafe {
+                if row + ROWS <= self.rows {
+                    if let Some(bias) = bias {
+                        y = L::add(y, L::load_f32(bias.as_ptr().add(row)));
+                    }
+                    if add {
+                        y = L::add(y, L::load_f32(to));
+                    }
+                    L::store_f32(to, y);
+                    continue;
                 }
-                if add {
-                    y = L::add(y, L::load_f32(to));
+                let mut lanes = [0f32; ROWS];
+                L::store_f32(lanes.as_mut_ptr(), y);
+                for (r, &lane) in lanes[..self.rows - row].iter().enumerate() {
+                    let bias = bias.map_or(0.0, |bias| bias[row + r]);
+                    *to.add(r) = lane + bias + if add { *to.add(r) } else { 0.0 };
                 }
-                return L::store_f32(to, y);
-            }
-            let mut lanes = [0f32; ROWS];
-            L::store_f32(lanes.as_mut_ptr(), y);
-            for (r, &lane) in lanes[..self.rows - row].iter().enumerate() {
-                let rest = if add { *to.add(r) } else { 0.0 } + bias.map_or(0.0, |bias| bias[row + r]);
-                *to.add(r) = lane + rest;
             }
         }
     }
@@ -243,8 +271,9 @@ impl Call<'_> {
 
 /// `out[t][r] (+)= x[t] . w[r] (+ bias[r])` for the rows of the panels and the tokens given.
 ///
-/// For quantised weights, `x` must have been quantised. Results do not depend on how panels are shared out among
-/// threads.
+/// `x` must have been quantised, for the same instruction set: it decides the form (bytes, or bf16 for the tile unit).
+/// F32 weights do without, as do all float weights where `cols` is no multiple of 32. Results do not depend on how
+/// panels are shared out among threads.
 ///
 /// # Safety
 /// - `out` is writable at every token of the range for the rows of these panels, and no other thread uses them.
@@ -288,17 +317,15 @@ type Kernel = unsafe fn(&Call);
 
 /// The kernel for weights of a type on an instruction set, for these activations.
 fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {
-    match isa {
+    match (isa, x.halves(isa)) {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => x86::avx2(dtype),
+        (Isa::Avx2, _) => x86::avx2(dtype),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => x86::avx512(dtype),
+        (Isa::Amx, true) => amx::kernel(dtype).unwrap_or_else(|| x86::avx512(dtype)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx if x.halves(isa) => amx::kernel(dtype).unwrap_or_else(|| x86::avx512(dtype)),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => x86::avx512(dtype),
+        (Isa::Avx512 | Isa::Amx, _) => x86::avx512(dtype),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => lanes::neon::kernel(dtype),
+        (Isa::Neon, _) => lanes::neon::kernel(dtype),
         _ => scalar(dtype),
     }
 }
@@ -309,7 +336,9 @@ fn scalar(dtype: DType) -> Kernel {
         DType::F32 => float::product::<Scalar, float::F32, 1, 4>,
         DType::F16 => float::product::<Scalar, float::F16, 1, 4>,
         DType::BF16 => float::product::<Scalar, float::BF16, 1, 4>,
-        block => with_block!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types")),
+        block => {
+            with_block!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types"))
+        }
     }
 }
 

@@ -73,7 +73,8 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                     if let Some(shift) = S::BIAS {
                         for t in 0..N {
                             let line = x.add(t);
-                            let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
+                            let bias =
+                                if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
                             for p in 0..P {
                                 sums[p][t] = L::ints(bias >> shift);
                             }
@@ -105,7 +106,8 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                             let offset = S::offset(groups[p], b, h);
                             for t in 0..N {
                                 let line = x.add(t);
-                                let sum = if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
+                                let sum =
+                                    if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
                                 acc[p][t] = L::fma(offset, L::splat(sum), acc[p][t]);
                             }
                         }
@@ -137,9 +139,7 @@ pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
 #[inline(always)]
 pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
     // SAFETY: passed on.
-    unsafe {
-        if call.tokens.len() <= FEW { few::<L, B>(call) } else { many::<L, B, P, N>(call) }
-    }
+    unsafe { if call.tokens.len() <= FEW { few::<L, B>(call) } else { many::<L, B, P, N>(call) } }
 }
 
 /// Up to this many tokens the weights' bandwidth is the limit and they are read in place.
@@ -176,18 +176,17 @@ pub(super) unsafe fn few<L: Lanes, B: Block>(call: &Call) {
 /// All panels times the `N` tokens from `token`.
 #[inline(always)]
 unsafe fn columns<L: Lanes, B: Block, const N: usize>(call: &Call, token: usize) {
-    let kept = N.min(call.tokens.end - token);
     for panel in call.panels.clone() {
         // SAFETY: the panel is one of the matrix, the tokens are of one group; see `Call`.
         unsafe {
             let blocks = call.cols / BLOCK;
-            let [acc] =
-                tile::<L, Packed<B>, 1, N>([call.panel(panel)], blocks, call.x.line(token), call.x.group());
-            for t in 0..N {
-                if t < kept {
-                    call.finish::<L>(panel, token + t, acc[t], true);
-                }
-            }
+            let [acc] = tile::<L, Packed<B>, 1, N>(
+                [call.panel(panel)],
+                blocks,
+                call.x.line(token),
+                call.x.group(),
+            );
+            L::write(call, panel, token, &acc, true);
         }
     }
 }
@@ -219,7 +218,13 @@ impl<B: Block> Slab<B> {
 
     /// Expands blocks `first..first + blocks` of a panel (`first` starts a group).
     #[inline(always)]
-    unsafe fn expand<L: Lanes>(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8) {
+    unsafe fn expand<L: Lanes>(
+        panel: *const u8,
+        total: usize,
+        first: usize,
+        blocks: usize,
+        to: *mut u8,
+    ) {
         // SAFETY: the panel holds the blocks, `to` is writable for `blocks * STEP` bytes.
         unsafe {
             let mut to = to;
@@ -236,7 +241,10 @@ impl<B: Block> Slab<B> {
                         let at = to.add(512 + 64 * h).cast();
                         L::store_f32(at, <Packed<B> as Source<L>>::scale(group, b, h));
                         if Self::MINS {
-                            L::store_f32(at.add(16 * Self::SUBS), <Packed<B> as Source<L>>::offset(group, b, h));
+                            L::store_f32(
+                                at.add(16 * Self::SUBS),
+                                <Packed<B> as Source<L>>::offset(group, b, h),
+                            );
                         }
                     }
                     to = to.add(Self::STEP);
@@ -282,15 +290,14 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
 }
 
 /// What is in the slab.
-pub(super) struct Expanded {
+struct Expanded {
     /// Where.
-    pub(super) start: *const u8,
-    /// The first panel and how many.
-    pub(super) panel: usize,
-    pub(super) panels: usize,
+    start: *const u8,
+    /// The first panel.
+    panel: usize,
     /// The first block and how many.
-    pub(super) block: usize,
-    pub(super) blocks: usize,
+    block: usize,
+    blocks: usize,
 }
 
 /// Many tokens.
@@ -310,7 +317,7 @@ pub(super) unsafe fn many<L: Lanes, B: Block, const P: usize, const N: usize>(ca
                     let to = call.scratch.add(p * blocks * Slab::<B>::STEP);
                     Slab::<B>::expand::<L>(call.panel(panel + p), total, block, blocks, to);
                 }
-                let slab = Expanded { start: call.scratch, panel, panels, block, blocks };
+                let slab = Expanded { start: call.scratch, panel, block, blocks };
                 let first = call.tokens.start / TOKENS * TOKENS;
                 for token in (first..call.tokens.end).step_by(TOKENS) {
                     for p in (0..panels / P * P).step_by(P) {
@@ -348,11 +355,7 @@ unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
             let x = call.x.line(token).add(lane + slab.block * TOKENS);
             let acc = tile::<L, Slab<B>, P, N>(panels, slab.blocks, x, TOKENS);
             for i in 0..P {
-                for t in 0..N {
-                    if call.tokens.contains(&(first + t)) {
-                        call.finish::<L>(slab.panel + p + i, first + t, acc[i][t], slab.block == 0);
-                    }
-                }
+                L::write(call, slab.panel + p + i, first, &acc[i], slab.block == 0);
             }
         }
     }

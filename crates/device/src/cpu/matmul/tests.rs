@@ -77,7 +77,9 @@ fn seen(isa: Isa, x: &Activations, quantised: bool, t: usize) -> Vec<f64> {
                 }
                 let line = x.line(t).add(c / BLOCK * x.group());
                 if x.halves(isa) {
-                    return f64::from(formats::quant::plain::bf16_to_f32((*line.cast::<[u16; 32]>())[c % BLOCK]));
+                    return f64::from(formats::quant::plain::bf16_to_f32(
+                        (*line.cast::<[u16; 32]>())[c % BLOCK],
+                    ));
                 }
                 let line = &*line;
                 f64::from(line.codes[c % BLOCK]) * f64::from(line.scale)
@@ -100,19 +102,45 @@ fn products_match_f64_sums_on_every_instruction_set() {
         Case { rows: 48, cols: 512, tokens: 1, range: 0..1, why: "decode" },
         Case { rows: 37, cols: 256, tokens: 3, range: 0..3, why: "ragged rows, three tokens" },
         Case { rows: 32, cols: 768, tokens: 8, range: 0..8, why: "eight tokens" },
-        Case { rows: 32, cols: 256, tokens: 21, range: 13..21, why: "a few tokens across groups of many" },
+        Case {
+            rows: 32,
+            cols: 256,
+            tokens: 21,
+            range: 13..21,
+            why: "a few tokens across groups of many",
+        },
         Case { rows: 32, cols: 256, tokens: 40, range: 39..40, why: "the last token of many" },
-        Case { rows: 61, cols: 1536, tokens: 39, range: 0..39, why: "tiles, ragged in every direction, two slabs deep" },
+        Case {
+            rows: 61,
+            cols: 1536,
+            tokens: 39,
+            range: 0..39,
+            why: "tiles, ragged in every direction, two slabs deep",
+        },
         Case { rows: 16, cols: 512, tokens: 64, range: 5..30, why: "tiles of a range" },
         Case { rows: 336, cols: 256, tokens: 33, range: 0..33, why: "more panels than a slab" },
-        Case { rows: 40, cols: 1120, tokens: 20, range: 0..20, why: "columns that fill no group of 256" },
+        Case {
+            rows: 40,
+            cols: 1120,
+            tokens: 20,
+            range: 0..20,
+            why: "columns that fill no group of 256",
+        },
         Case { rows: 40, cols: 96, tokens: 1, range: 0..1, why: "less than a group" },
-        Case { rows: 21, cols: 77, tokens: 15, range: 0..15, why: "float weights take any columns" },
+        Case {
+            rows: 21,
+            cols: 77,
+            tokens: 15,
+            range: 0..15,
+            why: "float weights take any columns",
+        },
     ];
     let mut noise = Noise(7);
     let mut scratch = Scratch::new().unwrap();
     for case in &cases {
-        for dtype in TYPES.into_iter().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements())) {
+        for dtype in
+            TYPES.into_iter().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements()))
+        {
             let (w, decoded) = matrix(dtype, case.rows, case.cols, &mut noise);
             let x = noise.row(case.tokens * case.cols);
             let bias = noise.row(case.rows);
@@ -128,25 +156,54 @@ fn products_match_f64_sums_on_every_instruction_set() {
                     for index in 0..3 {
                         let panels = share(w.panels(), index, 3);
                         // SAFETY: `y` holds every token and row; one thread.
-                        unsafe { multiply(isa, &w, &x, case.range.clone(), panels, out, epilogue, &mut scratch) }
+                        unsafe {
+                            multiply(
+                                isa,
+                                &w,
+                                &x,
+                                case.range.clone(),
+                                panels,
+                                out,
+                                epilogue,
+                                &mut scratch,
+                            )
+                        }
                     }
                     for t in 0..case.tokens {
                         let seen = seen(isa, &x, dtype.is_block(), t);
                         for r in 0..stride {
                             let found = f64::from(y[t * stride + r]);
-                            let here = format!("{} {isa} {}: token {t}, row {r}", dtype.name(), case.why);
+                            let here =
+                                format!("{} {isa} {}: token {t}, row {r}", dtype.name(), case.why);
                             if r >= case.rows || !case.range.contains(&t) {
                                 assert_eq!(found, 0.5, "{here}: written outside");
                                 continue;
                             }
                             // The tile unit reads weights as bf16, too.
                             let half = dtype.is_block() && x.halves(isa);
-                            let weight = |w: f32| if half { f32::from_bits((w.to_bits() + 0x8000) >> 16 << 16) } else { w };
-                            let terms =
-                                || decoded[r * case.cols..].iter().zip(&seen).map(|(&w, x)| f64::from(weight(w)) * x);
+                            let weight = |w: f32| {
+                                if half {
+                                    f32::from_bits((w.to_bits() + 0x8000) >> 16 << 16)
+                                } else {
+                                    w
+                                }
+                            };
+                            let terms = || {
+                                decoded[r * case.cols..]
+                                    .iter()
+                                    .zip(&seen)
+                                    .map(|(&w, x)| f64::from(weight(w)) * x)
+                            };
                             let added = if accumulate { 0.5 + f64::from(bias[r]) } else { 0.0 };
-                            let (expected, size) = (terms().sum::<f64>() + added, terms().map(f64::abs).sum::<f64>());
-                            assert!((found - expected).abs() <= 1e-6 * size + 1e-6, "{here}: {found} for {expected}");
+                            let (expected, size) =
+                                (terms().sum::<f64>() + added, terms().map(f64::abs).sum::<f64>());
+                            // Float weights on the tile unit: activations to 16 bits.
+                            let close =
+                                if !dtype.is_block() && x.halves(isa) { 8e-6 } else { 1e-6 };
+                            assert!(
+                                (found - expected).abs() <= close * size + 1e-6,
+                                "{here}: {found} for {expected}"
+                            );
                         }
                     }
                 }
@@ -193,7 +250,18 @@ fn the_product_is_close_to_that_of_exact_activations() {
             let out = Output { start: y.as_mut_ptr(), stride: rows };
             let mut scratch = Scratch::new().unwrap();
             // SAFETY: `y` holds all tokens of all rows.
-            unsafe { multiply(isa, &w, &x, 0..tokens, 0..w.panels(), out, Epilogue::default(), &mut scratch) }
+            unsafe {
+                multiply(
+                    isa,
+                    &w,
+                    &x,
+                    0..tokens,
+                    0..w.panels(),
+                    out,
+                    Epilogue::default(),
+                    &mut scratch,
+                )
+            }
             let (mut error, mut size) = (0f64, 0f64);
             for (i, y) in y.iter().enumerate() {
                 let (w, x) = (&decoded[i % rows * cols..][..cols], &values[i / rows * cols..]);
@@ -205,6 +273,7 @@ fn the_product_is_close_to_that_of_exact_activations() {
             let most = match dtype.is_block() {
                 true if x.halves(isa) => 3e-3,
                 true => 8e-3,
+                false if x.halves(isa) => 1e-5,
                 false => 2e-6,
             };
             assert!(error < most, "{} {isa}, {tokens} tokens: {error:.1e}", dtype.name());
@@ -232,18 +301,28 @@ fn rows_come_back_exactly() {
 fn infinities_and_nans_are_not_lost() {
     let mut noise = Noise(9);
     let (w, _) = matrix(DType::Q8_0, 16, 64, &mut noise);
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let mut values = noise.row(64);
-        values[40] = bad;
+    for (bad, tokens) in
+        [(f32::NAN, 1), (f32::INFINITY, 1), (f32::NAN, 12), (f32::NEG_INFINITY, 12)]
+    {
+        let mut values = noise.row(64 * tokens);
+        let last = tokens - 1;
+        values[last * 64 + 40] = bad;
         for &isa in Isa::available() {
             let mut storage = Huge::zeroed(0).unwrap();
             let x = activations(isa, &values, 64, &mut storage);
-            let mut y = vec![0f32; 16];
+            let mut y = vec![0f32; 16 * tokens];
             let out = Output { start: y.as_mut_ptr(), stride: 16 };
             let mut scratch = Scratch::new().unwrap();
-            // SAFETY: `y` holds one token of all rows.
-            unsafe { multiply(isa, &w, &x, 0..1, 0..1, out, Epilogue::default(), &mut scratch) }
-            assert!(y.iter().all(|y| !y.is_finite()), "{isa} {bad}: {y:?}");
+            // SAFETY: `y` holds all tokens of all rows.
+            unsafe {
+                multiply(isa, &w, &x, 0..tokens, 0..1, out, Epilogue::default(), &mut scratch)
+            }
+            let (fine, lost) = y.split_at(last * 16);
+            assert!(lost.iter().all(|y| !y.is_finite()), "{isa} {bad}, {tokens} tokens: {lost:?}");
+            assert!(
+                fine.iter().all(|y| y.is_finite()),
+                "{isa} {bad}, {tokens} tokens: spread to others"
+            );
         }
     }
 }
@@ -255,12 +334,12 @@ fn what_cannot_be_packed_is_refused() {
         (DType::Q4_0, 2, 33, 36, "columns that are no blocks"),
         (DType::Q8_0, 2, 32, 67, "a byte short"),
         (DType::F32, usize::MAX, usize::MAX, 0, "a size that overflows"),
+        (DType::F16, 4, 0, 0, "no columns"),
     ];
     for (dtype, rows, cols, bytes, why) in cases {
         assert!(Matrix::pack(dtype, rows, cols, &vec![0; bytes], &Alone).is_err(), "{why}");
     }
     assert_eq!(Matrix::pack(DType::F16, 0, 8, &[], &Alone).unwrap().panels(), 0);
-    assert_eq!(Matrix::pack(DType::F16, 4, 0, &[], &Alone).unwrap().resident_bytes(), 0);
 }
 
 #[test]
@@ -271,7 +350,13 @@ fn packing_costs_little_space() {
         let file = dtype.bytes_for(32 * 2048).unwrap() as f64;
         let more = w.resident_bytes() as f64 / file - 1.0;
         // Q2_K and Q3_K keep 4- and 6-bit scales, which become bytes here.
-        let most = if matches!(dtype, DType::Q2K) { 0.20 } else if dtype == DType::Q3K { 0.07 } else { 0.04 };
+        let most = if matches!(dtype, DType::Q2K) {
+            0.20
+        } else if dtype == DType::Q3K {
+            0.07
+        } else {
+            0.04
+        };
         assert!((0.0..=most).contains(&more), "{}: {more:+.3}", dtype.name());
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn barriers_keep_every_worker_in_step() {
-    for (threads, rounds) in [(1, 1000), (2, 200_000), (3, 20_000), (8, 5_000)] {
+    for (threads, rounds) in [(1, 1000), (2, 200_000), (3, 10_000), (8, 2_000)] {
         let team = Team::new(threads).unwrap();
         let counters: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
         team.run(&|worker| {

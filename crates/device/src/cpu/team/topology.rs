@@ -15,7 +15,8 @@ pub(super) fn allowed_cpus() -> Vec<usize> {
     let mut ranked: Vec<(usize, usize)> = Vec::new();
     for cpu in affinity() {
         // A core's name: the list of its hyperthreads, the same for each of them.
-        let siblings = read(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
+        let siblings =
+            read(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
         let core = siblings.unwrap_or_else(|| cpu.to_string());
         let rank = seen.iter().filter(|&other| *other == core).count();
         seen.push(core);

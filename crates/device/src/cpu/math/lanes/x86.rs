@@ -61,15 +61,22 @@ impl Lanes for Avx2 {
         unsafe {
             let (low, high) = (_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)));
             // The shuffles work within halves of 128 bits: bring together the halves that belong together first.
-            let (a, b) = (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high));
-            (Avx2(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)), Avx2(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)))
+            let (a, b) = (
+                _mm256_permute2f128_ps::<0x20>(low, high),
+                _mm256_permute2f128_ps::<0x31>(low, high),
+            );
+            (
+                Avx2(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)),
+                Avx2(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)),
+            )
         }
     }
     #[inline(always)]
     unsafe fn store_pairs(first: Self, second: Self, p: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let (a, b) = (_mm256_unpacklo_ps(first.0, second.0), _mm256_unpackhi_ps(first.0, second.0));
+            let (a, b) =
+                (_mm256_unpacklo_ps(first.0, second.0), _mm256_unpackhi_ps(first.0, second.0));
             _mm256_storeu_ps(p, _mm256_permute2f128_ps::<0x20>(a, b));
             _mm256_storeu_ps(p.add(8), _mm256_permute2f128_ps::<0x31>(a, b));
         }
@@ -101,7 +108,8 @@ impl Lanes for Avx2 {
     fn sum(self) -> f32 {
         // SAFETY: as for the other methods: see `dispatch`.
         unsafe {
-            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let four =
+                _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
@@ -110,7 +118,8 @@ impl Lanes for Avx2 {
     fn greatest(self) -> f32 {
         // SAFETY: as for the other methods: see `dispatch`.
         unsafe {
-            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let four =
+                _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
@@ -143,7 +152,9 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         // SAFETY: the caller's promise.
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
+        }
     }
     #[inline(always)]
     unsafe fn load_pairs(p: *const f32) -> (Self, Self) {
@@ -152,7 +163,10 @@ impl Lanes for Avx512 {
             let (low, high) = (_mm512_loadu_ps(p), _mm512_loadu_ps(p.add(16)));
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-            (Avx512(_mm512_permutex2var_ps(low, even, high)), Avx512(_mm512_permutex2var_ps(low, odd, high)))
+            (
+                Avx512(_mm512_permutex2var_ps(low, even, high)),
+                Avx512(_mm512_permutex2var_ps(low, odd, high)),
+            )
         }
     }
     #[inline(always)]
@@ -179,7 +193,9 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn select_lt(a: Self, b: Self, yes: Self, no: Self) -> Self {
         // SAFETY: as for the other methods: see `dispatch`.
-        unsafe { Avx512(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a.0, b.0), no.0, yes.0)) }
+        unsafe {
+            Avx512(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a.0, b.0), no.0, yes.0))
+        }
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -1,6 +1,6 @@
 //! Sixteen lanes in two AVX2 registers.
 
-use super::Lanes;
+use super::{Call, Lanes};
 use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C.
@@ -148,7 +148,8 @@ impl Lanes for Avx2 {
     unsafe fn load_i8(p: *const i8) -> [__m256; 2] {
         // SAFETY: 16 bytes are readable at `p`.
         let bytes = unsafe { _mm_loadu_si128(p.cast()) };
-        let (low, high) = (_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)));
+        let (low, high) =
+            (_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)));
         [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
     }
     #[inline]
@@ -159,6 +160,12 @@ impl Lanes for Avx2 {
             _mm256_storeu_ps(p, v[0]);
             _mm256_storeu_ps(p.add(8), v[1]);
         }
+    }
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn write(call: &Call, panel: usize, token: usize, y: &[[__m256; 2]], first: bool) {
+        // SAFETY: passed on.
+        unsafe { call.write::<Self>(panel, token, y, first) }
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,6 +1,6 @@
 //! Sixteen lanes in one AVX-512 register, with VNNI.
 
-use super::Lanes;
+use super::{Call, Lanes};
 use std::arch::x86_64::*;
 
 /// AVX-512 F, BW, DQ, VL and VNNI.
@@ -135,6 +135,12 @@ impl Lanes for Avx512 {
     unsafe fn store_f32(p: *mut f32, v: __m512) {
         // SAFETY: 16 f32 are writable at `p`.
         unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn write(call: &Call, panel: usize, token: usize, y: &[__m512], first: bool) {
+        // SAFETY: passed on.
+        unsafe { call.write::<Self>(panel, token, y, first) }
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]

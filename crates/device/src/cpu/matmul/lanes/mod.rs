@@ -11,6 +11,8 @@ pub(super) mod avx512;
 pub(super) mod neon;
 pub(super) mod scalar;
 
+use super::Call;
+
 /// A vector unit, as 16 lanes of 32 bits.
 ///
 /// # Safety
@@ -69,6 +71,9 @@ pub(super) trait Lanes: 'static {
     unsafe fn load_i8(p: *const i8) -> Self::Floats;
     /// Stores 16 f32; any alignment.
     unsafe fn store_f32(p: *mut f32, v: Self::Floats);
+
+    /// [`Call::write`], compiled for this unit once rather than into every kernel.
+    unsafe fn write(call: &Call, panel: usize, token: usize, y: &[Self::Floats], first: bool);
 
     /// Asks for a cache line that will be read soon; any address.
     unsafe fn prefetch(p: *const u8);

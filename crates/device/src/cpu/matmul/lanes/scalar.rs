@@ -1,13 +1,17 @@
 //! Sixteen lanes in portable Rust: the reference for the others, and what unknown processors run.
 
-use super::Lanes;
+use super::{Call, Lanes};
 
 /// Arrays for registers.
 pub(in super::super) struct Scalar;
 
 /// Applies a function to every pair of elements.
 #[inline(always)]
-fn zip<T: Copy, U: Copy, V: Copy + Default>(a: [T; 16], b: [U; 16], f: impl Fn(T, U) -> V) -> [V; 16] {
+fn zip<T: Copy, U: Copy, V: Copy + Default>(
+    a: [T; 16],
+    b: [U; 16],
+    f: impl Fn(T, U) -> V,
+) -> [V; 16] {
     let mut out = [V::default(); 16];
     for r in 0..16 {
         out[r] = f(a[r], b[r]);
@@ -114,6 +118,11 @@ impl Lanes for Scalar {
     unsafe fn store_f32(p: *mut f32, v: [f32; 16]) {
         // SAFETY: 16 f32 are writable at `p`.
         unsafe { p.cast::<[f32; 16]>().write_unaligned(v) }
+    }
+    #[inline(never)]
+    unsafe fn write(call: &Call, panel: usize, token: usize, y: &[[f32; 16]], first: bool) {
+        // SAFETY: passed on.
+        unsafe { call.write::<Self>(panel, token, y, first) }
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}

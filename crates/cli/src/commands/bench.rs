@@ -1,0 +1,212 @@
+//! `delft bench`: prompt processing (pp) and generation (tg) speed, in llama-bench's sense of both.
+
+use std::time::Instant;
+
+use delft::{Engine, Error, Session};
+use serde_json::{Value, json};
+
+use crate::args::Bench;
+use crate::load;
+use crate::terminal::{Outcome, aside, bytes, count, print, print_json, stderr_is_terminal, table};
+
+/// Tokens per second of each measured run.
+#[derive(Debug, Default)]
+struct Runs(Vec<f64>);
+
+impl Runs {
+    fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => 0.0,
+            n if n % 2 == 1 => sorted[middle],
+            _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        }
+    }
+
+    fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len().max(1) as f64
+    }
+
+    /// The sample's standard deviation.
+    fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        let squares: f64 = self.0.iter().map(|rate| (rate - mean).powi(2)).sum();
+        if self.0.len() < 2 { 0.0 } else { (squares / (self.0.len() - 1) as f64).sqrt() }
+    }
+}
+
+pub(crate) fn run(args: &Bench) -> Outcome {
+    let [prompt, generate, depth] = [args.prompt, args.generate, args.depth].map(|n| n as usize);
+    if prompt == 0 && generate == 0 {
+        return Err(Error::new("-p and -n", "at least one of them above 0", "0 and 0").into());
+    }
+    // The cache is sized for the measurement, which may go beyond what the model was trained for.
+    let needed = depth + prompt.max(generate);
+    let context = args.load.ctx.map_or(needed, |n| n as usize);
+    if context < needed {
+        return Err(Error::new(
+            "--ctx",
+            format!("at least {needed} for this measurement"),
+            context,
+        )
+        .into());
+    }
+    let (engine, model) = load::engine_with(&args.load, Some(context), false)?;
+    let mut session = engine.session();
+    let tokens = random_tokens(needed, engine.info().vocab);
+    let mut pp = Runs::default();
+    let mut tg = Runs::default();
+    // pp and tg take turns, so that a neighbour's load meets both; the first round only warms up.
+    for round in 0..=args.repeat {
+        if prompt > 0 {
+            let seconds = process(&mut session, &tokens, depth, prompt)?;
+            record(&mut pp, "pp", round, prompt, seconds);
+        }
+        if generate > 0 {
+            let seconds = step(&mut session, &tokens, depth, generate)?;
+            record(&mut tg, "tg", round, generate, seconds);
+        }
+    }
+    if args.json {
+        return print_json(&to_json(args, &engine, &model.path.display().to_string(), &pp, &tg));
+    }
+    let info = engine.info();
+    let at = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
+    let row = |name: String, runs: &Runs| {
+        vec![
+            name,
+            format!("{:.2}", runs.median()),
+            format!("{:.2} +/- {:.2}", runs.mean(), runs.deviation()),
+        ]
+    };
+    let mut rows = Vec::new();
+    if prompt > 0 {
+        rows.push(row(format!("pp{prompt}{at}"), &pp));
+    }
+    if generate > 0 {
+        rows.push(row(format!("tg{generate}{at}"), &tg));
+    }
+    let head = format!(
+        "{} ({}, {} parameters, {}) on {}\n",
+        info.name,
+        info.architecture,
+        count(info.parameters),
+        bytes(info.file_bytes),
+        info.device
+    );
+    let tail = format!(
+        "loaded in {:.2} s, peak memory {}\n",
+        info.load_ms as f64 / 1000.0,
+        bytes(delft::peak_rss_bytes())
+    );
+    let body = table(&["TEST", "TOK/S (MEDIAN)", "MEAN"], &[false, true, true], &rows);
+    print(&format!("{head}{body}{tail}"))
+}
+
+fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) {
+    let rate = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    if stderr_is_terminal() {
+        let run = if round == 0 { "warm-up".to_string() } else { format!("run {round}") };
+        aside(format_args!("{name} {run}: {rate:.2} tok/s"));
+    }
+    if round > 0 {
+        runs.0.push(rate);
+    }
+}
+
+/// Seconds to process a prompt behind `depth` cached tokens, with the logits of its last token.
+fn process(session: &mut Session, tokens: &[u32], depth: usize, prompt: usize) -> Outcome<f64> {
+    session.clear();
+    session.evaluate(&tokens[..depth], depth, &mut |_, _| {})?;
+    let start = Instant::now();
+    session.evaluate(&tokens[depth..depth + prompt], prompt - 1, &mut |_, _| {})?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds for single-token steps behind `depth` cached tokens, each with its logits.
+fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) -> Outcome<f64> {
+    session.clear();
+    session.evaluate(&tokens[..depth], depth, &mut |_, _| {})?;
+    let start = Instant::now();
+    for token in tokens[depth..depth + generate].chunks(1) {
+        session.evaluate(token, 0, &mut |_, _| {})?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// The same tokens on every machine: a 64-bit linear congruential generator (Knuth's MMIX constants).
+fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
+    let mut state = 1u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab.max(1) as u64) as u32
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// Threads and instruction set out of a device's description, such as `cpu, 2 threads, avx512`.
+fn threads_and_isa(device: &str) -> (Value, Value) {
+    let mut parts = device.split(", ").skip(1);
+    let threads = parts.next().and_then(|part| part.split(' ').next()?.parse::<u64>().ok());
+    (threads.map_or(Value::Null, Value::from), parts.next().map_or(Value::Null, Value::from))
+}
+
+fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs) -> Value {
+    let info = engine.info();
+    let memory = engine.memory();
+    let (threads, isa) = threads_and_isa(&info.device);
+    let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
+    json!({
+        "model": info.name,
+        "path": path,
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "file_bytes": info.file_bytes,
+        "device": info.device,
+        "threads": threads,
+        "isa": isa,
+        "p": args.prompt,
+        "n": args.generate,
+        "depth": args.depth,
+        "repeat": args.repeat,
+        "pp_tok_s": rate(pp),
+        "tg_tok_s": rate(tg),
+        "pp_runs_tok_s": pp.0,
+        "tg_runs_tok_s": tg.0,
+        "load_s": info.load_ms as f64 / 1000.0,
+        "peak_rss_bytes": delft::peak_rss_bytes(),
+        "weights_bytes": memory.weights,
+        "cache_bytes": memory.cache,
+        "activation_bytes": memory.arena,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_deviations() {
+        let runs = Runs(vec![1.0, 9.0, 2.0]);
+        assert_eq!((runs.median(), runs.mean()), (2.0, 4.0));
+        assert_eq!(Runs(vec![1.0, 3.0]).median(), 2.0);
+        assert!((Runs(vec![2.0, 4.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
+        assert_eq!(Runs(vec![]).median(), 0.0);
+    }
+
+    #[test]
+    fn a_device_tells_its_threads() {
+        assert_eq!(threads_and_isa("cpu, 2 threads, avx512"), (2.into(), "avx512".into()));
+        assert_eq!(threads_and_isa("cpu, 1 thread, scalar"), (1.into(), "scalar".into()));
+        assert_eq!(threads_and_isa("abacus"), (Value::Null, Value::Null));
+    }
+
+    #[test]
+    fn tokens_stay_inside_the_vocabulary() {
+        let tokens = random_tokens(1000, 7);
+        assert!(tokens.iter().all(|t| *t < 7) && (0..7).all(|id| tokens.contains(&id)));
+    }
+}

@@ -1,0 +1,236 @@
+//! `delft inspect`: what a model is and the memory it needs, from its headers alone.
+
+use std::collections::BTreeMap;
+
+use delft::formats::gguf::{Array, Value};
+use delft::models::{self, Config};
+use delft::{CacheType, Engine, Error, Needs, Tensors};
+use serde_json::{Value as Json, json};
+
+use crate::args::Inspect;
+use crate::load;
+use crate::terminal::{BOLD, Outcome, bytes, count, harmless, print, print_json, table};
+
+/// Everything that is shown.
+struct Report {
+    path: String,
+    format: &'static str,
+    parameters: u64,
+    bytes: u64,
+    /// Tensors, elements and bytes by element type.
+    types: BTreeMap<&'static str, (usize, u64, u64)>,
+    /// What Delft makes of it, or why it cannot run it.
+    model: Result<(Config, usize, Needs), Error>,
+}
+
+pub(crate) fn run(args: &Inspect) -> Outcome {
+    let model = load::find(args.named.as_deref().or(args.model.model.as_deref()))?;
+    let tensors = load::open(&model)?;
+    let report = report(&tensors, args);
+    if args.json {
+        print_json(&to_json(&report, &tensors, args))
+    } else {
+        print(&to_text(&report, &tensors, args))
+    }
+}
+
+fn report(tensors: &Tensors, args: &Inspect) -> Report {
+    let mut types: BTreeMap<&'static str, (usize, u64, u64)> = BTreeMap::new();
+    let (mut parameters, mut total) = (0, 0);
+    for tensor in tensors.iter() {
+        let (elements, size) = (tensor.elements() as u64, tensor.bytes.len() as u64);
+        let entry = types.entry(tensor.dtype.name()).or_default();
+        *entry = (entry.0 + 1, entry.1 + elements, entry.2 + size);
+        (parameters, total) = (parameters + elements, total + size);
+    }
+    let model = models::config(tensors).and_then(|config| {
+        let context = args.ctx.map_or(config.context, |n| n as usize);
+        let needs = Engine::needs(tensors.path(), Some(context), CacheType::from(args.cache_type))?;
+        Ok((config, context, needs))
+    });
+    let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
+    Report {
+        path: tensors.path().display().to_string(),
+        format,
+        parameters,
+        bytes: total,
+        types,
+        model,
+    }
+}
+
+fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
+    let mut text = format!("{BOLD}{}{BOLD:#}\n", harmless(&report.path));
+    let mut line = |name: &str, value: String| text += &format!("  {name:<16}{value}\n");
+    let version =
+        tensors.gguf().map_or(String::new(), |file| format!(" version {}", file.header().version));
+    line("format", format!("{}{version}", report.format));
+    line("parameters", format!("{} in {} tensors", count(report.parameters), tensors.len()));
+    line("weights", bytes(report.bytes));
+    match &report.model {
+        Ok((config, context, needs)) => {
+            line("architecture", config.architecture.name.to_string());
+            line("layers", config.layers.to_string());
+            line("hidden", config.hidden.to_string());
+            line("feed-forward", config.feed_forward.to_string());
+            line(
+                "heads",
+                format!(
+                    "{} of {}, {} for keys and values",
+                    config.heads, config.head_dim, config.kv_heads
+                ),
+            );
+            line(
+                "vocabulary",
+                format!(
+                    "{}{}",
+                    config.vocab,
+                    if config.tied { ", tied to the output" } else { "" }
+                ),
+            );
+            line("trained context", config.context.to_string());
+            text += &format!("\n{BOLD}memory at {context} tokens{BOLD:#}\n");
+            for (name, value) in parts(needs) {
+                text += &format!("  {name:<16}{:>10}\n", bytes(value));
+            }
+        }
+        Err(error) => line("cannot run", error.to_string()),
+    }
+    let rows: Vec<Vec<String>> = report
+        .types
+        .iter()
+        .map(|(name, (tensors, elements, size))| {
+            vec![name.to_string(), tensors.to_string(), count(*elements), bytes(*size)]
+        })
+        .collect();
+    text.push('\n');
+    text += &table(&["TYPE", "TENSORS", "ELEMENTS", "SIZE"], &[false, true, true, true], &rows);
+    let metadata: Vec<Vec<String>> = metadata(tensors)
+        .into_iter()
+        .map(|(key, value)| vec![harmless(&key), shown(&value)])
+        .collect();
+    text.push('\n');
+    text += &table(&["KEY", "VALUE"], &[false, false], &metadata);
+    if args.tensors {
+        let rows: Vec<Vec<String>> = tensors
+            .iter()
+            .map(|t| {
+                vec![
+                    harmless(t.name),
+                    t.dtype.name().to_string(),
+                    format!("{:?}", t.shape),
+                    bytes(t.bytes.len() as u64),
+                ]
+            })
+            .collect();
+        text.push('\n');
+        text += &table(&["TENSOR", "TYPE", "SHAPE", "SIZE"], &[false, false, false, true], &rows);
+    }
+    text
+}
+
+fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
+    let types: serde_json::Map<String, Json> = report
+        .types
+        .iter()
+        .map(|(name, (tensors, elements, size))| {
+            (name.to_string(), json!({ "tensors": tensors, "elements": elements, "bytes": size }))
+        })
+        .collect();
+    let mut out = json!({
+        "path": report.path,
+        "format": report.format,
+        "parameters": report.parameters,
+        "bytes": report.bytes,
+        "types": types,
+    });
+    match &report.model {
+        Ok((config, context, needs)) => {
+            out["architecture"] = config.architecture.name.into();
+            out["layers"] = config.layers.into();
+            out["hidden"] = config.hidden.into();
+            out["feed_forward"] = config.feed_forward.into();
+            out["heads"] = config.heads.into();
+            out["kv_heads"] = config.kv_heads.into();
+            out["head_dim"] = config.head_dim.into();
+            out["vocab"] = config.vocab.into();
+            out["trained_context"] = config.context.into();
+            out["tied"] = config.tied.into();
+            let [weights, cache, activations, total] = parts(needs).map(|(_, value)| value);
+            out["memory"] = json!({
+                "ctx": context,
+                "weights_bytes": weights,
+                "cache_bytes": cache,
+                "activation_bytes": activations,
+                "total_bytes": total,
+            });
+        }
+        Err(error) => out["problem"] = error.to_string().into(),
+    }
+    out["metadata"] = Json::Object(metadata(tensors).into_iter().collect());
+    if args.tensors {
+        let entry = |t: delft::formats::Tensor| json!({ "name": t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len() });
+        out["tensors"] = tensors.iter().map(entry).collect();
+    }
+    out
+}
+
+fn parts(needs: &Needs) -> [(&'static str, u64); 4] {
+    let total = needs.weights.saturating_add(needs.cache).saturating_add(needs.activations);
+    [
+        ("weights", needs.weights),
+        ("cache", needs.cache),
+        ("activations", needs.activations),
+        ("total", total),
+    ]
+}
+
+/// The file's own metadata: GGUF keys, or config.json.
+fn metadata(tensors: &Tensors) -> Vec<(String, Json)> {
+    if let Some(file) = tensors.gguf() {
+        return file.metadata().iter().map(|(key, value)| (key.to_string(), gguf(value))).collect();
+    }
+    let config = tensors.folder().and_then(|folder| folder.config().as_object());
+    config.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// A GGUF value; a long array is told by its type and length, such as `array of 32000 string`.
+fn gguf(value: &Value) -> Json {
+    const WHOLE: usize = 16;
+    match value {
+        Value::Bool(value) => (*value).into(),
+        Value::String(text) => text.as_str().into(),
+        Value::F32(value) => float(*value),
+        Value::F64(value) => (*value).into(),
+        Value::Array(array) if array.len() <= WHOLE => match array {
+            Array::F32(values) => values.iter().copied().map(float).collect(),
+            Array::F64(values) => values.iter().copied().collect(),
+            Array::Bool(values) => values.iter().copied().collect(),
+            Array::String(values) => values.iter().map(String::as_str).collect(),
+            Array::Array(_) => value.kind().into(),
+            whole => whole.integers().into_iter().flatten().map(integer).collect(),
+        },
+        Value::Array(_) => value.kind().into(),
+        whole => whole.integer().map_or(Json::Null, integer),
+    }
+}
+
+fn integer(value: i128) -> Json {
+    u64::try_from(value)
+        .map(Json::from)
+        .or_else(|_| i64::try_from(value).map(Json::from))
+        .unwrap_or(Json::Null)
+}
+
+/// Through its decimal text, so that 1e-5f32 reads 1e-5 and not 0.0000099999997.
+fn float(value: f32) -> Json {
+    value.to_string().parse::<f64>().map_or(Json::Null, Json::from)
+}
+
+/// A metadata value on one line of bounded length.
+fn shown(value: &Json) -> String {
+    const WIDTH: usize = 72;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    let line = harmless(&text.chars().take(WIDTH).collect::<String>());
+    if text.chars().nth(WIDTH).is_some() { format!("{line}...") } else { line }
+}

@@ -1,0 +1,11 @@
+//! The commands, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod logits;
+pub(crate) mod perplexity;
+pub(crate) mod pull;
+pub(crate) mod run;
+pub(crate) mod tokenize;

@@ -1,0 +1,166 @@
+//! `delft perplexity`: `exp` of the mean negative log-likelihood of a text's tokens, chunk by chunk.
+
+use delft::tokens::Special;
+use delft::{Error, Session};
+use serde_json::json;
+
+use crate::args::Perplexity;
+use crate::load;
+use crate::terminal::{Outcome, aside, print, print_json, read_file, stderr_is_terminal};
+
+/// Tokens of a chunk unless said otherwise, as llama.cpp has it.
+const CONTEXT: usize = 512;
+
+/// Running sums over the scored tokens: their number, and the sums of their negative log-likelihoods and of the
+/// squares.
+#[derive(Debug, Default, Clone, Copy)]
+struct Score {
+    count: usize,
+    sum: f64,
+    squares: f64,
+}
+
+impl Score {
+    fn perplexity(&self) -> f64 {
+        (self.sum / self.count as f64).exp()
+    }
+
+    /// The standard error of the mean, carried through `exp`.
+    fn error(&self) -> f64 {
+        let mean = self.sum / self.count as f64;
+        let variance = (self.squares / self.count as f64 - mean * mean).max(0.0);
+        if self.count < 2 {
+            0.0
+        } else {
+            (variance / (self.count - 1) as f64).sqrt() * self.perplexity()
+        }
+    }
+}
+
+/// What is evaluated: windows of `length` tokens every `step`, scored from window index `from` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plan {
+    length: usize,
+    step: usize,
+    from: usize,
+    count: usize,
+}
+
+impl Plan {
+    /// The windows over `tokens` tokens; a window must fit whole.
+    fn new(tokens: usize, length: usize, stride: Option<usize>, limit: Option<usize>) -> Plan {
+        let step = stride.map_or(length, |stride| stride.min(length));
+        let from = stride.map_or(length / 2, |stride| length.saturating_sub(stride + 1));
+        let count = if tokens < length { 0 } else { (tokens - length) / step + 1 };
+        Plan { length, step, from, count: limit.map_or(count, |limit| count.min(limit)) }
+    }
+}
+
+pub(crate) fn run(args: &Perplexity) -> Outcome {
+    let text = read_file(&args.file)?;
+    let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
+    if context < 4 {
+        return Err(Error::new("--ctx", "at least 4 tokens", context).into());
+    }
+    let (engine, _) = load::engine_with(&args.load, Some(context), false)?;
+    let tokenizer = load::need_tokenizer(&engine)?;
+    let tokens = tokenizer.encode(&text, Special { add: true, parse: false })?;
+    let bos = if tokenizer.adds_bos() { tokenizer.bos() } else { None };
+    let plan = Plan::new(
+        tokens.len(),
+        context,
+        args.stride.map(|n| n as usize),
+        args.chunks.map(|n| n as usize),
+    );
+    if plan.count == 0 {
+        let found = format!("{} tokens", tokens.len());
+        return Err(Error::new(args.file.display(), format!("at least {context} tokens"), found)
+            .hint("take a longer text or a smaller --ctx")
+            .into());
+    }
+    let mut session = engine.session();
+    let mut score = Score::default();
+    for chunk in 0..plan.count {
+        let mut window = tokens[chunk * plan.step..][..plan.length].to_vec();
+        if let Some(bos) = bos {
+            window[0] = bos;
+        }
+        evaluate(&mut session, &window, plan.from, &mut score)?;
+        if stderr_is_terminal() {
+            aside(format_args!("chunk {}/{}: {:.4}", chunk + 1, plan.count, score.perplexity()));
+        }
+    }
+    if args.json {
+        return print_json(&json!({
+            "model": engine.info().name,
+            "file": args.file.display().to_string(),
+            "tokens": tokens.len(),
+            "ctx": context,
+            "stride": args.stride,
+            "chunks": plan.count,
+            "scored": score.count,
+            "nll": score.sum / score.count as f64,
+            "perplexity": score.perplexity(),
+            "error": score.error(),
+        }));
+    }
+    let (perplexity, error) = (score.perplexity(), score.error());
+    print(&format!(
+        "perplexity {perplexity:.4} +/- {error:.4} ({} tokens scored in {} chunks)\n",
+        score.count, plan.count
+    ))
+}
+
+/// Adds the likelihoods of `window[from + 1..]`, each given what precedes it in the window.
+fn evaluate(session: &mut Session, window: &[u32], from: usize, score: &mut Score) -> Outcome {
+    session.clear();
+    // The last token has no successor to be scored by.
+    let inputs = &window[..window.len() - 1];
+    session.evaluate(inputs, from, &mut |row, logits| {
+        let nll = negative_log_likelihood(logits, window[row + 1]);
+        score.count += 1;
+        score.sum += nll;
+        score.squares += nll * nll;
+    })?;
+    Ok(())
+}
+
+/// `ln(sum(exp(logits))) - logits[token]`, in f64 and shifted by the largest so that nothing overflows.
+fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
+    f64::from(largest) + sum.ln()
+        - logits.get(token as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_cover_what_they_should() {
+        // llama.cpp: chunks of 512, rows 256..511 scored, that is 255 of each.
+        assert_eq!(
+            Plan::new(1500, 512, None, None),
+            Plan { length: 512, step: 512, from: 256, count: 2 }
+        );
+        // Windows overlap so that every token after the first window's head is scored once.
+        assert_eq!(
+            Plan::new(512 + 3 * 128, 512, Some(128), None),
+            Plan { length: 512, step: 128, from: 383, count: 4 }
+        );
+        assert_eq!(Plan::new(511, 512, None, None).count, 0);
+        assert_eq!(Plan::new(9000, 512, None, Some(3)).count, 3);
+    }
+
+    #[test]
+    fn likelihoods_are_those_of_the_softmax() {
+        let uniform = negative_log_likelihood(&[5.0; 8], 3);
+        assert!((uniform - 8f64.ln()).abs() < 1e-12);
+        let logits = [1000.0, 0.0, -1000.0];
+        assert!(negative_log_likelihood(&logits, 0).abs() < 1e-12);
+        assert!((negative_log_likelihood(&logits, 2) - 2000.0).abs() < 1e-9);
+        let score = Score { count: 4, sum: 8.0, squares: 16.0 };
+        assert_eq!((score.perplexity(), score.error()), (2f64.exp(), 0.0));
+    }
+}

@@ -1,0 +1,93 @@
+//! One generation with its text handed on piece by piece, and what it took.
+
+use delft::{Engine, Finish, GenerateOptions, Metrics, Prompt, Session};
+use serde_json::{Value, json};
+
+use crate::interrupt::Generating;
+use crate::terminal::{Outcome, bytes};
+
+/// A finished generation.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    /// The generated tokens, the model's end token included.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Finish,
+    pub(crate) metrics: Metrics,
+}
+
+/// Generates, giving each piece of text to `sink` as it comes. Ctrl-C ends it early.
+pub(crate) fn generate(
+    session: &mut Session,
+    prompt: Prompt,
+    options: &GenerateOptions,
+    sink: &mut dyn FnMut(&str) -> Outcome,
+) -> Outcome<Answer> {
+    let generating = Generating::begin();
+    let options = GenerateOptions { cancel: generating.0.clone(), ..options.clone() };
+    let mut generation = session.generate(prompt, &options)?;
+    let mut text = String::new();
+    let mut tokens = Vec::new();
+    for token in &mut generation {
+        let token = token?;
+        tokens.push(token.id);
+        if !token.text.is_empty() {
+            text += &token.text;
+            sink(&token.text)?;
+        }
+    }
+    let finish = generation.finish().cloned().unwrap_or(Finish::Cancelled);
+    Ok(Answer { text, tokens, finish, metrics: generation.metrics() })
+}
+
+impl Answer {
+    /// Speed, memory and the reason it ended, in one line.
+    pub(crate) fn summary(&self, engine: &Engine) -> String {
+        let m = &self.metrics;
+        let reused = if m.reused_tokens > 0 {
+            format!(" ({} reused)", m.reused_tokens)
+        } else {
+            String::new()
+        };
+        // Not every system tells.
+        let memory =
+            if m.peak_rss_bytes > 0 { bytes(m.peak_rss_bytes) } else { "unknown".to_string() };
+        format!(
+            "prefill {} tokens{reused}, {:.1} tok/s | decode {} tokens, {:.1} tok/s | memory {memory} | {}",
+            m.prompt_tokens,
+            m.prefill_rate(),
+            m.generated_tokens,
+            m.decode_rate(),
+            reason(&self.finish, engine)
+        )
+    }
+
+    /// Counts, times in seconds, rates in tokens per second, memory in bytes.
+    pub(crate) fn metrics_json(&self) -> Value {
+        let m = &self.metrics;
+        json!({
+            "prompt_tokens": m.prompt_tokens,
+            "reused_tokens": m.reused_tokens,
+            "generated_tokens": m.generated_tokens,
+            "prefill_s": m.prefill.as_secs_f64(),
+            "decode_s": m.decode.as_secs_f64(),
+            "prefill_tok_s": m.prefill_rate(),
+            "decode_tok_s": m.decode_rate(),
+            "peak_rss_bytes": m.peak_rss_bytes,
+        })
+    }
+}
+
+/// Why a generation ended, for people.
+fn reason(finish: &Finish, engine: &Engine) -> String {
+    match finish {
+        Finish::End(_) => "the model stopped".to_string(),
+        Finish::StopString => "stop text met".to_string(),
+        Finish::Length => "token limit reached".to_string(),
+        Finish::ContextFull => {
+            format!("context full ({} tokens; --ctx sets it)", engine.info().context)
+        }
+        Finish::Cancelled => "interrupted".to_string(),
+        Finish::Failed => "failed".to_string(),
+    }
+}

@@ -1,0 +1,123 @@
+//! From the loading flags to an engine.
+
+use delft::hub::{self, Kind, Model};
+use delft::{CacheType, Engine, Error, LoadOptions, Tensors};
+
+use delft::tokens::Tokenizer;
+
+use crate::args::{CacheArg, LoadArgs};
+use crate::terminal::{Outcome, Stop, aside, bytes, stderr_is_terminal};
+
+impl From<CacheArg> for CacheType {
+    fn from(arg: CacheArg) -> Self {
+        match arg {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        }
+    }
+}
+
+/// The model that the flags name, found on this machine.
+pub(crate) fn find(model: Option<&str>) -> Outcome<Model> {
+    Ok(hub::resolve(model)?)
+}
+
+/// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
+pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)> {
+    let (engine, model) = engine_with(args, args.ctx.map(|n| n as usize), verbose)?;
+    let info = engine.info();
+    if info.context > info.trained_context && !args.rotate {
+        aside(format_args!(
+            "the model was trained for {} tokens: beyond them it may ramble",
+            info.trained_context
+        ));
+    }
+    Ok((engine, model))
+}
+
+/// [`engine`] with a context of the caller's choice.
+pub(crate) fn engine_with(
+    args: &LoadArgs,
+    context: Option<usize>,
+    verbose: bool,
+) -> Outcome<(Engine, Model)> {
+    let model = find(args.model.model.as_deref())?;
+    let options = LoadOptions {
+        threads: args.threads.map(|n| n as usize),
+        context,
+        rotate: args.rotate,
+        cache_type: args.cache_type.into(),
+        ..LoadOptions::default()
+    };
+    let bar = stderr_is_terminal().then(|| {
+        let bar = indicatif::ProgressBar::new(0).with_message(format!("loading {}", model.name()));
+        // Small models load before anybody could read the line.
+        bar.set_style(crate::progress::style("{msg} {percent}%"));
+        bar
+    });
+    let mut shown = std::time::Instant::now();
+    let engine = Engine::load_with(&model.path, &options, &mut |done, all| {
+        if let Some(bar) = &bar
+            && shown.elapsed().as_millis() >= 200
+        {
+            shown = std::time::Instant::now();
+            bar.set_length(all);
+            bar.set_position(done);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let engine = engine?;
+    if verbose {
+        let info = engine.info();
+        aside(format_args!(
+            "model: {} ({}) from {}",
+            info.name,
+            info.architecture,
+            model.path.display()
+        ));
+        aside(format_args!(
+            "loaded: {} parameters, {} on {} in {:.2} s; context {} of {} trained",
+            crate::terminal::count(info.parameters),
+            bytes(info.file_bytes),
+            info.device,
+            info.load_ms as f64 / 1000.0,
+            info.context,
+            info.trained_context
+        ));
+        for warning in engine.tokenizer().map_or(&[][..], Tokenizer::warnings) {
+            aside(format_args!("tokenizer: {warning}"));
+        }
+    }
+    Ok((engine, model))
+}
+
+/// A model's files, mapped but not read.
+pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
+    Ok(Tensors::open(&model.path)?)
+}
+
+/// A model's tokenizer, without its weights.
+pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
+    match model.kind {
+        Kind::Folder => Ok(Tokenizer::from_folder(&model.path)?),
+        Kind::GgufFile => {
+            let tensors = open(model)?;
+            let file = tensors
+                .gguf()
+                .ok_or_else(|| Error::new(model.path.display(), "a GGUF file", "something else"))?;
+            Ok(Tokenizer::from_gguf(file.metadata())?)
+        }
+    }
+}
+
+/// The tokenizer of a loaded model, for commands that cannot do without.
+pub(crate) fn need_tokenizer(engine: &Engine) -> Outcome<&Tokenizer> {
+    engine.tokenizer().ok_or_else(|| {
+        Stop::Error(
+            Error::new(&engine.info().name, "a tokenizer beside the weights", "none")
+                .hint("delft logits and delft bench work without one"),
+        )
+    })
+}

@@ -1,0 +1,241 @@
+//! The binary on real checkpoints: the reference fixtures, whose expected values Transformers computed.
+
+mod common;
+
+use common::{delft, fixture, status};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+fn json(output: &Output) -> Value {
+    assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn ids(file: &formats::Safetensors, name: &str) -> Vec<i64> {
+    let bytes = file.get(name).unwrap().bytes;
+    bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn joined(ids: &[i64]) -> String {
+    ids.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_transformers() {
+    for (case, model) in [
+        ("llama3", "llama3"),
+        ("llama3", "llama3/model.f32.gguf"),
+        ("qwen2", "qwen2"),
+        ("mistral", "mistral"),
+    ] {
+        let expected = formats::Safetensors::open(Path::new(&fixture(&format!(
+            "{case}/expected.safetensors"
+        ))))
+        .unwrap();
+        let (prompt, decoded) = (ids(&expected, "input_ids"), ids(&expected, "decode.tokens"));
+        let logits = expected.get("logits").unwrap();
+        let (values, width) = (logits.to_f32().unwrap(), logits.shape[1]);
+        let output = delft()
+            .args(["logits", "-m", &fixture(model), "--cache-type", "f32", "--json", "--all"])
+            .args(["--generate", &decoded.len().to_string(), "--tokens", &joined(&prompt)])
+            .output()
+            .unwrap();
+        let found = json(&output);
+        assert_eq!(found["tokens"], Value::from(prompt.clone()));
+        assert_eq!(found["generated"], Value::from(decoded), "{model}");
+        let rows = found["logits"].as_array().unwrap();
+        assert_eq!(rows.len(), prompt.len());
+        // The fixture may keep only the last rows.
+        for (row, expected) in
+            rows[rows.len() - logits.shape[0]..].iter().zip(values.chunks_exact(width))
+        {
+            let row = row.as_array().unwrap();
+            assert_eq!(row.len(), width);
+            for (found, expected) in row.iter().zip(expected) {
+                let difference = (found.as_f64().unwrap() - f64::from(*expected)).abs();
+                assert!(difference < 1e-3, "{model}: {found} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_rows_are_the_default() {
+    let rows = |extra: &[&str]| {
+        let output = delft()
+            .args(["logits", "-m", &fixture("llama3"), "--tokens", "5,6,7,8", "--json"])
+            .args(extra)
+            .output();
+        json(&output.unwrap())["logits"].clone()
+    };
+    // A matrix of another height may be multiplied in another order.
+    let near = |a: &Value, b: &Value| {
+        let (a, b) = (a.as_array().unwrap(), b.as_array().unwrap());
+        a.len() == b.len()
+            && a.iter()
+                .zip(b)
+                .all(|(a, b)| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4)
+    };
+    let all = rows(&["--all"]);
+    let (one, two) = (rows(&[]), rows(&["--last", "2"]));
+    assert_eq!((one.as_array().unwrap().len(), two.as_array().unwrap().len()), (1, 2));
+    assert!(near(&one[0], &all[3]) && near(&two[0], &all[2]) && near(&two[1], &all[3]));
+    assert!(!near(&all[2], &all[3]));
+    let output =
+        delft().args(["logits", "-m", &fixture("llama3"), "--tokens", "5,128"]).output().unwrap();
+    assert_eq!(status(&output), 1);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("expected ids below 128, found 128"));
+}
+
+#[test]
+fn commands_that_need_a_tokenizer_say_so() {
+    for args in [&["run", "x"][..], &["tokenize", "x"], &["perplexity", file!()]] {
+        let output = delft()
+            .args(args)
+            .args(["-m", &fixture("llama3")])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Cargo runs tests in the package's folder, from which the workspace's path of this file leads nowhere.
+        assert_eq!(status(&output), 1, "{args:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_bench_is_one_object_with_the_figures() {
+    let output = delft()
+        .args([
+            "bench",
+            "-m",
+            &fixture("qwen3/model.q8_0.gguf"),
+            "-p",
+            "16",
+            "-n",
+            "4",
+            "-d",
+            "8",
+            "-r",
+            "2",
+            "--threads",
+            "1",
+            "--json",
+        ])
+        .output()
+        .unwrap();
+    let found = json(&output);
+    for key in
+        ["pp_tok_s", "tg_tok_s", "peak_rss_bytes", "parameters", "weights_bytes", "cache_bytes"]
+    {
+        assert!(found[key].as_f64().unwrap() > 0.0, "{key}: {found}");
+    }
+    for (key, value) in [("p", 16), ("n", 4), ("depth", 8), ("repeat", 2), ("threads", 1)] {
+        assert_eq!(found[key], value, "{key}");
+    }
+    assert_eq!(found["pp_runs_tok_s"].as_array().unwrap().len(), 2);
+    assert!(
+        found["isa"].is_string()
+            && found["load_s"].is_number()
+            && found["device"].as_str().unwrap().contains("cpu")
+    );
+    let text = delft()
+        .args(["bench", "-m", &fixture("llama3"), "-p", "0", "-n", "2", "-r", "1"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("tg2") && !text.contains("pp"), "{text}");
+}
+
+#[test]
+fn inspect_tells_sizes_and_memory_without_loading() {
+    let output = delft()
+        .args(["inspect", &fixture("llama3/model.f32.gguf"), "--ctx", "100", "--tensors", "--json"])
+        .output();
+    let found = json(&output.unwrap());
+    assert_eq!(
+        (found["architecture"].as_str(), found["layers"].as_u64()),
+        (Some("llama"), Some(2))
+    );
+    let tensors = found["tensors"].as_array().unwrap();
+    let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(found["bytes"], bytes);
+    let memory = &found["memory"];
+    // Keys and values, 2 layers, 100 positions, 2 heads of 8, two bytes each.
+    assert_eq!(memory["cache_bytes"], 2 * 2 * 100 * 2 * 8 * 2);
+    let parts = ["weights_bytes", "cache_bytes", "activation_bytes"];
+    let total: u64 = parts.iter().map(|p| memory[p].as_u64().unwrap()).sum();
+    assert_eq!(memory["total_bytes"], total);
+    assert_eq!(found["metadata"]["general.architecture"], "llama");
+    let folder = json(&delft().args(["inspect", &fixture("llama3"), "--json"]).output().unwrap());
+    assert_eq!(folder["metadata"]["model_type"], "llama");
+    assert!(folder["parameters"].as_u64().unwrap() > 0 && folder.get("tensors").is_none());
+    let text = delft().args(["inspect", &fixture("llama3")]).output().unwrap();
+    assert!(String::from_utf8(text.stdout).unwrap().contains("memory at 256 tokens"));
+}
+
+#[test]
+fn a_truncated_model_is_one_error_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(fixture("llama3/model.f32.gguf")).unwrap();
+    let path = folder.path().join("cut.gguf");
+    for length in [0, 3, 20, 200, 1000, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        for command in ["inspect", "logits", "bench"] {
+            let mut run = delft();
+            run.args([command, "-m"]).arg(&path);
+            if command == "logits" {
+                run.args(["--tokens", "1"]);
+            }
+            let output = run.output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(status(&output), 1, "{command} of {length} bytes");
+            assert!(
+                stderr.contains("cut.gguf") && stderr.lines().count() == 1,
+                "{command} of {length} bytes: {stderr}"
+            );
+        }
+    }
+}
+
+/// The first Ctrl-C ends the generation, and what there is so far is printed as usual.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_generation_ends_cleanly() {
+    let child = delft()
+        .args([
+            "logits",
+            "-m",
+            &fixture("llama3"),
+            "--tokens",
+            "5,6,7",
+            "--generate",
+            "1000000000",
+            "--rotate",
+            "--json",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    // The kernel tells when the handler is in place: SIGINT is the second bit of the caught signals (proc(5)).
+    let catches = || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask =
+            text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_string();
+        u64::from_str_radix(&mask, 16).unwrap() & 2 != 0
+    };
+    let start = std::time::Instant::now();
+    while !catches() {
+        assert!(start.elapsed().as_secs() < 60, "no handler after a minute");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let sent =
+        std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
+    assert!(sent.success());
+    let found = json(&child.wait_with_output().unwrap());
+    assert!(!found["generated"].as_array().unwrap().is_empty());
+}

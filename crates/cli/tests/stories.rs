@@ -1,0 +1,285 @@
+//! The binary on models that write text: the bundled one, and a published story model with a golden file.
+//!
+//! The golden file (greedy tokens and likelihoods, computed in float64) is found through `DELFT_TEST_DATA`.
+
+mod common;
+
+use common::{delft, status};
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn json(output: &Output) -> Value {
+    assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs with `input` on standard input.
+fn fed(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn published() -> Option<PathBuf> {
+    let folder = std::env::var_os("DELFT_TEST_DATA")
+        .map(|data| PathBuf::from(data).join("weights/stories260K"));
+    if folder.is_none() {
+        println!("skipped: DELFT_TEST_DATA is not set");
+    }
+    folder
+}
+
+fn is_bundled() -> bool {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let bundled = std::fs::read_dir(models).is_ok_and(|entries| {
+        entries
+            .flatten()
+            .any(|entry| entry.path().extension().is_some_and(|extension| extension == "gguf"))
+    });
+    if !bundled {
+        println!("skipped: models/ holds no .gguf file");
+    }
+    bundled
+}
+
+/// `-m` and a model that writes text; nothing for the bundled one.
+fn writer() -> Option<Vec<String>> {
+    if is_bundled() {
+        return Some(Vec::new());
+    }
+    let model = published()?.join("tinyllamas-stories-260k-f32.gguf");
+    Some(vec!["-m".to_string(), model.to_str()?.to_string()])
+}
+
+#[test]
+fn the_golden_story_is_told() {
+    let Some(folder) = published() else { return };
+    let model = folder.join("tinyllamas-stories-260k-f32.gguf");
+    let golden: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("golden_stories260K.bin.json")).unwrap())
+            .unwrap();
+    let expected = &golden["greedy_from_bos"].as_array().unwrap()[..100];
+    let output = delft()
+        .args(["run", "", "--temp", "0", "-n", "100", "--json", "--cache-type", "f32", "-m"])
+        .arg(&model)
+        .output();
+    let found = json(&output.unwrap());
+    assert_eq!(found["tokens"].as_array().unwrap(), expected);
+    assert!(
+        golden["greedy_text"]
+            .as_str()
+            .unwrap()
+            .trim_start()
+            .starts_with(found["text"].as_str().unwrap().trim_start())
+    );
+    assert_eq!(found["finish"], "length");
+    assert_eq!(found["metrics"]["generated_tokens"], 100);
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for case in golden["nll"].as_array().unwrap() {
+        std::fs::write(file.path(), case["text"].as_str().unwrap()).unwrap();
+        let tokenized = json(
+            &delft()
+                .args(["tokenize", "--json", "-m"])
+                .arg(&model)
+                .arg("--file")
+                .arg(file.path())
+                .output()
+                .unwrap(),
+        );
+        assert_eq!(tokenized["tokens"], case["tokens"]);
+        // One window over the whole text, every token of it scored.
+        let length = case["tokens"].as_array().unwrap().len();
+        let output = delft()
+            .args(["perplexity", "--json", "--cache-type", "f32", "--ctx", &length.to_string()])
+            .args(["--stride", &(length - 1).to_string(), "-m"])
+            .arg(&model)
+            .arg(file.path())
+            .output();
+        let found = json(&output.unwrap());
+        assert_eq!(found["scored"], case["n_predicted"]);
+        let (found, expected) =
+            (found["perplexity"].as_f64().unwrap(), case["ppl"].as_f64().unwrap());
+        assert!((found / expected - 1.0).abs() < 1e-3, "{found} for {expected}");
+    }
+}
+
+#[test]
+fn a_run_streams_what_its_json_says() {
+    let Some(model) = writer() else { return };
+    let run = |extra: &[&str]| {
+        delft()
+            .arg("run")
+            .args(&model)
+            .args(["One day", "--seed", "7", "--temp", "0.8", "-n", "30"])
+            .args(extra)
+            .output()
+            .unwrap()
+    };
+    let (plain, object) = (run(&[]), json(&run(&["--json"])));
+    assert_eq!(
+        text(&plain.stdout).trim_end_matches('\n'),
+        object["text"].as_str().unwrap().trim_end_matches('\n')
+    );
+    let stderr = text(&plain.stderr);
+    assert!(
+        stderr.contains("prefill ") && stderr.contains("tok/s") && stderr.contains("memory "),
+        "{stderr}"
+    );
+    assert_eq!(run(&["--quiet"]).stderr, b"");
+    for key in ["model", "prompt", "text", "tokens", "finish", "sampling", "metrics"] {
+        assert!(!object[key].is_null(), "{key}");
+    }
+    assert_eq!(object["prompt"], "One day");
+    assert_eq!(
+        object["tokens"].as_array().unwrap().len() as u64,
+        object["metrics"]["generated_tokens"].as_u64().unwrap()
+    );
+    let verbose = text(&run(&["--verbose"]).stderr);
+    assert!(
+        verbose.contains("temperature 0.8")
+            && verbose.contains("seed 7")
+            && verbose.contains("prompt tokens: ["),
+        "{verbose}"
+    );
+
+    let piped = fed(
+        delft()
+            .arg("run")
+            .args(&model)
+            .args(["--seed", "7", "--temp", "0.8", "-n", "30", "--json"]),
+        "One day\n",
+    );
+    assert_eq!(json(&piped)["tokens"], object["tokens"]);
+
+    let story = object["text"].as_str().unwrap();
+    let stop = story.split_whitespace().nth(2).unwrap();
+    let stopped = json(&run(&["--json", "--stop", stop]));
+    assert_eq!(stopped["text"].as_str().unwrap(), &story[..story.find(stop).unwrap()]);
+    assert_eq!(stopped["finish"], "stop");
+}
+
+#[test]
+fn a_run_ends_quietly_when_nobody_reads_on() {
+    let Some(model) = writer() else { return };
+    let mut child = delft()
+        .arg("run")
+        .args(&model)
+        .args(["One day", "-n", "400"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((status(&output), text(&output.stderr)), (0, String::new()));
+}
+
+#[test]
+fn templates_are_for_models_that_have_them() {
+    let Some(model) = writer() else { return };
+    for flag in [&["--chat"][..], &["--system", "Be brief."]] {
+        let output = delft().arg("run").args(&model).arg("x").args(flag).output().unwrap();
+        let stderr = text(&output.stderr);
+        assert_eq!(status(&output), 1);
+        assert!(stderr.contains("chat template") && stderr.lines().count() == 1, "{stderr}");
+    }
+}
+
+#[test]
+fn a_chat_works_line_by_line() {
+    let Some(model) = writer() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.json");
+    let chat = |input: &str| {
+        fed(delft().arg("chat").args(&model).args(["-n", "12", "--seed", "1"]), input)
+    };
+    let output = chat(&format!(
+        "One day\nThen \\\nagain\n\"\"\"a block\nof lines\"\"\"\n/stats\n/undo\n/set temp 0\n/save {}\n/exit\nnever asked\n",
+        file.display()
+    ));
+    assert_eq!(status(&output), 0, "{}", text(&output.stderr));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains(" reused)")
+            && stderr.contains("taken back: a block")
+            && stderr.contains("greatest logit"),
+        "{stderr}"
+    );
+    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let messages = saved["messages"].as_array().unwrap();
+    let said: Vec<_> = messages
+        .iter()
+        .filter(|m| m["role"] == "user")
+        .map(|m| m["content"].as_str().unwrap())
+        .collect();
+    assert_eq!(said, ["One day", "Then \nagain"]);
+    let answers = messages
+        .iter()
+        .filter(|m| m["role"] == "assistant")
+        .map(|m| m["content"].as_str().unwrap());
+    for answer in answers {
+        assert!(text(&output.stdout).contains(answer), "{answer}");
+    }
+
+    let loaded = chat(&format!("/load {}\n/regen\n", file.display()));
+    assert_eq!(status(&loaded), 0);
+    assert!(text(&loaded.stderr).contains("4 turns loaded") && !loaded.stdout.is_empty());
+    for wrong in
+        ["/nonsense", "/set temp hot", "/set nothing 1", "/load /nowhere/at/all", "/regen", "/save"]
+    {
+        let output = chat(&format!("{wrong}\n"));
+        assert_eq!(status(&output), 1, "{wrong}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{wrong}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn tokens_are_shown_in_three_ways() {
+    let Some(model) = writer() else { return };
+    let tokenize = |extra: &[&str]| {
+        delft().arg("tokenize").args(&model).arg("Once upon").args(extra).output().unwrap()
+    };
+    let ids: Vec<u64> = json(&tokenize(&["--json"]))["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
+    let plain = text(&tokenize(&[]).stdout);
+    assert_eq!(plain.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<u64>>(), ids);
+    let shown = text(&tokenize(&["--show"]).stdout);
+    assert_eq!(shown.lines().count(), ids.len() + 1, "{shown}");
+    let bare = json(&tokenize(&["--json", "--no-special"]));
+    let bare = bare["tokens"].as_array().unwrap().len();
+    assert!(bare > 0 && bare <= ids.len());
+}
+
+#[test]
+fn the_bundled_model_needs_no_words() {
+    if !is_bundled() {
+        return;
+    }
+    let story = text(
+        &delft()
+            .args(["run", "-n", "20", "--seed", "1"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+            .stdout,
+    );
+    assert!(story.starts_with("Once upon a time") && story.len() > 40, "{story}");
+    let list = json(&delft().args(["list", "--json"]).output().unwrap());
+    assert_eq!(list[0]["id"], "(bundled)");
+}

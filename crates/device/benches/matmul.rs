@@ -1,0 +1,267 @@
+//! How close the matrix products come to the machine: decode against the bandwidth of plain reads, prefill against
+//! the peak of the byte dot product, both measured in the same run.
+//!
+//! `cargo bench -p delft-device --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill] [pack]]`
+
+use delft_device::cpu::matmul::*;
+use formats::DType;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::time::Instant;
+
+/// Threads that meet at a barrier before and after each repetition.
+struct Threads(usize);
+
+impl Parallel for Threads {
+    fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        std::thread::scope(|scope| {
+            for index in 1..self.0 {
+                scope.spawn(move || f(index, self.0));
+            }
+            f(0, self.0);
+        });
+    }
+}
+
+/// Median seconds of `repeats` runs of `f(index)` on all threads at once.
+fn median(threads: usize, repeats: usize, f: &(dyn Fn(usize) + Sync)) -> f64 {
+    let (arrived, times) = (AtomicUsize::new(0), std::sync::Mutex::new(vec![]));
+    let meet = |round: usize| {
+        arrived.fetch_add(1, AcqRel);
+        while arrived.load(Acquire) < round * threads {
+            std::hint::spin_loop();
+        }
+    };
+    Threads(threads).run(&|index, _| {
+        for repeat in 0..=repeats {
+            meet(2 * repeat + 1);
+            let start = Instant::now();
+            f(index);
+            meet(2 * repeat + 2);
+            // The first round warms up.
+            if index == 0 && repeat > 0 {
+                times.lock().unwrap().push(start.elapsed().as_secs_f64());
+            }
+        }
+    });
+    let mut times = times.into_inner().unwrap();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// GB/s of summing a large buffer.
+fn bandwidth(threads: usize, buffer: &Huge) -> f64 {
+    let seconds = median(threads, 7, &|index| {
+        let range = share(buffer.len() / 64, index, threads);
+        black_box(read(&buffer[range.start * 64..range.end * 64]));
+    });
+    buffer.len() as f64 / seconds / 1e9
+}
+
+fn read(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: just asked.
+        return unsafe { read_avx2(bytes) };
+    }
+    read_plain(bytes)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn read_avx2(bytes: &[u8]) -> u64 {
+    read_plain(bytes)
+}
+
+#[inline(always)]
+fn read_plain(bytes: &[u8]) -> u64 {
+    let mut sums = [0u64; 16];
+    for chunk in bytes.chunks_exact(128) {
+        for (sum, word) in sums.iter_mut().zip(chunk.chunks_exact(8)) {
+            *sum ^= u64::from_le_bytes([
+                word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
+            ]);
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults.
+        unsafe {
+            use std::arch::x86_64::*;
+            _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4096).cast());
+            _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4160).cast());
+        }
+    }
+    sums.iter().fold(0, |a, b| a ^ b)
+}
+
+/// Gop/s of vpdpbusd alone, 0 where there is none.
+fn peak(threads: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512vnni") {
+        const ROUNDS: usize = 2_000_000;
+        // SAFETY: just asked.
+        let seconds = median(threads, 7, &|_| unsafe {
+            black_box(dots(ROUNDS));
+        });
+        return (threads * ROUNDS * 16 * 128) as f64 / seconds / 1e9;
+    }
+    let _ = threads;
+    0.0
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dots(rounds: usize) -> i32 {
+    use std::arch::x86_64::*;
+    let mut sums = [_mm512_setzero_si512(); 16];
+    let (a, b) =
+        (_mm512_set1_epi32(black_box(0x01020304)), _mm512_set1_epi32(black_box(0x01010101)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, a, b);
+        }
+    }
+    sums.iter().map(|&sum| _mm512_reduce_add_epi32(sum)).fold(0, i32::wrapping_add)
+}
+
+/// Source bytes whose scales are small f16 numbers.
+fn source(dtype: DType, weights: usize) -> Vec<u8> {
+    let row: Vec<f32> =
+        (0..4096).map(|i| ((i * 2654435761usize) % 2001) as f32 / 1000.0 - 1.0).collect();
+    let unit = formats::with_block!(dtype, B => {
+        use formats::quant::Block;
+        let mut bytes = vec![0; row.len() / B::ELEMENTS * B::BYTES];
+        row.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)).for_each(|(w, b)| B::encode(w, b));
+        bytes
+    }, else => match dtype {
+        DType::F32 => row.iter().flat_map(|w| w.to_le_bytes()).collect(),
+        DType::F16 => row.iter().flat_map(|&w| formats::quant::plain::f32_to_f16(w).to_le_bytes()).collect(),
+        _ => row.iter().flat_map(|&w| formats::quant::plain::f32_to_bf16(w).to_le_bytes()).collect::<Vec<u8>>(),
+    });
+    unit.repeat(weights / row.len())
+}
+
+fn main() {
+    let words: Vec<String> =
+        std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let wants = |kind: &dyn Fn(&str) -> bool, name: &str| {
+        !words.iter().any(|word| kind(word)) || words.iter().any(|word| word == name)
+    };
+    let is_type = |word: &str| DType::from_name(word).is_some();
+    let is_isa = |word: &str| ["scalar", "neon", "avx2", "avx512", "amx"].contains(&word);
+    let is_part = |word: &str| ["decode", "batch", "prefill", "pack"].contains(&word);
+    let threads: Vec<usize> = [1, 2, 4, 8, 16]
+        .into_iter()
+        .filter(|&n| n <= std::thread::available_parallelism().map_or(1, usize::from))
+        .collect();
+
+    let mut buffer = Huge::zeroed(640 << 20).unwrap();
+    buffer.iter_mut().step_by(4096).for_each(|b| *b = 1);
+    let peaks: Vec<f64> = threads.iter().map(|&n| peak(n)).collect();
+    for (n, peak) in threads.iter().zip(&peaks) {
+        println!("{n} threads: vpdpbusd {peak:.0} Gop/s");
+    }
+    let types = [
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4K,
+        DType::Q6K,
+        DType::Q5K,
+        DType::Q3K,
+        DType::Q2K,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+    ];
+    for dtype in types.into_iter().filter(|dtype| wants(&is_type, dtype.name())) {
+        // As many rows of 2048 as make 640 MB: no cache holds them.
+        let cols = 2048;
+        let row_bytes = dtype.bytes_for(cols as u64).unwrap() as usize;
+        let rows = (640 << 20) / row_bytes / 32 * 32;
+        let bytes = source(dtype, rows * cols);
+        let start = Instant::now();
+        let w = Matrix::pack(dtype, rows, cols, &bytes, &Alone).unwrap();
+        if wants(&is_part, "pack") {
+            let rate = bytes.len() as f64 / start.elapsed().as_secs_f64() / 1e9;
+            println!(
+                "{:5} pack: {rate:.2} GB/s of source on one thread, {:+.1}% size",
+                dtype.name(),
+                (w.resident_bytes() as f64 / bytes.len() as f64 - 1.0) * 100.0
+            );
+        }
+        drop(bytes);
+        // Measured again for every type: a machine with neighbours changes from minute to minute.
+        let reads: Vec<f64> = threads.iter().map(|&n| bandwidth(n, &buffer)).collect();
+        println!("{:5} beside reads of {reads:.1?} GB/s by {threads:?} threads", dtype.name());
+        let tokens = 512;
+        let x: Vec<f32> =
+            (0..tokens * cols).map(|i| ((i * 40503) % 2003) as f32 / 1000.0 - 1.0).collect();
+        let y = Huge::zeroed(tokens * rows.min(8192) * 4 + rows * 32).unwrap();
+        for &isa in Isa::available().iter().filter(|isa| wants(&is_isa, isa.name())) {
+            for (i, &n) in threads.iter().enumerate() {
+                let scratch: Vec<_> =
+                    (0..n).map(|_| std::sync::Mutex::new(Scratch::new().unwrap())).collect();
+                let run = |tokens: usize, panels: usize, repeats: usize| {
+                    let storage = Huge::zeroed(Activations::bytes(tokens, cols)).unwrap();
+                    // SAFETY: the rows and the storage outlive the activations.
+                    let x = unsafe {
+                        Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr())
+                    };
+                    // SAFETY: one thread.
+                    unsafe { x.quantise(isa, 0..x.blocks()) };
+                    let out = Output { start: y.as_ptr().cast(), stride: panels * ROWS };
+                    median(n, repeats, &|index| {
+                        let mut scratch = scratch[index].lock().unwrap();
+                        // SAFETY: every thread writes its own panels, and `y` holds all of them.
+                        unsafe {
+                            multiply(
+                                isa,
+                                &w,
+                                &x,
+                                0..tokens,
+                                share(panels, index, n),
+                                out,
+                                Epilogue::default(),
+                                &mut scratch,
+                            )
+                        }
+                    })
+                };
+                let slow = isa == Isa::Scalar;
+                if wants(&is_part, "decode") {
+                    let rate = w.resident_bytes() as f64
+                        / run(1, w.panels(), if slow { 1 } else { 9 })
+                        / 1e9;
+                    println!(
+                        "{:5} {isa:6} x{n} decode: {rate:6.1} GB/s = {:.2} of reads",
+                        dtype.name(),
+                        rate / reads[i]
+                    );
+                }
+                if wants(&is_part, "batch") && !slow {
+                    for tokens in [2, 4, 8] {
+                        let rate = w.resident_bytes() as f64 / run(tokens, w.panels(), 5) / 1e9;
+                        println!(
+                            "{:5} {isa:6} x{n} decode of {tokens}: {rate:6.1} GB/s = {:.2} of reads",
+                            dtype.name(),
+                            rate / reads[i]
+                        );
+                    }
+                }
+                if wants(&is_part, "prefill") {
+                    let panels = if slow { 8 } else { 192 };
+                    let rate = 2.0 * (panels * ROWS * cols * tokens) as f64
+                        / run(tokens, panels, if slow { 1 } else { 9 })
+                        / 1e9;
+                    println!(
+                        "{:5} {isa:6} x{n} prefill: {rate:6.0} Gop/s = {:.2} of vpdpbusd",
+                        dtype.name(),
+                        rate / peaks[i]
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Sixteen lanes in four aarch64 registers; byte dot products take `sdot` where the processor has it.
+
+use super::super::{DType, Kernel, float, product};
+use super::{Call, Lanes};
+use formats::quant::Block;
+use formats::with_block;
+use std::arch::aarch64::*;
+use std::arch::{asm, is_aarch64_feature_detected};
+
+/// Advanced SIMD, with `sdot` if `DOT`.
+pub(in super::super) struct Neon<const DOT: bool>;
+
+/// The kernel for weights of a type.
+pub(in super::super) fn kernel(dtype: DType) -> Kernel {
+    unsafe fn quantised<const DOT: bool, B: Block>(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product::product::<Neon<DOT>, B, 1, 4>(call) }
+    }
+    unsafe fn plain<E: float::Element>(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { float::product::<Neon<false>, E, 1, 4>(call) }
+    }
+    match dtype {
+        DType::F32 => plain::<float::F32>,
+        DType::F16 => plain::<float::F16>,
+        DType::BF16 => plain::<float::BF16>,
+        block if is_aarch64_feature_detected!("dotprod") => {
+            with_block!(block, B => quantised::<true, B>, else => unreachable!("packed types"))
+        }
+        block => {
+            with_block!(block, B => quantised::<false, B>, else => unreachable!("packed types"))
+        }
+    }
+}
+
+/// Calls `$f` for each of four registers.
+macro_rules! four {
+    ($i:ident => $f:expr) => {
+        [
+            {
+                const $i: usize = 0;
+                $f
+            },
+            {
+                const $i: usize = 1;
+                $f
+            },
+            {
+                const $i: usize = 2;
+                $f
+            },
+            {
+                const $i: usize = 3;
+                $f
+            },
+        ]
+    };
+}
+
+impl<const DOT: bool> Neon<DOT> {
+    /// `acc + dot of signed bytes`, four by four.
+    #[inline(always)]
+    unsafe fn signed(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: `DOT` is only chosen where the processor has it; registers only.
+        unsafe {
+            if DOT {
+                let mut acc = acc;
+                asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+                    inout(vreg) acc, in(vreg) w, in(vreg) x, options(pure, nomem, nostack, preserves_flags));
+                return acc;
+            }
+            let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+            let high = vmull_high_s8(w, x);
+            vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)))
+        }
+    }
+}
+
+impl<const DOT: bool> Lanes for Neon<DOT> {
+    type Bytes = [uint8x16_t; 4];
+    type Ints = [int32x4_t; 4];
+    type Floats = [float32x4_t; 4];
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> Self::Bytes {
+        // SAFETY: 64 bytes are readable at `p`.
+        unsafe { four!(I => vld1q_u8(p.add(16 * I))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: Self::Bytes) {
+        for i in 0..4 {
+            // SAFETY: 64 bytes are writable at `p`.
+            unsafe { vst1q_u8(p.add(16 * i), v[i]) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn shr(v: Self::Bytes, n: u32) -> Self::Bytes {
+        // SAFETY: registers only.
+        unsafe { four!(I => vshlq_u8(v[I], vdupq_n_s8(-(n as i8)))) }
+    }
+    #[inline(always)]
+    unsafe fn shl(v: Self::Bytes, n: u32) -> Self::Bytes {
+        // SAFETY: registers only.
+        unsafe { four!(I => vshlq_u8(v[I], vdupq_n_s8(n as i8))) }
+    }
+    #[inline(always)]
+    unsafe fn and(v: Self::Bytes, mask: u8) -> Self::Bytes {
+        // SAFETY: registers only.
+        unsafe { four!(I => vandq_u8(v[I], vdupq_n_u8(mask))) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        // SAFETY: registers only.
+        unsafe { four!(I => vorrq_u8(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes {
+        // SAFETY: registers only.
+        unsafe { four!(I => vaddq_u8(v[I], vdupq_n_u8(n))) }
+    }
+    #[inline(always)]
+    unsafe fn dot7(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
+        // SAFETY: registers only. Codes below 128 are the same signed.
+        unsafe {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
+            four!(I => Self::signed(acc[I], vreinterpretq_s8_u8(codes[I]), x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot8(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
+        // SAFETY: registers only. Flipping the top bit subtracts 128.
+        unsafe {
+            let (x, flip) = (vreinterpretq_s8_s32(vdupq_n_s32(x)), vdupq_n_u8(128));
+            four!(I => Self::signed(acc[I], vreinterpretq_s8_u8(veorq_u8(codes[I], flip)), x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn ints(v: i32) -> Self::Ints {
+        // SAFETY: registers only.
+        unsafe { [vdupq_n_s32(v); 4] }
+    }
+    #[inline(always)]
+    unsafe fn floats(v: Self::Ints) -> Self::Floats {
+        // SAFETY: registers only.
+        unsafe { four!(I => vcvtq_f32_s32(v[I])) }
+    }
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self::Floats {
+        // SAFETY: registers only.
+        unsafe { [vdupq_n_f32(v); 4] }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        // SAFETY: registers only.
+        unsafe { four!(I => vmulq_f32(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        // SAFETY: registers only.
+        unsafe { four!(I => vaddq_f32(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
+        // SAFETY: registers only.
+        unsafe { four!(I => vfmaq_f32(c[I], a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> Self::Floats {
+        // SAFETY: 16 f32 are readable at `p`.
+        unsafe { four!(I => vld1q_f32(p.add(4 * I))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::Floats {
+        let mut wide = [0f32; 16];
+        for (i, wide) in wide.iter_mut().enumerate() {
+            // SAFETY: 16 u16 are readable at `p`; `fcvt` from half precision is in every aarch64.
+            unsafe {
+                let bits = u32::from(p.add(i).read_unaligned());
+                asm!("fmov {0:s}, {1:w}", "fcvt {0:s}, {0:h}", out(vreg) *wide, in(reg) bits,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+        }
+        // SAFETY: the array has 16.
+        unsafe { Self::load_f32(wide.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self::Floats {
+        // SAFETY: 16 u16 are readable at `p`.
+        unsafe { four!(I => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.add(4 * I))))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::Floats {
+        // SAFETY: 16 bytes are readable at `p`.
+        unsafe {
+            let bytes = vld1q_s8(p);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: Self::Floats) {
+        for i in 0..4 {
+            // SAFETY: 16 f32 are writable at `p`.
+            unsafe { vst1q_f32(p.add(4 * i), v[i]) }
+        }
+    }
+    #[inline(never)]
+    unsafe fn write(call: &Call, panel: usize, token: usize, y: &[Self::Floats], first: bool) {
+        // SAFETY: passed on.
+        unsafe { call.write::<Self>(panel, token, y, first) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe {
+            asm!("prfm pldl1keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags))
+        }
+    }
+}
