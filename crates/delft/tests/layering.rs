@@ -21,7 +21,15 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("delft-hub", &["delft-formats"]),
     (
         "delft-engine",
-        &["delft-formats", "delft-ops", "delft-program", "delft-nn", "delft-device", "delft-models", "delft-tokens"],
+        &[
+            "delft-formats",
+            "delft-ops",
+            "delft-program",
+            "delft-nn",
+            "delft-device",
+            "delft-models",
+            "delft-tokens",
+        ],
     ),
     ("delft", &["delft-formats", "delft-engine", "delft-hub", "delft-tokens"]),
     ("delft-cli", &["delft"]),
@@ -39,12 +47,20 @@ fn imports_point_down_only() {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in metadata["packages"].as_array().unwrap() {
         // Tests may look further down than the code they test.
-        let normal = package["dependencies"].as_array().unwrap().iter().filter(|d| d["kind"] != "dev");
-        let inner = normal.filter_map(|d| d["name"].as_str()).filter(|n| n.starts_with("delft")).map(str::to_owned);
+        let normal =
+            package["dependencies"].as_array().unwrap().iter().filter(|d| d["kind"] != "dev");
+        let inner = normal
+            .filter_map(|d| d["name"].as_str())
+            .filter(|n| n.starts_with("delft"))
+            .map(str::to_owned);
         found.insert(package["name"].as_str().unwrap().to_owned(), inner.collect());
         let features = package["features"].as_object().unwrap();
         let device_only = features.keys().any(|f| f == "cuda" || f == "metal");
-        assert!(!device_only || package["name"] == "delft-device", "{}: a device's feature", package["name"]);
+        assert!(
+            !device_only || package["name"] == "delft-device",
+            "{}: a device's feature",
+            package["name"]
+        );
     }
     let known: Vec<&str> = LAYERS.iter().map(|l| l.0).collect();
     for (name, dependencies) in &found {
@@ -76,7 +92,10 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
 /// Code without comments, up to the file's tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Whole identifiers of a text.
@@ -86,7 +105,10 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn architectures_name_no_device_type_or_adapter() {
-    let banned = ["DType", "dtype", "f16", "bf16", "q4_0", "q8_0", "Q8_0", "cpu", "cuda", "metal", "device", "cfg", "lora", "adapter"];
+    let banned = [
+        "DType", "dtype", "f16", "bf16", "q4_0", "q8_0", "Q8_0", "cpu", "cuda", "metal", "device",
+        "cfg", "lora", "adapter",
+    ];
     for (path, text) in sources("crates/models/src") {
         assert!(text.lines().count() < 250, "{}: {} lines", path.display(), text.lines().count());
         if let Some(word) = words(&code(&text)).find(|w| banned.contains(w)) {
@@ -99,7 +121,9 @@ fn architectures_name_no_device_type_or_adapter() {
 fn formats_and_operations_know_no_device() {
     for folder in ["crates/formats/src", "crates/ops/src", "crates/program/src"] {
         for (path, text) in sources(folder) {
-            if let Some(word) = words(&code(&text)).find(|w| ["cuda", "metal", "Device", "Executor"].contains(w)) {
+            if let Some(word) =
+                words(&code(&text)).find(|w| ["cuda", "metal", "Device", "Executor"].contains(w))
+            {
                 panic!("{} names `{word}`", path.display());
             }
         }
@@ -112,7 +136,8 @@ fn foreign_functions_stay_in_the_device_layer() {
         let folder = format!("crates/{}/src", name.strip_prefix("delft-").unwrap_or(name));
         for (path, text) in sources(&folder) {
             let code = code(&text);
-            let foreign = code.contains("extern \"C\"") || words(&code).any(|w| w == "libc" || w == "asm");
+            let foreign =
+                code.contains("extern \"C\"") || words(&code).any(|w| w == "libc" || w == "asm");
             assert!(!foreign, "{}: foreign functions", path.display());
         }
     }

@@ -14,9 +14,9 @@ mod session;
 mod stop;
 
 pub use device::CacheType;
-pub use models;
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs};
+pub use models;
 pub use ops::sample::Options as SamplingOptions;
 pub use prompt::Prompt;
 pub use resident::peak_rss_bytes;

@@ -28,7 +28,8 @@ fn damage(bytes: &mut Vec<u8>, head: usize, random: &mut Random) {
             1 => bytes[at] = [0, 0xFF, 0x7F, 0x80][random.below(4)],
             2 => bytes.truncate(at.max(1)),
             3 => {
-                let extreme = [0u64, 1, u64::MAX, 1 << 31, 1 << 62, 1 << 40][random.below(6)].to_le_bytes();
+                let extreme =
+                    [0u64, 1, u64::MAX, 1 << 31, 1 << 62, 1 << 40][random.below(6)].to_le_bytes();
                 let end = (at + 8).min(bytes.len());
                 bytes[at..end].copy_from_slice(&extreme[..end - at]);
             }
@@ -47,7 +48,13 @@ fn damage(bytes: &mut Vec<u8>, head: usize, random: &mut Random) {
 
 /// Loads and runs what is at `path`; returns the error's text.
 fn run(path: &Path) -> Option<String> {
-    let options = LoadOptions { threads: Some(1), context: Some(64), chunk: 16, sessions: 1, ..Default::default() };
+    let options = LoadOptions {
+        threads: Some(1),
+        context: Some(64),
+        chunk: 16,
+        sessions: 1,
+        ..Default::default()
+    };
     let attempt = || -> formats::Result<()> {
         let engine = Engine::load(path, &options)?;
         engine.session().logits(&[0, 1, 2], Rows::Last(1))?;

@@ -21,7 +21,8 @@ fn stories260k_matches_its_golden_file() {
     let Some(data) = data() else { return };
     let folder = data.join("weights/stories260K");
     let golden: Value =
-        serde_json::from_slice(&std::fs::read(folder.join("golden_stories260K.bin.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(folder.join("golden_stories260K.bin.json")).unwrap())
+            .unwrap();
     let options = LoadOptions { cache_type: CacheType::F32, ..Default::default() };
     let engine = Engine::load(folder.join("tinyllamas-stories-260k-f32.gguf"), &options).unwrap();
     assert_eq!(engine.info().architecture, "llama");
@@ -34,18 +35,23 @@ fn stories260k_matches_its_golden_file() {
         ignore_end: true,
         ..Default::default()
     };
-    let tokens: Vec<_> = session.generate(vec![1], &settings).unwrap().map(Result::unwrap).collect();
+    let tokens: Vec<_> =
+        session.generate(vec![1], &settings).unwrap().map(Result::unwrap).collect();
     assert_eq!(tokens.iter().map(|t| t.id).collect::<Vec<_>>(), greedy);
     let text: String = tokens.iter().map(|t| t.text.as_str()).collect();
     assert_eq!(text.trim_start(), golden["greedy_text"].as_str().unwrap().trim_start());
 
     let sequence = [&[1], &greedy[..]].concat();
     for row in golden["logits"].as_array().unwrap() {
-        let (position, want) = (row["pos"].as_u64().unwrap() as usize, row["logits"].as_array().unwrap());
+        let (position, want) =
+            (row["pos"].as_u64().unwrap() as usize, row["logits"].as_array().unwrap());
         assert_eq!(sequence[position], row["input_token"].as_u64().unwrap() as u32);
         let got = engine.session().logits(&sequence[..=position], Rows::Last(1)).unwrap();
         for (got, want) in got.data.iter().zip(want) {
-            assert!((f64::from(*got) - want.as_f64().unwrap()).abs() < 2e-4, "position {position}: {got} {want}");
+            assert!(
+                (f64::from(*got) - want.as_f64().unwrap()).abs() < 2e-4,
+                "position {position}: {got} {want}"
+            );
         }
     }
 

@@ -92,7 +92,7 @@ impl Raw {
             }
         };
         let rotary = self.rotary.unwrap_or(head_dim);
-        if rotary == 0 || rotary % 2 != 0 || rotary > head_dim {
+        if rotary == 0 || !rotary.is_multiple_of(2) || rotary > head_dim {
             return Err(Error::new(
                 place("rotary dimensions"),
                 format!("an even number up to {head_dim}"),

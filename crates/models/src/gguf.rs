@@ -14,8 +14,9 @@ pub(crate) fn config(
     names: &Names<'_>,
     tensors: &Tensors,
 ) -> Result<Config> {
-    let name =
-        metadata.str("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
+    let name = metadata
+        .str("general.architecture")?
+        .ok_or_else(|| metadata.missing("general.architecture"))?;
     let architecture = by_name(name).ok_or_else(|| unknown(place, name))?;
     let key = |part: &str| format!("{name}.{part}");
     let size = |part: &str| Ok(metadata.u32(&key(part))?.map(|n| n as usize));

@@ -95,7 +95,11 @@ fn with_names(tensors: &Tensors) -> Result<(Config, Names<'_>)> {
 ///
 /// # Errors
 /// What is missing, of another type, or out of range, by key.
-pub fn config_from_json(json: &serde_json::Value, place: &str, weights: &dyn Weights) -> Result<Config> {
+pub fn config_from_json(
+    json: &serde_json::Value,
+    place: &str,
+    weights: &dyn Weights,
+) -> Result<Config> {
     hugging_face::config(json, place, weights)
 }
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 fn cases() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut cases: Vec<PathBuf> =
+        std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     cases.retain(|p| p.join("config.json").exists());
     cases.sort();
     assert!(cases.len() >= 12, "{cases:?}");
@@ -48,8 +49,12 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
     let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let tables = [Table::default(); 2];
-        let arguments =
-            Arguments { tokens, positions: &positions, outputs, tables: &tables[..program.groups().len()] };
+        let arguments = Arguments {
+            tokens,
+            positions: &positions,
+            outputs,
+            tables: &tables[..program.groups().len()],
+        };
         let values = reference::run(&program, &weight, &mut cache, &arguments)?;
         Ok(program.results.iter().map(|v| values[v.0].clone()).collect())
     };
@@ -88,7 +93,8 @@ fn folders_agree_layer_by_layer() {
     for case in cases() {
         let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
         for fused in [false, true] {
-            check(&case, &expected, fused, 1e-4).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+            check(&case, &expected, fused, 1e-4)
+                .unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         }
     }
 }
@@ -100,7 +106,10 @@ fn gguf_twins_agree() {
     for case in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()) {
         for entry in std::fs::read_dir(&case).unwrap() {
             let path = entry.unwrap().path();
-            let Some(stored) = path.file_name().and_then(|n| n.to_str()?.strip_prefix("model.")?.strip_suffix(".gguf")) else {
+            let Some(stored) = path
+                .file_name()
+                .and_then(|n| n.to_str()?.strip_prefix("model.")?.strip_suffix(".gguf"))
+            else {
                 continue;
             };
             // Quantised twins have a truth of their own: the same arithmetic over the weights they decode to.
@@ -108,7 +117,8 @@ fn gguf_twins_agree() {
             let bound = if own.exists() || stored == "f32" { 1e-4 } else { 2e-2 };
             let truth = if own.exists() { own } else { case.join("expected.safetensors") };
             let expected = Expected(Safetensors::open(&truth).unwrap());
-            check(&path, &expected, true, bound).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            check(&path, &expected, true, bound)
+                .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             twins += 1;
         }
     }
@@ -129,8 +139,9 @@ fn both_dialects_of_config_agree() {
             std::fs::copy(&from, aside.path().join(from.file_name().unwrap())).unwrap();
         }
         std::fs::copy(&old, aside.path().join("config.json")).unwrap();
-        let [a, b] = [case.as_path(), aside.path()]
-            .map(|p| delft_models::config(&Tensors::open(p).unwrap()).unwrap_or_else(|e| panic!("{e}")));
+        let [a, b] = [case.as_path(), aside.path()].map(|p| {
+            delft_models::config(&Tensors::open(p).unwrap()).unwrap_or_else(|e| panic!("{e}"))
+        });
         assert_eq!(format!("{a:?}"), format!("{b:?}"), "{}", case.display());
         seen += 1;
     }

@@ -1,8 +1,11 @@
 //! A recorded decoder, fused and planned: fusion changes the operations but not the numbers, and the plan never lets
 //! two living values share bytes.
 
+use delft_nn::{
+    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, RmsNorm, Rope,
+    Step, Stored, Weights,
+};
 use formats::Result;
-use delft_nn::{Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, RmsNorm, Rope, Step, Stored, Weights};
 use program::{Arguments, Program, Table, WeightId, fuse, plan_memory, reference};
 use std::sync::Arc;
 
@@ -32,7 +35,12 @@ impl Weights for Any {
 
 fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Program> {
     let builder = Builder::new(&Any);
-    let rope = Rope { head_dim: 8, pairing: Pairing::Half, frequencies: Arc::from([1.0, 0.3, 0.1, 0.02]), magnitude: 1.0 };
+    let rope = Rope {
+        head_dim: 8,
+        pairing: Pairing::Half,
+        frequencies: Arc::from([1.0, 0.3, 0.1, 0.02]),
+        magnitude: 1.0,
+    };
     let embed = Embedding::new(&builder, "embed", VOCAB, HIDDEN)?;
     let mut blocks = Vec::new();
     for i in 0..2 {
@@ -70,7 +78,9 @@ fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Progra
 fn weights(program: &Program) -> impl Fn(WeightId) -> Result<Vec<f32>> + '_ {
     |id| {
         let weight = &program.weights[id.0];
-        let mut state = weight.name.bytes().fold(7u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)) | 1;
+        let mut state =
+            weight.name.bytes().fold(7u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+                | 1;
         let next = |_| {
             state ^= state << 13;
             state ^= state >> 7;
@@ -87,7 +97,12 @@ fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
     for (tokens, start) in steps {
         let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| start + i).collect();
         let tables = [Table::default(); 2];
-        let arguments = Arguments { tokens, positions: &positions, outputs: &[tokens.len() as u32 - 1], tables: &tables };
+        let arguments = Arguments {
+            tokens,
+            positions: &positions,
+            outputs: &[tokens.len() as u32 - 1],
+            tables: &tables,
+        };
         let values = reference::run(program, &weights(program), &mut cache, &arguments).unwrap();
         logits.extend(program.results.iter().map(|v| values[v.0].clone()));
     }
@@ -125,7 +140,10 @@ fn five_operations_per_block_are_left() {
 #[test]
 fn living_values_never_share_bytes() {
     for tracing in [false, true] {
-        for program in [decoder(Bias::Always, Some(1e-6), tracing).unwrap(), fuse(&decoder(Bias::Always, None, tracing).unwrap())] {
+        for program in [
+            decoder(Bias::Always, Some(1e-6), tracing).unwrap(),
+            fuse(&decoder(Bias::Always, None, tracing).unwrap()),
+        ] {
             let (tokens, outputs) = (7, 2);
             let plan = plan_memory(&program, tokens, outputs);
             let bytes = |v: usize| {
@@ -138,14 +156,20 @@ fn living_values_never_share_bytes() {
             for (i, node) in program.nodes.iter().enumerate() {
                 for v in &node.inputs {
                     let at = plan.offsets[v.0];
-                    assert!(owner[at..at + bytes(v.0)].iter().all(|o| *o == v.0), "node {i} reads %{}\n{program}", v.0);
+                    assert!(
+                        owner[at..at + bytes(v.0)].iter().all(|o| *o == v.0),
+                        "node {i} reads %{}\n{program}",
+                        v.0
+                    );
                 }
                 for v in &node.outputs {
                     let at = plan.offsets[v.0];
                     owner[at..at + bytes(v.0)].fill(v.0);
                     let clobbered = node.inputs.iter().enumerate().any(|(j, input)| {
                         let from = plan.offsets[input.0];
-                        plan.in_place[i] != Some(j) && from < at + bytes(v.0) && at < from + bytes(input.0)
+                        plan.in_place[i] != Some(j)
+                            && from < at + bytes(v.0)
+                            && at < from + bytes(input.0)
                     });
                     assert!(!clobbered, "node {i} overwrites its input\n{program}");
                 }

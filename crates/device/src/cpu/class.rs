@@ -1,8 +1,8 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
 use super::matmul::Activations;
-use program::{Plan, Program, plan_memory};
 use ops::{Op, Rope};
+use program::{Plan, Program, plan_memory};
 
 /// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
 pub(super) const FEW: usize = 4;
@@ -53,13 +53,20 @@ fn widths(program: &Program) -> Widths {
         }
     }
     let input = inputs.iter().copied().max().unwrap_or(0);
-    let lines = move |rows| inputs.iter().map(|&width| Activations::bytes(rows, width)).max().unwrap_or(0);
+    let lines =
+        move |rows| inputs.iter().map(|&width| Activations::bytes(rows, width)).max().unwrap_or(0);
     Widths { input, gate, lines: Box::new(lines) }
 }
 
 impl Class {
     /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits.
-    pub(super) fn new(program: &Program, ropes: &[Rope], tokens: usize, outputs: usize, workers: usize) -> Self {
+    pub(super) fn new(
+        program: &Program,
+        ropes: &[Rope],
+        tokens: usize,
+        outputs: usize,
+        workers: usize,
+    ) -> Self {
         let plan = plan_memory(program, tokens, outputs);
         let widths = widths(program);
         let rows = tokens.max(outputs);
@@ -77,12 +84,16 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
-        let (normed, lines, up) =
-            (take(rows * widths.input * float), take((widths.lines)(rows)), take(rows * widths.gate * float));
+        let (normed, lines, up) = (
+            take(rows * widths.input * float),
+            take((widths.lines)(rows)),
+            take(rows * widths.gate * float),
+        );
         let few = rows.min(FEW);
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
         // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
-        let worker_bytes = (worker_lines + (1..=few).map(&*widths.lines).max().unwrap_or(0)).next_multiple_of(4096);
+        let worker_bytes = (worker_lines + (1..=few).map(&*widths.lines).max().unwrap_or(0))
+            .next_multiple_of(4096);
         let start = take(worker_bytes * workers);
         Class {
             tokens,

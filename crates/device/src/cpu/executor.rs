@@ -97,16 +97,30 @@ impl CpuExecutor {
     fn class(&mut self, tokens: usize, outputs: usize) -> Result<usize> {
         let (most_tokens, most_outputs) = self.limits;
         if tokens == 0 || tokens > most_tokens || outputs > most_outputs.min(tokens) {
-            let expected = format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
-            return Err(Error::new("step", expected, format!("{tokens} rows, {outputs} with logits")));
+            let expected =
+                format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
+            return Err(Error::new(
+                "step",
+                expected,
+                format!("{tokens} rows, {outputs} with logits"),
+            ));
         }
-        let bucket = |n: usize, most: usize| if n == 0 { 0 } else { n.next_power_of_two().min(most) };
+        let bucket =
+            |n: usize, most: usize| if n == 0 { 0 } else { n.next_power_of_two().min(most) };
         let (tokens, outputs) = (bucket(tokens, most_tokens), bucket(outputs, most_outputs));
-        if let Some(seen) = self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs)) {
+        if let Some(seen) =
+            self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs))
+        {
             return Ok(seen);
         }
         let loaded = &self.loaded;
-        self.classes.push(Class::new(&loaded.program, &loaded.ropes, tokens, outputs, loaded.team.count()));
+        self.classes.push(Class::new(
+            &loaded.program,
+            &loaded.ropes,
+            tokens,
+            outputs,
+            loaded.team.count(),
+        ));
         Ok(self.classes.len() - 1)
     }
 
@@ -117,11 +131,19 @@ impl CpuExecutor {
             && arguments.outputs.iter().all(|&row| (row as usize) < tokens)
             && arguments.tables.len() == self.blocks.len();
         if !fits {
-            return Err(Error::new("step", "consecutive positions, outputs among the rows, a table per group", "others"));
+            return Err(Error::new(
+                "step",
+                "consecutive positions, outputs among the rows, a table per group",
+                "others",
+            ));
         }
         for (table, &blocks) in arguments.tables.iter().zip(&self.blocks) {
             if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= blocks) {
-                return Err(Error::new("step", format!("cache blocks below {blocks}"), format!("{table:?}")));
+                return Err(Error::new(
+                    "step",
+                    format!("cache blocks below {blocks}"),
+                    format!("{table:?}"),
+                ));
             }
         }
         Ok(())
@@ -146,20 +168,36 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
             head_dim: first.head_dim,
         };
         for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
-            if (program.layers[layer].kv_heads, program.layers[layer].head_dim) != (first.kv_heads, first.head_dim) {
-                return Err(Error::new("cache", format!("{first:?}"), format!("{:?}", program.layers[layer])));
+            if (program.layers[layer].kv_heads, program.layers[layer].head_dim)
+                != (first.kv_heads, first.head_dim)
+            {
+                return Err(Error::new(
+                    "cache",
+                    format!("{first:?}"),
+                    format!("{:?}", program.layers[layer]),
+                ));
             }
             caches[layer] = Some(cache);
         }
     }
-    caches.into_iter().collect::<Option<_>>().ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
+    caches
+        .into_iter()
+        .collect::<Option<_>>()
+        .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
 /// Floats of working memory for the hungriest attention.
 fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
-    let one = |op: &ops::Attention| shape(op).scratch_len(threads, 1, options.blocks[groups[op.layer]] * BLOCK_TOKENS);
-    program.nodes.iter().filter_map(|n| if let Op::Attention(op) = &n.op { Some(one(op)) } else { None }).max().unwrap_or(0)
+    let one = |op: &ops::Attention| {
+        shape(op).scratch_len(threads, 1, options.blocks[groups[op.layer]] * BLOCK_TOKENS)
+    };
+    program
+        .nodes
+        .iter()
+        .filter_map(|n| if let Op::Attention(op) = &n.op { Some(one(op)) } else { None })
+        .max()
+        .unwrap_or(0)
 }
 
 /// An attention operation as the kernels take it.
@@ -197,7 +235,9 @@ fn load_weights(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight>> {
     let find = |weight: &program::Weight| {
-        tensors.get(&weight.stored).ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
+        tensors
+            .get(&weight.stored)
+            .ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
     };
     let mut total = 0;
     for weight in &program.weights {
@@ -207,10 +247,12 @@ fn load_weights(
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
         let tensor = find(weight)?;
-        let named = |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
+        let named =
+            |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
         weights.push(match *weight.shape.as_slice() {
             [rows, cols] => {
-                let matrix = Matrix::pack(tensor.dtype, rows, cols, tensor.bytes, team).map_err(named)?;
+                let matrix =
+                    Matrix::pack(tensor.dtype, rows, cols, tensor.bytes, team).map_err(named)?;
                 // One copy in memory: the file's pages are not needed again.
                 tensors.release(&tensor);
                 Weight::Matrix(matrix)
@@ -220,7 +262,9 @@ fn load_weights(
                 tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
                 Weight::Vector(values)
             }
-            _ => return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape))),
+            _ => {
+                return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
+            }
         });
         done += tensor.bytes.len() as u64;
         progress(done, total);
@@ -271,7 +315,12 @@ impl Executor for CpuExecutor {
         };
         Memory {
             weights: self.loaded.weights.iter().map(weight).sum(),
-            cache: self.caches.iter().zip(&self.loaded.groups).map(|(c, &g)| self.used[g] * c.geometry().layer_bytes()).sum(),
+            cache: self
+                .caches
+                .iter()
+                .zip(&self.loaded.groups)
+                .map(|(c, &g)| self.used[g] * c.geometry().layer_bytes())
+                .sum(),
             arena: self.classes.iter().map(|c| c.bytes).max().unwrap_or(0),
         }
     }

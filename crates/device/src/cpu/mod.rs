@@ -46,6 +46,13 @@ impl Device for Cpu {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
-        Ok(Box::new(executor::CpuExecutor::load(self.team.clone(), self.isa, program, tensors, options, progress)?))
+        Ok(Box::new(executor::CpuExecutor::load(
+            self.team.clone(),
+            self.isa,
+            program,
+            tensors,
+            options,
+            progress,
+        )?))
     }
 }

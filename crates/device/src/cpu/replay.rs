@@ -53,11 +53,19 @@ impl Replay<'_> {
     ///
     /// # Safety
     /// Until the next barrier no other worker uses these floats, or all only read them.
-    #[expect(clippy::mut_from_ref, reason = "the caller's promise stands in for the borrow checker")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller's promise stands in for the borrow checker"
+    )]
     unsafe fn floats(&self, offset: usize, range: Range<usize>) -> &mut [f32] {
         debug_assert!(offset + range.end * size_of::<f32>() <= self.class.bytes);
         // SAFETY: inside the arena by the class's layout; apart from others by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.arena.add(offset).cast::<f32>().add(range.start), range.len()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.arena.add(offset).cast::<f32>().add(range.start),
+                range.len(),
+            )
+        }
     }
 
     fn offset(&self, value: ValueId) -> usize {
@@ -106,7 +114,8 @@ impl Replay<'_> {
             for t in worker.split(self.arguments.tokens.len()) {
                 let range = t * pairs..(t + 1) * pairs;
                 // SAFETY: each worker has its own tokens.
-                let (cos, sin) = unsafe { (self.floats(cos, range.clone()), self.floats(sin, range)) };
+                let (cos, sin) =
+                    unsafe { (self.floats(cos, range.clone()), self.floats(sin, range)) };
                 rope.angles(self.arguments.positions[t], cos, sin);
             }
         }
@@ -142,7 +151,9 @@ impl Replay<'_> {
                 let range = self.elements(node, rows, worker);
                 self.copy_unless_in_place(index, node, 0, range.clone());
                 // SAFETY: each worker has its own elements.
-                math::map_in_place(isa, Unary::Silu, unsafe { self.floats(self.offset(node.outputs[0]), range) });
+                math::map_in_place(isa, Unary::Silu, unsafe {
+                    self.floats(self.offset(node.outputs[0]), range)
+                });
             }
             Op::Rope(rope) => {
                 let width = self.width(node.inputs[0]);
@@ -204,10 +215,18 @@ impl Replay<'_> {
     fn project(&self, project: &Project, node: &Node, worker: &Worker<'_>) {
         let norm = project.norm.map(|eps| (self.vector(node.weights[0]), eps));
         let x = self.input(node.inputs[0], norm, worker);
-        let costs = || project.projections().map(|p| self.matrix(node.weights[p.weight])).map(|m| cost(m, x.tokens()));
+        let costs = || {
+            project
+                .projections()
+                .map(|p| self.matrix(node.weights[p.weight]))
+                .map(|m| cost(m, x.tokens()))
+        };
         let total: usize = costs().map(|(panels, each)| panels * each).sum();
-        let (mut low, mut high) = (total * worker.index / worker.count, total * (worker.index + 1) / worker.count);
-        for ((projection, &out), (panels, each)) in project.projections().zip(&node.outputs).zip(costs()) {
+        let (mut low, mut high) =
+            (total * worker.index / worker.count, total * (worker.index + 1) / worker.count);
+        for ((projection, &out), (panels, each)) in
+            project.projections().zip(&node.outputs).zip(costs())
+        {
             let product = Product {
                 matrix: self.matrix(node.weights[projection.weight]),
                 bias: projection.bias.map(|b| self.vector(node.weights[b])),
@@ -230,10 +249,16 @@ impl Replay<'_> {
         let panels = worker.split(width.div_ceil(ROWS));
         for (&weight, out) in both.iter().zip([self.start(node.outputs[0]), up]) {
             let matrix = self.matrix(weight);
-            self.multiply(&Product { matrix, bias: None, out, accumulate: false }, &x, panels.clone(), worker);
+            self.multiply(
+                &Product { matrix, bias: None, out, accumulate: false },
+                &x,
+                panels.clone(),
+                worker,
+            );
         }
         for t in 0..x.tokens() {
-            let columns = t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
+            let columns =
+                t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
             // SAFETY: each worker has its own columns.
             let (gate, up) = unsafe {
                 let gate = self.floats(self.offset(node.outputs[0]), columns.clone());
@@ -250,48 +275,65 @@ impl Replay<'_> {
         let panels = worker.split(matrix.panels());
         if residual {
             for t in 0..x.tokens() {
-                let columns = t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
+                let columns =
+                    t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
                 self.copy_unless_in_place(index, node, 1, columns);
             }
         }
         let bias = node.weights.get(1).map(|&b| self.vector(b));
-        let product = Product { matrix, bias, out: self.start(node.outputs[0]), accumulate: residual };
+        let product =
+            Product { matrix, bias, out: self.start(node.outputs[0]), accumulate: residual };
         self.multiply(&product, &x, panels, worker);
     }
 
     /// The input of a group of products: normed if asked, quantised for weights that want it.
-    fn input(&self, value: ValueId, norm: Option<(&[f32], f32)>, worker: &Worker<'_>) -> Activations<'_> {
+    fn input(
+        &self,
+        value: ValueId,
+        norm: Option<(&[f32], f32)>,
+        worker: &Worker<'_>,
+    ) -> Activations<'_> {
         let (isa, width) = (self.loaded.isa, self.width(value));
         let rows = self.count(self.loaded.program.values[value.0].rows);
         // A few rows are prepared by every worker for itself, many by all together with a barrier behind.
         let few = rows <= FEW;
         let own = self.class.workers + worker.index * self.class.worker_bytes;
-        let (normed, lines) =
-            if few { (own, own + self.class.worker_lines) } else { (self.class.normed, self.class.lines) };
+        let (normed, lines) = if few {
+            (own, own + self.class.worker_lines)
+        } else {
+            (self.class.normed, self.class.lines)
+        };
         let mine = if few { 0..rows } else { worker.split(rows) };
         let mut start = self.start(value);
         if let Some((weight, eps)) = norm {
             let range = mine.start * width..mine.end * width;
             // SAFETY: the scratch rows are this worker's own; the input is only read.
-            let (x, y) = unsafe { (self.floats(self.offset(value), range.clone()), self.floats(normed, range)) };
+            let (x, y) = unsafe {
+                (self.floats(self.offset(value), range.clone()), self.floats(normed, range))
+            };
             math::rms_norm(isa, x, weight, eps, y);
             start = self.arena.wrapping_add(normed).cast();
         }
         // SAFETY: the rows and the storage lie in the arena as the class laid them out for this many rows; nothing
         // else touches either until the next node.
-        let x = unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
-        if rows > 0 {
-            let each = x.blocks() / rows;
-            // SAFETY: workers quantise their own rows, or all rows into storage of their own.
-            unsafe { x.quantise(isa, mine.start * each..mine.end * each) };
-        }
+        let x =
+            unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
+        let each = x.blocks().checked_div(rows).unwrap_or(0);
+        // SAFETY: workers quantise their own rows, or all rows into storage of their own.
+        unsafe { x.quantise(isa, mine.start * each..mine.end * each) };
         if !few {
             worker.barrier();
         }
         x
     }
 
-    fn multiply(&self, product: &Product<'_>, x: &Activations<'_>, panels: Range<usize>, worker: &Worker<'_>) {
+    fn multiply(
+        &self,
+        product: &Product<'_>,
+        x: &Activations<'_>,
+        panels: Range<usize>,
+        worker: &Worker<'_>,
+    ) {
         let out = Output { start: product.out, stride: product.matrix.rows() };
         let epilogue = Epilogue { accumulate: product.accumulate, bias: product.bias };
         // SAFETY: the scratch at this index is this worker's own.
@@ -299,14 +341,24 @@ impl Replay<'_> {
         // SAFETY: panels of different workers do not overlap; the lines were complete before the last barrier, or
         // are this worker's own.
         unsafe {
-            multiply(self.loaded.isa, product.matrix, x, 0..x.tokens(), panels, out, epilogue, &mut scratch[0]);
+            multiply(
+                self.loaded.isa,
+                product.matrix,
+                x,
+                0..x.tokens(),
+                panels,
+                out,
+                epilogue,
+                &mut scratch[0],
+            );
         }
     }
 
     /// Rotates every head of token `t`'s row.
     fn turn(&self, rope: &Rope, t: usize, row: &mut [f32]) {
         let known = self.loaded.ropes.iter().position(|r| r == rope);
-        let (cos, sin) = self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))];
+        let (cos, sin) =
+            self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))];
         let pairs = rope.frequencies.len();
         let range = t * pairs..(t + 1) * pairs;
         // SAFETY: angles were complete before the first node and are only read.
@@ -321,7 +373,8 @@ impl Replay<'_> {
         let (heads, kv_heads) = (self.width(q) / d, self.width(k) / d);
         // The norms that are there stand in order: q's, then k's.
         let q_norm = op.q_norm.map(|eps| (eps, self.vector(node.weights[0])));
-        let k_norm = op.k_norm.map(|eps| (eps, self.vector(node.weights[usize::from(op.q_norm.is_some())])));
+        let k_norm =
+            op.k_norm.map(|eps| (eps, self.vector(node.weights[usize::from(op.q_norm.is_some())])));
         for item in worker.split(self.arguments.tokens.len() * (heads + kv_heads)) {
             let (t, h) = (item / (heads + kv_heads), item % (heads + kv_heads));
             let (start, norm) = if h < heads {
@@ -359,8 +412,18 @@ impl Replay<'_> {
         let position = self.arguments.positions[0] as usize;
         // SAFETY: this worker wrote this head of k, or nobody writes either; positions and heads are this worker's.
         unsafe {
-            let (k, v) = (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all));
-            self.caches[layer].write(self.loaded.isa, table, position, k, v, width, t..t + 1, head..head + 1);
+            let (k, v) =
+                (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all));
+            self.caches[layer].write(
+                self.loaded.isa,
+                table,
+                position,
+                k,
+                v,
+                width,
+                t..t + 1,
+                head..head + 1,
+            );
         }
     }
 
@@ -380,7 +443,14 @@ impl Replay<'_> {
             let q = self.floats(self.offset(node.inputs[0]), 0..tokens * width);
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
-        let call = Call { shape: shape(op), cache: &self.caches[op.layer], sequences: &sequences, q, q_stride: width, sinks: None };
+        let call = Call {
+            shape: shape(op),
+            cache: &self.caches[op.layer],
+            sequences: &sequences,
+            q,
+            q_stride: width,
+            sinks: None,
+        };
         // SAFETY: a barrier lies before and after every node; nothing else uses the scratch, and no claim is open.
         unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };
     }
