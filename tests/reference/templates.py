@@ -3,7 +3,7 @@
     python templates.py DATA OUT
 
 Renders every template of DATA/suites/llama.cpp-templates over the conversations below with Transformers' own
-environment (PyPI: transformers, jinja2; no torch), and writes OUT/conversations.json (the requests) and
+environment (packages transformers and jinja2; no torch), and writes OUT/conversations.json (the requests) and
 OUT/expected.json: for each template and request the first 16 hex digits of the SHA-256 of the prompt, or null where
 Python raises. Templates of our own, in OUT/own/*.jinja, are listed with their whole prompts in OUT/own.json.
 The clock stands still at 2024-02-29 15:04:05.

@@ -2,7 +2,7 @@
 
     python tokenizers.py DATA OUT
 
-(PyPI: tokenizers, transformers, sentencepiece; no torch.) Trains on DATA/corpora/tinyshakespeare.txt and the lines
+(Packages tokenizers, transformers and sentencepiece; no torch.) Trains on DATA/corpora/tinyshakespeare.txt and the lines
 below, and writes OUT/{bytes,pieces,unigram}/: tokenizer.json, tokenizer_config.json and expected.json with ids and
 texts as Transformers gives them; and OUT/sentencepiece.json: the vocabularies of two SentencePiece models (BPE and
 unigram) with ids as SentencePiece gives them.

@@ -1,7 +1,7 @@
 //! Programs: what a model's `forward` records, and the transforms over it.
 //!
 //! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`] rewrites it,
-//! [`plan_memory`] lays its activations out in one arena, [`reference`] runs it slowly in plain loops, and a device
+//! [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it slowly in plain loops, and a device
 //! compiles it once per shape class and replays it with a small set of [`Arguments`].
 
 mod fuse;

@@ -68,7 +68,7 @@ pub(crate) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// The character of GPT-2's printable alphabet that stands for a byte: the inverse of [`byte_of`].
+/// The character of GPT-2's printable alphabet that stands for a byte: the inverse of `byte_of`.
 pub fn char_of(byte: u8) -> char {
     let code = match byte {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => u32::from(byte),

@@ -1,0 +1,549 @@
+"""Trains the story model on one GPU: a Llama with tied embeddings, Muon and AdamW, bf16.
+
+    python train.py check  --data DIR --work DIR                 # smoke test and throughput
+    python train.py train  --data DIR --work DIR --role teacher --steps 1700 --minutes 5.5
+    python train.py train  --data DIR --work DIR --role student --steps 3600 --minutes 8
+    python train.py finish --data DIR --work DIR --out DIR       # held-out figures, weights
+
+`--data` is what `prepare.py` wrote; `--work` keeps the tokens and the checkpoint, so that `train`
+called again goes on where it stopped. `--steps` and `--minutes` both bound a run. Equations: y = x + Attention(RMSNorm(x)),
+z = y + W_down(silu(W_gate n) * W_up n) with n = RMSNorm(y); rotary pairs are (i, i + 32) of a head.
+"""
+
+import argparse
+import collections
+import csv
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import queue
+import threading
+import time
+
+import numpy as np
+import pyarrow
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention.varlen import varlen_attn
+
+from train_prompts import PROMPTS, SAMPLING
+
+CONFIG = dict(vocab=6144, dim=384, layers=10, heads=6, kv_heads=2, head_dim=64, ffn=736, context=1024,
+              rope_base=10000.0, norm_eps=1e-5)
+# The teacher is four times as large and strongly regularised; the student learns its distributions too.
+TEACHER = dict(CONFIG, dim=640, layers=12, heads=10, kv_heads=10, ffn=1728)
+DROPOUT = dict(student=0.05, teacher=0.25)
+TAUGHT = 0.75                   # the weight of the teacher's distribution in the student's loss
+ROWS = 128                      # rows of 1024 tokens in a step: 131,072 tokens
+BLOCK = 16 * ROWS               # rows drawn and packed at a time
+MUON_LR, ADAM_LR, DECAY = 0.02, 0.004, 0.1
+WARMUP, COOLDOWN = 100, 0.55    # steps; the fraction of training with a falling learning rate
+# The share of tokens drawn from each kind, first while the rate is constant, then while it falls.
+MIX_FIRST = dict(tale=0.11, modern=0.003, child=0.387, boys=0.10, plain=0.21, far=0.19)
+MIX_LAST = dict(tale=0.20, modern=0.007, child=0.453, boys=0.09, plain=0.20, far=0.05)
+SEED = 20261121
+
+
+# ---------------------------------------------------------------- tokens and rows
+
+def _encode(job):
+    from tokenizers import Tokenizer
+    path, texts = job
+    return [np.array(e.ids, dtype=np.int16) for e in Tokenizer.from_file(path).encode_batch(texts)]
+
+
+def load_tokens(data, work):
+    """{kind: [ids]} of the training documents and the held-out ones, <|bos|> and <|endoftext|> in place."""
+    cache = work / "tokens.pt"
+    if cache.exists():
+        return torch.load(cache, weights_only=False)
+    with pyarrow.input_stream(str(data / "docs.jsonl.zst"), compression="zstd") as f:
+        docs = [json.loads(line) for line in f.read().decode().split("\n") if line]
+    held = [json.loads(line) for line in open(data / "held_out.jsonl", encoding="utf-8")]
+    everything = docs + held
+    path = str(data / "tokenizer.json")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    jobs = [(path, [d["text"] for d in everything[i:i + 200]]) for i in range(0, len(everything), 200)]
+    with multiprocessing.Pool(min(16, os.cpu_count())) as pool:
+        ids = [x for part in pool.imap(_encode, jobs) for x in part]
+    train, valid = collections.defaultdict(list), collections.defaultdict(list)
+    for i, (d, x) in enumerate(zip(everything, ids)):
+        whole = np.concatenate([[0], x, [1]] if d["opens"] else [x, [1]]).astype(np.int16)
+        if i < len(docs):
+            train[d["kind"]].append(whole)
+        else:
+            valid[d["kind"]].append((np.concatenate([[0], x]).astype(np.int16), len(d["text"].encode())))
+    tokens = dict(train), dict(valid)
+    torch.save(tokens, cache)
+    return tokens
+
+
+class Stream:
+    """Documents of one kind, each once in every pass, in a new order every pass."""
+
+    def __init__(self, docs, seed):
+        self.docs, self.rng, self.order = docs, np.random.default_rng(seed), []
+
+    def take(self, wanted):
+        out = []
+        while wanted > 0:
+            if not len(self.order):
+                self.order = list(self.rng.permutation(len(self.docs)))
+            out.append(self.docs[self.order.pop()])
+            wanted -= len(out[-1])
+        return out
+
+
+def pieces(docs, rng, length):
+    """Runs of at most `length` + 1 tokens; half of the long documents begin with a shorter run."""
+    for d in docs:
+        at = 0
+        while at + 1 < len(d):
+            n = length if at or len(d) <= length + 1 or rng.random() < 0.5 else int(rng.integers(length // 4, length))
+            yield d[at:at + n + 1]
+            at += n
+
+
+def pack(runs, length):
+    """Best-fit packing into rows: x, y [rows, length] (y is -1 where nothing is asked), starts of runs."""
+    by_room, rows = collections.defaultdict(list), []
+    for run in sorted(runs, key=len, reverse=True):
+        n = len(run) - 1
+        room = next((r for r in range(n, min(n + 64, length) + 1) if by_room[r]), None)
+        if room is None:
+            room = next((r for r in range(length, n - 1, -1) if by_room[r]), None)
+        if room is None:
+            row, room = [], length
+            rows.append(row)
+        else:
+            row = by_room[room].pop()
+        row.append(run)
+        by_room[room - n].append(row)
+    x = np.zeros((len(rows), length), np.int16)
+    y = np.full((len(rows), length), -1, np.int16)
+    starts = []
+    for i, row in enumerate(rows):
+        at = 0
+        for run in row:
+            n = len(run) - 1
+            x[i, at:at + n], y[i, at:at + n] = run[:-1], run[1:]
+            starts.append((i, at))
+            at += n
+        if at < length:
+            starts.append((i, at))
+    return x, y, starts
+
+
+def blocks(tokens, total_blocks, first):
+    """(x, y, starts by row) for block `first` and on; the same blocks whatever `first` is."""
+    streams = {k: Stream(tokens[k], SEED + i) for i, k in enumerate(sorted(tokens))}
+    for b in range(total_blocks):
+        mix = MIX_FIRST if b < (1 - COOLDOWN) * total_blocks else MIX_LAST
+        rng = np.random.default_rng(SEED + 1000 + b)
+        docs = [d for k, share in mix.items() if share for d in streams[k].take(share * BLOCK * CONFIG["context"] * 1.02)]
+        if b < first:
+            continue
+        x, y, starts = pack(list(pieces(docs, rng, CONFIG["context"])), CONFIG["context"])
+        order = rng.permutation(len(x))[:BLOCK]
+        if len(order) < BLOCK:
+            order = np.concatenate([order, rng.integers(0, len(x), BLOCK - len(order))])
+        of_row = collections.defaultdict(list)
+        for i, at in starts:
+            of_row[i].append(at)
+        yield x[order], y[order], [of_row[i] for i in order]
+
+
+def batches(tokens, steps, first):
+    """(x, y [ROWS, context], bounds of the runs) from step `first` on, prepared in another thread."""
+    per = BLOCK // ROWS
+    total = math.ceil(steps / per)
+    ready = queue.Queue(maxsize=3)
+
+    def work():
+        for block in blocks(tokens, total, first // per):
+            ready.put(block)
+
+    threading.Thread(target=work, daemon=True).start()
+    for step in range(first - first % per, steps):
+        if step % per == 0:
+            x, y, starts = ready.get()
+            x, y = torch.from_numpy(x).cuda().long(), torch.from_numpy(y).cuda().long()
+        if step < first:
+            continue
+        rows = slice(step % per * ROWS, step % per * ROWS + ROWS)
+        yield step, x[rows], y[rows], bounds(starts[rows], CONFIG["context"])
+
+
+def bounds(starts, length):
+    """Cumulative run bounds for attention within runs, padded to one size with empty runs."""
+    flat = [i * length + at for i, row in enumerate(starts) for at in sorted(row)]
+    room = 16 * len(starts)
+    assert len(flat) < room and flat[0] == 0
+    flat += [len(starts) * length] * (room - len(flat))
+    return torch.tensor(flat, dtype=torch.int32).cuda(non_blocking=True)
+
+
+# ---------------------------------------------------------------- the model
+
+class Norm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), CONFIG["norm_eps"])
+
+
+class Block(nn.Module):
+    def __init__(self, c, dropout):
+        super().__init__()
+        self.dropout = dropout
+        d, hd = c["dim"], c["head_dim"]
+        self.attn_norm, self.ffn_norm = Norm(d), Norm(d)
+        self.q = nn.Linear(d, c["heads"] * hd, bias=False)
+        self.k = nn.Linear(d, c["kv_heads"] * hd, bias=False)
+        self.v = nn.Linear(d, c["kv_heads"] * hd, bias=False)
+        self.o = nn.Linear(c["heads"] * hd, d, bias=False)
+        self.gate = nn.Linear(d, c["ffn"], bias=False)
+        self.up = nn.Linear(d, c["ffn"], bias=False)
+        self.down = nn.Linear(c["ffn"], d, bias=False)
+
+    def forward(self, x, rope, runs):
+        b, t, _ = x.shape
+        n = self.attn_norm(x)
+        q = rotate(self.q(n).view(b, t, -1, CONFIG["head_dim"]), rope)
+        k = rotate(self.k(n).view(b, t, -1, CONFIG["head_dim"]), rope)
+        v = self.v(n).view(b, t, -1, CONFIG["head_dim"])
+        groups = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+        if runs is None:
+            a = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)), is_causal=True).transpose(1, 2)
+        else:
+            a = attend_runs(*(z.reshape(b * t, -1, CONFIG["head_dim"]) for z in (q, k, v)), runs, t)
+        x = x + F.dropout(self.o(a.reshape(b, t, -1)), self.dropout, self.training)
+        n = self.ffn_norm(x)
+        return x + F.dropout(self.down(F.silu(self.gate(n)) * self.up(n)), self.dropout, self.training)
+
+
+def attend_runs(q, k, v, runs, longest):
+    """Causal attention inside each run alone; q, k, v are [tokens, heads, head_dim]."""
+    return varlen_attn(q, k, v, runs, runs, longest, longest, **CAUSAL)
+
+
+# One release of PyTorch spells it as a flag, the next as a window that ends at the query.
+CAUSAL = dict(window_size=(-1, 0)) if "window_size" in inspect.signature(varlen_attn).parameters else dict(is_causal=True)
+
+
+def rotate(x, rope):
+    """Rotates the pairs (i, i + half) of every head, in f32: bf16 angles blur far positions."""
+    cos, sin = rope
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+class Llama(nn.Module):
+    def __init__(self, c=CONFIG, dropout=0.0):
+        super().__init__()
+        self.dropout = dropout
+        self.embed = nn.Embedding(c["vocab"], c["dim"])
+        self.blocks = nn.ModuleList(Block(c, dropout) for _ in range(c["layers"]))
+        self.norm = Norm(c["dim"])
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                scale = 0.02 / math.sqrt(2 * c["layers"]) if name.endswith(("o.weight", "down.weight")) else 0.02
+                nn.init.normal_(p, std=scale)
+        half = c["head_dim"] // 2
+        angle = torch.outer(torch.arange(c["context"]), c["rope_base"] ** (-torch.arange(half) / half))
+        self.register_buffer("cos", angle.cos()[:, None], persistent=False)
+        self.register_buffer("sin", angle.sin()[:, None], persistent=False)
+
+    def forward(self, ids, runs=None):
+        """Logits [batch, time, vocab] of the next token."""
+        x = self.embed(ids)
+        if torch.is_autocast_enabled():
+            x = x.bfloat16()
+        x = F.dropout(x, self.dropout, self.training)
+        rope = self.cos[:ids.shape[1]], self.sin[:ids.shape[1]]
+        for block in self.blocks:
+            x = block(x, rope, runs)
+        return F.linear(self.norm(x), self.embed.weight)
+
+    def loss(self, ids, targets, runs=None, taught=None):
+        """(what is minimised, cross-entropy with the text), in nats a token; `taught` is a teacher's logits."""
+        logits, targets = self(ids, runs).float().flatten(0, 1), targets.flatten()
+        text = F.cross_entropy(logits, targets, ignore_index=-1)
+        if taught is None:
+            return text, text.detach()
+        asked = (targets >= 0).float()
+        p = taught.float().flatten(0, 1).softmax(-1)
+        soft = -((p * logits.log_softmax(-1)).sum(-1) * asked).sum() / asked.sum()
+        return TAUGHT * soft + (1 - TAUGHT) * text, text.detach()
+
+
+# ---------------------------------------------------------------- optimisers
+
+class Muon:
+    """Momentum, then the nearest orthogonal matrix by Newton-Schulz (Jordan et al., 2024).
+
+    Matrices of one shape go through the iteration together."""
+
+    def __init__(self, params):
+        self.groups = collections.defaultdict(list)
+        for p in params:
+            self.groups[p.shape].append(p)
+        self.momenta = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.groups.items()}
+
+    @torch.no_grad()
+    def step(self, lr, momentum):
+        for shape, params in self.groups.items():
+            update = muon_update(torch.stack([p.grad for p in params]), self.momenta[shape],
+                                 torch.tensor(momentum, device=params[0].device))
+            scale = lr * max(1, shape[0] / shape[1]) ** 0.5
+            torch._foreach_mul_(params, 1 - lr * DECAY)
+            torch._foreach_add_(params, list(update.float().unbind()), alpha=-scale)
+
+
+@torch.compile
+def muon_update(grad, memory, momentum):
+    memory.lerp_(grad, 1 - momentum)
+    x = grad.lerp(memory, momentum).bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.mT if tall else x
+
+
+def rate(step, done):
+    """The learning rate's factor: a short warm-up, constant, then straight down to zero; `done` runs from 0 to 1."""
+    return max(0.0, min(1.0, (step + 1) / WARMUP, (1 - done) / COOLDOWN))
+
+
+# ---------------------------------------------------------------- training
+
+def make(role="student", seed=SEED):
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high")
+    model = Llama(TEACHER if role == "teacher" else CONFIG, DROPOUT[role]).cuda()
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    return model, Muon(matrices), torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def train(args):
+    train_tokens, valid = load_tokens(args.data, args.work)
+    for k, docs in sorted(train_tokens.items()):
+        print(f"{k:8} {len(docs):6} documents {sum(map(len, docs)) / 1e6:7.2f} M tokens")
+    model, muon, adam = make(args.role)
+    step, log, spent = 0, [], 0.0
+    saved = args.work / f"{args.role}.pt"
+    if saved.exists():
+        state = torch.load(saved, map_location="cuda", weights_only=False)
+        model.load_state_dict(state["model"])
+        adam.load_state_dict(state["adam"])
+        for s, m in state["muon"].items():
+            muon.momenta[s].copy_(m)
+        step, log, spent = state["step"], state["log"], state["spent"]
+        print(f"going on at step {step}")
+    fast = torch.compile(model.loss, dynamic=False)
+    teach = None
+    if args.role == "student" and (args.work / "teacher.pt").exists():
+        teacher = Llama(TEACHER).cuda().eval().requires_grad_(False)
+        teacher.load_state_dict(torch.load(args.work / "teacher.pt", map_location="cuda", weights_only=False)["model"])
+        teach = torch.compile(teacher, dynamic=False)
+    quick = {k: quick_rows(v) for k, v in valid.items()}
+    resumed, losses, timed, first_step = time.time(), [], None, step
+
+    def save():
+        torch.save(dict(model=model.state_dict(), adam=adam.state_dict(), muon=muon.momenta, step=step, log=log,
+                        spent=spent + time.time() - resumed), saved)
+
+    for step, x, y, runs in batches(train_tokens, args.steps, step):
+        with torch.autocast("cuda", torch.bfloat16):
+            if teach is None:
+                loss, text = fast(x, y, runs)
+            else:
+                with torch.no_grad():
+                    taught = teach(x, runs)
+                loss, text = fast(x, y, runs, taught)
+        loss.backward()
+        if step == first_step + 8:
+            timed = time.time()     # compilation is over
+        # Whichever bound comes first, steps or minutes, the rate reaches zero there.
+        done = max((step + 1) / args.steps, (time.time() - timed) / (60 * args.minutes) if timed else 0.0)
+        factor = rate(step, done)
+        adam.param_groups[0]["lr"] = ADAM_LR * factor
+        muon.step(MUON_LR * factor, min(0.95, 0.85 + 0.1 * step / 300))
+        adam.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(text)
+        last = step + 1 == args.steps or done >= 1
+        if (step + 1) % args.every == 0 or last:
+            mean = torch.stack(losses).mean().item()
+            losses.clear()
+            figures = {k: quick_loss(model, rows) for k, rows in quick.items()}
+            now = spent + time.time() - resumed
+            log.append(dict(step=step + 1, tokens=(step + 1) * ROWS * CONFIG["context"], seconds=round(now, 1),
+                            rate=round(factor, 4), train=round(mean, 4), **{k: round(v, 4) for k, v in figures.items()}))
+            print(json.dumps(log[-1]), flush=True)
+            if not math.isfinite(mean):
+                raise SystemExit("the loss is not finite")
+            if last:
+                break
+    step += 1
+    save()
+    with open(args.work / f"{args.role}.csv", "w", newline="") as f:
+        writer = csv.DictWriter(f, fieldnames=list(log[0]))
+        writer.writeheader()
+        writer.writerows(log)
+    print(f"stopped after step {step} of {args.steps}; {spent + time.time() - resumed:.0f} s of training in all")
+
+
+def quick_rows(docs):
+    """A fixed sample of a held-out kind's runs, packed like training rows."""
+    rng = np.random.default_rng(1)
+    order = rng.permutation(len(docs))[:150]
+    x, y, starts = pack([p for i in order for p in pieces([docs[i][0]], rng, CONFIG["context"])][:160], CONFIG["context"])
+    of_row = collections.defaultdict(list)
+    for i, at in starts:
+        of_row[i].append(at)
+    parts = [(slice(i, i + 32), bounds([of_row[j] for j in range(i, min(i + 32, len(x)))], CONFIG["context"]))
+             for i in range(0, len(x), 32)]
+    x, y = torch.from_numpy(x).cuda().long(), torch.from_numpy(y).cuda().long()
+    return [(x[rows], y[rows], runs) for rows, runs in parts]
+
+
+@torch.no_grad()
+def quick_loss(model, parts):
+    total = count = 0
+    model.eval()
+    for x, y, runs in parts:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(x, runs).float()
+        total += F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum").item()
+        count += (y >= 0).sum().item()
+    model.train()
+    return total / count
+
+
+# ---------------------------------------------------------------- held-out figures and samples
+
+@torch.no_grad()
+def held_out(model, docs, stride=512):
+    """Every token of every document once, after at least 512 tokens of its document or all there are.
+
+    The text is preceded by <|bos|>, which is not scored, and no <|endoftext|> is asked for."""
+    nats = tokens = bytes_ = 0
+    width = CONFIG["context"]
+    for ids, size in docs:
+        ids = torch.from_numpy(ids.astype(np.int64)).cuda()
+        done, n = 1, len(ids)
+        while done < n:
+            end = min(n, width if done == 1 else done + stride)
+            start = max(0, end - width)
+            # The window ends at `end`; only tokens not scored yet count.
+            logp = F.log_softmax(model(ids[None, start:end - 1]).float()[0], -1)
+            took = logp.gather(1, ids[start + 1:end, None])[:, 0]
+            nats -= took[done - start - 1:].double().sum().item()
+            tokens += end - done
+            done = end
+        bytes_ += size
+    return dict(nats=nats, tokens=tokens, bytes=bytes_, per_token=math.exp(nats / tokens), per_byte=math.exp(nats / bytes_),
+                bits_per_byte=nats / bytes_ / math.log(2))
+
+
+@torch.no_grad()
+def greedy(model, ids, count):
+    """`ids` and the likeliest continuation, up to <|endoftext|>."""
+    ids = list(ids)
+    while count > 0 and ids[-1] != 1:
+        ids.append(int(model(torch.tensor([ids]).cuda())[0, -1].argmax()))
+        count -= 1
+    return ids
+
+
+def finish(args):
+    from tokenizers import Tokenizer
+    _, valid = load_tokens(args.data, args.work)
+    state = torch.load(args.work / f"{args.role}.pt", map_location="cuda", weights_only=False)
+    model, _, _ = make(args.role)
+    model.load_state_dict(state["model"])
+    model.eval()
+    torch.set_float32_matmul_precision("highest")
+    tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
+    args.out.mkdir(parents=True, exist_ok=True)
+    report = dict(config=CONFIG, step=state["step"], train_seconds=round(state["spent"], 1),
+                  parameters=sum(p.numel() for p in model.parameters()), held_out={k: held_out(model, v) for k, v in valid.items()})
+    everything = [d for v in valid.values() for d in v]
+    report["held_out"]["all"] = held_out(model, everything)
+    if args.role == "teacher":
+        return print(json.dumps(report["held_out"]))
+    # The greedy text is what another program must reproduce from the exported file.
+    report["prompts"], report["sampling"], report["greedy"] = PROMPTS, SAMPLING, []
+    for prompt in PROMPTS[:3]:
+        start = [0] + tokenizer.encode(prompt).ids
+        ids = greedy(model, start, 96)
+        report["greedy"].append(dict(prompt=prompt, first=len(start), ids=ids, text=tokenizer.decode(ids)))
+    (args.out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
+    # Three files of half precision, each under 16 MiB: 8-bit quantisation hides the rounding.
+    weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
+    names = sorted(weights)
+    for part in range(3):
+        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names[part::3]})
+    print(json.dumps(report["held_out"], indent=1))
+    for g in report["greedy"]:
+        print("greedy:", g["text"], "\n")
+
+
+def check(args):
+    """Attention inside runs equals plain causal attention on each run; a short run learns; tokens a second."""
+    model, muon, adam = make()
+    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+        ids = torch.randint(2, 6144, (2, 1024)).cuda()
+        for p in model.blocks.parameters():
+            if p.ndim == 2:
+                p.mul_(3)
+        apart = bounds([[0, 300], [0, 700]], 1024)
+        whole = model(ids, apart).float()
+        for row, a, b in ((0, 0, 300), (0, 300, 1024), (1, 0, 700), (1, 700, 1024)):
+            alone = model(ids[row:row + 1, a:b]).float()[0]
+            error = ((whole[row, a:b] - alone).norm() / alone.norm()).item()
+            print(f"run {row}:{a}..{b}: relative difference {error:.4f}")
+            assert error < 0.1
+    train_tokens, _ = load_tokens(args.data, args.work)
+    model, muon, adam = make()
+    fast = torch.compile(model.loss, dynamic=False)
+    for step, x, y, runs in batches(train_tokens, 48, 0):
+        if step == 16:
+            torch.cuda.synchronize()
+            began = time.time()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, _ = fast(x, y, runs)
+        loss.backward()
+        muon.step(MUON_LR * rate(step, step / 1000), 0.9)
+        adam.step()
+        model.zero_grad(set_to_none=True)
+        if step % 8 == 0:
+            print(step, round(loss.item(), 4), f"padding {(y < 0).float().mean().item():.3f}")
+    torch.cuda.synchronize()
+    print(f"{32 * ROWS * 1024 / (time.time() - began) / 1e6:.2f} M tokens/s, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=["check", "train", "finish"])
+    for name in ("data", "work", "out"):
+        parser.add_argument(f"--{name}", type=pathlib.Path, default=pathlib.Path("out"))
+    parser.add_argument("--role", choices=["student", "teacher"], default="student")
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--every", type=int, default=200)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    dict(check=check, train=train, finish=finish)[options.verb](options)
