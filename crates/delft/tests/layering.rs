@@ -12,7 +12,9 @@ fn root() -> PathBuf {
 /// Every crate and the workspace crates it may import: always layers below its own.
 const LAYERS: &[(&str, &[&str])] = &[
     ("delft-formats", &[]),
-    ("delft-ops", &["delft-formats"]),
+    ("delft-tile-macros", &[]),
+    ("delft-tile", &["delft-tile-macros"]),
+    ("delft-ops", &["delft-formats", "delft-tile"]),
     ("delft-program", &["delft-formats", "delft-ops"]),
     ("delft-nn", &["delft-formats", "delft-ops", "delft-program"]),
     ("delft-device", &["delft-formats", "delft-ops", "delft-program"]),

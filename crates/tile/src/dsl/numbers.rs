@@ -1,0 +1,309 @@
+//! [`Val`]: one number per thread, with operators.
+
+use super::*;
+
+/// One number per thread: the result of an instruction. Copying it copies the name, not the work.
+#[derive(Debug)]
+pub struct Val<T> {
+    pub(crate) value: Value,
+    of: PhantomData<T>,
+}
+
+impl<T> Clone for Val<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Val<T> {}
+
+/// What can stand where a [`Val`] is wanted: a `Val`, a number, a [`Var`].
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a `Val<{T}>`, a `{T}` or a `Var<{T}>`")]
+pub trait IntoVal<T> {
+    /// The value.
+    fn val(self) -> Val<T>;
+}
+
+impl<T> IntoVal<T> for Val<T> {
+    fn val(self) -> Val<T> {
+        self
+    }
+}
+
+impl<T: Number> IntoVal<T> for T {
+    #[track_caller]
+    fn val(self) -> Val<T> {
+        Val::wrap(literal(self.literal()))
+    }
+}
+
+impl<T: Element> IntoVal<T> for &Var<T> {
+    #[track_caller]
+    fn val(self) -> Val<T> {
+        self.get()
+    }
+}
+
+/// What `if` takes: a `bool` known while building, or a `Val<bool>`.
+pub trait Condition {
+    /// The truth, or the value to test on the device.
+    fn known(self) -> std::result::Result<bool, Val<bool>>;
+}
+
+impl Condition for bool {
+    fn known(self) -> std::result::Result<bool, Val<bool>> {
+        Ok(self)
+    }
+}
+
+impl Condition for Val<bool> {
+    fn known(self) -> std::result::Result<bool, Val<bool>> {
+        Err(self)
+    }
+}
+
+impl<T> Val<T> {
+    pub(crate) fn wrap(value: Value) -> Self {
+        Val { value, of: PhantomData }
+    }
+}
+
+impl<T: Element> Val<T> {
+    /// Converted to another element type: floats round to nearest even and saturate on the way to integers.
+    #[track_caller]
+    pub fn cast<U: Element>(self) -> Val<U> {
+        if T::SCALAR == U::SCALAR {
+            return Val::wrap(self.value);
+        }
+        Val::wrap(define(Inst::Cast(U::SCALAR, self.value), U::SCALAR))
+    }
+
+    /// As f32.
+    #[track_caller]
+    pub fn f32(self) -> Val<f32> {
+        self.cast()
+    }
+
+    /// As u32.
+    #[track_caller]
+    pub fn u32(self) -> Val<u32> {
+        self.cast()
+    }
+
+    /// As i32.
+    #[track_caller]
+    pub fn i32(self) -> Val<i32> {
+        self.cast()
+    }
+
+    /// The same bits as another type of the same size.
+    #[track_caller]
+    pub fn bits<U: Element>(self) -> Val<U> {
+        Val::wrap(define(Inst::Bitcast(U::SCALAR, self.value), U::SCALAR))
+    }
+}
+
+#[track_caller]
+fn unary<T: Element>(op: Unary, a: Val<T>) -> Val<T> {
+    Val::wrap(define(Inst::Unary(op, a.value), T::SCALAR))
+}
+
+#[track_caller]
+fn binary<T: Element>(op: Binary, a: Val<T>, b: Val<T>) -> Val<T> {
+    Val::wrap(define(Inst::Binary(op, a.value, b.value), T::SCALAR))
+}
+
+#[track_caller]
+fn compare<T: Element>(op: Binary, a: Val<T>, b: Val<T>) -> Val<bool> {
+    Val::wrap(define(Inst::Binary(op, a.value, b.value), Scalar::Bool))
+}
+
+impl<T: Number> Val<T> {
+    /// The smaller.
+    #[track_caller]
+    pub fn min(self, other: impl IntoVal<T>) -> Val<T> {
+        binary(Binary::Min, self, other.val())
+    }
+
+    /// The larger.
+    #[track_caller]
+    pub fn max(self, other: impl IntoVal<T>) -> Val<T> {
+        binary(Binary::Max, self, other.val())
+    }
+}
+
+/// Comparisons: between [`Val`]s they are recorded; between plain numbers they are Rust's.
+pub trait Order<Rhs> {
+    /// `bool` or `Val<bool>`.
+    type Truth;
+    /// `self == other`.
+    fn eq(self, other: Rhs) -> Self::Truth;
+    /// `self != other`.
+    fn ne(self, other: Rhs) -> Self::Truth;
+    /// `self < other`.
+    fn lt(self, other: Rhs) -> Self::Truth;
+    /// `self <= other`.
+    fn le(self, other: Rhs) -> Self::Truth;
+    /// `self > other`.
+    fn gt(self, other: Rhs) -> Self::Truth;
+    /// `self >= other`.
+    fn ge(self, other: Rhs) -> Self::Truth;
+}
+
+macro_rules! recorded_order {
+    ($(($name:ident, $op:ident)),*) => {
+        impl<T: Number, R: IntoVal<T>> Order<R> for Val<T> {
+            type Truth = Val<bool>;
+            $(#[track_caller]
+            fn $name(self, other: R) -> Val<bool> {
+                compare(Binary::$op, self, other.val())
+            })*
+        }
+    };
+}
+recorded_order!((eq, Eq), (ne, Ne), (lt, Lt), (le, Le), (gt, Gt), (ge, Ge));
+
+macro_rules! plain_order {
+    ($($t:ty),*) => {
+        $(impl Order<$t> for $t {
+            type Truth = bool;
+            fn eq(self, other: $t) -> bool { self == other }
+            fn ne(self, other: $t) -> bool { self != other }
+            fn lt(self, other: $t) -> bool { self < other }
+            fn le(self, other: $t) -> bool { self <= other }
+            fn gt(self, other: $t) -> bool { self > other }
+            fn ge(self, other: $t) -> bool { self >= other }
+        })*
+    };
+}
+plain_order!(usize, u32, i32, u8, Scalar);
+
+macro_rules! operator {
+    ($trait:ident, $method:ident, $op:ident, $($t:ty),*) => {
+        $(impl<R: IntoVal<$t>> std::ops::$trait<R> for Val<$t> {
+            type Output = Val<$t>;
+            #[track_caller]
+            fn $method(self, other: R) -> Val<$t> {
+                binary(Binary::$op, self, other.val())
+            }
+        }
+        impl std::ops::$trait<Val<$t>> for $t {
+            type Output = Val<$t>;
+            #[track_caller]
+            fn $method(self, other: Val<$t>) -> Val<$t> {
+                binary(Binary::$op, self.val(), other)
+            }
+        })*
+    };
+}
+operator!(Add, add, Add, f32, i32, u32);
+operator!(Sub, sub, Sub, f32, i32, u32);
+operator!(Mul, mul, Mul, f32, i32, u32);
+operator!(Div, div, Div, f32, i32, u32);
+operator!(Rem, rem, Rem, i32, u32);
+operator!(BitAnd, bitand, And, i32, u32, bool);
+operator!(BitOr, bitor, Or, i32, u32, bool);
+operator!(BitXor, bitxor, Xor, i32, u32, bool);
+operator!(Shl, shl, Shl, i32, u32);
+operator!(Shr, shr, Shr, i32, u32);
+
+impl<T: Number> Val<T> {
+    /// `self + other`, for helpers that are generic over the number type.
+    #[track_caller]
+    pub fn plus(self, other: impl IntoVal<T>) -> Val<T> {
+        binary(Binary::Add, self, other.val())
+    }
+}
+
+impl std::ops::Neg for Val<f32> {
+    type Output = Val<f32>;
+    #[track_caller]
+    fn neg(self) -> Val<f32> {
+        unary(Unary::Neg, self)
+    }
+}
+
+impl std::ops::Neg for Val<i32> {
+    type Output = Val<i32>;
+    #[track_caller]
+    fn neg(self) -> Val<i32> {
+        unary(Unary::Neg, self)
+    }
+}
+
+impl std::ops::Not for Val<bool> {
+    type Output = Val<bool>;
+    #[track_caller]
+    fn not(self) -> Val<bool> {
+        unary(Unary::Not, self)
+    }
+}
+
+impl std::ops::Not for Val<u32> {
+    type Output = Val<u32>;
+    #[track_caller]
+    fn not(self) -> Val<u32> {
+        unary(Unary::Not, self)
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident, $op:ident, $what:literal;)*) => {
+        impl Val<f32> {
+            $(#[doc = $what]
+            #[track_caller]
+            pub fn $name(self) -> Val<f32> {
+                unary(Unary::$op, self)
+            })*
+        }
+    };
+}
+functions! {
+    abs, Abs, "`|x|`.";
+    exp, Exp, "`e^x`.";
+    exp2, Exp2, "`2^x`.";
+    ln, Log, "Natural logarithm.";
+    log2, Log2, "Binary logarithm.";
+    sin, Sin, "Sine of radians.";
+    cos, Cos, "Cosine of radians.";
+    tanh, Tanh, "Hyperbolic tangent.";
+    sqrt, Sqrt, "Square root.";
+    rsqrt, Rsqrt, "`1 / sqrt(x)`.";
+    floor, Floor, "Largest whole number not above.";
+    ceil, Ceil, "Smallest whole number not below.";
+    round, Round, "Nearest whole number, ties to even.";
+}
+
+impl Val<f32> {
+    /// `self * b + c`, rounded once.
+    #[track_caller]
+    pub fn fma(self, b: impl IntoVal<f32>, c: impl IntoVal<f32>) -> Val<f32> {
+        Val::wrap(define(Inst::Fma(self.value, b.val().value, c.val().value), Scalar::F32))
+    }
+}
+
+impl Val<u32> {
+    /// How many bits are set.
+    #[track_caller]
+    pub fn count_ones(self) -> Val<u32> {
+        unary(Unary::Popcount, self)
+    }
+
+    /// How many leading bits are clear.
+    #[track_caller]
+    pub fn leading_zeros(self) -> Val<u32> {
+        unary(Unary::LeadingZeros, self)
+    }
+
+    /// The upper half of the 64-bit product.
+    #[track_caller]
+    pub fn mul_hi(self, other: impl IntoVal<u32>) -> Val<u32> {
+        binary(Binary::MulHi, self, other.val())
+    }
+
+    /// `acc` plus the sum of products of the four signed bytes in each.
+    #[track_caller]
+    pub fn dot4(self, other: Val<u32>, acc: impl IntoVal<i32>) -> Val<i32> {
+        let (a, b, acc) = (self.value, other.value, acc.val().value);
+        Val::wrap(define(Inst::Dot4 { a, b, acc }, Scalar::I32))
+    }
+}

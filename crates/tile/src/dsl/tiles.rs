@@ -1,0 +1,256 @@
+//! [`Frag`]: 16 x 16 matrices held by a simdgroup, multiplied by its matrix unit.
+
+use super::*;
+
+/// A tile held by the simdgroup. Accumulators and rows take part in element-wise arithmetic.
+#[derive(Debug, Clone, Copy)]
+pub struct Frag {
+    pub(crate) value: Value,
+}
+
+/// A register array of tiles: what accumulators in a recorded loop have to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Frags {
+    place: Place,
+    ty: Type,
+}
+
+impl Frag {
+    #[track_caller]
+    fn ty(self) -> Tile {
+        build::type_of(self.value).tile().expect("a Frag is made of tiles only")
+    }
+
+    #[track_caller]
+    fn define(inst: Inst, ty: impl Into<Type>) -> Frag {
+        Frag { value: define(inst, ty) }
+    }
+
+    /// A left operand `[16, 16]` from memory: `(r, c)` at `index + r * stride + c`.
+    #[track_caller]
+    pub fn left<T: Float>(
+        from: impl Memory<T>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) -> Frag {
+        Frag::load(from, index, stride, Role::A, false)
+    }
+
+    /// A right operand `[16, 16]` from memory that holds its transpose, as weights `[n, k]` do: `(k, n)` at
+    /// `index + n * stride + k`.
+    #[track_caller]
+    pub fn right_transposed<T: Float>(
+        from: impl Memory<T>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) -> Frag {
+        Frag::load(from, index, stride, Role::B, true)
+    }
+
+    /// A right operand `[16, 16]` from memory: `(k, n)` at `index + k * stride + n`.
+    #[track_caller]
+    pub fn right<T: Float>(
+        from: impl Memory<T>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) -> Frag {
+        Frag::load(from, index, stride, Role::B, false)
+    }
+
+    #[track_caller]
+    fn load<T: Float>(
+        from: impl Memory<T>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+        role: Role,
+        transposed: bool,
+    ) -> Frag {
+        let ty = Type::Tile(Tile::new(T::SCALAR, role));
+        let (place, index, stride) = (from.place(), index.val().value, stride.val().value);
+        Frag::define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
+    }
+
+    /// An f32 accumulator with one value everywhere.
+    #[track_caller]
+    pub fn filled(value: impl IntoVal<f32>) -> Frag {
+        Frag::splat(value, Role::C)
+    }
+
+    /// An f32 row vector (one value per row) with one value everywhere.
+    #[track_caller]
+    pub fn rows(value: impl IntoVal<f32>) -> Frag {
+        Frag::splat(value, Role::Row)
+    }
+
+    #[track_caller]
+    fn splat(value: impl IntoVal<f32>, role: Role) -> Frag {
+        let ty = Type::Tile(Tile::new(Scalar::F32, role));
+        Frag::define(Inst::Splat(ty, value.val().value), ty)
+    }
+
+    /// A u32 accumulator-shaped tile with one value everywhere, to compare positions with.
+    #[track_caller]
+    pub fn filled_u32(value: impl IntoVal<u32>) -> Frag {
+        let ty = Type::Tile(Tile::new(Scalar::U32, Role::C));
+        Frag::define(Inst::Splat(ty, value.val().value), ty)
+    }
+
+    /// Each element's row number, u32.
+    #[track_caller]
+    pub fn row_numbers() -> Frag {
+        let ty = Type::Tile(Tile::new(Scalar::U32, Role::C));
+        Frag::define(Inst::TileRow(ty), ty)
+    }
+
+    /// Each element's column number, u32.
+    #[track_caller]
+    pub fn col_numbers() -> Frag {
+        let ty = Type::Tile(Tile::new(Scalar::U32, Role::C));
+        Frag::define(Inst::TileCol(ty), ty)
+    }
+
+    /// `self + a b`.
+    #[track_caller]
+    pub fn mma(self, a: Frag, b: Frag) -> Frag {
+        Frag::define(Inst::Mma { a: a.value, b: b.value, c: self.value }, self.ty())
+    }
+
+    /// Writes an accumulator, rounded to `T`: `(r, c)` to `index + r * stride + c`.
+    #[track_caller]
+    pub fn store<T: Float>(
+        self,
+        to: impl Memory<T>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) {
+        let value = self.cast::<T>().value;
+        let (place, index, stride) = (to.place(), index.val().value, stride.val().value);
+        perform(Inst::TileStore { place, index, stride, value });
+    }
+
+    /// With another element type.
+    #[track_caller]
+    pub fn cast<T: Element>(self) -> Frag {
+        let ty = self.ty();
+        if ty.scalar == T::SCALAR {
+            return self;
+        }
+        Frag::define(Inst::Cast(T::SCALAR, self.value), ty.with(T::SCALAR))
+    }
+
+    /// The combination of each row, as a row vector.
+    #[track_caller]
+    pub fn reduce_rows(self, op: Reduce) -> Frag {
+        let ty = self.ty();
+        let row = Tile::sized(ty.scalar, Role::Row, ty.rows);
+        Frag::define(Inst::RowReduce(op, self.value), row)
+    }
+
+    /// A row vector as an accumulator: each row with its value.
+    #[track_caller]
+    pub fn across(self) -> Frag {
+        let ty = self.ty();
+        let ty = Type::Tile(Tile::sized(ty.scalar, Role::C, ty.rows));
+        Frag::define(Inst::Splat(ty, self.value), ty)
+    }
+
+    /// An accumulator as the left operand of another product, rounded to `T`.
+    #[track_caller]
+    pub fn to_left<T: Float>(self) -> Frag {
+        let ty = Type::Tile(Tile::sized(T::SCALAR, Role::A, self.ty().rows));
+        Frag::define(Inst::ToLeft(ty, self.value), ty)
+    }
+
+    #[track_caller]
+    fn binary(self, op: Binary, other: Frag) -> Frag {
+        let ty = self.ty();
+        Frag::define(Inst::Binary(op, self.value, other.value), ty.with(op.result(ty.scalar)))
+    }
+
+    /// The larger of each pair.
+    #[track_caller]
+    pub fn max(self, other: Frag) -> Frag {
+        self.binary(Binary::Max, other)
+    }
+
+    /// `self <= other`, a bool tile.
+    #[track_caller]
+    pub fn le(self, other: Frag) -> Frag {
+        self.binary(Binary::Le, other)
+    }
+
+    /// `self < other`, a bool tile.
+    #[track_caller]
+    pub fn lt(self, other: Frag) -> Frag {
+        self.binary(Binary::Lt, other)
+    }
+
+    /// Both of two bool tiles.
+    #[track_caller]
+    pub fn and(self, other: Frag) -> Frag {
+        self.binary(Binary::And, other)
+    }
+
+    /// An element-wise function of f32 tiles.
+    #[track_caller]
+    pub fn map(self, op: Unary) -> Frag {
+        Frag::define(Inst::Unary(op, self.value), self.ty())
+    }
+
+    /// `yes` where this bool tile is true, else `no`.
+    #[track_caller]
+    pub fn select(self, yes: Frag, no: Frag) -> Frag {
+        let inst = Inst::Select { cond: self.value, yes: yes.value, no: no.value };
+        Frag::define(inst, yes.ty())
+    }
+}
+
+macro_rules! tile_operator {
+    ($trait:ident, $method:ident, $op:ident) => {
+        impl std::ops::$trait for Frag {
+            type Output = Frag;
+            #[track_caller]
+            fn $method(self, other: Frag) -> Frag {
+                self.binary(Binary::$op, other)
+            }
+        }
+    };
+}
+tile_operator!(Add, add, Add);
+tile_operator!(Sub, sub, Sub);
+tile_operator!(Mul, mul, Mul);
+tile_operator!(Div, div, Div);
+
+impl Frags {
+    /// `len` f32 accumulators that hold `value`.
+    #[track_caller]
+    pub fn accumulators(len: u32, value: f32) -> Frags {
+        Frags::new(len, Frag::filled(value))
+    }
+
+    /// `len` registers that hold a tile.
+    #[track_caller]
+    pub fn new(len: u32, value: Frag) -> Frags {
+        let ty = Type::Tile(value.ty());
+        let frags = Frags { place: build::register(Array { name: String::new(), ty, len }), ty };
+        for i in 0..len {
+            frags.set(i, value);
+        }
+        frags
+    }
+
+    /// Tile `i`.
+    #[track_caller]
+    pub fn get(self, i: u32) -> Frag {
+        let index = i.val().value;
+        let (place, hint) = (self.place, Hint::None);
+        Frag::define(Inst::Load { place, index, lanes: 1, hint }, self.ty)
+    }
+
+    /// Sets tile `i`.
+    #[track_caller]
+    pub fn set(self, i: u32, value: Frag) {
+        let index = i.val().value;
+        perform(Inst::Store { place: self.place, index, value: value.value });
+    }
+}

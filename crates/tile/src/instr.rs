@@ -1,0 +1,426 @@
+//! Arithmetic: one table in which each operation has its name, its meaning and its spelling per target.
+//!
+//! The meaning works on the 32 bits that a register holds. `None` is an undefined result (division by zero, a shift by
+//! 32 or more): the interpreter reports it, and constant folding leaves it alone.
+
+use crate::types::Scalar;
+
+/// Operations on one operand; the result has its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Unary {
+    /// `-x`: f32, i32.
+    Neg,
+    /// Logical for `bool`, every bit for integers.
+    Not,
+    /// `|x|`: f32.
+    Abs,
+    /// `e^x`.
+    Exp,
+    /// `2^x`.
+    Exp2,
+    /// Natural logarithm.
+    Log,
+    /// Binary logarithm.
+    Log2,
+    /// Sine of radians, exact for large arguments too.
+    Sin,
+    /// Cosine of radians.
+    Cos,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// Square root.
+    Sqrt,
+    /// `1 / sqrt(x)`.
+    Rsqrt,
+    /// Largest whole number not above.
+    Floor,
+    /// Smallest whole number not below.
+    Ceil,
+    /// Nearest whole number, ties to even.
+    Round,
+    /// How many bits are set: u32.
+    Popcount,
+    /// How many leading bits are clear: u32.
+    LeadingZeros,
+}
+
+/// Operations on two operands of one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Binary {
+    /// `a + b`; integers wrap.
+    Add,
+    /// `a - b`; integers wrap.
+    Sub,
+    /// `a * b`; integers wrap.
+    Mul,
+    /// `a / b`; integers truncate, undefined for zero.
+    Div,
+    /// The remainder of `Div`: integers.
+    Rem,
+    /// The smaller; a number rather than a NaN.
+    Min,
+    /// The larger; a number rather than a NaN.
+    Max,
+    /// Bits or truth values in both.
+    And,
+    /// Bits or truth values in either.
+    Or,
+    /// Bits or truth values in one.
+    Xor,
+    /// Bits moved up; undefined from 32 on.
+    Shl,
+    /// Bits moved down, the sign kept for i32; undefined from 32 on.
+    Shr,
+    /// The upper 32 bits of a product: u32.
+    MulHi,
+    /// `a == b` to bool.
+    Eq,
+    /// `a != b` to bool.
+    Ne,
+    /// `a < b` to bool.
+    Lt,
+    /// `a <= b` to bool.
+    Le,
+    /// `a > b` to bool.
+    Gt,
+    /// `a >= b` to bool.
+    Ge,
+}
+
+/// How a target writes an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spelling {
+    /// Between its operands, or before its only one.
+    Sign(&'static str),
+    /// As a call.
+    Call(&'static str),
+}
+
+impl Unary {
+    /// All of them, in the order of the table.
+    pub const ALL: [Unary; 17] = [
+        Unary::Neg,
+        Unary::Not,
+        Unary::Abs,
+        Unary::Exp,
+        Unary::Exp2,
+        Unary::Log,
+        Unary::Log2,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::Tanh,
+        Unary::Sqrt,
+        Unary::Rsqrt,
+        Unary::Floor,
+        Unary::Ceil,
+        Unary::Round,
+        Unary::Popcount,
+        Unary::LeadingZeros,
+    ];
+
+    /// Name in the text form, spelling in Metal, spelling in CUDA.
+    pub fn row(self) -> (&'static str, Spelling, Spelling) {
+        use Spelling::{Call, Sign};
+        let call = |name, metal, cuda| (name, Call(metal), Call(cuda));
+        match self {
+            Unary::Neg => ("neg", Sign("-"), Sign("-")),
+            Unary::Not => ("not", Sign("~"), Sign("~")),
+            Unary::Abs => call("abs", "fabs", "fabsf"),
+            Unary::Exp => call("exp", "precise::exp", "expf"),
+            Unary::Exp2 => call("exp2", "precise::exp2", "exp2f"),
+            Unary::Log => call("log", "precise::log", "logf"),
+            Unary::Log2 => call("log2", "precise::log2", "log2f"),
+            Unary::Sin => call("sin", "precise::sin", "sinf"),
+            Unary::Cos => call("cos", "precise::cos", "cosf"),
+            Unary::Tanh => call("tanh", "precise::tanh", "tanhf"),
+            Unary::Sqrt => call("sqrt", "precise::sqrt", "sqrtf"),
+            Unary::Rsqrt => call("rsqrt", "precise::rsqrt", "rsqrtf"),
+            Unary::Floor => call("floor", "floor", "floorf"),
+            Unary::Ceil => call("ceil", "ceil", "ceilf"),
+            Unary::Round => call("round", "rint", "rintf"),
+            Unary::Popcount => call("popcount", "popcount", "__popc"),
+            Unary::LeadingZeros => call("clz", "clz", "__clz"),
+        }
+    }
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// Whether it takes this element type.
+    pub fn takes(self, scalar: Scalar) -> bool {
+        match self {
+            Unary::Neg => matches!(scalar, Scalar::F32 | Scalar::I32),
+            Unary::Not => matches!(scalar, Scalar::Bool | Scalar::U32 | Scalar::I32),
+            Unary::Popcount | Unary::LeadingZeros => scalar == Scalar::U32,
+            _ => scalar == Scalar::F32,
+        }
+    }
+
+    /// Its meaning.
+    pub fn eval(self, scalar: Scalar, a: u32) -> Option<u32> {
+        let x = f32::from_bits(a);
+        let float = |y: f32| Some(y.to_bits());
+        match self {
+            Unary::Neg if scalar == Scalar::I32 => Some(a.wrapping_neg()),
+            Unary::Neg => float(-x),
+            Unary::Not if scalar == Scalar::Bool => Some(u32::from(a == 0)),
+            Unary::Not => Some(!a),
+            Unary::Abs => float(x.abs()),
+            Unary::Exp => float(x.exp()),
+            Unary::Exp2 => float(x.exp2()),
+            Unary::Log => float(x.ln()),
+            Unary::Log2 => float(x.log2()),
+            Unary::Sin => float(x.sin()),
+            Unary::Cos => float(x.cos()),
+            Unary::Tanh => float(x.tanh()),
+            Unary::Sqrt => float(x.sqrt()),
+            Unary::Rsqrt => float(1.0 / x.sqrt()),
+            Unary::Floor => float(x.floor()),
+            Unary::Ceil => float(x.ceil()),
+            Unary::Round => float(x.round_ties_even()),
+            Unary::Popcount => Some(a.count_ones()),
+            Unary::LeadingZeros => Some(a.leading_zeros()),
+        }
+    }
+}
+
+impl Binary {
+    /// All of them, in the order of the table.
+    pub const ALL: [Binary; 19] = [
+        Binary::Add,
+        Binary::Sub,
+        Binary::Mul,
+        Binary::Div,
+        Binary::Rem,
+        Binary::Min,
+        Binary::Max,
+        Binary::And,
+        Binary::Or,
+        Binary::Xor,
+        Binary::Shl,
+        Binary::Shr,
+        Binary::MulHi,
+        Binary::Eq,
+        Binary::Ne,
+        Binary::Lt,
+        Binary::Le,
+        Binary::Gt,
+        Binary::Ge,
+    ];
+
+    /// Name in the text form, spelling in Metal, spelling in CUDA.
+    pub fn row(self) -> (&'static str, Spelling, Spelling) {
+        use Spelling::{Call, Sign};
+        let sign = |name, sign| (name, Sign(sign), Sign(sign));
+        match self {
+            Binary::Add => sign("add", "+"),
+            Binary::Sub => sign("sub", "-"),
+            Binary::Mul => sign("mul", "*"),
+            Binary::Div => sign("div", "/"),
+            Binary::Rem => sign("rem", "%"),
+            Binary::Min => ("min", Call("min"), Call("min")),
+            Binary::Max => ("max", Call("max"), Call("max")),
+            Binary::And => sign("and", "&"),
+            Binary::Or => sign("or", "|"),
+            Binary::Xor => sign("xor", "^"),
+            Binary::Shl => sign("shl", "<<"),
+            Binary::Shr => sign("shr", ">>"),
+            Binary::MulHi => ("mulhi", Call("mulhi"), Call("__umulhi")),
+            Binary::Eq => sign("eq", "=="),
+            Binary::Ne => sign("ne", "!="),
+            Binary::Lt => sign("lt", "<"),
+            Binary::Le => sign("le", "<="),
+            Binary::Gt => sign("gt", ">"),
+            Binary::Ge => sign("ge", ">="),
+        }
+    }
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// Whether it takes this element type.
+    pub fn takes(self, scalar: Scalar) -> bool {
+        let integer = matches!(scalar, Scalar::I32 | Scalar::U32);
+        match self {
+            Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Min | Binary::Max => {
+                integer || scalar == Scalar::F32
+            }
+            Binary::Rem | Binary::Shl | Binary::Shr => integer,
+            Binary::And | Binary::Or | Binary::Xor => integer || scalar == Scalar::Bool,
+            Binary::MulHi => scalar == Scalar::U32,
+            Binary::Eq | Binary::Ne => scalar.computes(),
+            Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => integer || scalar == Scalar::F32,
+        }
+    }
+
+    /// Whether the result is a truth value.
+    pub fn compares(self) -> bool {
+        matches!(self, Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge)
+    }
+
+    /// The element type of the result.
+    pub fn result(self, operand: Scalar) -> Scalar {
+        if self.compares() { Scalar::Bool } else { operand }
+    }
+
+    /// Its meaning for operands of a type.
+    pub fn eval(self, scalar: Scalar, a: u32, b: u32) -> Option<u32> {
+        match scalar {
+            Scalar::F32 => self.eval_f32(f32::from_bits(a), f32::from_bits(b)),
+            Scalar::I32 => self.eval_i32(a as i32, b as i32),
+            _ => self.eval_u32(a, b),
+        }
+    }
+
+    fn eval_f32(self, a: f32, b: f32) -> Option<u32> {
+        let value = match self {
+            Binary::Add => a + b,
+            Binary::Sub => a - b,
+            Binary::Mul => a * b,
+            Binary::Div => a / b,
+            Binary::Min => a.min(b),
+            Binary::Max => a.max(b),
+            _ => return self.compare(a.partial_cmp(&b)),
+        };
+        Some(value.to_bits())
+    }
+
+    fn eval_i32(self, a: i32, b: i32) -> Option<u32> {
+        let value = match self {
+            Binary::Add => a.wrapping_add(b),
+            Binary::Sub => a.wrapping_sub(b),
+            Binary::Mul => a.wrapping_mul(b),
+            Binary::Div => a.checked_div(b)?,
+            Binary::Rem => a.checked_rem(b)?,
+            Binary::Min => a.min(b),
+            Binary::Max => a.max(b),
+            Binary::And => a & b,
+            Binary::Or => a | b,
+            Binary::Xor => a ^ b,
+            Binary::Shl => a.checked_shl(b as u32)?,
+            Binary::Shr => a.checked_shr(b as u32)?,
+            _ => return self.compare(Some(a.cmp(&b))),
+        };
+        Some(value as u32)
+    }
+
+    fn eval_u32(self, a: u32, b: u32) -> Option<u32> {
+        Some(match self {
+            Binary::Add => a.wrapping_add(b),
+            Binary::Sub => a.wrapping_sub(b),
+            Binary::Mul => a.wrapping_mul(b),
+            Binary::Div => a.checked_div(b)?,
+            Binary::Rem => a.checked_rem(b)?,
+            Binary::Min => a.min(b),
+            Binary::Max => a.max(b),
+            Binary::And => a & b,
+            Binary::Or => a | b,
+            Binary::Xor => a ^ b,
+            Binary::Shl => a.checked_shl(b)?,
+            Binary::Shr => a.checked_shr(b)?,
+            Binary::MulHi => ((u64::from(a) * u64::from(b)) >> 32) as u32,
+            _ => return self.compare(Some(a.cmp(&b))),
+        })
+    }
+
+    /// Comparisons; an unordered pair (a NaN) is only unequal.
+    fn compare(self, order: Option<std::cmp::Ordering>) -> Option<u32> {
+        let truth = match self {
+            Binary::Eq => order.is_some_and(|o| o.is_eq()),
+            Binary::Ne => order.is_none_or(|o| o.is_ne()),
+            Binary::Lt => order.is_some_and(|o| o.is_lt()),
+            Binary::Le => order.is_some_and(|o| o.is_le()),
+            Binary::Gt => order.is_some_and(|o| o.is_gt()),
+            Binary::Ge => order.is_some_and(|o| o.is_ge()),
+            _ => return None,
+        };
+        Some(u32::from(truth))
+    }
+}
+
+/// The meaning of a cast: register bits of one type to those of another. Storage types keep their bits in the low end,
+/// signed ones extended.
+pub fn cast(from: Scalar, to: Scalar, bits: u32) -> u32 {
+    use Scalar::{BF16, Bool, F16, F32, I8, I16, I32, U8, U16, U32};
+    let float = match from {
+        F32 => Some(f32::from_bits(bits)),
+        F16 => Some(half::f16::from_bits(bits as u16).to_f32()),
+        BF16 => Some(half::bf16::from_bits(bits as u16).to_f32()),
+        _ => None,
+    };
+    if let Some(x) = float {
+        return match to {
+            F32 => x.to_bits(),
+            F16 => u32::from(half::f16::from_f32(x).to_bits()),
+            BF16 => u32::from(half::bf16::from_f32(x).to_bits()),
+            Bool => u32::from(x != 0.0),
+            I8 => x as i8 as u32,
+            U8 => u32::from(x as u8),
+            I16 => x as i16 as u32,
+            U16 => u32::from(x as u16),
+            I32 => x as i32 as u32,
+            U32 => x as u32,
+        };
+    }
+    let signed = matches!(from, I8 | I16 | I32);
+    let widened = if signed { bits as i32 as f32 } else { bits as f32 };
+    match to {
+        F32 => widened.to_bits(),
+        F16 => u32::from(half::f16::from_f32(widened).to_bits()),
+        BF16 => u32::from(half::bf16::from_f32(widened).to_bits()),
+        Bool => u32::from(bits != 0),
+        I8 => bits as i8 as u32,
+        U8 => u32::from(bits as u8),
+        I16 => bits as i16 as u32,
+        U16 => u32::from(bits as u16),
+        I32 | U32 => bits,
+    }
+}
+
+/// `acc` plus the products of four signed bytes.
+pub fn dot4(a: u32, b: u32, acc: u32) -> u32 {
+    let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
+    products
+        .fold(acc as i32, |sum, (a, b)| sum.wrapping_add(i32::from(a as i8) * i32::from(b as i8)))
+        as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct() {
+        let mut names: Vec<&str> = Unary::ALL.iter().map(|u| u.name()).collect();
+        names.extend(Binary::ALL.iter().map(|b| b.name()));
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn undefined_results_are_none() {
+        for (op, b) in [(Binary::Div, 0), (Binary::Rem, 0), (Binary::Shl, 32), (Binary::Shr, 40)] {
+            assert_eq!(op.eval(Scalar::U32, 7, b), None);
+            assert_eq!(op.eval(Scalar::I32, 7, b), None);
+        }
+        assert_eq!(Binary::Div.eval(Scalar::I32, i32::MIN as u32, u32::MAX), None);
+    }
+
+    #[test]
+    fn casts_round_saturate_and_extend() {
+        use Scalar::{BF16, F16, F32, I8, I32, U8};
+        assert_eq!(cast(F32, U8, 300.7f32.to_bits()), 255);
+        assert_eq!(cast(F32, I8, (-200f32).to_bits()) as i32, -128);
+        assert_eq!(cast(I8, I32, 0xFFFF_FFFE) as i32, -2);
+        assert_eq!(cast(I32, I8, 0x180) as i32, -128);
+        assert_eq!(cast(F32, BF16, 1.0f32.to_bits()), 0x3F80);
+        assert_eq!(cast(F16, F32, 0x3C00), 1.0f32.to_bits());
+        assert_eq!(dot4(0xFF02_0301, 0x0101_0201, 10) as i32, 10 + 1 + 6 + 2 - 1);
+    }
+}

@@ -1,0 +1,534 @@
+//! The intermediate representation: a kernel as a tree of blocks of typed instructions, each value assigned once.
+//!
+//! Control flow is structured (`For`, `If`) and carries no values: what changes in a loop lives in memory, of which
+//! there are three kinds ([`Place`]): buffers (global), shared arrays (threadgroup) and register arrays (one thread,
+//! or one simdgroup for tiles). A value may be used after its definition in the same block and in blocks inside it.
+//! `verify` states every rule; `text` prints and parses the form shown in tests.
+
+use crate::launch::Launch;
+use crate::types::{Scalar, Type};
+
+/// One instruction's result. An index into [`Kernel::values`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub u32);
+
+/// Where in the kernel's Rust source an instruction was written. An index into [`Kernel::sources`]; 0 is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Source(pub u32);
+
+/// A kernel: what is launched, with everything needed to check, run or print it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kernel {
+    /// Its name: a C identifier, unique among the kernels of a build.
+    pub name: String,
+    /// Buffers and scalar arguments, in binding order.
+    pub params: Vec<Param>,
+    /// Specialisation constants, in declaration order.
+    pub constants: Vec<Constant>,
+    /// Threadgroup arrays.
+    pub shared: Vec<Array>,
+    /// Register arrays.
+    pub registers: Vec<Array>,
+    /// How it is launched.
+    pub launch: Launch,
+    /// What every thread executes.
+    pub body: Block,
+    /// The type of every value.
+    pub values: Vec<Type>,
+    /// `file:line` of the Rust source, by [`Source`]; the first is empty.
+    pub sources: Vec<String>,
+}
+
+/// What a launch binds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Param {
+    /// Its name: a C identifier.
+    pub name: String,
+    /// Buffer or scalar.
+    pub kind: ParamKind,
+}
+
+/// The two kinds of [`Param`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParamKind {
+    /// An array in device memory.
+    Buffer {
+        /// Element type.
+        scalar: Scalar,
+        /// What the kernel does with it.
+        access: Access,
+    },
+    /// One number handed over at launch: `U32`, `I32` or `F32`.
+    Argument(Scalar),
+}
+
+/// What a kernel may do with a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read only.
+    In,
+    /// Written; what it writes it may read again.
+    Out,
+    /// Read and written.
+    InOut,
+}
+
+/// A specialisation constant: known when a pipeline is made, before any launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Constant {
+    /// Its name: a C identifier.
+    pub name: String,
+    /// `U32`, `I32`, `F32` or `Bool`.
+    pub scalar: Scalar,
+}
+
+/// A threadgroup or register array.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    /// Its name: a C identifier.
+    pub name: String,
+    /// Element type; shared arrays hold scalars.
+    pub ty: Type,
+    /// Elements.
+    pub len: u32,
+}
+
+/// An array an instruction reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// A buffer among [`Kernel::params`].
+    Buffer(u32),
+    /// One of [`Kernel::shared`].
+    Shared(u32),
+    /// One of [`Kernel::registers`].
+    Register(u32),
+}
+
+/// Instructions in order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Block(pub Vec<Node>);
+
+/// An instruction, its result and where it was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// What to do.
+    pub inst: Inst,
+    /// What it defines, if anything.
+    pub result: Option<Value>,
+    /// Where it came from.
+    pub source: Source,
+}
+
+/// A number in the program's text. Floats compare by bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Literal {
+    /// `true` or `false`.
+    Bool(bool),
+    /// A signed number.
+    I32(i32),
+    /// An unsigned number.
+    U32(u32),
+    /// The bits of an f32.
+    F32(u32),
+}
+
+impl Literal {
+    /// An f32.
+    pub fn float(x: f32) -> Self {
+        Literal::F32(x.to_bits())
+    }
+
+    /// Its type.
+    pub fn scalar(self) -> Scalar {
+        match self {
+            Literal::Bool(_) => Scalar::Bool,
+            Literal::I32(_) => Scalar::I32,
+            Literal::U32(_) => Scalar::U32,
+            Literal::F32(_) => Scalar::F32,
+        }
+    }
+
+    /// The 32 bits a register holds for it; `Bool` as 0 or 1.
+    pub fn bits(self) -> u32 {
+        match self {
+            Literal::Bool(b) => u32::from(b),
+            Literal::I32(i) => i as u32,
+            Literal::U32(u) | Literal::F32(u) => u,
+        }
+    }
+
+    /// The literal of a type with these register bits; `None` for storage types.
+    pub fn from_bits(scalar: Scalar, bits: u32) -> Option<Self> {
+        match scalar {
+            Scalar::Bool => Some(Literal::Bool(bits != 0)),
+            Scalar::I32 => Some(Literal::I32(bits as i32)),
+            Scalar::U32 => Some(Literal::U32(bits)),
+            Scalar::F32 => Some(Literal::F32(bits)),
+            _ => None,
+        }
+    }
+}
+
+/// What a thread knows about its place. All `U32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Builtin {
+    /// The threadgroup's index along axis 0, 1 or 2.
+    Group(u8),
+    /// How many threadgroups there are along an axis.
+    Groups(u8),
+    /// The thread's index in its threadgroup.
+    Thread,
+    /// The thread's index in its simdgroup, 0..32.
+    Lane,
+    /// The simdgroup's index in its threadgroup.
+    Simd,
+}
+
+/// How memory is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Hint {
+    /// Nothing special.
+    #[default]
+    None,
+    /// Read once: keep it out of the first-level cache. Only for what no running kernel writes.
+    Stream,
+    /// May have been written by a kernel that is still draining: read from the second-level cache.
+    Coherent,
+}
+
+/// Read-modify-write operations on memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicOp {
+    /// `old + value`.
+    Add,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+    /// `value`.
+    Exchange,
+}
+
+/// How values are combined across a simdgroup or along a tile's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// Their sum.
+    Sum,
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// Exchanges between the 32 lanes of a simdgroup. Every lane takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SimdOp {
+    /// Every lane gets the combination of all. `F32`, `I32`, `U32`.
+    Reduce(Reduce),
+    /// The sum of the lanes below this one. `U32`, `I32`.
+    PrefixSum,
+    /// The value of the lane named by a second operand, `U32` below 32.
+    Shuffle,
+    /// The value of the lane whose number differs in these bits.
+    ShuffleXor(u8),
+    /// Whether any lane's `Bool` is true.
+    Any,
+    /// Whether all are.
+    All,
+    /// A `U32` whose bit `i` is lane `i`'s `Bool`.
+    Ballot,
+}
+
+#[allow(missing_docs, reason = "each variant's comment says what its fields are")]
+/// The closed set of instructions. Indices count elements of the array, not bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Inst {
+    /// A number.
+    Literal(Literal),
+    /// A specialisation constant, by index.
+    Constant(u32),
+    /// A scalar argument, by index into the parameters.
+    Argument(u32),
+    /// The thread's place.
+    Builtin(Builtin),
+    /// One operand; element-wise on tiles.
+    Unary(crate::instr::Unary, Value),
+    /// Two operands of one type; element-wise on tiles.
+    Binary(crate::instr::Binary, Value, Value),
+    /// `a * b + c`, rounded once. `F32`, tiles too.
+    Fma(Value, Value, Value),
+    /// `yes` where `cond` (a `Bool` of the same shape), else `no`.
+    Select { cond: Value, yes: Value, no: Value },
+    /// Conversion to another element type: floats round to nearest even, floats to integers truncate and saturate.
+    /// On vectors and tiles element by element.
+    Cast(Scalar, Value),
+    /// The same bits as another scalar of the same size.
+    Bitcast(Scalar, Value),
+    /// `acc + sum of four products of bytes`: `a` and `b` hold signed bytes in a `U32`, lowest first; `acc` is `I32`.
+    Dot4 { a: Value, b: Value, acc: Value },
+    /// Scalars of one type to a vector.
+    Pack(Vec<Value>),
+    /// One element of a vector.
+    Extract(Value, u8),
+    /// `lanes` consecutive elements; their index is a multiple of `lanes`. A scalar if `lanes` is 1.
+    /// From registers, one element of the array's type.
+    Load { place: Place, index: Value, lanes: u8, hint: Hint },
+    /// A scalar, a vector (its index a multiple of its lanes), or an element of a register array.
+    Store { place: Place, index: Value, value: Value },
+    /// Returns the old value. `U32` or `I32` of a buffer or shared array; `F32` for `Add` on a buffer.
+    Atomic { op: AtomicOp, place: Place, index: Value, value: Value },
+    /// All threads of the threadgroup wait; shared and global writes before it are seen after it.
+    Barrier,
+    /// All lanes of the simdgroup wait; shared writes before it are seen after it.
+    SimdBarrier,
+    /// Writes before it are seen by every threadgroup before what comes after it: for atomics that hand work over.
+    Fence,
+    /// An exchange between lanes; the second operand is for [`SimdOp::Shuffle`].
+    Simd(SimdOp, Value, Option<Value>),
+    /// Begins to copy `lanes` elements (4, 8 or 16 bytes) from a buffer to a shared array of the same type. Where `keep`
+    /// is false it writes zeros and reads nothing.
+    CopyAsync {
+        to: Place,
+        to_index: Value,
+        from: Place,
+        from_index: Value,
+        lanes: u8,
+        keep: Option<Value>,
+    },
+    /// Closes a batch of copies of this thread.
+    CopyCommit,
+    /// Waits until at most this many of the thread's latest batches are unfinished. A barrier shows them to others.
+    CopyWait(u8),
+    /// Lets the next kernel of the stream start early.
+    GridTrigger,
+    /// Waits for the kernel before: nothing that it writes may be read earlier.
+    GridWait,
+    /// A tile with the same value everywhere, from a scalar; or from a row tile, each row with its value.
+    Splat(Type, Value),
+    /// A tile from memory: element `(r, c)` is at `index + r * stride + c`, or `index + c * stride + r` if transposed.
+    TileLoad { ty: Type, place: Place, index: Value, stride: Value, transposed: bool },
+    /// An accumulator to memory, element `(r, c)` to `index + r * stride + c`.
+    TileStore { place: Place, index: Value, stride: Value, value: Value },
+    /// `c + a b`, summed in f32.
+    Mma { a: Value, b: Value, c: Value },
+    /// Combines each row of an accumulator.
+    RowReduce(Reduce, Value),
+    /// Each element's row number, as a `U32` accumulator.
+    TileRow(Type),
+    /// Each element's column number.
+    TileCol(Type),
+    /// An accumulator as a left operand, rounded to its type.
+    ToLeft(Type, Value),
+    /// `body` with `index` at `start`, `start + step`, .. below `end`; all `U32`, `step` positive.
+    For { index: Value, start: Value, end: Value, step: Value, unroll: bool, body: Block },
+    /// One block or the other.
+    If { cond: Value, then: Block, otherwise: Block },
+}
+
+impl Inst {
+    /// The values it reads, in text order; those of inner blocks are not among them.
+    pub fn operands(&self) -> Vec<Value> {
+        let mut found = Vec::new();
+        let mut copy = self.clone_shallow();
+        copy.map_operands(|v| {
+            found.push(v);
+            v
+        });
+        found
+    }
+
+    /// Replaces every value it reads, in text order; those of inner blocks stay.
+    pub fn map_operands(&mut self, mut f: impl FnMut(Value) -> Value) {
+        let mut each = |values: &mut [&mut Value]| {
+            for value in values {
+                **value = f(**value);
+            }
+        };
+        match self {
+            Inst::Literal(_)
+            | Inst::Constant(_)
+            | Inst::Argument(_)
+            | Inst::Builtin(_)
+            | Inst::Barrier
+            | Inst::SimdBarrier
+            | Inst::Fence
+            | Inst::CopyCommit
+            | Inst::CopyWait(_)
+            | Inst::GridTrigger
+            | Inst::GridWait
+            | Inst::TileRow(_)
+            | Inst::TileCol(_) => {}
+            Inst::Unary(_, a)
+            | Inst::Cast(_, a)
+            | Inst::Bitcast(_, a)
+            | Inst::Extract(a, _)
+            | Inst::Splat(_, a)
+            | Inst::RowReduce(_, a)
+            | Inst::ToLeft(_, a) => each(&mut [a]),
+            Inst::Binary(_, a, b) => each(&mut [a, b]),
+            Inst::Fma(a, b, c) | Inst::Mma { a, b, c } | Inst::Dot4 { a, b, acc: c } => {
+                each(&mut [a, b, c]);
+            }
+            Inst::Select { cond, yes, no } => each(&mut [cond, yes, no]),
+            Inst::Pack(values) => values.iter_mut().for_each(|v| *v = f(*v)),
+            Inst::Load { index, .. } => each(&mut [index]),
+            Inst::Store { index, value, .. } | Inst::Atomic { index, value, .. } => {
+                each(&mut [index, value]);
+            }
+            Inst::Simd(_, value, lane) => {
+                each(&mut [value]);
+                if let Some(lane) = lane {
+                    *lane = f(*lane);
+                }
+            }
+            Inst::CopyAsync { to_index, from_index, keep, .. } => {
+                each(&mut [to_index, from_index]);
+                if let Some(keep) = keep {
+                    *keep = f(*keep);
+                }
+            }
+            Inst::TileLoad { index, stride, .. } => each(&mut [index, stride]),
+            Inst::TileStore { index, stride, value, .. } => each(&mut [index, stride, value]),
+            Inst::For { start, end, step, .. } => each(&mut [start, end, step]),
+            Inst::If { cond, .. } => each(&mut [cond]),
+        }
+    }
+
+    /// The blocks inside it.
+    pub fn blocks(&self) -> Vec<&Block> {
+        match self {
+            Inst::For { body, .. } => vec![body],
+            Inst::If { then, otherwise, .. } => vec![then, otherwise],
+            _ => vec![],
+        }
+    }
+
+    /// The blocks inside it, to change.
+    pub fn blocks_mut(&mut self) -> Vec<&mut Block> {
+        match self {
+            Inst::For { body, .. } => vec![body],
+            Inst::If { then, otherwise, .. } => vec![then, otherwise],
+            _ => vec![],
+        }
+    }
+
+    /// Whether it does anything besides defining its result from its operands: such an instruction is neither
+    /// removed, nor repeated, nor moved over another. Loads have no effect but depend on stores; see [`Inst::reads`].
+    pub fn has_effect(&self) -> bool {
+        matches!(
+            self,
+            Inst::Store { .. }
+                | Inst::Atomic { .. }
+                | Inst::Barrier
+                | Inst::SimdBarrier
+                | Inst::Fence
+                | Inst::Simd(..)
+                | Inst::CopyAsync { .. }
+                | Inst::CopyCommit
+                | Inst::CopyWait(_)
+                | Inst::GridTrigger
+                | Inst::GridWait
+                | Inst::TileLoad { .. }
+                | Inst::TileStore { .. }
+                | Inst::Mma { .. }
+                | Inst::RowReduce(..)
+                | Inst::For { .. }
+                | Inst::If { .. }
+        )
+    }
+
+    /// The array it reads without changing it.
+    pub fn reads(&self) -> Option<Place> {
+        match self {
+            Inst::Load { place, .. } | Inst::TileLoad { place, .. } => Some(*place),
+            Inst::CopyAsync { from, .. } => Some(*from),
+            _ => None,
+        }
+    }
+
+    /// The array it changes.
+    pub fn writes(&self) -> Option<Place> {
+        match self {
+            Inst::Store { place, .. }
+            | Inst::Atomic { place, .. }
+            | Inst::TileStore { place, .. } => Some(*place),
+            Inst::CopyAsync { to, .. } => Some(*to),
+            _ => None,
+        }
+    }
+
+    /// A copy without the blocks inside it.
+    fn clone_shallow(&self) -> Inst {
+        match self {
+            Inst::For { index, start, end, step, unroll, .. } => Inst::For {
+                index: *index,
+                start: *start,
+                end: *end,
+                step: *step,
+                unroll: *unroll,
+                body: Block::default(),
+            },
+            Inst::If { cond, .. } => {
+                Inst::If { cond: *cond, then: Block::default(), otherwise: Block::default() }
+            }
+            other => other.clone(),
+        }
+    }
+}
+
+impl Kernel {
+    /// The type of a value.
+    pub fn ty(&self, value: Value) -> Type {
+        self.values[value.0 as usize]
+    }
+
+    /// A new value of a type, for passes.
+    pub fn fresh(&mut self, ty: impl Into<Type>) -> Value {
+        self.values.push(ty.into());
+        Value(self.values.len() as u32 - 1)
+    }
+
+    /// The element type of an array.
+    pub fn element(&self, place: Place) -> Type {
+        match place {
+            Place::Buffer(i) => match self.params[i as usize].kind {
+                ParamKind::Buffer { scalar, .. } | ParamKind::Argument(scalar) => scalar.into(),
+            },
+            Place::Shared(i) => self.shared[i as usize].ty,
+            Place::Register(i) => self.registers[i as usize].ty,
+        }
+    }
+
+    /// The name of an array.
+    pub fn place_name(&self, place: Place) -> &str {
+        match place {
+            Place::Buffer(i) => &self.params[i as usize].name,
+            Place::Shared(i) => &self.shared[i as usize].name,
+            Place::Register(i) => &self.registers[i as usize].name,
+        }
+    }
+
+    /// Where an instruction was written, as `file:line`, or nothing.
+    pub fn source(&self, source: Source) -> &str {
+        self.sources.get(source.0 as usize).map_or("", String::as_str)
+    }
+
+    /// Bytes of threadgroup memory, every array aligned to 16.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared
+            .iter()
+            .map(|a| (a.ty.scalar().bytes() as u32 * a.len).next_multiple_of(16))
+            .sum()
+    }
+
+    /// Calls `f` on every instruction, outer before inner, in order.
+    pub fn visit<'a>(&'a self, f: &mut impl FnMut(&'a Node)) {
+        fn walk<'a>(block: &'a Block, f: &mut impl FnMut(&'a Node)) {
+            for node in &block.0 {
+                f(node);
+                node.inst.blocks().into_iter().for_each(|block| walk(block, f));
+            }
+        }
+        walk(&self.body, f);
+    }
+}

@@ -1,0 +1,13 @@
+//! The kernel language: functions that build IR, a verifier, an interpreter, passes, and emitters for Metal and CUDA.
+//!
+//! [`dsl`] is what kernels are written with, [`ir`] what they become. This crate knows no device and no model.
+
+pub mod build;
+pub mod case;
+pub mod dsl;
+pub mod instr;
+pub mod ir;
+pub mod launch;
+pub mod types;
+
+pub use ir::Kernel;
