@@ -1,6 +1,6 @@
 //! From the loading flags to an engine.
 
-use delft::hub::{self, Kind, Model};
+use delft::hub::{self, Model};
 use delft::{CacheType, Engine, Error, LoadOptions, Tensors};
 
 use delft::tokens::Tokenizer;
@@ -100,16 +100,8 @@ pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
 
 /// A model's tokenizer, without its weights.
 pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
-    match model.kind {
-        Kind::Folder => Ok(Tokenizer::from_folder(&model.path)?),
-        Kind::GgufFile => {
-            let tensors = open(model)?;
-            let file = tensors
-                .gguf()
-                .ok_or_else(|| Error::new(model.path.display(), "a GGUF file", "something else"))?;
-            Ok(Tokenizer::from_gguf(file.metadata())?)
-        }
-    }
+    let found = delft::read_tokenizer(&open(model)?)?;
+    Ok(found.ok_or_else(|| Error::new(model.name(), "a tokenizer beside the weights", "none"))?)
 }
 
 /// The tokenizer of a loaded model, for commands that cannot do without.

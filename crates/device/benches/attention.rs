@@ -8,7 +8,8 @@
 //!
 //! `[DELFT_ISA=avx2] cargo bench -p delft-device --bench attention [-- THREADS]`
 
-use delft_device::cpu::attention::{Call, Element, Geometry, LayerCache, Sequence, Shape, run};
+use delft_device::CacheType;
+use delft_device::cpu::attention::{Call, Geometry, LayerCache, Sequence, Shape, run};
 use delft_device::cpu::isa::Isa;
 use delft_device::cpu::team::{SharedSlice, Team, default_threads};
 use std::time::Instant;
@@ -68,7 +69,7 @@ fn prefill(isa: Isa, team: &Team, tokens: usize) {
 fn filled(isa: Isa, tokens: usize, layers: usize) -> Vec<LayerCache> {
     let blocks = tokens.div_ceil(BLOCK);
     let geometry = Geometry {
-        element: Element::F16,
+        element: CacheType::F16,
         blocks,
         block_tokens: BLOCK,
         kv_heads: SHAPE.kv_heads,

@@ -6,7 +6,7 @@ use formats::{Result, Tensors};
 use program::{Arguments, Program};
 
 /// The element type of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CacheType {
     /// Two bytes: what every peer keeps.
     #[default]
@@ -47,10 +47,28 @@ pub struct Memory {
     pub arena: usize,
 }
 
+/// What a device is. Displays as `cpu, 2 threads, avx512`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// Its kind: `cpu`.
+    pub name: &'static str,
+    /// Threads that compute.
+    pub threads: usize,
+    /// The instruction set it was found to have.
+    pub isa: String,
+}
+
+impl std::fmt::Display for About {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = if self.threads == 1 { "" } else { "s" };
+        write!(f, "{}, {} thread{plural}, {}", self.name, self.threads, self.isa)
+    }
+}
+
 /// A machine that runs Programs.
 pub trait Device: Send + Sync {
-    /// What it is, for people: `cpu, 2 threads, avx512`.
-    fn describe(&self) -> String;
+    /// What it is.
+    fn about(&self) -> About;
 
     /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
     /// `progress` is told bytes done and bytes in all.

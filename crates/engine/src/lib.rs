@@ -13,9 +13,9 @@ mod resident;
 mod session;
 mod stop;
 
-pub use device::CacheType;
+pub use device::{About, CacheType};
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
-pub use load::{Engine, Info, LoadOptions, Needs};
+pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
 pub use prompt::Prompt;

@@ -4,7 +4,7 @@ use crate::defaults;
 use crate::pool::{Pool, bound};
 use crate::session::Session;
 use device::cpu::Cpu;
-use device::{CacheType, Device, Executor, Memory};
+use device::{About, CacheType, Device, Executor, Memory};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -83,7 +83,7 @@ pub struct Info {
     /// Width of the residual stream.
     pub hidden: usize,
     /// The device it runs on.
-    pub device: String,
+    pub device: About,
     /// Milliseconds from the path to ready.
     pub load_ms: u64,
 }
@@ -174,7 +174,7 @@ impl Engine {
             vocab: config.vocab,
             layers: config.layers,
             hidden: config.hidden,
-            device: device.describe(),
+            device: device.about(),
             load_ms: start.elapsed().as_millis() as u64,
         };
         Ok(Engine(Arc::new(Shared {
@@ -285,7 +285,11 @@ fn totals(program: &Program, tensors: &Tensors) -> (u64, u64) {
     program.weights.iter().map(one).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
 }
 
-fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
+/// The tokenizer of a model's files, if it has one; its weights are not touched.
+///
+/// # Errors
+/// One that is there but damaged.
+pub fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
     if let Some(file) = tensors.gguf() {
         let has = file.metadata().get("tokenizer.ggml.tokens").is_some();
         return has.then(|| Tokenizer::from_gguf(file.metadata())).transpose();

@@ -5,9 +5,16 @@
 pub mod build;
 pub mod case;
 pub mod dsl;
+pub mod emit;
 pub mod instr;
+pub mod interp;
 pub mod ir;
 pub mod launch;
+pub mod manifest;
+pub mod passes;
+pub mod proof;
+pub mod text;
 pub mod types;
+pub mod verify;
 
 pub use ir::Kernel;

@@ -147,17 +147,9 @@ fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Threads and instruction set out of a device's description, such as `cpu, 2 threads, avx512`.
-fn threads_and_isa(device: &str) -> (Value, Value) {
-    let mut parts = device.split(", ").skip(1);
-    let threads = parts.next().and_then(|part| part.split(' ').next()?.parse::<u64>().ok());
-    (threads.map_or(Value::Null, Value::from), parts.next().map_or(Value::Null, Value::from))
-}
-
 fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs) -> Value {
     let info = engine.info();
     let memory = engine.memory();
-    let (threads, isa) = threads_and_isa(&info.device);
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
     json!({
         "model": info.name,
@@ -165,9 +157,9 @@ fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs) -> V
         "architecture": info.architecture,
         "parameters": info.parameters,
         "file_bytes": info.file_bytes,
-        "device": info.device,
-        "threads": threads,
-        "isa": isa,
+        "device": info.device.to_string(),
+        "threads": info.device.threads,
+        "isa": info.device.isa,
         "p": args.prompt,
         "n": args.generate,
         "depth": args.depth,
@@ -195,13 +187,6 @@ mod tests {
         assert_eq!(Runs(vec![1.0, 3.0]).median(), 2.0);
         assert!((Runs(vec![2.0, 4.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
         assert_eq!(Runs(vec![]).median(), 0.0);
-    }
-
-    #[test]
-    fn a_device_tells_its_threads() {
-        assert_eq!(threads_and_isa("cpu, 2 threads, avx512"), (2.into(), "avx512".into()));
-        assert_eq!(threads_and_isa("cpu, 1 thread, scalar"), (1.into(), "scalar".into()));
-        assert_eq!(threads_and_isa("abacus"), (Value::Null, Value::Null));
     }
 
     #[test]

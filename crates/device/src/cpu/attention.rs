@@ -12,7 +12,7 @@ mod decode;
 mod prefill;
 mod softmax;
 
-pub use cache::{Element, Geometry, LayerCache};
+pub use cache::{Geometry, LayerCache};
 
 use super::isa::Isa;
 use super::math::lanes::WIDEST;

@@ -1,12 +1,12 @@
 //! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
 
-use super::attention::{Element, Geometry, LayerCache, Shape};
+use super::attention::{Geometry, LayerCache, Shape};
 use super::class::Class;
 use super::isa::Isa;
 use super::matmul::{Huge, Matrix, Parallel, Scratch};
 use super::replay::Replay;
 use super::team::{SharedSlice, Team};
-use crate::{CacheType, Executor, LoadOptions, Memory};
+use crate::{Executor, LoadOptions, Memory};
 use formats::{Error, Result, Tensors};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
@@ -158,10 +158,7 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
         let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
         let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
         let geometry = Geometry {
-            element: match options.cache_type {
-                CacheType::F16 => Element::F16,
-                CacheType::F32 => Element::F32,
-            },
+            element: options.cache_type,
             blocks,
             block_tokens: BLOCK_TOKENS,
             kv_heads: first.kv_heads,

@@ -9,7 +9,7 @@ pub mod matmul;
 mod replay;
 pub mod team;
 
-use crate::{Device, Executor, LoadOptions};
+use crate::{About, Device, Executor, LoadOptions};
 use formats::{Result, Tensors};
 use isa::Isa;
 use program::Program;
@@ -34,9 +34,8 @@ impl Cpu {
 }
 
 impl Device for Cpu {
-    fn describe(&self) -> String {
-        let threads = self.team.count();
-        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa)
+    fn about(&self) -> About {
+        About { name: "cpu", threads: self.team.count(), isa: self.isa.to_string() }
     }
 
     fn load(

@@ -1,4 +1,5 @@
-//! Bit packing that the 32-element blocks share: 4-bit codes, and 4-bit codes with a plane of fifth bits before them.
+//! Bit packing that blocks share: 4-bit codes, 4-bit codes with a plane of fifth bits before them, and fields of
+//! bits taken from 32 bytes at a time, which compilers turn into vector code.
 
 /// Writes 32 codes of 4 bits: byte j holds code j low and code 16 + j high.
 pub(super) fn pack(bytes: &mut [u8], code: impl Fn(usize) -> u8) {
@@ -29,5 +30,25 @@ pub(super) fn unpack_5(bytes: &[u8], codes: &mut [u8]) {
     unpack(&bytes[4..20], codes);
     for (i, code) in codes[..32].iter_mut().enumerate() {
         *code |= (high >> i & 1) as u8 * 16;
+    }
+}
+
+/// 32 codes out of 32 bytes: the bits of `mask` from bit `shift` up.
+pub(super) fn field(bytes: &[u8], shift: usize, mask: u8, codes: &mut [u8]) {
+    for (&b, code) in bytes[..32].iter().zip(&mut codes[..32]) {
+        *code = b >> shift & mask;
+    }
+}
+
+/// 32 codes out of two planes of 32 bytes: `low_mask` bits of one, below those of `high_mask` of the other, which
+/// move up by `up`.
+pub(super) fn fields(
+    (low, low_shift, low_mask): (&[u8], usize, u8),
+    (high, high_shift, high_mask): (&[u8], usize, u8),
+    up: usize,
+    codes: &mut [u8],
+) {
+    for ((&low, &high), code) in low[..32].iter().zip(&high[..32]).zip(&mut codes[..32]) {
+        *code = low >> low_shift & low_mask | (high >> high_shift & high_mask) << up;
     }
 }

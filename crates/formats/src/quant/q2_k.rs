@@ -8,7 +8,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, search};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
 
 /// 256 weights, 2 bits each, 4-bit scales and mins per 16.
 pub struct Q2K;
@@ -48,10 +48,8 @@ impl Block for Q2K {
         for (i, &b) in block[..16].iter().enumerate() {
             (parts.scales[i], parts.mins[i]) = ((b & 15) as i8, (b >> 4) as i8);
         }
-        for (i, &b) in block[16..80].iter().enumerate() {
-            for j in 0..4 {
-                parts.codes[i / 32 * 128 + 32 * j + i % 32] = b >> (2 * j) & 3;
-            }
+        for (i, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+            nibbles::field(&block[16 + i / 4 * 32..], i % 4 * 2, 3, codes);
         }
         parts.d = bits_at(block, 80);
         parts.min = bits_at(block, 82);

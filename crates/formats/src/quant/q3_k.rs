@@ -9,7 +9,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, search};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
 
 /// 256 weights, 3 bits each, signed 6-bit scales per 16.
 pub struct Q3K;
@@ -67,10 +67,9 @@ impl Block for Q3K {
         for i in 0..16 {
             parts.scales[i] = scale(&block[96..108], i);
         }
-        for (i, code) in parts.codes.iter_mut().enumerate() {
-            let low = block[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-            let high = block[i % 32] >> (i / 32) & 1;
-            *code = low | high << 2;
+        for (i, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+            let low = (&block[32 + i / 4 * 32..], i % 4 * 2, 3);
+            nibbles::fields(low, (block, i, 1), 2, codes);
         }
     }
 }

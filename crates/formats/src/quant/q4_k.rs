@@ -7,8 +7,8 @@
 //! 16..144  codes: byte 32 c + l holds element 64 c + l (low nibble) and element 64 c + 32 + l (high nibble)
 //! ```
 
-use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, scales, search};
+use super::plain::{half_at, put_bits};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, scales, search};
 
 /// 256 weights, 4 bits each, 6-bit scales and mins per 32.
 pub struct Q4K;
@@ -43,15 +43,9 @@ impl Block for Q4K {
     }
 
     fn split(block: &[u8], parts: &mut Parts) {
-        parts.d = bits_at(block, 0);
-        parts.min = bits_at(block, 2);
-        for i in 0..8 {
-            let (scale, min) = scales::get(&block[4..16], i);
-            (parts.scales[i], parts.mins[i]) = (scale as i8, min as i8);
-        }
-        for (i, &b) in block[16..144].iter().enumerate() {
-            let at = i / 32 * 64 + i % 32;
-            (parts.codes[at], parts.codes[at + 32]) = (b & 15, b >> 4);
+        scales::split(block, parts);
+        for (i, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+            nibbles::field(&block[16 + i / 2 * 32..], i % 2 * 4, 15, codes);
         }
     }
 }

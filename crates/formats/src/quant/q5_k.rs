@@ -8,8 +8,8 @@
 //! 48..176  low bits: byte 32 c + l holds element 64 c + l (low nibble) and element 64 c + 32 + l (high nibble)
 //! ```
 
-use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, scales, search};
+use super::plain::{half_at, put_bits};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, scales, search};
 
 /// 256 weights, 5 bits each, 6-bit scales and mins per 32.
 pub struct Q5K;
@@ -48,16 +48,10 @@ impl Block for Q5K {
     }
 
     fn split(block: &[u8], parts: &mut Parts) {
-        parts.d = bits_at(block, 0);
-        parts.min = bits_at(block, 2);
-        for i in 0..8 {
-            let (scale, min) = scales::get(&block[4..16], i);
-            (parts.scales[i], parts.mins[i]) = (scale as i8, min as i8);
-        }
-        for (i, code) in parts.codes.iter_mut().enumerate() {
-            let low = block[48 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
-            let high = block[16 + i % 32] >> (i / 32) & 1;
-            *code = low | high << 4;
+        scales::split(block, parts);
+        for (i, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+            let low = (&block[48 + i / 2 * 32..], i % 2 * 4, 15);
+            nibbles::fields(low, (&block[16..], i, 1), 4, codes);
         }
     }
 }

@@ -9,7 +9,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, search};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
 
 /// 256 weights, 6 bits each, 8-bit scales per 16.
 pub struct Q6K;
@@ -58,11 +58,10 @@ impl Block for Q6K {
         for i in 0..16 {
             parts.scales[i] = block[192 + i] as i8;
         }
-        for (i, code) in parts.codes.iter_mut().enumerate() {
-            let (h, j, l) = (i / 128, i / 32 % 4, i % 32);
-            let low = block[64 * h + j % 2 * 32 + l] >> (j / 2 * 4) & 15;
-            let high = block[128 + 32 * h + l] >> (2 * j) & 3;
-            *code = low | high << 4;
+        for (i, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+            let (h, j) = (i / 4, i % 4);
+            let low = (&block[64 * h + j % 2 * 32..], j / 2 * 4, 15);
+            nibbles::fields(low, (&block[128 + 32 * h..], 2 * j, 3), 4, codes);
         }
     }
 }

@@ -6,6 +6,9 @@
 //! 8..12  bits 0-3: bits 0-3 of scale 4 + i,  bits 4-7: bits 0-3 of min 4 + i
 //! ```
 
+use super::Parts;
+use super::plain::bits_at;
+
 /// The scale and min of sub-block `i` (0..8), each in 0..64.
 #[inline]
 pub(super) fn get(bytes: &[u8], i: usize) -> (u8, u8) {
@@ -14,6 +17,16 @@ pub(super) fn get(bytes: &[u8], i: usize) -> (u8, u8) {
     } else {
         let low = bytes[4 + i];
         (low & 15 | bytes[i - 4] >> 6 << 4, low >> 4 | bytes[i] >> 6 << 4)
+    }
+}
+
+/// The head that Q4_K and Q5_K share: `d`, `min`, then the twelve bytes.
+pub(super) fn split(block: &[u8], parts: &mut Parts) {
+    parts.d = bits_at(block, 0);
+    parts.min = bits_at(block, 2);
+    for i in 0..8 {
+        let (scale, min) = get(&block[4..16], i);
+        (parts.scales[i], parts.mins[i]) = (scale as i8, min as i8);
     }
 }
 

@@ -5,6 +5,7 @@
 //! keys and scores need no sums across lanes), then the values as `[block_tokens][width]` with `width` the head
 //! rounded up to whole vectors. The memory of a block is the operating system's until something is written there.
 
+use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, WIDEST, dispatch};
 use crate::cpu::math::to_f16_kernel;
@@ -16,30 +17,11 @@ use std::sync::Arc;
 /// Keys side by side in a group: as many as the widest vector has lanes.
 pub(super) const GROUP: usize = WIDEST;
 
-/// What a cache's numbers are stored as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// Half precision; numbers beyond 65504 become infinite.
-    F16,
-    /// Single precision: exact, for references.
-    F32,
-}
-
-impl Element {
-    /// Bytes of one.
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::F16 => 2,
-            Element::F32 => 4,
-        }
-    }
-}
-
 /// The shape of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Stored type.
-    pub element: Element,
+    pub element: CacheType,
     /// Blocks in the pool.
     pub blocks: usize,
     /// Positions of a block: a multiple of 16, typically 256.
@@ -217,10 +199,10 @@ impl LayerCache {
         // SAFETY: the rows exist; the slots are this caller's.
         unsafe {
             match self.geometry.element {
-                Element::F16 => {
+                CacheType::F16 => {
                     dispatch!(isa, write_kernel[Half](cache: &LayerCache, rows: Rows<'_>))
                 }
-                Element::F32 => {
+                CacheType::F32 => {
                     dispatch!(isa, write_kernel[Single](cache: &LayerCache, rows: Rows<'_>))
                 }
             }
@@ -304,10 +286,10 @@ pub(super) trait Store: 'static {
     unsafe fn convert<L: Lanes>(x: *const f32, out: *mut Self::Bits, n: usize);
 }
 
-/// [`Element::F16`].
+/// [`CacheType::F16`].
 pub(super) struct Half;
 
-/// [`Element::F32`].
+/// [`CacheType::F32`].
 pub(super) struct Single;
 
 impl Store for Half {

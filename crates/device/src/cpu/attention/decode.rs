@@ -1,7 +1,8 @@
 //! One query over one chunk of keys: every key and value is read from memory once, for all heads of the group.
 
-use super::cache::{Element, GROUP, Half, Single, Store};
+use super::cache::{GROUP, Half, Single, Store};
 use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
+use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, dispatch};
 
@@ -21,10 +22,10 @@ pub(super) unsafe fn chunk(
     // SAFETY: the caller's promises; the element is the cache's.
     unsafe {
         match call.cache.geometry().element {
-            Element::F16 => {
+            CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
             }
-            Element::F32 => {
+            CacheType::F32 => {
                 dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
             }
         }

@@ -1,7 +1,8 @@
 //! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
 
-use super::cache::{Element, GROUP, Half, Single, Store};
+use super::cache::{GROUP, Half, Single, Store};
 use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
+use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, dispatch};
 use crate::cpu::team::SharedSlice;
@@ -29,10 +30,10 @@ pub(super) unsafe fn block(
     // SAFETY: the caller's promises; the element is the cache's; the block's rows are in `work` when finished.
     unsafe {
         match call.cache.geometry().element {
-            Element::F16 => {
+            CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
-            Element::F32 => {
+            CacheType::F32 => {
                 dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
         }

@@ -1,6 +1,7 @@
 //! Attention against the definition in f64, on every instruction set, element type and number of workers.
 
 use super::*;
+use crate::CacheType;
 use crate::cpu::team::Team;
 use half::f16;
 
@@ -207,7 +208,7 @@ struct Setup {
 }
 
 /// Fills a cache through its own `write`, and computes what must come out.
-fn setup(case: Case, element: Element, isa: Isa) -> Setup {
+fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
     let mut noise = Noise(case.head_dim as u64);
     let Case { heads, kv_heads, head_dim, block_tokens, ring, .. } = case;
     let blocks = ring * case.sequences.len() + 1;
@@ -240,7 +241,7 @@ fn setup(case: Case, element: Element, isa: Isa) -> Setup {
                 unsafe { cache.write(isa, table, 0, &k, &v, row_len, from..to, head..head + 1) };
             }
         }
-        if element == Element::F16 {
+        if element == CacheType::F16 {
             k.iter_mut().chain(&mut v).for_each(|x| *x = f16::from_f32(*x).to_f32());
         }
         let oldest = oldest(&case, n);
@@ -321,7 +322,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa) -> Vec<f32> {
 fn agrees_with_the_definition() {
     let teams: Vec<Team> = (1..=4).map(|threads| Team::new(threads).unwrap()).collect();
     for &case in CASES {
-        for element in [Element::F16, Element::F32] {
+        for element in [CacheType::F16, CacheType::F32] {
             for &isa in Isa::available() {
                 let setup = setup(case, element, isa);
                 let mut one = None;
@@ -355,10 +356,10 @@ fn a_decode_row_does_not_depend_on_its_batch() {
     let team = Team::new(2).unwrap();
     for &isa in Isa::available() {
         let case = Case { sequences: &[(300, 1)], why: "alone", ..PLAIN };
-        let alone = attend(&setup(case, Element::F16, isa), &team, isa);
+        let alone = attend(&setup(case, CacheType::F16, isa), &team, isa);
         let many = Case { sequences: &[(300, 1), (40, 1), (0, 20)], why: "in company", ..PLAIN };
-        let mut company = setup(many, Element::F16, isa);
-        let single = setup(case, Element::F16, isa);
+        let mut company = setup(many, CacheType::F16, isa);
+        let single = setup(case, CacheType::F16, isa);
         company.q[..single.q.len()].copy_from_slice(&single.q);
         // The first sequence's keys and values, copied block by block through the tables.
         let width = PLAIN.kv_heads * PLAIN.head_dim;
@@ -386,7 +387,7 @@ fn a_decode_row_does_not_depend_on_its_batch() {
 #[test]
 fn blocks_copy_and_nonsense_is_an_error() {
     let geometry =
-        Geometry { element: Element::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
+        Geometry { element: CacheType::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
     let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
     let row: Vec<f32> = (0..8).map(|i| i as f32).collect();
     // SAFETY: one thread, nobody else.

@@ -16,21 +16,14 @@ impl Noise {
     }
 }
 
-const TYPES: [DType; 13] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2K,
-    DType::Q3K,
-    DType::Q4K,
-    DType::Q5K,
-    DType::Q6K,
-];
+/// Every type that a matrix can have: three floats and ten blocks.
+fn types() -> impl Iterator<Item = DType> {
+    let floats = [DType::F32, DType::F16, DType::BF16];
+    let found: Vec<DType> =
+        DType::ALL.into_iter().filter(|d| d.is_block() || floats.contains(d)).collect();
+    assert_eq!(found.len(), 13);
+    found.into_iter()
+}
 
 /// A matrix of noise, its source bytes, and its decoded weights.
 fn matrix(dtype: DType, rows: usize, cols: usize, noise: &mut Noise) -> (Matrix, Vec<f32>) {
@@ -138,9 +131,7 @@ fn products_match_f64_sums_on_every_instruction_set() {
     let mut noise = Noise(7);
     let mut scratch = Scratch::new().unwrap();
     for case in &cases {
-        for dtype in
-            TYPES.into_iter().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements()))
-        {
+        for dtype in types().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements())) {
             let (w, decoded) = matrix(dtype, case.rows, case.cols, &mut noise);
             let x = noise.row(case.tokens * case.cols);
             let bias = noise.row(case.rows);
@@ -240,7 +231,7 @@ fn quantised_activations_stay_close_to_exact_ones_and_are_alike_everywhere() {
 fn the_product_is_close_to_that_of_exact_activations() {
     let mut noise = Noise(11);
     let (rows, cols) = (32, 2048);
-    for (dtype, tokens) in TYPES.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 16)]) {
+    for (dtype, tokens) in types().flat_map(|dtype| [(dtype, 1), (dtype, 16)]) {
         let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
         let values = noise.row(tokens * cols);
         for &isa in Isa::available() {
@@ -285,7 +276,7 @@ fn the_product_is_close_to_that_of_exact_activations() {
 fn rows_come_back_exactly() {
     let mut noise = Noise(5);
     for (rows, cols) in [(37, 512), (3, 1120), (17, 33usize)] {
-        for dtype in TYPES.into_iter().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
+        for dtype in types().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
             let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
             let mut row = vec![0.0; cols];
             for r in 0..rows {
@@ -345,7 +336,7 @@ fn what_cannot_be_packed_is_refused() {
 #[test]
 fn packing_costs_little_space() {
     let mut noise = Noise(2);
-    for dtype in TYPES {
+    for dtype in types() {
         let (w, _) = matrix(dtype, 32, 2048, &mut noise);
         let file = dtype.bytes_for(32 * 2048).unwrap() as f64;
         let more = w.resident_bytes() as f64 / file - 1.0;
