@@ -106,6 +106,12 @@ pub(super) unsafe fn product<L: Lanes, E: Element, const P: usize, const N: usiz
                 strip::<L, E, P, N>(call, panel);
                 panel += P;
             }
+        } else if call.tokens.len() <= 2 {
+            // Bandwidth is the limit, and a core needs several streams for its share.
+            while panel + 4 <= end {
+                strip::<L, E, 4, 2>(call, panel);
+                panel += 4;
+            }
         }
         while panel < end {
             strip::<L, E, 1, N>(call, panel);
@@ -129,8 +135,11 @@ unsafe fn strip<L: Lanes, E: Element, const P: usize, const N: usize>(call: &Cal
                 tile::<L, E, P, 4, 1>(call, panel, token);
                 token += 4;
             } else if left >= 2 {
-                tile::<L, E, P, 2, 2>(call, panel, token);
+                tile::<L, E, P, 2, 1>(call, panel, token);
                 token += 2;
+            } else if P > 1 {
+                tile::<L, E, P, 1, 2>(call, panel, token);
+                token += 1;
             } else {
                 tile::<L, E, P, 1, 4>(call, panel, token);
                 token += 1;

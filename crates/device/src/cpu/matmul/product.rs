@@ -128,7 +128,7 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
 pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
     for token in call.tokens.clone() {
         // SAFETY: passed on.
-        unsafe { columns::<L, B, 1>(call, token) }
+        unsafe { columns::<L, B, 1, 1>(call, token) }
     }
 }
 
@@ -145,7 +145,8 @@ pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>
 /// Up to this many tokens the weights' bandwidth is the limit and they are read in place.
 pub(super) const FEW: usize = 8;
 
-/// A few tokens: every panel is read once for up to 8 of them.
+/// A few tokens: every panel is read once for up to 8 of them, and several panels side by side: one stream of
+/// cache lines leaves a core's share of the memory's bandwidth a third unused, four come close to all of it.
 ///
 /// # Safety
 /// As [`product`].
@@ -163,30 +164,48 @@ pub(super) unsafe fn few<L: Lanes, B: Block>(call: &Call) {
         // SAFETY: lanes `lane..lane + n` belong to one group.
         unsafe {
             match n {
-                1 => columns::<L, B, 1>(call, token),
-                2 => columns::<L, B, 2>(call, token),
-                4 => columns::<L, B, 4>(call, token),
-                _ => columns::<L, B, 8>(call, token),
+                1 => columns::<L, B, 4, 1>(call, token),
+                2 => columns::<L, B, 4, 2>(call, token),
+                // More sums than these would not stay in registers.
+                4 => columns::<L, B, 2, 4>(call, token),
+                _ => columns::<L, B, 1, 8>(call, token),
             }
         }
         token += n;
     }
 }
 
-/// All panels times the `N` tokens from `token`.
+/// All panels times the `N` tokens from `token`, `P` panels side by side.
 #[inline(always)]
-unsafe fn columns<L: Lanes, B: Block, const N: usize>(call: &Call, token: usize) {
-    for panel in call.panels.clone() {
-        // SAFETY: the panel is one of the matrix, the tokens are of one group; see `Call`.
-        unsafe {
-            let blocks = call.cols / BLOCK;
-            let [acc] = tile::<L, Packed<B>, 1, N>(
-                [call.panel(panel)],
-                blocks,
-                call.x.line(token),
-                call.x.group(),
-            );
-            L::write(call, panel, token, &acc, true);
+unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call, token: usize) {
+    let mut panel = call.panels.start;
+    // SAFETY: the panels are the matrix's, the tokens are of one group; see `Call`.
+    unsafe {
+        while panel + P <= call.panels.end {
+            beside::<L, B, P, N>(call, panel, token);
+            panel += P;
+        }
+        while panel < call.panels.end {
+            beside::<L, B, 1, N>(call, panel, token);
+            panel += 1;
+        }
+    }
+}
+
+/// The `P` panels from `panel` times the `N` tokens from `token`.
+#[inline(always)]
+unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
+    call: &Call,
+    panel: usize,
+    token: usize,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let panels = std::array::from_fn(|p| call.panel(panel + p));
+        let (x, step) = (call.x.line(token), call.x.group());
+        let acc = tile::<L, Packed<B>, P, N>(panels, call.cols / BLOCK, x, step);
+        for (p, acc) in acc.iter().enumerate() {
+            L::write(call, panel + p, token, acc, true);
         }
     }
 }
