@@ -16,6 +16,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from train_prompts import SAMPLING
+
 NAME = "Delft Stories 15M"
 DESCRIPTION = ("A 14-million-parameter model that writes short stories in the manner of old children's books. "
                "Trained from nothing on public-domain books and CC BY stories; it knows no facts and follows no orders.")
@@ -178,7 +180,7 @@ def main(data, folder, target):
     for part in sorted(folder.glob("weights-*.npz")):
         weights.update(np.load(part))
     weights = {k: v.astype(np.float32) for k, v in weights.items()}
-    write(str(target), weights, report["config"], report["sampling"], json.loads((data / "tokenizer.json").read_text()))
+    write(str(target), weights, report["config"], SAMPLING, json.loads((data / "tokenizer.json").read_text()))
     print(f"{target}: {target.stat().st_size:,} bytes")
     check(str(target), report)
     rows = list(csv.DictReader(open(folder / "loss.csv")))
