@@ -159,6 +159,7 @@ impl Unary {
     }
 
     /// Its meaning.
+    #[inline(always)]
     pub fn eval(self, scalar: Scalar, a: u32) -> Option<u32> {
         let x = f32::from_bits(a);
         let float = |y: f32| Some(y.to_bits());
@@ -268,6 +269,7 @@ impl Binary {
     }
 
     /// Its meaning for operands of a type.
+    #[inline(always)]
     pub fn eval(self, scalar: Scalar, a: u32, b: u32) -> Option<u32> {
         match scalar {
             Scalar::F32 => self.eval_f32(f32::from_bits(a), f32::from_bits(b)),
@@ -276,6 +278,7 @@ impl Binary {
         }
     }
 
+    #[inline(always)]
     fn eval_f32(self, a: f32, b: f32) -> Option<u32> {
         let value = match self {
             Binary::Add => a + b,
@@ -289,6 +292,7 @@ impl Binary {
         Some(value.to_bits())
     }
 
+    #[inline(always)]
     fn eval_i32(self, a: i32, b: i32) -> Option<u32> {
         let value = match self {
             Binary::Add => a.wrapping_add(b),
@@ -308,6 +312,7 @@ impl Binary {
         Some(value as u32)
     }
 
+    #[inline(always)]
     fn eval_u32(self, a: u32, b: u32) -> Option<u32> {
         Some(match self {
             Binary::Add => a.wrapping_add(b),
@@ -328,6 +333,7 @@ impl Binary {
     }
 
     /// Comparisons; an unordered pair (a NaN) is only unequal.
+    #[inline(always)]
     fn compare(self, order: Option<std::cmp::Ordering>) -> Option<u32> {
         let truth = match self {
             Binary::Eq => order.is_some_and(|o| o.is_eq()),
@@ -344,6 +350,7 @@ impl Binary {
 
 /// The meaning of a cast: register bits of one type to those of another. Storage types keep their bits in the low end,
 /// signed ones extended.
+#[inline(always)]
 pub fn cast(from: Scalar, to: Scalar, bits: u32) -> u32 {
     use Scalar::{BF16, Bool, F16, F32, I8, I16, I32, U8, U16, U32};
     let float = match from {
@@ -382,6 +389,7 @@ pub fn cast(from: Scalar, to: Scalar, bits: u32) -> u32 {
 }
 
 /// `acc` plus the products of four signed bytes.
+#[inline(always)]
 pub fn dot4(a: u32, b: u32, acc: u32) -> u32 {
     let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
     products

@@ -152,15 +152,18 @@ impl<T: Into<Extent>> std::ops::Mul<T> for Extent {
 impl fmt::Display for Extent {
     /// `ceil_div((rows + 3) * width, 64)`: sums inside products are in parentheses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let factor = |e: &Extent| match e {
-            Extent::Add(..) => format!("({e})"),
-            _ => e.to_string(),
-        };
+        let enclosed =
+            |e: &Extent, enclose: bool| if enclose { format!("({e})") } else { e.to_string() };
+        let sum = |e: &Extent| matches!(e, Extent::Add(..));
+        let product = |e: &Extent| matches!(e, Extent::Mul(..));
         match self {
             Extent::Literal(n) => write!(f, "{n}"),
             Extent::Name(name) => f.write_str(name),
-            Extent::Add(a, b) => write!(f, "{a} + {b}"),
-            Extent::Mul(a, b) => write!(f, "{} * {}", factor(a), factor(b)),
+            // What stands on the right is in parentheses where it would else be read as part of the left.
+            Extent::Add(a, b) => write!(f, "{a} + {}", enclosed(b, sum(b))),
+            Extent::Mul(a, b) => {
+                write!(f, "{} * {}", enclosed(a, sum(a)), enclosed(b, sum(b) || product(b)))
+            }
             Extent::CeilDiv(a, b) => write!(f, "ceil_div({a}, {b})"),
         }
     }

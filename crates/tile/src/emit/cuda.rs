@@ -1,0 +1,409 @@
+//! What CUDA C++ says differently. Tiles are 16 x 16: `mma.sync` m16n8k16 twice, so that a lane holds four 32-bit words of an
+//! operand, eight floats of an accumulator (two of a row in each quadrant) and two of a row tile.
+
+use std::fmt::Write;
+
+use crate::instr::{Binary, Spelling, Unary};
+use crate::ir::{
+    Access as Rights, AtomicOp, Builtin, Hint, Inst, Kernel, ParamKind, Place, Reduce, SimdOp,
+};
+use crate::types::{Role, Scalar, Tile};
+
+use super::expr::{Access, Language, Text, binds, call};
+use super::names::Names;
+use super::{CUDA_STATIC, cuda_dynamic_shared};
+
+/// CUDA C++.
+pub(super) struct Cuda;
+
+/// The most shared memory of a block on compute capability 9.0, in bytes; 8.0 has 163 KiB.
+const SHARED: u32 = 227 << 10;
+
+pub(super) const RESERVED: &[&str] = &[
+    "abs",
+    "asm",
+    "atomicCAS",
+    "bf16",
+    "blockDim",
+    "blockIdx",
+    "ceilf",
+    "clock",
+    "cosf",
+    "dim3",
+    "exp2f",
+    "expf",
+    "f16",
+    "fabsf",
+    "float2",
+    "float4",
+    "floorf",
+    "fmaf",
+    "gridDim",
+    "int2",
+    "int4",
+    "log2f",
+    "logf",
+    "make_float2",
+    "make_float4",
+    "make_int2",
+    "make_int4",
+    "make_uint2",
+    "make_uint4",
+    "memcpy",
+    "printf",
+    "rintf",
+    "rsqrtf",
+    "schar",
+    "sinf",
+    "size_t",
+    "sqrtf",
+    "tanhf",
+    "threadIdx",
+    "uint2",
+    "uint3",
+    "uint4",
+    "warpSize",
+];
+
+const LETTERS: [&str; 4] = ["x", "y", "z", "w"];
+
+fn letter(i: u8) -> &'static str {
+    LETTERS[usize::from(i % 4)]
+}
+
+/// Whether another kernel may still be writing this one's inputs when it starts. Only without that may the compiler take
+/// inputs for constant memory and read them early.
+fn overlaps(kernel: &Kernel) -> bool {
+    let mut found = false;
+    kernel.visit(&mut |node| {
+        found |= matches!(
+            node.inst,
+            Inst::GridWait | Inst::Fence | Inst::Load { hint: Hint::Coherent, .. }
+        );
+    });
+    found
+}
+
+/// The parameters of the entry and of the template.
+pub(super) fn signature(kernel: &Kernel, names: &Names) -> String {
+    let restrict = if overlaps(kernel) { "" } else { " __restrict__" };
+    let params = kernel.params.iter().zip(&names.params).map(|(param, name)| match param.kind {
+        ParamKind::Argument(scalar) => format!("{} {name}", Cuda.scalar(scalar)),
+        ParamKind::Buffer { scalar, access: Rights::In } => {
+            format!("const {}*{restrict} {name}", Cuda.scalar(scalar))
+        }
+        ParamKind::Buffer { scalar, .. } => format!("{}* {name}", Cuda.scalar(scalar)),
+    });
+    params.collect::<Vec<_>>().join(", ")
+}
+
+/// The template parameter of a constant: floats go by their bits.
+fn parameter(scalar: Scalar, name: &str) -> String {
+    match scalar {
+        Scalar::F32 => format!("uint {name}_bits"),
+        _ => format!("{} {name}", Cuda.scalar(scalar)),
+    }
+}
+
+impl Language for Cuda {
+    fn reserved(&self) -> &'static [&'static str] {
+        RESERVED
+    }
+
+    fn shared_limit(&self) -> u32 {
+        SHARED
+    }
+
+    fn open(&self, kernel: &Kernel, names: &Names, builtins: &[Builtin], out: &mut String) {
+        let constants: Vec<String> = kernel
+            .constants
+            .iter()
+            .zip(&names.constants)
+            .map(|(constant, name)| parameter(constant.scalar, name))
+            .collect();
+        let signature = signature(kernel, names);
+        let threads = kernel.launch.threads;
+        let _ = match constants.is_empty() {
+            true => writeln!(
+                out,
+                "extern \"C\" __global__ void __launch_bounds__({threads}) {}({signature}) {{",
+                kernel.name
+            ),
+            false => writeln!(
+                out,
+                "template <{}>\n__device__ __forceinline__ void {}({signature}) {{",
+                constants.join(", "),
+                kernel.name
+            ),
+        };
+        for (constant, name) in kernel.constants.iter().zip(&names.constants) {
+            if constant.scalar == Scalar::F32 {
+                let _ = writeln!(out, "  const float {name} = tk_bits<float>({name}_bits);");
+            }
+        }
+        let places = [
+            (Builtin::Thread, "tid", "threadIdx.x"),
+            (Builtin::Lane, "lane", "threadIdx.x & 31u"),
+            (Builtin::Simd, "simd", "threadIdx.x >> 5"),
+        ];
+        for (builtin, name, text) in places {
+            if builtins.contains(&builtin) {
+                let _ = writeln!(out, "  const uint {name} = {text};");
+            }
+        }
+        if cuda_dynamic_shared(kernel) > 0 {
+            let _ = writeln!(out, "  TK_DYNAMIC(tk_dynamic);  // {} bytes", kernel.shared_bytes());
+        }
+    }
+
+    fn shared(&self, kernel: &Kernel, name: &str, ty: &str, len: u32, offset: u32) -> String {
+        match kernel.shared_bytes() > CUDA_STATIC {
+            true => format!("{ty}* const {name} = reinterpret_cast<{ty}*>(tk_dynamic + {offset});"),
+            false => format!("__shared__ __align__(16) {ty} {name}[{len}];"),
+        }
+    }
+
+    fn scalar(&self, scalar: Scalar) -> &'static str {
+        match scalar {
+            Scalar::Bool => "bool",
+            Scalar::I8 => "schar",
+            Scalar::U8 => "uchar",
+            Scalar::I16 => "short",
+            Scalar::U16 => "ushort",
+            Scalar::I32 => "int",
+            Scalar::U32 => "uint",
+            Scalar::F16 => "f16",
+            Scalar::BF16 => "bf16",
+            Scalar::F32 => "float",
+        }
+    }
+
+    /// 32-bit elements have CUDA's vector types; smaller ones travel as words.
+    fn vector(&self, scalar: Scalar, lanes: u8) -> String {
+        if scalar.bytes() == 4 {
+            return format!("{}{lanes}", self.scalar(scalar));
+        }
+        match scalar.bytes() * usize::from(lanes) {
+            2 => "ushort".to_owned(),
+            4 => "uint".to_owned(),
+            bytes => format!("uint{}", bytes / 4),
+        }
+    }
+
+    fn extract(&self, vector: &Text, scalar: Scalar, lanes: u8, at: u8) -> Text {
+        if scalar.bytes() == 4 {
+            return Text::primary(format!("{}.{}", vector.within(binds::PRIMARY), letter(at)));
+        }
+        let per = (4 / scalar.bytes()) as u8;
+        let word = match lanes <= per {
+            true => vector.text.clone(),
+            false => format!("{}.{}", vector.within(binds::PRIMARY), letter(at / per)),
+        };
+        Text::primary(format!("tk_part<{}>({word}, {})", self.scalar(scalar), at % per))
+    }
+
+    fn pack(&self, scalar: Scalar, elements: &[Text]) -> Text {
+        let join =
+            |texts: &[Text]| texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join(", ");
+        let vector = self.vector(scalar, elements.len() as u8);
+        if scalar.bytes() == 4 {
+            return Text::primary(format!("make_{vector}({})", join(elements)));
+        }
+        let words: Vec<String> = elements
+            .chunks(4 / scalar.bytes())
+            .map(|chunk| format!("tk_pack({})", join(chunk)))
+            .collect();
+        match words.as_slice() {
+            [word] => Text::primary(word.clone()),
+            words => Text::primary(format!("make_{vector}({})", words.join(", "))),
+        }
+    }
+
+    fn unary(&self, op: Unary) -> Spelling {
+        op.row().2
+    }
+
+    fn binary(&self, op: Binary) -> Spelling {
+        op.row().2
+    }
+
+    fn fma(&self) -> &'static str {
+        "fmaf"
+    }
+
+    fn special(&self, bits: u32) -> Text {
+        Text::primary(format!("tk_bits<float>({bits:#x}u)"))
+    }
+
+    fn widen(&self, value: &Text) -> Text {
+        call("tk_f32", &[value])
+    }
+
+    fn bits(&self, to: Scalar, value: &Text) -> Text {
+        call(&format!("tk_bits<{}>", self.scalar(to)), &[value])
+    }
+
+    fn builtin(&self, builtin: Builtin) -> String {
+        match builtin {
+            Builtin::Group(axis) => format!("blockIdx.{}", letter(axis)),
+            Builtin::Groups(axis) => format!("gridDim.{}", letter(axis)),
+            Builtin::Thread => "tid".to_owned(),
+            Builtin::Lane => "lane".to_owned(),
+            Builtin::Simd => "simd".to_owned(),
+        }
+    }
+
+    fn pointer(&self, _: &Kernel, _: Place, ty: &str, write: bool) -> String {
+        let constness = if write { "" } else { "const " };
+        format!("{constness}{ty}*")
+    }
+
+    fn hinted(&self, hint: Hint, pointer: &str) -> Option<Text> {
+        match hint {
+            Hint::None => None,
+            Hint::Stream => Some(Text::primary(format!("tk_stream({pointer})"))),
+            Hint::Coherent => Some(Text::primary(format!("tk_coherent({pointer})"))),
+        }
+    }
+
+    fn atomic(&self, op: AtomicOp, _: Place, _: Scalar, at: &str, value: &Text) -> Text {
+        let name = match op {
+            AtomicOp::Add => "atomicAdd",
+            AtomicOp::Min => "atomicMin",
+            AtomicOp::Max => "atomicMax",
+            AtomicOp::Exchange => "atomicExch",
+        };
+        Text::primary(format!("{name}({at}, {})", value.text))
+    }
+
+    fn simd(&self, op: SimdOp, value: &Text, lane: Option<&Text>) -> Text {
+        let all = Text::primary("~0u");
+        match op {
+            SimdOp::Reduce(Reduce::Sum) => call("tk_simd_sum", &[value]),
+            SimdOp::Reduce(Reduce::Max) => call("tk_simd_max", &[value]),
+            SimdOp::Reduce(Reduce::Min) => call("tk_simd_min", &[value]),
+            SimdOp::PrefixSum => call("tk_simd_prefix", &[value]),
+            SimdOp::Shuffle => {
+                let lane = lane.map_or_else(|| Text::primary("0"), Clone::clone);
+                call("__shfl_sync", &[&all, value, &lane])
+            }
+            SimdOp::ShuffleXor(mask) => {
+                let mask = Text::primary(mask.to_string());
+                call("__shfl_xor_sync", &[&all, value, &mask])
+            }
+            SimdOp::Any => Text::new(format!("__any_sync(~0u, {}) != 0", value.text), binds::EQUAL),
+            SimdOp::All => Text::new(format!("__all_sync(~0u, {}) != 0", value.text), binds::EQUAL),
+            SimdOp::Ballot => call("__ballot_sync", &[&all, value]),
+        }
+    }
+
+    fn signal(&self, inst: &Inst) -> String {
+        match inst {
+            Inst::Barrier => "__syncthreads();".to_owned(),
+            Inst::SimdBarrier => "__syncwarp();".to_owned(),
+            Inst::Fence => "__threadfence();".to_owned(),
+            Inst::CopyCommit => "tk_copy_commit();".to_owned(),
+            Inst::CopyWait(pending) => format!("tk_copy_wait<{pending}>();"),
+            Inst::GridTrigger => "tk_grid_trigger();".to_owned(),
+            Inst::GridWait => "tk_grid_wait();".to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    fn copy(&self, bytes: u32, to: &str, from: &str, keep: Option<&Text>) -> String {
+        let keep = keep.map_or("true", |k| &k.text);
+        format!("tk_copy_async<{bytes}>({to}, {from}, {keep});")
+    }
+
+    fn tile(&self, tile: Tile) -> Result<String, String> {
+        if tile.rows != 16 {
+            return Err(format!(
+                "expected tiles of 16 rows, found {} x {}; hint: was the kernel lowered for Metal?",
+                tile.rows, tile.cols
+            ));
+        }
+        match tile.role {
+            Role::A | Role::B if !matches!(tile.scalar, Scalar::F16 | Scalar::BF16) => {
+                Err(format!(
+                    "expected an operand of f16 or bf16, found {}; hint: cast to bf16 before the product",
+                    tile.scalar
+                ))
+            }
+            Role::A | Role::B => Ok("tk_operand".to_owned()),
+            Role::C | Role::Row => {
+                Ok(format!("tk_frag<{}, {}>", self.scalar(tile.scalar), self.lanes(tile)))
+            }
+        }
+    }
+
+    fn lanes(&self, tile: Tile) -> u32 {
+        match tile.role {
+            Role::A | Role::B => 4,
+            Role::C => 8,
+            Role::Row => 2,
+        }
+    }
+
+    fn row_of_element(&self) -> &'static str {
+        "[e / 2 % 2]"
+    }
+
+    fn tile_row(&self) -> Text {
+        Text::primary("tk_tile_row(lane, e)")
+    }
+
+    fn tile_col(&self) -> Text {
+        Text::primary("tk_tile_col(lane, e)")
+    }
+
+    fn tile_load(&self, access: &Access<'_>) -> Result<Text, String> {
+        let (at, stride) = (&access.at, &access.stride.text);
+        // A pair of halves moves as one word where that is aligned.
+        let pairs = access.align >= 4;
+        // Rows of eight halves move as one from shared memory; `.trans` turns each 8 x 8 on the way.
+        let rows = access.shared && access.align >= 16;
+        let role = match access.tile.role {
+            Role::A => "a",
+            Role::B => "b",
+            Role::C if access.tile.scalar.is_float() => {
+                let transposed = access.transposed;
+                return Ok(Text::primary(format!("tk_load_c<{transposed}>({at}, {stride})")));
+            }
+            _ => return Err("expected a matrix of floats to load, found another tile".to_owned()),
+        };
+        let turned = access.transposed;
+        Ok(Text::primary(match rows {
+            true => format!("tk_load_{role}_rows<{turned}>({at}, {stride})"),
+            // Pairs lie along k, which an `A` has along its rows and a transposed `B` too.
+            false => {
+                let pairs = pairs && turned == (access.tile.role == Role::B);
+                format!("tk_load_{role}<{turned}, {pairs}>({at}, {stride})")
+            }
+        }))
+    }
+
+    fn tile_store(&self, access: &Access<'_>, value: &str) -> Result<String, String> {
+        if access.tile.role != Role::C || !access.tile.scalar.is_float() {
+            return Err("expected an accumulator of floats to store, found another tile".to_owned());
+        }
+        let pairs = access.align as usize >= 2 * access.tile.scalar.bytes();
+        Ok(format!("tk_store_c<{pairs}>({}, {}, {value});", access.at, access.stride.text))
+    }
+
+    fn mma(&self, (left, a): (Tile, &str), b: &str, c: &str) -> Result<Text, String> {
+        let scalar = self.scalar(left.scalar);
+        Ok(Text::primary(format!("tk_mma_{scalar}({a}, {b}, {c})")))
+    }
+
+    fn row_reduce(&self, op: Reduce, value: &str) -> Text {
+        Text::primary(match op {
+            Reduce::Sum => format!("tk_row_sum({value})"),
+            Reduce::Max => format!("tk_row_max({value})"),
+            Reduce::Min => format!("tk_row_min({value})"),
+        })
+    }
+
+    fn to_left(&self, to: Tile, value: &str) -> Text {
+        Text::primary(format!("tk_to_left_{}({value})", self.scalar(to.scalar)))
+    }
+}

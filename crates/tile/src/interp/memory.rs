@@ -1,0 +1,322 @@
+//! Buffers and shared arrays: elements, bounds, what is initialised, and who touched what.
+
+use std::collections::HashMap;
+
+use super::order::{self, Access, FOUND, Order, Record};
+use super::report::{Did, Why};
+use crate::ir;
+use crate::types::Scalar;
+
+/// The last accesses of every element.
+#[derive(Debug, Default)]
+struct Shadow {
+    written: Vec<Record>,
+    read: Vec<Record>,
+    /// Empty where no atomic is in the kernel.
+    atomic: Vec<Record>,
+    /// Earlier groups' reads (false) and atomics (true) of an element, where one record does not hold them.
+    others: HashMap<(usize, bool), Vec<Record>>,
+    /// The thread, plus one, whose unfinished copy will write it. Empty where there are none.
+    flying: Vec<u16>,
+}
+
+/// Stops an access to an element.
+#[cold]
+fn race(record: Record, order: &Order, did: Did) -> Why {
+    let group = (!order.is_ours(record)).then(|| order.group_of(record));
+    Why::Race { did, thread: order::thread(record), group }
+}
+
+impl Shadow {
+    fn new(len: usize, found: bool, atomic: bool, flying: bool) -> Self {
+        Shadow {
+            written: vec![if found { FOUND } else { 0 }; len],
+            read: vec![0; len],
+            atomic: vec![0; if atomic { len } else { 0 }],
+            others: HashMap::new(),
+            flying: vec![0; if flying { len } else { 0 }],
+        }
+    }
+
+    #[inline(always)]
+    fn landed(&self, i: usize) -> Result<(), Why> {
+        match self.flying.get(i) {
+            None | Some(0) => Ok(()),
+            Some(thread) => Err(Why::Flying { thread: usize::from(*thread) - 1 }),
+        }
+    }
+
+    #[inline(always)]
+    fn against<const SHARED: bool>(
+        record: Record,
+        order: &Order,
+        who: u64,
+        access: Access,
+        did: Did,
+    ) -> Result<(), Why> {
+        let clash = match SHARED {
+            true => order.clashes_shared(record, who),
+            false => order.clashes_global(record, who, access),
+        };
+        if clash { Err(race(record, order, did)) } else { Ok(()) }
+    }
+
+    fn against_others(&self, i: usize, order: &Order, who: u64, atomic: bool) -> Result<(), Why> {
+        let did = if atomic { Did::Changed } else { Did::Read };
+        let access = Access { coherent: false, of_atomic: atomic };
+        let others = self.others.get(&(i, atomic)).into_iter().flatten();
+        others
+            .copied()
+            .try_for_each(|record| Self::against::<false>(record, order, who, access, did))
+    }
+
+    #[inline(always)]
+    fn reads<const SHARED: bool>(
+        &mut self,
+        i: usize,
+        order: &Order,
+        who: u64,
+        coherent: bool,
+    ) -> Result<(), Why> {
+        let access = Access { coherent, of_atomic: false };
+        let written = self.written[i];
+        if if SHARED { !order.is_ours(written) } else { written == 0 } {
+            self.landed(i)?;
+            return Err(Why::Uninitialised);
+        }
+        self.landed(i)?;
+        Self::against::<SHARED>(written, order, who, access, Did::Wrote)?;
+        if let Some(atomic) = self.atomic.get(i) {
+            let access = Access { of_atomic: true, ..access };
+            Self::against::<SHARED>(*atomic, order, who, access, Did::Changed)?;
+            if !SHARED && !self.others.is_empty() {
+                self.against_others(i, order, who, true)?;
+            }
+        }
+        if let Some(kept) = order.note::<SHARED>(&mut self.read[i], who, access) {
+            self.others.entry((i, false)).or_default().push(kept);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn writes<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        let access = Access::default();
+        self.landed(i)?;
+        Self::against::<SHARED>(self.written[i], order, who, access, Did::Wrote)?;
+        Self::against::<SHARED>(self.read[i], order, who, access, Did::Read)?;
+        if let Some(atomic) = self.atomic.get(i) {
+            let access = Access { of_atomic: true, ..access };
+            Self::against::<SHARED>(*atomic, order, who, access, Did::Changed)?;
+        }
+        if !SHARED && !self.others.is_empty() {
+            self.against_others(i, order, who, false)?;
+            self.against_others(i, order, who, true)?;
+        }
+        self.written[i] = order.record(who);
+        Ok(())
+    }
+
+    fn changes<const SHARED: bool>(
+        &mut self,
+        i: usize,
+        order: &Order,
+        who: u64,
+    ) -> Result<(), Why> {
+        let access = Access { coherent: true, of_atomic: false };
+        self.landed(i)?;
+        let written = self.written[i];
+        if if SHARED { !order.is_ours(written) } else { written == 0 } {
+            return Err(Why::Uninitialised);
+        }
+        Self::against::<SHARED>(written, order, who, access, Did::Wrote)?;
+        Self::against::<SHARED>(self.read[i], order, who, access, Did::Read)?;
+        if !SHARED && !self.others.is_empty() {
+            self.against_others(i, order, who, false)?;
+        }
+        let of_atomic = Access { of_atomic: true, ..access };
+        if let Some(kept) = order.note::<SHARED>(&mut self.atomic[i], who, of_atomic) {
+            self.others.entry((i, true)).or_default().push(kept);
+        }
+        Ok(())
+    }
+}
+
+/// A buffer of the launch.
+pub(super) struct Buffer<'a> {
+    pub(super) scalar: Scalar,
+    pub(super) bytes: &'a mut [u8],
+    pub(super) len: usize,
+    /// Inputs have none: they cannot change.
+    shadow: Option<Shadow>,
+}
+
+impl<'a> Buffer<'a> {
+    pub(super) fn new(
+        buffer: &'a mut crate::case::Buffer,
+        access: ir::Access,
+        atomic: bool,
+    ) -> Self {
+        let len = buffer.len();
+        let shadow = match access {
+            ir::Access::In => None,
+            _ => Some(Shadow::new(len, access == ir::Access::InOut, atomic, false)),
+        };
+        Buffer { scalar: buffer.scalar, bytes: &mut buffer.bytes, len, shadow }
+    }
+
+    /// What stands for a scalar argument among the parameters.
+    pub(super) fn none() -> Self {
+        Buffer { scalar: Scalar::U32, bytes: &mut [], len: 0, shadow: None }
+    }
+
+    /// Whether reads need no look at who wrote.
+    #[inline(always)]
+    pub(super) fn is_input(&self) -> bool {
+        self.shadow.is_none()
+    }
+
+    /// The register bits of an element that is in bounds.
+    #[inline(always)]
+    pub(super) fn peek(&self, i: usize) -> u32 {
+        match self.scalar {
+            Scalar::F32 | Scalar::U32 | Scalar::I32 => word(self.bytes, i),
+            Scalar::F16 | Scalar::BF16 | Scalar::U16 => half(self.bytes, i),
+            Scalar::I16 => half(self.bytes, i) as i16 as u32,
+            Scalar::U8 | Scalar::Bool => u32::from(self.bytes[i]),
+            Scalar::I8 => self.bytes[i] as i8 as u32,
+        }
+    }
+
+    /// Sets an element that is in bounds.
+    #[inline(always)]
+    pub(super) fn poke(&mut self, i: usize, bits: u32) {
+        match self.scalar.bytes() {
+            4 => self.bytes[4 * i..4 * i + 4].copy_from_slice(&bits.to_le_bytes()),
+            2 => self.bytes[2 * i..2 * i + 2].copy_from_slice(&(bits as u16).to_le_bytes()),
+            _ => self.bytes[i] = bits as u8,
+        }
+    }
+}
+
+/// The word at `4 i`.
+#[inline(always)]
+pub(super) fn word(bytes: &[u8], i: usize) -> u32 {
+    let b = &bytes[4 * i..4 * i + 4];
+    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// The 16 bits at `2 i`.
+#[inline(always)]
+pub(super) fn half(bytes: &[u8], i: usize) -> u32 {
+    let b = &bytes[2 * i..2 * i + 2];
+    u32::from(u16::from_le_bytes([b[0], b[1]]))
+}
+
+/// A shared array: register bits of its elements.
+pub(super) struct Shared {
+    cells: Vec<u32>,
+    shadow: Shadow,
+}
+
+impl Shared {
+    pub(super) fn new(array: &ir::Array, atomic: bool, copies: bool) -> Self {
+        let len = array.len as usize;
+        let shadow = Shadow::new(len, false, atomic, copies);
+        Shared { cells: vec![0; len], shadow }
+    }
+
+    /// A copy by `thread` begins: the element may not be touched until it ends.
+    pub(super) fn depart(
+        &mut self,
+        i: usize,
+        order: &Order,
+        thread: usize,
+        bits: u32,
+    ) -> Result<(), Why> {
+        let old = self.shadow.written[i];
+        self.shadow.writes::<true>(i, order, thread as u64)?;
+        self.shadow.written[i] = old;
+        self.shadow.flying[i] = thread as u16 + 1;
+        self.cells[i] = bits;
+        Ok(())
+    }
+
+    /// The copy has ended, for that thread.
+    pub(super) fn arrive(&mut self, i: usize, order: &Order, thread: usize) {
+        self.shadow.flying[i] = 0;
+        self.shadow.written[i] = order.record(thread as u64);
+    }
+}
+
+/// What buffers and shared arrays have in common.
+pub(super) trait Memory {
+    fn len(&self) -> usize;
+    fn get(&self, i: usize) -> u32;
+    fn put(&mut self, i: usize, bits: u32);
+    fn reads(&mut self, i: usize, order: &Order, who: u64, coherent: bool) -> Result<(), Why>;
+    fn writes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why>;
+    fn changes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why>;
+}
+
+impl Memory for Buffer<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+    #[inline(always)]
+    fn get(&self, i: usize) -> u32 {
+        self.peek(i)
+    }
+    #[inline(always)]
+    fn put(&mut self, i: usize, bits: u32) {
+        self.poke(i, bits);
+    }
+    #[inline(always)]
+    fn reads(&mut self, i: usize, order: &Order, who: u64, coherent: bool) -> Result<(), Why> {
+        match &mut self.shadow {
+            Some(shadow) => shadow.reads::<false>(i, order, who, coherent),
+            None => Ok(()),
+        }
+    }
+    #[inline(always)]
+    fn writes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        // Writes to inputs are refused when the kernel is compiled.
+        match &mut self.shadow {
+            Some(shadow) => shadow.writes::<false>(i, order, who),
+            None => Ok(()),
+        }
+    }
+    fn changes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        match &mut self.shadow {
+            Some(shadow) => shadow.changes::<false>(i, order, who),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Memory for Shared {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.cells.len()
+    }
+    #[inline(always)]
+    fn get(&self, i: usize) -> u32 {
+        self.cells[i]
+    }
+    #[inline(always)]
+    fn put(&mut self, i: usize, bits: u32) {
+        self.cells[i] = bits;
+    }
+    #[inline(always)]
+    fn reads(&mut self, i: usize, order: &Order, who: u64, _: bool) -> Result<(), Why> {
+        self.shadow.reads::<true>(i, order, who, false)
+    }
+    #[inline(always)]
+    fn writes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        self.shadow.writes::<true>(i, order, who)
+    }
+    fn changes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        self.shadow.changes::<true>(i, order, who)
+    }
+}

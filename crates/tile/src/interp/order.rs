@@ -1,0 +1,309 @@
+//! Which accesses come before which: stamps, barriers, and the hand-over between threadgroups.
+//!
+//! Every access is stamped with a clock that only barriers and fences advance, so what the lockstep happens to order
+//! still counts as unordered. Within a group, a barrier orders all before it, a simdgroup's barrier the shared memory
+//! accesses of its lanes. Between groups (which run one after another here, but not on a device) only a hand-over
+//! orders: writes, a fence, an atomic by one group; then an atomic on the same element by another, and there a fence or
+//! coherent loads. A barrier on either side extends this to the other threads of the group.
+
+use std::collections::HashMap;
+
+/// Who touched an element last and when: the stamp, then two flags, then the thread.
+pub(super) type Record = u64;
+
+/// Bits below the stamp.
+const WHO: u32 = 12;
+const THREAD: u64 = 0x3FF;
+/// Several lanes of the thread's simdgroup.
+pub(super) const WIDE: u64 = 1 << 10;
+/// Threads of several simdgroups.
+const MANY: u64 = 1 << 11;
+/// The stamp of what the launch found in memory.
+const INITIAL: u64 = 1;
+/// The record of an element that the launch found initialised.
+pub(super) const FOUND: Record = INITIAL << WHO;
+
+/// The clock part of a record.
+#[inline(always)]
+pub(super) fn stamp(record: Record) -> u64 {
+    record >> WHO
+}
+
+/// One thread of a record.
+pub(super) fn thread(record: Record) -> usize {
+    (record & THREAD) as usize
+}
+
+/// What one group has made ready for others that touch the same atomic.
+#[derive(Debug, Clone, Copy)]
+struct Release {
+    /// The group's first stamp.
+    born: u64,
+    /// All its accesses before this stamp.
+    upto: u64,
+    /// And those of this thread before `own`.
+    thread: u64,
+    own: u64,
+    /// When the atomic was executed.
+    at: u64,
+}
+
+/// An element that hands work over.
+#[derive(Debug, Default)]
+struct Baton {
+    releases: Vec<Release>,
+    /// What the releasing groups had seen of other batons.
+    also: Vec<Seen>,
+}
+
+/// The first `len` releases of a baton.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    baton: usize,
+    len: usize,
+}
+
+/// The clock and all that orders accesses.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    now: u64,
+    born: u64,
+    barrier: u64,
+    simds: [u64; 32],
+    /// The first stamp of every group so far.
+    births: Vec<u64>,
+    /// Whether the kernel fences at all; if not, nothing is handed over.
+    fences: bool,
+    /// By thread: its last fence, and the barrier before it.
+    fenced: Vec<(u64, u64)>,
+    /// What fences since the last barrier cover, and those before it.
+    pending: u64,
+    past: u64,
+    names: HashMap<(u32, u32), usize>,
+    batons: Vec<Baton>,
+    /// Seen by the group before its last barrier, and since by one thread; without and with a fence after it.
+    seen: Vec<Seen>,
+    seen_by: Vec<(u64, Seen)>,
+    taken: Vec<Seen>,
+    taken_by: Vec<(u64, Seen)>,
+}
+
+fn add(list: &mut Vec<Seen>, new: Seen) {
+    match list.iter_mut().find(|s| s.baton == new.baton) {
+        Some(old) => old.len = old.len.max(new.len),
+        None => list.push(new),
+    }
+}
+
+fn add_by(list: &mut Vec<(u64, Seen)>, thread: u64, new: Seen) {
+    match list.iter_mut().find(|(t, s)| *t == thread && s.baton == new.baton) {
+        Some((_, old)) => old.len = old.len.max(new.len),
+        None => list.push((thread, new)),
+    }
+}
+
+impl Order {
+    pub(super) fn new(threads: usize, fences: bool) -> Self {
+        Order {
+            now: INITIAL,
+            born: INITIAL,
+            barrier: INITIAL,
+            simds: [INITIAL; 32],
+            births: vec![],
+            fences,
+            fenced: vec![(0, 0); threads],
+            pending: 0,
+            past: 0,
+            names: HashMap::new(),
+            batons: vec![],
+            seen: vec![],
+            seen_by: vec![],
+            taken: vec![],
+            taken_by: vec![],
+        }
+    }
+
+    /// Begins the next threadgroup.
+    pub(super) fn group(&mut self) {
+        self.now += 1;
+        self.born = self.now;
+        self.barrier = self.now;
+        self.births.push(self.now);
+        (self.pending, self.past) = (0, 0);
+        self.seen.clear();
+        self.seen_by.clear();
+        self.taken.clear();
+        self.taken_by.clear();
+    }
+
+    /// Which group, in order of execution, a record is from.
+    pub(super) fn group_of(&self, record: Record) -> usize {
+        self.births.partition_point(|born| *born <= stamp(record)).saturating_sub(1)
+    }
+
+    /// Whether a record is from the running group.
+    #[inline(always)]
+    pub(super) fn is_ours(&self, record: Record) -> bool {
+        stamp(record) >= self.born
+    }
+
+    /// The record of an access now.
+    #[inline(always)]
+    pub(super) fn record(&self, who: u64) -> Record {
+        self.now << WHO | who
+    }
+
+    pub(super) fn barrier(&mut self) {
+        self.now += 1;
+        self.barrier = self.now;
+        self.past = self.past.max(self.pending);
+        self.pending = 0;
+        for (_, seen) in std::mem::take(&mut self.seen_by) {
+            add(&mut self.seen, seen);
+        }
+        for (_, seen) in std::mem::take(&mut self.taken_by) {
+            add(&mut self.taken, seen);
+        }
+    }
+
+    /// A barrier of one simdgroup; `tick` must be called once before those of an instruction.
+    pub(super) fn simd_barrier(&mut self, simd: usize) {
+        self.simds[simd] = self.now;
+    }
+
+    /// Separates what was from what comes.
+    pub(super) fn tick(&mut self) {
+        self.now += 1;
+    }
+
+    /// A fence by some threads, or by all of the group.
+    pub(super) fn fence(&mut self, threads: impl Iterator<Item = usize>, all: bool) {
+        self.now += 1;
+        self.pending = self.pending.max(if all { self.now } else { self.barrier });
+        for thread in threads {
+            self.fenced[thread] = (self.now, self.barrier);
+            let t = thread as u64;
+            for i in 0..self.seen_by.len() {
+                let (by, seen) = self.seen_by[i];
+                if by == t {
+                    add_by(&mut self.taken_by, t, seen);
+                }
+            }
+            for i in 0..self.seen.len() {
+                add_by(&mut self.taken_by, t, self.seen[i]);
+            }
+        }
+    }
+
+    /// An atomic on an element of a buffer: sees what others released there, then releases.
+    pub(super) fn atomic(&mut self, buffer: u32, index: u32, thread: usize) {
+        if !self.fences {
+            return;
+        }
+        let name = *self.names.entry((buffer, index)).or_insert_with(|| {
+            self.batons.push(Baton::default());
+            self.batons.len() - 1
+        });
+        let t = thread as u64;
+        let len = self.batons[name].releases.len();
+        if len > 0 {
+            add_by(&mut self.seen_by, t, Seen { baton: name, len });
+            for i in 0..self.batons[name].also.len() {
+                add_by(&mut self.seen_by, t, self.batons[name].also[i]);
+            }
+        }
+        let (fence, barrier) = self.fenced[thread];
+        let own = if fence > self.born { fence } else { 0 };
+        let upto = self.past.max(if own > 0 { barrier } else { 0 });
+        if own == 0 && upto == 0 {
+            return;
+        }
+        let new = Release { born: self.born, upto, thread: t, own, at: self.now };
+        let baton = &mut self.batons[name];
+        match baton.releases.iter_mut().rfind(|r| r.born == new.born && r.thread == t) {
+            Some(old) => *old = new,
+            None => baton.releases.push(new),
+        }
+        let own = self.taken_by.iter().filter(|(by, _)| *by == t).map(|(_, seen)| seen);
+        for seen in self.taken.iter().chain(own).filter(|seen| seen.baton != name) {
+            add(&mut baton.also, *seen);
+        }
+    }
+
+    /// Whether an access now is unordered with that of a record of shared memory.
+    #[inline(always)]
+    pub(super) fn clashes_shared(&self, record: Record, who: u64) -> bool {
+        stamp(record) >= self.barrier && self.clashes::<true>(record, who)
+    }
+
+    /// Whether an access now is unordered with that of a record of a buffer.
+    #[inline(always)]
+    pub(super) fn clashes_global(&self, record: Record, who: u64, access: Access) -> bool {
+        let stamp = stamp(record);
+        if stamp >= self.barrier {
+            return self.clashes::<false>(record, who);
+        }
+        stamp < self.born && stamp > INITIAL && !self.handed(record, who, access)
+    }
+
+    /// For a record of this group since its last barrier.
+    fn clashes<const SHARED: bool>(&self, record: Record, who: u64) -> bool {
+        if (record ^ who) & ((1 << WHO) - 1) == 0 && who & WIDE == 0 {
+            return false;
+        }
+        let simd = (who & THREAD) / 32;
+        let together = record & MANY == 0 && (record & THREAD) / 32 == simd;
+        !(SHARED && together && stamp(record) < self.simds[simd as usize])
+    }
+
+    /// Whether what another group did has been handed over to this access.
+    fn handed(&self, record: Record, who: u64, access: Access) -> bool {
+        let thread = who & THREAD;
+        let ready = |seen: &Seen| {
+            let releases = &self.batons[seen.baton].releases[..seen.len];
+            let past = releases.partition_point(|r| r.born <= stamp(record));
+            let Some(latest) = past.checked_sub(1).map(|i| releases[i].born) else { return false };
+            releases[..past].iter().rev().take_while(|r| r.born == latest).any(|r| {
+                let own = record & (WIDE | MANY) == 0 && record & THREAD == r.thread;
+                stamp(record) < r.upto
+                    || (own && stamp(record) < r.own)
+                    || (access.of_atomic && stamp(record) <= r.at)
+            })
+        };
+        let by = |list: &[(u64, Seen)]| list.iter().any(|(t, seen)| *t == thread && ready(seen));
+        self.taken.iter().any(ready)
+            || by(&self.taken_by)
+            || (access.coherent && (self.seen.iter().any(ready) || by(&self.seen_by)))
+    }
+
+    /// Adds an access to a record of reads (or of atomics), which may be of several threads. Returns what must be kept
+    /// beside it: an access of another group that is not ordered before this one.
+    #[inline(always)]
+    pub(super) fn note<const SHARED: bool>(
+        &self,
+        record: &mut Record,
+        who: u64,
+        access: Access,
+    ) -> Option<Record> {
+        let old = *record;
+        *record = self.record(who);
+        if stamp(old) < self.barrier {
+            let foreign = !SHARED && stamp(old) < self.born && stamp(old) > INITIAL;
+            return (foreign && !self.handed(old, who, access)).then_some(old);
+        }
+        if self.clashes::<SHARED>(old, who) {
+            let together = old & MANY == 0 && (old & THREAD) / 32 == (who & THREAD) / 32;
+            *record = self.record(who | if together { WIDE } else { MANY });
+        }
+        None
+    }
+}
+
+/// What the ordering rules ask of an access.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Access {
+    /// It reads past the first-level cache.
+    pub(super) coherent: bool,
+    /// The record it is compared with is of atomics.
+    pub(super) of_atomic: bool,
+}

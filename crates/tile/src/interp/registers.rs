@@ -1,0 +1,135 @@
+//! Register arrays: one copy per thread, or per simdgroup for tiles; each knows which of its elements are set.
+
+use std::cell::Cell;
+
+use super::lanes::{Columns, Mask, SIMD};
+use super::ops::{Col, Slot};
+use super::tiles::{ELEMENTS, Tiles};
+use crate::ir;
+use crate::types::Type;
+
+/// A register array.
+pub(super) struct Registers {
+    pub(super) len: usize,
+    cells: Vec<Cell<u32>>,
+    /// Columns of an element: its lanes if it is a vector.
+    width: usize,
+    threads: usize,
+    /// For every element and simdgroup, a bit per lane that is set; for tiles all or none.
+    set: Vec<u32>,
+}
+
+impl Registers {
+    pub(super) fn new(array: &ir::Array, threads: usize) -> Self {
+        let (len, simds) = (array.len as usize, threads / SIMD);
+        let (cells, width) = match array.ty {
+            Type::Scalar(_) => (threads, 1),
+            Type::Vector(_, lanes) => (threads * usize::from(lanes), usize::from(lanes)),
+            Type::Tile(_) => (simds * ELEMENTS, 1),
+        };
+        let cells = vec![Cell::new(0); len * cells];
+        Registers { len, cells, width, threads, set: vec![0; len * simds] }
+    }
+
+    /// What a new threadgroup finds: nothing.
+    pub(super) fn clear(&mut self) {
+        self.set.fill(0);
+    }
+
+    fn column(&self, element: usize, lane: usize) -> &[Cell<u32>] {
+        &self.cells[(element * self.width + lane) * self.threads..][..self.threads]
+    }
+
+    /// Element `element` to columns. `Err` is the first lane for which it is not set.
+    pub(super) fn load(
+        &self,
+        columns: &Columns,
+        mask: &Mask,
+        element: usize,
+        d: &[Col],
+    ) -> Result<(), usize> {
+        let simds = self.threads / SIMD;
+        let set = &self.set[element * simds..][..simds];
+        if !mask.is_all(self.threads) || set.iter().any(|word| *word != !0) {
+            mask.each(
+                |lane| {
+                    if set[lane / SIMD] >> (lane % SIMD) & 1 == 0 { Err(lane) } else { Ok(()) }
+                },
+            )?;
+        }
+        for (i, d) in d.iter().enumerate() {
+            copy(mask, columns.of(*d), self.column(element, i));
+        }
+        Ok(())
+    }
+
+    /// Columns to element `element`.
+    pub(super) fn store(&mut self, columns: &Columns, mask: &Mask, element: usize, v: &[Col]) {
+        let simds = self.threads / SIMD;
+        let set = &mut self.set[element * simds..][..simds];
+        if mask.is_all(self.threads) {
+            set.fill(!0);
+        } else {
+            let _ = mask.each(|lane| {
+                set[lane / SIMD] |= 1 << (lane % SIMD);
+                Ok::<(), ()>(())
+            });
+        }
+        for (i, v) in v.iter().enumerate() {
+            copy(mask, self.column(element, i), columns.of(*v));
+        }
+    }
+
+    /// One lane's element to columns; whether it is set.
+    pub(super) fn load_lane(
+        &self,
+        columns: &Columns,
+        lane: usize,
+        element: usize,
+        d: &[Col],
+    ) -> bool {
+        for (i, d) in d.iter().enumerate() {
+            columns.of(*d)[lane].set(self.column(element, i)[lane].get());
+        }
+        self.set[element * (self.threads / SIMD) + lane / SIMD] >> (lane % SIMD) & 1 == 1
+    }
+
+    /// One lane's columns to its element.
+    pub(super) fn store_lane(&mut self, columns: &Columns, lane: usize, element: usize, v: &[Col]) {
+        self.set[element * (self.threads / SIMD) + lane / SIMD] |= 1 << (lane % SIMD);
+        for (i, v) in v.iter().enumerate() {
+            self.column(element, i)[lane].set(columns.of(*v)[lane].get());
+        }
+    }
+
+    fn tile(&self, element: usize, simd: usize) -> &[Cell<u32>] {
+        &self.cells[(element * (self.threads / SIMD) + simd) * ELEMENTS..][..ELEMENTS]
+    }
+
+    /// A simdgroup's tile to a slot; whether it is set.
+    pub(super) fn load_tile(&self, tiles: &Tiles, simd: usize, element: usize, d: Slot) -> bool {
+        let from = self.tile(element, simd);
+        tiles.of(d, simd).iter().zip(from).for_each(|(d, from)| d.set(from.get()));
+        self.set[element * (self.threads / SIMD) + simd] != 0
+    }
+
+    /// A slot to a simdgroup's tile.
+    pub(super) fn store_tile(&mut self, tiles: &Tiles, simd: usize, element: usize, v: Slot) {
+        self.set[element * (self.threads / SIMD) + simd] = !0;
+        let to = self.tile(element, simd);
+        to.iter().zip(tiles.of(v, simd)).for_each(|(to, v)| to.set(v.get()));
+    }
+}
+
+/// The active lanes of one column to another.
+fn copy(mask: &Mask, d: &[Cell<u32>], from: &[Cell<u32>]) {
+    match &mask.list {
+        None => {
+            let run = mask.start..mask.end;
+            d[run.clone()].iter().zip(&from[run]).for_each(|(d, from)| d.set(from.get()));
+        }
+        Some(list) => {
+            list.iter().map(|l| usize::from(*l)).for_each(|l| d[l].set(from[l].get()));
+        }
+    }
+}

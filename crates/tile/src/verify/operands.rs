@@ -1,0 +1,280 @@
+//! The rules of instructions: what their operands are, and so what their result is.
+
+use super::contract::well_formed;
+use crate::instr::{Binary, Unary};
+use crate::ir::{Access, Builtin, Inst, Kernel, Literal, ParamKind, Place, SimdOp, Value};
+use crate::types::{Role, Scalar, Tile, Type};
+
+mod memory;
+mod tiles;
+
+/// What an instruction computes, `None` for nothing; or the rule it breaks.
+type Computed = Result<Option<Type>, String>;
+
+/// A kernel and the questions that rules ask of it. Every value asked for is one of the kernel's.
+pub(super) struct Operands<'k> {
+    kernel: &'k Kernel,
+    /// The values that are u32 literals.
+    literals: Vec<Option<u32>>,
+}
+
+impl<'k> Operands<'k> {
+    pub(super) fn new(kernel: &'k Kernel) -> Self {
+        let mut literals = vec![None; kernel.values.len()];
+        kernel.visit(&mut |node| {
+            if let (Inst::Literal(Literal::U32(n)), Some(value)) = (&node.inst, node.result)
+                && let Some(literal) = literals.get_mut(value.0 as usize)
+            {
+                *literal = Some(*n);
+            }
+        });
+        Operands { kernel, literals }
+    }
+
+    /// The type of what an instruction computes: always one of the language's.
+    pub(super) fn result(&self, inst: &Inst) -> Computed {
+        let ty = self.computed(inst)?;
+        ty.map_or(Ok(()), well_formed)?;
+        Ok(ty)
+    }
+
+    fn computed(&self, inst: &Inst) -> Computed {
+        match inst {
+            Inst::Literal(literal) => Ok(Some(literal.scalar().into())),
+            Inst::Constant(index) => self.constant(*index),
+            Inst::Argument(index) => self.argument(*index),
+            Inst::Builtin(which) => builtin(*which),
+            Inst::Unary(op, a) => self.unary(*op, *a),
+            Inst::Binary(op, a, b) => self.binary(*op, *a, *b),
+            Inst::Fma(a, b, c) => self.fma(*a, *b, *c),
+            Inst::Select { cond, yes, no } => self.select(*cond, *yes, *no),
+            // Any element type to any other in the same shape, so long as the language has such a type.
+            Inst::Cast(to, a) => Ok(Some(self.ty(*a).with(*to))),
+            Inst::Bitcast(to, a) => self.bitcast(*to, *a),
+            Inst::Dot4 { a, b, acc } => self.dot4(*a, *b, *acc),
+            Inst::Pack(values) => self.pack(values),
+            Inst::Extract(vector, lane) => self.extract(*vector, *lane),
+            Inst::Load { place, index, lanes, hint } => self.load(*place, *index, *lanes, *hint),
+            Inst::Store { place, index, value } => self.store(*place, *index, *value),
+            Inst::Atomic { op, place, index, value } => self.atomic(*op, *place, *index, *value),
+            Inst::CopyAsync { to, to_index, from, from_index, lanes, keep } => {
+                self.copy((*to, *to_index), (*from, *from_index), *lanes, *keep)
+            }
+            Inst::Barrier
+            | Inst::SimdBarrier
+            | Inst::Fence
+            | Inst::CopyCommit
+            | Inst::CopyWait(_)
+            | Inst::GridTrigger
+            | Inst::GridWait => Ok(None),
+            Inst::Simd(op, value, lane) => self.simd(*op, *value, *lane),
+            Inst::Splat(ty, value) => self.splat(*ty, *value),
+            Inst::TileLoad { ty, place, index, stride, .. } => {
+                self.tile_load(*ty, *place, *index, *stride)
+            }
+            Inst::TileStore { place, index, stride, value } => {
+                self.tile_store(*place, *index, *stride, *value)
+            }
+            Inst::Mma { a, b, c } => self.mma(*a, *b, *c),
+            Inst::RowReduce(_, value) => self.row_reduce(*value),
+            Inst::TileRow(ty) | Inst::TileCol(ty) => self.positions(*ty),
+            Inst::ToLeft(ty, value) => self.to_left(*ty, *value),
+            Inst::For { start, end, step, .. } => self.bounds(*start, *end, *step),
+            Inst::If { cond, .. } => {
+                self.is("the condition", *cond, Scalar::Bool)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// A constant is one of the kernel's.
+    fn constant(&self, index: u32) -> Computed {
+        match self.kernel.constants.get(index as usize) {
+            Some(constant) => Ok(Some(constant.scalar.into())),
+            None => Err(format!("there is no constant number {index}")),
+        }
+    }
+
+    /// An argument is a parameter that is no buffer.
+    fn argument(&self, index: u32) -> Computed {
+        match self.kernel.params.get(index as usize) {
+            Some(param) => match param.kind {
+                ParamKind::Argument(scalar) => Ok(Some(scalar.into())),
+                ParamKind::Buffer { .. } => Err(format!("`{}` is a buffer", param.name)),
+            },
+            None => Err(format!("there is no parameter number {index}")),
+        }
+    }
+
+    /// Each operation says which element types it takes; storage types are none of them.
+    fn unary(&self, op: Unary, a: Value) -> Computed {
+        let ty = self.element_wise(a)?;
+        if op.takes(ty.scalar()) { Ok(Some(ty)) } else { Err(not_taken(ty)) }
+    }
+
+    /// Both operands have one type; a comparison's result is bool in their shape.
+    fn binary(&self, op: Binary, a: Value, b: Value) -> Computed {
+        let ty = self.element_wise(a)?;
+        self.same(a, b)?;
+        if op.takes(ty.scalar()) {
+            Ok(Some(ty.with(op.result(ty.scalar()))))
+        } else {
+            Err(not_taken(ty))
+        }
+    }
+
+    /// All three operands have one type, of f32.
+    fn fma(&self, a: Value, b: Value, c: Value) -> Computed {
+        let ty = self.element_wise(a)?;
+        self.same(a, b)?;
+        self.same(a, c)?;
+        if ty.scalar() == Scalar::F32 { Ok(Some(ty)) } else { Err(not_taken(ty)) }
+    }
+
+    /// Both choices have one type, and the condition is bool in their shape.
+    fn select(&self, cond: Value, yes: Value, no: Value) -> Computed {
+        let ty = self.element_wise(yes)?;
+        self.same(yes, no)?;
+        self.is("the condition", cond, ty.with(Scalar::Bool))?;
+        Ok(Some(ty))
+    }
+
+    /// Scalars of one size; a bool has no bits to speak of.
+    fn bitcast(&self, to: Scalar, a: Value) -> Computed {
+        match self.ty(a) {
+            Type::Scalar(from)
+                if from.bytes() == to.bytes() && from != Scalar::Bool && to != Scalar::Bool =>
+            {
+                Ok(Some(to.into()))
+            }
+            from => Err(format!("two scalars of one size expected, found {from} and {to}")),
+        }
+    }
+
+    /// Packed bytes in u32, summed in i32.
+    fn dot4(&self, a: Value, b: Value, acc: Value) -> Computed {
+        self.is("the first operand", a, Scalar::U32)?;
+        self.is("the second operand", b, Scalar::U32)?;
+        self.is("the sum", acc, Scalar::I32)?;
+        Ok(Some(Scalar::I32.into()))
+    }
+
+    /// Scalars of one type, as many as a vector has lanes.
+    fn pack(&self, values: &[Value]) -> Computed {
+        let (first, scalar) = match values.first().map(|v| (*v, self.ty(*v))) {
+            Some((first, Type::Scalar(scalar))) => (first, scalar),
+            Some((_, other)) => return Err(format!("scalars expected, found {other}")),
+            None => return Err("scalars expected, found none".to_owned()),
+        };
+        values.iter().try_for_each(|v| self.same(first, *v))?;
+        let lanes = u8::try_from(values.len());
+        let lanes = lanes.map_err(|_| format!("at most 16 expected, found {}", values.len()))?;
+        Ok(Some(Type::Vector(scalar, lanes)))
+    }
+
+    /// A lane that the vector has.
+    fn extract(&self, vector: Value, lane: u8) -> Computed {
+        match self.ty(vector) {
+            Type::Vector(scalar, lanes) if lane < lanes => Ok(Some(scalar.into())),
+            Type::Vector(_, lanes) => Err(format!("a lane below {lanes} expected, found {lane}")),
+            other => Err(format!("a vector expected, found {other}")),
+        }
+    }
+
+    /// Exchanges take 32-bit numbers, prefix sums whole ones, votes truth values. A shuffle names the lane it reads and
+    /// nothing else does; a simdgroup has 32 lanes.
+    fn simd(&self, op: SimdOp, value: Value, lane: Option<Value>) -> Computed {
+        use Scalar::{Bool, F32, I32, U32};
+        let ty = self.ty(value);
+        let (takes, result): (&[Scalar], Type) = match op {
+            SimdOp::Reduce(_) | SimdOp::Shuffle | SimdOp::ShuffleXor(_) => (&[F32, I32, U32], ty),
+            SimdOp::PrefixSum => (&[I32, U32], ty),
+            SimdOp::Any | SimdOp::All => (&[Bool], Bool.into()),
+            SimdOp::Ballot => (&[Bool], U32.into()),
+        };
+        if !takes.iter().any(|s| ty == (*s).into()) {
+            return Err(not_taken(ty));
+        }
+        match (op, lane) {
+            (SimdOp::Shuffle, Some(lane)) => self.is("the lane", lane, U32)?,
+            (SimdOp::Shuffle, None) => return Err("a lane to read expected".to_owned()),
+            (_, Some(_)) => return Err("one operand expected, found a lane too".to_owned()),
+            (SimdOp::ShuffleXor(mask), None) if mask >= 32 => {
+                return Err(format!("a mask below 32 expected, found {mask}"));
+            }
+            (_, None) => {}
+        }
+        Ok(Some(result))
+    }
+
+    /// A loop's bounds are u32 and its step, where it is a literal, positive.
+    fn bounds(&self, start: Value, end: Value, step: Value) -> Computed {
+        self.is("the start", start, Scalar::U32)?;
+        self.is("the end", end, Scalar::U32)?;
+        self.is("the step", step, Scalar::U32)?;
+        if self.literal(step) == Some(0) {
+            return Err("a positive step expected, found 0".to_owned());
+        }
+        Ok(None)
+    }
+
+    // ------------------------------------------------------------ questions
+
+    fn ty(&self, value: Value) -> Type {
+        self.kernel.ty(value)
+    }
+
+    fn literal(&self, value: Value) -> Option<u32> {
+        self.literals.get(value.0 as usize).copied().flatten()
+    }
+
+    /// Arithmetic is element-wise on scalars and on accumulator and row tiles; vectors and operands have none.
+    fn element_wise(&self, value: Value) -> Result<Type, String> {
+        match self.ty(value) {
+            Type::Vector(..) => {
+                Err(format!("{}; hint: extract its lanes", not_taken(self.ty(value))))
+            }
+            Type::Tile(Tile { role: Role::A | Role::B, .. }) => Err(not_taken(self.ty(value))),
+            ty => Ok(ty),
+        }
+    }
+
+    fn same(&self, a: Value, b: Value) -> Result<(), String> {
+        let (first, other) = (self.ty(a), self.ty(b));
+        if first == other {
+            return Ok(());
+        }
+        Err(format!("operands of one type expected, found {first} and {other}"))
+    }
+
+    fn is(&self, what: &str, value: Value, wanted: impl Into<Type>) -> Result<(), String> {
+        let (wanted, found) = (wanted.into(), self.ty(value));
+        if wanted == found {
+            return Ok(());
+        }
+        Err(format!("{what} is {found}: {wanted} expected"))
+    }
+
+    /// What the kernel does with a buffer.
+    fn access(&self, place: Place) -> Option<Access> {
+        let Place::Buffer(index) = place else { return None };
+        match self.kernel.params.get(index as usize)?.kind {
+            ParamKind::Buffer { access, .. } => Some(access),
+            ParamKind::Argument(_) => None,
+        }
+    }
+}
+
+/// A grid has three axes.
+fn builtin(which: Builtin) -> Computed {
+    match which {
+        Builtin::Group(axis) | Builtin::Groups(axis) if axis > 2 => {
+            Err(format!("axis 0, 1 or 2 expected, found {axis}"))
+        }
+        _ => Ok(Some(Scalar::U32.into())),
+    }
+}
+
+fn not_taken(ty: Type) -> String {
+    format!("it does not take {ty}")
+}

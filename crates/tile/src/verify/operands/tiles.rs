@@ -1,0 +1,124 @@
+//! The rules of instructions on tiles.
+
+use super::{Computed, Operands};
+use crate::ir::{Place, Value};
+use crate::types::{Role, Scalar, Tile, Type};
+
+impl Operands<'_> {
+    /// An accumulator or a row from one scalar, or an accumulator from the row of its size; of one element type.
+    pub(super) fn splat(&self, ty: Type, value: Value) -> Computed {
+        let to = role(ty, &[Role::C, Role::Row])?;
+        let row = Tile::sized(to.scalar, Role::Row, to.rows);
+        match self.ty(value) {
+            from if from == to.scalar.into() => Ok(Some(ty)),
+            from if from == row.into() && to.role == Role::C => Ok(Some(ty)),
+            from => Err(format!("{} or {} expected, found {from}", to.scalar, Type::Tile(row))),
+        }
+    }
+
+    /// An operand of a product, or an f32 accumulator, from a buffer or shared array of its element type.
+    pub(super) fn tile_load(
+        &self,
+        ty: Type,
+        place: Place,
+        index: Value,
+        stride: Value,
+    ) -> Computed {
+        let to = role(ty, &[Role::A, Role::B, Role::C])?;
+        if to.role == Role::C && to.scalar != Scalar::F32 {
+            return Err(format!("an accumulator of f32 expected, found {ty}"));
+        }
+        self.tile_memory(to, place, index, stride)?;
+        Ok(Some(ty))
+    }
+
+    /// An accumulator to a buffer or shared array of its element type.
+    pub(super) fn tile_store(
+        &self,
+        place: Place,
+        index: Value,
+        stride: Value,
+        value: Value,
+    ) -> Computed {
+        let from = role(self.ty(value), &[Role::C])?;
+        self.writable(place)?;
+        self.tile_memory(from, place, index, stride)?;
+        Ok(None)
+    }
+
+    /// f16 by f16 or bf16 by bf16, summed in f32, all of one size.
+    pub(super) fn mma(&self, a: Value, b: Value, c: Value) -> Computed {
+        let left = role(self.ty(a), &[Role::A])?;
+        let right = role(self.ty(b), &[Role::B])?;
+        let sum = role(self.ty(c), &[Role::C])?;
+        if !matches!(left.scalar, Scalar::F16 | Scalar::BF16) || left.scalar != right.scalar {
+            let (left, right) = (left.scalar, right.scalar);
+            return Err(format!("f16 by f16 or bf16 by bf16 expected, found {left} by {right}"));
+        }
+        if sum.scalar != Scalar::F32 {
+            return Err(format!("an accumulator of f32 expected, found {}", sum.scalar));
+        }
+        if left.rows != right.rows || left.rows != sum.rows {
+            let (m, k, n) = (left.rows, right.rows, sum.rows);
+            return Err(format!("tiles of one size expected, found {m}, {k} and {n} rows"));
+        }
+        Ok(Some(sum.into()))
+    }
+
+    /// An f32 accumulator to the f32 row of its size.
+    pub(super) fn row_reduce(&self, value: Value) -> Computed {
+        let from = role(self.ty(value), &[Role::C])?;
+        if from.scalar != Scalar::F32 {
+            return Err(format!("an accumulator of f32 expected, found {}", from.scalar));
+        }
+        Ok(Some(Tile::sized(Scalar::F32, Role::Row, from.rows).into()))
+    }
+
+    /// Row and column numbers are u32 accumulators.
+    pub(super) fn positions(&self, ty: Type) -> Computed {
+        if role(ty, &[Role::C])?.scalar != Scalar::U32 {
+            return Err(format!("an accumulator of u32 expected, found {ty}"));
+        }
+        Ok(Some(ty))
+    }
+
+    /// An f32 accumulator to the f16 or bf16 left operand of its size.
+    pub(super) fn to_left(&self, ty: Type, value: Value) -> Computed {
+        let to = role(ty, &[Role::A])?;
+        let from = role(self.ty(value), &[Role::C])?;
+        let rounds = matches!(to.scalar, Scalar::F16 | Scalar::BF16);
+        if from.scalar != Scalar::F32 || from.rows != to.rows || !rounds {
+            let from = self.ty(value);
+            return Err(format!(
+                "an f32 accumulator to an f16 or bf16 operand of its size expected, found {from} to {ty}"
+            ));
+        }
+        Ok(Some(ty))
+    }
+
+    /// Memory of the tile's element type, which registers are not, at an index and with a stride of u32.
+    fn tile_memory(
+        &self,
+        tile: Tile,
+        place: Place,
+        index: Value,
+        stride: Value,
+    ) -> Result<(), String> {
+        let element = self.element(place, index)?;
+        self.is("the stride", stride, Scalar::U32)?;
+        if let Place::Register(_) = place {
+            return Err("a buffer or shared array expected, found registers".to_owned());
+        }
+        if element != tile.scalar.into() {
+            return Err(format!("memory of {} expected, found {element}", tile.scalar));
+        }
+        Ok(())
+    }
+}
+
+/// The tile, if it has one of these roles.
+fn role(ty: Type, roles: &[Role]) -> Result<Tile, String> {
+    let wanted = || roles.iter().map(|r| r.name()).collect::<Vec<_>>().join(" or ");
+    let tile = ty.tile().filter(|t| roles.contains(&t.role));
+    tile.ok_or_else(|| format!("a tile with role {} expected, found {ty}", wanted()))
+}
