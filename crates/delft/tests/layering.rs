@@ -35,6 +35,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("delft", &["delft-formats", "delft-engine", "delft-hub", "delft-tokens"]),
     ("delft-cli", &["delft"]),
+    ("delft-tile-cli", &["delft-device", "delft-ops", "delft-tile"]),
 ];
 
 #[test]

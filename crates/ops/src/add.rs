@@ -1,5 +1,11 @@
 //! Addition of equal shapes: the residual stream.
 
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::sweep::map;
+use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
 use formats::{Error, Result};
 
@@ -16,5 +22,38 @@ pub(crate) fn shape(name: &str, inputs: &[Shape], weights: &[&[usize]]) -> Resul
 pub fn reference(a: &[f32], b: &[f32], y: &mut [f32]) {
     for i in 0..y.len() {
         y[i] = a[i] + b[i];
+    }
+}
+
+/// `y = a + b`, on the device: `n` elements.
+#[kernel]
+pub fn add<T: Float>(a: In<T>, b: In<T>, y: Out<T>, n: Arg<u32>) {
+    map(["a", "b"], [a, b], y, n, |[a, b]| a + b);
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "add", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        flat::<T>(&add::<T>(), &Numbers::new(), 2, 2.0, |x, y| reference(&x[0], &x[1], y))
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        vec![flat_bench::<T>(add::<T>(), Numbers::new(), 2, 1)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

@@ -1,9 +1,52 @@
 //! The gated half of a SwiGLU feed-forward (Shazeer 2020), fused: `y = silu(gate(n)) * up(n)`, `n = rms_norm(x)` when
 //! a norm is part of it.
 
+use crate::linear::cases::{
+    self, GROUPS, Matrix, TYPES, activations, norm_scales, numbers, products, shapes, with_floats,
+};
+use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::packed::{Format, Weights};
 use crate::project::Project;
 use crate::{Shape, expect};
 use formats::Result;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::dsl::*;
+use tile::types::Scalar;
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
+
+/// `y[rows, out] = silu(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`; `n = rms_norm(x)` with the f32
+/// weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both matrices side by side.
+#[kernel]
+pub fn gate_up<X: Float, Y: Float>(
+    x: In<X>,
+    y: Out<Y>,
+    width: Const<u32>,
+    out: Const<u32>,
+    format: Format,
+    norm: bool,
+    rows: u32,
+    schedule: Schedule,
+) {
+    let norm = norm.then(Norm::declare);
+    let gate = Weights::declare("gate", format, width);
+    let up = Weights::declare("up", format, width);
+    contract(&schedule, rows, &[("gate", format, "out"), ("up", format, "out")]);
+    holds("y", dim("out") * rows);
+    if norm.is_some() {
+        holds("norm", dim("width"));
+    }
+    let parts = ["gate_up", &format.name(), if norm.is_some() { "norm" } else { "" }];
+    rename(title::<X, Y>(&parts, rows, &schedule));
+    let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
+    let sweep = Sweep { weights: vec![gate, up], out };
+    product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
+        let (gate, up) = (sums[0], sums[1]);
+        let silu = gate / ((-gate).exp() + 1.0);
+        y.set(output + out * row, (silu * up).cast::<Y>());
+    });
+}
 
 /// The norm and the two projections as a [`Project`], which gives their operands.
 pub fn projections(norm: Option<f32>) -> Project {
@@ -15,4 +58,78 @@ pub fn shape(norm: Option<f32>, inputs: &[Shape], weights: &[&[usize]]) -> Resul
     let shapes = projections(norm).shape(inputs, weights)?;
     expect("gate_up", "width of up", &[shapes[1].width], &[shapes[0].width])?;
     Ok(vec![shapes[0]])
+}
+
+const EPS: f32 = 1e-5;
+
+fn cases() -> Vec<Case> {
+    let timed = cases::timed().into_iter().enumerate();
+    timed
+        .map(|(f, format)| {
+            let formats = [format];
+            let shape = shapes(format)[f % 5];
+            let (types, norm) = (TYPES[f % TYPES.len()], f % 4 > 0);
+            let (width, out, rows) = (shape.width, shape.out, shape.rows);
+            let int8 = f % 3 > 0;
+            let decode = Task::decode(&formats, width as u32, out as u32);
+            let task = Task { rows: rows as u32, x: types.0, pair: true, int8, ..decode };
+            let mut schedule = Schedule::pick(&task);
+            schedule.threads = 64;
+            let (gate, up) =
+                (Matrix::new(format, 3, out, width), Matrix::new(format, 4, out, width));
+            let weight = noise(13, width);
+            let norm = norm.then_some(&weight[..]);
+            let (x, seen) = activations(types.0, rows * width, norm, &schedule);
+            let scales = norm.map_or(vec![1.0; rows], |_| norm_scales(&x, width, EPS));
+            let gates = products(&seen, &gate, None, &scales, width);
+            let ups = products(&seen, &up, None, &scales, width);
+            let want = gates.iter().zip(ups).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+            let mut buffers = vec![x, Buffer::zeros(types.1, rows * out)];
+            buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
+            buffers.extend([gate.buffer(), up.buffer()]);
+            Case {
+                kernel: with_floats!(types.0, types.1, X, Y => {
+                    gate_up::<X, Y>(format, norm.is_some(), rows as u32, schedule)
+                }),
+                label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
+                numbers: numbers(shape.groups, width).with("out", out as u32).with_f32("eps", EPS),
+                buffers,
+                expected: vec![(1, Expected::Near(want, tolerance(types.1)))],
+            }
+        })
+        .collect()
+}
+
+fn benches() -> Vec<Bench> {
+    let (width, out) = (4096, 14336);
+    let bench = |format: Format| {
+        let formats = [format];
+        let task = Task { pair: true, ..Task::decode(&formats, width as u32, out as u32) };
+        let schedule = Schedule::pick(&task);
+        let bytes = cases::matrix_bytes(format, out, width);
+        Bench {
+            kernel: gate_up::<half::bf16, half::bf16>(format, true, 1, schedule),
+            label: format!("{} {width} -> 2 x {out}", format.name()),
+            numbers: numbers(GROUPS, width).with("out", out as u32).with_f32("eps", EPS),
+            buffers: vec![
+                Fill::Noise(Scalar::BF16, width),
+                Fill::Zeros(Scalar::BF16, out),
+                Fill::Noise(Scalar::F32, width),
+                Fill::Noise(Scalar::U32, bytes / 4),
+                Fill::Noise(Scalar::U32, bytes / 4),
+            ],
+            bytes: (2 * bytes + 6 * width + 2 * out) as u64,
+            flops: 4 * (out * width) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    cases::timed().into_iter().map(bench).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(super::KERNELS);
+    }
 }

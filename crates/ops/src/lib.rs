@@ -5,19 +5,33 @@
 //! implementation is compared with them.
 
 pub mod add;
+pub mod add_norm;
 pub mod attention;
 pub mod embed;
 pub mod gate_up;
+pub mod gelu;
+pub mod gelu_mul;
+pub mod kernels;
+pub mod kv_write;
+pub mod layer_norm;
 pub mod linear;
 pub mod linear_add;
+pub mod math;
 pub mod mul;
+pub mod packed;
 pub mod project;
 pub mod rms_norm;
 pub mod rope;
 pub mod rope_write;
 pub mod sample;
+pub mod scale;
 pub mod select;
 pub mod silu;
+pub mod silu_mul;
+pub mod softmax;
+pub mod sweep;
+
+mod trial;
 
 use formats::{Error, Result};
 

@@ -1,7 +1,51 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
+use crate::linear::cases::{
+    self, GROUPS, Matrix, TYPES, activations, numbers, products, shapes, with_floats,
+};
+use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear};
 use formats::{Error, Result};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::types::Scalar;
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
+
+/// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
+#[kernel]
+pub fn linear_add<X: Float, Y: Float>(
+    x: In<X>,
+    residual: In<Y>,
+    y: Out<Y>,
+    width: Const<u32>,
+    out: Const<u32>,
+    format: Format,
+    bias: bool,
+    rows: u32,
+    schedule: Schedule,
+) {
+    let weight = Weights::declare("weight", format, width);
+    let bias = bias.then(|| In::<f32>::declare("bias"));
+    contract(&schedule, rows, &[("weight", format, "out")]);
+    holds("residual", dim("out") * rows);
+    holds("y", dim("out") * rows);
+    let parts = ["linear_add", &format.name(), if bias.is_some() { "bias" } else { "" }];
+    rename(title::<X, Y>(&parts, rows, &schedule));
+    if bias.is_some() {
+        holds("bias", dim("out"));
+    }
+    let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
+    let sweep = Sweep { weights: vec![weight], out };
+    product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
+        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+        let at = output + out * row;
+        y.set(at, (residual.get_with(at, Hint::Coherent).f32() + sum).cast::<Y>());
+    });
+}
 
 /// `x[rows, in], residual[rows, out]; weight[out, in], (bias[out]) -> [rows, out]`.
 pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
@@ -16,4 +60,72 @@ pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         ));
     }
     Ok(vec![y])
+}
+
+fn cases() -> Vec<Case> {
+    let timed = cases::timed().into_iter().enumerate();
+    timed
+        .map(|(f, format)| {
+            let formats = [format];
+            let shape = shapes(format)[f % 4];
+            let (types, bias) = (TYPES[f % TYPES.len()], f % 2 == 0);
+            let (width, out, rows) = (shape.width, shape.out, shape.rows);
+            let int8 = f % 3 > 0;
+            let decode = Task::decode(&formats, width as u32, out as u32);
+            let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
+            let mut schedule = Schedule::pick(&task);
+            schedule.threads = 64;
+            let matrix = Matrix::new(format, 3, out, width);
+            let (x, seen) = activations(types.0, rows * width, None, &schedule);
+            let residual = Buffer::floats(types.1, &noise(5, rows * out));
+            let biases = noise(11, out);
+            let sums = products(&seen, &matrix, bias.then_some(&biases), &vec![1.0; rows], width);
+            let want = residual.to_f64().iter().zip(sums).map(|(r, sum)| r + sum).collect();
+            let mut buffers =
+                vec![x, residual, Buffer::zeros(types.1, rows * out), matrix.buffer()];
+            if bias {
+                buffers.push(Buffer::floats(Scalar::F32, &biases));
+            }
+            Case {
+                kernel: with_floats!(types.0, types.1, X, Y => {
+                    linear_add::<X, Y>(format, bias, rows as u32, schedule)
+                }),
+                label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
+                numbers: numbers(shape.groups, width).with("out", out as u32),
+                buffers,
+                expected: vec![(2, Expected::Near(want, tolerance(types.1)))],
+            }
+        })
+        .collect()
+}
+
+fn benches() -> Vec<Bench> {
+    let (width, out) = (14336, 4096);
+    let bench = |format: Format| {
+        let schedule = Schedule::pick(&Task::decode(&[format], width as u32, out as u32));
+        let bytes = cases::matrix_bytes(format, out, width);
+        Bench {
+            kernel: linear_add::<half::bf16, half::bf16>(format, false, 1, schedule),
+            label: format!("{} {width} -> {out}", format.name()),
+            numbers: numbers(GROUPS, width).with("out", out as u32),
+            buffers: vec![
+                Fill::Noise(Scalar::BF16, width),
+                Fill::Noise(Scalar::BF16, out),
+                Fill::Zeros(Scalar::BF16, out),
+                Fill::Noise(Scalar::U32, bytes / 4),
+            ],
+            bytes: (bytes + 2 * (width + 2 * out)) as u64,
+            flops: 2 * (out * width) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    cases::timed().into_iter().map(bench).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(super::KERNELS);
+    }
 }

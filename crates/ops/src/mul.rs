@@ -1,8 +1,48 @@
 //! Elementwise product of equal shapes. The shape rule is that of [`crate::add`].
 
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::sweep::map;
+use crate::trial::{every_float, flat, flat_bench};
+
 /// `y = a * b`.
 pub fn reference(a: &[f32], b: &[f32], y: &mut [f32]) {
     for i in 0..y.len() {
         y[i] = a[i] * b[i];
+    }
+}
+
+/// `y = a * b`, on the device: `n` elements.
+#[kernel]
+pub fn mul<T: Float>(a: In<T>, b: In<T>, y: Out<T>, n: Arg<u32>) {
+    map(["a", "b"], [a, b], y, n, |[a, b]| a * b);
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "mul", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        flat::<T>(&mul::<T>(), &Numbers::new(), 2, 2.0, |x, y| reference(&x[0], &x[1], y))
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        vec![flat_bench::<T>(mul::<T>(), Numbers::new(), 2, 1)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

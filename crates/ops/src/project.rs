@@ -1,8 +1,71 @@
 //! A norm and the projections that share its result: `n = rms_norm(x)`, `y_j = linear_j(n)`. The fused form of
 //! q/k/v; with no norm, projections that share an input; with one projection, a norm folded into its consumer.
 
+use crate::linear::cases::{
+    self, GROUPS, Matrix, TYPES, activations, norm_scales, numbers, products, with_floats,
+};
+use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear, rms_norm};
-use formats::Result;
+use formats::{DType, Result};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::dsl::*;
+use tile::types::Scalar;
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[Spec { name: "project", cases, benches }];
+
+/// `yJ[rows, outJ] = n weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`, a format and whether it has a bias;
+/// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`.
+///
+/// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of rows are numbered
+/// through, so that a launch is as even as that of one matrix with all rows.
+#[kernel]
+pub fn project<X: Float, Y: Float>(
+    x: In<X>,
+    width: Const<u32>,
+    matrices: &[(Format, bool)],
+    norm: bool,
+    rows: u32,
+    schedule: Schedule,
+) {
+    let norm = norm.then(Norm::declare);
+    let mut parts = vec!["project".to_owned()];
+    let mut weights = Vec::new();
+    let (mut sweeps, mut ends) = (Vec::new(), Vec::new());
+    for (j, &(format, bias)) in matrices.iter().enumerate() {
+        let (weight, out) = (format!("weight{j}"), format!("out{j}"));
+        let rows_of = Const::<u32>::declare(&out);
+        let y = Out::<Y>::declare(&format!("y{j}"));
+        sweeps
+            .push(Sweep { weights: vec![Weights::declare(&weight, format, width)], out: rows_of });
+        let bias = bias.then(|| In::<f32>::declare(&format!("bias{j}")));
+        parts.push(format.name() + if bias.is_some() { "_bias" } else { "" });
+        weights.push((weight, format, out));
+        ends.push((y, bias, rows_of));
+    }
+    parts.push(if norm.is_some() { "norm" } else { "" }.to_owned());
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    rename(title::<X, Y>(&parts, rows, &schedule));
+    let named: Vec<_> = weights.iter().map(|(w, f, out)| (w.as_str(), *f, out.as_str())).collect();
+    contract(&schedule, rows, &named);
+    if norm.is_some() {
+        holds("norm", dim("width"));
+    }
+    for (j, (_, _, out)) in weights.iter().enumerate() {
+        holds(&format!("y{j}"), dim(out) * rows);
+        if ends[j].1.is_some() {
+            holds(&format!("bias{j}"), dim(out));
+        }
+    }
+    let formats: Vec<Format> = matrices.iter().map(|m| m.0).collect();
+    let input = Input::new(x, rows, width, norm, schedule.activations, &formats);
+    product(&schedule, input, &sweeps, |Sums { sweep, output, row, sums }| {
+        let (y, bias, out) = ends[sweep];
+        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+        y.set(output + out * row, sum.cast::<Y>());
+    });
+}
 
 /// Which operands a projection group has.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,5 +112,113 @@ impl Project {
                 Ok(Shape { width: out, ..inputs[0] })
             })
             .collect()
+    }
+}
+
+const EPS: f32 = 1e-6;
+
+/// Formats of a group, the rows of each, columns and why.
+type Group = (&'static [DType], &'static [usize], usize, &'static str);
+
+/// Groups of one format and of several whose runs differ in length.
+const GROUPS_TESTED: [Group; 8] = [
+    (
+        &[DType::BF16, DType::BF16, DType::BF16],
+        &[17, 5, 5],
+        520,
+        "dense, blocks of several matrices",
+    ),
+    (&[DType::F32, DType::F16], &[9, 3], 288, "runs of 4 and 8 elements"),
+    (
+        &[DType::Q4K, DType::Q4K, DType::Q6K],
+        &[12, 4, 4],
+        512,
+        "the usual mixture, scales per 32 and 16",
+    ),
+    (&[DType::Q4_0, DType::Q8_0], &[7, 6], 288, "runs of 32 and 16 elements"),
+    (&[DType::Q8_0, DType::Q2K, DType::Q5_1], &[3, 3, 3], 768, "runs of 16, 64 and 32 elements"),
+    (&[DType::Q8_0], &[33], 1056, "one matrix with a norm"),
+    (&[DType::BF16, DType::Q4K], &[5, 5], 512, "dense beside quantised: no bytes"),
+    (&[DType::Q3K, DType::Q5K, DType::Q5_0], &[1, 40, 1], 256, "more rows in the middle"),
+];
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (g, (dtypes, outs, width, why)) in GROUPS_TESTED.into_iter().enumerate() {
+        for (rows, int8) in [(1, false), (1, true), (3, g % 2 == 0)] {
+            let i = cases.len();
+            let (types, norm) = (TYPES[i % TYPES.len()], i % 5 > 0);
+            let formats: Vec<Format> = dtypes.iter().filter_map(|d| Format::of(*d)).collect();
+            let matrices: Vec<(Format, bool)> =
+                formats.iter().enumerate().map(|(j, f)| (*f, (i + j) % 2 == 0)).collect();
+            let decode = Task::decode(&formats, width as u32, outs.iter().sum::<usize>() as u32);
+            let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
+            let mut schedule = Schedule::pick(&task);
+            schedule.threads = 64;
+            let weight = noise(13, width);
+            let norm = norm.then_some(&weight[..]);
+            let (x, seen) = activations(types.0, rows * width, norm, &schedule);
+            let scales = norm.map_or(vec![1.0; rows], |_| norm_scales(&x, width, EPS));
+            let mut buffers = vec![x];
+            buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
+            let mut numbers = numbers(1 + g as u32 % 3, width).with_f32("eps", EPS);
+            let mut expected = Vec::new();
+            for (j, &(format, bias)) in matrices.iter().enumerate() {
+                let matrix = Matrix::new(format, j as u64 + 3, outs[j], width);
+                let biases = noise(11, outs[j]);
+                let bias = bias.then_some(&biases[..]);
+                let want = products(&seen, &matrix, bias, &scales, width);
+                expected.push((buffers.len(), Expected::Near(want, tolerance(types.1))));
+                buffers.extend([Buffer::zeros(types.1, rows * outs[j]), matrix.buffer()]);
+                buffers.extend(bias.map(|bias| Buffer::floats(Scalar::F32, bias)));
+                numbers.set(&format!("out{j}"), outs[j] as u32);
+            }
+            cases.push(Case {
+                kernel: with_floats!(types.0, types.1, X, Y => {
+                    project::<X, Y>(&matrices, norm.is_some(), rows as u32, schedule)
+                }),
+                label: format!("{rows} x {width} -> {outs:?}, {}: {why}", schedule.name()),
+                numbers,
+                buffers,
+                expected,
+            });
+        }
+    }
+    cases
+}
+
+/// Queries, keys and values of an 8B model.
+fn benches() -> Vec<Bench> {
+    let (width, outs) = (4096, [4096, 1024, 1024]);
+    let bench = |format: Format| {
+        let rows = outs.iter().sum::<usize>();
+        let schedule = Schedule::pick(&Task::decode(&[format; 3], width as u32, rows as u32));
+        let mut numbers = numbers(GROUPS, width).with_f32("eps", EPS);
+        let mut buffers = vec![Fill::Noise(Scalar::BF16, width), Fill::Noise(Scalar::F32, width)];
+        let mut bytes = 6 * width;
+        for (j, out) in outs.into_iter().enumerate() {
+            let matrix = cases::matrix_bytes(format, out, width);
+            buffers.extend([Fill::Zeros(Scalar::BF16, out), Fill::Noise(Scalar::U32, matrix / 4)]);
+            numbers.set(&format!("out{j}"), out as u32);
+            bytes += matrix + 2 * out;
+        }
+        Bench {
+            kernel: project::<half::bf16, half::bf16>(&[(format, false); 3], true, 1, schedule),
+            label: format!("{} {width} -> {outs:?}", format.name()),
+            numbers,
+            buffers,
+            bytes: bytes as u64,
+            flops: 2 * (rows * width) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    cases::timed().into_iter().map(bench).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(super::KERNELS);
     }
 }

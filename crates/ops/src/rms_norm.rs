@@ -2,6 +2,12 @@
 //!
 //! A weight narrower than the row normalises each group of that width by itself: the per-head q/k norm.
 
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors, store};
+use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
 use formats::Result;
 
@@ -33,6 +39,145 @@ pub fn reference(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     }
 }
 
+/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are rows too.
+#[kernel]
+pub fn rms_norm<T: Float, W: Float>(
+    x: In<T>,
+    weight: In<W>,
+    y: Out<T>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    team: Team,
+) {
+    rename(format!("rms_norm_{}_{}_{}", team.name(), T::NAME, W::NAME));
+    team.launch(256);
+    let size = dim("rows") * dim("width");
+    require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
+    begin();
+    let lanes = lanes_of_both::<T, W>();
+    let own: Vec<Row> = team.rows(rows, width);
+    let squares: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
+    team.sweep(width, lanes, |at, lanes| {
+        let read =
+            |row: &Row| -> Vec<_> { at.iter().map(|&i| load(x, row.first + i, lanes)).collect() };
+        let loaded: Vec<_> = own.iter().map(read).collect();
+        for (squares, row) in squares.iter().zip(loaded) {
+            for v in row.into_iter().flatten() {
+                squares.set(v.fma(v, squares.get()));
+            }
+        }
+    });
+    let rows: Vec<(Row, Val<f32>)> = own
+        .into_iter()
+        .zip(&squares)
+        .map(|(row, squares)| (row, (team.sum(squares.get()) / width.f32() + eps).rsqrt()))
+        .collect();
+    normalise(team, width, lanes, |i, lanes| load(x, i, lanes), &rows, weight, y);
+}
+
+/// `y = x * scale * weight` along rows, each with its scale.
+#[track_caller]
+pub(crate) fn normalise<T: Float, W: Float>(
+    team: Team,
+    width: Val<u32>,
+    lanes: u8,
+    x: impl Fn(Val<u32>, u8) -> Vec<Val<f32>>,
+    rows: &[(Row, Val<f32>)],
+    weight: In<W>,
+    y: Out<T>,
+) {
+    team.sweep(width, lanes, |at, lanes| {
+        let weights: Vec<_> = at.iter().map(|&i| load(weight, i, lanes)).collect();
+        let read = |(row, _): &(Row, _)| -> Vec<_> {
+            at.iter().map(|&i| x(row.first + i, lanes)).collect()
+        };
+        let loaded: Vec<_> = rows.iter().map(read).collect();
+        for ((row, scale), loaded) in rows.iter().zip(loaded) {
+            row.keep(|| {
+                for ((&i, x), weight) in at.iter().zip(loaded).zip(&weights) {
+                    let values: Vec<Val<f32>> =
+                        x.into_iter().zip(weight).map(|(x, w)| x * *scale * *w).collect();
+                    store(y, row.first + i, &values);
+                }
+            });
+        }
+    });
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "rms_norm", cases, benches }];
+
+/// Rows, width, who works on a row, and why.
+pub(crate) const SHAPES: [(usize, usize, Team, &str); 10] = [
+    (1, 1, Team::Group, "one element"),
+    (2, 5, Team::Group, "less than a vector"),
+    (3, 129, Team::Group, "a width no vector divides"),
+    (2, 2048, Team::Group, "a vector or two per thread"),
+    (1, 7176, Team::Group, "several vectors per thread and a remainder"),
+    (1, 7171, Team::Group, "a wide row of single elements"),
+    (1, 128, Team::Simd, "one head, seven idle simdgroups"),
+    (19, 128, Team::Simd, "heads that do not fill the last group"),
+    (9, 100, Team::Simd, "heads that fill neither lanes nor group"),
+    (8, 2, Team::Simd, "the smallest pair"),
+];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float, W: Float>() -> Vec<Case> {
+        let case = |(rows, width, team, why): (usize, usize, Team, &str)| {
+            let x = scaled::<T>(rows as u64 * 31 + width as u64, rows * width, 3.0);
+            let weight = random::<W>(width as u64 + 1, width);
+            let mut y = vec![0.0; rows * width];
+            reference(&x.to_f32(), &weight.to_f32(), EPS, &mut y);
+            Case {
+                kernel: rms_norm::<T, W>(team),
+                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                numbers: numbers(rows, width),
+                buffers: vec![x, weight, Buffer::zeros(T::SCALAR, rows * width)],
+                expected: vec![(2, near::<T>(&y))],
+            }
+        };
+        SHAPES.into_iter().map(case).collect()
+    }
+    fn both<T: Float>() -> Vec<Case> {
+        // Weights are f32 in many files whatever the activations are.
+        let mut all = of::<T, T>();
+        if T::NAME != "f32" {
+            all.extend(of::<T, f32>());
+        }
+        all
+    }
+    every_float!(both)
+}
+
+const EPS: f32 = 1e-5;
+
+/// The numbers of a launch, here and in other norms.
+pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
+    Numbers::new().with("rows", rows as u32).with("width", width as u32).with_f32("eps", EPS)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let bench = |rows: usize, width: usize, team: Team| {
+            let n = rows * width;
+            let buffers = vec![
+                Fill::Noise(T::SCALAR, n),
+                Fill::Noise(T::SCALAR, width),
+                Fill::Zeros(T::SCALAR, n),
+            ];
+            let kernel = rms_norm::<T, T>(team);
+            let label = format!("{rows} x {width}");
+            memory(kernel, &label, numbers(rows, width), buffers, 4 * n as u64)
+        };
+        vec![
+            bench(rows_of::<T>(4096), 4096, Team::Group),
+            bench(rows_of::<T>(128), 128, Team::Simd),
+        ]
+    }
+    every_float!(of)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +193,10 @@ mod tests {
         }
         assert!(shape(&[Shape::tokens(10)], &[&[4]]).is_err());
         assert!(shape(&[Shape::tokens(10)], &[&[0]]).is_err());
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

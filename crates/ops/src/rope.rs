@@ -3,6 +3,13 @@
 //! Half-split pairing couples elements `(i, i + n)`, as Hugging Face checkpoints store q and k; adjacent pairing
 //! couples `(2i, 2i + 1)`, as the original Llama weights and GGUF's `llama` rows do.
 
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::{Numbers, Requirement};
+
+use crate::math::sin_cos;
+use crate::sweep::{Team, begin, lanes, load, require_vectors, store};
+use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 use formats::Result;
 use std::sync::Arc;
@@ -82,6 +89,250 @@ impl Rope {
     }
 }
 
+/// Pairs of a head that may turn: what is reserved for their sines and cosines.
+pub const MOST_PAIRS: u32 = 256;
+
+/// Cosine and sine of every pair at one position, computed once and shared by a threadgroup.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Angles {
+    cos: Shared<f32>,
+    sin: Shared<f32>,
+}
+
+impl Angles {
+    /// Those of `position`, times `magnitude`. All threads of the group take part; ends with a barrier.
+    ///
+    /// The angle is the f32 product that reference implementations compute, so that nothing is to be won by a better one;
+    /// [`sin_cos`] is then exact to f32 up to a million positions of a radian each, on every target.
+    #[track_caller]
+    pub(crate) fn at(
+        position: Val<u32>,
+        frequencies: In<f32>,
+        pairs: Val<u32>,
+        magnitude: Val<f32>,
+    ) -> Angles {
+        require(Requirement::AtMost(dim("pairs"), MOST_PAIRS));
+        require(Requirement::Length("frequencies".to_owned(), dim("pairs")));
+        let angles = Angles {
+            cos: Shared::named("cosines", MOST_PAIRS),
+            sin: Shared::named("sines", MOST_PAIRS),
+        };
+        strided(pairs).each(|i| {
+            let (sin, cos) = sin_cos(position.f32() * frequencies.get(i));
+            angles.cos.set(i, cos * magnitude);
+            angles.sin.set(i, sin * magnitude);
+        });
+        barrier();
+        angles
+    }
+
+    /// `(cos, sin)` of `count` pairs from `first` on, a multiple of `count`.
+    #[track_caller]
+    pub(crate) fn get(self, first: Val<u32>, count: u8) -> Vec<(Val<f32>, Val<f32>)> {
+        let read = |from: Shared<f32>| -> Vec<Val<f32>> {
+            // Vectors of f32 have at most four elements.
+            let wide = count.min(4);
+            (0..u32::from(count / wide))
+                .flat_map(|i| load(from, first + i * u32::from(wide), wide))
+                .collect()
+        };
+        read(self.cos).into_iter().zip(read(self.sin)).collect()
+    }
+}
+
+/// Elements that `read` and `write` are asked for: from an index on, so many.
+type Read<'a> = &'a dyn Fn(Val<u32>, u8) -> Vec<Val<f32>>;
+type Write<'a> = &'a dyn Fn(Val<u32>, &[Val<f32>]);
+
+/// Heads that a team turns: their layout.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    /// How many, one after the other.
+    pub(crate) heads: Val<u32>,
+    /// Elements of each.
+    pub(crate) head_dim: Val<u32>,
+    /// Pairs of each that turn.
+    pub(crate) pairs: Val<u32>,
+    /// Which elements are a pair.
+    pub(crate) pairing: Pairing,
+}
+
+impl Heads {
+    /// Reads every element once, turns the pairs and writes each where it was: `read` and `write` may go to the same buffer.
+    /// Vectors have at most `lanes` elements.
+    #[track_caller]
+    pub(crate) fn turn(self, team: Team, lanes: u8, angles: Angles, read: Read, write: Write) {
+        let Heads { heads, head_dim, pairs, pairing } = self;
+        // A vector of adjacent pairs has half as many of them.
+        let count = if pairing == Pairing::Half { lanes } else { lanes / 2 };
+        let divides = |n: Val<u32>, by: u8| Order::eq(n % u32::from(by), 0u32);
+        let whole = divides(pairs, count) & divides(head_dim, lanes);
+        team.sweep_if(whole, heads * pairs, count, |at, count| {
+            let place = |&i: &Val<u32>| {
+                let (start, pair) = (i / pairs * head_dim, i % pairs);
+                match pairing {
+                    Pairing::Half => (pair, [start + pair, start + pair + pairs]),
+                    Pairing::Adjacent => {
+                        (pair, [start + pair * 2u32, start + pair * 2u32 + u32::from(count)])
+                    }
+                }
+            };
+            let places: Vec<_> = at.iter().map(place).collect();
+            // Adjacent pairs that fill a vector are one read; single ones may start at an odd element.
+            let one = pairing == Pairing::Adjacent && count > 1;
+            let loaded: Vec<Vec<Val<f32>>> = places
+                .iter()
+                .map(|(_, [a, b])| {
+                    if one {
+                        read(*a, 2 * count)
+                    } else {
+                        [read(*a, count), read(*b, count)].concat()
+                    }
+                })
+                .collect();
+            for ((pair, [a, b]), x) in places.into_iter().zip(loaded) {
+                let mut y = x.clone();
+                for (i, (cos, sin)) in angles.get(pair, count).into_iter().enumerate() {
+                    let n = usize::from(count);
+                    let (a, b) = if one { (2 * i, 2 * i + 1) } else { (i, i + n) };
+                    y[a] = x[a] * cos - x[b] * sin;
+                    y[b] = x[b] * cos + x[a] * sin;
+                }
+                if one {
+                    write(a, &y);
+                } else {
+                    let (first, second) = y.split_at(usize::from(count));
+                    write(a, first);
+                    write(b, second);
+                }
+            }
+        });
+        // The rest of each head passes through.
+        let rest = head_dim - pairs * 2u32;
+        team.sweep(heads * rest, 1, |at, _| {
+            // The quotient is taken by at least one: without a rest there is nothing to divide.
+            let some = rest.max(1u32);
+            let i = at[0] / some * head_dim + pairs * 2u32 + at[0] % some;
+            write(i, &read(i, 1));
+        });
+    }
+}
+
+impl Pairing {
+    /// Its name in kernels' names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pairing::Half => "half",
+            Pairing::Adjacent => "adjacent",
+        }
+    }
+}
+
+/// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are those of [`Rope`], `[pairs]`;
+/// `positions` `[tokens]`. `y` may be the same buffer as `x`.
+#[kernel]
+pub fn rope<T: Float>(
+    x: In<T>,
+    positions: In<u32>,
+    frequencies: In<f32>,
+    y: Out<T>,
+    heads: Const<u32>,
+    head_dim: Const<u32>,
+    pairs: Const<u32>,
+    magnitude: Const<f32>,
+    pairing: Pairing,
+) {
+    rename(format!("rope_{}_{}", pairing.name(), T::NAME));
+    launch(tile::launch::Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
+    let size = dim("tokens") * dim("heads") * dim("head_dim");
+    require_vectors(&[("x", size.clone()), ("y", size)]);
+    require(Requirement::Length("positions".to_owned(), dim("tokens")));
+    begin();
+    let angles = Angles::at(positions[group_id()], frequencies, pairs, magnitude);
+    let first = group_id() * heads * head_dim;
+    let heads = Heads { heads, head_dim, pairs, pairing };
+    let read = |i: Val<u32>, lanes: u8| load(x, first + i, lanes);
+    let write = |i: Val<u32>, values: &[Val<f32>]| store(y, first + i, values);
+    heads.turn(Team::Group, lanes::<T>(), angles, &read, &write);
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "rope", cases, benches }];
+
+/// Radians per position as Llama's base of 500,000 gives them.
+pub(crate) fn frequencies(pairs: usize) -> Arc<[f32]> {
+    (0..pairs).map(|i| 500_000f32.powf(-(i as f32) / pairs as f32)).collect()
+}
+
+/// The constants of a rotation.
+pub(crate) fn numbers(rope: &Rope) -> Numbers {
+    Numbers::new()
+        .with("head_dim", rope.head_dim as u32)
+        .with("pairs", rope.frequencies.len() as u32)
+        .with_f32("magnitude", rope.magnitude)
+}
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let mut all = Vec::new();
+        for pairing in [Pairing::Half, Pairing::Adjacent] {
+            for (positions, heads, head_dim, pairs, magnitude, why) in [
+                (vec![0, 5, 4095], 3, 128, 64, 1.0, "whole heads"),
+                (vec![1_000_000, 999_999, 131_071], 2, 128, 64, 1.0, "far positions"),
+                (vec![77, 78], 2, 80, 16, 1.0, "a partial rotation"),
+                (vec![300], 5, 64, 32, 1.190_9, "YaRN's factor"),
+                (vec![3, 2], 3, 22, 7, 1.0, "pairs that no vector divides"),
+                (vec![9], 2, 5, 2, 1.0, "an odd head"),
+                (vec![11], 1, 2, 1, 1.0, "one pair"),
+            ] {
+                let rope = Rope { head_dim, pairing, frequencies: frequencies(pairs), magnitude };
+                let width = heads * head_dim;
+                let x = random::<T>(width as u64, positions.len() * width);
+                let mut y = x.to_f32();
+                rope.reference(&positions, width, &mut y);
+                let n = positions.len();
+                all.push(Case {
+                    kernel: self::rope::<T>(pairing),
+                    label: format!("{n} x {heads} x {head_dim} {}, {why}", T::NAME),
+                    numbers: numbers(&rope).with("tokens", n as u32).with("heads", heads as u32),
+                    buffers: vec![
+                        x,
+                        Buffer::words(&positions),
+                        Buffer::floats(f32::SCALAR, &rope.frequencies),
+                        Buffer::zeros(T::SCALAR, n * width),
+                    ],
+                    expected: vec![(3, near::<T>(&y))],
+                });
+            }
+        }
+        all
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let (tokens, heads) = (rows_of::<T>(4096), 32);
+        let bench = |pairing| {
+            let rope =
+                Rope { head_dim: 128, pairing, frequencies: frequencies(64), magnitude: 1.0 };
+            let n = tokens * heads * rope.head_dim;
+            let positions: Vec<u32> = (0..tokens as u32).collect();
+            let buffers = vec![
+                Fill::Noise(T::SCALAR, n),
+                Fill::These(Buffer::words(&positions)),
+                Fill::These(Buffer::floats(f32::SCALAR, &rope.frequencies)),
+                Fill::Zeros(T::SCALAR, n),
+            ];
+            let numbers = numbers(&rope).with("tokens", tokens as u32).with("heads", heads as u32);
+            let kernel = self::rope::<T>(pairing);
+            memory(kernel, &format!("{tokens} x 32 x 128"), numbers, buffers, 3 * n as u64)
+        };
+        vec![bench(Pairing::Half), bench(Pairing::Adjacent)]
+    }
+    every_float!(of)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +353,10 @@ mod tests {
         assert_eq!(a, [b[0], b[2], b[1], b[3]]);
         let (s, c) = 7f32.sin_cos();
         assert!((a[0] - (c - 3.0 * s)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

@@ -1,5 +1,10 @@
 //! Row selection: keeps the rows whose logits were asked for. The row numbers are step arguments.
 
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+
+use crate::embed::{PICKS, WIDTHS, gather, numbers};
+use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
 
@@ -15,4 +20,64 @@ pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
 /// `y[i] = x[rows[i]]`.
 pub fn reference(x: &[f32], rows: &[u32], width: usize, y: &mut [f32]) {
     crate::embed::reference(rows, x, width, y);
+}
+
+/// `y[i] = x[picks[i]]`, on the device. The numbers must be below those of `x`.
+#[kernel]
+pub fn select_rows<T: Float>(picks: In<u32>, x: In<T>, y: Out<T>, width: Const<u32>) {
+    gather("picks", picks, "x", x, y, width);
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "select_rows", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |(width, why): (usize, &str)| {
+            let x = random::<T>(width as u64 + 50, 5 * width);
+            let n = PICKS.len() * width;
+            let mut y = vec![0.0; n];
+            reference(&x.to_f32(), &PICKS, width, &mut y);
+            Case {
+                kernel: select_rows::<T>(),
+                label: format!("4 of 5 x {width} {}, {why}", T::NAME),
+                numbers: numbers(PICKS.len(), width),
+                buffers: vec![Buffer::words(&PICKS), x, Buffer::zeros(T::SCALAR, n)],
+                expected: vec![(2, exact::<T>(&y))],
+            }
+        };
+        WIDTHS.into_iter().map(case).collect()
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let (rows, width) = (rows_of::<T>(4096), 4096);
+        let n = rows * width;
+        let picks: Vec<u32> = (0..rows as u32).collect();
+        let buffers = vec![
+            Fill::These(Buffer::words(&picks)),
+            Fill::Noise(T::SCALAR, n),
+            Fill::Zeros(T::SCALAR, n),
+        ];
+        vec![memory(
+            select_rows::<T>(),
+            &format!("{rows} x {width}"),
+            numbers(rows, width),
+            buffers,
+            0,
+        )]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
 }

@@ -1,5 +1,12 @@
 //! SiLU: `y = x * sigmoid(x) = x / (1 + exp(-x))` (Elfwing et al. 2017).
 
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::math;
+use crate::sweep::map;
+use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
 use formats::Result;
 
@@ -19,5 +26,39 @@ pub fn silu(x: f32) -> f32 {
 pub fn reference(x: &[f32], y: &mut [f32]) {
     for i in 0..y.len() {
         y[i] = silu(x[i]);
+    }
+}
+
+/// `y = silu(x)`, on the device: `n` elements.
+#[kernel]
+pub fn silu_kernel<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>) {
+    rename(format!("silu_{}", T::NAME));
+    map(["x"], [x], y, n, |[x]| math::silu(x));
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "silu", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        flat::<T>(&silu_kernel::<T>(), &Numbers::new(), 1, 20.0, |x, y| reference(&x[0], y))
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        vec![flat_bench::<T>(silu_kernel::<T>(), Numbers::new(), 1, 4)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

@@ -162,9 +162,11 @@ impl VisitMut for Rewriter {
                         parse_quote_spanned!(span=> ::tile::dsl::put(&#array, #index, #right))
                     }
                     Expr::Infer(_) => return,
-                    target => {
-                        parse_quote_spanned!(span=> ::tile::dsl::assign(&mut #target, #right))
-                    }
+                    // The value first: it may read the target.
+                    target => parse_quote_spanned!(span=> {
+                        let value = #right;
+                        ::tile::dsl::assign(&mut #target, value)
+                    }),
                 };
                 *expr = call;
             }

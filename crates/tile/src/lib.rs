@@ -16,5 +16,6 @@ pub mod proof;
 pub mod text;
 pub mod types;
 pub mod verify;
+pub mod wrappers;
 
 pub use ir::Kernel;

@@ -8,7 +8,9 @@ extern crate delft_tile as tile;
 
 use std::path::{Path, PathBuf};
 
-use tile::ir::Kernel;
+use tile::case::Buffer;
+use tile::interp;
+use tile::ir::{Access, Kernel, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::{self, Pass, Target};
 use tile::text;
@@ -25,6 +27,7 @@ fn find(name: &str) -> Option<Test> {
         "verify" => verified,
         "roundtrip" => round_trip,
         "pass" => passed,
+        "run" => executed,
         _ => return None,
     })
 }
@@ -59,36 +62,110 @@ fn round_trip(input: &str, _: &[&str]) -> Result<String, String> {
     Ok(printed)
 }
 
-/// Each kernel after some passes: `; test: pass cse dce metal width=64` specialises it with the numbers, applies the
-/// passes in order for the target (the interpreter, if none is named) and prints what comes out. `lower` is all of
-/// them.
-fn passed(input: &str, words: &[&str]) -> Result<String, String> {
-    let mut numbers = Numbers::new();
-    let mut target = Target::Interpreter;
-    let mut passes = Vec::new();
-    for word in words {
-        if let Some((name, number)) = word.split_once('=') {
-            numbers
-                .set(name, number.parse().map_err(|_| format!("a number expected in `{word}`"))?);
-        } else if let Some(named) = Target::named(word) {
-            target = named;
-        } else if *word == "lower" {
-            passes.extend(Pass::PIPELINE);
-        } else {
-            passes.push(Pass::named(word).ok_or_else(|| format!("no pass is called `{word}`"))?);
+/// What the words of a test ask for: `cse dce metal width=64` is two passes for a target (the interpreter, if none is
+/// named), after specialisation with a number. `lower` is all passes.
+struct Recipe {
+    numbers: Numbers,
+    target: Target,
+    passes: Vec<Pass>,
+}
+
+impl Recipe {
+    fn new(words: &[&str]) -> Result<Self, String> {
+        let (numbers, passes) = (Numbers::new(), vec![]);
+        let mut recipe = Recipe { numbers, target: Target::Interpreter, passes };
+        for word in words {
+            if let Some((name, number)) = word.split_once('=') {
+                let bits = match number.parse::<u32>() {
+                    Ok(whole) => Some(whole),
+                    Err(_) => number.parse::<f32>().ok().map(f32::to_bits),
+                };
+                recipe.numbers.set(name, bits.ok_or_else(|| format!("no number: `{word}`"))?);
+            } else if let Some(named) = Target::named(word) {
+                recipe.target = named;
+            } else if *word == "lower" {
+                recipe.passes.extend(Pass::PIPELINE);
+            } else {
+                let pass =
+                    Pass::named(word).ok_or_else(|| format!("no pass is called `{word}`"))?;
+                recipe.passes.push(pass);
+            }
         }
+        Ok(recipe)
     }
+
+    fn apply(&self, kernel: &Kernel) -> Result<Kernel, Fault> {
+        verify(kernel)?;
+        let special = passes::specialise(kernel, &self.numbers);
+        self.passes.iter().try_fold(special, |kernel, pass| pass.apply(&kernel, self.target))
+    }
+}
+
+/// Each kernel after some passes, see [`Recipe`].
+fn passed(input: &str, words: &[&str]) -> Result<String, String> {
+    let recipe = Recipe::new(words)?;
     let mut found = String::new();
     for kernel in text::parse_all(input).map_err(|e| e.to_string())? {
-        verify(&kernel).map_err(|e| format!("the input: {e}"))?;
-        let special = passes::specialise(&kernel, &numbers);
-        let lowered = passes.iter().try_fold(special, |kernel, pass| pass.apply(&kernel, target));
-        match lowered {
+        match recipe.apply(&kernel) {
             Ok(kernel) => found += &round_trip(&kernel.to_text(true), &[])?,
             Err(fault) => found += &format!("{fault}\n"),
         }
     }
     Ok(found)
+}
+
+/// The buffers that each kernel writes, after it ran on those that lines such as `; bind x 1 2.5 0*6` name (six zeros at
+/// the end); or what stopped it. Without passes the kernel runs as it is written, else as [`Recipe`] makes it.
+fn executed(input: &str, words: &[&str]) -> Result<String, String> {
+    let recipe = Recipe::new(words)?;
+    let bound: Vec<(&str, Vec<f32>)> = input
+        .lines()
+        .filter_map(|l| l.strip_prefix("; bind "))
+        .map(bind)
+        .collect::<Result<_, _>>()?;
+    let mut found = String::new();
+    for kernel in text::parse_all(input).map_err(|e| e.to_string())? {
+        let lowered =
+            if recipe.passes.is_empty() { Ok(kernel.clone()) } else { recipe.apply(&kernel) };
+        let kernel = lowered.map_err(|e| e.to_string())?;
+        let mut names = Vec::new();
+        let mut buffers = Vec::new();
+        for param in &kernel.params {
+            let ParamKind::Buffer { scalar, access } = param.kind else { continue };
+            let values = bound.iter().find(|(name, _)| *name == param.name);
+            let (_, values) =
+                values.ok_or_else(|| format!("nothing is bound to {}", param.name))?;
+            names.push((&param.name, access));
+            buffers.push(Buffer::floats(scalar, values));
+        }
+        match interp::run(&kernel, &recipe.numbers, &mut buffers) {
+            Ok(_) => {
+                found += &format!("{}:\n", kernel.name);
+                let after = names.into_iter().zip(&buffers);
+                for ((name, _), buffer) in after.filter(|((_, access), _)| *access != Access::In) {
+                    let values: Vec<String> =
+                        buffer.to_f64().iter().map(ToString::to_string).collect();
+                    found += &format!("    {name} {}\n", values.join(" "));
+                }
+            }
+            Err(fault) => found += &format!("{fault}\n{}", quoted(&kernel, &fault)),
+        }
+    }
+    Ok(found)
+}
+
+/// `x 1 2.5 0*6`: a buffer's name and its elements.
+fn bind(line: &str) -> Result<(&str, Vec<f32>), String> {
+    let mut words = line.split_whitespace();
+    let name = words.next().ok_or("a buffer's name expected after `; bind`")?;
+    let mut values = Vec::new();
+    for word in words {
+        let (value, times) = word.split_once('*').unwrap_or((word, "1"));
+        let parsed = value.parse().ok().zip(times.parse().ok());
+        let (value, times) = parsed.ok_or_else(|| format!("no number: `{word}`"))?;
+        values.extend(std::iter::repeat_n::<f32>(value, times));
+    }
+    Ok((name, values))
 }
 
 /// A test file in its three parts.

@@ -38,7 +38,7 @@ fn forms(x: InOut<f32>, n: Arg<u32>, twice: bool, table: &[f32]) {
         }
     }
     if twice {
-        kept *= 2.0;
+        kept = kept.get() * 2.0;
     }
     let i = lane_id();
     if i < n {

@@ -6,7 +6,7 @@ use crate::verify::Fault;
 
 use super::expr::{self, Access, Language, Text, binds};
 use super::names::Names;
-use super::{fault, finite, multiples, whole};
+use super::{fault, finite, inline, multiples, whole};
 
 /// Longer expressions are broken at a value's name.
 const LONG: usize = 72;
@@ -17,6 +17,10 @@ pub(super) fn print(
     language: &dyn Language,
     out: &mut String,
 ) -> Result<(), Fault> {
+    if Names::keyword(&kernel.name) {
+        let message = "expected a name that C++ leaves free, found a keyword".to_owned();
+        return Err(fault(kernel, "", message));
+    }
     let limit = language.shared_limit();
     if kernel.shared_bytes() > limit {
         let found = kernel.shared_bytes();
@@ -78,40 +82,6 @@ struct Printer<'a> {
     last: Source,
 }
 
-/// Whether an instruction acts on the elements of tiles one by one, given their elements.
-fn element_wise(inst: &Inst) -> bool {
-    matches!(
-        inst,
-        Inst::Unary(..)
-            | Inst::Binary(..)
-            | Inst::Fma(..)
-            | Inst::Select { .. }
-            | Inst::Cast(..)
-            | Inst::Bitcast(..)
-    )
-}
-
-/// Whether an instruction may change what a load of `place` finds.
-fn may_change(inst: &Inst, place: Place) -> bool {
-    let blocks = matches!(inst, Inst::For { .. } | Inst::If { .. });
-    let signal = matches!(
-        inst,
-        Inst::Barrier
-            | Inst::SimdBarrier
-            | Inst::Fence
-            | Inst::CopyWait(_)
-            | Inst::GridWait
-            | Inst::Atomic { .. }
-    );
-    blocks
-        || match place {
-            Place::Register(_) => inst.writes() == Some(place),
-            Place::Shared(_) => signal || inst.writes() == Some(place),
-            // Two buffers may be one.
-            Place::Buffer(_) => signal || matches!(inst.writes(), Some(Place::Buffer(_))),
-        }
-}
-
 impl Printer<'_> {
     fn line(&mut self, text: &str, source: Source) {
         let indent = "  ".repeat(self.indent);
@@ -171,7 +141,7 @@ impl Printer<'_> {
     }
 
     fn block(&mut self, block: &Block) -> Result<(), Fault> {
-        let inline = self.inlined(block);
+        let inline = inline::choose(self.kernel, &self.uses, block);
         for (node, inline) in block.0.iter().zip(inline) {
             self.node(node, inline).map_err(|error| match error {
                 Error::Inner(fault) => fault,
@@ -181,59 +151,6 @@ impl Printer<'_> {
             })?;
         }
         Ok(())
-    }
-
-    /// Which of a block's instructions stand inside the expression that uses them: pure ones used once, in the same block,
-    /// and loads that nothing with an effect separates from where they end up.
-    fn inlined(&self, block: &Block) -> Vec<bool> {
-        let nodes = &block.0;
-        // For each value, the instruction of this block that uses it.
-        let mut user = vec![None; self.kernel.values.len()];
-        for (at, node) in nodes.iter().enumerate() {
-            for operand in node.inst.operands() {
-                user[operand.0 as usize] = Some(at);
-            }
-        }
-        let mut inline = vec![false; nodes.len()];
-        let mut ends = (0..nodes.len()).collect::<Vec<_>>();
-        for at in (0..nodes.len()).rev() {
-            let node = &nodes[at];
-            let Some(result) = node.result else { continue };
-            let Some(user) = user[result.0 as usize] else { continue };
-            if self.uses[result.0 as usize] != 1 || !self.may_stand_in(node, result, &nodes[user]) {
-                continue;
-            }
-            let end = ends[user];
-            if let Inst::Load { place, .. } = node.inst
-                && nodes[at + 1..end].iter().any(|n| may_change(&n.inst, place)) {
-                    continue;
-                }
-            inline[at] = true;
-            ends[at] = end;
-        }
-        inline
-    }
-
-    fn may_stand_in(&self, node: &Node, result: Value, user: &Node) -> bool {
-        // A product may move down its block to the register that it becomes: all lanes get there together.
-        if matches!(node.inst, Inst::Mma { .. }) {
-            return matches!(&user.inst, Inst::Store { place: Place::Register(_), .. });
-        }
-        if node.inst.has_effect() {
-            return false;
-        }
-        match &user.inst {
-            // The end and the step are looked at in every turn of the loop.
-            Inst::For { start, .. } => result == *start,
-            // A vector's elements are taken from its name.
-            Inst::Cast(..) if matches!(self.ty(result), Type::Vector(..)) => false,
-            inst => match self.ty(result).tile() {
-                None => true,
-                Some(_) if matches!(node.inst, Inst::Load { .. }) => true,
-                // Only element by element does a tile have an expression.
-                Some(_) => element_wise(inst),
-            },
-        }
     }
 
     fn node(&mut self, node: &Node, inline: bool) -> Result<(), Error> {
@@ -321,11 +238,14 @@ impl Printer<'_> {
             _ => Text::primary(name),
         };
         let made = self.value(inst, ty)?;
-        // Names and numbers cost nothing wherever they stand.
-        let atom = matches!(
-            inst,
-            Inst::Literal(_) | Inst::Constant(_) | Inst::Argument(_) | Inst::Builtin(_)
-        );
+        // Names, numbers and the fields of a named vector cost nothing wherever they stand.
+        let atom = match inst {
+            Inst::Literal(_) | Inst::Constant(_) | Inst::Argument(_) | Inst::Builtin(_) => true,
+            Inst::Extract(vector, _) => {
+                self.scalar(*vector).bytes() == 4 && self.text(*vector).text == name(*vector)
+            }
+            _ => false,
+        };
         let written = match &made {
             Made::Each(each) if atom || inline && each.text.len() <= LONG => {
                 Some(Written { each: each.clone(), whole: None })
@@ -408,7 +328,7 @@ impl Printer<'_> {
             }
             Inst::Simd(op, value, lane) => {
                 let lane = lane.map(|l| self.text(l));
-                each(language.simd(*op, &self.text(*value), lane.as_ref()))
+                each(language.simd(*op, self.scalar(*value), &self.text(*value), lane.as_ref()))
             }
             Inst::Splat(to, a) => {
                 if !matches!(to.tile(), Some(Tile { role: Role::C | Role::Row, .. })) {

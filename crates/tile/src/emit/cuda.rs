@@ -19,50 +19,12 @@ pub(super) struct Cuda;
 /// The most shared memory of a block on compute capability 9.0, in bytes; 8.0 has 163 KiB.
 const SHARED: u32 = 227 << 10;
 
+#[rustfmt::skip]
 pub(super) const RESERVED: &[&str] = &[
-    "abs",
-    "asm",
-    "atomicCAS",
-    "bf16",
-    "blockDim",
-    "blockIdx",
-    "ceilf",
-    "clock",
-    "cosf",
-    "dim3",
-    "exp2f",
-    "expf",
-    "f16",
-    "fabsf",
-    "float2",
-    "float4",
-    "floorf",
-    "fmaf",
-    "gridDim",
-    "int2",
-    "int4",
-    "log2f",
-    "logf",
-    "make_float2",
-    "make_float4",
-    "make_int2",
-    "make_int4",
-    "make_uint2",
-    "make_uint4",
-    "memcpy",
-    "printf",
-    "rintf",
-    "rsqrtf",
-    "schar",
-    "sinf",
-    "size_t",
-    "sqrtf",
-    "tanhf",
-    "threadIdx",
-    "uint2",
-    "uint3",
-    "uint4",
-    "warpSize",
+    "abs", "asm", "atomicCAS", "bf16", "blockDim", "blockIdx", "ceilf", "clock", "cosf", "dim3", "exp2f", "expf",
+    "f16", "fabsf", "float2", "float4", "floorf", "fmaf", "gridDim", "int2", "int4", "log2f", "logf", "make_float2",
+    "make_float4", "make_int2", "make_int4", "make_uint2", "make_uint4", "memcpy", "printf", "rintf", "rsqrtf",
+    "schar", "sinf", "size_t", "sqrtf", "tanhf", "threadIdx", "uint2", "uint3", "uint4", "warpSize",
 ];
 
 const LETTERS: [&str; 4] = ["x", "y", "z", "w"];
@@ -76,10 +38,7 @@ fn letter(i: u8) -> &'static str {
 fn overlaps(kernel: &Kernel) -> bool {
     let mut found = false;
     kernel.visit(&mut |node| {
-        found |= matches!(
-            node.inst,
-            Inst::GridWait | Inst::Fence | Inst::Load { hint: Hint::Coherent, .. }
-        );
+        found |= matches!(node.inst, Inst::GridWait | Inst::Load { hint: Hint::Coherent, .. });
     });
     found
 }
@@ -276,7 +235,7 @@ impl Language for Cuda {
         Text::primary(format!("{name}({at}, {})", value.text))
     }
 
-    fn simd(&self, op: SimdOp, value: &Text, lane: Option<&Text>) -> Text {
+    fn simd(&self, op: SimdOp, _: Scalar, value: &Text, lane: Option<&Text>) -> Text {
         let all = Text::primary("~0u");
         match op {
             SimdOp::Reduce(Reduce::Sum) => call("tk_simd_sum", &[value]),

@@ -101,7 +101,7 @@ pub(super) trait Language {
     /// A read-modify-write at an address.
     fn atomic(&self, op: AtomicOp, place: Place, scalar: Scalar, at: &str, value: &Text) -> Text;
     /// An exchange between lanes.
-    fn simd(&self, op: SimdOp, value: &Text, lane: Option<&Text>) -> Text;
+    fn simd(&self, op: SimdOp, scalar: Scalar, value: &Text, lane: Option<&Text>) -> Text;
     /// A barrier, a fence, a batch boundary: what has neither operands nor result. Empty if there is nothing to do.
     fn signal(&self, inst: &Inst) -> String;
     /// A copy from buffer to shared memory.
@@ -157,12 +157,21 @@ pub(super) fn type_name(language: &dyn Language, ty: Type) -> Result<String, Str
     }
 }
 
+/// An i32 as the u32 of the same bits, as an operand of any operator.
+fn unsigned(value: &Text) -> String {
+    let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit());
+    match value.text.as_str() {
+        number if digits(number) => format!("{number}u"),
+        text => format!("uint({text})"),
+    }
+}
+
 /// One operand.
 pub(super) fn unary(language: &dyn Language, op: Unary, scalar: Scalar, a: &Text) -> Text {
     match (op, scalar, language.unary(op)) {
         (Unary::Neg, Scalar::I32, _) => {
             // Through unsigned numbers: the negation of the smallest i32 is undefined in C.
-            Text::primary(format!("int(0u - uint({}))", a.text))
+            Text::primary(format!("int(0u - {})", unsigned(a)))
         }
         (Unary::Not, Scalar::Bool, _) => {
             Text::new(format!("!{}", a.within(binds::UNARY)), binds::UNARY)
@@ -200,10 +209,10 @@ pub(super) fn binary(
     match op {
         // Through unsigned numbers: signed overflow is undefined in C, here it wraps.
         Binary::Add | Binary::Sub | Binary::Mul if signed => {
-            Text::primary(format!("int(uint({}) {sign} uint({}))", a.text, b.text))
+            Text::primary(format!("int({} {sign} {})", unsigned(a), unsigned(b)))
         }
         Binary::Shl if signed => {
-            Text::primary(format!("int(uint({}) << {})", a.text, b.within(binds::UNARY)))
+            Text::primary(format!("int({} << {})", unsigned(a), b.within(binds::UNARY)))
         }
         Binary::Mul | Binary::Div | Binary::Rem => {
             between(sign, binds::PRODUCT, binds::UNARY, binds::PRODUCT)

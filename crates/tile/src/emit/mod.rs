@@ -9,6 +9,7 @@
 mod base;
 mod cuda;
 mod expr;
+mod inline;
 mod metal;
 mod multiples;
 mod names;

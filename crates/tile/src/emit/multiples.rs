@@ -11,6 +11,7 @@ const LIMIT: u32 = 1 << 8;
 /// For each value, a power of two that divides it (1 for what is not an integer).
 pub(super) fn multiples(kernel: &Kernel) -> Vec<u32> {
     let mut known = vec![1; kernel.values.len()];
+    let mut literals = vec![None; kernel.values.len()];
     kernel.visit(&mut |node| {
         let of = |v: &crate::ir::Value| known[v.0 as usize];
         if let Inst::For { index, start, step, .. } = &node.inst {
@@ -18,6 +19,9 @@ pub(super) fn multiples(kernel: &Kernel) -> Vec<u32> {
             return;
         }
         let Some(result) = node.result else { return };
+        if let Inst::Literal(Literal::U32(n)) = node.inst {
+            literals[result.0 as usize] = Some(n);
+        }
         known[result.0 as usize] = match &node.inst {
             Inst::Literal(Literal::U32(n)) => power(*n),
             Inst::Constant(i) => by_contract(kernel, &kernel.constants[*i as usize].name),
@@ -31,7 +35,7 @@ pub(super) fn multiples(kernel: &Kernel) -> Vec<u32> {
             Inst::Binary(Binary::Or | Binary::Xor | Binary::Min | Binary::Max, a, b) => {
                 of(a).min(of(b))
             }
-            Inst::Binary(Binary::Shl, a, b) => match literal(kernel, *b) {
+            Inst::Binary(Binary::Shl, a, b) => match literals[b.0 as usize] {
                 Some(n) if n < 8 => (of(a) << n).min(LIMIT),
                 Some(_) => LIMIT,
                 None => of(a),
@@ -54,17 +58,6 @@ fn by_contract(kernel: &Kernel, name: &str) -> u32 {
         _ => 1,
     });
     stated.max().unwrap_or(1)
-}
-
-fn literal(kernel: &Kernel, value: crate::ir::Value) -> Option<u32> {
-    let mut found = None;
-    kernel.visit(&mut |node| {
-        if let (Some(result), Inst::Literal(Literal::U32(n))) = (node.result, &node.inst)
-            && result == value {
-                found = Some(*n);
-            }
-    });
-    found
 }
 
 /// What the address of an array is known to be a multiple of, in bytes.

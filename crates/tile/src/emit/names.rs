@@ -10,88 +10,24 @@ pub(super) struct Names {
     registers: Vec<String>,
 }
 
-/// Words of C++ and names that both languages' text uses.
+/// Words of C++.
+#[rustfmt::skip]
+const KEYWORDS: &[&str] = &[
+    "alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char",
+    "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr", "continue", "decltype", "default",
+    "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for",
+    "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq",
+    "nullptr", "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "return",
+    "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this",
+    "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual",
+    "void", "volatile", "wchar_t", "while", "xor", "xor_eq",
+];
+
+/// Names that the text of both languages uses.
+#[rustfmt::skip]
 const COMMON: &[&str] = &[
-    "alignas",
-    "as_type",
-    "atomicAdd",
-    "atomicExch",
-    "atomicMax",
-    "atomicMin",
-    "auto",
-    "bool",
-    "break",
-    "case",
-    "catch",
-    "char",
-    "class",
-    "const",
-    "constexpr",
-    "continue",
-    "default",
-    "delete",
-    "do",
-    "double",
-    "e",
-    "else",
-    "enum",
-    "exp",
-    "explicit",
-    "extern",
-    "false",
-    "float",
-    "fma",
-    "for",
-    "friend",
-    "goto",
-    "group",
-    "groups",
-    "if",
-    "inline",
-    "int",
-    "lane",
-    "long",
-    "main",
-    "max",
-    "min",
-    "mutable",
-    "namespace",
-    "new",
-    "not",
-    "and",
-    "or",
-    "xor",
-    "operator",
-    "private",
-    "protected",
-    "public",
-    "register",
-    "return",
-    "short",
-    "signed",
-    "simd",
-    "sizeof",
-    "static",
-    "struct",
-    "switch",
-    "template",
-    "this",
-    "throw",
-    "tid",
-    "true",
-    "try",
-    "typedef",
-    "typename",
-    "uchar",
-    "uint",
-    "union",
-    "unsigned",
-    "using",
-    "ushort",
-    "virtual",
-    "void",
-    "volatile",
-    "while",
+    "as_type", "atomicAdd", "atomicExch", "atomicMax", "atomicMin", "e", "exp", "fma", "group", "groups", "lane",
+    "main", "max", "min", "simd", "tid", "uchar", "uint", "ushort",
 ];
 
 impl Names {
@@ -107,6 +43,7 @@ impl Names {
             while value(&chosen)
                 || chosen.starts_with("tk_")
                 || chosen.starts_with("TK_")
+                || Names::keyword(&chosen)
                 || COMMON.contains(&chosen.as_str())
                 || reserved.contains(&chosen.as_str())
                 || taken.contains(&chosen)
@@ -127,6 +64,11 @@ impl Names {
             shared: kernel.shared.iter().map(|a| choose(&a.name)).collect(),
             registers: kernel.registers.iter().map(|a| choose(&a.name)).collect(),
         }
+    }
+
+    /// Whether C++ keeps a word to itself: no kernel may be called so, since launches look it up by its name.
+    pub(super) fn keyword(name: &str) -> bool {
+        KEYWORDS.contains(&name)
     }
 
     /// An array's name.

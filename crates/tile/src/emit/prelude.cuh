@@ -14,6 +14,8 @@ typedef unsigned int uint;
 #define TK_MEMBER
 #else
 #define TK_UNROLL _Pragma("unroll")
+// A file uses some of what follows.
+#pragma nv_diag_suppress 177
 #define TK_INLINE __device__ __forceinline__
 #define TK_MEMBER __device__ __forceinline__
 // Shared memory whose size is given at launch.
@@ -219,6 +221,11 @@ template <class T> TK_INLINE uint tk_low(T x) {
 template <class T> TK_INLINE uint tk_pack(T a, T b) { return tk_low(a) | tk_low(b) << (8 * uint(sizeof(T))); }
 template <class T> TK_INLINE uint tk_pack(T a, T b, T c, T d) { return tk_pack(a, b) | tk_pack(c, d) << 16; }
 
+// Integers wrap.
+TK_INLINE float tk_add(float a, float b) { return a + b; }
+TK_INLINE uint tk_add(uint a, uint b) { return a + b; }
+TK_INLINE int tk_add(int a, int b) { return int(uint(a) + uint(b)); }
+
 // Lanes combined by a butterfly, so that all end with the same bits.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 TK_INLINE uint tk_simd_sum(uint x) { return __reduce_add_sync(~0u, x); }
@@ -229,7 +236,7 @@ TK_INLINE uint tk_simd_min(uint x) { return __reduce_min_sync(~0u, x); }
 TK_INLINE int tk_simd_min(int x) { return __reduce_min_sync(~0u, x); }
 #endif
 template <class T> TK_INLINE T tk_simd_sum(T x) {
-  TK_UNROLL for (int apart = 16; apart > 0; apart >>= 1) x = x + __shfl_xor_sync(~0u, x, apart);
+  TK_UNROLL for (int apart = 16; apart > 0; apart >>= 1) x = tk_add(x, __shfl_xor_sync(~0u, x, apart));
   return x;
 }
 template <class T> TK_INLINE T tk_simd_max(T x) {
@@ -246,7 +253,7 @@ template <class T> TK_INLINE T tk_simd_prefix(T x) {
   T sum = x;
   TK_UNROLL for (uint apart = 1u; apart < 32u; apart <<= 1) {
     T below = __shfl_up_sync(~0u, sum, apart);
-    if (lane >= apart) sum = T(uint(sum) + uint(below));
+    if (lane >= apart) sum = tk_add(sum, below);
   }
   return T(uint(sum) - uint(x));
 }
@@ -373,7 +380,6 @@ TK_PRODUCT(bf16)
     }                                                                                                       \
     return row;                                                                                             \
   }
-template <class T> TK_INLINE T tk_add(T a, T b) { return a + b; }
 TK_ROW(sum, tk_add)
 TK_ROW(max, max)
 TK_ROW(min, min)

@@ -55,6 +55,14 @@ fn bounds(
     len: usize,
 ) -> Result<(), Refused> {
     let index = columns.of(index);
+    let within = |thread: usize| {
+        let at = index[thread].get();
+        // Vectors have 2, 4, 8 or 16 lanes.
+        (at as usize + lanes <= len) & (at & (lanes as u32 - 1) == 0)
+    };
+    if mask.all_of(within) {
+        return Ok(());
+    }
     mask.each(|thread| {
         let at = index[thread].get();
         // `lanes` is at most 16, so this does not overflow.
@@ -306,13 +314,10 @@ impl State<'_> {
         bounds(columns, mask, to_index, width, shared.len())
             .map_err(|refused| refused.stop("copies to", onto))?;
         let keeps = |lane: usize| keep.is_none_or(|keep| columns.of(keep)[lane].get() != 0);
-        let kept = match mask.split(keeps) {
-            Err(()) => None,
-            Ok((kept, _)) => Some(kept),
-        };
-        let reading = match &kept {
+        let parts = mask.split(keeps);
+        let reading = match &parts {
             None => Some(mask),
-            Some(kept) => kept.as_ref(),
+            Some((kept, _)) => kept.as_ref(),
         };
         if let Some(reading) = reading {
             bounds(columns, reading, from_index, width, buffer.len)

@@ -63,6 +63,16 @@ fn map3(mask: &Mask, d: &Column, [a, b, c]: [&Column; 3], f: impl Fn(u32, u32, u
     }
 }
 
+/// `index += step` on the active lanes; `Err` with the first lane for which it does not fit, and nothing changed.
+pub(super) fn advance(mask: &Mask, index: &Column, step: &Column) -> Result<(), usize> {
+    let fits = |lane: usize| index[lane].get() <= !step[lane].get();
+    if !mask.all_of(fits) {
+        mask.each(|lane| if fits(lane) { Ok(()) } else { Err(lane) })?;
+    }
+    map2(mask, index, index, step, u32::wrapping_add);
+    Ok(())
+}
+
 /// `d = op a` on the active lanes.
 pub(super) fn unary(
     columns: &Columns,

@@ -73,17 +73,27 @@ impl Mask {
         }
     }
 
-    /// Those for which `f` holds; nothing if it holds for none. `Err` if it holds for all.
-    pub(super) fn split(
-        &self,
-        f: impl Fn(usize) -> bool,
-    ) -> Result<(Option<Mask>, Option<Mask>), ()> {
+    /// Those for which `f` holds and those for which it does not, or nothing if there are none; `None` if it holds for
+    /// all.
+    pub(super) fn split(&self, f: impl Fn(usize) -> bool) -> Option<(Option<Mask>, Option<Mask>)> {
+        if self.all_of(&f) {
+            return None;
+        }
         let (mut yes, mut no) = (vec![], vec![]);
         let _ = self.each(|lane| {
             if f(lane) { &mut yes } else { &mut no }.push(lane as u16);
             Ok::<(), ()>(())
         });
-        if no.is_empty() { Err(()) } else { Ok((Mask::of(yes), Mask::of(no))) }
+        Some((Mask::of(yes), Mask::of(no)))
+    }
+
+    /// Whether `f` holds for all; asked of every one, so that it vectorises.
+    #[inline(always)]
+    pub(super) fn all_of(&self, f: impl Fn(usize) -> bool) -> bool {
+        match &self.list {
+            None => (self.start..self.end).fold(true, |all, lane| all & f(lane)),
+            Some(list) => list.iter().all(|lane| f(usize::from(*lane))),
+        }
     }
 
     /// Calls `f` on each simdgroup that is active.
@@ -147,7 +157,7 @@ mod tests {
         assert_eq!(simds(&holes), Err(Divergent { idle: 70 }));
         let late = Mask::of((5..32).collect()).unwrap();
         assert_eq!(simds(&late), Err(Divergent { idle: 4 }));
-        assert!(late.split(|_| true).is_err());
+        assert!(late.split(|_| true).is_none());
         let (yes, no) = late.split(|lane| lane < 9).unwrap();
         assert_eq!((yes.unwrap().count(), no.unwrap().start), (4, 9));
     }

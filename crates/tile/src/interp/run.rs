@@ -151,8 +151,8 @@ impl<'a> State<'a> {
                 Op::If { cond, otherwise, end } => {
                     let cond = self.columns.of(*cond);
                     match mask.split(|lane| cond[lane].get() != 0) {
-                        Err(()) => self.block(at + 1, *otherwise, mask)?,
-                        Ok((yes, no)) => {
+                        None => self.block(at + 1, *otherwise, mask)?,
+                        Some((yes, no)) => {
                             if let Some(yes) = yes {
                                 self.block(at + 1, *otherwise, &yes)?;
                             }
@@ -189,9 +189,9 @@ impl<'a> State<'a> {
             let mask = fewer.as_ref().unwrap_or(mask);
             let (indices, stops) = (self.columns.of(index), self.columns.of(stop));
             match mask.split(|lane| indices[lane].get() < stops[lane].get()) {
-                Err(()) => {}
-                Ok((None, _)) => return Ok(()),
-                Ok((still, _)) => {
+                None => {}
+                Some((None, _)) => return Ok(()),
+                Some((still, _)) => {
                     fewer = still;
                     continue;
                 }
@@ -201,19 +201,13 @@ impl<'a> State<'a> {
             self.stats.instructions += mask.count() as u64;
             self.within_budget()?;
             let (indices, steps) = (self.columns.of(index), self.columns.of(step));
-            mask.each(|lane| match indices[lane].get().checked_add(steps[lane].get()) {
-                Some(next) => {
-                    indices[lane].set(next);
-                    Ok(())
-                }
-                None => {
-                    let message = format!(
-                        "the loop's index passes 2^32 after {}, so the loop would never end",
-                        indices[lane].get()
-                    );
-                    Err(Stop::Thread { thread: lane, message })
-                }
-            })?;
+            if let Err(lane) = arith::advance(mask, indices, steps) {
+                let message = format!(
+                    "the loop's index passes 2^32 after {}, so the loop would never end",
+                    indices[lane].get()
+                );
+                return Err(Stop::Thread { thread: lane, message });
+            }
         }
     }
 

@@ -4,8 +4,8 @@
 //! stores there vector stores after them. An access moves at most 16 bytes; the narrowest element decides `v`.
 //!
 //! What must be known: the loop's end and every `base` are divisible by the vector (literals, or the contract's
-//! `Divisible` on a constant or argument), the buffer is aligned to it (the contract's `Aligned`), and every thread gets at
-//! least one run, so that no thread is idle.
+//! `Divisible` on a constant or argument), and the buffer is aligned to it (the contract's `Aligned`). Where the end is a
+//! number, every thread gets at least one run, so that none is idle.
 //!
 //! Elements change threads, so sums are ordered differently, and nothing may depend on which thread has which element:
 //! - an array that the loop writes is accessed by it only at the trip's own element, and what touches that array

@@ -92,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(32) numbers(const float* __restrict
   z[tid + 352u] = v110 ^ v113;
   z[tid + 384u] = int(uint(v110) << (v113 & 7));
   z[tid + 416u] = v110 >> shift;
-  z[tid + 448u] = int(uint(v110) - uint(int(uint(v113) - uint(3))));
-  z[tid + 480u] = int(uint(int(uint(v110) + uint(v113))) * uint(5));
+  z[tid + 448u] = int(uint(v110) - uint(int(uint(v113) - 3u)));
+  z[tid + 480u] = int(uint(int(uint(v110) + uint(v113))) * 5u);
   z[tid + 512u] = v110 < v113 ? v110 : (-2147483647 - 1);
   z[tid + 544u] = v110 >= v113 ? v113 : -1;
   uint v183 = c[tid];  // kernels.rs:163
@@ -223,14 +223,10 @@ extern "C" __global__ void __launch_bounds__(32) vectors(const f16* __restrict__
   r0 = r0 + tk_f32(tk_part<bf16>(v182, 0));  // kernels.rs:267
   r0 = r0 + tk_f32(tk_part<bf16>(v182, 1));
   float4 v197 = tk_stream((const float4*)(e_ + tid * 4u));  // kernels.rs:269
-  float v198 = v197.x;  // memory.rs:223
-  float v199 = v197.y;
-  float v200 = v197.z;
-  float v201 = v197.w;
-  r0 = r0 + v198;  // kernels.rs:271
-  r0 = r0 + v199;
-  r0 = r0 + v200;
-  r0 = r0 + v201;
+  r0 = r0 + v197.x;  // kernels.rs:271
+  r0 = r0 + v197.y;
+  r0 = r0 + v197.z;
+  r0 = r0 + v197.w;
   uint2 v220 = *(const uint2*)(d + tid * 4u);  // kernels.rs:273
   r0 = r0 + tk_f32(tk_part<bf16>(v220.x, 0));  // kernels.rs:274
   r0 = r0 + tk_f32(tk_part<bf16>(v220.x, 1));
@@ -238,14 +234,14 @@ extern "C" __global__ void __launch_bounds__(32) vectors(const f16* __restrict__
   r0 = r0 + tk_f32(tk_part<bf16>(v220.y, 1));
   ushort v249 = *(const ushort*)(b + tid * 2u);  // kernels.rs:276
   r0 = r0 + (tk_f32(tk_stream(a + tid)) + float(tk_part<schar>(v249, 1)));
-  *(float4*)(y + tid * 4u) = make_float4(r0, v201, v200, v199);  // kernels.rs:277
+  *(float4*)(y + tid * 4u) = make_float4(r0, v197.w, v197.z, v197.y);  // kernels.rs:277
   uint4 v265 = *(const uint4*)(a + tid * 8u);  // kernels.rs:278
   uint4 v276 = make_uint4(tk_pack(tk_part<f16>(v265.w, 1), tk_part<f16>(v265.w, 0)), tk_pack(tk_part<f16>(v265.z, 1), tk_part<f16>(v265.z, 0)), tk_pack(tk_part<f16>(v265.y, 1), tk_part<f16>(v265.y, 0)), tk_pack(tk_part<f16>(v265.x, 1), tk_part<f16>(v265.x, 0)));  // kernels.rs:279
   *(uint4*)(h + tid * 8u) = v276;
   uint4 v279 = *(const uint4*)(b + tid * 16u);  // kernels.rs:280
   uint4 v298 = make_uint4(tk_pack(tk_part<schar>(v279.w, 3), tk_part<schar>(v279.w, 2), tk_part<schar>(v279.w, 1), tk_part<schar>(v279.w, 0)), tk_pack(tk_part<schar>(v279.z, 3), tk_part<schar>(v279.z, 2), tk_part<schar>(v279.z, 1), tk_part<schar>(v279.z, 0)), tk_pack(tk_part<schar>(v279.y, 3), tk_part<schar>(v279.y, 2), tk_part<schar>(v279.y, 1), tk_part<schar>(v279.y, 0)), tk_pack(tk_part<schar>(v279.x, 3), tk_part<schar>(v279.x, 2), tk_part<schar>(v279.x, 1), tk_part<schar>(v279.x, 0)));  // kernels.rs:281
   *(uint4*)(g + tid * 16u) = v298;
-  *(uint*)(k + tid * 2u) = tk_pack(bf16(v198), bf16(v199));  // kernels.rs:282
+  *(uint*)(k + tid * 2u) = tk_pack(bf16(v197.x), bf16(v197.y));  // kernels.rs:282
 }
 
 // lanes: mode element, grid [2, 1, 1], 64 threads
@@ -337,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(64) control(float* x, uint n) {
 //   partial: f32 buffer, inout
 //   arrived: u32 buffer, inout
 //   extremes: i32 buffer, inout
-//   y: f32 buffer, out
+//   y: f32 buffer, inout
 extern "C" __global__ void __launch_bounds__(32) hand_over(const float* x, float* partial, uint* arrived, int* extremes, float* y) {
   const uint lane = threadIdx.x & 31u;
   __shared__ __align__(16) uint last[1];
@@ -428,34 +424,34 @@ __device__ __forceinline__ void product_bf16(const bf16* __restrict__ a, const b
   __shared__ __align__(16) bf16 left[384];
   __shared__ __align__(16) bf16 right[384];
   tk_frag<float, 8> r0[2];
-  tk_frag<float, 8> v2; TK_EACH(8) v2[e] = 0.0f;  // kernels.rs:423
+  tk_frag<float, 8> v2; TK_EACH(8) v2[e] = 0.0f;  // kernels.rs:440
   r0[0u] = v2;
   r0[1u] = v2;
-  tk_frag<float, 8> v6; TK_EACH(8) v6[e] = 1.0f;  // kernels.rs:424
+  tk_frag<float, 8> v6; TK_EACH(8) v6[e] = 1.0f;  // kernels.rs:441
   r0[1u] = v6;
-  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:426
-    TK_UNROLL  // kernels.rs:427
+  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:443
+    TK_UNROLL  // kernels.rs:444
     for (uint v16 = 0u; v16 < 8u; ++v16) {
-      uint v19 = v16 * 32u + lane;  // kernels.rs:428
-      uint v21 = v19 / 16u;  // kernels.rs:429
+      uint v19 = v16 * 32u + lane;  // kernels.rs:445
+      uint v21 = v19 / 16u;  // kernels.rs:446
       uint v23 = v19 % 16u;
-      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:430
-      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:431
+      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:447
+      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:448
     }
-    __syncthreads();  // kernels.rs:433
-    tk_operand v40 = tk_load_a_rows<false>(left, 24u);  // kernels.rs:434
-    tk_operand v43 = tk_load_b<true, true>(b + v12, depth);  // kernels.rs:435
+    __syncthreads();  // kernels.rs:450
+    tk_operand v40 = tk_load_a_rows<false>(left, 24u);  // kernels.rs:451
+    tk_operand v43 = tk_load_b<true, true>(b + v12, depth);  // kernels.rs:452
     r0[0u] = tk_mma_bf16(v40, v43, r0[0u]);
-    tk_operand v50 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:436
+    tk_operand v50 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:453
     r0[1u] = tk_mma_bf16(v40, v50, r0[1u]);
-    tk_operand v53 = tk_load_a<false, false>(a + v12, depth);  // kernels.rs:438
-    tk_operand v56 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:439
-    r0[1u] = tk_mma_bf16(v53, v56, r0[1u]);  // kernels.rs:440
-    __syncthreads();  // kernels.rs:441
+    tk_operand v53 = tk_load_a<false, false>(a + v12, depth);  // kernels.rs:455
+    tk_operand v56 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:456
+    r0[1u] = tk_mma_bf16(v53, v56, r0[1u]);  // kernels.rs:457
+    __syncthreads();  // kernels.rs:458
   }
-  tk_frag<bf16, 8> v63; TK_EACH(8) v63[e] = bf16(r0[0u][e]);  // kernels.rs:443
+  tk_frag<bf16, 8> v63; TK_EACH(8) v63[e] = bf16(r0[0u][e]);  // kernels.rs:460
   tk_store_c<false>(y, 16u, v63);
-  tk_frag<float, 8> v70 = tk_load_c<false>(c, 16u);  // kernels.rs:444
+  tk_frag<float, 8> v70 = tk_load_c<false>(c, 16u);  // kernels.rs:461
   tk_frag<float, 8> v71; TK_EACH(8) v71[e] = r0[1u][e] + v70[e];
   tk_store_c<true>(z, 16u, v71);
 }
@@ -471,27 +467,27 @@ extern "C" __global__ void __launch_bounds__(32) attention_f16(const f16* __rest
   const uint lane = threadIdx.x & 31u;
   __shared__ __align__(16) f16 values[256];
   tk_frag<float, 2> r0;
-  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:459
-    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:460
+  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:476
+    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:477
   }
-  __syncthreads();  // kernels.rs:462
-  tk_frag<float, 8> v16; TK_EACH(8) v16[e] = 0.0f;  // kernels.rs:464
+  __syncthreads();  // kernels.rs:479
+  tk_frag<float, 8> v16; TK_EACH(8) v16[e] = 0.0f;  // kernels.rs:481
   tk_operand v19 = tk_load_a<false, false>(q, 16u);
   tk_operand v22 = tk_load_b<true, false>(k, 16u);
   tk_frag<float, 8> v23 = tk_mma_f16(v19, v22, v16);
-  tk_frag<uint, 8> v25; TK_EACH(8) v25[e] = tk_tile_col(lane, e);  // kernels.rs:465
-  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = v25[e] <= tk_tile_row(lane, e) && v25[e] < limit ? v23[e] * scale : tk_bits<float>(0xff800000u);  // kernels.rs:467
-  tk_frag<float, 2> v36; TK_EACH(2) v36[e] = -1e30f;  // kernels.rs:468
+  tk_frag<uint, 8> v25; TK_EACH(8) v25[e] = tk_tile_col(lane, e);  // kernels.rs:482
+  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = v25[e] <= tk_tile_row(lane, e) && v25[e] < limit ? v23[e] * scale : tk_bits<float>(0xff800000u);  // kernels.rs:484
+  tk_frag<float, 2> v36; TK_EACH(2) v36[e] = -1e30f;  // kernels.rs:485
   r0 = v36;
-  tk_frag<float, 2> v40 = tk_row_max(v34);  // kernels.rs:469
+  tk_frag<float, 2> v40 = tk_row_max(v34);  // kernels.rs:486
   tk_frag<float, 2> v41; TK_EACH(2) v41[e] = max(r0[e], v40[e]);
-  r0 = v41;  // kernels.rs:470
-  tk_frag<float, 8> v45; TK_EACH(8) v45[e] = expf(v34[e] - v41[e / 2 % 2]);  // kernels.rs:471
-  tk_frag<float, 2> v46 = tk_row_sum(v45);  // kernels.rs:472
-  tk_frag<float, 8> v48; TK_EACH(8) v48[e] = 0.0f;  // kernels.rs:473
+  r0 = v41;  // kernels.rs:487
+  tk_frag<float, 8> v45; TK_EACH(8) v45[e] = expf(v34[e] - v41[e / 2 % 2]);  // kernels.rs:488
+  tk_frag<float, 2> v46 = tk_row_sum(v45);  // kernels.rs:489
+  tk_frag<float, 8> v48; TK_EACH(8) v48[e] = 0.0f;  // kernels.rs:490
   tk_operand v49 = tk_to_left_f16(v45);
   tk_operand v52 = tk_load_b_rows<false>(values, 16u);
   tk_frag<float, 8> v53 = tk_mma_f16(v49, v52, v48);
-  tk_frag<float, 8> v55; TK_EACH(8) v55[e] = v53[e] / v46[e / 2 % 2];  // kernels.rs:474
+  tk_frag<float, 8> v55; TK_EACH(8) v55[e] = v53[e] / v46[e / 2 % 2];  // kernels.rs:491
   tk_store_c<false>(y, 16u, v55);
 }

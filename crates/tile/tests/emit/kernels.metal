@@ -108,8 +108,8 @@ kernel void numbers(
   z[tid + 352u] = v110 ^ v113;
   z[tid + 384u] = int(uint(v110) << (v113 & 7));
   z[tid + 416u] = v110 >> shift;
-  z[tid + 448u] = int(uint(v110) - uint(int(uint(v113) - uint(3))));
-  z[tid + 480u] = int(uint(int(uint(v110) + uint(v113))) * uint(5));
+  z[tid + 448u] = int(uint(v110) - uint(int(uint(v113) - 3u)));
+  z[tid + 480u] = int(uint(int(uint(v110) + uint(v113))) * 5u);
   z[tid + 512u] = v110 < v113 ? v110 : (-2147483647 - 1);
   z[tid + 544u] = v110 >= v113 ? v113 : -1;
   uint v183 = c[tid];  // kernels.rs:163
@@ -260,14 +260,10 @@ kernel void vectors(
   r0 = r0 + float(v182.x);  // kernels.rs:267
   r0 = r0 + float(v182.y);
   float4 v197 = *(device const float4*)(e_ + tid * 4u);  // kernels.rs:269
-  float v198 = v197.x;  // memory.rs:223
-  float v199 = v197.y;
-  float v200 = v197.z;
-  float v201 = v197.w;
-  r0 = r0 + v198;  // kernels.rs:271
-  r0 = r0 + v199;
-  r0 = r0 + v200;
-  r0 = r0 + v201;
+  r0 = r0 + v197.x;  // kernels.rs:271
+  r0 = r0 + v197.y;
+  r0 = r0 + v197.z;
+  r0 = r0 + v197.w;
   bfloat4 v220 = *(device const bfloat4*)(d + tid * 4u);  // kernels.rs:273
   r0 = r0 + float(v220.x);  // kernels.rs:274
   r0 = r0 + float(v220.y);
@@ -275,14 +271,14 @@ kernel void vectors(
   r0 = r0 + float(v220.w);
   char2 v249 = *(device const char2*)(b + tid * 2u);  // kernels.rs:276
   r0 = r0 + (float(a[tid]) + float(v249.y));
-  *(device float4*)(y + tid * 4u) = float4(r0, v201, v200, v199);  // kernels.rs:277
+  *(device float4*)(y + tid * 4u) = float4(r0, v197.w, v197.z, v197.y);  // kernels.rs:277
   uint4 v265 = *(device const uint4*)(a + tid * 8u);  // kernels.rs:278
   uint4 v276 = uint4(as_type<uint>(half2(as_type<half2>(v265.w).y, as_type<half2>(v265.w).x)), as_type<uint>(half2(as_type<half2>(v265.z).y, as_type<half2>(v265.z).x)), as_type<uint>(half2(as_type<half2>(v265.y).y, as_type<half2>(v265.y).x)), as_type<uint>(half2(as_type<half2>(v265.x).y, as_type<half2>(v265.x).x)));  // kernels.rs:279
   *(device uint4*)(h + tid * 8u) = v276;
   uint4 v279 = *(device const uint4*)(b + tid * 16u);  // kernels.rs:280
   uint4 v298 = uint4(as_type<uint>(char4(as_type<char4>(v279.w).w, as_type<char4>(v279.w).z, as_type<char4>(v279.w).y, as_type<char4>(v279.w).x)), as_type<uint>(char4(as_type<char4>(v279.z).w, as_type<char4>(v279.z).z, as_type<char4>(v279.z).y, as_type<char4>(v279.z).x)), as_type<uint>(char4(as_type<char4>(v279.y).w, as_type<char4>(v279.y).z, as_type<char4>(v279.y).y, as_type<char4>(v279.y).x)), as_type<uint>(char4(as_type<char4>(v279.x).w, as_type<char4>(v279.x).z, as_type<char4>(v279.x).y, as_type<char4>(v279.x).x)));  // kernels.rs:281
   *(device uint4*)(g + tid * 16u) = v298;
-  *(device bfloat2*)(k + tid * 2u) = bfloat2(bfloat(v198), bfloat(v199));  // kernels.rs:282
+  *(device bfloat2*)(k + tid * 2u) = bfloat2(bfloat(v197.x), bfloat(v197.y));  // kernels.rs:282
 }
 
 // lanes: mode element, grid [2, 1, 1], 64 threads
@@ -329,11 +325,11 @@ kernel void lanes(
   m[v4 + 512u] = (v39 ? 1u : 0u) + (v45 ? 2u : 0u);  // kernels.rs:300
   m[v4 + 640u] = groups.x * simd;  // kernels.rs:302
   int v55 = as_type<int>(v6);  // kernels.rs:303
-  int v56 = simd_sum(v55);  // kernels.rs:304
+  int v56 = int(simd_sum(uint(v55)));  // kernels.rs:304
   s[v4] = v56;
   int v59 = simd_min(v55);  // kernels.rs:305
   s[v4 + 128u] = v59;
-  int v62 = simd_prefix_exclusive_sum(v55);  // kernels.rs:306
+  int v62 = int(simd_prefix_exclusive_sum(uint(v55)));  // kernels.rs:306
   s[v4 + 256u] = v62;
 }
 
@@ -385,7 +381,7 @@ kernel void control(
 //   partial: f32 buffer, inout
 //   arrived: u32 buffer, inout
 //   extremes: i32 buffer, inout
-//   y: f32 buffer, out
+//   y: f32 buffer, inout
 [[max_total_threads_per_threadgroup(32)]]
 kernel void hand_over(
     device const float* x [[buffer(0)]],
@@ -490,34 +486,34 @@ kernel void product_bf16(
   alignas(16) threadgroup bfloat left[384];
   alignas(16) threadgroup bfloat right[384];
   float2 r0[2];
-  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs:423
+  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs:440
   r0[0u] = v2;
   r0[1u] = v2;
-  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs:424
+  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs:441
   r0[1u] = v6;
-  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:426
-    TK_UNROLL  // kernels.rs:427
+  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:443
+    TK_UNROLL  // kernels.rs:444
     for (uint v16 = 0u; v16 < 8u; ++v16) {
-      uint v19 = v16 * 32u + lane;  // kernels.rs:428
-      uint v21 = v19 / 16u;  // kernels.rs:429
+      uint v19 = v16 * 32u + lane;  // kernels.rs:445
+      uint v21 = v19 / 16u;  // kernels.rs:446
       uint v23 = v19 % 16u;
-      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:430
-      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:431
+      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:447
+      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:448
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:433
-    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs:434
-    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs:435
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:450
+    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs:451
+    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs:452
     r0[0u] = tk_mma(v40, v43, r0[0u]);
-    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:436
+    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:453
     r0[1u] = tk_mma(v40, v50, r0[1u]);
-    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs:438
-    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:439
-    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs:440
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:441
+    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs:455
+    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:456
+    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs:457
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:458
   }
-  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs:443
+  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs:460
   tk_tile_store(y, 16u, v63);
-  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs:444
+  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs:461
   float2 v71; TK_EACH(2) v71[e] = r0[1u][e] + v70[e];
   tk_tile_store(z, 16u, v71);
 }
@@ -540,27 +536,27 @@ kernel void attention_f16(
     uint lane [[thread_index_in_simdgroup]]) {
   alignas(16) threadgroup half values[256];
   float r0;
-  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:459
-    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:460
+  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:476
+    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:477
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:462
-  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs:464
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:479
+  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs:481
   half2 v19 = tk_tile_load<half>(q, 16u);
   half2 v22 = tk_tile_load_t<half>(k, 16u);
   float2 v23 = tk_mma(v19, v22, v16);
-  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs:465
-  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs:467
-  float v36 = -1e30f;  // kernels.rs:468
+  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs:482
+  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs:484
+  float v36 = -1e30f;  // kernels.rs:485
   r0 = v36;
-  float v40 = tk_row_max(v34);  // kernels.rs:469
+  float v40 = tk_row_max(v34);  // kernels.rs:486
   float v41 = max(r0, v40);
-  r0 = v41;  // kernels.rs:470
-  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs:471
-  float v46 = tk_row_sum(v45);  // kernels.rs:472
-  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs:473
+  r0 = v41;  // kernels.rs:487
+  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs:488
+  float v46 = tk_row_sum(v45);  // kernels.rs:489
+  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs:490
   half2 v49 = half2(half(v45.x), half(v45.y));
   half2 v52 = tk_tile_load<half>(values, 16u);
   float2 v53 = tk_mma(v49, v52, v48);
-  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs:474
+  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs:491
   tk_tile_store(y, 16u, v55);
 }

@@ -345,7 +345,7 @@ fn hand_over(
     partial: InOut<f32>,
     arrived: InOut<u32>,
     extremes: InOut<i32>,
-    y: Out<f32>,
+    y: InOut<f32>,
 ) {
     launch(Mode::Row, [dim("groups"), fixed(1), fixed(1)], 32);
     let last = Shared::<u32>::named("last", 1);
@@ -411,9 +411,26 @@ fn copies(x: In<half::f16>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
     y[t] = sum.get() + small[63u32 - t] + small[64u32 + 127u32 - t];
 }
 
+/// Shared memory by the kilobyte, under names that are taken.
+#[kernel]
+pub(crate) fn hoard(half: Out<f32>, v1: Arg<u32>, len: u32) {
+    launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
+    let held = Shared::<f32>::named("for", len);
+    held[thread_id()] = 1.0;
+    barrier();
+    half[thread_id()] = held[v1];
+}
+
 /// `y = a b + c`, `a` from shared memory, `b` transposed from global memory and plain from shared.
 #[kernel]
-fn product<T: Float>(a: In<T>, b: In<T>, c: In<f32>, y: Out<T>, z: Out<f32>, depth: Const<u32>) {
+pub(crate) fn product<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    c: In<f32>,
+    y: Out<T>,
+    z: Out<f32>,
+    depth: Const<u32>,
+) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
     require(Requirement::Divisible(dim("depth"), 16));
     require(Requirement::Aligned("b".to_owned(), 16));

@@ -1,8 +1,29 @@
 //! Causal attention over a layer's cache: `y = softmax(q k^T * scale) v` per head, each query at position `p` seeing
 //! the keys at positions `p - window + 1 ..= p`. Query heads share key/value heads in groups (Ainslie et al. 2023).
+//!
+//! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a learned logit that joins the
+//! softmax's denominator alone. Kernels: [`decode`] for the latest token of each sequence.
+
+pub mod decode;
+
+mod cases;
+mod form;
 
 use crate::{Shape, arity, expect};
 use formats::{Error, Result};
+use tile::case::Spec;
+
+pub use form::Form;
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "attention_decode", cases: cases::decode, benches: cases::decode_benches },
+    Spec {
+        name: "attention_decode_q8_0",
+        cases: cases::decode_q8_0,
+        benches: cases::decode_q8_0_benches,
+    },
+];
 
 /// The constants of one attention layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +51,42 @@ pub(crate) fn write_shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<
     Ok(vec![])
 }
 
+/// The score function of a head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// Multiplies `q . k`.
+    pub scale: f32,
+    /// Bounds the scaled product: `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
+    /// A logit that joins the denominator alone.
+    pub sink: Option<f32>,
+}
+
+impl Scores {
+    /// Attends one head's query `q` `[head_dim]` to keys and values `[head_dim]` each, in f64. Zeros if there are none.
+    pub fn reference(&self, q: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
+        let score = |k: &&[f32]| {
+            let product: f64 = q.iter().zip(*k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+            let scaled = product * f64::from(self.scale);
+            self.cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
+        };
+        let scores: Vec<f64> = keys.iter().map(score).collect();
+        let sink = self.sink.map_or(f64::NEG_INFINITY, f64::from);
+        let top = scores.iter().copied().fold(sink, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+        let mut y = vec![0.0; q.len()];
+        if keys.is_empty() {
+            return y;
+        }
+        let sum = weights.iter().sum::<f64>() + (sink - top).exp();
+        for (i, y) in y.iter_mut().enumerate() {
+            let mixed: f64 = weights.iter().zip(values).map(|(w, v)| w * f64::from(v[i])).sum();
+            *y = mixed / sum;
+        }
+        y
+    }
+}
+
 impl Attention {
     /// `q[tokens, heads * head_dim] -> same`.
     pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
@@ -41,36 +98,28 @@ impl Attention {
 
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values` `[positions, kv_heads * head_dim]`, which hold
     /// every position from 0, into `y`, in f64.
-    pub fn reference(
+    pub fn reference<'a>(
         &self,
         positions: &[u32],
         q: &[f32],
-        keys: &[f32],
-        values: &[f32],
+        keys: &'a [f32],
+        values: &'a [f32],
         y: &mut [f32],
     ) {
         let (d, kv_width, group) =
             (self.head_dim, self.kv_heads * self.head_dim, self.heads / self.kv_heads);
+        let scores = Scores { scale: self.scale, cap: None, sink: None };
         for (t, &position) in positions.iter().enumerate() {
             let last = position as usize;
             let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
             for h in 0..self.heads {
                 let q = &q[(t * self.heads + h) * d..][..d];
-                let at = |p: usize| p * kv_width + h / group * d;
-                let score = |p: usize| {
-                    let k = &keys[at(p)..][..d];
-                    q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>()
-                        * f64::from(self.scale)
+                let seen = |x: &'a [f32]| -> Vec<&'a [f32]> {
+                    (first..=last).map(|p| &x[p * kv_width + h / group * d..][..d]).collect()
                 };
-                let scores: Vec<f64> = (first..=last).map(score).collect();
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                let sum: f64 = weights.iter().sum();
-                for i in 0..d {
-                    let mixed: f64 = (first..=last)
-                        .map(|p| weights[p - first] * f64::from(values[at(p) + i]))
-                        .sum();
-                    y[(t * self.heads + h) * d + i] = (mixed / sum) as f32;
+                let mixed = scores.reference(q, &seen(keys), &seen(values));
+                for (y, mixed) in y[(t * self.heads + h) * d..][..d].iter_mut().zip(mixed) {
+                    *y = mixed as f32;
                 }
             }
         }
@@ -103,5 +152,22 @@ mod tests {
         let mut y = [0.0; 2];
         attention.reference(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], &mut y);
         assert_eq!(y, [1.0, 3.0]);
+    }
+
+    #[test]
+    fn a_sink_takes_its_share_and_a_cap_bounds() {
+        let (key, value) = ([0.0f32], [3.0f32]);
+        let sink = Scores { scale: 1.0, cap: None, sink: Some(2f32.ln()) };
+        let y = sink.reference(&[1.0], &[&key], &[&value]);
+        assert!((y[0] - 1.0).abs() < 1e-6, "{y:?}");
+        let capped = Scores { scale: 1.0, cap: Some(1e-6), sink: None };
+        let y = capped.reference(&[1.0], &[&[50.0], &key], &[&[4.0], &[2.0]]);
+        assert!((y[0] - 3.0).abs() < 1e-3, "{y:?}");
+        assert_eq!(capped.reference(&[1.0], &[], &[]), [0.0]);
+    }
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
     }
 }

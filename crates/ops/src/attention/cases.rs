@@ -1,0 +1,378 @@
+//! What the attention kernels are tested and measured with: sequences in a scattered block pool whose unused slots are NaN,
+//! so that a kernel that mixes in what it should not see is found out.
+
+use half::f16;
+use tile::Kernel;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::dsl::{Element, Float};
+use tile::launch::Numbers;
+
+use super::decode::{attention_decode, attention_decode_q8_0};
+use super::{Form, Scores};
+use crate::kv_write::{reference_q8_0, slot};
+use crate::trial::{every_float, random};
+
+/// A layer's form and a step: what a case is made from.
+#[derive(Debug, Clone)]
+pub(super) struct Scene {
+    pub(super) why: &'static str,
+    pub(super) kv_heads: usize,
+    pub(super) group: usize,
+    pub(super) head_dim: usize,
+    pub(super) window: Option<usize>,
+    pub(super) cap: Option<f32>,
+    pub(super) sinks: bool,
+    /// Slots per block.
+    pub(super) block: usize,
+    /// Per row: its sequence and its position; `u32::MAX` is an idle row.
+    pub(super) rows: Vec<(u32, u32)>,
+}
+
+impl Default for Scene {
+    fn default() -> Self {
+        Scene {
+            why: "",
+            kv_heads: 2,
+            group: 2,
+            head_dim: 64,
+            window: None,
+            cap: None,
+            sinks: false,
+            block: 16,
+            rows: vec![(0, 40)],
+        }
+    }
+}
+
+/// Keys and values of a cache: as buffers to bind, and as the numbers a kernel sees.
+pub(super) struct Stores {
+    pub(super) buffers: Vec<Buffer>,
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
+}
+
+impl Scene {
+    pub(super) fn form(&self) -> Form {
+        Form {
+            head_dim: self.head_dim as u32,
+            group: self.group as u32,
+            window: self.window.is_some(),
+            softcap: self.cap.is_some(),
+            sinks: self.sinks,
+        }
+    }
+
+    pub(super) fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// How many positions each sequence has.
+    fn lengths(&self) -> Vec<usize> {
+        let count = self.rows.iter().map(|r| r.0 as usize + 1).max().unwrap_or(0);
+        let mut lengths = vec![0; count];
+        for &(sequence, position) in self.rows.iter().filter(|r| r.1 != u32::MAX) {
+            let length = &mut lengths[sequence as usize];
+            *length = (*length).max(position as usize + 1);
+        }
+        lengths
+    }
+
+    /// Blocks per row of the table: as the longest sequence needs.
+    pub(super) fn stride(&self) -> usize {
+        self.lengths().into_iter().max().unwrap_or(0).div_ceil(self.block).max(1)
+    }
+
+    fn blocks(&self) -> usize {
+        self.lengths().len() * self.stride()
+    }
+
+    /// The blocks in an order that no sequence follows.
+    pub(super) fn table(&self) -> Vec<u32> {
+        let blocks = self.blocks();
+        let apart =
+            [7, 5, 3, 2, 1].into_iter().find(|a: &usize| !blocks.is_multiple_of(*a)).unwrap_or(1);
+        (0..blocks).map(|i| ((i * apart + 1) % blocks) as u32).collect()
+    }
+
+    /// The slot of a position.
+    pub(super) fn slot(&self, sequence: usize, position: usize) -> usize {
+        slot(&self.table(), self.stride(), self.block, sequence, position)
+    }
+
+    /// Slots that hold something.
+    fn used(&self) -> Vec<bool> {
+        let mut used = vec![false; self.blocks() * self.block];
+        for (sequence, length) in self.lengths().into_iter().enumerate() {
+            (0..length).for_each(|p| used[self.slot(sequence, p)] = true);
+        }
+        used
+    }
+
+    /// A cache of `C`, NaN where no position lies.
+    pub(super) fn plain<C: Float>(&self) -> Stores {
+        let width = self.kv_heads * self.head_dim;
+        let used = self.used();
+        let fill = |seed| {
+            let mut values = noise(seed, used.len() * width);
+            for (row, _) in values.chunks_exact_mut(width).zip(&used).filter(|(_, used)| !**used) {
+                row.fill(f32::NAN);
+            }
+            Buffer::floats(C::SCALAR, &values)
+        };
+        let buffers = vec![fill(2), fill(3)];
+        Stores { keys: buffers[0].to_f32(), values: buffers[1].to_f32(), buffers }
+    }
+
+    /// A cache of q8_0, whose scales are NaN where no position lies.
+    pub(super) fn q8_0(&self) -> Stores {
+        let width = self.kv_heads * self.head_dim;
+        let used = self.used();
+        let fill = |seed| {
+            let (codes, scales) = reference_q8_0(&noise(seed, used.len() * width));
+            let scales: Vec<f32> = scales
+                .iter()
+                .enumerate()
+                .map(|(i, d)| if used[i * 32 / width] { d.to_f32() } else { f32::NAN })
+                .collect();
+            let seen: Vec<f32> =
+                codes.iter().enumerate().map(|(i, c)| f32::from(*c) * scales[i / 32]).collect();
+            let codes = codes.into_iter().map(|c| c as u8).collect();
+            (Buffer::raw(i8::SCALAR, codes), Buffer::floats(f16::SCALAR, &scales), seen)
+        };
+        let ((k, ks, keys), (v, vs, values)) = (fill(2), fill(3));
+        Stores { buffers: vec![k, ks, v, vs], keys, values }
+    }
+
+    pub(super) fn queries<T: Float>(&self) -> Buffer {
+        // Scores of a few units, so that weights differ.
+        let values: Vec<f32> = noise(1, self.rows.len() * self.heads() * self.head_dim)
+            .into_iter()
+            .map(|v| v * 4.0)
+            .collect();
+        Buffer::floats(T::SCALAR, &values)
+    }
+
+    pub(super) fn sinks(&self) -> Buffer {
+        let logits: Vec<f32> = noise(4, self.heads()).into_iter().map(|v| v * 3.0).collect();
+        Buffer::floats(f32::SCALAR, &logits)
+    }
+
+    /// What each row's queries must give over a cache, `keys` and `values` indexed by `(slot, head)`.
+    pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
+        let (q, sinks, d) = (q.to_f32(), self.sinks().to_f32(), self.head_dim);
+        let mut y = Vec::new();
+        for (row, &(sequence, position)) in self.rows.iter().enumerate() {
+            let end = position.wrapping_add(1) as usize;
+            let first = self.window.map_or(0, |window| end.saturating_sub(window));
+            for h in 0..self.heads() {
+                let at = |p: usize| {
+                    (self.slot(sequence as usize, p) * self.kv_heads + h / self.group) * d
+                };
+                let keys: Vec<&[f32]> = (first..end).map(|p| &stores.keys[at(p)..][..d]).collect();
+                let values: Vec<&[f32]> =
+                    (first..end).map(|p| &stores.values[at(p)..][..d]).collect();
+                let sink = self.sinks.then(|| sinks[h]);
+                let scores = Scores { scale: self.scale(), cap: self.cap, sink };
+                let q = &q[(row * self.heads() + h) * d..][..d];
+                y.extend(scores.reference(q, &keys, &values));
+            }
+        }
+        y
+    }
+
+    /// The numbers that every kernel takes.
+    pub(super) fn numbers(&self) -> Numbers {
+        let mut numbers = Numbers::new()
+            .with("stride", self.stride() as u32)
+            .with("block", self.block as u32)
+            .with("kv_heads", self.kv_heads as u32)
+            .with_f32("scale", self.scale());
+        if let Some(window) = self.window {
+            numbers.set("window", window as u32);
+        }
+        if let Some(cap) = self.cap {
+            numbers.set("cap", cap.to_bits());
+        }
+        numbers
+    }
+
+    pub(super) fn words(&self) -> [Buffer; 3] {
+        let (sequences, positions): (Vec<u32>, Vec<u32>) = self.rows.iter().copied().unzip();
+        [positions, sequences, self.table()].map(|words| Buffer::words(&words))
+    }
+
+    fn decode<T: Float>(&self, kernel: Kernel, stores: Stores, splits: usize) -> Case {
+        let q = self.queries::<T>();
+        let (rows, heads) = (self.rows.len(), self.heads());
+        let expected = self.expected(&q, &stores);
+        let len = q.len();
+        let mut buffers = vec![q];
+        buffers.extend(stores.buffers);
+        buffers.extend(self.words());
+        let y = buffers.len();
+        buffers.extend([
+            Buffer::zeros(T::SCALAR, len),
+            Buffer::zeros(f32::SCALAR, rows * heads * splits * self.head_dim),
+            Buffer::zeros(f32::SCALAR, rows * heads * splits * 2),
+            Buffer::zeros(u32::SCALAR, rows * heads),
+        ]);
+        let counters = Expected::Exact(vec![0.0; rows * heads]);
+        if self.sinks {
+            buffers.push(self.sinks());
+        }
+        Case {
+            label: self.label(&format!("{splits} splits")),
+            kernel,
+            numbers: self.numbers().with("rows", rows as u32).with("splits", splits as u32),
+            buffers,
+            expected: vec![(y, Expected::Near(expected, tolerance(T::SCALAR))), (y + 3, counters)],
+        }
+    }
+
+    pub(super) fn label(&self, extra: &str) -> String {
+        let (rows, heads, d) = (self.rows.len(), self.heads(), self.head_dim);
+        format!("{rows} x {heads} heads of {} x {d}, {extra}: {}", self.kv_heads, self.why)
+    }
+}
+
+/// What decoding is tested on, with the splits of each.
+fn decode_scenes() -> Vec<(Scene, usize)> {
+    let of = Scene::default;
+    let uneven = || vec![(2, 70), (0, 0), (1, 15), (3, 33), (4, u32::MAX)];
+    vec![
+        (Scene { why: "one query, one key", rows: vec![(0, 0)], ..of() }, 1),
+        (Scene { why: "a key before a block's end", rows: vec![(0, 14)], group: 1, ..of() }, 1),
+        (Scene { why: "rows of unlike lengths, one idle", rows: uneven(), ..of() }, 1),
+        (Scene { why: "shared by two", rows: uneven(), group: 4, ..of() }, 2),
+        (Scene { why: "shared by five", rows: vec![(0, 300), (1, 7)], group: 3, ..of() }, 5),
+        (Scene { why: "seven heads", group: 7, kv_heads: 1, rows: vec![(0, 90)], ..of() }, 2),
+        (Scene { why: "two packs", group: 16, kv_heads: 1, rows: vec![(0, 70)], ..of() }, 2),
+        (Scene { why: "wide heads", head_dim: 128, group: 4, rows: vec![(0, 65)], ..of() }, 2),
+        (Scene { why: "wider heads", head_dim: 256, kv_heads: 1, rows: vec![(0, 37)], ..of() }, 2),
+        (Scene { why: "heads of 96", head_dim: 96, kv_heads: 1, rows: vec![(0, 130)], ..of() }, 2),
+        (Scene { why: "a window of one", window: Some(1), rows: vec![(0, 50), (1, 0)], ..of() }, 2),
+        (Scene { why: "a window over a block's edge", window: Some(20), ..of() }, 2),
+        (Scene { why: "a window at a block's edge", window: Some(25), ..of() }, 1),
+        (Scene { why: "a window of more than there is", window: Some(4096), ..of() }, 1),
+        (Scene { why: "bounded scores", cap: Some(2.0), ..of() }, 1),
+        (Scene { why: "sinks, one row idle", sinks: true, rows: uneven(), ..of() }, 1),
+        (
+            Scene {
+                why: "all extras, shared by five",
+                sinks: true,
+                cap: Some(5.0),
+                window: Some(200),
+                rows: vec![(1, 350), (0, 3)],
+                ..of()
+            },
+            5,
+        ),
+        (Scene { why: "blocks of 256", block: 256, rows: vec![(0, 280)], ..of() }, 2),
+    ]
+}
+
+pub(super) fn decode() -> Vec<Case> {
+    fn of<T: Float, C: Float>(every: usize) -> Vec<Case> {
+        let odd =
+            Scene { why: "heads of 80", head_dim: 80, rows: vec![(0, 33)], ..Scene::default() };
+        let mut scenes = decode_scenes();
+        scenes.push((odd, 2));
+        let case = |(s, splits): (Scene, usize)| {
+            s.decode::<T>(attention_decode::<T, C>(s.form()), s.plain::<C>(), splits)
+        };
+        scenes.into_iter().step_by(every).map(case).collect()
+    }
+    let mut all = of::<f32, f32>(1);
+    all.extend(of::<f16, f16>(1));
+    all.extend(of::<half::bf16, half::bf16>(1));
+    all.extend(of::<f32, f16>(3));
+    all.extend(of::<half::bf16, f16>(4));
+    all
+}
+
+pub(super) fn decode_q8_0() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |(s, splits): (Scene, usize)| {
+            s.decode::<T>(attention_decode_q8_0::<T>(s.form()), s.q8_0(), splits)
+        };
+        decode_scenes().into_iter().step_by(2).map(case).collect()
+    }
+    every_float!(of)
+}
+
+/// One row of a long sequence: key/value heads, query heads each, elements, keys.
+const LONG: [(usize, usize, usize, usize); 2] = [(8, 4, 128, 32_768), (8, 4, 64, 8192)];
+
+/// Groups that keep an H200's 132 processors busy, two each, or fewer for short sequences.
+fn splits_of(kv_heads: usize) -> usize {
+    (264 / kv_heads).clamp(1, 128)
+}
+
+fn decode_bench<T: Float>(
+    kernel: Kernel,
+    stores: impl Fn(usize) -> Vec<Fill>,
+    bits: u64,
+    (kv_heads, group, d, keys): (usize, usize, usize, usize),
+) -> Bench {
+    let (splits, stride, heads) = (splits_of(kv_heads), keys.div_ceil(256), kv_heads * group);
+    let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
+    let n = keys * kv_heads * d;
+    let mut buffers = vec![Fill::These(random::<T>(1, heads * d))];
+    buffers.extend(stores(n));
+    buffers.extend([
+        words(vec![keys as u32 - 1]),
+        words(vec![0]),
+        words((0..stride as u32).rev().collect()),
+        Fill::Zeros(T::SCALAR, heads * d),
+        Fill::Zeros(f32::SCALAR, heads * splits * d),
+        Fill::Zeros(f32::SCALAR, heads * splits * 2),
+        Fill::Zeros(u32::SCALAR, heads),
+    ]);
+    Bench {
+        kernel,
+        label: format!("{heads} heads of {kv_heads} x {d}, {keys} keys"),
+        numbers: Numbers::new()
+            .with("stride", stride as u32)
+            .with("block", 256)
+            .with("kv_heads", kv_heads as u32)
+            .with_f32("scale", 1.0 / (d as f32).sqrt())
+            .with("rows", 1)
+            .with("splits", splits as u32),
+        buffers,
+        bytes: 2 * n as u64 * bits / 8,
+        flops: 4 * (keys * heads * d) as u64,
+        roof: Roof::Memory,
+    }
+}
+
+pub(super) fn decode_benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let bench = |shape: (usize, usize, usize, usize)| {
+            let kernel = attention_decode::<T, T>(Form::plain(shape.2 as u32, shape.1 as u32));
+            let stores = |n| vec![Fill::Noise(T::SCALAR, n), Fill::Noise(T::SCALAR, n)];
+            decode_bench::<T>(kernel, stores, 8 * T::SCALAR.bytes() as u64, shape)
+        };
+        LONG.into_iter().map(bench).collect()
+    }
+    every_float!(of)
+}
+
+pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
+    let bench = |shape: (usize, usize, usize, usize)| {
+        let form = Form::plain(shape.2 as u32, shape.1 as u32);
+        let kernel = attention_decode_q8_0::<half::bf16>(form);
+        let stores = |n| {
+            let (codes, scales) = (Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32));
+            vec![codes.clone(), scales.clone(), codes, scales]
+        };
+        let mut bench = decode_bench::<half::bf16>(kernel, stores, 8, shape);
+        // 34 bytes hold 32 numbers.
+        bench.bytes = bench.bytes / 32 * 34;
+        bench
+    };
+    LONG.into_iter().map(bench).collect()
+}

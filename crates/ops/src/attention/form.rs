@@ -1,0 +1,174 @@
+//! What the attention kernels have in common: the form of a layer, where cached numbers come from, the softmax's units.
+//!
+//! The softmax is computed online (Milakov & Gimelshein 2018) in powers of two: a score's exponent is `score * log2(e)`, folded
+//! into the scale. A masked score is [`MASKED`] and a maximum begins at [`FLOOR`], far above it and far below any score: so
+//! a row that sees nothing has the sum 0, and no infinity or NaN arises on the way.
+
+use half::f16;
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::launch::{Extent, Requirement};
+
+use crate::kv_write::Cache;
+
+/// A score that is not seen.
+pub(super) const MASKED: f32 = -3.0e38;
+/// The maximum over nothing.
+pub(super) const FLOOR: f32 = -1.0e30;
+
+/// What of an attention layer is fixed when its kernels are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Form {
+    /// Elements per head, a multiple of 16.
+    pub head_dim: u32,
+    /// Query heads per key/value head.
+    pub group: u32,
+    /// Whether a query sees only so many of the latest keys: the constant `window`.
+    pub window: bool,
+    /// Whether scores are bounded, `cap * tanh(score / cap)`: the constant `cap`.
+    pub softcap: bool,
+    /// Whether each head has a sink, a logit that joins the denominator alone: the buffer `sinks`, one f32 per query head.
+    pub sinks: bool,
+}
+
+impl Form {
+    /// Full causal attention without extras.
+    pub fn plain(head_dim: u32, group: u32) -> Form {
+        Form { head_dim, group, window: false, softcap: false, sinks: false }
+    }
+
+    /// The suffix of the kernels' names: `d128_g4_window`.
+    pub(super) fn name(self) -> String {
+        let mut name = format!("d{}_g{}", self.head_dim, self.group);
+        let extras = [("_window", self.window), ("_softcap", self.softcap), ("_sinks", self.sinks)];
+        extras.iter().filter(|(_, on)| *on).for_each(|(suffix, _)| name.push_str(suffix));
+        name
+    }
+
+    /// Declares what only some forms bind, after all else.
+    #[track_caller]
+    pub(super) fn extras(self) -> Extras {
+        let sinks = self.sinks.then(|| In::<f32>::declare("sinks"));
+        let heads = dim("kv_heads") * self.group;
+        if self.sinks {
+            require(Requirement::Length("sinks".to_owned(), heads));
+        }
+        Extras {
+            sinks,
+            window: self.window.then(|| Const::<u32>::declare("window")),
+            cap: self.softcap.then(|| Const::<f32>::declare("cap")),
+        }
+    }
+}
+
+/// What only some forms have.
+#[derive(Clone, Copy)]
+pub(super) struct Extras {
+    pub(super) sinks: Option<In<f32>>,
+    pub(super) window: Option<Val<u32>>,
+    pub(super) cap: Option<Val<f32>>,
+}
+
+impl Extras {
+    /// The first position that the query before `end` sees.
+    #[track_caller]
+    pub(super) fn first(&self, end: Val<u32>) -> Val<u32> {
+        match self.window {
+            Some(window) => end - window.min(end),
+            None => 0u32.val(),
+        }
+    }
+
+    /// What multiplies `q . k`, and what multiplies the result (after the cap, if there is one) to make it an exponent of two.
+    #[track_caller]
+    pub(super) fn scales(&self, scale: Val<f32>) -> (Val<f32>, Val<f32>) {
+        let log2e = std::f32::consts::LOG2_E;
+        match self.cap {
+            Some(cap) => (scale / cap, cap * log2e),
+            None => (1.0f32.val(), scale * log2e),
+        }
+    }
+}
+
+/// Runs or records `f` where `cond` holds.
+#[track_caller]
+pub(super) fn when(cond: Val<bool>, f: impl FnOnce()) {
+    test(cond).then(f).otherwise(|| {});
+}
+
+/// The quotient of a rounded up.
+#[track_caller]
+pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
+    let b = b.val();
+    (a + b - 1u32) / b
+}
+
+/// One of a layer's two caches, as a kernel reads it.
+pub(super) trait Stored: Copy {
+    /// Bytes of an element, which bound how many are read at once.
+    const BYTES: u32;
+
+    /// `lanes` elements of a head from `at` on, a multiple of `lanes`, which divides 32.
+    fn read(
+        self,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        at: Val<u32>,
+        lanes: u8,
+    ) -> Vec<Val<f32>>;
+}
+
+impl<C: Float> Stored for In<C> {
+    const BYTES: u32 = if C::SCALAR as u8 == tile::types::Scalar::F32 as u8 { 4 } else { 2 };
+
+    #[track_caller]
+    fn read(
+        self,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        at: Val<u32>,
+        lanes: u8,
+    ) -> Vec<Val<f32>> {
+        let values = self.get_vec(cache.element(slot, head) + at, lanes, Hint::None);
+        values.into_iter().map(Val::f32).collect()
+    }
+}
+
+/// A cache of q8_0: `[slots, kv_heads, head_dim]` codes and `[slots, kv_heads, head_dim / 32]` scales.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    pub(super) codes: In<i8>,
+    pub(super) scales: In<f16>,
+}
+
+impl Stored for Blocks {
+    const BYTES: u32 = 1;
+
+    #[track_caller]
+    fn read(
+        self,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        at: Val<u32>,
+        lanes: u8,
+    ) -> Vec<Val<f32>> {
+        let codes = self.codes.get_vec(cache.element(slot, head) + at, lanes, Hint::None);
+        let scale = self.scales.get(cache.scale(slot, head) + at / 32u32).f32();
+        codes.into_iter().map(|code| code.f32() * scale).collect()
+    }
+}
+
+/// Requires that buffers are aligned for 16-byte vectors.
+pub(super) fn require_aligned(names: &[&str]) {
+    names.iter().for_each(|name| require(Requirement::Aligned((*name).to_owned(), 16)));
+}
+
+/// Requires that buffers hold so many elements.
+pub(super) fn require_lengths(lengths: &[(&str, Extent)]) {
+    for (name, len) in lengths {
+        require(Requirement::Length((*name).to_owned(), len.clone()));
+    }
+}

@@ -1,0 +1,449 @@
+//! Appends keys and values to the cache: `cache[slot(t)] = k[t]`, rounded to the cache's element type.
+//!
+//! The cache of a layer is a pool of blocks of slots; a slot holds one token, `[kv_heads, head_dim]`. A sequence's table
+//! names its blocks in order, so a token's slot follows from its sequence and position alone: [`Cache`]. A table shorter
+//! than the sequence is a ring, which is how sliding windows are kept.
+//!
+//! Elements are f16, bf16 or f32; or q8_0, ggml's 8-bit blocks in two arrays: for 32 elements a scale `d = max|x| / 127`
+//! in f16 and codes `round(x / d)` in i8.
+
+use formats::quant::{Block, Q8_0};
+use half::f16;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::{Extent, Mode, Numbers, Requirement};
+
+use crate::math::round_away;
+use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors, store};
+use crate::trial::{every_float, exact, memory, random, scaled};
+
+/// Where tokens lie in the block pool: what a kernel that writes or reads the cache binds, and the addresses.
+#[derive(Debug, Clone, Copy)]
+pub struct Cache {
+    /// `[sequences, stride]`: the pool's block that holds each block of positions.
+    pub table: In<u32>,
+    /// `[tokens]`: the position of each token of the step in its sequence.
+    pub positions: In<u32>,
+    /// `[tokens]`: the row of `table` of each token of the step.
+    pub sequences: In<u32>,
+    /// Slots per block.
+    pub block: Val<u32>,
+    /// Blocks per row of `table`.
+    pub stride: Val<u32>,
+    /// Heads per slot.
+    pub kv_heads: Val<u32>,
+    /// Elements per head.
+    pub head_dim: Val<u32>,
+}
+
+impl Cache {
+    /// The slot of token `token` of this step.
+    #[track_caller]
+    pub fn slot(&self, token: Val<u32>) -> Val<u32> {
+        self.slot_at(self.sequences.get(token), self.positions.get(token))
+    }
+
+    /// The slot of a position of a sequence: `table[sequence, (position / block) % stride] * block + position % block`.
+    #[track_caller]
+    pub fn slot_at(&self, sequence: Val<u32>, position: Val<u32>) -> Val<u32> {
+        let entry = sequence * self.stride + (position / self.block) % self.stride;
+        self.table.get(entry) * self.block + position % self.block
+    }
+
+    /// The first element of a head in a slot, in arrays `[slots, kv_heads, head_dim]`: f16, bf16, f32, or codes of q8_0.
+    #[track_caller]
+    pub fn element(&self, slot: Val<u32>, head: impl IntoVal<u32>) -> Val<u32> {
+        (slot * self.kv_heads + head.val()) * self.head_dim
+    }
+
+    /// The first scale of a head in a slot, in arrays `[slots, kv_heads, head_dim / 32]`: the f16 scales of q8_0.
+    #[track_caller]
+    pub fn scale(&self, slot: Val<u32>, head: impl IntoVal<u32>) -> Val<u32> {
+        (slot * self.kv_heads + head.val()) * (self.head_dim / 32u32)
+    }
+}
+
+/// The slot of a position of a sequence.
+pub fn slot(table: &[u32], stride: usize, block: usize, sequence: usize, position: usize) -> usize {
+    table[sequence * stride + position / block % stride] as usize * block + position % block
+}
+
+/// Writes row `t` of `x` `[tokens, width]` to slot `slots[t]` of `cache` `[slots, width]`.
+pub fn reference(x: &[f32], slots: &[usize], width: usize, cache: &mut [f32]) {
+    for (row, &slot) in x.chunks_exact(width).zip(slots) {
+        cache[slot * width..][..width].copy_from_slice(row);
+    }
+}
+
+/// Codes and scales of rows of 32-element blocks, one after the other, as ggml's q8_0 has them.
+pub fn reference_q8_0(x: &[f32]) -> (Vec<i8>, Vec<f16>) {
+    let (mut codes, mut scales) = (vec![], vec![]);
+    for x in x.chunks_exact(32) {
+        let mut block = [0; 34];
+        Q8_0::encode(x, &mut block);
+        scales.push(f16::from_le_bytes([block[0], block[1]]));
+        codes.extend(block[2..].iter().map(|&b| b as i8));
+    }
+    (codes, scales)
+}
+
+/// One of a layer's two caches, as a kernel writes it.
+pub(crate) trait Target: Copy {
+    /// Where `keep` holds, writes elements `i` on of a token's row, which begins at `slot`. All lanes of the simdgroup take
+    /// part and hand over as many elements, 1, 4 or 8, lane after lane.
+    fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>);
+}
+
+/// `[slots, kv_heads, head_dim]` numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plain<C>(pub(crate) InOut<C>);
+
+impl<C: Float> Target for Plain<C> {
+    #[track_caller]
+    fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>) {
+        let at = cache.element(slot, 0u32) + i;
+        test(keep).then(|| store(self.0, at, values)).otherwise(|| {});
+    }
+}
+
+/// `[slots, kv_heads, head_dim]` codes and `[slots, kv_heads, head_dim / 32]` scales.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocks {
+    pub(crate) codes: InOut<i8>,
+    pub(crate) scales: InOut<f16>,
+}
+
+impl Target for Blocks {
+    #[track_caller]
+    fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>) {
+        let lanes = 32 / values.len() as u8;
+        let own = values.iter().fold(0.0f32.val(), |most, v| most.max(v.abs()));
+        let masks = (0..8).map(|bit| 1 << bit).take_while(|mask| *mask < lanes);
+        let most = masks.fold(own, |most, mask| most.max(shuffle_xor(most, mask)));
+        let d = most / 127.0;
+        // A block of zeros has no inverse; its codes are zero.
+        let inverse = select(Order::gt(d, 0.0), 1.0f32 / d, 0.0);
+        let codes: Vec<Val<i8>> = values.iter().map(|&v| round_away(v * inverse).cast()).collect();
+        let (code, scale) = (cache.element(slot, 0u32) + i, cache.scale(slot, 0u32) + i / 32u32);
+        let write = || {
+            self.codes.set_vec(code, &codes);
+            let first = || self.scales.set(scale, d.cast::<f16>());
+            test(Order::eq(lane_id() % u32::from(lanes), 0u32)).then(first).otherwise(|| {});
+        };
+        test(keep).then(write).otherwise(|| {});
+    }
+}
+
+/// Elements of a token's row.
+fn row() -> Extent {
+    dim("kv_heads") * dim("head_dim")
+}
+
+/// The contract of what a kernel that writes the cache reads besides.
+pub(crate) fn require_step() {
+    require(Requirement::Length("positions".to_owned(), dim("tokens")));
+    require(Requirement::Length("sequences".to_owned(), dim("tokens")));
+}
+
+/// The contract of q8_0 caches.
+pub(crate) fn require_blocks() {
+    require(Requirement::Divisible(dim("head_dim"), 32));
+    for name in ["key_codes", "key_scales", "value_codes", "value_scales"] {
+        require(Requirement::Aligned(name.to_owned(), 16));
+    }
+}
+
+/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of `C`, on the device.
+#[kernel]
+pub fn kv_write<T: Float, C: Float>(
+    k: In<T>,
+    v: In<T>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    table: In<u32>,
+    keys: InOut<C>,
+    values: InOut<C>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    kv_heads: Const<u32>,
+    head_dim: Const<u32>,
+) {
+    launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
+    let size = dim("tokens") * row();
+    require_vectors(&[("k", size.clone()), ("v", size), ("keys", row()), ("values", row())]);
+    require_step();
+    begin();
+    let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
+    let width = kv_heads * head_dim;
+    let (from, to) = (group_id() * width, cache.element(cache.slot(group_id()), 0u32));
+    Team::Group.sweep(width, lanes_of_both::<T, C>(), |at, lanes| {
+        let read = |&i: &Val<u32>| (load(k, from + i, lanes), load(v, from + i, lanes));
+        let loaded: Vec<_> = at.iter().map(read).collect();
+        for (&i, (k, v)) in at.iter().zip(loaded) {
+            store(keys, to + i, &k);
+            store(values, to + i, &v);
+        }
+    });
+}
+
+/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of q8_0, on the device. 32 must divide `head_dim`.
+#[kernel]
+pub fn kv_write_q8_0<T: Float>(
+    k: In<T>,
+    v: In<T>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    table: In<u32>,
+    key_codes: InOut<i8>,
+    key_scales: InOut<f16>,
+    value_codes: InOut<i8>,
+    value_scales: InOut<f16>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    kv_heads: Const<u32>,
+    head_dim: Const<u32>,
+) {
+    launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
+    let size = dim("tokens") * row();
+    require_vectors(&[("k", size.clone()), ("v", size)]);
+    require_step();
+    require_blocks();
+    begin();
+    let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
+    let keys = Blocks { codes: key_codes, scales: key_scales };
+    let values = Blocks { codes: value_codes, scales: value_scales };
+    let width = kv_heads * head_dim;
+    let (from, slot) = (group_id() * width, cache.slot(group_id()));
+    let lanes = lanes::<T>();
+    let wide = u32::from(lanes);
+    // Lanes exchange maxima, so all of them go on until the last has nothing left.
+    for start in range(0u32, width).step(threads() * wide) {
+        let i = start + thread_id() * wide;
+        let keep = i < width;
+        let i = select(keep, i, 0u32);
+        let (k, v) = (load(k, from + i, lanes), load(v, from + i, lanes));
+        keys.put(&cache, slot, i, &k, keep);
+        values.put(&cache, slot, i, &v, keep);
+    }
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "kv_write", cases, benches },
+    Spec { name: "kv_write_q8_0", cases: cases_q8_0, benches: benches_q8_0 },
+];
+
+/// A step and a block pool to try it on: three sequences, rings of four blocks of eight slots, scattered over the pool.
+pub(crate) struct Step {
+    pub(crate) positions: Vec<u32>,
+    pub(crate) sequences: Vec<u32>,
+    pub(crate) table: Vec<u32>,
+}
+
+impl Step {
+    pub(crate) const BLOCK: usize = 8;
+    pub(crate) const STRIDE: usize = 4;
+    /// Slots of the pool: one block more than the sequences have.
+    pub(crate) const SLOTS: usize = 13 * Step::BLOCK;
+
+    /// So many tokens: prompts across a block's end, past a ring's end, and single tokens.
+    pub(crate) fn of(tokens: usize) -> Step {
+        let all = [(0, 6), (0, 7), (0, 8), (2, 31), (2, 32), (1, 1_000_000), (0, 9), (1, 3)];
+        Step {
+            positions: all.iter().take(tokens).map(|a| a.1).collect(),
+            sequences: all.iter().take(tokens).map(|a| a.0).collect(),
+            table: (0..12).map(|i| (i * 5 + 3) % 13).collect(),
+        }
+    }
+
+    /// The slot of each token.
+    pub(crate) fn slots(&self) -> Vec<usize> {
+        let pairs = self.sequences.iter().zip(&self.positions);
+        pairs
+            .map(|(&s, &p)| slot(&self.table, Step::STRIDE, Step::BLOCK, s as usize, p as usize))
+            .collect()
+    }
+
+    /// Positions, sequences and table, in binding order.
+    pub(crate) fn buffers(&self) -> [Buffer; 3] {
+        [&self.positions, &self.sequences, &self.table].map(|words| Buffer::words(words))
+    }
+
+    /// The numbers of a launch.
+    pub(crate) fn numbers(&self, kv_heads: usize, head_dim: usize) -> Numbers {
+        numbers(self.positions.len(), Step::BLOCK, Step::STRIDE, kv_heads, head_dim)
+    }
+
+    /// A plain cache's content after it held `before` and rows `x` were written.
+    pub(crate) fn after(&self, before: &Buffer, x: &[f32], width: usize) -> Vec<f32> {
+        let mut cache = before.to_f32();
+        reference(x, &self.slots(), width, &mut cache);
+        cache
+    }
+
+    /// Codes and scales of a q8_0 cache of zeros after rows `x` were written.
+    pub(crate) fn after_q8_0(&self, x: &[f32], width: usize) -> [Vec<f64>; 2] {
+        let (codes, scales) = reference_q8_0(x);
+        let mut cache = [vec![0.0; Step::SLOTS * width], vec![0.0; Step::SLOTS * width / 32]];
+        for (t, slot) in self.slots().into_iter().enumerate() {
+            for i in 0..width {
+                cache[0][slot * width + i] = f64::from(codes[t * width + i]);
+                cache[1][(slot * width + i) / 32] = scales[(t * width + i) / 32].to_f64();
+            }
+        }
+        cache
+    }
+}
+
+fn numbers(tokens: usize, block: usize, stride: usize, heads: usize, head_dim: usize) -> Numbers {
+    Numbers::new()
+        .with("tokens", tokens as u32)
+        .with("block", block as u32)
+        .with("stride", stride as u32)
+        .with("kv_heads", heads as u32)
+        .with("head_dim", head_dim as u32)
+}
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float, C: Float>() -> Vec<Case> {
+        let case = |(tokens, kv_heads, head_dim, why): (usize, usize, usize, &str)| {
+            let (step, width) = (Step::of(tokens), kv_heads * head_dim);
+            let (k, v) = (random::<T>(1, tokens * width), random::<T>(2, tokens * width));
+            let (keys, values) =
+                (random::<C>(3, Step::SLOTS * width), random::<C>(4, Step::SLOTS * width));
+            let expected = vec![
+                (5, exact::<C>(&step.after(&keys, &k.to_f32(), width))),
+                (6, exact::<C>(&step.after(&values, &v.to_f32(), width))),
+            ];
+            let mut buffers = vec![k, v];
+            buffers.extend(step.buffers());
+            buffers.extend([keys, values]);
+            Case {
+                kernel: kv_write::<T, C>(),
+                label: format!(
+                    "{tokens} x {kv_heads} x {head_dim} {} to {}, {why}",
+                    T::NAME,
+                    C::NAME
+                ),
+                numbers: step.numbers(kv_heads, head_dim),
+                buffers,
+                expected,
+            }
+        };
+        [
+            (1, 8, 128, "one token"),
+            (8, 2, 64, "sequences, blocks and a ring's turn"),
+            (3, 3, 43, "a row no vector divides"),
+            (2, 1, 1, "one element"),
+        ]
+        .into_iter()
+        .map(case)
+        .collect()
+    }
+    fn all<T: Float>() -> Vec<Case> {
+        let mut all = of::<T, f16>();
+        all.extend(of::<T, half::bf16>());
+        all.extend(of::<T, f32>());
+        all
+    }
+    every_float!(all)
+}
+
+fn cases_q8_0() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |(tokens, kv_heads, head_dim, why): (usize, usize, usize, &str)| {
+            let (step, width) = (Step::of(tokens), kv_heads * head_dim);
+            let mut k = scaled::<T>(1, tokens * width, 3.0);
+            // A block of zeros, whose scale has no inverse.
+            k.bytes[..32 * T::SCALAR.bytes()].fill(0);
+            let v = scaled::<T>(2, tokens * width, 0.01);
+            let mut expected = Vec::new();
+            for (at, x) in [(5, &k), (7, &v)] {
+                let [codes, scales] = step.after_q8_0(&x.to_f32(), width);
+                expected.push((at, Expected::Exact(codes)));
+                expected.push((at + 1, Expected::Exact(scales)));
+            }
+            let mut buffers = vec![k, v];
+            buffers.extend(step.buffers());
+            for _ in 0..2 {
+                buffers.push(Buffer::zeros(i8::SCALAR, Step::SLOTS * width));
+                buffers.push(Buffer::zeros(f16::SCALAR, Step::SLOTS * width / 32));
+            }
+            Case {
+                kernel: kv_write_q8_0::<T>(),
+                label: format!("{tokens} x {kv_heads} x {head_dim} {}, {why}", T::NAME),
+                numbers: step.numbers(kv_heads, head_dim),
+                buffers,
+                expected,
+            }
+        };
+        [
+            (1, 8, 128, "one token"),
+            (8, 2, 64, "sequences, blocks and a ring's turn"),
+            (3, 3, 32, "rows that end inside a simdgroup"),
+        ]
+        .into_iter()
+        .map(case)
+        .collect()
+    }
+    every_float!(of)
+}
+
+/// A prompt for one sequence in blocks of 256: tokens, heads, and what is read and written per token.
+const BENCH: (usize, usize, usize) = (16_384, 8, 128);
+
+fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
+    let (tokens, heads, head_dim) = BENCH;
+    let (n, stride) = (tokens * heads * head_dim, tokens / 256);
+    let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
+    let buffers = vec![
+        Fill::Noise(T::SCALAR, n),
+        Fill::Noise(T::SCALAR, n),
+        words((0..tokens as u32).collect()),
+        words(vec![0; tokens]),
+        words((0..stride as u32).rev().collect()),
+    ];
+    (buffers, numbers(tokens, 256, stride, heads, head_dim))
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let (mut buffers, numbers) = prompt::<T>();
+        let n = BENCH.0 * BENCH.1 * BENCH.2;
+        buffers.extend([Fill::Zeros(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)]);
+        vec![memory(kv_write::<T, T>(), "16384 x 8 x 128", numbers, buffers, 0)]
+    }
+    every_float!(of)
+}
+
+fn benches_q8_0() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let (mut buffers, numbers) = prompt::<T>();
+        let n = BENCH.0 * BENCH.1 * BENCH.2;
+        for _ in 0..2 {
+            buffers.push(Fill::Zeros(i8::SCALAR, n));
+            buffers.push(Fill::Zeros(f16::SCALAR, n / 32));
+        }
+        vec![memory(kv_write_q8_0::<T>(), "16384 x 8 x 128", numbers, buffers, 4 * n as u64)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
+
+    #[test]
+    fn slots_are_distinct() {
+        let mut slots = Step::of(8).slots();
+        assert!(slots.iter().all(|s| *s < Step::SLOTS));
+        slots.sort_unstable();
+        slots.dedup();
+        assert_eq!(slots.len(), 8);
+    }
+}

@@ -1,0 +1,161 @@
+//! Layer norm (Ba et al. 2016): `y = (x - mean) / sqrt(variance + eps) * weight + bias`, the bias optional.
+//!
+//! The variance is the mean of squared deviations, taken in a second pass over the row: the difference of mean square
+//! and squared mean would lose it where the mean is large.
+
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+
+use crate::rms_norm::{SHAPES, numbers};
+use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors, store};
+use crate::trial::{every_float, memory, near, random, rows_of, scaled};
+
+/// Normalises every row of `weight.len()` elements of `x` into `y`, in f64.
+pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) {
+    let width = weight.len();
+    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+        let square = |x: &f32| (f64::from(*x) - mean).powi(2);
+        let variance = x.iter().map(square).sum::<f64>() / width as f64;
+        let scale = 1.0 / (variance + f64::from(eps)).sqrt();
+        for i in 0..width {
+            let bias = bias.map_or(0.0, |b| f64::from(b[i]));
+            y[i] = ((f64::from(x[i]) - mean) * scale * f64::from(weight[i]) + bias) as f32;
+        }
+    }
+}
+
+/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Where `biased`, a last buffer `bias` is
+/// `[width]` too.
+#[kernel]
+pub fn layer_norm<T: Float, W: Float>(
+    x: In<T>,
+    weight: In<W>,
+    y: Out<T>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    biased: bool,
+) {
+    let team = Team::Group;
+    let suffix = if biased { "_bias" } else { "" };
+    rename(format!("layer_norm{suffix}_{}_{}", T::NAME, W::NAME));
+    team.launch(256);
+    let size = dim("rows") * dim("width");
+    require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
+    let bias = biased.then(|| {
+        require_vectors(&[("bias", dim("width"))]);
+        In::<W>::declare("bias")
+    });
+    begin();
+    let first = group_id() * width;
+    let lanes = lanes_of_both::<T, W>();
+    let reduce = |f: &dyn Fn(Val<f32>, Val<f32>) -> Val<f32>| {
+        let sum = Var::new(0.0);
+        team.sweep(width, lanes, |at, lanes| {
+            let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
+            for v in loaded.into_iter().flatten() {
+                sum.set(f(sum.get(), v));
+            }
+        });
+        team.sum(sum.get()) / width.f32()
+    };
+    let mean = reduce(&|sum, v| sum + v);
+    let variance = reduce(&|sum, v| (v - mean).fma(v - mean, sum));
+    let scale = (variance + eps).rsqrt();
+    team.sweep(width, lanes, |at, lanes| {
+        let read = |&i: &Val<u32>| {
+            let bias = bias.map(|bias| load(bias, i, lanes));
+            (load(x, first + i, lanes), load(weight, i, lanes), bias)
+        };
+        let loaded: Vec<_> = at.iter().map(read).collect();
+        for (&i, (x, weight, bias)) in at.iter().zip(loaded) {
+            let values = x.into_iter().zip(weight).map(|(x, w)| (x - mean) * scale * w).collect();
+            store(y, first + i, &plus(values, bias));
+        }
+    });
+}
+
+/// Adds the bias, if there is one.
+#[track_caller]
+fn plus(values: Vec<Val<f32>>, bias: Option<Vec<Val<f32>>>) -> Vec<Val<f32>> {
+    match bias {
+        Some(bias) => values.into_iter().zip(bias).map(|(v, b)| v + b).collect(),
+        None => values,
+    }
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "layer_norm", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float, W: Float>(biased: bool) -> Vec<Case> {
+        let case = |(rows, width, _, why): (usize, usize, Team, &str)| {
+            let n = rows * width;
+            // A mean far from zero: what the second pass is for.
+            let shifted: Vec<f32> =
+                scaled::<T>(width as u64, n, 0.5).to_f32().iter().map(|v| v + 8.0).collect();
+            let x = Buffer::floats(T::SCALAR, &shifted);
+            let (weight, bias) = (random::<W>(5, width), random::<W>(6, width));
+            let mut y = vec![0.0; n];
+            let b = bias.to_f32();
+            reference(&x.to_f32(), &weight.to_f32(), biased.then_some(&b), 1e-5, &mut y);
+            Case {
+                kernel: layer_norm::<T, W>(biased),
+                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                numbers: numbers(rows, width),
+                buffers: [x, weight, Buffer::zeros(T::SCALAR, n)]
+                    .into_iter()
+                    .chain(biased.then_some(bias))
+                    .collect(),
+                expected: vec![(2, near::<T>(&y))],
+            }
+        };
+        SHAPES.into_iter().filter(|shape| shape.2 == Team::Group).map(case).collect()
+    }
+    fn all<T: Float>() -> Vec<Case> {
+        let mut all = of::<T, T>(true);
+        all.extend(of::<T, f32>(false));
+        all
+    }
+    every_float!(all)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let (rows, width) = (rows_of::<T>(4096), 4096);
+        let n = rows * width;
+        let weight = Fill::Noise(T::SCALAR, width);
+        let buffers =
+            vec![Fill::Noise(T::SCALAR, n), weight.clone(), Fill::Zeros(T::SCALAR, n), weight];
+        let kernel = layer_norm::<T, T>(true);
+        vec![memory(
+            kernel,
+            &format!("{rows} x {width}"),
+            numbers(rows, width),
+            buffers,
+            8 * n as u64,
+        )]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
+
+    #[test]
+    fn rows_have_mean_zero_and_variance_one() {
+        let x = [1.0, 2.0, 3.0, 4.0, -7.0, 0.0, 7.0, 0.0];
+        let mut y = [0.0; 8];
+        reference(&x, &[1.0; 4], None, 0.0, &mut y);
+        for row in y.chunks(4) {
+            assert!(row.iter().sum::<f32>().abs() < 1e-6);
+            assert!((row.iter().map(|v| v * v).sum::<f32>() - 4.0).abs() < 1e-5);
+        }
+    }
+}

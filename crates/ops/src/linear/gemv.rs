@@ -1,0 +1,367 @@
+//! The products of a few activation rows with the rows of packed matrices: what the kernels of decoding share.
+//!
+//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`] matrix rows, `groups *
+//! simdgroups` apart, and walks each in steps of 32 lanes x [`Schedule::loads`] 16-byte loads. The loads of the next step
+//! are issued before the sums of the present one, across the ends of rows too, and the first before the previous kernel
+//! is waited for: memory is never idle. Activations are read once per group ([`super::input`]).
+
+use super::input::{Activations, Input, Slice};
+use crate::packed::{Format, Weights};
+use tile::dsl::*;
+use tile::launch::{Extent, Mode, Requirement};
+use tile::types::Scalar;
+
+/// How a matrix-vector kernel divides its work. Every field is free: all give the same sums in some order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Schedule {
+    /// Matrix rows that a simdgroup sums together, of each matrix of a pair.
+    pub outputs: u32,
+    /// 16-byte loads that a lane has under way per matrix row.
+    pub loads: u32,
+    /// Threads of a group.
+    pub threads: u32,
+    /// What is done with the activations.
+    pub activations: Activations,
+    /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch contract then says so.
+    pub whole: bool,
+}
+
+/// What a schedule is picked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// The formats of the matrices, in the order of the launch.
+    pub formats: &'a [Format],
+    /// Columns: inputs.
+    pub cols: u32,
+    /// Rows of all matrices: outputs.
+    pub out: u32,
+    /// Activation rows.
+    pub rows: u32,
+    /// Their type.
+    pub x: Scalar,
+    /// Whether two matrices are read side by side.
+    pub pair: bool,
+    /// Whether the activations may be multiplied as bytes.
+    pub int8: bool,
+}
+
+impl<'a> Task<'a> {
+    /// Of one row in bf16, multiplied as bytes where formats allow it.
+    pub fn decode(formats: &'a [Format], cols: u32, out: u32) -> Self {
+        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair: false, int8: true }
+    }
+}
+
+impl Schedule {
+    /// The best of those measured on an H200, two groups to a multiprocessor: see [`Schedule::groups`].
+    pub fn pick(task: &Task) -> Schedule {
+        let Task { formats, cols, out, rows, x, pair, int8 } = *task;
+        let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
+        let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
+        let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
+        // 64 KB under way per multiprocessor fill the memory pipe: 2 groups x 256 threads x 8 x 16 bytes. Twice that many
+        // words are held in registers, of which 2 groups leave 128 to a thread.
+        let many = words > 6 || exact || formats.len() > 1 && words > 4;
+        let loads_held =
+            8 / (1 + u32::from(many)) / (1 + u32::from(pair)) / (1 + u32::from(rows > 2));
+        // Tall matrices have rows enough for every simdgroup to take several, which then share the activations.
+        let least = if pair {
+            2
+        } else if out >= 8192 && formats.len() == 1 {
+            4
+        } else {
+            1
+        };
+        let run = formats.first().map_or(1, |f| f.run());
+        let tiles = cols.div_ceil(32 * run).max(1);
+        let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
+        let most = (loads_held / least).max(1);
+        let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
+        let outputs = if rows > 2 { 1 } else { (loads_held / loads).clamp(1, 4) };
+        let activations = Activations::pick(cols, rows, x.bytes() as u32, int8);
+        let mut schedule = Schedule { outputs, loads, threads: 256, activations, whole: true };
+        schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
+        schedule
+    }
+
+    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or cores): two on each, or as
+    /// many as have work. Any number is right.
+    pub fn groups(&self, out: u32, processors: u32) -> u32 {
+        let work = out.div_ceil(self.outputs * (self.threads / 32).max(1));
+        work.min(2 * processors).max(1)
+    }
+
+    /// What the columns are a multiple of.
+    fn step(&self, format: Format) -> u32 {
+        let whole = if self.whole { 32 * format.run() * self.loads } else { 1 };
+        format.step().max(whole)
+    }
+
+    /// For a kernel's name: what tells two schedules apart.
+    pub(crate) fn name(&self) -> String {
+        let Schedule { outputs, loads, threads, activations, whole } = self;
+        let rest = if *whole { "" } else { "_ragged" };
+        format!("{outputs}x{loads}x{threads}_{}{rest}", activations.name())
+    }
+}
+
+/// Matrix rows that are taken one after another: of one matrix, or of two that are read together.
+pub(crate) struct Sweep {
+    /// One, or two of one format.
+    pub(crate) weights: Vec<Weights>,
+    /// Their rows.
+    pub(crate) out: Val<u32>,
+}
+
+/// Sums that are complete, in lane 0.
+pub(crate) struct Sums {
+    /// Which sweep.
+    pub(crate) sweep: usize,
+    /// The matrix row.
+    pub(crate) output: Val<u32>,
+    /// The activation row.
+    pub(crate) row: u32,
+    /// One for each matrix of the sweep, the norm's scale included.
+    pub(crate) sums: Vec<Val<f32>>,
+}
+
+/// States the contract that all these kernels share: `weights` are names, formats and names of the numbers of rows.
+pub(crate) fn contract(schedule: &Schedule, rows: u32, weights: &[(&str, Format, &str)]) {
+    launch(Mode::Vector, [dim("groups"), fixed(1), fixed(1)], schedule.threads);
+    holds("x", dim("width") * rows);
+    require(Requirement::Aligned("x".into(), 16));
+    let mut step = 1;
+    for &(name, format, out) in weights {
+        holds(name, format.extent(dim("width")) * dim(out));
+        require(Requirement::Aligned(name.into(), 16));
+        step = step.max(schedule.step(format));
+    }
+    require(Requirement::Divisible(dim("width"), step));
+    if let Some(capacity) = schedule.activations.capacity() {
+        require(Requirement::AtMost(dim("width"), capacity));
+    }
+}
+
+/// Requires a buffer's length.
+pub(crate) fn holds(name: &str, length: Extent) {
+    require(Requirement::Length(name.into(), length));
+}
+
+/// Records the whole kernel: `finish` writes one output.
+#[track_caller]
+pub(crate) fn product<X: Float>(
+    schedule: &Schedule,
+    mut input: Input<X>,
+    sweeps: &[Sweep],
+    mut finish: impl FnMut(Sums),
+) {
+    grid_trigger();
+    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id() };
+    // Neighbouring groups take neighbouring blocks: the last, partial round is spread over all multiprocessors.
+    let own = simd_id() * groups(0) + group_id();
+    let stride = groups(0) * (schedule.threads / 32);
+    let spans = spans(sweeps, schedule.outputs, own, stride);
+    let words = sweeps.iter().map(|sweep| walk.words(sweep)).max().unwrap_or(0);
+    let (now, next) = (Regs::<u32>::uninit(words), Regs::<u32>::uninit(words));
+    for (sweep, span) in sweeps.iter().zip(&spans) {
+        test(span.first).then(|| walk.load(sweep, span.start, 0u32.val(), now)).otherwise(|| {});
+    }
+    grid_wait();
+    input.stage();
+    for (index, (sweep, span)) in sweeps.iter().zip(&spans).enumerate() {
+        if index > 0 {
+            let late = span.trips.gt(0u32) & !span.first;
+            test(late).then(|| walk.load(sweep, span.start, 0u32.val(), now)).otherwise(|| {});
+        }
+        let sums = Regs::<f32>::new(walk.sums(sweep, input.rows), 0.0);
+        let (block, step) = (Var::new(span.start), Var::new(0u32));
+        let steps = walk.steps(sweep);
+        let total = span.trips * steps;
+        range(0u32, total).each(|t| {
+            let (b, s) = (block.get(), step.get());
+            let last = (s + 1u32).eq(steps);
+            let (next_b, next_s) = (select(last, b + stride, b), select(last, 0u32, s + 1u32));
+            let more = (t + 1u32).lt(total);
+            test(more).then(|| walk.load(sweep, next_b, next_s, next)).otherwise(|| {});
+            walk.sum(sweep, &input, s, now, sums);
+            test(last)
+                .then(|| walk.finish(sweep, index, &input, b, sums, &mut finish))
+                .otherwise(|| {});
+            let words = walk.words(sweep);
+            test(more).then(|| (0..words).for_each(|i| now.set(i, next.get(i)))).otherwise(|| {});
+            block.set(next_b);
+            step.set(next_s);
+        });
+    }
+}
+
+/// A simdgroup's share of a sweep.
+struct Span {
+    /// Its first block.
+    start: Val<u32>,
+    /// How many blocks it takes.
+    trips: Val<u32>,
+    /// Whether it is the simdgroup's first of all.
+    first: Val<bool>,
+}
+
+/// Blocks are numbered through all sweeps and dealt out in turn, so that no simdgroup gets more than one more than another.
+#[track_caller]
+fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
+    let mut begin: Option<Val<u32>> = None;
+    let mut spans = Vec::new();
+    for sweep in sweeps {
+        let blocks = (sweep.out + (outputs - 1)) / outputs;
+        let (start, reached) = match begin {
+            None => (own, None),
+            Some(begin) => {
+                let early = (begin - own + (stride - 1u32)) / stride * stride;
+                let reached = own.ge(begin);
+                (own + select(reached, 0u32, early) - begin, Some(reached))
+            }
+        };
+        let some = start.lt(blocks);
+        let trips = select(some, (blocks - start + (stride - 1u32)) / stride, 0u32);
+        let first = reached.map_or(some, |reached| reached & some);
+        spans.push(Span { start, trips, first });
+        begin = Some(begin.map_or(blocks, |begin| begin + blocks));
+    }
+    spans
+}
+
+/// How a simdgroup walks through blocks of rows.
+struct Walk {
+    schedule: Schedule,
+    cols: Val<u32>,
+    lane: Val<u32>,
+}
+
+impl Walk {
+    /// Words in registers for a step.
+    fn words(&self, sweep: &Sweep) -> u32 {
+        let per_run = sweep.weights.iter().map(|w| w.format().words()).sum::<u32>();
+        self.schedule.outputs * self.schedule.loads * per_run
+    }
+
+    /// Sums in registers for a block.
+    fn sums(&self, sweep: &Sweep, rows: u32) -> u32 {
+        self.schedule.outputs * sweep.weights.len() as u32 * rows
+    }
+
+    /// Runs of a row.
+    #[track_caller]
+    fn runs(&self, sweep: &Sweep) -> Val<u32> {
+        self.cols / sweep.weights[0].format().run()
+    }
+
+    /// Steps of a row.
+    #[track_caller]
+    fn steps(&self, sweep: &Sweep) -> Val<u32> {
+        let per_step = 32 * self.schedule.loads;
+        (self.runs(sweep) + (per_step - 1)) / per_step
+    }
+
+    /// This lane's run for a load of a step.
+    #[track_caller]
+    fn run(&self, step: Val<u32>, load: u32) -> Val<u32> {
+        step * (32 * self.schedule.loads) + (self.lane + 32 * load)
+    }
+
+    /// Issues the loads of a step of a block. Rows and runs past the end are replaced by the last: their sums are not used.
+    #[track_caller]
+    fn load(&self, sweep: &Sweep, block: Val<u32>, step: Val<u32>, to: Regs<u32>) {
+        let Schedule { outputs, loads, whole, .. } = self.schedule;
+        let mut at = 0;
+        let rows: Vec<Val<u32>> =
+            (0..outputs).map(|o| (block * outputs + o).min(sweep.out - 1u32)).collect();
+        for load in 0..loads {
+            let run = self.run(step, load);
+            let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
+            for row in &rows {
+                for weights in &sweep.weights {
+                    for word in weights.load(weights.row(*row), run) {
+                        to.set(at, word);
+                        at += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a step to the sums.
+    #[track_caller]
+    fn sum<X: Float>(
+        &self,
+        sweep: &Sweep,
+        input: &Input<X>,
+        step: Val<u32>,
+        from: Regs<u32>,
+        sums: Regs<f32>,
+    ) {
+        let Schedule { outputs, loads, whole, .. } = self.schedule;
+        let mut at = 0;
+        for load in 0..loads {
+            let run = self.run(step, load);
+            let inside = if whole { None } else { Some(run.lt(self.runs(sweep))) };
+            let mut body = || {
+                let format = sweep.weights[0].format();
+                // Activations of all rows are kept for the block's matrix rows where registers allow.
+                let keep = input.rows * format.run() <= 64;
+                let slice = |row| input.slice(row, run, format);
+                let kept: Vec<Slice> =
+                    if keep { (0..input.rows).map(slice).collect() } else { vec![] };
+                for sum in 0..outputs * sweep.weights.len() as u32 {
+                    let weights = sweep.weights[sum as usize % sweep.weights.len()];
+                    let words: Vec<Val<u32>> =
+                        (at..at + weights.format().words()).map(|i| from.get(i)).collect();
+                    at += weights.format().words();
+                    let taken = weights.run(&words, run);
+                    for row in 0..input.rows {
+                        let i = sum * input.rows + row;
+                        let dot = match kept.get(row as usize) {
+                            Some(slice) => slice.dot(&taken, sums.get(i)),
+                            None => slice(row).dot(&taken, sums.get(i)),
+                        };
+                        sums.set(i, dot);
+                    }
+                }
+            };
+            match inside {
+                None => body(),
+                Some(inside) => test(inside).then(body).otherwise(|| {}),
+            }
+        }
+    }
+
+    /// Adds up the lanes' sums, hands them over and clears them.
+    #[track_caller]
+    fn finish<X: Float>(
+        &self,
+        sweep: &Sweep,
+        index: usize,
+        input: &Input<X>,
+        block: Val<u32>,
+        sums: Regs<f32>,
+        finish: &mut impl FnMut(Sums),
+    ) {
+        let totals: Vec<Val<f32>> = (0..sums.len()).map(|i| simd_sum(sums.get(i))).collect();
+        (0..sums.len()).for_each(|i| sums.set(i, 0.0));
+        let matrices = sweep.weights.len();
+        for o in 0..self.schedule.outputs {
+            let output = block * self.schedule.outputs + o;
+            let writes = self.lane.eq(0u32) & output.lt(sweep.out);
+            test(writes)
+                .then(|| {
+                    for row in 0..input.rows {
+                        let total = |m: usize| {
+                            let at = (o as usize * matrices + m) * input.rows as usize;
+                            input.scaled(row, totals[at + row as usize])
+                        };
+                        let sums = (0..matrices).map(total).collect();
+                        finish(Sums { sweep: index, output, row, sums });
+                    }
+                })
+                .otherwise(|| {});
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! The activations of a matrix-vector kernel: read once per group into shared memory, as they are or as bytes.
+//!
+//! With a norm in front (Zhang & Sennrich 2019) its weight multiplies the activations as they are read, every group sums
+//! their squares, and `1 / sqrt(mean + eps)`, which is the same for a whole row, multiplies the finished sums.
+//!
+//! As bytes, 32 neighbours share a scale: `x ~ s q`, `s = max |x| / 127`, `q` the integer nearest to `x / s`; [`bytes`] is the
+//! reference. Then `sum_i w_i x_i = s (a sum c_i q_i + m sum q_i)` where `w = a c + m`: four products an instruction.
+//!
+//! A run of activations is spread over planes 16 bytes wide, so that neighbouring lanes read neighbouring 16 bytes: no two
+//! of them meet in a bank.
+
+use crate::packed::{Format, Run, Scaled};
+use tile::dsl::*;
+use tile::ir::Hint;
+
+/// What a group does with its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// Reads them from memory each time.
+    Direct,
+    /// Keeps a copy of up to so many columns.
+    Staged(u32),
+    /// Keeps them as bytes, up to so many columns. Quantised matrices only.
+    Bytes(u32),
+}
+
+/// Shared memory that every target has.
+const LIMIT: u32 = 32 * 1024;
+
+impl Activations {
+    /// What suits rows of a type with `bytes`: kept as bytes if `int8`, as copies if they fit.
+    pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
+        // Few capacities serve all widths: a capacity is a variant of the kernel.
+        let capacity = cols.next_multiple_of(if cols > 2048 { 2048 } else { 256 });
+        // Squares and sums of a group take some too.
+        let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= u64::from(LIMIT);
+        let cells = u64::from(capacity);
+        if int8 && fits(cells + cells / 32 * 4 + cells / 16 * 4) {
+            Activations::Bytes(capacity)
+        } else if fits(cells * u64::from(bytes)) {
+            Activations::Staged(capacity)
+        } else {
+            Activations::Direct
+        }
+    }
+
+    /// The columns that fit; none is any number.
+    pub fn capacity(self) -> Option<u32> {
+        match self {
+            Activations::Direct => None,
+            Activations::Staged(capacity) | Activations::Bytes(capacity) => Some(capacity),
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        match self {
+            Activations::Direct => "direct".to_owned(),
+            Activations::Staged(capacity) => format!("staged{capacity}"),
+            Activations::Bytes(capacity) => format!("bytes{capacity}"),
+        }
+    }
+}
+
+/// Adding it rounds a number of at most 2^22 to the nearest integer, ties to even.
+const NEAREST: f32 = 12_582_912.0;
+/// A byte's share of the largest activation.
+const PER_STEP: f32 = 1.0 / 127.0;
+/// Activations that are all smaller than this count as zeros: the inverse of their scale may not exist.
+const TINY: f32 = 1e-30;
+/// Reads of a thread that are under way together while activations are staged.
+const MOST_ROUNDS: u32 = 8;
+
+/// Activations as the kernels that keep bytes see them: the reference of [`Activations::Bytes`].
+pub fn bytes(x: &[f32]) -> Vec<f32> {
+    let mut seen = Vec::with_capacity(x.len());
+    for x in x.chunks(32) {
+        let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let inverse = if max > TINY { 127.0 / max } else { 0.0 };
+        seen.extend(x.iter().map(|x| (x.mul_add(inverse, NEAREST) - NEAREST) * (max * PER_STEP)));
+    }
+    seen
+}
+
+/// The activation rows of a kernel.
+pub(crate) struct Input<X> {
+    x: In<X>,
+    /// How many rows.
+    pub(crate) rows: u32,
+    /// Columns.
+    pub(crate) width: Val<u32>,
+    norm: Option<Norm>,
+    activations: Activations,
+    /// The formats of the matrices: the first decides the planes.
+    formats: Vec<Format>,
+    store: Store<X>,
+    /// What the sums of each row are multiplied with.
+    scales: Vec<Val<f32>>,
+}
+
+/// The norm in front.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm {
+    /// `[width]`.
+    weight: In<f32>,
+    /// Added to the mean square.
+    eps: Val<f32>,
+}
+
+impl Norm {
+    /// Declares the buffer `norm` and the constant `eps`.
+    #[track_caller]
+    pub(crate) fn declare() -> Norm {
+        Norm { weight: In::declare("norm"), eps: Const::declare("eps") }
+    }
+}
+
+enum Store<X> {
+    None,
+    Copy {
+        cells: Shared<X>,
+        planes: Planes,
+    },
+    Bytes {
+        quads: Shared<u32>,
+        planes: Planes,
+        scales: Shared<f32>,
+        sums: Shared<f32>,
+        per_sum: u32,
+    },
+}
+
+/// How units of 16 bytes (fewer where a run has fewer) are spread.
+#[derive(Clone, Copy)]
+struct Planes {
+    /// Elements of a unit.
+    unit: u32,
+    /// How many planes: units of a run.
+    count: u32,
+    /// Units of a plane.
+    slots: u32,
+    /// Units of a row.
+    row: u32,
+}
+
+impl Planes {
+    fn new(unit: u32, run: u32, capacity: u32) -> Planes {
+        let count = (run / unit).max(1);
+        let slots = capacity.div_ceil(unit * count);
+        Planes { unit, count, slots, row: slots * count }
+    }
+
+    /// Where a unit of a row is, in units.
+    #[track_caller]
+    fn place(self, row: u32, unit: Val<u32>) -> Val<u32> {
+        let base = row * self.row;
+        if self.count == 1 {
+            return unit + base;
+        }
+        unit % self.count * self.slots + unit / self.count + base
+    }
+
+    /// Where units `0..count` of a run are.
+    #[track_caller]
+    fn places(self, row: u32, run: Val<u32>, count: u32) -> Vec<Val<u32>> {
+        let unit = |k: u32| {
+            if count == self.count {
+                return run + (row * self.row + k * self.slots);
+            }
+            self.place(row, run * count + k)
+        };
+        (0..count).map(unit).collect()
+    }
+}
+
+/// Neighbouring activations in one thread's registers.
+struct Unit<X> {
+    /// Which unit of the row.
+    at: Val<u32>,
+    /// Whether there is such a unit; if not, this is the last.
+    inside: Val<bool>,
+    x: Vec<Val<X>>,
+    /// Of the norm.
+    weight: Option<Vec<Val<f32>>>,
+}
+
+impl<X: Float> Unit<X> {
+    /// Times the norm's weight; `squares` grows by the squares without it.
+    #[track_caller]
+    fn values(&self, squares: Var<f32>) -> Vec<Val<f32>> {
+        let x: Vec<Val<f32>> = self.x.iter().map(|x| x.f32()).collect();
+        let Some(weight) = &self.weight else { return x };
+        let sum = x[1..].iter().fold(x[0] * x[0], |sum, x| x.fma(*x, sum));
+        squares.set(squares.get() + select(self.inside, sum, 0.0));
+        x.into_iter().zip(weight).map(|(x, w)| x * *w).collect()
+    }
+}
+
+impl<X: Float> Input<X> {
+    /// Declares the shared memory. `x` is `[rows, width]`; `formats` are those of the matrices.
+    pub(crate) fn new(
+        x: In<X>,
+        rows: u32,
+        width: Val<u32>,
+        norm: Option<Norm>,
+        activations: Activations,
+        formats: &[Format],
+    ) -> Self {
+        let run = formats.iter().map(|f| f.run()).min().unwrap_or(1);
+        let first = formats.first().map_or(1, |f| f.run());
+        let store = match activations {
+            Activations::Direct => Store::None,
+            Activations::Staged(capacity) => {
+                let unit = run.min(16 / X::SCALAR.bytes() as u32);
+                let planes = Planes::new(unit, first, capacity);
+                let cells = Shared::named("activations", rows * planes.row * unit);
+                Store::Copy { cells, planes }
+            }
+            Activations::Bytes(capacity) => {
+                let planes = Planes::new(16, first, capacity);
+                let parts = formats.iter().filter_map(|f| f.packing()).map(|p| p.sub);
+                let per_sum = parts.min().unwrap_or(32).min(run).clamp(16, 32);
+                Store::Bytes {
+                    quads: Shared::named("quads", rows * planes.row * 4),
+                    planes,
+                    scales: Shared::named("scales", rows * capacity / 32),
+                    sums: Shared::named("sums", rows * capacity / per_sum),
+                    per_sum,
+                }
+            }
+        };
+        let formats = formats.to_vec();
+        Input { x, rows, width, norm, activations, formats, store, scales: vec![] }
+    }
+
+    /// Fills shared memory. All threads of the group take part; the previous kernel has been waited for.
+    #[track_caller]
+    pub(crate) fn stage(&mut self) {
+        for row in 0..self.rows {
+            let squares = Var::new(0.0);
+            match self.store {
+                Store::None => self.square(row, squares),
+                Store::Copy { cells, planes } => self.copy(row, cells, planes, squares),
+                Store::Bytes { quads, planes, scales, sums, per_sum } => {
+                    self.quantise(row, quads, planes, (scales, sums, per_sum), squares);
+                }
+            }
+            if let Some(norm) = self.norm {
+                let mean = group_sum(squares.get()) / self.width.f32();
+                self.scales.push((mean + norm.eps).rsqrt());
+            }
+        }
+        if self.activations != Activations::Direct {
+            barrier();
+        }
+    }
+
+    /// A finished sum of a row.
+    #[track_caller]
+    pub(crate) fn scaled(&self, row: u32, sum: Val<f32>) -> Val<f32> {
+        self.scales.get(row as usize).map_or(sum, |scale| sum * *scale)
+    }
+
+    /// The elements from `column` on, as stored.
+    #[track_caller]
+    fn raw(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<X>> {
+        let start = self.width * row + column;
+        wide(self.x, start, count, Hint::Coherent)
+    }
+
+    /// The elements from `column` on, times the norm's weight.
+    #[track_caller]
+    fn values(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<f32>> {
+        let x = self.raw(row, column, count).into_iter().map(Val::f32);
+        let Some(norm) = self.norm else { return x.collect() };
+        x.zip(wide(norm.weight, column, count, Hint::None)).map(|(x, w)| x * w).collect()
+    }
+
+    /// Only the squares, where nothing is kept.
+    #[track_caller]
+    fn square(&self, row: u32, squares: Var<f32>) {
+        if self.norm.is_none() {
+            return;
+        }
+        let count = self.unit();
+        strided(self.width / count).each(|i| {
+            let x = self.raw(row, i * count, count).into_iter().map(Val::f32);
+            squares.set(x.fold(squares.get(), |sum, x| x.fma(x, sum)));
+        });
+    }
+
+    /// Elements of a 16-byte read, fewer where rows allow no more.
+    fn unit(&self) -> u32 {
+        let run = self.formats.iter().map(|f| f.run()).min().unwrap_or(1);
+        run.min(16 / X::SCALAR.bytes() as u32)
+    }
+
+    /// Units of `unit` elements of a row, each dealt with by one thread: read several at a time, since the latency of this
+    /// read stands at the beginning of every launch, then handed to `keep`. All threads take part in each round.
+    #[track_caller]
+    fn units(&self, row: u32, unit: u32, mut keep: impl FnMut(Unit<X>)) {
+        let (units, threads) = (self.width / unit, threads());
+        let fetch = |round: Val<u32>| {
+            let at = round * threads + thread_id();
+            let column = at.min(units - 1u32) * unit;
+            let x = self.raw(row, column, unit);
+            let weight = self.norm.map(|norm| wide(norm.weight, column, unit, Hint::None));
+            Unit { at, inside: at.lt(units), x, weight }
+        };
+        let rounds = self.activations.capacity().unwrap_or(0).div_ceil(unit * threads);
+        if rounds <= MOST_ROUNDS {
+            let fetched: Vec<Unit<X>> = (0..rounds).map(|round| fetch(round.val())).collect();
+            fetched.into_iter().for_each(keep);
+        } else {
+            range(0u32, (units + (threads - 1)) / threads).each(|round| keep(fetch(round)));
+        }
+    }
+
+    #[track_caller]
+    fn copy(&self, row: u32, cells: Shared<X>, planes: Planes, squares: Var<f32>) {
+        self.units(row, planes.unit, |unit| {
+            let values = match unit.weight {
+                None => unit.x.clone(),
+                Some(_) => unit.values(squares).into_iter().map(Val::cast).collect(),
+            };
+            test(unit.inside)
+                .then(|| cells.set_vec(planes.place(row, unit.at) * planes.unit, &values))
+                .otherwise(|| {});
+        });
+    }
+
+    #[track_caller]
+    fn quantise(
+        &self,
+        row: u32,
+        quads: Shared<u32>,
+        planes: Planes,
+        (scales, sums, per_sum): (Shared<f32>, Shared<f32>, u32),
+        squares: Var<f32>,
+    ) {
+        let capacity = self.activations.capacity().unwrap_or(0);
+        self.units(row, 16, |unit| {
+            let values = unit.values(squares);
+            let max = values[1..].iter().fold(values[0].abs(), |max, v| max.max(v.abs()));
+            // Two neighbouring lanes share a scale.
+            let max = max.max(shuffle_xor(max, 1));
+            let inverse = select(max.gt(TINY), 127.0f32.val() / max, 0.0);
+            // The low bits of a float near 1.5 * 2^23 are those of its integer part.
+            let code = |v: &Val<f32>| v.fma(inverse, NEAREST).bits::<u32>();
+            let words: Vec<Val<u32>> =
+                values.chunks(4).map(|v| join(&v.iter().map(code).collect::<Vec<_>>())).collect();
+            let ones = 0x0101_0101u32.val();
+            let sum = words.iter().fold(0i32.val(), |sum, word| word.dot4(ones, sum));
+            let pair = sum + shuffle_xor(sum, 1);
+            let scale = max * PER_STEP;
+            let even = (unit.at & 1u32).eq(0u32);
+            test(unit.inside)
+                .then(|| {
+                    quads.set_vec(planes.place(row, unit.at) * 4u32, &words);
+                    if per_sum == 16 {
+                        sums.set(unit.at + row * capacity / 16, sum.f32() * scale);
+                    }
+                    test(even)
+                        .then(|| {
+                            let at = unit.at / 2u32 + row * capacity / 32;
+                            scales.set(at, scale);
+                            if per_sum == 32 {
+                                sums.set(at, pair.f32() * scale);
+                            }
+                        })
+                        .otherwise(|| {});
+                })
+                .otherwise(|| {});
+        });
+    }
+
+    /// The activations that meet run `run` of a matrix row.
+    #[track_caller]
+    pub(crate) fn slice(&self, row: u32, run: Val<u32>, format: Format) -> Slice {
+        let count = format.run();
+        let numbers = |values: Vec<Val<f32>>| Slice::Numbers(values);
+        match self.store {
+            Store::None => numbers(self.values(row, run * count, count)),
+            Store::Copy { cells, planes } => {
+                let unit = planes.unit;
+                let places = planes.places(row, run, count / unit);
+                let read = |place: Val<u32>| cells.get_vec(place * unit, unit as u8, Hint::None);
+                numbers(places.into_iter().flat_map(read).map(Val::f32).collect())
+            }
+            Store::Bytes { quads, planes, scales, sums, per_sum } => {
+                let capacity = self.activations.capacity().unwrap_or(0);
+                let read = |place: Val<u32>| quads.get_vec(place * 4u32, 4, Hint::None);
+                let places = planes.places(row, run, count / 16);
+                // `count` elements from the run's first on, `per` of them sharing one of the array.
+                let shared = |array: Shared<f32>, per: u32| -> Vec<Val<f32>> {
+                    let first = if count < per { run / (per / count) } else { run * (count / per) };
+                    let first = first + row * capacity / per;
+                    (0..(count / per).max(1)).map(|i| array.get(first + i)).collect()
+                };
+                Slice::Bytes {
+                    quads: places.into_iter().flat_map(read).collect(),
+                    scales: shared(scales, 32),
+                    sums: shared(sums, per_sum),
+                }
+            }
+        }
+    }
+}
+
+/// Activations in registers.
+pub(crate) enum Slice {
+    /// As they are.
+    Numbers(Vec<Val<f32>>),
+    /// As bytes, four a word; a scale for each 32, and the sums of what the bytes stand for.
+    Bytes { quads: Vec<Val<u32>>, scales: Vec<Val<f32>>, sums: Vec<Val<f32>> },
+}
+
+impl Slice {
+    /// `sum` plus the products with a run of a matrix row.
+    #[track_caller]
+    pub(crate) fn dot(&self, run: &Run, sum: Val<f32>) -> Val<f32> {
+        match self {
+            Slice::Numbers(x) => float_dot(x, run, sum),
+            Slice::Bytes { quads, scales, sums } => byte_dot(quads, scales, sums, run, sum),
+        }
+    }
+}
+
+#[track_caller]
+fn float_dot(x: &[Val<f32>], run: &Run, mut sum: Val<f32>) -> Val<f32> {
+    let (codes, part) = (run.codes(), run.part());
+    let scaled = run.scaled();
+    for (i, (codes, x)) in codes.chunks(part).zip(x.chunks(part)).enumerate() {
+        let first = codes[0] * x[0];
+        let dot = codes[1..].iter().zip(&x[1..]).fold(first, |sum, (c, x)| c.fma(*x, sum));
+        let Some(Scaled { scale, offset, .. }) = scaled.get(i) else {
+            sum = sum + dot;
+            continue;
+        };
+        sum = scale.fma(dot, sum);
+        if let Some(offset) = offset {
+            let total = x[1..].iter().fold(x[0], |sum, x| sum + *x);
+            sum = offset.fma(total, sum);
+        }
+    }
+    sum
+}
+
+#[track_caller]
+fn byte_dot(
+    x: &[Val<u32>],
+    scales: &[Val<f32>],
+    sums: &[Val<f32>],
+    run: &Run,
+    mut sum: Val<f32>,
+) -> Val<f32> {
+    let (quads, quads_per_part) = (run.quads(), run.part() / 4);
+    let parts = quads.len() / quads_per_part;
+    for (i, Scaled { scale, zero, offset }) in run.scaled().into_iter().enumerate() {
+        let own = i * quads_per_part..(i + 1) * quads_per_part;
+        let pairs = quads[own.clone()].iter().zip(&x[own]);
+        let dot = pairs.fold(0i32.val(), |sum, (w, x)| w.dot4(*x, sum));
+        // A part has one scale and one sum, or half of a scale's 32 elements.
+        let dot = scales[i * scales.len() / parts] * dot.f32();
+        let per = sums.len() / parts;
+        let own = &sums[i * per..(i + 1) * per];
+        let total = || own[1..].iter().fold(own[0], |sum, x| sum + *x);
+        // The bytes are codes less the format's bias, not less its zero.
+        let shift = run.bias() - zero;
+        let dot = if shift == 0.0 { dot } else { total().fma(shift, dot) };
+        sum = scale.fma(dot, sum);
+        if let Some(offset) = offset {
+            sum = offset.fma(total(), sum);
+        }
+    }
+    sum
+}
+
+/// The low bytes of four words as one, the first lowest.
+#[track_caller]
+fn join(words: &[Val<u32>]) -> Val<u32> {
+    let low = (words[0] & 255u32) | ((words[1] & 255u32) << 8u32);
+    low | ((words[2] & 255u32) << 16u32) | (words[3] << 24u32)
+}
+
+/// Consecutive elements in 16-byte reads.
+#[track_caller]
+fn wide<T: Element, M: Memory<T>>(from: M, start: Val<u32>, count: u32, hint: Hint) -> Vec<Val<T>> {
+    let lanes = (16 / T::SCALAR.bytes() as u32).min(count);
+    (0..count / lanes).flat_map(|i| from.get_vec(start + i * lanes, lanes as u8, hint)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn bytes_are_within_half_a_step() {
+        let x = tile::case::noise(3, 320);
+        for (x, seen) in x.chunks(32).zip(super::bytes(&x).chunks(32)) {
+            let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            for (x, seen) in x.iter().zip(seen) {
+                assert!((x - seen).abs() <= max / 254.0 * 1.0001, "{x} became {seen}");
+            }
+        }
+        assert_eq!(super::bytes(&[0.0; 32]), [0.0; 32]);
+        assert_eq!(super::bytes(&[1e-35; 32]), [0.0; 32]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Linear: `y[t, o] = sum_i weight[o, i] * x[t, i] + bias[o]`. Weights of any stored type; x and y are f32.
+
+pub(crate) mod cases;
+mod gemv;
+mod input;
+
+use crate::packed::{Format, Weights};
+use crate::{Shape, arity, expect};
+use formats::Result;
+use tile::case::Spec;
+use tile::dsl::*;
+
+pub use gemv::{Schedule, Task};
+pub(crate) use gemv::{Sums, Sweep, contract, holds, product};
+pub use input::{Activations, bytes};
+pub(crate) use input::{Input, Norm};
+
+/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
+#[kernel]
+pub fn gemv<X: Float, Y: Float>(
+    x: In<X>,
+    y: Out<Y>,
+    width: Const<u32>,
+    out: Const<u32>,
+    format: Format,
+    bias: bool,
+    rows: u32,
+    schedule: Schedule,
+) {
+    let weight = Weights::declare("weight", format, width);
+    let bias = bias.then(|| In::<f32>::declare("bias"));
+    contract(&schedule, rows, &[("weight", format, "out")]);
+    holds("y", dim("out") * rows);
+    let parts = ["gemv", &format.name(), if bias.is_some() { "bias" } else { "" }];
+    rename(title::<X, Y>(&parts, rows, &schedule));
+    if bias.is_some() {
+        holds("bias", dim("out"));
+    }
+    let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
+    let sweep = Sweep { weights: vec![weight], out };
+    product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
+        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+        y.set(output + out * row, sum.cast::<Y>());
+    });
+}
+
+/// A kernel's name: all that tells its variants apart, `parts` first, of which some may be empty.
+pub(crate) fn title<X: Float, Y: Float>(parts: &[&str], rows: u32, schedule: &Schedule) -> String {
+    let (rows, schedule) = (format!("r{rows}"), schedule.name());
+    let all = [parts, &[X::NAME, Y::NAME, &rows, &schedule]].concat();
+    all.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_")
+}
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
+
+/// `x[rows, in]; weight[out, in], (bias[out]) -> [rows, out]`.
+pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+    arity("linear", inputs, 1, weights, &[1, 2])?;
+    let out = check("linear", inputs[0].width, weights[0], weights.get(1).copied())?;
+    Ok(vec![Shape { width: out, ..inputs[0] }])
+}
+
+/// The output width of a projection from `width`, if its weight and bias fit.
+pub(crate) fn check(
+    name: &str,
+    width: usize,
+    weight: &[usize],
+    bias: Option<&[usize]>,
+) -> Result<usize> {
+    let out = weight.first().copied().unwrap_or(0);
+    expect(name, "weight", weight, &[out, width])?;
+    if let Some(bias) = bias {
+        expect(name, "bias", bias, &[out])?;
+    }
+    Ok(out)
+}
+
+/// `x` `[rows, in]` times `weight` `[out, in]` transposed, plus `bias`, into `y` `[rows, out]`, in f64.
+pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, width: usize, y: &mut [f32]) {
+    let out = weight.len() / width;
+    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(out)) {
+        for o in 0..out {
+            let row = &weight[o * width..][..width];
+            let dot: f64 = row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+            y[o] = (dot + bias.map_or(0.0, |b| f64::from(b[o]))) as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(super::KERNELS);
+    }
+}

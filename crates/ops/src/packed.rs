@@ -1,0 +1,499 @@
+//! How a weight matrix `[rows, cols]` lies in GPU memory: rows of 32-bit words, each row a few planes.
+//!
+//! ```text
+//! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
+//! base    the low 2 or 4 bits of each code, or all 8
+//! high    the 1 or 2 bits above, of formats with 3, 5 or 6
+//! entry   one per `sub` elements: an f16 scale; or a scale and an offset, each f16 or bf16; or one or two signed bytes
+//! super   one word per block: f16 `d`, f16 `min`, which the bytes of an entry multiply
+//! ```
+//!
+//! In a plane of `b` bits a word holds `32 / b` consecutive elements: element `4 k + i` is the `b` bits at `8 i + b k`, so
+//! that a shift and a mask give the codes of four neighbours as the four bytes that `dot4` takes. Codes of 8 bits are
+//! stored less 128, as signed bytes. Dense matrices (f32, f16, bf16) keep their bytes: their base plane is all there is.
+//!
+//! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's affine formats are
+//! another source of the same layout. What kernels read it with is [`Weights`].
+
+mod weights;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::{Add, Div, Mul};
+
+use formats::quant::{Affine, Block, Offset, Parts, Scale, plain};
+use formats::{DType, Error, Result, with_block};
+use tile::launch::Extent;
+use tile::types::Scalar;
+
+pub use weights::{Run, Scaled, Weights};
+
+/// How the elements of a matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Numbers: f32, f16 or bf16.
+    Dense(Scalar),
+    /// One of ggml's blocks.
+    Block(DType),
+    /// MLX's affine quantisation: `w = scale * code + bias` in groups.
+    Mlx {
+        /// 4 or 8.
+        bits: u32,
+        /// Elements that share a scale: 32, 64 or 128.
+        group: u32,
+        /// Of scales and biases: f16 or bf16.
+        scale: Scalar,
+    },
+}
+
+/// What stands beside the codes of `sub` elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// An f16 scale.
+    Scale,
+    /// A scale and an offset of a type, f16 or bf16.
+    Pair(Scalar),
+    /// A signed byte times the block's `d`.
+    Byte,
+    /// Signed bytes times the block's `d` and `-min`.
+    Bytes,
+}
+
+impl Entry {
+    /// Its size.
+    fn bits(self) -> u32 {
+        match self {
+            Entry::Scale | Entry::Bytes => 16,
+            Entry::Pair(_) => 32,
+            Entry::Byte => 8,
+        }
+    }
+
+    /// Whether a block has a word of its own.
+    fn is_super(self) -> bool {
+        matches!(self, Entry::Byte | Entry::Bytes)
+    }
+}
+
+/// How codes and entries of a quantised [`Format`] turn into weights: `w = scale * (code - zero) + offset`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Packing {
+    /// Bits per code: 2, 3, 4, 5, 6 or 8.
+    pub bits: u32,
+    /// Elements that share an entry: 16, 32, 64 or 128.
+    pub sub: u32,
+    /// Elements that share a super; [`Packing::sub`] where there is none.
+    pub block: u32,
+    /// What an entry holds.
+    pub entry: Entry,
+    /// The code of a weight that equals the offset.
+    pub zero: u32,
+}
+
+impl Packing {
+    /// Of a block with these properties.
+    fn of(affine: Affine, elements: usize) -> Packing {
+        let (zero, min) = match affine.offset {
+            Offset::Zero(zero) => (u32::from(zero), false),
+            Offset::Min => (0, true),
+        };
+        let entry = match (affine.scale, min) {
+            (Scale::Half, false) => Entry::Scale,
+            (Scale::Half, true) => Entry::Pair(Scalar::F16),
+            (Scale::Super, false) => Entry::Byte,
+            (Scale::Super, true) => Entry::Bytes,
+        };
+        Packing { bits: affine.bits, sub: affine.sub as u32, block: elements as u32, entry, zero }
+    }
+
+    /// Bits per element of the base plane.
+    pub fn base(&self) -> u32 {
+        match self.bits {
+            8 => 8,
+            4..8 => 4,
+            _ => 2,
+        }
+    }
+
+    /// Bits per element of the high plane; 0 if there is none.
+    pub fn high(&self) -> u32 {
+        self.bits - self.base()
+    }
+
+    /// What is taken off a code before it is stored: 128 from codes of 8 bits, so that they are signed bytes.
+    pub fn bias(&self) -> u32 {
+        if self.bits == 8 { 128 } else { 0 }
+    }
+}
+
+/// Elements per word of the planes of a row, in their order; 0 for a plane that is absent.
+type PerWord = [u32; 4];
+
+impl Format {
+    /// The format of a tensor, if matrices of its type can be multiplied with.
+    pub fn of(dtype: DType) -> Option<Format> {
+        match dtype {
+            DType::F32 => Some(Format::Dense(Scalar::F32)),
+            DType::F16 => Some(Format::Dense(Scalar::F16)),
+            DType::BF16 => Some(Format::Dense(Scalar::BF16)),
+            block if block.is_block() => Some(Format::Block(block)),
+            _ => None,
+        }
+    }
+
+    /// Every format there is.
+    pub fn all() -> Vec<Format> {
+        let mut all: Vec<Format> = DType::ALL.into_iter().filter_map(Format::of).collect();
+        for bits in [4, 8] {
+            for group in [32, 64, 128] {
+                for scale in [Scalar::F16, Scalar::BF16] {
+                    all.push(Format::Mlx { bits, group, scale });
+                }
+            }
+        }
+        all
+    }
+
+    /// Its name in kernels' names: `q4_k`, `bf16`, `mlx4_64_bf16`.
+    pub fn name(self) -> String {
+        match self {
+            Format::Dense(scalar) => scalar.name().to_owned(),
+            Format::Block(dtype) => dtype.name().to_owned(),
+            Format::Mlx { bits, group, scale } => format!("mlx{bits}_{group}_{scale}"),
+        }
+    }
+
+    /// How it is quantised; none for dense formats.
+    pub fn packing(self) -> Option<Packing> {
+        match self {
+            Format::Dense(_) => None,
+            Format::Block(dtype) => with_block!(dtype, B => {
+                Some(Packing::of(B::AFFINE, B::ELEMENTS))
+            }, else => None),
+            Format::Mlx { bits, group, scale } => {
+                Some(Packing { bits, sub: group, block: group, entry: Entry::Pair(scale), zero: 0 })
+            }
+        }
+    }
+
+    /// Elements that one 16-byte load of the base plane holds: 4, 8, 16, 32 or 64.
+    pub fn run(self) -> u32 {
+        4 * self.per_word()[0]
+    }
+
+    /// Words that a kernel holds for a run: of all planes.
+    pub fn words(self) -> u32 {
+        self.counts().iter().sum()
+    }
+
+    /// Words per run of each plane; neighbouring runs may share one.
+    fn counts(self) -> [u32; 4] {
+        self.per_word().map(|per| self.run().checked_div(per).map_or(0, |words| words.max(1)))
+    }
+
+    /// A row's columns are a multiple of this.
+    pub fn step(self) -> u32 {
+        self.packing().map_or(self.run(), |p| p.block.max(self.run()))
+    }
+
+    /// Words of a row, in a launch contract.
+    pub fn extent(self, cols: Extent) -> Extent {
+        let planes = self.per_word().into_iter().filter(|per| *per > 0);
+        let words = planes.map(|per| cols.clone().ceil_div(4 * per) * 4);
+        words.reduce(|sum, plane| sum + plane).unwrap_or(Extent::Literal(0))
+    }
+
+    fn per_word(self) -> PerWord {
+        let Some(p) = self.packing() else {
+            let Format::Dense(scalar) = self else { return [1, 0, 0, 0] };
+            return [4 / scalar.bytes() as u32, 0, 0, 0];
+        };
+        let high = if p.high() == 0 { 0 } else { 32 / p.high() };
+        let block = if p.entry.is_super() { p.block } else { 0 };
+        [32 / p.base(), high, p.sub * 32 / p.entry.bits(), block]
+    }
+
+    /// The word of a row at which each plane starts, and last the row's size: on the CPU and in kernels.
+    fn starts<N>(self, zero: N, cols: N) -> [N; 5]
+    where
+        N: Copy + Add<u32, Output = N> + Add<N, Output = N>,
+        N: Div<u32, Output = N> + Mul<u32, Output = N>,
+    {
+        let mut end = zero;
+        let mut starts = [zero; 5];
+        for (start, per) in starts[1..].iter_mut().zip(self.per_word()) {
+            if per > 0 {
+                end = end + (cols + (4 * per - 1)) / (4 * per) * 4;
+            }
+            *start = end;
+        }
+        starts
+    }
+}
+
+/// The sizes of a matrix in a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// How its elements are stored.
+    pub format: Format,
+    /// Rows: outputs.
+    pub rows: usize,
+    /// Columns: inputs.
+    pub cols: usize,
+}
+
+impl Layout {
+    /// Errors: columns that are no whole number of blocks (or 16-byte loads), or a matrix of 16 GiB and more.
+    pub fn new(format: Format, rows: usize, cols: usize) -> Result<Layout> {
+        let place = || format!("packed {} [{rows}, {cols}]", format.name());
+        let step = format.step() as usize;
+        if cols == 0 || !cols.is_multiple_of(step) {
+            return Err(Error::new(place(), format!("columns in multiples of {step}"), cols));
+        }
+        // Words are numbered in 32 bits; a row's sizes are computed in them too.
+        let layout = Layout { format, rows, cols };
+        let words = (cols < 1 << 28).then(|| layout.row_words().checked_mul(rows)).flatten();
+        match words {
+            Some(words) if words < u32::MAX as usize => Ok(layout),
+            _ => Err(Error::new(place(), "less than 2^32 words", "more")),
+        }
+    }
+
+    /// Words of a row: a multiple of 4.
+    pub fn row_words(&self) -> usize {
+        self.format.starts(0, self.cols as u32)[4] as usize
+    }
+
+    /// Words of the matrix.
+    pub fn words(&self) -> usize {
+        self.row_words() * self.rows
+    }
+
+    /// Bytes of the matrix.
+    pub fn bytes(&self) -> usize {
+        4 * self.words()
+    }
+}
+
+/// A matrix packed for the GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planes {
+    /// Its sizes.
+    pub layout: Layout,
+    /// Its words, little-endian, row after row.
+    pub bytes: Vec<u8>,
+}
+
+/// Packs a matrix of a float or block type, as files hold it.
+///
+/// # Errors
+/// A type that is not one, a shape that [`Layout::new`] refuses, or bytes of another size.
+pub fn pack(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<Planes> {
+    let place = || format!("packed {dtype} [{rows}, {cols}]");
+    let format = Format::of(dtype)
+        .ok_or_else(|| Error::new(place(), "a float or block type", dtype.name()))?;
+    let layout = Layout::new(format, rows, cols)?;
+    let expected = rows.checked_mul(cols).and_then(|n| dtype.bytes_for(n as u64));
+    if expected != Some(bytes.len() as u64) {
+        let expected = expected.map_or("fewer".to_owned(), |n| n.to_string());
+        return Err(Error::new(place(), format!("{expected} bytes"), bytes.len()));
+    }
+    if let Format::Dense(_) = format {
+        return Ok(Planes { layout, bytes: bytes.to_vec() });
+    }
+    let mut packed = vec![0; layout.bytes()];
+    let per_row = bytes.len() / rows.max(1);
+    for (source, row) in
+        bytes.chunks_exact(per_row.max(1)).zip(packed.chunks_exact_mut(4 * layout.row_words()))
+    {
+        with_block!(dtype, B => pack_row::<B>(source, &layout, row), else => {});
+    }
+    Ok(Planes { layout, bytes: packed })
+}
+
+/// One row of blocks.
+fn pack_row<B: Block>(source: &[u8], layout: &Layout, row: &mut [u8]) {
+    let Some(packing) = layout.format.packing() else { return };
+    let mut to = Row::new(layout, row);
+    let mut parts = Parts::default();
+    for (b, block) in source.chunks_exact(B::BYTES).enumerate() {
+        B::split(block, &mut parts);
+        let first = b * B::ELEMENTS;
+        for (i, &code) in parts.codes[..B::ELEMENTS].iter().enumerate() {
+            to.code(first + i, u32::from(code));
+        }
+        let word = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
+        let byte = |x: i8| u32::from(x as u8);
+        for i in 0..B::ELEMENTS / packing.sub as usize {
+            let entry = match packing.entry {
+                Entry::Scale => u32::from(parts.d),
+                Entry::Pair(_) => word(parts.d, parts.min),
+                Entry::Byte => byte(parts.scales[i]),
+                Entry::Bytes => byte(parts.scales[i]) | byte(parts.mins[i]) << 8,
+            };
+            to.entry(first + i * packing.sub as usize, entry);
+        }
+        if packing.entry.is_super() {
+            to.or(3, first, 0, word(parts.d, parts.min));
+        }
+    }
+}
+
+/// Tensors of an MLX affine matrix, little-endian, as safetensors holds them.
+#[derive(Debug, Clone, Copy)]
+pub struct Mlx<'a> {
+    /// `[rows, cols * bits / 32]` u32: codes, the first in the lowest bits.
+    pub codes: &'a [u8],
+    /// `[rows, cols / group]`.
+    pub scales: &'a [u8],
+    /// `[rows, cols / group]`.
+    pub biases: &'a [u8],
+}
+
+/// Packs an MLX affine matrix.
+///
+/// # Errors
+/// A format that is not [`Format::Mlx`] with its listed numbers, a shape that [`Layout::new`] refuses, or bytes of another
+/// size.
+pub fn pack_mlx(format: Format, from: &Mlx, rows: usize, cols: usize) -> Result<Planes> {
+    let place = |what: &str| format!("packed {} [{rows}, {cols}]: {what}", format.name());
+    let Format::Mlx { bits, group, .. } = format else {
+        return Err(Error::new(place("format"), "an MLX format", format.name()));
+    };
+    if !Format::all().contains(&format) {
+        let expected = "4 or 8 bits, groups of 32, 64 or 128, scales in f16 or bf16";
+        return Err(Error::new(place("format"), expected, format.name()));
+    }
+    let layout = Layout::new(format, rows, cols)?;
+    let groups = layout.cols / group as usize;
+    let code_bytes = cols / 8 * bits as usize;
+    for (what, found, expected) in [
+        ("codes", from.codes.len(), code_bytes),
+        ("scales", from.scales.len(), 2 * groups),
+        ("biases", from.biases.len(), 2 * groups),
+    ] {
+        if expected.checked_mul(rows) != Some(found) {
+            return Err(Error::new(place(what), format!("{rows} x {expected} bytes"), found));
+        }
+    }
+    let mut packed = vec![0; layout.bytes()];
+    for (r, row) in packed.chunks_exact_mut(4 * layout.row_words()).enumerate() {
+        let mut to = Row::new(&layout, row);
+        for (i, &byte) in from.codes[r * code_bytes..][..code_bytes].iter().enumerate() {
+            let per = 8 / bits as usize;
+            for k in 0..per {
+                let code = u32::from(byte) >> (bits as usize * k) & ((1 << bits) - 1);
+                to.code(per * i + k, code);
+            }
+        }
+        let halves = |from: &[u8]| -> Vec<u32> {
+            let from = &from[2 * groups * r..][..2 * groups];
+            from.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect()
+        };
+        for (i, (scale, bias)) in halves(from.scales).iter().zip(halves(from.biases)).enumerate() {
+            to.entry(i * group as usize, scale | bias << 16);
+        }
+    }
+    Ok(Planes { layout, bytes: packed })
+}
+
+/// A row being written: its planes start as zeros.
+struct Row<'a> {
+    packing: Packing,
+    per_word: PerWord,
+    starts: [u32; 5],
+    bytes: &'a mut [u8],
+}
+
+impl<'a> Row<'a> {
+    fn new(layout: &Layout, bytes: &'a mut [u8]) -> Self {
+        let format = layout.format;
+        let packing = format.packing().expect("rows of dense matrices are not packed");
+        let starts = format.starts(0, layout.cols as u32);
+        Row { packing, per_word: format.per_word(), starts, bytes }
+    }
+
+    /// Sets bits of the word of a plane that holds an element.
+    fn or(&mut self, plane: usize, element: usize, shift: u32, bits: u32) {
+        let word = self.starts[plane] as usize + element / self.per_word[plane] as usize;
+        for (byte, bits) in
+            self.bytes[4 * word..][..4].iter_mut().zip((bits << shift).to_le_bytes())
+        {
+            *byte |= bits;
+        }
+    }
+
+    fn code(&mut self, element: usize, code: u32) {
+        let code = code ^ self.packing.bias();
+        let base = self.packing.base();
+        self.or(0, element, field(element, base), code & ((1 << base) - 1));
+        let high = self.packing.high();
+        if high > 0 {
+            self.or(1, element, field(element, high), code >> base);
+        }
+    }
+
+    fn entry(&mut self, element: usize, entry: u32) {
+        let at = element % self.per_word[2] as usize / self.packing.sub as usize;
+        self.or(2, element, at as u32 * self.packing.entry.bits(), entry);
+    }
+}
+
+/// The lowest bit of an element in its word of a plane of `bits`.
+fn field(element: usize, bits: u32) -> u32 {
+    let i = element as u32 % (32 / bits);
+    i % 4 * 8 + i / 4 * bits
+}
+
+impl Planes {
+    /// The weights of row `r`, bit for bit what the source's decoder gives.
+    ///
+    /// # Panics
+    /// If there is no such row, or `weights` is not as long as one.
+    pub fn row(&self, r: usize, weights: &mut [f32]) {
+        let layout = &self.layout;
+        assert!(r < layout.rows && weights.len() == layout.cols, "row {r} of {layout:?}");
+        let words: Vec<u32> = self.bytes[4 * layout.row_words() * r..][..4 * layout.row_words()]
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        let half = |scalar: Scalar, bits: u32| match scalar {
+            Scalar::BF16 => plain::bf16_to_f32(bits as u16),
+            _ => plain::f16_to_f32(bits as u16),
+        };
+        let Some(p) = layout.format.packing() else {
+            for (e, w) in weights.iter_mut().enumerate() {
+                *w = match layout.format {
+                    Format::Dense(Scalar::F32) => f32::from_bits(words[e]),
+                    Format::Dense(scalar) => half(scalar, words[e / 2] >> (e % 2 * 16)),
+                    _ => 0.0,
+                };
+            }
+            return;
+        };
+        let (per, starts) = (layout.format.per_word(), layout.format.starts(0, layout.cols as u32));
+        let word = |plane: usize, e: usize| words[starts[plane] as usize + e / per[plane] as usize];
+        for (e, w) in weights.iter_mut().enumerate() {
+            let mut code = word(0, e) >> field(e, p.base()) & ((1 << p.base()) - 1);
+            if p.high() > 0 {
+                code |= (word(1, e) >> field(e, p.high()) & ((1 << p.high()) - 1)) << p.base();
+            }
+            let at = e % per[2] as usize / p.sub as usize;
+            let entry = word(2, e) >> (at as u32 * p.entry.bits());
+            let byte = |k: u32| f32::from((entry >> (8 * k)) as u8 as i8);
+            let (scale, offset) = match p.entry {
+                Entry::Scale => (half(Scalar::F16, entry), None),
+                Entry::Pair(scalar) => (half(scalar, entry), Some(half(scalar, entry >> 16))),
+                Entry::Byte => (half(Scalar::F16, word(3, e)) * byte(0), None),
+                Entry::Bytes => (
+                    half(Scalar::F16, word(3, e)) * byte(0),
+                    Some(-(half(Scalar::F16, word(3, e) >> 16) * byte(1))),
+                ),
+            };
+            let product = scale * ((code ^ p.bias()) as i32 - p.zero as i32) as f32;
+            // Adding a zero would lose the sign of another.
+            *w = offset.map_or(product, |offset| product + offset);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The packed layout against the formats' own decoders.
+
+use super::*;
+use crate::linear::cases::Matrix;
+use tile::case::{Buffer, Case, Expected};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
+
+/// Seeded bytes.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Equal bits, or both not a number.
+fn same(got: &[f32], want: &[f32]) -> bool {
+    let same = |(g, w): (&f32, &f32)| g.to_bits() == w.to_bits() || g.is_nan() && w.is_nan();
+    got.len() == want.len() && got.iter().zip(want).all(same)
+}
+
+#[test]
+fn every_type_unpacks_to_what_its_decoder_gives() {
+    let mut checked = 0;
+    for format in Format::all() {
+        let dtype = match format {
+            Format::Dense(Scalar::F32) => DType::F32,
+            Format::Dense(Scalar::F16) => DType::F16,
+            Format::Dense(_) => DType::BF16,
+            Format::Block(dtype) => dtype,
+            Format::Mlx { .. } => continue,
+        };
+        let step = format.step() as usize;
+        for (rows, cols) in [(1, step), (3, 3 * step), (2, 9 * step)] {
+            let source =
+                bytes(cols as u64, dtype.bytes_for((rows * cols) as u64).unwrap() as usize);
+            let packed = pack(dtype, &source, rows, cols).unwrap();
+            assert_eq!(packed.bytes.len(), packed.layout.bytes());
+            assert_eq!(packed.layout.row_words() % 4, 0);
+            let mut want = vec![0.0; rows * cols];
+            dtype.decode(&source, &mut want).unwrap();
+            let mut got = vec![0.0; cols];
+            for (r, want) in want.chunks(cols).enumerate() {
+                packed.row(r, &mut got);
+                assert!(same(&got, want), "{dtype}: row {r} of [{rows}, {cols}]");
+            }
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 3 * 13);
+}
+
+#[test]
+fn mlx_groups_unpack_to_scale_times_code_plus_bias() {
+    for format in Format::all() {
+        let Format::Mlx { bits, group, scale } = format else { continue };
+        let (rows, cols, b) = (3, 384, bits as usize);
+        let codes = bytes(1, rows * cols * b / 8);
+        let number = |i: usize| (i as f32 * 0.37).sin();
+        let half = |i: usize| match scale {
+            Scalar::BF16 => plain::f32_to_bf16(number(i)),
+            _ => plain::f32_to_f16(number(i)),
+        };
+        let value = |bits: u16| match scale {
+            Scalar::BF16 => plain::bf16_to_f32(bits),
+            _ => plain::f16_to_f32(bits),
+        };
+        let groups = rows * cols / group as usize;
+        let scales: Vec<u8> = (0..groups).flat_map(|i| half(i).to_le_bytes()).collect();
+        let biases: Vec<u8> = (0..groups).flat_map(|i| half(i + 999).to_le_bytes()).collect();
+        let from = Mlx { codes: &codes, scales: &scales, biases: &biases };
+        let packed = pack_mlx(format, &from, rows, cols).unwrap();
+        let mut got = vec![0.0; cols];
+        for r in 0..rows {
+            packed.row(r, &mut got);
+            for (c, got) in got.iter().enumerate() {
+                let at = r * cols + c;
+                let code = codes[at * b / 8] >> (at * b % 8) & (255u16 >> (8 - b)) as u8;
+                let (s, m) =
+                    (value(half(at / group as usize)), value(half(at / group as usize + 999)));
+                assert_eq!(*got, s * f32::from(code) + m, "{}: {r}, {c}", format.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_one_line() {
+    let refused = |result: Result<Planes>| result.unwrap_err().to_string();
+    let tests = [
+        (refused(pack(DType::Q4K, &[], 1, 128)), "multiples of 256, found 128"),
+        (refused(pack(DType::Q4_0, &[0; 17], 1, 32)), "expected 18 bytes, found 17"),
+        (refused(pack(DType::F16, &[0; 6], 1, 3)), "multiples of 8, found 3"),
+        (refused(pack(DType::I32, &[], 1, 4)), "a float or block type"),
+        (refused(pack(DType::Q8_0, &[], usize::MAX, 32)), "less than 2^32 words"),
+        (refused(pack(DType::Q8_0, &[], 1, usize::MAX - 31)), "less than 2^32 words"),
+    ];
+    for (found, expected) in tests {
+        assert!(found.contains(expected), "{found}");
+        assert!(!found.contains('\n'));
+    }
+    let format = Format::Mlx { bits: 4, group: 64, scale: Scalar::F16 };
+    let from = Mlx { codes: &[0; 64], scales: &[0; 4], biases: &[0; 2] };
+    let found = refused(pack_mlx(format, &from, 1, 128));
+    assert!(found.contains("biases: expected 1 x 4 bytes, found 2"), "{found}");
+    assert!(
+        pack_mlx(Format::Mlx { bits: 3, group: 64, scale: Scalar::F16 }, &from, 1, 64).is_err()
+    );
+}
+
+#[test]
+fn packing_costs_little() {
+    // Bits per weight at 4096 columns: codes, scales and no more than a few words.
+    for (dtype, bits) in
+        [(DType::Q4_0, 4.5), (DType::Q8_0, 8.5), (DType::Q4K, 4.625), (DType::Q6K, 6.625)]
+    {
+        let layout = Layout::new(Format::Block(dtype), 1, 4096).unwrap();
+        let found = 8.0 * layout.bytes() as f64 / 4096.0;
+        assert!(found < bits + 0.1, "{dtype}: {found} bits per weight");
+    }
+}
+
+/// A matrix as f32: each lane unpacks runs of its own.
+#[kernel]
+fn unpack(y: Out<f32>, width: Const<u32>, format: Format) {
+    let weight = Weights::declare("weight", format, width);
+    launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 32);
+    rename(format!("unpack_{}", format.name()));
+    let row = weight.row(group_id());
+    for i in strided(width / format.run()) {
+        let values = weight.read(row, i).floats();
+        for (k, value) in values.into_iter().enumerate() {
+            y[group_id() * width + (i * format.run() + k as u32)] = value;
+        }
+    }
+}
+
+/// Every format, each at the fewest columns and at some that fill no simdgroup.
+fn unpackings() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in Format::all() {
+        for (rows, steps) in [(2, 1), (1, 11)] {
+            let width = steps * format.step() as usize;
+            let matrix = Matrix::new(format, 5, rows, width);
+            let want = matrix.weights.iter().map(|w| f64::from(*w)).collect();
+            cases.push(Case {
+                kernel: unpack(format),
+                label: format!("{rows} x {width}"),
+                numbers: Numbers::new().with("width", width as u32).with("rows", rows as u32),
+                buffers: vec![Buffer::zeros(Scalar::F32, rows * width), matrix.buffer()],
+                expected: vec![(0, Expected::Exact(want))],
+            });
+        }
+    }
+    cases
+}
+
+#[test]
+fn kernels_read_exactly_the_weights() {
+    let cases = unpackings();
+    for case in &cases {
+        tile::interp::check(case)
+            .unwrap_or_else(|e| panic!("{} {}: {e}", case.kernel.name, case.label));
+    }
+    println!("unpack: {} cases", cases.len());
+}

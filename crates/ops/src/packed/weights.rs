@@ -1,0 +1,244 @@
+//! [`Weights`]: what kernels read packed and dense matrices with, whatever their format.
+//!
+//! A row is read in runs: what one 16-byte load of its base plane holds. Loading ([`Weights::load`]) gives raw words, to be
+//! kept in registers while other loads are under way; [`Weights::run`] then makes a [`Run`] of them, which yields weights
+//! as f32 ([`Run::floats`]) or bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
+
+use super::{Entry, Format, Packing};
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::types::Scalar;
+
+/// A matrix that a kernel reads: one buffer of words, whatever the format.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights {
+    words: In<u32>,
+    format: Format,
+    starts: [Val<u32>; 5],
+}
+
+/// What neighbouring elements of a run share: `w = scale * (code - zero) + offset`.
+#[derive(Debug, Clone, Copy)]
+pub struct Scaled {
+    /// Multiplies the code.
+    pub scale: Val<f32>,
+    /// The format's zero point.
+    pub zero: f32,
+    /// Is added; none is 0.
+    pub offset: Option<Val<f32>>,
+}
+
+/// The words of one run, ready to be taken apart.
+#[derive(Debug, Clone)]
+pub struct Run {
+    format: Format,
+    base: Vec<Val<u32>>,
+    high: Vec<Val<u32>>,
+    /// Shifted so that the run's first entry is lowest.
+    entries: Vec<Val<u32>>,
+    block: Option<Val<u32>>,
+}
+
+impl Weights {
+    /// Declares the buffer, a parameter of the kernel under construction, of a matrix with `cols` columns.
+    #[track_caller]
+    pub fn declare(name: &str, format: Format, cols: Val<u32>) -> Weights {
+        Weights { words: In::declare(name), format, starts: format.starts(0u32.val(), cols) }
+    }
+
+    /// How its elements are stored.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The word at which a row begins: what [`Weights::load`] is given.
+    #[track_caller]
+    pub fn row(&self, row: impl IntoVal<u32>) -> Val<u32> {
+        row.val() * self.starts[4]
+    }
+
+    /// Reads the [`Format::words`] words of run `run` (elements `run * format.run()` on) of the row at `row`: the base and high planes are streamed, what
+    /// neighbours share is left in the cache.
+    #[track_caller]
+    pub fn load(&self, row: Val<u32>, run: impl IntoVal<u32>) -> Vec<Val<u32>> {
+        let run = run.val();
+        let per = self.format.per_word();
+        let mut words = Vec::new();
+        for (plane, count) in self.format.counts().into_iter().enumerate().filter(|(_, n)| *n > 0) {
+            let shared = per[plane] / self.format.run();
+            let index = if shared > 1 { run / shared } else { run * count };
+            let hint = if plane < 2 { Hint::Stream } else { Hint::None };
+            words.extend(self.words.get_vec(row + self.starts[plane] + index, count as u8, hint));
+        }
+        words
+    }
+
+    /// What [`Weights::load`] returned for run `run`, ready to be taken apart.
+    #[track_caller]
+    pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> Run {
+        let format = self.format;
+        let [base, high, entries, block] = self.format.counts().map(|n| n as usize);
+        let (base, rest) = words.split_at(base);
+        let (high, rest) = rest.split_at(high);
+        let (entries, rest) = rest.split_at(entries);
+        let mut entries = entries.to_vec();
+        if let (Some(p), [word]) = (format.packing(), &mut entries[..]) {
+            // Several runs find their entries in one word.
+            let span = p.sub.max(format.run());
+            let spans = format.per_word()[2] / span;
+            if spans > 1 {
+                let at = run.val() / (span / format.run()) % spans;
+                *word = *word >> (at * (32 / spans));
+            }
+        }
+        let block = rest[..block].first().copied();
+        Run { format, base: base.to_vec(), high: high.to_vec(), entries, block }
+    }
+
+    /// Reads a run and prepares it.
+    #[track_caller]
+    pub fn read(&self, row: Val<u32>, run: impl IntoVal<u32>) -> Run {
+        let run = run.val();
+        let words = self.load(row, run);
+        self.run(&words, run)
+    }
+}
+
+impl Run {
+    /// Elements that share a [`Scaled`].
+    pub fn part(&self) -> usize {
+        self.format.packing().map_or(self.format.run(), |p| p.sub.min(self.format.run())) as usize
+    }
+
+    /// The weights, exactly as the format's decoder gives them.
+    #[track_caller]
+    pub fn floats(&self) -> Vec<Val<f32>> {
+        let codes = self.codes();
+        let scaled = self.scaled();
+        let weight = |(i, code): (usize, &Val<f32>)| match scaled.get(i / self.part()) {
+            None => *code,
+            Some(Scaled { scale, offset: None, .. }) => *scale * *code,
+            Some(Scaled { scale, offset: Some(offset), .. }) => *scale * *code + *offset,
+        };
+        codes.iter().enumerate().map(weight).collect()
+    }
+
+    /// The codes less the format's zero, as f32; of a dense matrix, the weights.
+    #[track_caller]
+    pub fn codes(&self) -> Vec<Val<f32>> {
+        let Some(p) = self.format.packing() else { return self.dense() };
+        // One plane is read where it lies; two are first joined, which leaves a code in each byte.
+        let (words, bits, fields) = match p.bits {
+            8 => (self.base.iter().map(|w| *w ^ 0x8080_8080).collect(), 8, 1),
+            _ if p.high() > 0 => (self.quads(), p.bits, 1),
+            _ => (self.base.clone(), p.bits, 8 / p.bits),
+        };
+        let mut codes = Vec::new();
+        for word in words {
+            let upper = word >> 16u32;
+            for k in 0..fields {
+                for i in 0..4 {
+                    let at = 8 * i + bits * k;
+                    // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed; above
+                    // bit 22 there is no mantissa.
+                    let (word, at) = if at + bits <= 23 { (word, at) } else { (upper, at - 16) };
+                    let exponent = (127 + 23 - at) << 23;
+                    let float = (word & (((1 << bits) - 1) << at) | exponent).bits::<f32>();
+                    codes.push(float - (f32::from_bits(exponent) + p.zero as f32));
+                }
+            }
+        }
+        codes
+    }
+
+    /// The words of a dense matrix as numbers.
+    #[track_caller]
+    fn dense(&self) -> Vec<Val<f32>> {
+        let Format::Dense(scalar) = self.format else { return vec![] };
+        match scalar {
+            Scalar::F32 => self.base.iter().map(|w| w.bits()).collect(),
+            scalar => self.base.iter().flat_map(|w| halves(scalar, *w)).collect(),
+        }
+    }
+
+    /// Signed bytes, four neighbours a word: codes, less 128 if they have 8 bits.
+    #[track_caller]
+    pub fn quads(&self) -> Vec<Val<u32>> {
+        let Some(p) = self.format.packing() else { return vec![] };
+        let base = spread(&self.base, p.base());
+        if p.high() == 0 {
+            return base;
+        }
+        let high = spread(&self.high, p.high());
+        base.into_iter().zip(high).map(|(low, high)| low | high << p.base()).collect()
+    }
+
+    /// What a byte of [`Run::quads`] lacks to its code: 128 or 0.
+    pub fn bias(&self) -> f32 {
+        self.format.packing().map_or(0.0, |p| p.bias() as f32)
+    }
+
+    /// One for each [`Run::part`] of the run; none for dense formats.
+    #[track_caller]
+    pub fn scaled(&self) -> Vec<Scaled> {
+        let Some(p) = self.format.packing() else { return vec![] };
+        let parts = self.format.run() as usize / self.part();
+        (0..parts).map(|part| self.part_scaled(&p, part as u32)).collect()
+    }
+
+    #[track_caller]
+    fn part_scaled(&self, p: &Packing, part: u32) -> Scaled {
+        let per_word = 32 / p.entry.bits();
+        let word = self.entries[(part / per_word) as usize];
+        let shift = part % per_word * p.entry.bits();
+        // The byte at a bit, its sign kept.
+        let byte = |at: u32| ((word << (24 - at)).bits::<i32>() >> 24i32).f32();
+        let half = |at: u32| half(Scalar::F16, if at > 0 { word >> at } else { word });
+        let (scale, offset) = match (p.entry, self.block) {
+            (Entry::Scale, _) => (half(shift), None),
+            (Entry::Pair(scalar), _) => {
+                let [scale, offset] = halves(scalar, word);
+                (scale, Some(offset))
+            }
+            (Entry::Byte, Some(block)) => (self::half(Scalar::F16, block) * byte(shift), None),
+            (Entry::Bytes, Some(block)) => {
+                let [d, min] = halves(Scalar::F16, block);
+                (d * byte(shift), Some(-(min * byte(shift + 8))))
+            }
+            _ => unreachable!("a format with byte entries has supers"),
+        };
+        Scaled { scale, zero: p.zero as f32, offset }
+    }
+}
+
+/// Four codes to a word, from the words of a plane.
+#[track_caller]
+fn spread(words: &[Val<u32>], bits: u32) -> Vec<Val<u32>> {
+    if bits == 8 {
+        return words.to_vec();
+    }
+    let mask = 0x0101_0101 * ((1u32 << bits) - 1);
+    let fields = (0..8 / bits).map(|k| k * bits);
+    words
+        .iter()
+        .flat_map(|&w| fields.clone().map(move |k| if k == 0 { w & mask } else { w >> k & mask }))
+        .collect()
+}
+
+/// The lower half of a word as a number.
+#[track_caller]
+fn half(scalar: Scalar, word: Val<u32>) -> Val<f32> {
+    match scalar {
+        Scalar::BF16 => (word << 16u32).bits(),
+        _ => word.cast::<u16>().bits::<half::f16>().f32(),
+    }
+}
+
+/// Both halves of a word, the lower first.
+#[track_caller]
+fn halves(scalar: Scalar, word: Val<u32>) -> [Val<f32>; 2] {
+    match scalar {
+        Scalar::BF16 => [(word << 16u32).bits(), (word & 0xffff_0000).bits()],
+        _ => [half(scalar, word), half(scalar, word >> 16u32)],
+    }
+}

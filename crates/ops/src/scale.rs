@@ -1,0 +1,52 @@
+//! Multiplication by one number: `y = by * x`.
+
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::sweep::map;
+use crate::trial::{every_float, flat, flat_bench};
+
+/// `y = by * x`.
+pub fn reference(x: &[f32], by: f32, y: &mut [f32]) {
+    for i in 0..y.len() {
+        y[i] = by * x[i];
+    }
+}
+
+/// `y = by * x`, on the device: `n` elements.
+#[kernel]
+pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>, by: Arg<f32>) {
+    map(["x"], [x], y, n, |[x]| x * by);
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "scale", cases, benches }];
+
+/// Gemma's embedding scale for a width of 2048.
+const BY: f32 = 45.254_834;
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let numbers = Numbers::new().with_f32("by", BY);
+        flat::<T>(&scale::<T>(), &numbers, 1, 2.0, |x, y| reference(&x[0], BY, y))
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        vec![flat_bench::<T>(scale::<T>(), Numbers::new().with_f32("by", BY), 1, 1)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
+}

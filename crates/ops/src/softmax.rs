@@ -1,0 +1,156 @@
+//! Softmax of scaled rows: `y = exp(scale x - m) / sum(exp(scale x - m))`, `m` the row's largest.
+//!
+//! The maximum and the sum come from one pass (Milakov & Gimelshein 2018): a thread that finds a larger element rescales
+//! the sum it has. The second pass reads the row again and writes it.
+
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::sweep::{Team, begin, lanes, load, require_vectors, store};
+use crate::trial::{every_float, memory, near, rows_of, scaled};
+
+/// The softmax of every row of `width` elements of `x`, in f64.
+pub fn reference(x: &[f32], width: usize, scale: f32, y: &mut [f32]) {
+    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+        let x: Vec<f64> = x.iter().map(|&x| f64::from(x) * f64::from(scale)).collect();
+        let largest = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = x.iter().map(|x| (x - largest).exp()).sum();
+        for i in 0..width {
+            y[i] = ((x[i] - largest).exp() / sum) as f32;
+        }
+    }
+}
+
+/// The softmax of rows of `width` elements times `scale`, on the device. Elements may be minus infinity, but not a whole row.
+#[kernel]
+pub fn softmax<T: Float>(
+    x: In<T>,
+    y: Out<T>,
+    width: Const<u32>,
+    scale: Arg<f32>,
+    schedule: Schedule,
+) {
+    rename(format!("softmax_{}_{}", T::NAME, schedule.threads));
+    let team = Team::Group;
+    team.launch(schedule.threads);
+    let size = dim("rows") * dim("width");
+    require_vectors(&[("x", size.clone()), ("y", size)]);
+    begin();
+    // exp(x) = 2^(x log2 e): the targets' exponentials are powers of two, and the scale takes the factor in.
+    let scale = scale * std::f32::consts::LOG2_E;
+    let first = group_id() * width;
+    let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<f32>>> {
+        let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
+        loaded.into_iter().map(|v| v.into_iter().map(|v| v * scale).collect()).collect()
+    };
+    // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
+    let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
+    team.sweep(width, lanes::<T>(), |at, lanes| {
+        let values = read(at, lanes).concat();
+        let before = largest.get();
+        let now = values.iter().fold(before, |largest, v| largest.max(*v));
+        let kept = sum.get() * (before - now).exp2();
+        sum.set(values.iter().fold(kept, |sum, v| sum + (*v - now).exp2()));
+        largest.set(now);
+    });
+    let peak = group_max(largest.get());
+    let total = group_sum(sum.get() * (largest.get() - peak).exp2());
+    let share = 1.0f32 / total;
+    team.sweep(width, lanes::<T>(), |at, lanes| {
+        for (&i, values) in at.iter().zip(read(at, lanes)) {
+            let values: Vec<Val<f32>> =
+                values.into_iter().map(|v| (v - peak).exp2() * share).collect();
+            store(y, first + i, &values);
+        }
+    });
+}
+
+/// How a row is worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Schedule {
+    /// Threads per row.
+    pub threads: u32,
+}
+
+/// For rows of a few thousand elements.
+pub const NARROW: Schedule = Schedule { threads: 256 };
+/// For rows of tens of thousands, such as logits.
+pub const WIDE: Schedule = Schedule { threads: 1024 };
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |rows: usize, width: usize, schedule, mask: bool, why: &str| {
+            let mut x = scaled::<T>(width as u64 + 3, rows * width, 40.0).to_f32();
+            if mask {
+                x.iter_mut().enumerate().for_each(|(i, x)| {
+                    // The first row keeps one element, in the last thread's share.
+                    if i % width > 0 && (i < width - 1 || i % 3 == 0) {
+                        *x = f32::NEG_INFINITY;
+                    }
+                });
+                x[0] = f32::NEG_INFINITY;
+            }
+            let scale = 0.125;
+            let mut y = vec![0.0; rows * width];
+            reference(&x, width, scale, &mut y);
+            Case {
+                kernel: softmax::<T>(schedule),
+                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                numbers: Numbers::new()
+                    .with("rows", rows as u32)
+                    .with("width", width as u32)
+                    .with_f32("scale", scale),
+                buffers: vec![
+                    Buffer::floats(T::SCALAR, &x),
+                    Buffer::zeros(T::SCALAR, rows * width),
+                ],
+                expected: vec![(1, near::<T>(&y))],
+            }
+        };
+        let mut all = vec![
+            case(2, 1, NARROW, false, "one element"),
+            case(3, 7, NARROW, false, "less than a vector"),
+            case(3, 129, NARROW, false, "a width no vector divides"),
+            case(2, 2048, NARROW, true, "masked: minus infinities"),
+            case(1, 7176, NARROW, false, "several vectors per thread and a remainder"),
+            case(1, 8192, WIDE, false, "a vector per thread of the widest group"),
+        ];
+        // In f16 such small probabilities are subnormal, with fewer bits than the tolerance asks for.
+        if T::NAME == "f32" {
+            all.push(case(1, 131_072, WIDE, false, "the widest vocabulary"));
+        }
+        all
+    }
+    every_float!(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let bench = |rows: usize, width: usize, schedule| {
+            let n = rows * width;
+            let buffers = vec![Fill::Noise(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)];
+            let numbers = Numbers::new()
+                .with("rows", rows as u32)
+                .with("width", width as u32)
+                .with_f32("scale", 1.0);
+            let kernel = softmax::<T>(schedule);
+            memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 10 * n as u64)
+        };
+        vec![bench(rows_of::<T>(4096), 4096, NARROW), bench(256, 131_072, WIDE)]
+    }
+    every_float!(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
+}

@@ -1,0 +1,113 @@
+//! `tile build`.
+
+use std::io::Write;
+use std::path::Path;
+
+use tile::Kernel;
+use tile::emit::{self, Dialect};
+use tile::manifest::Manifest;
+use tile::passes::{self, Target};
+use tile::wrappers;
+
+use crate::{Emit, Outcome, select};
+
+pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
+    let kernels = select::distinct(filter)?;
+    let wants = |what: Emit| emit.contains(&what) || emit.contains(&Emit::All);
+    std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
+    let mut files = 0;
+    let mut put = |name: String, text: &str| {
+        files += 1;
+        write(&out.join(name), text)
+    };
+    for kernel in &kernels {
+        if wants(Emit::Msl) {
+            // Schedules with more threadgroup memory than Metal has are for other targets.
+            match text(kernel, Dialect::Metal) {
+                Ok(text) => put(format!("{}.metal", kernel.name), &text)?,
+                Err(_) if kernel.shared_bytes() > METAL_SHARED => {}
+                Err(why) => return Err(why),
+            }
+        }
+        if wants(Emit::Cuda) {
+            put(format!("{}.cu", kernel.name), &text(kernel, Dialect::Cuda)?)?;
+        }
+    }
+    if wants(Emit::Manifest) {
+        put("manifest.json".to_owned(), &Manifest::of(&kernels).to_json())?;
+    }
+    if wants(Emit::Rust) {
+        put("kernels.rs".to_owned(), &wrappers::rust(&kernels))?;
+    }
+    if wants(Emit::Swift) {
+        put("Kernels.swift".to_owned(), &wrappers::swift(&kernels))?;
+    }
+    if wants(Emit::Ptx) {
+        files += ptx(&kernels, out, emit.contains(&Emit::Ptx))?;
+    }
+    println!("{} kernels, {files} files in {}", kernels.len(), out.display());
+    Ok(true)
+}
+
+/// Threadgroup memory of an Apple GPU, in bytes.
+const METAL_SHARED: u32 = 32 << 10;
+
+/// A kernel lowered and printed.
+pub(crate) fn text(kernel: &Kernel, dialect: Dialect) -> Result<String, String> {
+    let target = match dialect {
+        Dialect::Metal => Target::Metal,
+        Dialect::Cuda => Target::Cuda,
+    };
+    let lowered = passes::lower(kernel, target).map_err(|fault| fault.to_string())?;
+    emit::text(&[lowered], dialect).map_err(|fault| fault.to_string())
+}
+
+/// PTX of the kernels without constants; the others are templates, made when a pipeline is. Returns how many were written.
+fn ptx(kernels: &[Kernel], out: &Path, asked: bool) -> Result<usize, String> {
+    let nvcc = |arguments: &[&str]| std::process::Command::new("nvcc").args(arguments).output();
+    if nvcc(&["--version"]).is_err() {
+        let line = "ptx: skipped, there is no nvcc on the PATH";
+        if asked {
+            return Err(line.to_owned());
+        }
+        println!("{line}");
+        return Ok(0);
+    }
+    let mut written = 0;
+    for kernel in kernels.iter().filter(|k| k.constants.is_empty()) {
+        let source =
+            tempfile::Builder::new().suffix(".cu").tempfile().map_err(|e| e.to_string())?;
+        std::fs::write(source.path(), text(kernel, Dialect::Cuda)?).map_err(|e| e.to_string())?;
+        let built =
+            tempfile::Builder::new().suffix(".ptx").tempfile_in(out).map_err(|e| e.to_string())?;
+        let (from, to) = (source.path().display().to_string(), built.path().display().to_string());
+        let result = nvcc(&["-ptx", "-arch=compute_80", "-std=c++17", "-o", &to, &from])
+            .map_err(|e| format!("nvcc: {e}"))?;
+        if !result.status.success() {
+            let said = String::from_utf8_lossy(&result.stderr);
+            return Err(format!(
+                "{}: nvcc: {}",
+                kernel.name,
+                said.lines().next().unwrap_or_default()
+            ));
+        }
+        let target = out.join(format!("{}.ptx", kernel.name));
+        built.persist(&target).map_err(|e| format!("{}: {e}", target.display()))?;
+        written += 1;
+    }
+    println!(
+        "ptx: {written} kernels; {} are templates over their constants",
+        kernels.len() - written
+    );
+    Ok(written)
+}
+
+/// Writes a file aside, then renames it: a reader sees the old or the new, whole.
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    let fail = |e: std::io::Error| format!("{}: {e}", path.display());
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
+    aside.write_all(text.as_bytes()).map_err(fail)?;
+    aside.persist(path).map_err(|e| fail(e.error))?;
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! `tile`: builds, tests, measures and inspects the kernels that the operations list.
+
+mod bench;
+mod build;
+mod diff;
+mod inspect;
+mod select;
+mod test;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Builds, tests, measures and inspects Delft's kernels.
+#[derive(Parser)]
+#[command(name = "tile", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write kernels as source text, binaries, a manifest and typed wrappers.
+    Build {
+        /// What to write.
+        #[arg(long, value_enum, default_value = "all", value_delimiter = ',')]
+        emit: Vec<Emit>,
+        /// The folder to write to; made if it is not there.
+        #[arg(long)]
+        out: PathBuf,
+        /// Only kernels whose name contains this.
+        filter: Option<String>,
+    },
+    /// Run the kernels' cases and compare with their references.
+    Test {
+        /// Only kernels whose name or family contains this.
+        filter: Option<String>,
+        /// What executes them.
+        #[arg(long, value_enum, default_value = "interp")]
+        on: Runner,
+    },
+    /// Time the kernels on a GPU, beside its measured roof.
+    Bench {
+        /// Only kernels whose name or family contains this.
+        filter: Option<String>,
+        /// One JSON object per line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a kernel after every pass, its text, and what it costs.
+    Inspect {
+        /// A kernel's name, or part of one.
+        kernel: String,
+        /// Only this target.
+        #[arg(long, value_enum)]
+        target: Option<TargetArg>,
+        /// Only the emitted text.
+        #[arg(long)]
+        text: bool,
+    },
+    /// Compare two builds: kernels added, removed, with another contract or another text.
+    Diff {
+        /// A folder that `tile build` wrote.
+        before: PathBuf,
+        /// Another; left out: the kernels as they are now.
+        after: Option<PathBuf>,
+    },
+}
+
+/// What `tile build` writes.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Emit {
+    /// Everything that this machine has the tools for.
+    All,
+    /// Metal text, one file per kernel.
+    Msl,
+    /// CUDA text, one file per kernel.
+    Cuda,
+    /// PTX, where there is nvcc.
+    Ptx,
+    /// `manifest.json`.
+    Manifest,
+    /// `kernels.rs`.
+    Rust,
+    /// `Kernels.swift`.
+    Swift,
+}
+
+/// What executes test cases.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Runner {
+    /// The interpreter: as written, and lowered for every target.
+    Interp,
+    /// The emitted Metal text, compiled for this CPU.
+    Msl,
+    /// The emitted CUDA text, compiled for this CPU.
+    CudaText,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// A target of the passes.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TargetArg {
+    /// The interpreter.
+    Interp,
+    /// Metal.
+    Metal,
+    /// CUDA.
+    Cuda,
+}
+
+/// What a command returns: whether all went well, or the one line that says what did not.
+type Outcome = Result<bool, String>;
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Build { emit, out, filter } => build::run(&emit, &out, filter.as_deref()),
+        Command::Test { filter, on } => test::run(filter.as_deref(), on),
+        Command::Bench { filter, json } => bench::run(filter.as_deref(), json),
+        Command::Inspect { kernel, target, text } => inspect::run(&kernel, target, text),
+        Command::Diff { before, after } => diff::run(&before, after.as_deref()),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(line) => {
+            eprintln!("error: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Typed wrappers for built kernels: one Rust or Swift function per kernel, so that a launch that binds the wrong number or
+//! type of things does not compile.
+//!
+//! The Rust functions only gather a [`Call`]; binding, checking and submitting are the device's. The Swift functions encode
+//! the launch themselves and stop at a broken contract.
+
+mod rust;
+mod swift;
+
+pub use rust::rust;
+pub use swift::swift;
+
+use crate::launch::Numbers;
+
+/// A launch that a generated wrapper describes: what to run, on what, with which numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call<B> {
+    /// The kernel's name, to look up in the manifest.
+    pub kernel: &'static str,
+    /// Buffers in binding order.
+    pub buffers: Vec<B>,
+    /// Constants, arguments and dimensions.
+    pub numbers: Numbers,
+}
