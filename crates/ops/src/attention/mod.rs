@@ -2,9 +2,10 @@
 //! the keys at positions `p - window + 1 ..= p`. Query heads share key/value heads in groups (Ainslie et al. 2023).
 //!
 //! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a learned logit that joins the
-//! softmax's denominator alone. Kernels: [`decode`] for the latest token of each sequence.
+//! softmax's denominator alone. Kernels: [`decode`] for the latest token of each sequence, [`prefill`] for chunks of tokens.
 
 pub mod decode;
+pub mod prefill;
 
 mod cases;
 mod form;

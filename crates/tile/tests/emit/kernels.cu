@@ -22,7 +22,7 @@ __device__ __forceinline__ void rms_norm_f16(const f16* __restrict__ x, const f1
   float v20 = tk_simd_sum(r0);  // kernels.rs:82
   __syncthreads();
   if (lane == 0u) {
-    shared0[simd] = v20;  // dsl.rs:424
+    shared0[simd] = v20;  // dsl.rs
   }
   __syncthreads();  // kernels.rs:82
   float v41 = shared0[0u] + shared0[1u] + shared0[2u] + shared0[3u] + shared0[4u] + shared0[5u];

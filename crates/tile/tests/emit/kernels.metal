@@ -29,7 +29,7 @@ kernel void rms_norm_f16(
   float v20 = simd_sum(r0);  // kernels.rs:82
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   if (lane == 0u) {
-    shared0[simd] = v20;  // dsl.rs:424
+    shared0[simd] = v20;  // dsl.rs
   }
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:82
   float v41 = shared0[0u] + shared0[1u] + shared0[2u] + shared0[3u] + shared0[4u] + shared0[5u];
