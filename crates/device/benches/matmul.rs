@@ -4,6 +4,7 @@
 //! `cargo bench -p delft-device --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill] [pack]]`
 
 use delft_device::cpu::matmul::*;
+use delft_device::cpu::roof::read;
 use formats::DType;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -56,46 +57,6 @@ fn bandwidth(threads: usize, buffer: &Huge) -> f64 {
         black_box(read(&buffer[range.start * 64..range.end * 64]));
     });
     buffer.len() as f64 / seconds / 1e9
-}
-
-fn read(bytes: &[u8]) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: just asked.
-        return unsafe { read_avx2(bytes) };
-    }
-    read_plain(bytes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn read_avx2(bytes: &[u8]) -> u64 {
-    read_plain(bytes)
-}
-
-/// Four streams at once, as many as a core needs for its share of the memory's bandwidth.
-#[inline(always)]
-fn read_plain(bytes: &[u8]) -> u64 {
-    let quarter = bytes.len() / 4 / 128 * 128;
-    let mut sums = [0u64; 16];
-    for at in (0..quarter).step_by(128) {
-        for stream in 0..4 {
-            let chunk = &bytes[stream * quarter + at..][..128];
-            for (sum, word) in sums.iter_mut().zip(chunk.chunks_exact(8)) {
-                *sum ^= u64::from_le_bytes([
-                    word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
-                ]);
-            }
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch never faults.
-            unsafe {
-                use std::arch::x86_64::*;
-                _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4096).cast());
-                _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4160).cast());
-            }
-        }
-    }
-    sums.iter().fold(0, |a, b| a ^ b)
 }
 
 /// Gop/s of vpdpbusd alone, 0 where there is none.

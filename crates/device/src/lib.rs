@@ -47,6 +47,17 @@ pub struct Memory {
     pub arena: usize,
 }
 
+/// What bounds decoding: the weights that every token reads, and how fast they can be read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Roof {
+    /// Bytes of weights that a step of one token reads.
+    pub token_bytes: usize,
+    /// Bytes of keys and values that it reads besides for each cached position; layers with a window stop there.
+    pub position_bytes: usize,
+    /// Bytes per second at which the device reads them and does nothing else.
+    pub bytes_per_second: f64,
+}
+
 /// What a device is. Displays as `cpu, 2 threads, avx512`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
@@ -94,4 +105,7 @@ pub trait Executor: Send {
 
     /// Shape classes compiled so far.
     fn compiled(&self) -> usize;
+
+    /// Measures how fast the weights can be read; takes some passes over them.
+    fn roof(&self) -> Roof;
 }

@@ -4,7 +4,7 @@ use crate::defaults;
 use crate::pool::{Pool, bound};
 use crate::session::Session;
 use device::cpu::Cpu;
-use device::{About, CacheType, Device, Executor, Memory};
+use device::{About, CacheType, Device, Executor, Memory, Roof};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -252,6 +252,11 @@ impl Engine {
     /// Bytes held by weights, cache and activations.
     pub fn memory(&self) -> Memory {
         self.0.executor().memory()
+    }
+
+    /// Measures how fast this device can read the weights: what bounds decoding.
+    pub fn roof(&self) -> Roof {
+        self.0.executor().roof()
     }
 
     /// Shape classes compiled so far.

@@ -69,24 +69,27 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             record(&mut tg, "tg", round, generate, seconds);
         }
     }
+    let roof = share_of_roof(&engine, args, &tg);
     if args.json {
-        return print_json(&to_json(args, &engine, &model.path.display().to_string(), &pp, &tg));
+        let path = model.path.display().to_string();
+        return print_json(&to_json(args, &engine, &path, &pp, &tg, &roof));
     }
     let info = engine.info();
     let at = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
-    let row = |name: String, runs: &Runs| {
+    let row = |name: String, runs: &Runs, share: String| {
         vec![
             name,
             format!("{:.2}", runs.median()),
             format!("{:.2} +/- {:.2}", runs.mean(), runs.deviation()),
+            share,
         ]
     };
     let mut rows = Vec::new();
     if prompt > 0 {
-        rows.push(row(format!("pp{prompt}{at}"), &pp));
+        rows.push(row(format!("pp{prompt}{at}"), &pp, String::new()));
     }
     if generate > 0 {
-        rows.push(row(format!("tg{generate}{at}"), &tg));
+        rows.push(row(format!("tg{generate}{at}"), &tg, format!("{:.0}%", 100.0 * roof.share)));
     }
     let head = format!(
         "{} ({}, {} parameters, {}) on {}\n",
@@ -97,12 +100,33 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         info.device
     );
     let tail = format!(
-        "loaded in {:.2} s, peak memory {}\n",
+        "loaded in {:.2} s, peak memory {}; roof: {} per token at {:.1} GB/s read\n",
         info.load_ms as f64 / 1000.0,
-        bytes(delft::peak_rss_bytes())
+        bytes(delft::peak_rss_bytes()),
+        bytes(roof.bytes as u64),
+        roof.rate / 1e9
     );
-    let body = table(&["TEST", "TOK/S (MEDIAN)", "MEAN"], &[false, true, true], &rows);
+    let body =
+        table(&["TEST", "TOK/S (MEDIAN)", "MEAN", "OF ROOF"], &[false, true, true, true], &rows);
     print(&format!("{head}{body}{tail}"))
+}
+
+/// What decoding is measured against: bytes per token over the rate at which this run read them.
+struct Share {
+    /// Weights, and the cached keys and values at the depth half-way through the measurement.
+    bytes: f64,
+    /// Bytes per second.
+    rate: f64,
+    /// Of the roof that decoding reached.
+    share: f64,
+}
+
+fn share_of_roof(engine: &Engine, args: &Bench, tg: &Runs) -> Share {
+    let roof = engine.roof();
+    let depth = args.depth as f64 + args.generate as f64 / 2.0;
+    let bytes = roof.token_bytes as f64 + depth * roof.position_bytes as f64;
+    let rate = roof.bytes_per_second;
+    Share { bytes, rate, share: tg.median() * bytes / rate }
 }
 
 fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) {
@@ -147,7 +171,7 @@ fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     (0..length).map(|_| next()).collect()
 }
 
-fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs) -> Value {
+fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs, roof: &Share) -> Value {
     let info = engine.info();
     let memory = engine.memory();
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
@@ -168,6 +192,9 @@ fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs) -> V
         "tg_tok_s": rate(tg),
         "pp_runs_tok_s": pp.0,
         "tg_runs_tok_s": tg.0,
+        "read_bytes_per_s": roof.rate,
+        "token_bytes": roof.bytes,
+        "tg_of_roof": if tg.0.is_empty() { Value::Null } else { roof.share.into() },
         "load_s": info.load_ms as f64 / 1000.0,
         "peak_rss_bytes": delft::peak_rss_bytes(),
         "weights_bytes": memory.weights,

@@ -5,11 +5,12 @@ use super::class::Class;
 use super::isa::Isa;
 use super::matmul::{Huge, Matrix, Parallel, Scratch};
 use super::replay::Replay;
+use super::roof::read_rate;
 use super::team::{SharedSlice, Team};
-use crate::{Executor, LoadOptions, Memory};
+use crate::{Executor, LoadOptions, Memory, Roof};
 use formats::{Error, Result, Tensors};
 use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
+use program::{Arguments, BLOCK_TOKENS, Program, ValueId, WeightId};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -324,5 +325,31 @@ impl Executor for CpuExecutor {
 
     fn compiled(&self) -> usize {
         self.classes.len()
+    }
+
+    fn roof(&self) -> Roof {
+        let loaded = &self.loaded;
+        // A table that only embeds is read one row at a time.
+        let mut read = vec![false; loaded.weights.len()];
+        let multiplied = loaded.program.nodes.iter().filter(|node| node.op != Op::Embed);
+        multiplied.flat_map(|node| &node.weights).for_each(|&WeightId(w)| read[w] = true);
+        let parts: Vec<&[u8]> = loaded
+            .weights
+            .iter()
+            .zip(read)
+            .filter_map(|(weight, read)| match weight {
+                Weight::Matrix(matrix) if read => Some(matrix.bytes()),
+                _ => None,
+            })
+            .collect();
+        Roof {
+            token_bytes: parts.iter().map(|part| part.len()).sum(),
+            position_bytes: self
+                .caches
+                .iter()
+                .map(|cache| cache.geometry().layer_bytes() / BLOCK_TOKENS)
+                .sum(),
+            bytes_per_second: read_rate(&*loaded.team, &parts, 7),
+        }
     }
 }

@@ -7,6 +7,7 @@ pub mod isa;
 pub mod math;
 pub mod matmul;
 mod replay;
+pub mod roof;
 pub mod team;
 
 use crate::{About, Device, Executor, LoadOptions};

@@ -146,6 +146,11 @@ impl Matrix {
         self.data.len()
     }
 
+    /// The packed weights.
+    pub fn bytes(&self) -> &[u8] {
+        &self.data
+    }
+
     /// Panels of [`ROWS`] rows; the last may be partly empty.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(ROWS)
