@@ -15,6 +15,7 @@ pub fn all() -> Vec<Spec> {
         crate::kv_write::KERNELS,
         crate::layer_norm::KERNELS,
         crate::linear::KERNELS,
+        crate::linear::gemm::KERNELS,
         crate::linear_add::KERNELS,
         crate::mul::KERNELS,
         crate::project::KERNELS,

@@ -11,6 +11,7 @@
 mod batch;
 mod child;
 mod compile;
+mod nvcc;
 mod source;
 mod spaces;
 
@@ -23,6 +24,7 @@ use crate::ir::{Access, Kernel, ParamKind};
 use crate::launch::Numbers;
 
 pub use batch::{Counts, check, check_all};
+pub use nvcc::{Nvcc, Usage};
 pub use spaces::address_spaces;
 
 /// Why something is not proved.

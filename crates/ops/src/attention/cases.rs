@@ -7,7 +7,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::dsl::{Element, Float};
 use tile::launch::Numbers;
 
-use super::decode::{attention_decode, attention_decode_q8_0};
+use super::decode::{STAGES, attention_decode, attention_decode_q8_0};
 use super::{Form, Scores};
 use crate::kv_write::{reference_q8_0, slot};
 use crate::trial::{every_float, random};
@@ -24,6 +24,8 @@ pub(super) struct Scene {
     pub(super) sinks: bool,
     /// Slots per block.
     pub(super) block: usize,
+    /// Batches on their way in decoding.
+    pub(super) stages: u32,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
     pub(super) rows: Vec<(u32, u32)>,
 }
@@ -39,6 +41,7 @@ impl Default for Scene {
             cap: None,
             sinks: false,
             block: 16,
+            stages: 0,
             rows: vec![(0, 40)],
         }
     }
@@ -66,12 +69,12 @@ impl Scene {
         self.kv_heads * self.group
     }
 
-    fn scale(&self) -> f32 {
+    pub(super) fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
     /// How many positions each sequence has.
-    fn lengths(&self) -> Vec<usize> {
+    pub(super) fn lengths(&self) -> Vec<usize> {
         let count = self.rows.iter().map(|r| r.0 as usize + 1).max().unwrap_or(0);
         let mut lengths = vec![0; count];
         for &(sequence, position) in self.rows.iter().filter(|r| r.1 != u32::MAX) {
@@ -239,6 +242,16 @@ impl Scene {
     }
 }
 
+/// Decoding through shared memory, small enough for devices with 32 KiB of it.
+fn staged_scenes(head_dim: usize) -> Vec<(Scene, usize)> {
+    let of = || Scene { head_dim, block: 32, stages: 2, ..Scene::default() };
+    vec![
+        (Scene { why: "two stages", rows: vec![(0, 500), (1, 1), (2, 129)], ..of() }, 2),
+        (Scene { why: "two stages, one for each turn", rows: vec![(0, 255)], ..of() }, 1),
+        (Scene { why: "two stages, a window", rows: vec![(0, 400)], window: Some(50), ..of() }, 1),
+    ]
+}
+
 /// What decoding is tested on, with the splits of each.
 fn decode_scenes() -> Vec<(Scene, usize)> {
     let of = Scene::default;
@@ -281,8 +294,11 @@ pub(super) fn decode() -> Vec<Case> {
             Scene { why: "heads of 80", head_dim: 80, rows: vec![(0, 33)], ..Scene::default() };
         let mut scenes = decode_scenes();
         scenes.push((odd, 2));
+        if C::SCALAR.bytes() == 2 {
+            scenes.extend(staged_scenes(16));
+        }
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode::<T, C>(s.form()), s.plain::<C>(), splits)
+            s.decode::<T>(attention_decode::<T, C>(s.form(), s.stages), s.plain::<C>(), splits)
         };
         scenes.into_iter().step_by(every).map(case).collect()
     }
@@ -297,9 +313,10 @@ pub(super) fn decode() -> Vec<Case> {
 pub(super) fn decode_q8_0() -> Vec<Case> {
     fn of<T: Float>() -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode_q8_0::<T>(s.form()), s.q8_0(), splits)
+            s.decode::<T>(attention_decode_q8_0::<T>(s.form(), s.stages), s.q8_0(), splits)
         };
-        decode_scenes().into_iter().step_by(2).map(case).collect()
+        let plain = decode_scenes().into_iter().step_by(2);
+        plain.chain(staged_scenes(64)).map(case).collect()
     }
     every_float!(of)
 }
@@ -352,7 +369,8 @@ fn decode_bench<T: Float>(
 pub(super) fn decode_benches() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
-            let kernel = attention_decode::<T, T>(Form::plain(shape.2 as u32, shape.1 as u32));
+            let kernel =
+                attention_decode::<T, T>(Form::plain(shape.2 as u32, shape.1 as u32), STAGES);
             let stores = |n| vec![Fill::Noise(T::SCALAR, n), Fill::Noise(T::SCALAR, n)];
             decode_bench::<T>(kernel, stores, 8 * T::SCALAR.bytes() as u64, shape)
         };
@@ -364,7 +382,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
-        let kernel = attention_decode_q8_0::<half::bf16>(form);
+        let kernel = attention_decode_q8_0::<half::bf16>(form, STAGES);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]

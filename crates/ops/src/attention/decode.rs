@@ -25,6 +25,8 @@ const THREADS: u32 = 128;
 const SIMDS: u32 = THREADS / 32;
 /// Keys that a team reads at once.
 const AHEAD: u32 = 4;
+/// Batches on their way where shared memory is plenty: 16 KiB each, or 32 for f32.
+pub const STAGES: u32 = 3;
 /// The most groups that share a head's keys.
 pub const MOST_SPLITS: u32 = 128;
 
@@ -68,7 +70,8 @@ impl Plan {
 /// Attends rows `q` `[rows, kv_heads * group, head_dim]` to a cache of `C`, each at its own position, which is the latest; a
 /// row at position `u32::MAX` is idle and becomes zero.
 ///
-/// `splits` groups share the keys of each head. `partial` holds `rows * kv_heads * group * splits * head_dim` numbers, `stats`
+/// `stages` is how many batches of keys are on their way at once through shared memory, see [`STAGES`]; 0: through registers,
+/// one batch. `splits` groups share the keys of each head. `partial` holds `rows * kv_heads * group * splits * head_dim` numbers, `stats`
 /// `rows * kv_heads * group * splits * 2`; `counters` `rows * kv_heads * group` zeros, which are zeros again afterwards.
 #[kernel]
 pub fn attention_decode<T: Float, C: Float>(
@@ -87,12 +90,13 @@ pub fn attention_decode<T: Float, C: Float>(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     form: Form,
+    stages: u32,
 ) {
-    rename(format!("attention_decode_{}_{}_{}", T::NAME, C::NAME, form.name()));
+    rename(format!("attention_decode_{}_{}_{}_{stages}", T::NAME, C::NAME, form.name()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["keys", "values"]);
-    decode(form, q, keys, values, cache, y, Scratch { partial, stats, counters }, scale);
+    decode(form, stages, q, keys, values, cache, y, Scratch { partial, stats, counters }, scale);
 }
 
 /// As [`attention_decode`], over a cache of q8_0: 32 must divide `head_dim`.
@@ -115,14 +119,15 @@ pub fn attention_decode_q8_0<T: Float>(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     form: Form,
+    stages: u32,
 ) {
-    rename(format!("attention_decode_{}_q8_0_{}", T::NAME, form.name()));
+    rename(format!("attention_decode_{}_q8_0_{}_{stages}", T::NAME, form.name()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["key_codes", "value_codes"]);
     let keys = Blocks { codes: key_codes, scales: key_scales };
     let values = Blocks { codes: value_codes, scales: value_scales };
-    decode(form, q, keys, values, cache, y, Scratch { partial, stats, counters }, scale);
+    decode(form, stages, q, keys, values, cache, y, Scratch { partial, stats, counters }, scale);
 }
 
 /// Where groups leave their parts of a head.
@@ -147,6 +152,7 @@ struct Running {
 /// The body of both kernels.
 fn decode<T: Float, S: Stored>(
     form: Form,
+    stages: u32,
     q: In<T>,
     keys: S,
     values: S,
@@ -188,7 +194,8 @@ fn decode<T: Float, S: Stored>(
     when(Order::lt(split, used), || {
         let from = aligned + split * share;
         let to = (from + share).min(end);
-        let running = attend(plan, &extras, q, keys, values, &cache, scale, [first, from, to]);
+        let running =
+            attend(plan, stages, &extras, q, keys, values, &cache, scale, [first, from, to]);
         let part = gather(plan, &extras, running, split, packed);
         let at = index * (pack * d);
         let alone = || {
@@ -234,6 +241,7 @@ fn inverse(sum: Val<f32>) -> Val<f32> {
 /// The softmaxes of this lane's team over the keys `from..to`, of which those from `first` on are seen.
 fn attend<T: Float, S: Stored>(
     plan: Plan,
+    stages: u32,
     extras: &Extras,
     q: In<T>,
     keys: S,
@@ -264,20 +272,61 @@ fn attend<T: Float, S: Stored>(
         mixed: Regs::new(pack * each, 0.0),
     };
     let apart = 32 / team;
-    range(from + simd_id() * plan.keys(), to).step(SIMDS * plan.keys()).each(|base| {
-        let slot = cache.slot_at(sequence, base);
-        // Past the end the last key is read again, and not seen.
-        let left = to - 1u32 - base;
-        let read = |stored: S| -> Vec<Vec<Val<f32>>> {
-            (0..AHEAD)
-                .map(|u| {
-                    let slot = slot + (turn + u * apart).min(left);
-                    let one = |&e: &Val<u32>| stored.read(cache, slot, head, e, vector as u8);
-                    elements.iter().flat_map(one).collect()
-                })
-                .collect()
+    let start = from + simd_id() * plan.keys();
+    let step = SIMDS * plan.keys();
+    // Past the end the last key is read again, and not seen.
+    let slots = move |base: Val<u32>| -> Vec<Val<u32>> {
+        let (slot, left) = (cache.slot_at(sequence, base), to - 1u32 - base);
+        (0..AHEAD).map(|u| slot + (turn + u * apart).min(left)).collect()
+    };
+    let ring = (stages > 0).then(|| Ring::<S::Element>::new(plan, stages));
+    let fetch = |base: Val<u32>, stage: Val<u32>| {
+        let Some(ring) = ring else { return };
+        when(Order::lt(base, to), || {
+            for (u, slot) in (0..).zip(slots(base)) {
+                for (i, &e) in (0..).zip(&elements) {
+                    let at = cache.element(slot, head) + e;
+                    ring.bring(stage, 0, u, i, keys.array(), at);
+                    ring.bring(stage, 1, u, i, values.array(), at);
+                }
+            }
+        });
+        copy_commit();
+    };
+    (1..stages).for_each(|stage| fetch(start + (stage - 1) * step, (stage - 1).val()));
+    range(start, to).step(step).each(|base| {
+        let turns = (base - start) / step;
+        fetch(base + stages.max(1) * step - step, (turns + stages.max(1) - 1u32) % stages.max(1));
+        let slots = if ring.is_none() || S::BYTES == 1 { slots(base) } else { vec![] };
+        let read = |stored: S, kind: u32, factors: &[Option<Val<f32>>]| -> Vec<Vec<Val<f32>>> {
+            let count = elements.len();
+            let one = |u: usize, i: usize| {
+                let lanes = vector as u8;
+                let raw = match ring {
+                    Some(ring) => ring.read(turns % stages, kind, u as u32, i as u32),
+                    None => {
+                        let at = cache.element(slots[u], head) + elements[i];
+                        stored.array().get_vec(at, lanes, Hint::None)
+                    }
+                };
+                let factor = factors.get(u * count + i).copied().flatten();
+                let scaled = move |x: Val<S::Element>| factor.map_or(x.f32(), |f| x.f32() * f);
+                raw.into_iter().map(scaled)
+            };
+            (0..AHEAD as usize).map(|u| (0..count).flat_map(|i| one(u, i)).collect()).collect()
         };
-        let (keys, values) = (read(keys), read(values));
+        let factors = |stored: S| -> Vec<Option<Val<f32>>> {
+            let of = |slot: &Val<u32>| {
+                let slot = *slot;
+                elements.iter().map(move |&e| stored.factor(cache, slot, head, e))
+            };
+            slots.iter().flat_map(of).collect()
+        };
+        let (key_factors, value_factors) = (factors(keys), factors(values));
+        if ring.is_some() {
+            copy_wait((stages - 1) as u8);
+        }
+        let (keys, values) = (read(keys, 0, &key_factors), read(values, 1, &value_factors));
         // The key whose score this lane will hold.
         let own = lane / (team / AHEAD);
         let key = base + turn + own * apart;
@@ -308,6 +357,40 @@ fn attend<T: Float, S: Stored>(
         }
     });
     running
+}
+
+/// Batches of keys and values on their way to the lanes that asked for them: a lane reads what it brought itself, so that
+/// nobody waits for others.
+#[derive(Clone, Copy)]
+struct Ring<E> {
+    /// `[stages, 2, AHEAD, vectors, THREADS, vector]`.
+    array: Shared<E>,
+    plan: Plan,
+}
+
+impl<E: Element> Ring<E> {
+    fn new(plan: Plan, stages: u32) -> Self {
+        let len = stages * 2 * AHEAD * plan.each() * THREADS;
+        Ring { array: Shared::named("ring", len), plan }
+    }
+
+    #[track_caller]
+    fn at(&self, stage: Val<u32>, kind: u32, u: u32, i: u32) -> Val<u32> {
+        let (each, vector) = (self.plan.each(), self.plan.vector);
+        let batch = (kind * AHEAD + u) * each + i * vector;
+        stage * (2 * AHEAD * each * THREADS) + batch * THREADS + thread_id() * vector
+    }
+
+    #[track_caller]
+    fn bring(&self, stage: Val<u32>, kind: u32, u: u32, i: u32, from: In<E>, at: Val<u32>) {
+        let to = self.at(stage, kind, u, i);
+        copy_async(self.array, to, from, at, self.plan.vector as u8, None);
+    }
+
+    #[track_caller]
+    fn read(&self, stage: Val<u32>, kind: u32, u: u32, i: u32) -> Vec<Val<E>> {
+        self.array.get_vec(self.at(stage, kind, u, i), self.plan.vector as u8, Hint::None)
+    }
 }
 
 #[track_caller]

@@ -6,7 +6,6 @@
 
 use half::f16;
 use tile::dsl::*;
-use tile::ir::Hint;
 use tile::launch::{Extent, Requirement};
 
 use crate::kv_write::Cache;
@@ -103,36 +102,38 @@ pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
     (a + b - 1u32) / b
 }
 
-/// One of a layer's two caches, as a kernel reads it.
+/// One of a layer's two caches, as a kernel reads it: numbers, or codes of a block with one factor.
 pub(super) trait Stored: Copy {
+    /// What is stored.
+    type Element: Element;
+
     /// Bytes of an element, which bound how many are read at once.
     const BYTES: u32;
 
-    /// `lanes` elements of a head from `at` on, a multiple of `lanes`, which divides 32.
-    fn read(
+    /// `[slots, kv_heads, head_dim]` numbers or codes.
+    fn array(self) -> In<Self::Element>;
+
+    /// What multiplies the elements from `at` on in a head.
+    fn factor(
         self,
         cache: &Cache,
         slot: Val<u32>,
         head: Val<u32>,
         at: Val<u32>,
-        lanes: u8,
-    ) -> Vec<Val<f32>>;
+    ) -> Option<Val<f32>>;
 }
 
 impl<C: Float> Stored for In<C> {
+    type Element = C;
+
     const BYTES: u32 = if C::SCALAR as u8 == tile::types::Scalar::F32 as u8 { 4 } else { 2 };
 
-    #[track_caller]
-    fn read(
-        self,
-        cache: &Cache,
-        slot: Val<u32>,
-        head: Val<u32>,
-        at: Val<u32>,
-        lanes: u8,
-    ) -> Vec<Val<f32>> {
-        let values = self.get_vec(cache.element(slot, head) + at, lanes, Hint::None);
-        values.into_iter().map(Val::f32).collect()
+    fn array(self) -> In<C> {
+        self
+    }
+
+    fn factor(self, _: &Cache, _: Val<u32>, _: Val<u32>, _: Val<u32>) -> Option<Val<f32>> {
+        None
     }
 }
 
@@ -144,20 +145,23 @@ pub(super) struct Blocks {
 }
 
 impl Stored for Blocks {
+    type Element = i8;
+
     const BYTES: u32 = 1;
 
+    fn array(self) -> In<i8> {
+        self.codes
+    }
+
     #[track_caller]
-    fn read(
+    fn factor(
         self,
         cache: &Cache,
         slot: Val<u32>,
         head: Val<u32>,
         at: Val<u32>,
-        lanes: u8,
-    ) -> Vec<Val<f32>> {
-        let codes = self.codes.get_vec(cache.element(slot, head) + at, lanes, Hint::None);
-        let scale = self.scales.get(cache.scale(slot, head) + at / 32u32).f32();
-        codes.into_iter().map(|code| code.f32() * scale).collect()
+    ) -> Option<Val<f32>> {
+        Some(self.scales.get(cache.scale(slot, head) + at / 32u32).f32())
     }
 }
 

@@ -8,6 +8,7 @@ pub mod decode;
 pub mod prefill;
 
 mod cases;
+mod chunks;
 mod form;
 
 use crate::{Shape, arity, expect};
@@ -24,6 +25,13 @@ pub const KERNELS: &[Spec] = &[
         cases: cases::decode_q8_0,
         benches: cases::decode_q8_0_benches,
     },
+    Spec { name: "attention_prefill", cases: chunks::prefill, benches: chunks::prefill_benches },
+    Spec {
+        name: "attention_prefill_q8_0",
+        cases: chunks::prefill_q8_0,
+        benches: chunks::prefill_q8_0_benches,
+    },
+    Spec { name: "attention_dense", cases: chunks::dense, benches: chunks::dense_benches },
 ];
 
 /// The constants of one attention layer.

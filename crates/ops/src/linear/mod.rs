@@ -1,6 +1,7 @@
 //! Linear: `y[t, o] = sum_i weight[o, i] * x[t, i] + bias[o]`. Weights of any stored type; x and y are f32.
 
 pub(crate) mod cases;
+pub mod gemm;
 mod gemv;
 mod input;
 

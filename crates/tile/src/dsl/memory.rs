@@ -61,6 +61,13 @@ impl<T: Element, M: Rights> Global<T, M> {
     }
 }
 
+impl<T: Element> In<T> {
+    /// The same buffer in a helper that is generic over another element type, if that is the same.
+    pub fn same<U: Element>(self) -> Option<In<U>> {
+        (T::SCALAR == U::SCALAR).then_some(Global { index: self.index, of: PhantomData })
+    }
+}
+
 impl<T: Element, M: Rights> Memory<T> for Global<T, M> {
     fn place(self) -> Place {
         Place::Buffer(self.index)

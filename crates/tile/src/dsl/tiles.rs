@@ -239,6 +239,21 @@ impl Frags {
         frags
     }
 
+    /// Registers that hold these tiles, which are of one type.
+    ///
+    /// # Panics
+    /// If there are none.
+    #[track_caller]
+    pub fn holding(tiles: &[Frag]) -> Frags {
+        let ty = Type::Tile(tiles[0].ty());
+        let array = Array { name: String::new(), ty, len: tiles.len() as u32 };
+        let frags = Frags { place: build::register(array), ty };
+        for (i, tile) in tiles.iter().enumerate() {
+            frags.set(i as u32, *tile);
+        }
+        frags
+    }
+
     /// Tile `i`.
     #[track_caller]
     pub fn get(self, i: u32) -> Frag {

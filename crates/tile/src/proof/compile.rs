@@ -140,12 +140,17 @@ pub(super) fn compile(text: &str) -> Result<Executable, Unproved> {
 
 /// Runs a compiler. Its complaints are those of a text that is wrong: the first few lines of them.
 pub(super) fn run(command: &mut Command) -> Result<(), Unproved> {
+    run_for_log(command).map(|_| ())
+}
+
+/// The same; what it printed, if it succeeded.
+pub(super) fn run_for_log(command: &mut Command) -> Result<String, Unproved> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| Unproved::Skip(format!("{program}: {e}")))?;
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     if output.status.success() {
-        return Ok(());
+        return Ok(text);
     }
-    let text = String::from_utf8_lossy(&output.stderr);
     let errors: Vec<&str> = text.lines().filter(|l| l.contains("error")).take(6).collect();
     let shown = if errors.is_empty() { text.lines().take(6).collect() } else { errors };
     Err(Unproved::Wrong(format!("{program}: {}: {}", output.status, shown.join("; "))))

@@ -1,0 +1,288 @@
+//! What the prefill kernels are tested and measured with: chunks of consecutive positions in the scenes of [`super::cases`].
+
+use half::f16;
+use tile::Kernel;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, tolerance};
+use tile::dsl::{Element, Float};
+use tile::launch::Numbers;
+
+use super::cases::{Scene, Stores};
+use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_q8_0};
+use super::{Form, Scores};
+use crate::trial::random;
+
+/// The tolerance of kernels that round weights to `T` before they meet the values: that of a result in `T`, and 1e-3 at least.
+fn flash<T: Float>() -> f64 {
+    tolerance(T::SCALAR).max(1e-3)
+}
+
+/// Chunks of consecutive positions: sequence, first position, count.
+fn chunks(of: &[(u32, u32, u32)]) -> Vec<(u32, u32)> {
+    let chunk = |&(sequence, first, count): &(u32, u32, u32)| {
+        (first..first + count).map(move |p| (sequence, p))
+    };
+    of.iter().flat_map(chunk).collect()
+}
+
+impl Scene {
+    /// Where each run of one sequence begins, and the end.
+    fn starts(&self) -> Vec<u32> {
+        let new = |i: &usize| *i == 0 || self.rows[*i].0 != self.rows[*i - 1].0;
+        let mut starts: Vec<u32> = (0..self.rows.len()).filter(new).map(|i| i as u32).collect();
+        starts.push(self.rows.len() as u32);
+        starts
+    }
+
+    fn chunked(&self) -> Numbers {
+        let starts = self.starts();
+        let longest = starts.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(1);
+        self.numbers()
+            .with("batch", starts.len() as u32 - 1)
+            .with("longest", longest)
+            .with("tokens", self.rows.len() as u32)
+    }
+
+    fn prefill<T: Float>(&self, kernel: Kernel, stores: Stores) -> Case {
+        let q = self.queries::<T>();
+        let expected = self.expected(&q, &stores);
+        let len = q.len();
+        let mut buffers = vec![q];
+        buffers.extend(stores.buffers);
+        buffers.extend(self.words());
+        buffers.push(Buffer::words(&self.starts()));
+        let y = buffers.len();
+        buffers.push(Buffer::zeros(T::SCALAR, len));
+        if self.sinks {
+            buffers.push(self.sinks());
+        }
+        Case {
+            label: self.label("in chunks"),
+            kernel,
+            numbers: self.chunked(),
+            buffers,
+            expected: vec![(y, Expected::Near(expected, flash::<T>()))],
+        }
+    }
+
+    /// Over arrays of `length` keys per sequence.
+    fn dense<T: Float>(&self, layout: Layout, length: usize, tiling: Tiling) -> Case {
+        let (q, d, sequences) = (self.queries::<T>(), self.head_dim, self.lengths().len());
+        let at = |sequence: usize, head: usize, p: usize| match layout {
+            Layout::HeadMajor => ((sequence * self.kv_heads + head) * length + p) * d,
+            Layout::KeyMajor => ((sequence * length + p) * self.kv_heads + head) * d,
+        };
+        let stores = [2, 3].map(|seed| random::<T>(seed, sequences * length * self.kv_heads * d));
+        let [all_keys, all_values] = [stores[0].to_f32(), stores[1].to_f32()];
+        let (queries, mut y) = (q.to_f32(), Vec::new());
+        for (row, &(sequence, position)) in self.rows.iter().enumerate() {
+            let end = position as usize + 1;
+            let first = self.window.map_or(0, |window| end.saturating_sub(window));
+            for h in 0..self.heads() {
+                let start = |p| at(sequence as usize, h / self.group, p);
+                let seen = first..end.min(length);
+                let keys: Vec<&[f32]> = seen.clone().map(|p| &all_keys[start(p)..][..d]).collect();
+                let values: Vec<&[f32]> = seen.map(|p| &all_values[start(p)..][..d]).collect();
+                let scores = Scores { scale: self.scale(), cap: self.cap, sink: None };
+                let q = &queries[(row * self.heads() + h) * d..][..d];
+                y.extend(scores.reference(q, &keys, &values));
+            }
+        }
+        let [positions, ..] = self.words();
+        let len = q.len();
+        let [keys, values] = stores;
+        let zeros = Buffer::zeros(T::SCALAR, len);
+        Case {
+            label: self.label(&format!("{length} keys, {layout:?}")),
+            kernel: attention_dense::<T>(self.form(), tiling, layout),
+            numbers: self.chunked().with("length", length as u32),
+            buffers: vec![q, keys, values, positions, Buffer::words(&self.starts()), zeros],
+            expected: vec![(5, Expected::Near(y, flash::<T>()))],
+        }
+    }
+}
+
+/// What chunks are tested on.
+fn scenes() -> Vec<(Scene, Tiling)> {
+    let of = Scene::default;
+    let small = Tiling::small;
+    // Two tiles per simdgroup, in the shared memory that every device has.
+    let two = Tiling { simds: 1, tiles: 2, keys: 32 };
+    let ragged = || chunks(&[(0, 16, 17)]);
+    let several = || chunks(&[(1, 0, 5), (0, 20, 40), (2, 63, 3)]);
+    let one = |group| Scene { rows: ragged(), kv_heads: 1, group, ..of() };
+    let wide =
+        |head_dim, group, why| (Scene { why, head_dim, ..one(group) }, small(head_dim as u32));
+    let three = |why| Scene { why, rows: several(), group: 1, ..of() };
+    let beyond = Some(u32::MAX as usize);
+    vec![
+        (Scene { why: "one query, one key", rows: chunks(&[(0, 0, 1)]), ..one(1) }, small(64)),
+        (Scene { why: "17 queries over 33 keys", rows: ragged(), ..of() }, small(64)),
+        (Scene { why: "two tiles each", ..one(3) }, two),
+        (three("several sequences"), small(64)),
+        (Scene { why: "three row blocks", rows: chunks(&[(0, 3, 130)]), ..one(1) }, small(64)),
+        wide(80, 2, "heads of 80"),
+        wide(96, 2, "heads of 96"),
+        wide(128, 4, "heads of 128"),
+        wide(256, 1, "heads of 256"),
+        (Scene { window: Some(1), ..three("a window of one") }, small(64)),
+        (Scene { window: Some(20), ..three("a window over a block's edge") }, two),
+        (Scene { why: "a window of more than there is", window: beyond, ..one(2) }, small(64)),
+        (Scene { why: "bounded scores", cap: Some(2.0), ..one(7) }, two),
+        (
+            Scene {
+                sinks: true,
+                window: Some(9),
+                cap: Some(4.0),
+                group: 2,
+                ..three("sinks, a window and a bound")
+            },
+            small(64),
+        ),
+        (
+            Scene { why: "blocks of 256", block: 256, rows: chunks(&[(0, 250, 20)]), ..one(2) },
+            small(64),
+        ),
+    ]
+}
+
+/// Concatenates a generic function's results for the types that matrix units take.
+macro_rules! every_half {
+    ($($f:tt)*) => {{
+        let mut all = $($f)*::<f16>();
+        all.extend($($f)*::<half::bf16>());
+        all
+    }};
+}
+
+pub(super) fn prefill() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |(s, tiling): (Scene, Tiling)| {
+            s.prefill::<T>(attention_prefill::<T>(s.form(), tiling), s.plain::<T>())
+        };
+        scenes().into_iter().map(case).collect()
+    }
+    every_half!(of)
+}
+
+pub(super) fn prefill_q8_0() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let case = |(s, tiling): (Scene, Tiling)| {
+            let mut stores = s.q8_0();
+            // The matrix units take what was decoded as `T`.
+            for values in [&mut stores.keys, &mut stores.values] {
+                *values = Buffer::floats(T::SCALAR, values).to_f32();
+            }
+            s.prefill::<T>(attention_prefill_q8_0::<T>(s.form(), tiling), stores)
+        };
+        let whole = |(s, _): &(Scene, Tiling)| s.head_dim.is_multiple_of(32);
+        scenes().into_iter().filter(whole).step_by(2).map(case).collect()
+    }
+    every_half!(of)
+}
+
+pub(super) fn dense() -> Vec<Case> {
+    fn of<T: Float>() -> Vec<Case> {
+        let of = Scene::default;
+        let two = chunks(&[(0, 0, 19), (1, 5, 20)]);
+        let beyond = chunks(&[(0, 28, 12)]);
+        let scenes = [
+            (Scene { why: "two chunks", rows: two, ..of() }, 25),
+            (Scene { why: "rows that see nothing", rows: beyond, window: Some(4), ..of() }, 30),
+        ];
+        let layouts = [Layout::HeadMajor, Layout::KeyMajor];
+        let both = |(scene, length): &(Scene, usize)| {
+            layouts.map(|layout| scene.dense::<T>(layout, *length, Tiling::small(64)))
+        };
+        scenes.iter().flat_map(both).collect()
+    }
+    every_half!(of)
+}
+
+/// Key/value heads, query heads each, elements, tokens.
+type Shape = (usize, usize, usize, usize);
+
+/// Prompts from their start.
+const PROMPTS: [Shape; 2] = [(8, 4, 128, 8192), (8, 4, 64, 8192)];
+
+fn bench<T: Float>(
+    kernel: Kernel,
+    stores: Vec<Fill>,
+    (kv_heads, group, d, tokens): Shape,
+    paged: bool,
+) -> Bench {
+    let (stride, heads) = (tokens.div_ceil(256), kv_heads * group);
+    let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
+    let n = tokens * heads * d;
+    let size = |fill: &Fill| match fill {
+        Fill::Noise(scalar, len) | Fill::Zeros(scalar, len) => (scalar.bytes() * len) as u64,
+        Fill::These(buffer) => buffer.bytes.len() as u64,
+    };
+    let bytes = stores.iter().map(size).sum::<u64>() + 2 * (n * T::SCALAR.bytes()) as u64;
+    let mut buffers = vec![Fill::Noise(T::SCALAR, n)];
+    buffers.extend(stores);
+    buffers.push(words((0..tokens as u32).collect()));
+    if paged {
+        buffers.push(words(vec![0; tokens]));
+        buffers.push(words((0..stride as u32).rev().collect()));
+    }
+    buffers.push(words(vec![0, tokens as u32]));
+    buffers.push(Fill::Zeros(T::SCALAR, n));
+    let mut numbers = Numbers::new()
+        .with("kv_heads", kv_heads as u32)
+        .with_f32("scale", 1.0 / (d as f32).sqrt())
+        .with("batch", 1)
+        .with("longest", tokens as u32)
+        .with("tokens", tokens as u32);
+    match paged {
+        true => numbers = numbers.with("stride", stride as u32).with("block", 256),
+        false => numbers.set("length", tokens as u32),
+    }
+    Bench {
+        kernel,
+        label: format!("{tokens} tokens, {heads} heads of {kv_heads} x {d}"),
+        numbers,
+        buffers,
+        bytes,
+        // What a causal mask leaves of both products.
+        flops: 4 * (heads * d) as u64 * (tokens * (tokens + 1) / 2) as u64,
+        roof: Roof::Matrix,
+    }
+}
+
+/// The form and tiling of a shape, and how many elements its keys have.
+fn of_shape((kv_heads, group, d, tokens): Shape) -> (Form, Tiling, usize) {
+    (Form::plain(d as u32, group as u32), Tiling::large(d as u32), kv_heads * d * tokens)
+}
+
+pub(super) fn prefill_benches() -> Vec<Bench> {
+    fn of<T: Float>() -> Vec<Bench> {
+        let one = |shape: Shape| {
+            let (form, tiling, n) = of_shape(shape);
+            let stores = vec![Fill::Noise(T::SCALAR, n); 2];
+            bench::<T>(attention_prefill::<T>(form, tiling), stores, shape, true)
+        };
+        PROMPTS.into_iter().map(one).collect()
+    }
+    every_half!(of)
+}
+
+pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
+    let one = |shape: Shape| {
+        let (form, tiling, n) = of_shape(shape);
+        let store = [Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32)];
+        let stores = [store.clone(), store].concat();
+        let kernel = attention_prefill_q8_0::<half::bf16>(form, tiling);
+        bench::<half::bf16>(kernel, stores, shape, true)
+    };
+    PROMPTS.into_iter().map(one).collect()
+}
+
+pub(super) fn dense_benches() -> Vec<Bench> {
+    let one = |shape: Shape| {
+        let (form, tiling, n) = of_shape(shape);
+        let kernel = attention_dense::<half::bf16>(form, tiling, Layout::HeadMajor);
+        let stores = vec![Fill::Noise(half::bf16::SCALAR, n); 2];
+        bench::<half::bf16>(kernel, stores, shape, false)
+    };
+    PROMPTS.into_iter().map(one).collect()
+}

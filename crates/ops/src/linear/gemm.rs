@@ -1,0 +1,231 @@
+//! `gemm`: `y[r, o] = sum_i x[r, i] weight[o, i] + bias[o]` for many rows: prefill, batches. For a few rows: `gemv`.
+//!
+//! A threadgroup computes a block of `bm x bn` results and walks along `i` in steps of `bk`. Blocks of `x` and `weight`
+//! wait in shared memory, `stages` steps deep ([`stage`]): asynchronous copies where memory holds operands as they are,
+//! else values that are read a step early and converted (f32 activations, quantised weights). Each simdgroup multiplies
+//! its part with the matrix unit ([`multiply`]), or in f32 where the operand type `T` is f32.
+//!
+//! Threadgroups that run together take blocks of neighbouring rows and columns, [`GROUP`] rows of blocks at a time, so that
+//! the second-level cache serves both operands.
+
+mod cases;
+pub(crate) mod multiply;
+pub(crate) mod stage;
+
+use super::holds;
+use crate::packed::Format;
+use multiply::{Results, store};
+use stage::{Ring, Rows, Side};
+use tile::case::Spec;
+use tile::dsl::*;
+use tile::launch::{Extent, Mode, Requirement};
+use tile::types::Scalar;
+
+/// How a matrix product divides its work. Sizes are multiples of 16; `bm` and `bn` of 16 times their simdgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Schedule {
+    /// Rows of results that a threadgroup computes.
+    pub bm: u32,
+    /// Columns of results.
+    pub bn: u32,
+    /// Terms of each sum that a step adds.
+    pub bk: u32,
+    /// Simdgroups along the rows.
+    pub simds_m: u32,
+    /// Simdgroups along the columns.
+    pub simds_n: u32,
+    /// Steps in shared memory: at least 2.
+    pub stages: u32,
+}
+
+impl Schedule {
+    /// Few rows: a batch in decoding. 26 KiB.
+    pub const NARROW: Schedule =
+        Schedule { bm: 16, bn: 64, bk: 64, simds_m: 1, simds_n: 4, stages: 2 };
+    /// Fits Metal's 32 KiB.
+    pub const SMALL: Schedule =
+        Schedule { bm: 64, bn: 64, bk: 32, simds_m: 2, simds_n: 2, stages: 2 };
+    /// As small, for formats of which one 16-byte load holds 64 weights.
+    pub const DEEP: Schedule =
+        Schedule { bm: 32, bn: 64, bk: 64, simds_m: 1, simds_n: 4, stages: 2 };
+    /// Moderate sizes, and quantised weights: 108 KiB.
+    pub const MEDIUM: Schedule =
+        Schedule { bm: 128, bn: 128, bk: 64, simds_m: 2, simds_n: 4, stages: 3 };
+    /// Large dense products: 162 KiB.
+    pub const LARGE: Schedule =
+        Schedule { bm: 128, bn: 256, bk: 64, simds_m: 2, simds_n: 4, stages: 3 };
+    /// Products of f32: 25 KiB.
+    pub const EXACT: Schedule =
+        Schedule { bm: 64, bn: 64, bk: 16, simds_m: 2, simds_n: 2, stages: 2 };
+    /// All that are in use.
+    pub const ALL: [Schedule; 6] = [
+        Schedule::NARROW,
+        Schedule::SMALL,
+        Schedule::DEEP,
+        Schedule::MEDIUM,
+        Schedule::LARGE,
+        Schedule::EXACT,
+    ];
+
+    /// Threads of a group.
+    pub fn threads(&self) -> u32 {
+        32 * self.simds_m * self.simds_n
+    }
+
+    /// Bytes of shared memory with operands of a type.
+    pub fn shared_bytes(&self, operand: Scalar) -> u32 {
+        let staged = self.stages * (self.bm + self.bn) * self.stride(operand);
+        let spare = if operand == Scalar::F32 {
+            0
+        } else {
+            self.simds_m * self.simds_n * 16 * multiply::SPARE
+        };
+        staged * operand.bytes() as u32 + 4 * spare
+    }
+
+    /// Elements between rows in shared memory: 16 bytes more than a row, so that eight rows lie in different banks.
+    pub(crate) fn stride(&self, operand: Scalar) -> u32 {
+        self.bk + 16 / operand.bytes() as u32
+    }
+
+    /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that need no more than `shared`
+    /// bytes of threadgroup memory. `parallel` is how many threadgroups the device runs at a time.
+    pub fn pick(
+        (rows, out): (u32, u32),
+        operand: Scalar,
+        format: Format,
+        shared: u32,
+        parallel: u32,
+    ) -> Schedule {
+        if operand == Scalar::F32 {
+            // Deeper steps, for formats with more weights to a load, leave less room for rows.
+            let bk = format.run().max(16);
+            let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
+            return Schedule { bm, bn, bk, ..Schedule::EXACT };
+        }
+        let copied = format == Format::Dense(operand);
+        let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
+        let fits = |s: &&Schedule| {
+            // Weights that are converted need registers, which a large block has none of.
+            s.shared_bytes(operand) <= shared && (copied || **s != Schedule::LARGE)
+        };
+        let large = [Schedule::LARGE, Schedule::MEDIUM];
+        let small = if format.run() > 32 { Schedule::DEEP } else { Schedule::SMALL };
+        let mut wide = large.iter().filter(fits);
+        // A larger block reads less, if there are enough of them to keep the device busy.
+        match wide.find(|s| rows > 16 && blocks(s) >= parallel / 2) {
+            Some(schedule) => *schedule,
+            None if rows > 16 => small,
+            None => Schedule::NARROW,
+        }
+    }
+
+    /// For a kernel's name.
+    pub(crate) fn name(&self) -> String {
+        let Schedule { bm, bn, bk, simds_m, simds_n, stages } = self;
+        format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}")
+    }
+}
+
+/// Rows of blocks that are taken together.
+const GROUP: u32 = 8;
+
+/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, operands rounded to `T`, summed in f32; the bias is f32.
+#[kernel]
+pub fn gemm<X: Float, T: Float, Y: Float>(
+    x: In<X>,
+    y: Out<Y>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    out: Const<u32>,
+    format: Format,
+    bias: bool,
+    schedule: Schedule,
+) {
+    let Schedule { bm, bn, .. } = schedule;
+    let blocks = dim("rows").ceil_div(bm) * dim("out").ceil_div(bn);
+    launch(Mode::Tile, [blocks, fixed(1), fixed(1)], schedule.threads());
+    contract::<T>("rows", format, dim("out"));
+    holds("x", dim("rows") * dim("width"));
+    holds("y", dim("rows") * dim("out"));
+    let parts = ["gemm", &format.name(), name_of::<T>(), if bias { "bias" } else { "" }];
+    let all = parts.iter().copied().chain([X::NAME, Y::NAME]).filter(|part| !part.is_empty());
+    rename(format!("{}_{}", all.collect::<Vec<_>>().join("_"), schedule.name()));
+    grid_trigger();
+    grid_wait();
+    let (block_m, block_n) = block(group_id(), (rows + (bm - 1)) / bm, (out + (bn - 1)) / bn);
+    let (first_row, first_out) = (block_m * bm, block_n * bn);
+    let a = Side::activations(x, Rows::Span(first_row, rows), width, &schedule);
+    let b = Side::weights("weight", format, Rows::Span(first_out, out), width, &schedule);
+    let bias = bias.then(|| {
+        holds("bias", dim("out"));
+        In::<f32>::declare("bias")
+    });
+    let ring = Ring::<X, T> { schedule, a, b, width };
+    multiply::product(&ring, |Results { row, col, values }| {
+        let (row, col) = (first_row + row, first_out + col);
+        let writes = row.lt(rows) & col.lt(out);
+        test(writes)
+            .then(|| {
+                // Columns past the end are not written: they may have any bias.
+                let shift = |i: usize| bias.map(|b| b.get((col + i as u32).min(out - 1u32)));
+                let shifted = |(i, value): (usize, Val<f32>)| shift(i).map_or(value, |b| value + b);
+                let values: Vec<_> = values.into_iter().enumerate().map(shifted).collect();
+                store(y, row, col, out, &values);
+            })
+            .otherwise(|| {});
+    });
+}
+
+/// What all matrix products require: alignment, and columns in whole copies.
+pub(crate) fn contract<T: Float>(rows: &str, format: Format, weight_rows: Extent) {
+    for name in ["x", "y", "weight"] {
+        require(Requirement::Aligned(name.into(), 16));
+    }
+    require(Requirement::Divisible(dim("width"), format.step().max(8)));
+    let copied = format == Format::Dense(T::SCALAR);
+    let words = if copied { dim("width") } else { format.extent(dim("width")) };
+    holds("weight", words * weight_rows);
+    // Every product of sizes is computed in 32 bits.
+    require(Requirement::AtMost(dim(rows), 1 << 24));
+}
+
+/// The block of results of a threadgroup: along columns within [`GROUP`] rows of blocks, rows first.
+#[track_caller]
+pub(crate) fn block(group: Val<u32>, rows: Val<u32>, cols: Val<u32>) -> (Val<u32>, Val<u32>) {
+    let per_band = cols * GROUP;
+    let first = group / per_band * GROUP;
+    let height = (rows - first).min(GROUP);
+    let inside = group % per_band;
+    (first + inside % height, inside / height)
+}
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[Spec { name: "gemm", cases: cases::cases, benches: cases::benches }];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(KERNELS);
+    }
+
+    #[test]
+    fn schedules_fit_where_they_are_picked() {
+        for format in Format::all() {
+            for rows in [1, 16, 17, 128, 4096] {
+                for operand in [Scalar::F16, Scalar::BF16, Scalar::F32] {
+                    let small = Schedule::pick((rows, 4096), operand, format, 32 << 10, 40);
+                    assert!(small.shared_bytes(operand) <= 32 << 10, "{format:?}: {small:?}");
+                    let large = Schedule::pick((rows, 4096), operand, format, 227 << 10, 132);
+                    for schedule in [small, large] {
+                        assert_eq!(schedule.bk % format.run().min(schedule.bk), 0);
+                        assert!(format.run() <= schedule.bk, "{format:?}: {schedule:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the matrix products are tested and timed with.
+
+use super::{Schedule, gemm};
+use crate::linear::cases::{Matrix, matrix_bytes, products, with_floats};
+use crate::packed::Format;
+use formats::DType;
+use tile::Kernel;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::dsl::Float;
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+/// Types of activations, operands and results.
+#[derive(Clone, Copy)]
+pub(crate) struct Types {
+    pub(crate) x: Scalar,
+    pub(crate) operand: Scalar,
+    pub(crate) y: Scalar,
+}
+
+/// The same type for all.
+pub(crate) const fn all(scalar: Scalar) -> Types {
+    Types { x: scalar, operand: scalar, y: scalar }
+}
+
+/// `gemm` for types known when run.
+pub(crate) fn kernel(types: Types, format: Format, bias: bool, schedule: Schedule) -> Kernel {
+    fn of<T: Float>(types: Types, format: Format, bias: bool, schedule: Schedule) -> Kernel {
+        with_floats!(types.x, types.y, X, Y => gemm::<X, T, Y>(format, bias, schedule))
+    }
+    match types.operand {
+        Scalar::F16 => of::<half::f16>(types, format, bias, schedule),
+        Scalar::BF16 => of::<half::bf16>(types, format, bias, schedule),
+        _ => of::<f32>(types, format, bias, schedule),
+    }
+}
+
+/// What a matrix product sees of numbers: rounded to its operands' type.
+pub(crate) fn rounded(values: &[f32], operand: Scalar) -> Vec<f32> {
+    Buffer::floats(operand, values).to_f32()
+}
+
+/// A dense matrix of the operands' type is bound as such, all others as words.
+pub(crate) fn bound(format: Format, operand: Scalar, matrix: &Matrix) -> Buffer {
+    let words = matrix.buffer();
+    if format == Format::Dense(operand) { Buffer::raw(operand, words.bytes) } else { words }
+}
+
+/// One launch to describe.
+#[derive(Clone, Copy)]
+struct Shape {
+    rows: usize,
+    out: usize,
+    width: usize,
+    why: &'static str,
+}
+
+fn case(types: Types, format: Format, shape: Shape, bias: bool, schedule: Schedule) -> Case {
+    let Shape { rows, out, width, why } = shape;
+    let mut matrix = Matrix::new(format, 5, out, width);
+    let x = Buffer::floats(types.x, &noise(9, rows * width));
+    let weight = bound(format, types.operand, &matrix);
+    matrix.weights = rounded(&matrix.weights, types.operand);
+    let seen = rounded(&x.to_f32(), types.operand);
+    let biases = noise(11, out);
+    let want = products(&seen, &matrix, bias.then_some(&biases), &vec![1.0; rows], width);
+    let mut buffers = vec![x, Buffer::zeros(types.y, rows * out), weight];
+    if bias {
+        buffers.push(Buffer::floats(Scalar::F32, &biases));
+    }
+    Case {
+        kernel: kernel(types, format, bias, schedule),
+        label: format!("{rows} x {width} -> {out}, {}: {why}", schedule.name()),
+        numbers: numbers(rows, width, out),
+        buffers,
+        expected: vec![(1, Expected::Near(want, tolerance(types.y)))],
+    }
+}
+
+fn numbers(rows: usize, width: usize, out: usize) -> Numbers {
+    Numbers::new().with("rows", rows as u32).with("width", width as u32).with("out", out as u32)
+}
+
+const fn shape(rows: usize, out: usize, width: usize, why: &'static str) -> Shape {
+    Shape { rows, out, width, why }
+}
+
+/// Dense matrices in every type and schedule, and every quantised format.
+pub(super) fn cases() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let mut cases = Vec::new();
+    let shapes = [
+        shape(1, 16, 32, "one row, one step at most"),
+        shape(3, 40, 72, "rows, columns and terms that no block divides"),
+        shape(17, 200, 256, "one row more than a fragment"),
+        shape(64, 16, 320, "whole rows, several steps"),
+        shape(130, 40, 72, "a second block of two rows"),
+    ];
+    let narrow = [Schedule::NARROW, Schedule::SMALL, Schedule::DEEP];
+    let types = [
+        all(BF16),
+        all(F16),
+        Types { x: F32, operand: BF16, y: F32 },
+        Types { x: F32, operand: F16, y: F16 },
+        Types { x: BF16, operand: F16, y: BF16 },
+    ];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        for (t, types) in types.into_iter().enumerate() {
+            let schedule = narrow[(i + t) % narrow.len()];
+            let format = Format::Dense(types.operand);
+            cases.push(case(types, format, shape, (i + t) % 2 == 0, schedule));
+        }
+        let mixed = Types { x: [F32, BF16, F16][i % 3], operand: F32, y: [F32, F16, BF16][i % 3] };
+        let format = Format::Dense([F32, F16, BF16][i % 3]);
+        cases.push(case(mixed, format, shape, i % 2 == 0, Schedule::EXACT));
+    }
+    let why = "a block and its ragged neighbours";
+    cases.push(case(
+        all(BF16),
+        Format::Dense(BF16),
+        shape(130, 264, 136, why),
+        true,
+        Schedule::LARGE,
+    ));
+    cases.push(case(
+        all(F16),
+        Format::Dense(F16),
+        shape(130, 136, 264, why),
+        false,
+        Schedule::MEDIUM,
+    ));
+    let why = "a band of blocks and part of another";
+    let tiny = Schedule { bm: 16, bn: 16, bk: 16, simds_m: 1, simds_n: 1, stages: 4 };
+    cases.push(case(all(F16), Format::Dense(F16), shape(150, 40, 40, why), false, tiny));
+    let why = "weights of another type";
+    cases.push(case(all(BF16), Format::Dense(F32), shape(3, 40, 72, why), true, Schedule::SMALL));
+    cases.push(case(all(F16), Format::Dense(BF16), shape(3, 40, 72, why), true, Schedule::NARROW));
+    for (f, format) in Format::all().into_iter().filter(|f| f.packing().is_some()).enumerate() {
+        let step = format.step() as usize;
+        let (rows, why) =
+            [(17, "two steps at least, converted"), (3, "few rows, converted")][f % 2];
+        let shape = shape(rows, 40, (step * 2).max(160).next_multiple_of(step), why);
+        let types = types[f % types.len()];
+        let packed = if format.run() > 32 { Schedule::DEEP } else { Schedule::SMALL };
+        let schedule = if f % 2 == 1 { Schedule::NARROW } else { packed };
+        cases.push(case(types, format, shape, f % 3 == 0, schedule));
+    }
+    let q4_k = Format::Block(DType::Q4K);
+    let why = "a whole block and more, converted";
+    cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
+    let exact = Schedule { bk: 32, ..Schedule::EXACT };
+    cases.push(case(all(F32), q4_k, shape(5, 40, 512, "exact weights"), true, exact));
+    cases
+}
+
+/// Large squares, and the feed-forward shapes of an 8B model in prefill.
+pub(super) fn benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    let mut add = |types: Types, format: Format, (rows, width, out), schedule: Schedule| {
+        benches.push(bench(types, format, rows, width, out, schedule));
+    };
+    let square = (4096, 4096, 4096);
+    for scalar in [Scalar::BF16, Scalar::F16] {
+        for schedule in [Schedule::LARGE, Schedule::MEDIUM] {
+            add(all(scalar), Format::Dense(scalar), square, schedule);
+        }
+    }
+    let dense = Format::Dense(Scalar::BF16);
+    let bf16 = all(Scalar::BF16);
+    add(bf16, dense, square, Schedule::SMALL);
+    for schedule in [Schedule::LARGE, Schedule::MEDIUM, Schedule::SMALL] {
+        add(bf16, dense, (512, 4096, 14336), schedule);
+    }
+    add(bf16, dense, (16, 4096, 14336), Schedule::NARROW);
+    add(all(Scalar::F32), Format::Dense(Scalar::F32), (1024, 4096, 4096), Schedule::EXACT);
+    for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0, DType::Q4_0] {
+        add(bf16, Format::Block(dtype), (512, 4096, 14336), Schedule::MEDIUM);
+        add(bf16, Format::Block(dtype), (16, 4096, 14336), Schedule::NARROW);
+    }
+    add(bf16, Format::Block(DType::Q4K), square, Schedule::MEDIUM);
+    benches
+}
+
+fn bench(
+    types: Types,
+    format: Format,
+    rows: usize,
+    width: usize,
+    out: usize,
+    schedule: Schedule,
+) -> Bench {
+    let bytes = matrix_bytes(format, out, width);
+    let weight = match format == Format::Dense(types.operand) {
+        true => Fill::Noise(types.operand, out * width),
+        false => Fill::Noise(Scalar::U32, bytes / 4),
+    };
+    let activations = rows * (width * types.x.bytes() + out * types.y.bytes());
+    Bench {
+        kernel: kernel(types, format, false, schedule),
+        label: format!("{} {rows} x {width} -> {out}, {}", format.name(), schedule.name()),
+        numbers: numbers(rows, width, out),
+        buffers: vec![Fill::Noise(types.x, rows * width), Fill::Zeros(types.y, rows * out), weight],
+        bytes: (bytes + activations) as u64,
+        flops: 2 * (rows * width * out) as u64,
+        roof: Roof::Matrix,
+    }
+}

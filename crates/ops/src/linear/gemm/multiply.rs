@@ -1,0 +1,186 @@
+//! Products of blocks in shared memory: with the matrix unit for operands of 16 bits, by fused multiply-adds for f32.
+//!
+//! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the ends of steps too: a
+//! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough.
+
+use super::stage::{Ring, stride};
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::types::Scalar;
+
+/// Neighbouring results of one row, in one thread.
+pub(crate) struct Results {
+    /// The row in the block.
+    pub(crate) row: Val<u32>,
+    /// The first column in the block: a multiple of how many values there are.
+    pub(crate) col: Val<u32>,
+    /// 8, or 1 for operands of f32.
+    pub(crate) values: Vec<Val<f32>>,
+}
+
+/// Records the product of a block: `finish` is given all results of the block, past the ends of matrices too.
+#[track_caller]
+pub(crate) fn product<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
+    match T::SCALAR {
+        Scalar::F32 => plain(ring, finish),
+        _ => matrix(ring, finish),
+    }
+}
+
+/// Writes neighbouring results to `y[row, col..]` of rows with `out` columns, as many as there are columns.
+#[track_caller]
+pub(crate) fn store<Y: Float>(
+    y: Out<Y>,
+    row: Val<u32>,
+    col: Val<u32>,
+    out: Val<u32>,
+    values: &[Val<f32>],
+) {
+    let values: Vec<Val<Y>> = values.iter().map(|v| v.cast()).collect();
+    let (at, lanes) = (row * out + col, (16 / Y::SCALAR.bytes()).min(values.len()));
+    let each = || {
+        for (i, value) in values.iter().enumerate() {
+            let i = i as u32;
+            test((col + i).lt(out)).then(|| y.set(at + i, *value)).otherwise(|| {});
+        }
+    };
+    if lanes == 1 {
+        return each();
+    }
+    // Rows of a whole number of vectors: no row ends within one, and all are aligned.
+    test((out % values.len() as u32).eq(0u32))
+        .then(|| {
+            for (i, values) in values.chunks(lanes).enumerate() {
+                y.set_vec(at + (i * lanes) as u32, values);
+            }
+        })
+        .otherwise(each);
+}
+
+/// A simdgroup's part of a block.
+struct Part {
+    /// Its first row and column.
+    row: Val<u32>,
+    col: Val<u32>,
+    /// Its size.
+    rows: u32,
+    cols: u32,
+}
+
+#[track_caller]
+fn part<X: Float, T: Float>(ring: &Ring<X, T>) -> Part {
+    let s = ring.schedule;
+    let (rows, cols) = (s.bm / s.simds_m, s.bn / s.simds_n);
+    let (row, col) = (simd_id() / s.simds_n * rows, simd_id() % s.simds_n * cols);
+    Part { row, col, rows, cols }
+}
+
+/// Columns of a fragment.
+const EDGE: u32 = 16;
+/// Floats between rows of a simdgroup's own shared memory.
+pub(super) const SPARE: u32 = EDGE + 4;
+
+#[track_caller]
+fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)) {
+    let s = ring.schedule;
+    let (part, stride) = (part(ring), stride::<T>(&s));
+    let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
+    let fragments = |stage: Val<u32>, k: u32| {
+        let a = stage * (s.bm * stride) + part.row * stride + k * EDGE;
+        let b = stage * (s.bn * stride) + part.col * stride + k * EDGE;
+        let left = |i| Frag::left(ring.a.shared, a + i * EDGE * stride, stride);
+        let right = |j| Frag::right_transposed(ring.b.shared, b + j * EDGE * stride, stride);
+        let left: Vec<Frag> = (0..high).map(left).collect();
+        (left, (0..wide).map(right).collect::<Vec<Frag>>())
+    };
+    let sums = Frags::accumulators(high * wide, 0.0);
+    ring.start();
+    let (left, right) = fragments(0u32.val(), 0);
+    let (left, right) = (Frags::holding(&left), Frags::holding(&right));
+    range(0u32, ring.steps()).each(|step| {
+        let mut now =
+            ((0..high).map(|i| left.get(i)).collect(), (0..wide).map(|j| right.get(j)).collect());
+        let parts = s.bk / EDGE;
+        for k in 0..parts {
+            let next = if k + 1 < parts {
+                fragments(step % s.stages, k + 1)
+            } else {
+                ring.advance();
+                let next = fragments((step + 1u32) % s.stages, 0);
+                ring.refill(step);
+                next
+            };
+            let (left, right): &(Vec<Frag>, Vec<Frag>) = &now;
+            for (i, a) in left.iter().enumerate() {
+                for (j, b) in right.iter().enumerate() {
+                    let at = i as u32 * wide + j as u32;
+                    sums.set(at, sums.get(at).mma(*a, *b));
+                }
+            }
+            now = next;
+        }
+        (0..high).for_each(|i| left.set(i, now.0[i as usize]));
+        (0..wide).for_each(|j| right.set(j, now.1[j as usize]));
+    });
+    ring.finish();
+    // Through shared memory, so that a lane has neighbours of one row.
+    let spare = Shared::<f32>::named("spare", s.threads() / 32 * EDGE * SPARE);
+    let own = simd_id() * (EDGE * SPARE);
+    let (row, col) = (lane_id() / 2u32, lane_id() % 2u32 * 8u32);
+    for i in 0..high {
+        for j in 0..wide {
+            sums.get(i * wide + j).store(spare, own, SPARE);
+            simd_barrier();
+            let from = own + row * SPARE + col;
+            let read = |half: u32| spare.get_vec(from + 4 * half, 4, Hint::None);
+            let values = (0..2).flat_map(read).collect();
+            let (row, col) = (part.row + row + i * EDGE, part.col + col + j * EDGE);
+            finish(Results { row, col, values });
+            simd_barrier();
+        }
+    }
+}
+
+/// Lanes of a simdgroup along the rows and columns of its part.
+const LANES: (u32, u32) = (4, 8);
+
+#[track_caller]
+fn plain<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)) {
+    let s = ring.schedule;
+    let (part, stride) = (part(ring), stride::<T>(&s));
+    let (high, wide) = (part.rows / LANES.0, part.cols / LANES.1);
+    // A lane's rows and columns are apart, so that its neighbours read neighbouring rows of shared memory.
+    let row = part.row + lane_id() / LANES.1;
+    let col = part.col + lane_id() % LANES.1;
+    let sums = Regs::<f32>::new(high * wide, 0.0);
+    ring.start();
+    range(0u32, ring.steps()).each(|step| {
+        let stage = step % s.stages;
+        let a = stage * (s.bm * stride) + row * stride;
+        let b = stage * (s.bn * stride) + col * stride;
+        range(0u32, s.bk).step(4u32).each(|k| {
+            let read = |from: Shared<T>, at: Val<u32>| -> Vec<Val<f32>> {
+                from.get_vec(at + k, 4, Hint::None).into_iter().map(Val::f32).collect()
+            };
+            let right: Vec<_> =
+                (0..wide).map(|j| read(ring.b.shared, b + j * LANES.1 * stride)).collect();
+            for i in 0..high {
+                let left = read(ring.a.shared, a + i * LANES.0 * stride);
+                for (j, right) in right.iter().enumerate() {
+                    let at = i * wide + j as u32;
+                    let terms = left.iter().zip(right);
+                    sums.set(at, terms.fold(sums.get(at), |sum, (a, b)| a.fma(*b, sum)));
+                }
+            }
+        });
+        ring.advance();
+        ring.refill(step);
+    });
+    ring.finish();
+    for i in 0..high {
+        for j in 0..wide {
+            let (row, col) = (row + i * LANES.0, col + j * LANES.1);
+            finish(Results { row, col, values: vec![sums.get(i * wide + j)] });
+        }
+    }
+}

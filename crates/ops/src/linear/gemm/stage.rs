@@ -1,0 +1,345 @@
+//! Operands on their way to shared memory: a ring of [`Schedule::stages`] steps.
+//!
+//! A [`Side`] is the block of `x` or of the weights. What memory holds as the product wants it is copied asynchronously,
+//! 16 bytes at a time. What must be converted goes through registers: read a step before it is stored, stored two steps
+//! before it is multiplied.
+
+use super::Schedule;
+use crate::packed::{Format, Weights};
+use tile::dsl::*;
+use tile::ir::Hint;
+
+/// Which rows of a matrix a block has.
+pub(crate) enum Rows {
+    /// From the first on, below the second.
+    Span(Val<u32>, Val<u32>),
+    /// Entries of a table from the first on, below the second, each divided by a number.
+    Table(In<u32>, Val<u32>, Val<u32>, Val<u32>),
+}
+
+/// Where a side comes from.
+enum Source<X, T> {
+    /// Memory that holds operands.
+    Copied(In<T>),
+    /// Numbers of another type, and what a thread keeps of them for a step.
+    Cast(In<X>, Regs<X>),
+    /// Packed weights, and the words that a thread keeps.
+    Packed(Weights, Regs<u32>),
+}
+
+/// A row's place in memory, and whether there is such a row.
+#[derive(Clone, Copy)]
+struct Line {
+    at: Val<u32>,
+    exists: Val<bool>,
+}
+
+/// One operand's block, `[stages, count, stride]` in shared memory. Every thread moves one unit of each of some rows.
+pub(crate) struct Side<X, T> {
+    pub(crate) shared: Shared<T>,
+    schedule: Schedule,
+    source: Source<X, T>,
+    /// Rows of the block.
+    count: u32,
+    /// Elements that a thread moves together.
+    unit: u32,
+    /// Rows between those of a thread.
+    apart: u32,
+    /// This thread's first row.
+    first: Val<u32>,
+    /// Its unit in the row.
+    column: Val<u32>,
+    /// Its rows.
+    lines: Vec<Line>,
+    width: Val<u32>,
+}
+
+impl<X: Float, T: Float> Side<X, T> {
+    /// The left operand's block, of activations `[.., width]`.
+    #[track_caller]
+    pub(crate) fn activations(
+        x: In<X>,
+        rows: Rows,
+        width: Val<u32>,
+        schedule: &Schedule,
+    ) -> Side<X, T> {
+        let shared = Shared::named("a", schedule.stages * schedule.bm * stride::<T>(schedule));
+        if let Some(x) = x.same() {
+            let source = Source::Copied(x);
+            let unit = 16 / T::SCALAR.bytes() as u32;
+            return Side::new(shared, source, schedule.bm, unit, rows, width, schedule);
+        }
+        let unit = 8;
+        let kept = Regs::uninit(unit * passes(schedule, schedule.bm, unit));
+        Side::new(shared, Source::Cast(x, kept), schedule.bm, unit, rows, width, schedule)
+    }
+
+    /// The right operand's block, of a matrix in a format.
+    #[track_caller]
+    pub(crate) fn weights(
+        name: &str,
+        format: Format,
+        rows: Rows,
+        width: Val<u32>,
+        schedule: &Schedule,
+    ) -> Side<X, T> {
+        let shared = Shared::named("b", schedule.stages * schedule.bn * stride::<T>(schedule));
+        if format == Format::Dense(T::SCALAR) {
+            let source = Source::Copied(In::declare(name));
+            let unit = 16 / T::SCALAR.bytes() as u32;
+            return Side::new(shared, source, schedule.bn, unit, rows, width, schedule);
+        }
+        let weights = Weights::declare(name, format, width);
+        let unit = format.run();
+        let kept = Regs::uninit(weights.words() * passes(schedule, schedule.bn, unit));
+        let source = Source::Packed(weights, kept);
+        Side::new(shared, source, schedule.bn, unit, rows, width, schedule)
+    }
+
+    #[track_caller]
+    fn new(
+        shared: Shared<T>,
+        source: Source<X, T>,
+        count: u32,
+        unit: u32,
+        rows: Rows,
+        width: Val<u32>,
+        schedule: &Schedule,
+    ) -> Self {
+        let per_row = schedule.bk / unit;
+        let apart = schedule.threads() / per_row;
+        let (first, column) = (thread_id() / per_row, thread_id() % per_row);
+        let words = |row: Val<u32>| match &source {
+            Source::Packed(weights, _) => weights.row(row),
+            _ => row * width,
+        };
+        let base = match rows {
+            Rows::Span(begin, _) => Some(words(begin + first)),
+            Rows::Table(..) => None,
+        };
+        let line = |pass: u32| {
+            let row = first + pass * apart;
+            match (&rows, base) {
+                (Rows::Span(begin, end), Some(base)) => {
+                    Line { at: base + words((pass * apart).val()), exists: (*begin + row).lt(*end) }
+                }
+                (Rows::Span(begin, end), None) | (Rows::Table(_, begin, end, _), _) => {
+                    let exists = (*begin + row).lt(*end);
+                    let at = match &rows {
+                        Rows::Table(table, _, _, by) => {
+                            words(table.get((*begin + row).min(*end - 1u32)) / *by)
+                        }
+                        Rows::Span(..) => words(*begin + row),
+                    };
+                    Line { at, exists }
+                }
+            }
+        };
+        let lines = (0..passes(schedule, count, unit)).map(line).collect();
+        let schedule = *schedule;
+        Side { shared, schedule, source, count, unit, apart, first, column, lines, width }
+    }
+
+    /// Whether blocks are copied: if not, they are fetched and put.
+    pub(crate) fn is_copied(&self) -> bool {
+        matches!(self.source, Source::Copied(_))
+    }
+
+    /// Runs `f` for each of this thread's rows, with its place in a stage.
+    #[track_caller]
+    fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Line, Val<u32>)) {
+        let stride = stride::<T>(&self.schedule);
+        let base = stage * (self.count * stride) + self.first * stride + self.column * self.unit;
+        for (pass, line) in self.lines.iter().enumerate() {
+            let pass = pass as u32;
+            let to = base + pass * self.apart * stride;
+            if (pass + 1) * self.apart <= self.count {
+                f(pass, *line, to);
+            } else {
+                let within = (self.first + pass * self.apart).lt(self.count);
+                test(within).then(|| f(pass, *line, to)).otherwise(|| {});
+            }
+        }
+    }
+
+    /// The unit of a row that is this thread's in a step.
+    #[track_caller]
+    fn at(&self, step: Val<u32>) -> Val<u32> {
+        step * (self.schedule.bk / self.unit) + self.column
+    }
+
+    /// Begins to copy a step to a stage; zeros past the ends.
+    #[track_caller]
+    pub(crate) fn copy(&self, step: Val<u32>, stage: Val<u32>) {
+        let Source::Copied(from) = self.source else { return };
+        let column = self.at(step) * self.unit;
+        let inside = column.lt(self.width);
+        self.each(stage, |_, line, to| {
+            let keep = Some(line.exists & inside);
+            copy_async(self.shared, to, from, line.at + column, self.unit as u8, keep);
+        });
+    }
+
+    /// Reads this thread's part of a step. Past the ends it reads what is there: nothing is made of it.
+    #[track_caller]
+    pub(crate) fn fetch(&self, step: Val<u32>) {
+        let unit = self.at(step).min(self.width / self.unit - 1u32);
+        for (pass, line) in self.lines.iter().enumerate() {
+            // A row that does not exist is replaced by the matrix's first.
+            let at = select(line.exists, line.at, 0u32);
+            let pass = pass as u32;
+            match &self.source {
+                Source::Copied(_) => {}
+                Source::Cast(x, kept) => {
+                    let lanes = (16 / X::SCALAR.bytes() as u32).min(self.unit);
+                    for part in 0..self.unit / lanes {
+                        let from = at + unit * self.unit + part * lanes;
+                        let values = x.get_vec(from, lanes as u8, Hint::Coherent);
+                        for (i, value) in values.into_iter().enumerate() {
+                            kept.set(pass * self.unit + part * lanes + i as u32, value);
+                        }
+                    }
+                }
+                Source::Packed(weights, kept) => {
+                    for (i, word) in weights.load(at, unit).into_iter().enumerate() {
+                        kept.set(pass * weights.words() + i as u32, word);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Converts what was fetched of a step and stores it in a stage; zeros past the ends.
+    #[track_caller]
+    pub(crate) fn put(&self, step: Val<u32>, stage: Val<u32>) {
+        if self.is_copied() {
+            return;
+        }
+        let unit = self.at(step);
+        let inside = unit.lt(self.width / self.unit);
+        let store = |to: Val<u32>, values: &[Val<T>]| {
+            let lanes = (16 / T::SCALAR.bytes()).min(values.len());
+            for (i, values) in values.chunks(lanes).enumerate() {
+                self.shared.set_vec(to + (i * lanes) as u32, values);
+            }
+        };
+        self.each(stage, |pass, line, to| {
+            let converted = || -> Vec<Val<T>> {
+                match &self.source {
+                    Source::Copied(_) => vec![],
+                    Source::Cast(_, kept) => {
+                        let of = |i| kept.get(pass * self.unit + i).f32().cast();
+                        (0..self.unit).map(of).collect()
+                    }
+                    Source::Packed(weights, kept) => {
+                        let count = weights.words();
+                        let words: Vec<Val<u32>> =
+                            (0..count).map(|i| kept.get(pass * count + i)).collect();
+                        weights.run(&words, unit).floats().into_iter().map(Val::cast).collect()
+                    }
+                }
+            };
+            let zeros = || vec![0f32.val().cast::<T>(); self.unit as usize];
+            test(line.exists & inside)
+                .then(|| store(to, &converted()))
+                .otherwise(|| store(to, &zeros()));
+        });
+    }
+}
+
+/// Elements between rows in shared memory.
+pub(crate) fn stride<T: Float>(schedule: &Schedule) -> u32 {
+    schedule.stride(T::SCALAR)
+}
+
+/// How many rows of a block a thread has units of.
+fn passes(schedule: &Schedule, count: u32, unit: u32) -> u32 {
+    (count * schedule.bk / unit).div_ceil(schedule.threads())
+}
+
+/// Both operands of a threadgroup.
+pub(crate) struct Ring<X, T> {
+    pub(crate) schedule: Schedule,
+    pub(crate) a: Side<X, T>,
+    pub(crate) b: Side<T, T>,
+    pub(crate) width: Val<u32>,
+}
+
+impl<X: Float, T: Float> Ring<X, T> {
+    /// Steps of a sum.
+    #[track_caller]
+    pub(crate) fn steps(&self) -> Val<u32> {
+        (self.width + (self.schedule.bk - 1)) / self.schedule.bk
+    }
+
+    fn copies(&self) -> bool {
+        self.a.is_copied() || self.b.is_copied()
+    }
+
+    #[track_caller]
+    fn copy(&self, step: Val<u32>, stage: Val<u32>) {
+        self.a.copy(step, stage);
+        self.b.copy(step, stage);
+        if self.copies() {
+            copy_commit();
+        }
+    }
+
+    #[track_caller]
+    fn fetch(&self, step: Val<u32>) {
+        self.a.fetch(step);
+        self.b.fetch(step);
+    }
+
+    #[track_caller]
+    fn put(&self, step: Val<u32>) {
+        let stage = step % self.schedule.stages;
+        self.a.put(step, stage);
+        self.b.put(step, stage);
+    }
+
+    /// Fills the stages; the first is there afterwards.
+    #[track_caller]
+    pub(crate) fn start(&self) {
+        for step in 0..self.schedule.stages {
+            self.copy(step.val(), step.val());
+        }
+        for step in 0..2u32 {
+            self.fetch(step.val());
+            self.put(step.val());
+        }
+        self.fetch(2u32.val());
+        self.arrive(self.schedule.stages - 1);
+    }
+
+    /// After the last read of a step: the next has arrived, and the step's stage is free.
+    #[track_caller]
+    pub(crate) fn advance(&self) {
+        self.arrive(self.schedule.stages - 2);
+    }
+
+    #[track_caller]
+    fn arrive(&self, pending: u32) {
+        if self.copies() {
+            copy_wait(pending as u8);
+        }
+        barrier();
+    }
+
+    /// After the last step: copies of steps that there are not are done.
+    #[track_caller]
+    pub(crate) fn finish(&self) {
+        if self.copies() {
+            copy_wait(0);
+        }
+    }
+
+    /// After [`Ring::advance`] from a step: begins to fill what is free.
+    #[track_caller]
+    pub(crate) fn refill(&self, step: Val<u32>) {
+        let stages = self.schedule.stages;
+        self.copy(step + stages, step % stages);
+        self.put(step + 2u32);
+        self.fetch(step + 3u32);
+    }
+}
