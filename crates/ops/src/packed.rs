@@ -189,7 +189,7 @@ impl Format {
 
     /// Words per run of each plane; neighbouring runs may share one.
     fn counts(self) -> [u32; 4] {
-        self.per_word().map(|per| self.run().checked_div(per).map_or(0, |words| words.max(1)))
+        self.per_word().map(|per| self.run().checked_div(per).map_or(0, |count| count.max(1)))
     }
 
     /// A row's columns are a multiple of this.

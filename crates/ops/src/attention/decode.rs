@@ -26,7 +26,10 @@ const SIMDS: u32 = THREADS / 32;
 /// Keys that a team reads at once.
 const AHEAD: u32 = 4;
 /// Batches on their way where shared memory is plenty: 16 KiB each, or 32 for f32.
-pub const STAGES: u32 = 3;
+pub const STAGES: u32 = 2;
+/// Elements that a thread merges, and parts that it reads at once.
+const VECTOR: u32 = 4;
+const TOGETHER: u32 = 16;
 /// The most groups that share a head's keys.
 pub const MOST_SPLITS: u32 = 128;
 
@@ -222,8 +225,9 @@ fn decode<T: Float, S: Stored>(
             barrier();
             when(Order::eq(last.get(0u32), 1u32), || {
                 fence();
-                merge(plan, scratch, index, used, |head, element, value| {
-                    y.set(at + head * d + element, value.cast::<T>());
+                merge(plan, scratch, index, used, |head, element, values| {
+                    let rounded: Vec<Val<T>> = values.iter().map(|v| v.cast()).collect();
+                    y.set_vec(at + head * d + element, &rounded);
                 });
                 when(Order::eq(thread_id(), 0u32), || scratch.counters.set(index, 0u32));
             });
@@ -524,13 +528,13 @@ impl Part {
     }
 }
 
-/// Merges the parts of all groups of a head pack and hands each element to `store(head, element, value)`.
+/// Merges the parts of all groups of a head pack and hands elements from `element` on to `store(head, element, values)`.
 fn merge(
     plan: Plan,
     scratch: Scratch,
     index: Val<u32>,
     used: Val<u32>,
-    store: impl FnOnce(Val<u32>, Val<u32>, Val<f32>),
+    store: impl FnOnce(Val<u32>, Val<u32>, &[Val<f32>]),
 ) {
     let (d, pack) = (plan.head_dim, plan.pack);
     let weights = Shared::<f32>::named("weights", pack * MOST_SPLITS);
@@ -557,23 +561,26 @@ fn merge(
         });
     });
     barrier();
-    strided(pack * d).each(|i| {
-        let (head, element) = (i / d, i % d);
-        let value = Var::new(0.0);
-        // Eight parts at once, the last one again where there are fewer, with weight zero.
-        range(0u32, used).step(8u32).each(|start| {
-            let parts: Vec<(Val<f32>, Val<f32>)> = (0..8u32)
+    strided(pack * d / VECTOR).each(|i| {
+        let (head, element) = (i * VECTOR / d, i * VECTOR % d);
+        let sums = Regs::new(VECTOR, 0.0);
+        // Several parts at once, the last one again where there are fewer, with weight zero.
+        range(0u32, used).step(TOGETHER).each(|start| {
+            let parts: Vec<(Vec<Val<f32>>, Val<f32>)> = (0..TOGETHER)
                 .map(|k| {
                     let part = (start + k).min(used - 1u32);
                     let at = (first + part * pack + head) * d + element;
+                    let values = scratch.partial.get_vec(at, VECTOR as u8, Hint::Coherent);
                     let weight = weights.get(head * MOST_SPLITS + part);
-                    let weight = select(Order::lt(start + k, used), weight, 0.0f32);
-                    (scratch.partial.get_with(at, Hint::Coherent), weight)
+                    (values, select(Order::lt(start + k, used), weight, 0.0f32))
                 })
                 .collect();
-            let sum = parts.into_iter().fold(value.get(), |sum, (v, w)| v.fma(w, sum));
-            value.set(sum);
+            for j in 0..VECTOR {
+                let add = |sum, (v, w): &(Vec<Val<f32>>, Val<f32>)| v[j as usize].fma(*w, sum);
+                sums.set(j, parts.iter().fold(sums.get(j), add));
+            }
         });
-        store(head, element, value.get());
+        let values: Vec<Val<f32>> = (0..VECTOR).map(|j| sums.get(j)).collect();
+        store(head, element, &values);
     });
 }

@@ -1,9 +1,10 @@
 //! The products of a few activation rows with the rows of packed matrices: what the kernels of decoding share.
 //!
 //! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`] matrix rows, `groups *
-//! simdgroups` apart, and walks each in steps of 32 lanes x [`Schedule::loads`] 16-byte loads. The loads of the next step
-//! are issued before the sums of the present one, across the ends of rows too, and the first before the previous kernel
-//! is waited for: memory is never idle. Activations are read once per group ([`super::input`]).
+//! simdgroups` apart, and walks each in steps of 32 lanes x [`Schedule::loads`] 16-byte loads. Two steps are under way at
+//! a time, across the ends of rows too: as soon as the words of one are summed, the registers take those of the step after
+//! next. The first two are issued before the previous kernel is waited for, so that memory is busy while the
+//! activations are read, once per group ([`super::input`]).
 
 use super::input::{Activations, Input, Slice};
 use crate::packed::{Format, Weights};
@@ -59,27 +60,34 @@ impl Schedule {
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
-        // 64 KB under way per multiprocessor fill the memory pipe: 2 groups x 256 threads x 8 x 16 bytes. Twice that many
-        // words are held in registers, of which 2 groups leave 128 to a thread.
-        let many = words > 6 || exact || formats.len() > 1 && words > 4;
-        let loads_held =
-            8 / (1 + u32::from(many)) / (1 + u32::from(pair)) / (1 + u32::from(rows > 2));
+        // Two steps are under way. A thread has 128 registers when 512 threads share a multiprocessor, 64 when 1024 do: of
+        // formats with many words a run, more threads with smaller steps hold more.
+        let many = words > 5 || exact || formats.len() > 1 && words > 4;
+        let (held, threads) = match (many, pair) {
+            (false, false) => (8, 256),
+            (false, true) => (4, 256),
+            (true, false) => (2, 512),
+            (true, true) => (2, 256),
+        };
+        let held = if rows > 2 { (held / 2).max(1) } else { held };
         // Tall matrices have rows enough for every simdgroup to take several, which then share the activations.
-        let least = if pair {
+        let tall = out >= 8192 && formats.len() == 1;
+        let least = if tall {
+            held.min(4)
+        } else if pair {
             2
-        } else if out >= 8192 && formats.len() == 1 {
-            4
         } else {
             1
         };
+        // The loads of a step fill whole steps of a row, of which there are two or more.
         let run = formats.first().map_or(1, |f| f.run());
         let tiles = cols.div_ceil(32 * run).max(1);
         let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
-        let most = (loads_held / least).max(1);
+        let most = (held / least).min((tiles / 2).max(2)).max(1);
         let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
-        let outputs = if rows > 2 { 1 } else { (loads_held / loads).clamp(1, 4) };
+        let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
         let activations = Activations::pick(cols, rows, x.bytes() as u32, int8);
-        let mut schedule = Schedule { outputs, loads, threads: 256, activations, whole: true };
+        let mut schedule = Schedule { outputs, loads, threads, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
     }
@@ -156,42 +164,75 @@ pub(crate) fn product<X: Float>(
     mut finish: impl FnMut(Sums),
 ) {
     grid_trigger();
-    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id() };
     // Neighbouring groups take neighbouring blocks: the last, partial round is spread over all multiprocessors.
     let own = simd_id() * groups(0) + group_id();
     let stride = groups(0) * (schedule.threads / 32);
     let spans = spans(sweeps, schedule.outputs, own, stride);
+    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id(), stride };
     let words = sweeps.iter().map(|sweep| walk.words(sweep)).max().unwrap_or(0);
-    let (now, next) = (Regs::<u32>::uninit(words), Regs::<u32>::uninit(words));
+    let held = [Regs::<u32>::uninit(words), Regs::<u32>::uninit(words)];
+    input.prefetch();
     for (sweep, span) in sweeps.iter().zip(&spans) {
-        test(span.first).then(|| walk.load(sweep, span.start, 0u32.val(), now)).otherwise(|| {});
+        test(span.first).then(|| walk.begin(sweep, span, held)).otherwise(|| {});
     }
     grid_wait();
     input.stage();
     for (index, (sweep, span)) in sweeps.iter().zip(&spans).enumerate() {
         if index > 0 {
             let late = span.trips.gt(0u32) & !span.first;
-            test(late).then(|| walk.load(sweep, span.start, 0u32.val(), now)).otherwise(|| {});
+            test(late).then(|| walk.begin(sweep, span, held)).otherwise(|| {});
         }
         let sums = Regs::<f32>::new(walk.sums(sweep, input.rows), 0.0);
-        let (block, step) = (Var::new(span.start), Var::new(0u32));
-        let steps = walk.steps(sweep);
-        let total = span.trips * steps;
-        range(0u32, total).each(|t| {
-            let (b, s) = (block.get(), step.get());
-            let last = (s + 1u32).eq(steps);
-            let (next_b, next_s) = (select(last, b + stride, b), select(last, 0u32, s + 1u32));
-            let more = (t + 1u32).lt(total);
-            test(more).then(|| walk.load(sweep, next_b, next_s, next)).otherwise(|| {});
-            walk.sum(sweep, &input, s, now, sums);
-            test(last)
-                .then(|| walk.finish(sweep, index, &input, b, sums, &mut finish))
+        let total = span.trips * walk.steps(sweep);
+        let here = Cursor::new(walk.first(span));
+        let ahead = Cursor::new(walk.after(sweep, walk.after(sweep, walk.first(span))));
+        let mut turn = |t: Val<u32>, held: Regs<u32>| {
+            let at = here.get();
+            walk.sum(sweep, &input, at.step, held, sums);
+            test((at.step + 1u32).eq(walk.steps(sweep)))
+                .then(|| walk.finish(sweep, index, &input, at.block, sums, &mut finish))
                 .otherwise(|| {});
-            let words = walk.words(sweep);
-            test(more).then(|| (0..words).for_each(|i| now.set(i, next.get(i)))).otherwise(|| {});
-            block.set(next_b);
-            step.set(next_s);
+            here.set(walk.after(sweep, at));
+            let to = ahead.get();
+            test((t + 2u32).lt(total)).then(|| walk.load(sweep, to, held)).otherwise(|| {});
+            ahead.set(walk.after(sweep, to));
+        };
+        range(0u32, total).step(2u32).each(|t| {
+            turn(t, held[0]);
+            let second = (t + 1u32).lt(total);
+            test(second).then(|| turn(t + 1u32, held[1])).otherwise(|| {});
         });
+    }
+}
+
+/// A step of a block of rows.
+#[derive(Clone, Copy)]
+struct Place {
+    block: Val<u32>,
+    step: Val<u32>,
+}
+
+/// A place that changes.
+struct Cursor {
+    block: Var<u32>,
+    step: Var<u32>,
+}
+
+impl Cursor {
+    #[track_caller]
+    fn new(at: Place) -> Self {
+        Cursor { block: Var::new(at.block), step: Var::new(at.step) }
+    }
+
+    #[track_caller]
+    fn get(&self) -> Place {
+        Place { block: self.block.get(), step: self.step.get() }
+    }
+
+    #[track_caller]
+    fn set(&self, to: Place) {
+        self.block.set(to.block);
+        self.step.set(to.step);
     }
 }
 
@@ -234,9 +275,34 @@ struct Walk {
     schedule: Schedule,
     cols: Val<u32>,
     lane: Val<u32>,
+    /// Blocks between two of a simdgroup.
+    stride: Val<u32>,
 }
 
 impl Walk {
+    #[track_caller]
+    fn first(&self, span: &Span) -> Place {
+        Place { block: span.start, step: 0u32.val() }
+    }
+
+    /// The next step, of this block or of the simdgroup's next.
+    #[track_caller]
+    fn after(&self, sweep: &Sweep, at: Place) -> Place {
+        let step = at.step + 1u32;
+        let last = step.eq(self.steps(sweep));
+        let block = select(last, at.block + self.stride, at.block);
+        Place { block, step: select(last, 0u32, step) }
+    }
+
+    /// Issues the loads of the first two steps.
+    #[track_caller]
+    fn begin(&self, sweep: &Sweep, span: &Span, held: [Regs<u32>; 2]) {
+        let first = self.first(span);
+        self.load(sweep, first, held[0]);
+        let more = (span.trips * self.steps(sweep)).gt(1u32);
+        test(more).then(|| self.load(sweep, self.after(sweep, first), held[1])).otherwise(|| {});
+    }
+
     /// Words in registers for a step.
     fn words(&self, sweep: &Sweep) -> u32 {
         let per_run = sweep.weights.iter().map(|w| w.format().words()).sum::<u32>();
@@ -269,19 +335,19 @@ impl Walk {
 
     /// Issues the loads of a step of a block. Rows and runs past the end are replaced by the last: their sums are not used.
     #[track_caller]
-    fn load(&self, sweep: &Sweep, block: Val<u32>, step: Val<u32>, to: Regs<u32>) {
+    fn load(&self, sweep: &Sweep, at: Place, to: Regs<u32>) {
         let Schedule { outputs, loads, whole, .. } = self.schedule;
-        let mut at = 0;
+        let mut word_at = 0;
         let rows: Vec<Val<u32>> =
-            (0..outputs).map(|o| (block * outputs + o).min(sweep.out - 1u32)).collect();
+            (0..outputs).map(|o| (at.block * outputs + o).min(sweep.out - 1u32)).collect();
         for load in 0..loads {
-            let run = self.run(step, load);
+            let run = self.run(at.step, load);
             let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
             for row in &rows {
                 for weights in &sweep.weights {
                     for word in weights.load(weights.row(*row), run) {
-                        to.set(at, word);
-                        at += 1;
+                        to.set(word_at, word);
+                        word_at += 1;
                     }
                 }
             }

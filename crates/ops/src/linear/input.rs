@@ -24,21 +24,20 @@ pub enum Activations {
     Bytes(u32),
 }
 
-/// Shared memory that every target has.
-const LIMIT: u32 = 32 * 1024;
+/// Bytes of shared memory that every target has.
+const LIMIT: u64 = 32 * 1024;
 
 impl Activations {
     /// What suits rows of a type with `bytes`: kept as bytes if `int8`, as copies if they fit.
     pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
         // Few capacities serve all widths: a capacity is a variant of the kernel.
-        let capacity = cols.next_multiple_of(if cols > 2048 { 2048 } else { 256 });
-        // Squares and sums of a group take some too.
-        let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= u64::from(LIMIT);
-        let cells = u64::from(capacity);
-        if int8 && fits(cells + cells / 32 * 4 + cells / 16 * 4) {
-            Activations::Bytes(capacity)
-        } else if fits(cells * u64::from(bytes)) {
-            Activations::Staged(capacity)
+        let capacity = u64::from(cols).next_multiple_of(if cols > 2048 { 2048 } else { 256 });
+        // The sums of a norm take some too.
+        let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= LIMIT;
+        if int8 && fits(capacity + capacity / 32 * 4 + capacity / 16 * 4) {
+            Activations::Bytes(capacity as u32)
+        } else if fits(capacity * u64::from(bytes)) {
+            Activations::Staged(capacity as u32)
         } else {
             Activations::Direct
         }
@@ -95,6 +94,8 @@ pub(crate) struct Input<X> {
     store: Store<X>,
     /// What the sums of each row are multiplied with.
     scales: Vec<Val<f32>>,
+    /// The norm's weights of this thread, if few enough to be read ahead.
+    weights: Vec<Vec<Val<f32>>>,
 }
 
 /// The norm in front.
@@ -229,7 +230,41 @@ impl<X: Float> Input<X> {
             }
         };
         let formats = formats.to_vec();
-        Input { x, rows, width, norm, activations, formats, store, scales: vec![] }
+        Input { x, rows, width, norm, activations, formats, store, scales: vec![], weights: vec![] }
+    }
+
+    /// Elements that a thread stages together; 0 if nothing is staged.
+    fn unit_staged(&self) -> u32 {
+        match &self.store {
+            Store::None => 0,
+            Store::Copy { planes, .. } | Store::Bytes { planes, .. } => planes.unit,
+        }
+    }
+
+    /// How often a thread stages a unit, at most.
+    fn rounds(&self, unit: u32) -> u32 {
+        self.activations.capacity().unwrap_or(0).div_ceil(unit * threads())
+    }
+
+    /// Which unit of a row a thread stages in a round, and the column of the last unit at most.
+    #[track_caller]
+    fn unit_at(&self, unit: u32, round: Val<u32>) -> (Val<u32>, Val<u32>) {
+        let at = round * threads() + thread_id();
+        (at, at.min(self.width / unit - 1u32) * unit)
+    }
+
+    /// Reads what does not depend on the previous kernel: the norm's weights.
+    #[track_caller]
+    pub(crate) fn prefetch(&mut self) {
+        let (Some(norm), unit @ 1..) = (self.norm, self.unit_staged()) else { return };
+        let rounds = self.rounds(unit);
+        if rounds * unit <= 32 {
+            let read = |round: u32| {
+                let (_, column) = self.unit_at(unit, round.val());
+                wide(norm.weight, column, unit, Hint::None)
+            };
+            self.weights = (0..rounds).map(read).collect();
+        }
     }
 
     /// Fills shared memory. All threads of the group take part; the previous kernel has been waited for.
@@ -298,20 +333,21 @@ impl<X: Float> Input<X> {
     /// read stands at the beginning of every launch, then handed to `keep`. All threads take part in each round.
     #[track_caller]
     fn units(&self, row: u32, unit: u32, mut keep: impl FnMut(Unit<X>)) {
-        let (units, threads) = (self.width / unit, threads());
-        let fetch = |round: Val<u32>| {
-            let at = round * threads + thread_id();
-            let column = at.min(units - 1u32) * unit;
+        let fetch = |round: Val<u32>, known: Option<&Vec<Val<f32>>>| {
+            let (at, column) = self.unit_at(unit, round);
             let x = self.raw(row, column, unit);
-            let weight = self.norm.map(|norm| wide(norm.weight, column, unit, Hint::None));
-            Unit { at, inside: at.lt(units), x, weight }
+            let read = |norm: Norm| wide(norm.weight, column, unit, Hint::None);
+            let weight = known.cloned().or_else(|| self.norm.map(read));
+            Unit { at, inside: at.lt(self.width / unit), x, weight }
         };
-        let rounds = self.activations.capacity().unwrap_or(0).div_ceil(unit * threads);
+        let rounds = self.rounds(unit);
         if rounds <= MOST_ROUNDS {
-            let fetched: Vec<Unit<X>> = (0..rounds).map(|round| fetch(round.val())).collect();
+            let read = |round: u32| fetch(round.val(), self.weights.get(round as usize));
+            let fetched: Vec<Unit<X>> = (0..rounds).map(read).collect();
             fetched.into_iter().for_each(keep);
         } else {
-            range(0u32, (units + (threads - 1)) / threads).each(|round| keep(fetch(round)));
+            let rounds = (self.width / unit + (threads() - 1)) / threads();
+            range(0u32, rounds).each(|round| keep(fetch(round, None)));
         }
     }
 

@@ -91,7 +91,7 @@ impl<X: Float, T: Float> Side<X, T> {
         }
         let weights = Weights::declare(name, format, width);
         let unit = format.run();
-        let kept = Regs::uninit(weights.words() * passes(schedule, schedule.bn, unit));
+        let kept = Regs::uninit(weights.format().words() * passes(schedule, schedule.bn, unit));
         let source = Source::Packed(weights, kept);
         Side::new(shared, source, schedule.bn, unit, rows, width, schedule)
     }
@@ -202,7 +202,7 @@ impl<X: Float, T: Float> Side<X, T> {
                 }
                 Source::Packed(weights, kept) => {
                     for (i, word) in weights.load(at, unit).into_iter().enumerate() {
-                        kept.set(pass * weights.words() + i as u32, word);
+                        kept.set(pass * weights.format().words() + i as u32, word);
                     }
                 }
             }
@@ -232,7 +232,7 @@ impl<X: Float, T: Float> Side<X, T> {
                         (0..self.unit).map(of).collect()
                     }
                     Source::Packed(weights, kept) => {
-                        let count = weights.words();
+                        let count = weights.format().words();
                         let words: Vec<Val<u32>> =
                             (0..count).map(|i| kept.get(pass * count + i)).collect();
                         weights.run(&words, unit).floats().into_iter().map(Val::cast).collect()
