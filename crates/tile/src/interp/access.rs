@@ -1,8 +1,8 @@
 //! Loads, stores, atomics and asynchronous copies by the active lanes, each element checked.
 
-use super::lanes::{Columns, Mask};
+use super::lanes::{Columns, Mask, SIMD};
 use super::memory::{Buffer, Memory, Shared, half, word};
-use super::ops::{Array, Col};
+use super::ops::{Array, Col, Slot};
 use super::order::{Order, WIDE};
 use super::report::{Stop, Why};
 use super::run::State;
@@ -143,6 +143,37 @@ fn store<M: Memory>(
         }
         Ok(())
     })
+}
+
+/// Where a tile lies in memory.
+struct Lies {
+    first: u32,
+    stride: u32,
+    transposed: bool,
+}
+
+impl Lies {
+    /// Calls `f` with each element's number in the tile and in memory.
+    fn each(
+        &self,
+        tile: Tile,
+        simd: usize,
+        memory: &mut dyn Memory,
+        mut f: impl FnMut(&mut dyn Memory, usize, usize) -> Result<(), Why>,
+    ) -> Result<(), Refused> {
+        let (thread, cols, len) = (simd * SIMD, usize::from(tile.cols), memory.len());
+        for i in 0..tile.elements() {
+            let (r, c) = (i / cols, i % cols);
+            let (far, near) = if self.transposed { (c, r) } else { (r, c) };
+            let at = u64::from(self.first) + far as u64 * u64::from(self.stride) + near as u64;
+            if at >= len as u64 {
+                return Err(Refused { thread, how: How::Bounds { index: at, len } });
+            }
+            let at = at as usize;
+            f(memory, i, at).map_err(|why| Refused::element(thread, at, why))?;
+        }
+        Ok(())
+    }
 }
 
 /// An asynchronous copy that has begun.
@@ -348,91 +379,67 @@ impl State<'_> {
         })
     }
 
-    /// Where a simdgroup's tile lies: calls `f` with each element's number in the tile and in memory.
-    fn tile_elements(
-        &mut self,
-        simd: usize,
-        (tile, on): (Tile, Array),
-        (index, stride, transposed): (Col, Col, bool),
-        verb: &'static str,
-        mut f: impl FnMut(&mut dyn Memory, usize, usize) -> Result<(), Why>,
-    ) -> Result<(), Stop> {
-        let (index, stride) =
-            (self.uniform(index, simd, "index")?, self.uniform(stride, simd, "stride")?);
-        let memory: &mut dyn Memory = match on {
-            Array::Buffer(i) => &mut self.buffers[i as usize],
-            Array::Shared(i) => &mut self.shared[i as usize],
-        };
-        let (thread, cols) = (simd * 32, usize::from(tile.cols));
-        for i in 0..tile.elements() {
-            let (r, c) = (i / cols, i % cols);
-            let (far, near) = if transposed { (c, r) } else { (r, c) };
-            let at = u64::from(index) + far as u64 * u64::from(stride) + near as u64;
-            let len = memory.len();
-            if at >= len as u64 {
-                let how = How::Bounds { index: at, len };
-                return Err(Refused { thread, how }.stop(verb, on));
-            }
-            let refused = |why| Refused::element(thread, at as usize, why).stop(verb, on);
-            f(memory, i, at as usize).map_err(refused)?;
-        }
-        Ok(())
-    }
-
     pub(super) fn tile_load(
         &mut self,
         mask: &Mask,
-        what: (Tile, Array),
-        where_: (Col, Col, bool),
-        d: u32,
+        (tile, from): (Tile, Array),
+        (index, stride, transposed): (Col, Col, bool),
+        d: Slot,
     ) -> Result<(), Stop> {
-        self.count_tiles(mask, what, false);
+        self.count_tiles(mask, (tile, from), false);
         mask.simds(|simd| {
-            let mut bits = [0; super::tiles::ELEMENTS];
-            let order = std::mem::take(&mut self.order);
-            let who = (simd * 32) as u64 | WIDE;
-            let read =
-                self.tile_elements(simd, what, where_, "loads a tile at", |memory, i, at| {
-                    memory.reads(at, &order, who, false)?;
-                    bits[i] = memory.get(at);
-                    Ok(())
-                });
-            self.order = order;
-            read?;
-            let cells = self.tiles.of(d, simd).iter();
-            cells.zip(bits).take(what.0.elements()).for_each(|(cell, bits)| cell.set(bits));
-            Ok(())
+            let lies = Lies {
+                first: self.uniform(index, simd, "index")?,
+                stride: self.uniform(stride, simd, "stride")?,
+                transposed,
+            };
+            let cells = self.tiles.of(d, simd);
+            let (order, who) = (&self.order, (simd * SIMD) as u64 | WIDE);
+            let memory: &mut dyn Memory = match from {
+                Array::Buffer(i) => &mut self.buffers[i as usize],
+                Array::Shared(i) => &mut self.shared[i as usize],
+            };
+            let read = lies.each(tile, simd, memory, |memory, i, at| {
+                memory.reads(at, order, who, false)?;
+                cells[i].set(memory.get(at));
+                Ok(())
+            });
+            read.map_err(|refused| refused.stop("loads a tile at", from))
         })
     }
 
     pub(super) fn tile_store(
         &mut self,
         mask: &Mask,
-        what: (Tile, Array),
+        (tile, to): (Tile, Array),
         (index, stride): (Col, Col),
-        v: u32,
+        v: Slot,
     ) -> Result<(), Stop> {
-        self.count_tiles(mask, what, true);
+        self.count_tiles(mask, (tile, to), true);
         mask.simds(|simd| {
-            let mut bits = [0; super::tiles::ELEMENTS];
-            bits.iter_mut().zip(self.tiles.of(v, simd)).for_each(|(bits, cell)| *bits = cell.get());
-            let order = std::mem::take(&mut self.order);
-            let who = (simd * 32) as u64 | WIDE;
-            let where_ = (index, stride, false);
-            let wrote =
-                self.tile_elements(simd, what, where_, "stores a tile at", |memory, i, at| {
-                    memory.writes(at, &order, who)?;
-                    memory.put(at, bits[i]);
-                    Ok(())
-                });
-            self.order = order;
-            wrote
+            let lies = Lies {
+                first: self.uniform(index, simd, "index")?,
+                stride: self.uniform(stride, simd, "stride")?,
+                transposed: false,
+            };
+            let cells = self.tiles.of(v, simd);
+            let (order, who) = (&self.order, (simd * SIMD) as u64 | WIDE);
+            let memory: &mut dyn Memory = match to {
+                Array::Buffer(i) => &mut self.buffers[i as usize],
+                Array::Shared(i) => &mut self.shared[i as usize],
+            };
+            let wrote = lies.each(tile, simd, memory, |memory, i, at| {
+                memory.writes(at, order, who)?;
+                memory.put(at, cells[i].get());
+                Ok(())
+            });
+            wrote.map_err(|refused| refused.stop("stores a tile at", to))
         })
     }
 
     fn count_tiles(&mut self, mask: &Mask, (tile, on): (Tile, Array), store: bool) {
         if let Array::Buffer(_) = on {
-            let bytes = (mask.count() / 32 * tile.elements() * tile.scalar.bytes()) as u64;
+            let bytes = (mask.count() / SIMD * tile.elements() * tile.scalar.bytes()) as u64;
             if store {
                 self.stats.stored += bytes;
             } else {

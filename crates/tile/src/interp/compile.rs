@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use super::ops::{Array, Col, Fixed, Index, Kind, Op, Program, Slot};
+use super::allocate::allocate;
+use super::ops::{Array, Col, Fixed, Index, Op, Program, Slot};
 use crate::ir::{Access, Block, Builtin, Hint, Inst, Kernel, Node, ParamKind, Place, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
 /// How deep blocks may nest: the interpreter recurses once per level.
-const DEPTH: usize = 128;
+const DEPTH: usize = 256;
 
 /// Where a value lives.
 #[derive(Debug, Clone)]
@@ -56,49 +57,59 @@ pub(super) fn compile(kernel: &Kernel) -> Result<Program, Fault> {
         atomic_shared: vec![false; kernel.shared.len()],
     };
     compiler.block(&kernel.body)?;
-    Ok(compiler.finish())
+    let mut fixed: Vec<(Fixed, Col)> = compiler.fixed.into_iter().collect();
+    fixed.sort_by_key(|(_, column)| *column);
+    let pinned: Vec<Col> = fixed.iter().map(|(_, column)| *column).collect();
+    let names = [compiler.columns, compiler.tiles];
+    let [columns, tiles] = allocate(&mut compiler.ops, compiler.loops, names, &pinned);
+    Ok(Program {
+        ops: compiler.ops,
+        places: compiler.places,
+        fixed: fixed.into_iter().map(|(fixed, _)| fixed).collect(),
+        columns,
+        tiles,
+        atomic_buffers: compiler.atomic_buffers,
+        atomic_shared: compiler.atomic_shared,
+    })
 }
 
 impl Compiler<'_> {
     fn block(&mut self, block: &Block) -> Result<(), Fault> {
         self.scopes.push(vec![]);
         for node in &block.0 {
-            let line = self.visited;
-            self.visited += 1;
-            self.node(node).map_err(|message| Fault {
-                kernel: self.kernel.name.clone(),
-                line: super::report::line(self.kernel, line),
-                source: self.kernel.source(node.source).to_owned(),
-                message,
-            })??;
+            self.node(node)?;
         }
-        for value in self.scopes.pop().unwrap_or_default() {
-            self.homes[value.0 as usize] = None;
-        }
+        self.close();
         Ok(())
     }
 
-    /// The outer error is this node's, the inner one that of a node in its blocks.
-    fn node(&mut self, node: &Node) -> Result<Result<(), Fault>, String> {
-        let line = self.visited - 1;
+    /// Ends the scope of the innermost block's values.
+    fn close(&mut self) {
+        for value in self.scopes.pop().unwrap_or_default() {
+            self.homes[value.0 as usize] = None;
+        }
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), Fault> {
+        let visited = self.visited;
+        self.visited += 1;
+        let (kernel, source) = (self.kernel, node.source);
+        let fault = |message: String| Fault {
+            kernel: kernel.name.clone(),
+            line: super::report::line(kernel, visited),
+            source: kernel.source(source).to_owned(),
+            message,
+        };
+        if self.scopes.len() > DEPTH {
+            return Err(fault(format!("blocks nested more than {DEPTH} deep")));
+        }
         match &node.inst {
             Inst::For { index, start, end, step, body, .. } => {
-                if self.scopes.len() >= DEPTH {
-                    return Err(format!("blocks nested more than {DEPTH} deep"));
-                }
-                let [start, stop, step] =
-                    [*start, *end, *step].map(|v| self.scalar(v, Scalar::U32));
-                let (start, stop, step) = (start?, stop?, step?);
                 let at = self.ops.len();
                 self.scopes.push(vec![]);
-                let index = self.define_scalar(*index)?;
-                self.emit(node, line, Op::For { index, start, stop, step, end: 0 });
-                if let Err(fault) = self.block(body) {
-                    return Ok(Err(fault));
-                }
-                for value in self.scopes.pop().unwrap_or_default() {
-                    self.homes[value.0 as usize] = None;
-                }
+                self.head(node, visited, [*index, *start, *end, *step]).map_err(fault)?;
+                self.block(body)?;
+                self.close();
                 let past = self.ops.len();
                 self.loops.push((at, past));
                 if let Op::For { end, .. } = &mut self.ops[at] {
@@ -106,35 +117,38 @@ impl Compiler<'_> {
                 }
             }
             Inst::If { cond, then, otherwise } => {
-                if self.scopes.len() >= DEPTH {
-                    return Err(format!("blocks nested more than {DEPTH} deep"));
-                }
-                let cond = self.scalar(*cond, Scalar::Bool)?;
+                let cond = self.scalar(*cond, Scalar::Bool).map_err(fault)?;
                 let at = self.ops.len();
-                self.emit(node, line, Op::If { cond, otherwise: 0, end: 0 });
-                if let Err(fault) = self.block(then) {
-                    return Ok(Err(fault));
-                }
+                self.emit(node, visited, Op::If { cond, otherwise: 0, end: 0 });
+                self.block(then)?;
                 let middle = self.ops.len();
-                if let Err(fault) = self.block(otherwise) {
-                    return Ok(Err(fault));
-                }
+                self.block(otherwise)?;
                 let past = self.ops.len();
                 if let Op::If { otherwise, end, .. } = &mut self.ops[at] {
                     (*otherwise, *end) = (middle, past);
                 }
             }
-            _ => self.simple(node, line)?,
+            _ => self.simple(node, visited).map_err(fault)?,
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn emit(&mut self, node: &Node, line: usize, op: Op) {
+    /// A loop's first operation; where it ends is not known yet.
+    fn head(&mut self, node: &Node, visited: usize, values: [Value; 4]) -> Result<(), String> {
+        let [index, start, stop, step] = values;
+        let (start, stop) = (self.scalar(start, Scalar::U32)?, self.scalar(stop, Scalar::U32)?);
+        let step = self.scalar(step, Scalar::U32)?;
+        let index = self.define_scalar(index)?;
+        self.emit(node, visited, Op::For { index, start, stop, step, end: 0 });
+        Ok(())
+    }
+
+    fn emit(&mut self, node: &Node, visited: usize, op: Op) {
         self.ops.push(op);
-        self.places.push((line, node.source));
+        self.places.push((visited, node.source));
     }
 
-    fn simple(&mut self, node: &Node, line: usize) -> Result<(), String> {
+    fn simple(&mut self, node: &Node, visited: usize) -> Result<(), String> {
         let op = match &node.inst {
             Inst::Literal(literal) => return self.fix(node, Fixed::Bits(literal.bits())),
             Inst::Constant(i) => {
@@ -216,7 +230,7 @@ impl Compiler<'_> {
                     Op::Select { cond, yes: yes?, no: no?, d: self.define(node)? }
                 }
             },
-            Inst::Cast(to, a) => return self.cast(node, line, *to, *a),
+            Inst::Cast(to, a) => return self.cast(node, visited, *to, *a),
             Inst::Bitcast(to, a) => {
                 let from = self.ty(*a)?.scalar();
                 let a = self.column(*a)?;
@@ -352,7 +366,7 @@ impl Compiler<'_> {
             Inst::GridTrigger | Inst::GridWait => return Ok(()),
             _ => self.tile_op(node)?,
         };
-        self.emit(node, line, op);
+        self.emit(node, visited, op);
         Ok(())
     }
 
@@ -425,13 +439,13 @@ impl Compiler<'_> {
     }
 
     /// Casts between integers of which the wider has 32 bits change no register, so they cost nothing.
-    fn cast(&mut self, node: &Node, line: usize, to: Scalar, a: Value) -> Result<(), String> {
+    fn cast(&mut self, node: &Node, visited: usize, to: Scalar, a: Value) -> Result<(), String> {
         let ty = self.ty(a)?;
         let from = ty.scalar();
         if let Type::Tile(tile) = ty {
             let a = self.tile(a)?.0;
             let d = self.define_tile(node)?;
-            self.emit(node, line, Op::TileCast { from, to, tile, d, a });
+            self.emit(node, visited, Op::TileCast { from, to, tile, d, a });
             return Ok(());
         }
         let columns = self.columns(a)?;
@@ -444,7 +458,7 @@ impl Compiler<'_> {
             return Err(format!("a cast of {} lanes to {}", columns.len(), defined.len()));
         }
         for (d, a) in defined.into_iter().zip(columns) {
-            self.emit(node, line, Op::Cast { from, to, d, a });
+            self.emit(node, visited, Op::Cast { from, to, d, a });
         }
         Ok(())
     }
@@ -610,70 +624,5 @@ impl Compiler<'_> {
         self.tiles += 1;
         self.place_value(value, Home::Tile(self.tiles - 1))?;
         Ok(self.tiles - 1)
-    }
-
-    /// Gives names that are not alive together the same column: the arena stays in the first-level cache.
-    fn finish(mut self) -> Program {
-        const NEVER: usize = usize::MAX;
-        let mut first = [vec![NEVER; self.columns as usize], vec![NEVER; self.tiles as usize]];
-        let mut last = [vec![0; self.columns as usize], vec![0; self.tiles as usize]];
-        let which = |kind: Kind| usize::from(kind == Kind::Tile);
-        let mut mentions: Vec<(usize, Kind, u32)> = vec![];
-        for (at, op) in self.ops.iter_mut().enumerate() {
-            op.slots(&mut |name, kind| {
-                let (k, n) = (which(kind), *name as usize);
-                first[k][n] = first[k][n].min(at);
-                last[k][n] = at;
-                mentions.push((at, kind, *name));
-            });
-        }
-        // What a loop's body reads from outside must survive to the loop's end, for the next turn. `loops` has inner
-        // loops before outer ones, so an extension by an inner loop is seen by the outer.
-        for (start, end) in self.loops {
-            let from = mentions.partition_point(|(at, ..)| *at < start);
-            let to = mentions.partition_point(|(at, ..)| *at < end);
-            for (at, kind, name) in &mentions[from..to] {
-                let (k, n) = (which(*kind), *name as usize);
-                if first[k][n] < start || *at == start {
-                    last[k][n] = last[k][n].max(end - 1);
-                }
-            }
-        }
-        let mut fixed: Vec<(Fixed, Col)> = self.fixed.into_iter().collect();
-        fixed.sort_by_key(|(_, column)| *column);
-        let mut given = [vec![NEVER; self.columns as usize], vec![NEVER; self.tiles as usize]];
-        for (new, (_, old)) in fixed.iter().enumerate() {
-            given[0][*old as usize] = new;
-            last[0][*old as usize] = NEVER;
-        }
-        let mut count = [fixed.len(), 0];
-        let mut free: [Vec<usize>; 2] = [vec![], vec![]];
-        let mut ending: Vec<Vec<(usize, usize)>> = vec![vec![]; self.ops.len()];
-        for (at, op) in self.ops.iter_mut().enumerate() {
-            op.slots(&mut |name, kind| {
-                let (k, n) = (which(kind), *name as usize);
-                if given[k][n] == NEVER {
-                    given[k][n] = free[k].pop().unwrap_or_else(|| {
-                        count[k] += 1;
-                        count[k] - 1
-                    });
-                    ending[last[k][n]].push((k, given[k][n]));
-                }
-                *name = given[k][n] as u32;
-            });
-            // Freed only now: a result never shares a column with its own operands.
-            for (k, slot) in std::mem::take(&mut ending[at]) {
-                free[k].push(slot);
-            }
-        }
-        Program {
-            ops: self.ops,
-            places: self.places,
-            fixed: fixed.into_iter().map(|(fixed, _)| fixed).collect(),
-            columns: count[0] as u32,
-            tiles: count[1] as u32,
-            atomic_buffers: self.atomic_buffers,
-            atomic_shared: self.atomic_shared,
-        }
     }
 }

@@ -15,6 +15,7 @@ use crate::types::Type;
 use crate::verify::{self, Fault};
 
 mod access;
+mod allocate;
 mod arith;
 mod compile;
 mod lanes;

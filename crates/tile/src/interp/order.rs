@@ -64,7 +64,7 @@ struct Seen {
 }
 
 /// The clock and all that orders accesses.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Order {
     now: u64,
     born: u64,

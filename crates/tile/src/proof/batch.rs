@@ -21,8 +21,18 @@ pub struct Counts {
     pub kernels: usize,
     /// The largest relative error.
     pub error: f64,
+    /// Cases of kernels that need more threadgroup memory than the dialect's machines have: they are made for others.
+    pub left_out: usize,
     /// Why nothing ran, if a tool is missing: print it.
     pub skipped: Option<String>,
+}
+
+/// Bytes of threadgroup memory on every Apple GPU (Metal Feature Set Tables), and on compute capability 9.0.
+fn shared_limit(dialect: Dialect) -> u32 {
+    match dialect {
+        Dialect::Metal => 32 << 10,
+        Dialect::Cuda => 227 << 10,
+    }
 }
 
 /// Instructions per translation unit: enough to pay for starting a compiler, few enough to share among cores.
@@ -43,6 +53,11 @@ struct Job {
 pub fn check(case: &Case, dialect: Dialect) -> Result<f64, Unproved> {
     let cases = std::slice::from_ref(case);
     let jobs = jobs(cases, dialect).map_err(Unproved::Wrong)?;
+    if jobs.is_empty() {
+        let limit = shared_limit(dialect);
+        let what = format!("{}: more than {limit} bytes of threadgroup memory", case.kernel.name);
+        return Err(Unproved::Skip(what));
+    }
     let mut counts = Counts::default();
     let mut findings = vec![];
     unit(&jobs, cases, dialect, &mut counts, &mut findings)?;
@@ -58,9 +73,10 @@ pub fn check(case: &Case, dialect: Dialect) -> Result<f64, Unproved> {
 /// A line per finding, at most one for each case.
 pub fn check_all(cases: &[Case], dialect: Dialect) -> Result<Counts, String> {
     let jobs = jobs(cases, dialect)?;
+    let left_out = cases.len() - jobs.iter().map(|j| j.cases.len()).sum::<usize>();
     let units = units(jobs);
     let next = AtomicUsize::new(0);
-    let total = Mutex::new((Counts::default(), Vec::new()));
+    let total = Mutex::new((Counts { left_out, ..Counts::default() }, Vec::new()));
     let work = || {
         while let Some(jobs) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (mut counts, mut findings) = (Counts::default(), vec![]);
@@ -89,12 +105,13 @@ impl Counts {
         self.cases += other.cases;
         self.launches += other.launches;
         self.kernels += other.kernels;
+        self.left_out += other.left_out;
         self.error = self.error.max(other.error);
         self.skipped = self.skipped.take().or(other.skipped);
     }
 }
 
-/// The distinct kernels of some cases, lowered. Two kernels of one name get distinct ones: a text holds each name once.
+/// The distinct kernels of some cases, lowered, if they fit. Two kernels of one name get distinct ones: a text holds each name once.
 fn jobs(cases: &[Case], dialect: Dialect) -> Result<Vec<Job>, String> {
     let target = match dialect {
         Dialect::Metal => Target::Metal,
@@ -102,6 +119,9 @@ fn jobs(cases: &[Case], dialect: Dialect) -> Result<Vec<Job>, String> {
     };
     let mut jobs: Vec<Job> = Vec::new();
     for (i, case) in cases.iter().enumerate() {
+        if case.kernel.shared_bytes() > shared_limit(dialect) {
+            continue;
+        }
         if let Some(job) = jobs.iter_mut().find(|j| j.original == case.kernel) {
             job.cases.push(i);
             continue;
