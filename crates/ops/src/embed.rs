@@ -3,6 +3,7 @@
 use formats::{DType, Result, quant::Block, with_block};
 use tile::case::{Bench, Buffer, Case, Fill, Spec, noise};
 use tile::dsl::*;
+use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
@@ -68,13 +69,25 @@ pub fn embed_packed<Y: Float>(tokens: In<u32>, width: Const<u32>, format: Format
     begin();
     let source = table.row(tokens[group_id()]);
     let first = group_id() * width;
-    let wide = lanes::<Y>();
-    for run in strided(width / format.run()) {
-        let weights = table.read(source, run).floats();
-        let start = first + run * format.run();
-        for (i, values) in weights.chunks(usize::from(wide)).enumerate() {
-            store(y, start + i as u32 * u32::from(wide), values);
+    let (wide, run) = (u32::from(lanes::<Y>()), format.run());
+    let runs = width / run;
+    // A thread's run is too long a piece to write at once: neighbours would write far apart. So rows are staged.
+    let staged = Shared::<Y>::named("staged", threads() * run);
+    for begin in range(0u32, runs).step(threads()) {
+        let r = begin + thread_id();
+        if r < runs {
+            let weights = table.read(source, r).floats();
+            for (i, values) in weights.chunks(wide as usize).enumerate() {
+                store(staged, thread_id() * run + i as u32 * wide, values);
+            }
         }
+        barrier();
+        let filled = (runs - begin).min(threads()) * run;
+        for i in range(thread_id() * wide, filled).step(threads() * wide) {
+            let values = staged.get_vec(i, wide as u8, Hint::None);
+            y.set_vec(first + begin * run + i, &values);
+        }
+        barrier();
     }
 }
 
@@ -217,7 +230,7 @@ fn cases_packed() -> Vec<Case> {
 }
 
 fn benches_packed() -> Vec<Bench> {
-    let (rows, width) = (4096, 4096);
+    let (rows, width) = (rows_of::<half::bf16>(4096), 4096);
     let of = |dtype| {
         let format = Format::Block(dtype);
         let layout = Layout::new(format, rows, width).ok()?;
@@ -227,7 +240,7 @@ fn benches_packed() -> Vec<Bench> {
             Fill::Zeros(half::bf16::SCALAR, rows * width),
         ];
         let kernel = embed_packed::<half::bf16>(format);
-        let label = format!("4096 x 4096 {}", format.name());
+        let label = format!("{rows} x {width} {}", format.name());
         Some(memory(kernel, &label, numbers(rows, width), buffers, 0))
     };
     [DType::Q8_0, DType::Q4K, DType::Q6K].into_iter().filter_map(of).collect()

@@ -7,6 +7,7 @@ pub fn all() -> Vec<Spec> {
     [
         crate::add::KERNELS,
         crate::add_norm::KERNELS,
+        crate::argmax::KERNELS,
         crate::attention::KERNELS,
         crate::embed::KERNELS,
         crate::gate_up::KERNELS,
@@ -17,16 +18,19 @@ pub fn all() -> Vec<Spec> {
         crate::linear::KERNELS,
         crate::linear::gemm::KERNELS,
         crate::linear_add::KERNELS,
+        crate::moe::KERNELS,
         crate::mul::KERNELS,
         crate::project::KERNELS,
         crate::rms_norm::KERNELS,
         crate::rope::KERNELS,
         crate::rope_write::KERNELS,
+        crate::sample::kernels::KERNELS,
         crate::scale::KERNELS,
         crate::select::KERNELS,
         crate::silu::KERNELS,
         crate::silu_mul::KERNELS,
         crate::softmax::KERNELS,
+        crate::top_k::KERNELS,
     ]
     .concat()
 }

@@ -6,6 +6,7 @@
 
 pub mod add;
 pub mod add_norm;
+pub mod argmax;
 pub mod attention;
 pub mod embed;
 pub mod gate_up;
@@ -17,6 +18,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod linear_add;
 pub mod math;
+pub mod moe;
 pub mod mul;
 pub mod packed;
 pub mod project;
@@ -30,6 +32,7 @@ pub mod silu;
 pub mod silu_mul;
 pub mod softmax;
 pub mod sweep;
+pub mod top_k;
 
 mod trial;
 

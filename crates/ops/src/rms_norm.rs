@@ -55,7 +55,7 @@ pub fn rms_norm<T: Float, W: Float>(
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
     begin();
-    let lanes = lanes_of_both::<T, W>();
+    let lanes = team.lanes(lanes_of_both::<T, W>());
     let own: Vec<Row> = team.rows(rows, width);
     let squares: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
     team.sweep(width, lanes, |at, lanes| {

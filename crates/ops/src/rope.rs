@@ -92,7 +92,7 @@ impl Rope {
 /// Pairs of a head that may turn: what is reserved for their sines and cosines.
 pub const MOST_PAIRS: u32 = 256;
 
-/// Cosine and sine of every pair at one position, computed once and shared by a threadgroup.
+/// Cosines and sines of every pair at the positions of a few tokens, computed once and shared by a threadgroup.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Angles {
     cos: Shared<f32>,
@@ -100,13 +100,15 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// Those of `position`, times `magnitude`. All threads of the group take part; ends with a barrier.
+    /// Those of `tokens` tokens, whose positions `position` reads, times `magnitude`. All threads of the group take part; ends
+    /// with a barrier.
     ///
     /// The angle is the f32 product that reference implementations compute, so that nothing is to be won by a better one;
     /// [`sin_cos`] is then exact to f32 up to a million positions of a radian each, on every target.
     #[track_caller]
-    pub(crate) fn at(
-        position: Val<u32>,
+    pub(crate) fn of(
+        tokens: u32,
+        position: impl Fn(Val<u32>) -> Val<u32>,
         frequencies: In<f32>,
         pairs: Val<u32>,
         magnitude: Val<f32>,
@@ -114,21 +116,24 @@ impl Angles {
         require(Requirement::AtMost(dim("pairs"), MOST_PAIRS));
         require(Requirement::Length("frequencies".to_owned(), dim("pairs")));
         let angles = Angles {
-            cos: Shared::named("cosines", MOST_PAIRS),
-            sin: Shared::named("sines", MOST_PAIRS),
+            cos: Shared::named("cosines", MOST_PAIRS * tokens),
+            sin: Shared::named("sines", MOST_PAIRS * tokens),
         };
-        strided(pairs).each(|i| {
-            let (sin, cos) = sin_cos(position.f32() * frequencies.get(i));
-            angles.cos.set(i, cos * magnitude);
-            angles.sin.set(i, sin * magnitude);
+        strided(pairs * tokens).each(|j| {
+            let (token, pair) = if tokens == 1 { (0u32.val(), j) } else { (j / pairs, j % pairs) };
+            let (sin, cos) = sin_cos(position(token).f32() * frequencies.get(pair));
+            let at = token * MOST_PAIRS + pair;
+            angles.cos.set(at, cos * magnitude);
+            angles.sin.set(at, sin * magnitude);
         });
         barrier();
         angles
     }
 
-    /// `(cos, sin)` of `count` pairs from `first` on, a multiple of `count`.
+    /// `(cos, sin)` at a token of `count` pairs from `first` on, a multiple of `count`.
     #[track_caller]
-    pub(crate) fn get(self, first: Val<u32>, count: u8) -> Vec<(Val<f32>, Val<f32>)> {
+    pub(crate) fn get(self, token: u32, first: Val<u32>, count: u8) -> Vec<(Val<f32>, Val<f32>)> {
+        let first = first + token * MOST_PAIRS;
         let read = |from: Shared<f32>| -> Vec<Val<f32>> {
             // Vectors of f32 have at most four elements.
             let wide = count.min(4);
@@ -140,14 +145,17 @@ impl Angles {
     }
 }
 
-/// Elements that `read` and `write` are asked for: from an index on, so many.
-type Read<'a> = &'a dyn Fn(Val<u32>, u8) -> Vec<Val<f32>>;
-type Write<'a> = &'a dyn Fn(Val<u32>, &[Val<f32>]);
+/// Reads a token's elements from an index on, so many.
+type Read<'a> = &'a dyn Fn(u32, Val<u32>, u8) -> Vec<Val<f32>>;
+/// Writes a token's elements from an index on.
+type Write<'a> = &'a dyn Fn(u32, Val<u32>, &[Val<f32>]);
 
 /// Heads that a team turns: their layout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
-    /// How many, one after the other.
+    /// Tokens at once, whose loads overlap.
+    pub(crate) tokens: u32,
+    /// Heads of each, one after the other.
     pub(crate) heads: Val<u32>,
     /// Elements of each.
     pub(crate) head_dim: Val<u32>,
@@ -162,7 +170,7 @@ impl Heads {
     /// Vectors have at most `lanes` elements.
     #[track_caller]
     pub(crate) fn turn(self, team: Team, lanes: u8, angles: Angles, read: Read, write: Write) {
-        let Heads { heads, head_dim, pairs, pairing } = self;
+        let Heads { tokens, heads, head_dim, pairs, pairing } = self;
         // A vector of adjacent pairs has half as many of them.
         let count = if pairing == Pairing::Half { lanes } else { lanes / 2 };
         let divides = |n: Val<u32>, by: u8| Order::eq(n % u32::from(by), 0u32);
@@ -180,30 +188,28 @@ impl Heads {
             let places: Vec<_> = at.iter().map(place).collect();
             // Adjacent pairs that fill a vector are one read; single ones may start at an odd element.
             let one = pairing == Pairing::Adjacent && count > 1;
-            let loaded: Vec<Vec<Val<f32>>> = places
-                .iter()
-                .map(|(_, [a, b])| {
-                    if one {
-                        read(*a, 2 * count)
-                    } else {
-                        [read(*a, count), read(*b, count)].concat()
-                    }
-                })
+            let take = |token: u32, [a, b]: [Val<u32>; 2]| {
+                if one {
+                    return read(token, a, 2 * count);
+                }
+                [read(token, a, count), read(token, b, count)].concat()
+            };
+            let loaded: Vec<_> = (0..tokens)
+                .flat_map(|token| places.iter().map(move |&(pair, at)| (token, pair, at)))
+                .map(|(token, pair, at)| (token, pair, at, take(token, at)))
                 .collect();
-            for ((pair, [a, b]), x) in places.into_iter().zip(loaded) {
-                let mut y = x.clone();
-                for (i, (cos, sin)) in angles.get(pair, count).into_iter().enumerate() {
-                    let n = usize::from(count);
+            for (token, pair, [at, other], x) in loaded {
+                let (n, mut y) = (usize::from(count), x.clone());
+                for (i, (cos, sin)) in angles.get(token, pair, count).into_iter().enumerate() {
                     let (a, b) = if one { (2 * i, 2 * i + 1) } else { (i, i + n) };
                     y[a] = x[a] * cos - x[b] * sin;
                     y[b] = x[b] * cos + x[a] * sin;
                 }
                 if one {
-                    write(a, &y);
+                    write(token, at, &y);
                 } else {
-                    let (first, second) = y.split_at(usize::from(count));
-                    write(a, first);
-                    write(b, second);
+                    write(token, at, &y[..n]);
+                    write(token, other, &y[n..]);
                 }
             }
         });
@@ -213,7 +219,7 @@ impl Heads {
             // The quotient is taken by at least one: without a rest there is nothing to divide.
             let some = rest.max(1u32);
             let i = at[0] / some * head_dim + pairs * 2u32 + at[0] % some;
-            write(i, &read(i, 1));
+            (0..tokens).for_each(|token| write(token, i, &read(token, i, 1)));
         });
     }
 }
@@ -248,11 +254,12 @@ pub fn rope<T: Float>(
     require_vectors(&[("x", size.clone()), ("y", size)]);
     require(Requirement::Length("positions".to_owned(), dim("tokens")));
     begin();
-    let angles = Angles::at(positions[group_id()], frequencies, pairs, magnitude);
+    let position = |_| positions.get(group_id());
+    let angles = Angles::of(1, position, frequencies, pairs, magnitude);
     let first = group_id() * heads * head_dim;
-    let heads = Heads { heads, head_dim, pairs, pairing };
-    let read = |i: Val<u32>, lanes: u8| load(x, first + i, lanes);
-    let write = |i: Val<u32>, values: &[Val<f32>]| store(y, first + i, values);
+    let heads = Heads { tokens: 1, heads, head_dim, pairs, pairing };
+    let read = |_, i: Val<u32>, lanes: u8| load(x, first + i, lanes);
+    let write = |_, i: Val<u32>, values: &[Val<f32>]| store(y, first + i, values);
     heads.turn(Team::Group, lanes::<T>(), angles, &read, &write);
 }
 

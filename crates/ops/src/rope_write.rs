@@ -1,16 +1,19 @@
 //! What happens to q, k and v between projection and attention, fused: per-head RMS norms of q and k (where the
 //! model has them), rotation of both, and the cache write of k and v. Returns the rotated q.
 
+mod fused;
+
 use formats::Result;
 use half::{bf16, f16};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
-use tile::launch::{Mode, Numbers};
+use tile::launch::Numbers;
 
+use self::fused::Fused;
 use crate::attention::write_shape;
-use crate::kv_write::{Blocks, Cache, Plain, Step, Target, require_blocks, require_step};
-use crate::rope::{Angles, Heads, Pairing, Rope, frequencies};
-use crate::sweep::{Team, begin, load, require_vectors, store};
+use crate::kv_write::{Blocks, Cache, Plain, Step, require_blocks};
+use crate::rope::{Pairing, Rope, frequencies};
+use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};
 
@@ -63,6 +66,18 @@ pub fn reference(
     each(k, k_norm, write.k_norm);
 }
 
+/// Tokens that a simdgroup works on at once. For one token more are wasted; for prompts their loads overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Schedule {
+    /// How many.
+    pub tokens: u32,
+}
+
+/// For steps of a few tokens.
+pub const DECODE: Schedule = Schedule { tokens: 1 };
+/// For prompts.
+pub const PROMPT: Schedule = Schedule { tokens: 4 };
+
 /// What a kernel of this operation is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
@@ -72,6 +87,8 @@ pub struct Variant {
     pub q_norm: bool,
     /// Whether k has: `k_norm` and `k_eps`.
     pub k_norm: bool,
+    /// How the work is shared.
+    pub schedule: Schedule,
 }
 
 impl Variant {
@@ -82,7 +99,7 @@ impl Variant {
             (false, true) => "_k_norm",
             (false, false) => "",
         };
-        format!("rope_write_{}{norms}", self.pairing.name())
+        format!("rope_write_{}{norms}_{}", self.pairing.name(), self.schedule.tokens)
     }
 }
 
@@ -100,6 +117,7 @@ pub fn rope_write<T: Float, W: Float, C: Float>(
     y: Out<T>,
     keys: InOut<C>,
     values: InOut<C>,
+    tokens: Arg<u32>,
     stride: Arg<u32>,
     block: Const<u32>,
     heads: Const<u32>,
@@ -111,7 +129,7 @@ pub fn rope_write<T: Float, W: Float, C: Float>(
 ) {
     rename(format!("{}_{}_{}_{}", variant.name(), T::NAME, W::NAME, C::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
-    let step = Fused { q, k, v, y, cache, frequencies, heads, pairs, magnitude, variant };
+    let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     for name in ["keys", "values"] {
         require_vectors(&[(name, dim("kv_heads") * dim("head_dim"))]);
     }
@@ -133,6 +151,7 @@ pub fn rope_write_q8_0<T: Float, W: Float>(
     key_scales: InOut<f16>,
     value_codes: InOut<i8>,
     value_scales: InOut<f16>,
+    tokens: Arg<u32>,
     stride: Arg<u32>,
     block: Const<u32>,
     heads: Const<u32>,
@@ -144,239 +163,12 @@ pub fn rope_write_q8_0<T: Float, W: Float>(
 ) {
     rename(format!("{}_{}_{}_q8_0", variant.name(), T::NAME, W::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
-    let step = Fused { q, k, v, y, cache, frequencies, heads, pairs, magnitude, variant };
+    let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     require_blocks();
     step.record::<W>(
         Blocks { codes: key_codes, scales: key_scales },
         Blocks { codes: value_codes, scales: value_scales },
     );
-}
-
-/// Simdgroups of a threadgroup: heads it works on.
-const SIMDS: u32 = 8;
-
-/// What the kernels bind, but for the caches' arrays.
-#[derive(Clone, Copy)]
-struct Fused<T> {
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
-    y: Out<T>,
-    cache: Cache,
-    frequencies: In<f32>,
-    heads: Val<u32>,
-    pairs: Val<u32>,
-    magnitude: Val<f32>,
-    variant: Variant,
-}
-
-/// A norm's weight and eps.
-#[derive(Clone, Copy)]
-struct Norm<W> {
-    weight: In<W>,
-    eps: Val<f32>,
-}
-
-impl<W: Float> Norm<W> {
-    fn declare(which: &str) -> Self {
-        let name = format!("{which}_norm");
-        require_vectors(&[(&name, dim("head_dim"))]);
-        Norm { weight: In::declare(&name), eps: Const::declare(&format!("{which}_eps")) }
-    }
-}
-
-/// A head of a simdgroup, read through its norm.
-#[derive(Clone, Copy)]
-struct Head<T, W> {
-    x: In<T>,
-    /// Its first element.
-    first: Val<u32>,
-    /// The norm's weight and the head's scale.
-    norm: Option<(In<W>, Val<f32>)>,
-}
-
-impl<T: Float, W: Float> Head<T, W> {
-    #[track_caller]
-    fn new(x: In<T>, first: Val<u32>, head_dim: Val<u32>, norm: Option<Norm<W>>) -> Self {
-        let norm = norm.map(|Norm { weight, eps }| {
-            let squares = Var::new(0.0);
-            Team::Simd.sweep(head_dim, 4, |at, lanes| {
-                for v in at.iter().flat_map(|&i| load(x, first + i, lanes)) {
-                    squares.set(v.fma(v, squares.get()));
-                }
-            });
-            (weight, (simd_sum(squares.get()) / head_dim.f32() + eps).rsqrt())
-        });
-        Head { x, first, norm }
-    }
-
-    /// Elements from `i` on.
-    #[track_caller]
-    fn read(&self, i: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
-        let x = load(self.x, self.first + i, lanes);
-        let Some((weight, scale)) = self.norm else { return x };
-        x.into_iter().zip(load(weight, i, lanes)).map(|(x, w)| x * scale * w).collect()
-    }
-}
-
-impl<T: Float> Fused<T> {
-    #[track_caller]
-    fn record<W: Float>(self, keys: impl Target, values: impl Target) {
-        let Fused { cache, heads, variant, .. } = self;
-        let groups = |of: &str| dim(of).ceil_div(SIMDS);
-        let jobs = groups("heads") + groups("kv_heads") * 2u32;
-        launch(Mode::Row, [dim("tokens"), jobs, fixed(1)], SIMDS * 32);
-        let q_size = dim("tokens") * dim("heads") * dim("head_dim");
-        let kv_size = dim("tokens") * dim("kv_heads") * dim("head_dim");
-        require_vectors(&[("q", q_size.clone()), ("y", q_size)]);
-        require_vectors(&[("k", kv_size.clone()), ("v", kv_size)]);
-        require_step();
-        let q_norm = variant.q_norm.then(|| Norm::<W>::declare("q"));
-        let k_norm = variant.k_norm.then(|| Norm::<W>::declare("k"));
-        begin();
-        let token = group_id();
-        let position = cache.positions.get(token);
-        let angles = Angles::at(position, self.frequencies, self.pairs, self.magnitude);
-        // A group has heads of q, of k or of v only: what it does is the same for all its threads.
-        let group = group_id_of(1);
-        let q_groups = (heads + (SIMDS - 1)) / SIMDS;
-        let kv_groups = (cache.kv_heads + (SIMDS - 1)) / SIMDS;
-        let of_q = || self.query(token, group * SIMDS + simd_id(), angles, q_norm);
-        let of_kv = || {
-            let group = group - q_groups;
-            let slot = cache.slot(token);
-            let of_k = || self.key(token, slot, group * SIMDS + simd_id(), angles, k_norm, keys);
-            let of_v = || {
-                let turn = (group - kv_groups) * SIMDS + simd_id();
-                let place = self.place::<W>(token, turn, self.v, None);
-                self.append(slot, place, values, |_, read, _| read);
-            };
-            test(Order::lt(group, kv_groups)).then(of_k).otherwise(of_v);
-        };
-        test(Order::lt(group, q_groups)).then(of_q).otherwise(of_kv);
-    }
-
-    /// Turns head `turn` of q.
-    #[track_caller]
-    fn query<W: Float>(
-        self,
-        token: Val<u32>,
-        turn: Val<u32>,
-        angles: Angles,
-        norm: Option<Norm<W>>,
-    ) {
-        let head_dim = self.cache.head_dim;
-        // Simdgroups past the last head repeat it and keep nothing.
-        let head = turn.min(self.heads - 1u32);
-        let first = (token * self.heads + head) * head_dim;
-        let from = Head::new(self.q, first, head_dim, norm);
-        let pairing = self.variant.pairing;
-        let one = Heads { heads: 1u32.val(), head_dim, pairs: self.pairs, pairing };
-        let write = |i: Val<u32>, values: &[Val<f32>]| {
-            let keep = || store(self.y, first + i, values);
-            test(Order::lt(turn, self.heads)).then(keep).otherwise(|| {});
-        };
-        // Two pairs per lane: the 64 of the usual head at once.
-        let lanes = if pairing == Pairing::Half { 2 } else { 4 };
-        one.turn(Team::Simd, lanes, angles, &|i, lanes| from.read(i, lanes), &write);
-    }
-
-    /// Turns head `turn` of k and appends it.
-    #[track_caller]
-    fn key<W: Float>(
-        self,
-        token: Val<u32>,
-        slot: Val<u32>,
-        turn: Val<u32>,
-        angles: Angles,
-        norm: Option<Norm<W>>,
-        keys: impl Target,
-    ) {
-        let place = self.place(token, turn, self.k, norm);
-        let (head, pairs) = (place.from, self.pairs);
-        self.append(slot, place, keys, |i, own, lanes| {
-            // Every lane turns what it writes and reads the other half of its pairs too. What does not turn takes pair 0.
-            let turns = Order::lt(i, pairs * 2u32);
-            let within = |i: Val<u32>| select(turns, i, 0u32);
-            let (pair, other, upper): (Val<u32>, Vec<Val<f32>>, Vec<Val<bool>>) =
-                match self.variant.pairing {
-                    Pairing::Half => {
-                        let upper = Order::ge(i, pairs);
-                        let pair = within(select(upper, i - pairs, i));
-                        let partner = within(select(upper, i - pairs, i + pairs));
-                        (pair, head.read(partner, lanes), vec![upper; usize::from(lanes)])
-                    }
-                    Pairing::Adjacent if lanes == 1 => {
-                        let upper = Order::ne(i & 1u32, 0u32);
-                        (within(i / 2u32), head.read(within(i ^ 1u32), 1), vec![upper])
-                    }
-                    Pairing::Adjacent => {
-                        let other = (0..own.len()).map(|j| own[j ^ 1]).collect();
-                        let upper = (0..own.len()).map(|j| (j % 2 == 1).val()).collect();
-                        (within(i / 2u32), other, upper)
-                    }
-                };
-            let shared = self.variant.pairing == Pairing::Adjacent && lanes > 1;
-            let angles = angles.get(pair, if shared { lanes / 2 } else { lanes });
-            let turned = |j: usize| {
-                let (cos, sin) = angles[if shared { j / 2 } else { j }];
-                let across = select(upper[j], other[j], -other[j]);
-                select(turns, own[j] * cos + across * sin, own[j])
-            };
-            (0..own.len()).map(turned).collect()
-        });
-    }
-
-    /// Head `turn` of k or v.
-    #[track_caller]
-    fn place<W: Float>(
-        self,
-        token: Val<u32>,
-        turn: Val<u32>,
-        x: In<T>,
-        norm: Option<Norm<W>>,
-    ) -> Place<T, W> {
-        let Cache { kv_heads, head_dim, .. } = self.cache;
-        let head = turn.min(kv_heads - 1u32);
-        let first = (token * kv_heads + head) * head_dim;
-        Place { head, live: Order::lt(turn, kv_heads), from: Head::new(x, first, head_dim, norm) }
-    }
-
-    /// Appends a head, `change(i, elements, lanes)` between reading and writing.
-    #[track_caller]
-    fn append<W: Float>(
-        self,
-        slot: Val<u32>,
-        place: Place<T, W>,
-        to: impl Target,
-        change: impl Fn(Val<u32>, Vec<Val<f32>>, u8) -> Vec<Val<f32>>,
-    ) {
-        let head_dim = self.cache.head_dim;
-        let all = |lanes: u8| {
-            // All lanes go on until the last has nothing left: they may exchange what they have.
-            range(0u32, head_dim).step(32 * u32::from(lanes)).each(|start| {
-                let i = start + lane_id() * u32::from(lanes);
-                let keep = Order::lt(i, head_dim);
-                let i = select(keep, i, 0u32);
-                let values = change(i, place.from.read(i, lanes), lanes);
-                to.put(&self.cache, slot, place.head * head_dim + i, &values, keep & place.live);
-            });
-        };
-        // Four elements are all turned or not, and pairs of halves lie as far apart as vectors do.
-        let divides = |n: Val<u32>, by: u32| Order::eq(n % by, 0u32);
-        let pairs = if self.variant.pairing == Pairing::Half { 4 } else { 2 };
-        let whole = divides(head_dim, 4) & divides(self.pairs, pairs);
-        test(whole).then(|| all(4)).otherwise(|| all(1));
-    }
-}
-
-/// A head of k or v and where it goes.
-#[derive(Clone, Copy)]
-struct Place<T, W> {
-    head: Val<u32>,
-    /// Whether this simdgroup has a head of its own.
-    live: Val<bool>,
-    from: Head<T, W>,
 }
 
 /// The kernel, its cases and benchmarks.
@@ -398,6 +190,21 @@ const SHAPES: [Shapes; 7] = [
     (2, 2, 2, 22, 7, true, true, "a head that no vector divides"),
 ];
 
+/// Every shape with both pairings, and the schedule that fits the tokens; one token with both.
+fn variants() -> impl Iterator<Item = (Shapes, Pairing, Schedule)> {
+    let schedules = |tokens: usize| match tokens {
+        1 => vec![DECODE, PROMPT],
+        2 => vec![DECODE],
+        _ => vec![PROMPT],
+    };
+    SHAPES.into_iter().flat_map(move |shapes| {
+        let pairings = [Pairing::Half, Pairing::Adjacent];
+        pairings.into_iter().flat_map(move |pairing| {
+            schedules(shapes.0).into_iter().map(move |schedule| (shapes, pairing, schedule))
+        })
+    })
+}
+
 /// What the two kinds of cases share: the kernel's inputs and what q, k and v become.
 struct Trial {
     variant: Variant,
@@ -413,7 +220,7 @@ struct Trial {
     v: Vec<f32>,
 }
 
-fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing) -> Trial {
+fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing, schedule: Schedule) -> Trial {
     let (tokens, heads, kv_heads, head_dim, pairs, q_norm, k_norm, why) = shapes;
     let step = Step::of(tokens);
     let rope = Rope { head_dim, pairing, frequencies: frequencies(pairs), magnitude: 1.25 };
@@ -442,7 +249,7 @@ fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing) -> Trial {
     inputs.extend(step.buffers());
     inputs.push(y);
     Trial {
-        variant: Variant { pairing, q_norm, k_norm },
+        variant: Variant { pairing, q_norm, k_norm, schedule },
         label: format!("{tokens} x {heads} + {kv_heads} x {head_dim} {}, {why}", T::NAME),
         numbers,
         step,
@@ -459,8 +266,8 @@ fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing) -> Trial {
 
 fn cases() -> Vec<Case> {
     fn of<T: Float, W: Float, C: Float>() -> Vec<Case> {
-        let case = |shapes: Shapes, pairing| {
-            let trial = trial::<T, W>(shapes, pairing);
+        let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
+            let trial = trial::<T, W>(shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
             let [keys, values] = [6, 7].map(|seed| random::<C>(seed, Step::SLOTS * width));
             let expected = vec![
@@ -477,8 +284,7 @@ fn cases() -> Vec<Case> {
                 expected,
             }
         };
-        let both = |shapes| [Pairing::Half, Pairing::Adjacent].map(|pairing| case(shapes, pairing));
-        SHAPES.into_iter().flat_map(both).collect()
+        variants().map(case).collect()
     }
     let mut all = of::<f32, f32, f16>();
     all.extend(of::<f32, f32, f32>());
@@ -490,8 +296,8 @@ fn cases() -> Vec<Case> {
 
 fn cases_q8_0() -> Vec<Case> {
     fn of<T: Float>() -> Vec<Case> {
-        let case = |shapes: Shapes, pairing| {
-            let trial = trial::<T, f32>(shapes, pairing);
+        let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
+            let trial = trial::<T, f32>(shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
             let mut expected = vec![(7, near::<T>(&trial.q))];
             // A rotated key may differ in its last bit and round to the next code or scale; values must not.
@@ -515,15 +321,14 @@ fn cases_q8_0() -> Vec<Case> {
                 expected,
             }
         };
-        let both = |shapes| [Pairing::Half, Pairing::Adjacent].map(|pairing| case(shapes, pairing));
-        SHAPES.into_iter().filter(|shapes| shapes.3 % 32 == 0).flat_map(both).collect()
+        variants().filter(|(shapes, ..)| shapes.3 % 32 == 0).map(case).collect()
     }
     every_float!(of)
 }
 
 /// The buffers that both kinds of caches share, for a prompt of 4096 tokens, and its numbers.
 fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
-    let (tokens, heads, kv_heads, head_dim) = PROMPT;
+    let (tokens, heads, kv_heads, head_dim) = SIZES;
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
     let buffers = vec![
         Fill::Noise(T::SCALAR, tokens * heads * head_dim),
@@ -550,18 +355,18 @@ fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
 }
 
 /// Tokens, heads, kv heads, head dim of the benchmarks.
-const PROMPT: (usize, usize, usize, usize) = (4096, 32, 8, 128);
+const SIZES: (usize, usize, usize, usize) = (4096, 32, 8, 128);
 
 const VARIANTS: [Variant; 2] = [
-    Variant { pairing: Pairing::Half, q_norm: false, k_norm: false },
-    Variant { pairing: Pairing::Half, q_norm: true, k_norm: true },
+    Variant { pairing: Pairing::Half, q_norm: false, k_norm: false, schedule: PROMPT },
+    Variant { pairing: Pairing::Half, q_norm: true, k_norm: true, schedule: PROMPT },
 ];
 
 fn benches() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
         let bench = |variant: Variant| {
             let (mut buffers, numbers) = prompt::<T>();
-            let n = PROMPT.0 * PROMPT.2 * PROMPT.3;
+            let n = SIZES.0 * SIZES.2 * SIZES.3;
             buffers.extend([Fill::Zeros(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)]);
             if variant.q_norm {
                 buffers.extend([Fill::Noise(T::SCALAR, 128), Fill::Noise(T::SCALAR, 128)]);
@@ -577,7 +382,7 @@ fn benches() -> Vec<Bench> {
 fn benches_q8_0() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
         let (mut buffers, numbers) = prompt::<T>();
-        let n = PROMPT.0 * PROMPT.2 * PROMPT.3;
+        let n = SIZES.0 * SIZES.2 * SIZES.3;
         for _ in 0..2 {
             buffers.push(Fill::Zeros(i8::SCALAR, n));
             buffers.push(Fill::Zeros(f16::SCALAR, n / 32));

@@ -4,16 +4,19 @@
 //! greatest logit, else temperature, top-k, top-p, min-p and a draw. Each of the three filters keeps a prefix of the
 //! tokens in order of descending logit (lower id first among equals), and never nothing.
 //!
-//! A draw takes its randomness from a counter generator keyed by (seed, position), and all arithmetic is plain IEEE
-//! (`wide`): the same logits give the same token on every machine and in every batch.
+//! A draw takes its randomness from a counter generator keyed by (seed, position). A token's weight is a whole number,
+//! `floor(2^31 e^((logit - greatest) / temperature))` by arithmetic that every machine does alike (`wide`), so that sums
+//! are exact and their order is nobody's concern: the same logits give the same token on every machine, in every batch,
+//! and from [`kernels`], the same chain on a device.
 
+pub mod kernels;
 mod options;
 pub mod philox;
 mod wide;
 
 pub use options::Options;
 
-use wide::{BLOCK, block_sums, exp, prefix_floor, sum_exp, tops};
+use wide::{BLOCK, block_sums, prefix_floor, sum_exp, tops, weight};
 
 /// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,8 +33,8 @@ struct Candidate {
     token: u32,
     /// Its logit after bias and penalties.
     logit: f32,
-    /// `e^((logit - greatest) / temperature)`.
-    weight: f32,
+    /// `e^((logit - greatest) / temperature)` in units of `2^-31`.
+    weight: u32,
 }
 
 /// The chain with its scratch: after the first call of a vocabulary's size nothing is allocated.
@@ -42,12 +45,14 @@ pub struct Sampler {
     counts: Vec<u32>,
     /// The greatest logit of every block.
     tops: Vec<f32>,
-    /// The blocks' greatest logits, for selection, or their sums of weights, for a draw.
+    /// The blocks' greatest logits, for selection.
     blocks: Vec<f32>,
+    /// The blocks' sums of weights, for a draw.
+    sums: Vec<u64>,
     /// In order of token ids.
     candidates: Vec<Candidate>,
-    /// Weights and tokens, for selection.
-    heavy: Vec<(f32, u32)>,
+    /// The same in another order, for selection.
+    heavy: Vec<Candidate>,
 }
 
 impl Sampler {
@@ -114,8 +119,10 @@ impl Sampler {
             let count = std::mem::take(count);
             if count > 0 {
                 let r = options.repetition_penalty;
-                *logit = if *logit > 0.0 { *logit / r } else { *logit * r };
-                *logit -= options.presence_penalty + options.frequency_penalty * count as f32;
+                let factor = if *logit > 0.0 { 1.0 / r } else { r };
+                let less =
+                    options.frequency_penalty.mul_add(count as f32, options.presence_penalty);
+                *logit = logit.mul_add(factor, -less);
             }
         }
     }
@@ -127,25 +134,25 @@ impl Sampler {
         if greatest == f32::NEG_INFINITY {
             return None;
         }
-        if options.temperature == 0.0 || options.top_k == 1 {
+        let per_temperature = options.per_temperature();
+        if per_temperature == 0.0 {
             return self.collect(logits, greatest).first().map(|candidate| candidate.token);
         }
-        let per_temperature = 1.0 / options.temperature;
-        let u = philox::uniform(options.seed, position);
+        let random = philox::bits(options.seed, position);
         if options.top_k == 0 && options.top_p >= 1.0 && options.min_p <= 0.0 {
-            return Some(self.draw_from_all(logits, greatest, per_temperature, u));
+            return Some(self.draw_from_all(logits, greatest, per_temperature, random));
         }
         let total = self.candidates(logits, greatest, per_temperature, options);
         for candidate in &mut self.candidates {
             candidate.weight = weight(candidate.logit, greatest, per_temperature);
         }
         self.top_k(options.top_k);
-        self.top_p(options.top_p, total);
-        if options.min_p > 0.0 {
-            // The greatest weight is 1.
-            self.candidates.retain(|candidate| candidate.weight >= options.min_p);
-        }
-        Some(draw(self.candidates.iter().map(|candidate| (candidate.token, candidate.weight)), u))
+        self.top_p(options.share(), total);
+        let least = options.least_weight();
+        self.candidates.retain(|candidate| candidate.weight >= least);
+        let total = self.candidates.iter().map(|candidate| u64::from(candidate.weight)).sum();
+        let kept = self.candidates.iter().map(|candidate| (candidate.token, candidate.weight));
+        Some(draw(kept, fraction(total, random)))
     }
 
     /// Collects the tokens whose logit is at least `floor`, in order of ids.
@@ -158,7 +165,7 @@ impl Sampler {
                         self.candidates.push(Candidate {
                             token: (index * BLOCK + i) as u32,
                             logit,
-                            weight: 0.0,
+                            weight: 0,
                         });
                     }
                 }
@@ -175,7 +182,7 @@ impl Sampler {
         greatest: f32,
         per_temperature: f32,
         options: &Options,
-    ) -> Option<f64> {
+    ) -> Option<u64> {
         let (mut floor, mut total) = (f32::MIN, None);
         // Of the k-th greatest among the blocks' tops it is known that k logits reach it.
         if (1..self.tops.len()).contains(&options.top_k) {
@@ -183,14 +190,16 @@ impl Sampler {
             self.blocks.extend_from_slice(&self.tops);
             floor = *self.blocks.select_nth_unstable_by(options.top_k - 1, |a, b| b.total_cmp(a)).1;
         } else if options.top_k == 0 && options.top_p < 1.0 && greatest.is_finite() {
-            let (lower, sum) = prefix_floor(logits, greatest, per_temperature, options.top_p);
+            let (lower, sum) =
+                prefix_floor(logits, greatest, per_temperature, share_of, options.share());
             floor = lower;
             total = Some(sum);
         }
         if options.min_p > 0.0 && options.top_p >= 1.0 && greatest.is_finite() {
             let least = f64::from(options.min_p) * 0.999;
-            floor = floor
-                .max((f64::from(greatest) + least.ln() * f64::from(options.temperature)) as f32);
+            let lowest = f64::from(greatest) + least.ln() * f64::from(options.temperature);
+            // A little below, against the rounding of differences between large logits.
+            floor = floor.max((lowest - 1e-6 * f64::from(greatest).abs()) as f32);
         }
         self.collect(logits, floor.min(greatest));
         total
@@ -201,31 +210,26 @@ impl Sampler {
         if k == 0 || k >= self.candidates.len() {
             return;
         }
-        self.heavy.clear();
-        self.heavy
-            .extend(self.candidates.iter().map(|candidate| (candidate.logit, candidate.token)));
+        self.heavy.clone_from(&self.candidates);
         let last = *self.heavy.select_nth_unstable_by(k - 1, descending).1;
-        self.candidates
-            .retain(|candidate| descending(&(candidate.logit, candidate.token), &last).is_le());
+        self.candidates.retain(|candidate| descending(candidate, &last).is_le());
     }
 
-    /// Keeps the smallest prefix whose share of the probability reaches `p`: of `total`, or of the candidates.
-    fn top_p(&mut self, p: f32, total: Option<f64>) {
-        if p >= 1.0 {
+    /// Keeps the smallest prefix whose weight reaches `share` (in units of `2^-32`): of `total`, or of the candidates.
+    fn top_p(&mut self, share: u32, total: Option<u64>) {
+        if share == u32::MAX {
             return;
         }
-        let weights = self.candidates.iter().map(|candidate| f64::from(candidate.weight));
-        let mut wanted = total.unwrap_or_else(|| weights.sum()) * f64::from(p);
-        self.heavy.clear();
-        self.heavy
-            .extend(self.candidates.iter().map(|candidate| (candidate.weight, candidate.token)));
+        let weight = |kept: &[Candidate]| kept.iter().map(|c| u64::from(c.weight)).sum::<u64>();
+        let mut wanted = share_of(total.unwrap_or_else(|| weight(&self.candidates)), share);
+        self.heavy.clone_from(&self.candidates);
         // Halve the range in which the prefix ends, until it is one token: linear time, without a full sort.
         let mut range = &mut self.heavy[..];
         while range.len() > 1 {
             let middle = range.len() / 2;
             range.select_nth_unstable_by(middle, descending);
             let (left, right) = range.split_at_mut(middle);
-            let sum: f64 = left.iter().map(|&(weight, _)| f64::from(weight)).sum();
+            let sum = weight(left);
             if sum >= wanted {
                 range = left;
             } else {
@@ -234,9 +238,7 @@ impl Sampler {
             }
         }
         if let Some(&last) = range.first() {
-            self.candidates.retain(|candidate| {
-                descending(&(candidate.weight, candidate.token), &last).is_le()
-            });
+            self.candidates.retain(|candidate| descending(candidate, &last).is_le());
         }
     }
 
@@ -246,49 +248,50 @@ impl Sampler {
         logits: &[f32],
         greatest: f32,
         per_temperature: f32,
-        u: f64,
+        random: u64,
     ) -> u32 {
-        block_sums(logits, greatest, per_temperature, &mut self.blocks);
-        let total: f64 = self.blocks.iter().copied().map(f64::from).sum();
-        let (mut left, mut start, mut rest) = (u * total, 0, 0.0);
-        for (index, sum) in
-            self.blocks.iter().copied().map(f64::from).enumerate().filter(|&(_, sum)| sum > 0.0)
-        {
-            (start, rest) = (index * BLOCK, left / sum);
-            left -= sum;
-            if left < 0.0 {
-                break;
+        block_sums(logits, greatest, per_temperature, &mut self.sums);
+        let mut left = fraction(self.sums.iter().sum(), random);
+        for ((index, block), &sum) in logits.chunks(BLOCK).enumerate().zip(&self.sums) {
+            if left < sum {
+                let weights = block.iter().map(|&logit| weight(logit, greatest, per_temperature));
+                return draw(((index * BLOCK) as u32..).zip(weights), left);
             }
+            left -= sum;
         }
-        let block = &logits[start..logits.len().min(start + BLOCK)];
-        let weights = block.iter().map(|&logit| weight(logit, greatest, per_temperature));
-        draw((start as u32..).zip(weights), rest)
+        // The fraction is below the sum.
+        0
     }
 }
 
-/// The token at share `u` in `0..1` of the weights, in order of ids.
-fn draw(weights: impl Iterator<Item = (u32, f32)> + Clone, u: f64) -> u32 {
-    let total: f64 = weights.clone().map(|(_, weight)| f64::from(weight)).sum();
-    let (mut left, mut last) = (u * total, 0);
-    for (token, weight) in weights.filter(|&(_, weight)| weight > 0.0) {
+/// `random / 2^64` of a total, rounded down: below the total.
+fn fraction(total: u64, random: u64) -> u64 {
+    ((u128::from(total) * u128::from(random)) >> 64) as u64
+}
+
+/// `share / 2^32` of a total, rounded up, and never nothing.
+fn share_of(total: u64, share: u32) -> u64 {
+    (u128::from(total) * u128::from(share)).div_ceil(1 << 32).max(1) as u64
+}
+
+/// The first token, in order of ids, up to which the weights are more than `left`.
+fn draw(weights: impl Iterator<Item = (u32, u32)>, mut left: u64) -> u32 {
+    let mut last = 0;
+    for (token, weight) in weights {
         last = token;
-        left -= f64::from(weight);
-        if left < 0.0 {
+        if left < u64::from(weight) {
             break;
         }
+        left -= u64::from(weight);
     }
-    // Rounding may leave a rest after the last one, whose it is.
     last
 }
 
-/// `e^((logit - greatest) / temperature)`; 1 for the greatest even if it is infinite.
-fn weight(logit: f32, greatest: f32, per_temperature: f32) -> f32 {
-    if logit == greatest { 1.0 } else { exp((logit - greatest) * per_temperature) }
-}
-
-/// The greater number first; the lower token first among equals.
-fn descending(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+/// The greater logit first; the lower token first among equals.
+fn descending(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    // Candidates are never NaN. Zeros of both signs are equal here, as they are in every other comparison.
+    let logits = b.logit.partial_cmp(&a.logit).unwrap_or(std::cmp::Ordering::Equal);
+    logits.then(a.token.cmp(&b.token))
 }
 
 #[cfg(test)]

@@ -151,6 +151,11 @@ impl Team {
         launch(Mode::Row, [groups, fixed(1), fixed(1)], threads);
     }
 
+    /// At most `lanes`, and no more than keep every lane of a simdgroup busy on a head of 128.
+    pub(crate) fn lanes(self, lanes: u8) -> u8 {
+        if self == Team::Simd { lanes.min(4) } else { lanes }
+    }
+
     /// The rows this thread works on. A simdgroup has several, whose loads overlap. Past the last row they repeat it, so that
     /// no thread leaves its group early, and keep nothing.
     #[track_caller]

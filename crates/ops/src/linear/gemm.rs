@@ -8,7 +8,7 @@
 //! Threadgroups that run together take blocks of neighbouring rows and columns, [`GROUP`] rows of blocks at a time, so that
 //! the second-level cache serves both operands.
 
-mod cases;
+pub(crate) mod cases;
 pub(crate) mod multiply;
 pub(crate) mod stage;
 
@@ -38,34 +38,51 @@ pub struct Schedule {
     pub stages: u32,
 }
 
+/// Candidates for up to so many rows, the larger block first: where weights are copied, and where they are converted. Measured
+/// on an H200 with matrices of 4096 x 14336 and 4096 x 4096.
+type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
+
+#[rustfmt::skip]
+const CANDIDATES: [Candidates; 4] = [
+    (16, &[s(16, 128, 128, 1, 8, 3), s(16, 64, 128, 1, 4, 4)], &[s(16, 64, 128, 1, 4, 2)]),
+    (32, &[s(32, 128, 64, 1, 4, 4), s(32, 64, 128, 1, 4, 4)], &[s(32, 64, 128, 1, 4, 2)]),
+    (64, &[s(64, 128, 64, 2, 4, 3), s(64, 64, 64, 2, 2, 3)], &[s(64, 128, 128, 2, 4, 2), s(64, 32, 128, 2, 2, 3)]),
+    (u32::MAX, &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)], &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)]),
+];
+
+const fn s(bm: u32, bn: u32, bk: u32, simds_m: u32, simds_n: u32, stages: u32) -> Schedule {
+    Schedule { bm, bn, bk, simds_m, simds_n, stages }
+}
+
 impl Schedule {
-    /// Few rows: a batch in decoding. 26 KiB.
-    pub const NARROW: Schedule =
-        Schedule { bm: 16, bn: 64, bk: 64, simds_m: 1, simds_n: 4, stages: 2 };
-    /// Fits Metal's 32 KiB.
-    pub const SMALL: Schedule =
-        Schedule { bm: 64, bn: 64, bk: 32, simds_m: 2, simds_n: 2, stages: 2 };
-    /// As small, for formats of which one 16-byte load holds 64 weights.
-    pub const DEEP: Schedule =
-        Schedule { bm: 32, bn: 64, bk: 64, simds_m: 1, simds_n: 4, stages: 2 };
-    /// Moderate sizes, and quantised weights: 108 KiB.
-    pub const MEDIUM: Schedule =
-        Schedule { bm: 128, bn: 128, bk: 64, simds_m: 2, simds_n: 4, stages: 3 };
-    /// Large dense products: 162 KiB.
-    pub const LARGE: Schedule =
-        Schedule { bm: 128, bn: 256, bk: 64, simds_m: 2, simds_n: 4, stages: 3 };
-    /// Products of f32: 25 KiB.
-    pub const EXACT: Schedule =
-        Schedule { bm: 64, bn: 64, bk: 16, simds_m: 2, simds_n: 2, stages: 2 };
-    /// All that are in use.
-    pub const ALL: [Schedule; 6] = [
-        Schedule::NARROW,
-        Schedule::SMALL,
-        Schedule::DEEP,
-        Schedule::MEDIUM,
-        Schedule::LARGE,
-        Schedule::EXACT,
-    ];
+    /// Few rows, within Metal's 32 KiB: 28 KiB.
+    pub const NARROW: Schedule = s(16, 64, 64, 1, 4, 2);
+    /// Many rows, within Metal's 32 KiB: 25 KiB.
+    pub const SMALL: Schedule = s(64, 64, 32, 2, 2, 2);
+    /// As many, for formats of which one 16-byte load holds 64 weights: 32 KiB.
+    pub const DEEP: Schedule = s(32, 64, 64, 1, 4, 2);
+    /// Large products with weights that are converted: 118 KiB.
+    pub const MEDIUM: Schedule = s(128, 128, 64, 2, 4, 3);
+    /// Large products: 172 KiB.
+    pub const LARGE: Schedule = s(128, 256, 64, 2, 4, 3);
+    /// Products of f32: 20 KiB.
+    pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
+
+    /// Every schedule that [`Schedule::pick`] takes as it is, each once.
+    pub fn all() -> Vec<Schedule> {
+        let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
+        for schedule in CANDIDATES
+            .iter()
+            .flat_map(|(_, copied, converted)| [copied, converted])
+            .copied()
+            .flatten()
+        {
+            if !all.contains(schedule) {
+                all.push(*schedule);
+            }
+        }
+        all
+    }
 
     /// Threads of a group.
     pub fn threads(&self) -> u32 {
@@ -103,20 +120,19 @@ impl Schedule {
             let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
             return Schedule { bm, bn, bk, ..Schedule::EXACT };
         }
-        let copied = format == Format::Dense(operand);
         let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
-        let fits = |s: &&Schedule| {
-            // Weights that are converted need registers, which a large block has none of.
-            s.shared_bytes(operand) <= shared && (copied || **s != Schedule::LARGE)
-        };
-        let large = [Schedule::LARGE, Schedule::MEDIUM];
-        let small = if format.run() > 32 { Schedule::DEEP } else { Schedule::SMALL };
-        let mut wide = large.iter().filter(fits);
+        let (_, copied, converted) =
+            CANDIDATES.into_iter().find(|(most, ..)| rows <= *most).unwrap_or(CANDIDATES[3]);
+        let candidates = if format == Format::Dense(operand) { copied } else { converted };
+        let fitting: Vec<&Schedule> =
+            candidates.iter().filter(|s| s.shared_bytes(operand) <= shared).collect();
         // A larger block reads less, if there are enough of them to keep the device busy.
-        match wide.find(|s| rows > 16 && blocks(s) >= parallel / 2) {
-            Some(schedule) => *schedule,
-            None if rows > 16 => small,
-            None => Schedule::NARROW,
+        let busy = fitting.iter().find(|s| blocks(s) >= parallel / 4 * 3);
+        match busy.or(fitting.last()) {
+            Some(schedule) => **schedule,
+            None if rows <= 16 => Schedule::NARROW,
+            None if format.run() > 32 => Schedule::DEEP,
+            None => Schedule::SMALL,
         }
     }
 

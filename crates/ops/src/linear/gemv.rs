@@ -2,12 +2,12 @@
 //!
 //! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`] matrix rows, `groups *
 //! simdgroups` apart, and walks each in steps of 32 lanes x [`Schedule::loads`] 16-byte loads. Two steps are under way at
-//! a time, across the ends of rows too: as soon as the words of one are summed, the registers take those of the step after
-//! next. The first two are issued before the previous kernel is waited for, so that memory is busy while the
-//! activations are read, once per group ([`super::input`]).
+//! a time, across the ends of rows too: as soon as words are summed, their registers take those of the step after next.
+//! The first two steps are issued before the previous kernel is waited for, so that memory is busy while the activations
+//! are read, once per group ([`super::input`]).
 
 use super::input::{Activations, Input, Slice};
-use crate::packed::{Format, Weights};
+use crate::packed::{Format, Run, Weights};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 use tile::types::Scalar;
@@ -187,14 +187,16 @@ pub(crate) fn product<X: Float>(
         let here = Cursor::new(walk.first(span));
         let ahead = Cursor::new(walk.after(sweep, walk.after(sweep, walk.first(span))));
         let mut turn = |t: Val<u32>, held: Regs<u32>| {
-            let at = here.get();
-            walk.sum(sweep, &input, at.step, held, sums);
+            let (at, to) = (here.get(), ahead.get());
+            let more = (t + 2u32).lt(total);
+            for load in 0..schedule.loads {
+                walk.sum(sweep, &input, at.step, load, held, sums);
+                test(more).then(|| walk.load(sweep, to, load, held)).otherwise(|| {});
+            }
             test((at.step + 1u32).eq(walk.steps(sweep)))
                 .then(|| walk.finish(sweep, index, &input, at.block, sums, &mut finish))
                 .otherwise(|| {});
             here.set(walk.after(sweep, at));
-            let to = ahead.get();
-            test((t + 2u32).lt(total)).then(|| walk.load(sweep, to, held)).otherwise(|| {});
             ahead.set(walk.after(sweep, to));
         };
         range(0u32, total).step(2u32).each(|t| {
@@ -298,15 +300,23 @@ impl Walk {
     #[track_caller]
     fn begin(&self, sweep: &Sweep, span: &Span, held: [Regs<u32>; 2]) {
         let first = self.first(span);
-        self.load(sweep, first, held[0]);
+        let all = |at: Place, to: Regs<u32>| {
+            (0..self.schedule.loads).for_each(|load| self.load(sweep, at, load, to));
+        };
+        all(first, held[0]);
         let more = (span.trips * self.steps(sweep)).gt(1u32);
-        test(more).then(|| self.load(sweep, self.after(sweep, first), held[1])).otherwise(|| {});
+        test(more).then(|| all(self.after(sweep, first), held[1])).otherwise(|| {});
+    }
+
+    /// Words in registers for a load of all rows of a block.
+    fn words_per_load(&self, sweep: &Sweep) -> u32 {
+        let per_run = sweep.weights.iter().map(|w| w.format().words()).sum::<u32>();
+        self.schedule.outputs * per_run
     }
 
     /// Words in registers for a step.
     fn words(&self, sweep: &Sweep) -> u32 {
-        let per_run = sweep.weights.iter().map(|w| w.format().words()).sum::<u32>();
-        self.schedule.outputs * self.schedule.loads * per_run
+        self.schedule.loads * self.words_per_load(sweep)
     }
 
     /// Sums in registers for a block.
@@ -333,69 +343,71 @@ impl Walk {
         step * (32 * self.schedule.loads) + (self.lane + 32 * load)
     }
 
-    /// Issues the loads of a step of a block. Rows and runs past the end are replaced by the last: their sums are not used.
+    /// Issues a load of a step for all rows of a block. Rows and runs past the end are replaced by the last: their sums are
+    /// not used.
     #[track_caller]
-    fn load(&self, sweep: &Sweep, at: Place, to: Regs<u32>) {
-        let Schedule { outputs, loads, whole, .. } = self.schedule;
-        let mut word_at = 0;
-        let rows: Vec<Val<u32>> =
-            (0..outputs).map(|o| (at.block * outputs + o).min(sweep.out - 1u32)).collect();
-        for load in 0..loads {
-            let run = self.run(at.step, load);
-            let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
-            for row in &rows {
-                for weights in &sweep.weights {
-                    for word in weights.load(weights.row(*row), run) {
-                        to.set(word_at, word);
-                        word_at += 1;
-                    }
+    fn load(&self, sweep: &Sweep, at: Place, load: u32, to: Regs<u32>) {
+        let Schedule { outputs, whole, .. } = self.schedule;
+        let run = self.run(at.step, load);
+        let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
+        let mut slot = load * self.words_per_load(sweep);
+        for output in 0..outputs {
+            let row = (at.block * outputs + output).min(sweep.out - 1u32);
+            for weights in &sweep.weights {
+                for word in weights.load(weights.row(row), run) {
+                    to.set(slot, word);
+                    slot += 1;
                 }
             }
         }
     }
 
-    /// Adds the products of a step to the sums.
+    /// Adds the products of a load of a step to the sums.
     #[track_caller]
     fn sum<X: Float>(
         &self,
         sweep: &Sweep,
         input: &Input<X>,
         step: Val<u32>,
+        load: u32,
         from: Regs<u32>,
         sums: Regs<f32>,
     ) {
-        let Schedule { outputs, loads, whole, .. } = self.schedule;
-        let mut at = 0;
-        for load in 0..loads {
-            let run = self.run(step, load);
-            let inside = if whole { None } else { Some(run.lt(self.runs(sweep))) };
-            let mut body = || {
-                let format = sweep.weights[0].format();
-                // Activations of all rows are kept for the block's matrix rows where registers allow.
-                let keep = input.rows * format.run() <= 64;
-                let slice = |row| input.slice(row, run, format);
-                let kept: Vec<Slice> =
-                    if keep { (0..input.rows).map(slice).collect() } else { vec![] };
-                for sum in 0..outputs * sweep.weights.len() as u32 {
-                    let weights = sweep.weights[sum as usize % sweep.weights.len()];
-                    let words: Vec<Val<u32>> =
-                        (at..at + weights.format().words()).map(|i| from.get(i)).collect();
-                    at += weights.format().words();
-                    let taken = weights.run(&words, run);
-                    for row in 0..input.rows {
-                        let i = sum * input.rows + row;
-                        let dot = match kept.get(row as usize) {
-                            Some(slice) => slice.dot(&taken, sums.get(i)),
-                            None => slice(row).dot(&taken, sums.get(i)),
-                        };
-                        sums.set(i, dot);
-                    }
-                }
+        let run = self.run(step, load);
+        let body = || {
+            let format = sweep.weights[0].format();
+            let slice = |row| input.slice(row, run, format);
+            let mut slot = load * self.words_per_load(sweep);
+            let mut take = |sum: u32| {
+                let next = slot + format.words();
+                let words: Vec<Val<u32>> = (slot..next).map(|i| from.get(i)).collect();
+                slot = next;
+                sweep.weights[sum as usize % sweep.weights.len()].run(&words, run)
             };
-            match inside {
-                None => body(),
-                Some(inside) => test(inside).then(body).otherwise(|| {}),
+            let add = |sum: u32, row: u32, slice: &Slice, taken: &Run| {
+                let i = sum * input.rows + row;
+                sums.set(i, slice.dot(taken, sums.get(i)));
+            };
+            let all = 0..self.schedule.outputs * sweep.weights.len() as u32;
+            // Registers hold either the activations of all rows or the weights of all matrix rows, whichever fit.
+            if input.rows * format.run() <= 64 {
+                let kept: Vec<Slice> = (0..input.rows).map(slice).collect();
+                for sum in all {
+                    let taken = take(sum);
+                    (0..).zip(&kept).for_each(|(row, slice)| add(sum, row, slice, &taken));
+                }
+            } else {
+                let taken: Vec<Run> = all.map(take).collect();
+                for row in 0..input.rows {
+                    let slice = slice(row);
+                    (0..).zip(&taken).for_each(|(sum, taken)| add(sum, row, &slice, taken));
+                }
             }
+        };
+        if self.schedule.whole {
+            body();
+        } else {
+            test(run.lt(self.runs(sweep))).then(body).otherwise(|| {});
         }
     }
 

@@ -92,6 +92,8 @@ pub(crate) struct Input<X> {
     /// The formats of the matrices: the first decides the planes.
     formats: Vec<Format>,
     store: Store<X>,
+    /// The row of `x` that counts as the first.
+    first: Option<Val<u32>>,
     /// What the sums of each row are multiplied with.
     scales: Vec<Val<f32>>,
     /// The norm's weights of this thread, if few enough to be read ahead.
@@ -230,7 +232,13 @@ impl<X: Float> Input<X> {
             }
         };
         let formats = formats.to_vec();
-        Input { x, rows, width, norm, activations, formats, store, scales: vec![], weights: vec![] }
+        let (scales, weights) = (vec![], vec![]);
+        Input { x, rows, width, norm, activations, formats, store, first: None, scales, weights }
+    }
+
+    /// With the rows of `x` from one on.
+    pub(crate) fn starting_at(self, first: Val<u32>) -> Self {
+        Input { first: Some(first), ..self }
     }
 
     /// Elements that a thread stages together; 0 if nothing is staged.
@@ -299,6 +307,7 @@ impl<X: Float> Input<X> {
     #[track_caller]
     fn raw(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<X>> {
         let start = self.width * row + column;
+        let start = self.first.map_or(start, |first| first * self.width + start);
         wide(self.x, start, count, Hint::Coherent)
     }
 

@@ -15,6 +15,8 @@ pub struct Weights {
     words: In<u32>,
     format: Format,
     starts: [Val<u32>; 5],
+    /// The row that counts as the first.
+    first: Option<Val<u32>>,
 }
 
 /// What neighbouring elements of a run share: `w = scale * (code - zero) + offset`.
@@ -43,7 +45,8 @@ impl Weights {
     /// Declares the buffer, a parameter of the kernel under construction, of a matrix with `cols` columns.
     #[track_caller]
     pub fn declare(name: &str, format: Format, cols: Val<u32>) -> Weights {
-        Weights { words: In::declare(name), format, starts: format.starts(0u32.val(), cols) }
+        let starts = format.starts(0u32.val(), cols);
+        Weights { words: In::declare(name), format, starts, first: None }
     }
 
     /// How its elements are stored.
@@ -54,7 +57,13 @@ impl Weights {
     /// The word at which a row begins: what [`Weights::load`] is given.
     #[track_caller]
     pub fn row(&self, row: impl IntoVal<u32>) -> Val<u32> {
-        row.val() * self.starts[4]
+        let row = row.val();
+        self.first.map_or(row, |first| first + row) * self.starts[4]
+    }
+
+    /// The rows from one on, as a matrix: one of several that lie one after another.
+    pub fn starting_at(self, first: Val<u32>) -> Weights {
+        Weights { first: Some(first), ..self }
     }
 
     /// Reads the [`Format::words`] words of run `run` (elements `run * format.run()` on) of the row at `row`: the base and high planes are streamed, what

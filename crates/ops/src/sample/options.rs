@@ -100,6 +100,25 @@ impl Options {
                 || self.frequency_penalty != 0.0)
     }
 
+    /// What the differences of logits are multiplied with; 0 where the greatest logit is all that is wanted.
+    pub(super) fn per_temperature(&self) -> f32 {
+        if self.temperature == 0.0 || self.top_k == 1 { 0.0 } else { 1.0 / self.temperature }
+    }
+
+    /// Top-p in units of `2^-32`; [`u32::MAX`] is off.
+    pub(super) fn share(&self) -> u32 {
+        if self.top_p >= 1.0 {
+            return u32::MAX;
+        }
+        // The f32 below 1 is 256 units below `2^32`.
+        (f64::from(self.top_p) * (1u64 << 32) as f64).round() as u32
+    }
+
+    /// The least weight that min-p keeps, in units of `2^-31`; nobody keeps what weighs nothing.
+    pub(super) fn least_weight(&self) -> u32 {
+        (f64::from(self.min_p) * f64::from(super::wide::ONE)).ceil().max(1.0) as u32
+    }
+
     /// The steps that are on, in their order: `repetition 1.1 (last 64), temperature 0.7, top-k 40, draw (seed 1)`.
     pub fn describe(&self) -> String {
         let mut steps: Vec<String> = Vec::new();

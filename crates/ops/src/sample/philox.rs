@@ -2,32 +2,43 @@
 //!
 //! J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
+/// The multipliers of the first and third word.
+pub const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// What each round adds to the key.
+pub const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// Rounds.
+pub const ROUNDS: u32 = 10;
+
 /// Ten rounds of Philox on `counter` under `key`.
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let ([mut a, mut b, mut c, mut d], [mut k, mut l]) = (counter, key);
-    for _ in 0..10 {
-        let first = u64::from(a) * 0xD251_1F53;
-        let second = u64::from(c) * 0xCD9E_8D57;
+    for _ in 0..ROUNDS {
+        let first = u64::from(a) * u64::from(MULTIPLIERS[0]);
+        let second = u64::from(c) * u64::from(MULTIPLIERS[1]);
         (a, b, c, d) = (
             (second >> 32) as u32 ^ b ^ k,
             second as u32,
             (first >> 32) as u32 ^ d ^ l,
             first as u32,
         );
-        k = k.wrapping_add(0x9E37_79B9);
-        l = l.wrapping_add(0xBB67_AE85);
+        k = k.wrapping_add(WEYL[0]);
+        l = l.wrapping_add(WEYL[1]);
     }
     [a, b, c, d]
 }
 
-/// A number in `0..1`, uniform on the multiples of 2^-53, for one position under one seed.
-pub fn uniform(seed: u64, position: u64) -> f64 {
+/// 64 random bits for one position under one seed: the first two words, the first one above.
+pub fn bits(seed: u64, position: u64) -> u64 {
     let [a, b, ..] = philox(
         [position as u32, (position >> 32) as u32, 0, 0],
         [seed as u32, (seed >> 32) as u32],
     );
-    let bits = u64::from(a) << 32 | u64::from(b);
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+    u64::from(a) << 32 | u64::from(b)
+}
+
+/// A number in `0..1`, uniform on the multiples of 2^-53, for one position under one seed.
+pub fn uniform(seed: u64, position: u64) -> f64 {
+    (bits(seed, position) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

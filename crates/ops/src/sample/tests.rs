@@ -246,6 +246,7 @@ fn nothing_is_allocated_twice() {
             s.counts.capacity(),
             s.tops.capacity(),
             s.blocks.capacity(),
+            s.sums.capacity(),
             s.candidates.capacity(),
             s.heavy.capacity(),
         ]

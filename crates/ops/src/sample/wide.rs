@@ -1,13 +1,26 @@
 //! Loops over a whole vocabulary, written so that the compiler makes vectors of them.
 //!
-//! Everything is additions, multiplications and bits in a fixed order, without fused operations or library functions,
-//! so that every machine gets the same bits; wider registers only make it faster.
+//! Everything is additions, multiplications, fused ones where written so, and bits, without library functions, so that
+//! every machine gets the same bits; wider registers only make it faster. Weights are whole numbers, whose sums do not
+//! depend on the order of their terms: a GPU, which sums in another order, draws the same token.
 
 /// Logits that are scanned as one.
 pub(super) const BLOCK: usize = 64;
 
 /// Sums kept side by side.
 const LANES: usize = 16;
+
+/// Cephes' `expf`: what `x = n ln 2 + r` takes from `x` per `n`, in two steps, and its polynomial for `e^r`, highest first.
+pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+/// See [`LN_2`].
+pub(super) const POLYNOMIAL: [f32; 6] =
+    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+
+/// Exponents below this weigh nothing: `e^-21` is a little more than the unit of a weight.
+pub(super) const FAINTEST: f32 = -21.0;
+
+/// The weight of the greatest logit.
+pub(super) const ONE: u32 = 1 << 31;
 
 /// `e^x` for `x <= 0`, within 3 units in the last place; 0 below -87 and for NaN.
 ///
@@ -18,31 +31,41 @@ pub(super) fn exp(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     let shifted = x * std::f32::consts::LOG2_E + MAGIC;
     let n = shifted - MAGIC;
-    let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let e = p * (r * r) + r + 1.0;
+    // Fused where a GPU's compiler might fuse, so that it has no choice.
+    let r = n.mul_add(-LN_2[1], n.mul_add(-LN_2[0], x));
+    let mut p = POLYNOMIAL[0];
+    for c in &POLYNOMIAL[1..] {
+        p = p.mul_add(r, *c);
+    }
+    let e = p.mul_add(r * r, r) + 1.0;
     let scaled = f32::from_bits(e.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x >= -87.0 { scaled } else { 0.0 }
 }
 
-/// Makes `name` a function that runs `plain` compiled for AVX2 where the processor has it, and for the lowest common
-/// set elsewhere.
+/// `e^((logit - top) * factor)` in units of `2^-31`, rounded down; [`ONE`] for the top even if it is infinite, 0 for NaN.
+#[inline(always)]
+pub(super) fn weight(logit: f32, top: f32, factor: f32) -> u32 {
+    let x = (logit - top) * factor;
+    let bits = exp(x).to_bits();
+    let mantissa = (bits & 0x7f_ffff | 0x80_0000) << 8;
+    let scaled = mantissa >> 127u32.wrapping_sub(bits >> 23).min(31);
+    let scaled = if x >= FAINTEST { scaled } else { 0 };
+    if logit == top { ONE } else { scaled }
+}
+
+/// Makes `name` a function that runs `plain` compiled for AVX2 with fused products where the processor has them,
+/// and for the lowest common set elsewhere.
 macro_rules! widened {
     ($(#[$doc:meta])* $name:ident = $plain:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?) => {
         $(#[$doc])*
         pub(super) fn $name($($arg: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx2")]
+                #[target_feature(enable = "avx2,fma")]
                 fn wide($($arg: $type),*) $(-> $result)? {
                     $plain($($arg),*)
                 }
-                if is_x86_feature_detected!("avx2") {
+                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                     // SAFETY: the processor has the instructions.
                     return unsafe { wide($($arg),*) };
                 }
@@ -58,8 +81,8 @@ widened! {
 }
 
 widened! {
-    /// The terms of [`sum_exp`], summed for every [`BLOCK`].
-    block_sums = block_sums_plain(x: &[f32], top: f32, factor: f32, sums: &mut Vec<f32>)
+    /// The [`weight`]s, summed for every [`BLOCK`].
+    block_sums = block_sums_plain(x: &[f32], top: f32, factor: f32, sums: &mut Vec<u64>)
 }
 
 widened! {
@@ -68,9 +91,15 @@ widened! {
 }
 
 widened! {
-    /// A number such that those of `x` above it hold a share of at least `share` of [`sum_exp`], and hardly more; and
-    /// that sum. By a histogram: `top` is finite.
-    prefix_floor = prefix_floor_plain(x: &[f32], top: f32, factor: f32, share: f32) -> (f32, f64)
+    /// A number such that those of `x` above it have at least `wanted(total)` of all [`weight`]s, and hardly more; and
+    /// that total. By a histogram: `top` is finite.
+    prefix_floor = prefix_floor_plain(
+        x: &[f32],
+        top: f32,
+        factor: f32,
+        wanted: fn(u64, u32) -> u64,
+        share: u32
+    ) -> (f32, u64)
 }
 
 #[inline(always)]
@@ -95,53 +124,53 @@ fn sum_exp_plain(x: &[f32], top: f32, factor: f32) -> f64 {
 }
 
 #[inline(always)]
-fn block_sums_plain(x: &[f32], top: f32, factor: f32, sums: &mut Vec<f32>) {
+fn block_sums_plain(x: &[f32], top: f32, factor: f32, sums: &mut Vec<u64>) {
     sums.clear();
-    for block in x.chunks(BLOCK) {
-        let mut lanes = [0.0f32; LANES];
-        let mut lines = block.chunks_exact(LANES);
-        for line in &mut lines {
-            for i in 0..LANES {
-                lanes[i] += if line[i] == top { 1.0 } else { exp((line[i] - top) * factor) };
-            }
+    sums.extend(x.chunks(BLOCK).map(|block| {
+        let mut weights = [0; BLOCK];
+        for (w, &x) in weights.iter_mut().zip(block) {
+            *w = weight(x, top, factor);
         }
-        for (i, &x) in lines.remainder().iter().enumerate() {
-            lanes[i] += if x == top { 1.0 } else { exp((x - top) * factor) };
-        }
-        sums.push(lanes.iter().sum());
-    }
+        weights.iter().copied().map(u64::from).sum::<u64>()
+    }));
 }
 
 #[inline(always)]
-fn prefix_floor_plain(x: &[f32], top: f32, factor: f32, share: f32) -> (f32, f64) {
+fn prefix_floor_plain(
+    x: &[f32],
+    top: f32,
+    factor: f32,
+    wanted: fn(u64, u32) -> u64,
+    share: u32,
+) -> (f32, u64) {
     // Bins of an eighth of a nat below the top; what lies deeper than all of them shares the last one.
     const BINS: usize = 256;
     const PER_NAT: f32 = 8.0;
     // Four histograms in turn, since additions to one bin wait for each other.
-    let mut bins = [[0.0f64; BINS]; 4];
-    let (mut at, mut weights) = ([0u32; BLOCK], [0.0f32; BLOCK]);
+    let mut bins = [[0u64; BINS]; 4];
+    let (mut at, mut weights) = ([0u32; BLOCK], [0u32; BLOCK]);
     for block in x.chunks(BLOCK) {
         for (i, &x) in block.iter().enumerate() {
-            let depth = (top - x) * factor;
-            weights[i] = if x == top { 1.0 } else { exp(-depth) };
-            let bin = depth * PER_NAT;
+            weights[i] = weight(x, top, factor);
+            let bin = (top - x) * factor * PER_NAT;
             // NaN and infinity have no weight, whichever bin they count in.
             let bin = if bin < (BINS - 1) as f32 { bin } else { (BINS - 1) as f32 };
             // Adding 2^23 leaves the integer in the lowest bits: it rounds, which moves the bins by half.
             at[i] = (bin + 8_388_608.0).to_bits() & 0xff;
         }
         for i in 0..block.len() {
-            bins[i % 4][at[i] as usize] += f64::from(weights[i]);
+            bins[i % 4][at[i] as usize] += u64::from(weights[i]);
         }
     }
-    let sum = |bin: usize| bins.iter().map(|bins| bins[bin]).sum::<f64>();
-    let total: f64 = (0..BINS).map(sum).sum();
-    let mut left = total * f64::from(share);
+    let sum = |bin: usize| bins.iter().map(|bins| bins[bin]).sum::<u64>();
+    let total = (0..BINS).map(sum).sum();
+    let (wanted, mut found) = (wanted(total, share), 0);
     for bin in 0..BINS - 1 {
-        left -= sum(bin);
-        // A little beyond, against the rounding of these sums.
-        if left < -1e-6 * total {
-            return (top - (bin as f32 + 0.51) / PER_NAT / factor, total);
+        found += sum(bin);
+        if found >= wanted {
+            let floor = top - (bin as f32 + 0.51) / PER_NAT / factor;
+            // A little below, against the rounding of the floor itself.
+            return (floor - (top.abs() + floor.abs()) * f32::EPSILON, total);
         }
     }
     (f32::MIN, total)
@@ -174,12 +203,19 @@ mod tests {
         for i in 0..87_000 {
             let x = -(i as f32) / 1000.0;
             let expected = f64::from(x).exp();
+            let fixed = f64::from(weight(x, 0.0, 1.0)) / f64::from(ONE);
+            assert!(
+                (fixed - expected).abs() <= 3e-7 * expected + 1.0 / f64::from(ONE) || x < -21.0
+            );
             assert!(
                 (f64::from(exp(x)) - expected).abs() <= 3e-7 * expected,
                 "exp({x}) = {}",
                 exp(x)
             );
         }
+        assert_eq!(weight(f32::INFINITY, f32::INFINITY, 1.0), ONE);
+        let faint = [(-21.0f32).next_down(), -50.0, -90.0, f32::NEG_INFINITY, f32::NAN];
+        assert_eq!(faint.map(|x| weight(x, 0.0, 1.0)), [0; 5]);
         assert_eq!(
             [exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY), exp(f32::NAN)],
             [1.0, 0.0, 0.0, 0.0]
@@ -195,16 +231,20 @@ mod tests {
             assert!((sum_exp(&x, 3.0, 0.5) - expected).abs() < 1e-6 * expected);
             assert_eq!(sum_exp(&x, 3.0, 0.5).to_bits(), sum_exp_plain(&x, 3.0, 0.5).to_bits());
             let mut found = Vec::new();
-            block_sums(&x, 3.0, 0.5, &mut found);
-            for (block, &found) in x.chunks(BLOCK).zip(&found) {
+            let mut sums = Vec::new();
+            block_sums(&x, 3.0, 0.5, &mut sums);
+            for (block, &found) in x.chunks(BLOCK).zip(&sums) {
                 let expected: f64 = block.iter().map(|&x| ((f64::from(x) - 3.0) * 0.5).exp()).sum();
-                assert!((f64::from(found) - expected).abs() <= 1e-6 * expected);
+                let found = found as f64 / f64::from(ONE);
+                assert!((found - expected).abs() <= 1e-6 * expected + 64.0 / f64::from(ONE));
             }
-            for share in [0.0, 0.3, 0.9, 0.999] {
-                let (floor, total) = prefix_floor(&x, 3.0, 0.5, share);
-                assert!((total - sum_exp(&x, 3.0, 0.5)).abs() <= 1e-6 * total);
-                let above: Vec<f32> = x.iter().copied().filter(|&x| x >= floor).collect();
-                assert!(sum_exp(&above, 3.0, 0.5) >= f64::from(share) * total);
+            for share in [0, 300, 900, 999] {
+                let wanted: fn(u64, u32) -> u64 = |total, share| total / 1000 * u64::from(share);
+                let (floor, total) = prefix_floor(&x, 3.0, 0.5, wanted, share);
+                assert_eq!(total, sums.iter().sum::<u64>());
+                let above = x.iter().filter(|x| **x >= floor);
+                let above: u64 = above.map(|&x| u64::from(weight(x, 3.0, 0.5))).sum();
+                assert!(above >= wanted(total, share));
             }
             tops(&x, &mut found);
             let expected: Vec<f32> = x

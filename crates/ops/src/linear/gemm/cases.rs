@@ -129,6 +129,14 @@ pub(super) fn cases() -> Vec<Case> {
         false,
         Schedule::MEDIUM,
     ));
+    let why = "what is picked for batches";
+    for (i, schedule) in Schedule::all().into_iter().enumerate() {
+        let rows = schedule.bm as usize + 1;
+        let small = shape(rows.min(65), 40, 160, why);
+        if schedule != Schedule::EXACT {
+            cases.push(case(all(BF16), Format::Dense(BF16), small, i % 2 == 0, schedule));
+        }
+    }
     let why = "a band of blocks and part of another";
     let tiny = Schedule { bm: 16, bn: 16, bk: 16, simds_m: 1, simds_n: 1, stages: 4 };
     cases.push(case(all(F16), Format::Dense(F16), shape(150, 40, 40, why), false, tiny));
@@ -148,7 +156,7 @@ pub(super) fn cases() -> Vec<Case> {
     let q4_k = Format::Block(DType::Q4K);
     let why = "a whole block and more, converted";
     cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
-    let exact = Schedule { bk: 32, ..Schedule::EXACT };
+    let exact = Schedule { bm: 32, bk: 32, ..Schedule::EXACT };
     cases.push(case(all(F32), q4_k, shape(5, 40, 512, "exact weights"), true, exact));
     cases
 }
@@ -171,11 +179,20 @@ pub(super) fn benches() -> Vec<Bench> {
     for schedule in [Schedule::LARGE, Schedule::MEDIUM, Schedule::SMALL] {
         add(bf16, dense, (512, 4096, 14336), schedule);
     }
-    add(bf16, dense, (16, 4096, 14336), Schedule::NARROW);
+    let picked = |format: Format, (rows, _, out): (usize, usize, usize)| {
+        // An H200's shared memory and multiprocessors.
+        Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, 227 << 10, 132)
+    };
+    for rows in [16, 32, 64] {
+        let q4_k = Format::Block(DType::Q4K);
+        for format in [dense, q4_k] {
+            let shape = (rows, 4096, 14336);
+            add(bf16, format, shape, picked(format, shape));
+        }
+    }
     add(all(Scalar::F32), Format::Dense(Scalar::F32), (1024, 4096, 4096), Schedule::EXACT);
     for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0, DType::Q4_0] {
         add(bf16, Format::Block(dtype), (512, 4096, 14336), Schedule::MEDIUM);
-        add(bf16, Format::Block(dtype), (16, 4096, 14336), Schedule::NARROW);
     }
     add(bf16, Format::Block(DType::Q4K), square, Schedule::MEDIUM);
     benches

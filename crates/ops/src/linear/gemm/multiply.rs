@@ -111,10 +111,12 @@ fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)
                 next
             };
             let (left, right): &(Vec<Frag>, Vec<Frag>) = &now;
-            for (i, a) in left.iter().enumerate() {
-                for (j, b) in right.iter().enumerate() {
-                    let at = i as u32 * wide + j as u32;
-                    sums.set(at, sums.get(at).mma(*a, *b));
+            for i in 0..high {
+                for j in 0..wide {
+                    // There and back: each product shares an operand with the one before.
+                    let j = if i % 2 == 0 { j } else { wide - 1 - j };
+                    let (a, b) = (left[i as usize], right[j as usize]);
+                    sums.set(i * wide + j, sums.get(i * wide + j).mma(a, b));
                 }
             }
             now = next;

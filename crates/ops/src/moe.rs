@@ -1,0 +1,153 @@
+//! Mixture of experts: each token goes through the `k` experts of `experts` that its router scores highest (Shazeer et al.
+//! 2017; Fedus et al. 2021).
+//!
+//! ```text
+//! p[t, e] = softmax over e of logits[t, e]
+//! ids[t, 0..k] = the largest p[t, ..], larger first, ties to the lower expert;  w[t, j] = p[t, ids[t, j]]  (/ their sum)
+//! y[t] = sum_j w[t, j] expert(ids[t, j], x[t])
+//! ```
+//!
+//! A *pair* is a token and one of its experts: pair `t k + j`. Rows of what experts read and write are in the order of pairs,
+//! whatever computes them: [`moe_gemv`] takes pairs one by one, for few tokens; [`moe_gemm`] takes them by expert, in the
+//! order that [`moe_group`] found, for many. The weights of all experts are one matrix `[experts * out, width]`.
+
+mod cases;
+mod group;
+mod products;
+mod reference;
+
+use tile::case::Spec;
+use tile::dsl::*;
+use tile::ir::Reduce;
+use tile::launch::{Mode, Requirement};
+
+use crate::linear::holds;
+pub use group::{moe_group, tiles};
+pub use products::{moe_gemm, moe_gemv, pick_blocks};
+pub use reference::{Groups, Routes, combine, group, product, route};
+
+/// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
+const TOKENS: u32 = 4;
+/// No expert.
+const NONE: u32 = u32::MAX;
+
+/// The experts of each token and their weights. A simdgroup holds `slots` scores in each lane: there are at most `32 slots`
+/// experts, and `slots` at most 32. Scores that are no number come last.
+///
+/// `logits` `[tokens, experts]`; `ids` and `weights` `[tokens, top_k]`, `top_k` at most 32 and at most `experts`.
+#[kernel]
+pub fn moe_route<X: Float>(
+    logits: In<X>,
+    ids: Out<u32>,
+    weights: Out<f32>,
+    tokens: Arg<u32>,
+    experts: Const<u32>,
+    top_k: Const<u32>,
+    slots: u32,
+    normalised: bool,
+) {
+    launch(Mode::Row, [dim("tokens").ceil_div(TOKENS), fixed(1), fixed(1)], 32 * TOKENS);
+    require(Requirement::AtMost(dim("experts"), 32 * slots));
+    require(Requirement::AtMost(dim("top_k"), 32));
+    holds("logits", dim("tokens") * dim("experts"));
+    holds("ids", dim("tokens") * dim("top_k"));
+    holds("weights", dim("tokens") * dim("top_k"));
+    let kind = if normalised { "_normalised" } else { "" };
+    rename(format!("moe_route_{}_s{slots}{kind}", name_of::<X>()));
+    grid_trigger();
+    grid_wait();
+    let (token, lane) = (group_id() * TOKENS + simd_id(), lane_id());
+    if token < tokens {
+        let scores = Regs::<f32>::uninit(slots);
+        // A bit for each of the lane's experts that may still be chosen.
+        let mut open = Var::new(0u32);
+        let best = Var::new(f32::NEG_INFINITY);
+        for slot in 0..slots {
+            let expert = lane + 32 * slot;
+            let exists = expert.lt(experts);
+            let score = logits.get(token * experts + expert.min(experts - 1u32)).f32();
+            // Not a number is less than every number.
+            let score = select(exists, score.max(f32::NEG_INFINITY), f32::NEG_INFINITY);
+            scores.set(slot, score);
+            open |= select(exists, 1u32 << slot, 0u32);
+            best.set(best.get().max(score));
+        }
+        let top = simd_max(best.get());
+        let all = (0..slots).map(|slot| (scores.get(slot) - top).exp());
+        let all = simd_sum(all.reduce(|a, b| a + b).unwrap_or(0f32.val()));
+        let (chosen, share, mut sum) = (Var::new(0u32), Var::new(0.0f32), Var::new(0.0f32));
+        for j in range(0u32, top_k) {
+            let (score, expert) = best_open(scores, open.get(), lane);
+            let peak = simd_max(score);
+            let own = select(score.eq(peak), expert, NONE);
+            // Bounded whatever `top_k` is: the experts' products are indexed with it.
+            let expert = simd_reduce(Reduce::Min, own).min(experts - 1u32);
+            let weight = (peak - top).exp();
+            open &= select(lane.eq(expert % 32u32), !(1u32.val() << (expert / 32u32)), u32::MAX);
+            sum += weight;
+            chosen.set(select(lane.eq(j), expert, chosen.get()));
+            share.set(select(lane.eq(j), weight, share.get()));
+        }
+        let total = if normalised { sum.get() } else { all };
+        if lane < top_k {
+            ids[token * top_k + lane] = chosen.get();
+            weights[token * top_k + lane] = share.get() / total;
+        }
+    }
+}
+
+/// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or [`NONE`].
+#[track_caller]
+fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Val<u32>) {
+    let none = (f32::NEG_INFINITY.val(), NONE.val());
+    (0..scores.len()).fold(none, |(score, expert), slot| {
+        let (next, free) = (scores.get(slot), (open >> slot & 1u32).ne(0u32));
+        let better = free & (expert.eq(NONE) | next.gt(score));
+        (select(better, next, score), select(better, lane + 32 * slot, expert))
+    })
+}
+
+/// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y` `[tokens * k, width]`.
+#[kernel]
+pub fn moe_combine<X: Float, Y: Float>(
+    y: In<X>,
+    weights: In<f32>,
+    out: Out<Y>,
+    width: Const<u32>,
+    k: u32,
+) {
+    launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 256);
+    for name in ["y", "out"] {
+        require(Requirement::Aligned(name.into(), 16));
+    }
+    holds("y", dim("tokens") * k * dim("width"));
+    holds("weights", dim("tokens") * k);
+    holds("out", dim("tokens") * dim("width"));
+    rename(format!("moe_combine_{}_{}_k{k}", name_of::<X>(), name_of::<Y>()));
+    grid_trigger();
+    grid_wait();
+    let token = group_id();
+    let shares: Vec<Val<f32>> = (0..k).map(|j| weights.get(token * k + j)).collect();
+    for i in strided(width) {
+        let row = |j: usize| y.get((token * k + j as u32) * width + i).f32();
+        let sum = (0..shares.len()).fold(0f32.val(), |sum, j| row(j).fma(shares[j], sum));
+        out[token * width + i] = sum.cast();
+    }
+}
+
+/// Launches to test and to time.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "moe_route", cases: cases::routes, benches: cases::route_benches },
+    Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
+    Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
+    Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
+    Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cases_hold() {
+        crate::linear::cases::prove(super::KERNELS);
+    }
+}

@@ -1,0 +1,400 @@
+//! What the mixture's kernels are tested and timed with.
+
+use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
+use super::{product, reference};
+use crate::linear::cases::{Matrix, matrix_bytes, with_floats};
+use crate::linear::gemm::Schedule as Blocks;
+use crate::linear::gemm::cases::{Types, all, bound, rounded};
+use crate::linear::{Activations, Schedule};
+use crate::packed::Format;
+use crate::trial::memory;
+use formats::DType;
+use tile::Kernel;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::dsl::Float;
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+/// Experts of pairs: uneven, one expert without any and one with most.
+fn chosen(pairs: usize, experts: usize) -> Vec<u32> {
+    let pick = |v: f32| match v {
+        v if v < -0.2 => 1,
+        v => (v.abs() * experts as f32) as u32,
+    };
+    let ids = noise(31, pairs).into_iter().map(pick);
+    // The second to last has none.
+    ids.map(|id| if id as usize + 2 == experts { 0 } else { id.min(experts as u32 - 1) }).collect()
+}
+
+// ---------------------------------------------------------------- routes
+
+fn route_case<X: Float>(
+    (tokens, experts, k): (usize, usize, usize),
+    normalised: bool,
+    even: bool,
+    why: &str,
+) -> Case {
+    let logits: Vec<f32> = noise(tokens as u64 + 3, tokens * experts)
+        .into_iter()
+        .map(|v| if even { (v * 2.0).round() } else { v * 6.0 })
+        .collect();
+    let logits = Buffer::floats(X::SCALAR, &logits);
+    let Routes { ids, weights } = reference::route(&logits.to_f32(), experts, k, normalised);
+    let ids = ids.into_iter().map(f64::from).collect();
+    Case {
+        kernel: moe_route::<X>(experts.div_ceil(32) as u32, normalised),
+        label: format!("{tokens} tokens, {k} of {experts}, {}: {why}", X::NAME),
+        numbers: route_numbers(tokens, experts, k),
+        buffers: vec![
+            logits,
+            Buffer::zeros(Scalar::U32, tokens * k),
+            Buffer::zeros(Scalar::F32, tokens * k),
+        ],
+        expected: vec![
+            (1, Expected::Exact(ids)),
+            (2, Expected::Near(weights, tolerance(Scalar::F32))),
+        ],
+    }
+}
+
+fn route_numbers(tokens: usize, experts: usize, k: usize) -> Numbers {
+    Numbers::new()
+        .with("tokens", tokens as u32)
+        .with("experts", experts as u32)
+        .with("top_k", k as u32)
+}
+
+pub(super) fn routes() -> Vec<Case> {
+    vec![
+        route_case::<f32>((1, 128, 8), true, false, "one token, lanes with four scores"),
+        route_case::<half::bf16>((5, 64, 6), false, false, "a group and one token more"),
+        route_case::<half::f16>((3, 8, 2), true, false, "fewer experts than lanes"),
+        route_case::<f32>((9, 60, 4), false, false, "experts that no simdgroup divides"),
+        route_case::<f32>((6, 40, 7), true, true, "ties go to the lower expert"),
+        route_case::<half::bf16>((2, 5, 5), true, true, "every expert chosen"),
+    ]
+}
+
+pub(super) fn route_benches() -> Vec<Bench> {
+    let (tokens, experts, k) = (4096, 128, 8);
+    let buffers = vec![
+        Fill::Noise(Scalar::BF16, tokens * experts),
+        Fill::Zeros(Scalar::U32, tokens * k),
+        Fill::Zeros(Scalar::F32, tokens * k),
+    ];
+    let kernel = moe_route::<half::bf16>(4, true);
+    let numbers = route_numbers(tokens, experts, k);
+    vec![memory(kernel, "4096 tokens, 8 of 128", numbers, buffers, 0)]
+}
+
+// ---------------------------------------------------------------- groups
+
+fn group_case(pairs: usize, experts: usize, rows: usize, why: &str) -> Case {
+    let ids = chosen(pairs, experts);
+    let groups = group(&ids, experts, rows);
+    let exact = |v: &[u32]| Expected::Exact(v.iter().map(|v| f64::from(*v)).collect());
+    Case {
+        kernel: moe_group(64),
+        label: format!("{pairs} pairs, {experts} experts, blocks of {rows}: {why}"),
+        numbers: group_numbers(pairs, experts, rows),
+        buffers: vec![
+            Buffer::words(&ids),
+            Buffer::zeros(Scalar::U32, groups.offsets.len()),
+            Buffer::zeros(Scalar::U32, groups.order.len()),
+            Buffer::zeros(Scalar::U32, groups.blocks.len()),
+        ],
+        expected: vec![
+            (1, exact(&groups.offsets)),
+            (2, exact(&groups.order)),
+            (3, exact(&groups.blocks)),
+        ],
+    }
+}
+
+fn group_numbers(pairs: usize, experts: usize, rows: usize) -> Numbers {
+    Numbers::new()
+        .with("pairs", pairs as u32)
+        .with("experts", experts as u32)
+        .with("block_rows", rows as u32)
+}
+
+pub(super) fn groups() -> Vec<Case> {
+    vec![
+        group_case(1, 8, 16, "one pair"),
+        group_case(4096, 8, 16, "whole shares"),
+        group_case(5000, 40, 64, "two steps a share, the last ragged"),
+        group_case(20, 64, 16, "more experts than pairs"),
+    ]
+}
+
+pub(super) fn group_benches() -> Vec<Bench> {
+    let (pairs, experts, rows) = (4096 * 8, 128, 128);
+    let ids: Vec<u32> = (0..pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
+    let table = 2 * (pairs / rows + experts);
+    let buffers = vec![
+        Fill::These(Buffer::words(&ids)),
+        Fill::Zeros(Scalar::U32, experts + 1),
+        Fill::Zeros(Scalar::U32, pairs),
+        Fill::Zeros(Scalar::U32, table),
+    ];
+    let numbers = group_numbers(pairs, experts, rows);
+    vec![memory(moe_group(128), "4096 tokens, 8 of 128", numbers, buffers, 0)]
+}
+
+// ---------------------------------------------------------------- products
+
+/// Sizes of a product of experts.
+#[derive(Clone, Copy)]
+struct Shape {
+    pairs: usize,
+    experts: usize,
+    share: usize,
+    width: usize,
+    out: usize,
+}
+
+impl Shape {
+    fn numbers(&self) -> Numbers {
+        Numbers::new()
+            .with("pairs", self.pairs as u32)
+            .with("experts", self.experts as u32)
+            .with("share", self.share as u32)
+            .with("width", self.width as u32)
+            .with("out", self.out as u32)
+    }
+
+    fn label(&self, why: &str) -> String {
+        let Shape { pairs, experts, share, width, out } = self;
+        format!("{pairs} pairs, {experts} experts, {share} a row, {width} -> {out}: {why}")
+    }
+
+    /// Activations, the experts' matrix, the experts of pairs, and the products of what `operand` rounds.
+    fn data(&self, types: Types, format: Format) -> (Buffer, Matrix, Vec<u32>, Vec<f64>) {
+        let Shape { pairs, experts, share, width, out } = *self;
+        let x = Buffer::floats(types.x, &noise(7, pairs.div_ceil(share) * width));
+        let matrix = Matrix::new(format, 3, experts * out, width);
+        let ids = chosen(pairs, experts);
+        let seen = rounded(&x.to_f32(), types.operand);
+        let weights = rounded(&matrix.weights, types.operand);
+        let want = product(&seen, &weights, &ids, (width, out, share));
+        (x, matrix, ids, want)
+    }
+}
+
+fn gemv_kernel(x: Scalar, y: Scalar, format: Format, schedule: Schedule) -> Kernel {
+    with_floats!(x, y, X, Y => moe_gemv::<X, Y>(format, schedule))
+}
+
+fn gemv_case(
+    (x, y): (Scalar, Scalar),
+    format: Format,
+    shape: Shape,
+    staged: bool,
+    why: &str,
+) -> Case {
+    let types = Types { x, operand: Scalar::F32, y };
+    let (input, matrix, ids, want) = shape.data(types, format);
+    let activations =
+        if staged { Activations::Staged(shape.width as u32) } else { Activations::Direct };
+    let schedule = Schedule { outputs: 2, loads: 1, threads: 64, activations, whole: false };
+    Case {
+        kernel: gemv_kernel(x, y, format, schedule),
+        label: shape.label(why),
+        numbers: shape.numbers().with("groups", 2),
+        buffers: vec![
+            input,
+            Buffer::zeros(y, shape.pairs * shape.out),
+            Buffer::words(&ids),
+            matrix.buffer(),
+        ],
+        expected: vec![(1, Expected::Near(want, tolerance(y)))],
+    }
+}
+
+pub(super) fn gemvs() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
+    let block = Format::Block;
+    let mlx = Format::Mlx { bits: 4, group: 64, scale: BF16 };
+    vec![
+        gemv_case((F32, F32), Format::Dense(F32), shape(4, 2, 72, 10), false, "two pairs a token"),
+        gemv_case(
+            (BF16, BF16),
+            Format::Dense(BF16),
+            shape(6, 3, 320, 7),
+            true,
+            "three pairs a token",
+        ),
+        gemv_case((F16, F32), Format::Dense(F16), shape(3, 1, 40, 5), true, "a row for each pair"),
+        gemv_case((BF16, F32), block(DType::Q4K), shape(4, 2, 256, 9), true, "blocks"),
+        gemv_case((F32, BF16), block(DType::Q8_0), shape(4, 1, 96, 9), false, "blocks"),
+        gemv_case((BF16, BF16), block(DType::Q6K), shape(2, 2, 256, 9), true, "blocks"),
+        gemv_case((F16, F16), mlx, shape(2, 2, 128, 9), true, "groups of MLX"),
+    ]
+}
+
+pub(super) fn gemv_benches() -> Vec<Bench> {
+    // One token through the experts of a model with 30B weights, 3B of them active.
+    let shape = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
+    let timed =
+        [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
+    let bench = |format: Format| {
+        let activations = Activations::Staged(2048);
+        let schedule = Schedule { outputs: 2, loads: 2, threads: 128, activations, whole: false };
+        let ids: Vec<u32> = (0..8).map(|i| i * 15).collect();
+        let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
+        let read = bytes / shape.experts * shape.pairs;
+        Bench {
+            kernel: gemv_kernel(Scalar::BF16, Scalar::BF16, format, schedule),
+            label: shape.label(&format.name()),
+            numbers: shape.numbers().with("groups", 48),
+            buffers: vec![
+                Fill::Noise(Scalar::BF16, shape.width),
+                Fill::Zeros(Scalar::BF16, shape.pairs * shape.out),
+                Fill::These(Buffer::words(&ids)),
+                Fill::Noise(Scalar::U32, bytes / 4),
+            ],
+            bytes: read as u64,
+            flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    timed.into_iter().map(bench).collect()
+}
+
+fn gemm_kernel(types: Types, format: Format, schedule: Blocks) -> Kernel {
+    fn of<T: Float>(types: Types, format: Format, schedule: Blocks) -> Kernel {
+        with_floats!(types.x, types.y, X, Y => moe_gemm::<X, T, Y>(format, schedule))
+    }
+    match types.operand {
+        Scalar::F16 => of::<half::f16>(types, format, schedule),
+        Scalar::BF16 => of::<half::bf16>(types, format, schedule),
+        _ => of::<f32>(types, format, schedule),
+    }
+}
+
+fn gemm_case(types: Types, format: Format, shape: Shape, schedule: Blocks, why: &str) -> Case {
+    let (x, matrix, ids, want) = shape.data(types, format);
+    let groups = group(&ids, shape.experts, schedule.bm as usize);
+    Case {
+        kernel: gemm_kernel(types, format, schedule),
+        label: shape.label(why),
+        numbers: shape.numbers(),
+        buffers: vec![
+            x,
+            Buffer::zeros(types.y, shape.pairs * shape.out),
+            Buffer::words(&groups.order),
+            Buffer::words(&groups.offsets),
+            Buffer::words(&groups.blocks),
+            bound(format, types.operand, &matrix),
+        ],
+        expected: vec![(1, Expected::Near(want, tolerance(types.y)))],
+    }
+}
+
+pub(super) fn gemms() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
+    let mixed = Types { x: F32, operand: F16, y: F32 };
+    let exact = Types { x: BF16, operand: F32, y: F32 };
+    let (narrow, small, plain) = (Blocks::NARROW, Blocks::SMALL, Blocks::EXACT);
+    let (q4_k, q8_0) = (Format::Block(DType::Q4K), Format::Block(DType::Q8_0));
+    vec![
+        gemm_case(
+            all(BF16),
+            Format::Dense(BF16),
+            shape(60, 4, 72, 40),
+            narrow,
+            "several blocks an expert",
+        ),
+        gemm_case(
+            all(F16),
+            Format::Dense(F16),
+            shape(150, 2, 72, 72),
+            small,
+            "columns in two blocks",
+        ),
+        gemm_case(mixed, Format::Dense(F16), shape(40, 1, 136, 24), narrow, "a row for each pair"),
+        gemm_case(exact, Format::Dense(F32), shape(30, 3, 72, 40), plain, "f32"),
+        gemm_case(all(BF16), q4_k, shape(40, 4, 256, 40), narrow, "blocks"),
+        gemm_case(all(F16), q8_0, shape(80, 2, 96, 40), small, "blocks"),
+    ]
+}
+
+pub(super) fn gemm_benches() -> Vec<Bench> {
+    let shape = Shape { pairs: 4096 * 8, experts: 128, share: 8, width: 2048, out: 768 };
+    let bf16 = all(Scalar::BF16);
+    let timed = [
+        (Format::Dense(Scalar::BF16), Blocks::LARGE),
+        (Format::Dense(Scalar::BF16), Blocks::MEDIUM),
+        (Format::Block(DType::Q4K), Blocks::MEDIUM),
+    ];
+    let bench = |(format, schedule): (Format, Blocks)| {
+        let ids: Vec<u32> =
+            (0..shape.pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
+        let groups = group(&ids, shape.experts, schedule.bm as usize);
+        let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
+        let weight = match format == Format::Dense(bf16.operand) {
+            true => Fill::Noise(bf16.operand, bytes / 2),
+            false => Fill::Noise(Scalar::U32, bytes / 4),
+        };
+        let moved = shape.pairs / shape.share * shape.width + shape.pairs * shape.out;
+        Bench {
+            kernel: gemm_kernel(bf16, format, schedule),
+            label: shape.label(&format!("{}, {}", format.name(), schedule.name())),
+            numbers: shape.numbers(),
+            buffers: vec![
+                Fill::Noise(bf16.x, shape.pairs / shape.share * shape.width),
+                Fill::Zeros(bf16.y, shape.pairs * shape.out),
+                Fill::These(Buffer::words(&groups.order)),
+                Fill::These(Buffer::words(&groups.offsets)),
+                Fill::These(Buffer::words(&groups.blocks)),
+                weight,
+            ],
+            bytes: (bytes + 2 * moved) as u64,
+            flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
+            roof: Roof::Matrix,
+        }
+    };
+    timed.into_iter().map(bench).collect()
+}
+
+// ---------------------------------------------------------------- sums
+
+fn combine_case<X: Float, Y: Float>(tokens: usize, k: usize, width: usize, why: &str) -> Case {
+    let y = Buffer::floats(X::SCALAR, &noise(5, tokens * k * width));
+    let weights: Vec<f32> = noise(6, tokens * k).into_iter().map(f32::abs).collect();
+    let want = combine(&y.to_f32(), &weights, k, width);
+    Case {
+        kernel: moe_combine::<X, Y>(k as u32),
+        label: format!("{tokens} tokens of {k} x {width}, {} to {}: {why}", X::NAME, Y::NAME),
+        numbers: Numbers::new().with("tokens", tokens as u32).with("width", width as u32),
+        buffers: vec![
+            y,
+            Buffer::floats(Scalar::F32, &weights),
+            Buffer::zeros(Y::SCALAR, tokens * width),
+        ],
+        expected: vec![(2, Expected::Near(want, tolerance(Y::SCALAR)))],
+    }
+}
+
+pub(super) fn combines() -> Vec<Case> {
+    vec![
+        combine_case::<f32, f32>(3, 8, 320, "rows longer than a group"),
+        combine_case::<half::bf16, half::bf16>(2, 2, 72, "short rows"),
+        combine_case::<half::f16, f32>(1, 6, 1025, "an odd row"),
+    ]
+}
+
+pub(super) fn combine_benches() -> Vec<Bench> {
+    let (tokens, k, width) = (4096, 8, 2048);
+    let buffers = vec![
+        Fill::Noise(Scalar::BF16, tokens * k * width),
+        Fill::Noise(Scalar::F32, tokens * k),
+        Fill::Zeros(Scalar::BF16, tokens * width),
+    ];
+    let numbers = Numbers::new().with("tokens", tokens as u32).with("width", width as u32);
+    let flops = 2 * (tokens * k * width) as u64;
+    let kernel = moe_combine::<half::bf16, half::bf16>(k as u32);
+    vec![memory(kernel, "4096 x 8 x 2048", numbers, buffers, flops)]
+}

@@ -1,0 +1,114 @@
+//! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the same rows in the same order.
+
+use super::group::tiles;
+use crate::linear::gemm::multiply::{Results, product, store};
+use crate::linear::gemm::stage::{Ring, Rows, Side};
+use crate::linear::gemm::{self, block, contract};
+use crate::linear::{self, Input, Schedule, Sums, Sweep, holds};
+use crate::packed::{Format, Weights};
+use tile::dsl::*;
+use tile::launch::{Mode, Requirement};
+use tile::types::Scalar;
+
+/// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see [`gemm::Schedule::pick`].
+pub fn pick_blocks(
+    (pairs, experts, out): (u32, u32, u32),
+    operand: Scalar,
+    format: Format,
+    shared: u32,
+    parallel: u32,
+) -> gemm::Schedule {
+    let experts = experts.max(1);
+    let (rows, parallel) = (pairs.div_ceil(experts), parallel.div_ceil(experts));
+    gemm::Schedule::pick((rows, out), operand, format, shared, parallel)
+}
+
+/// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair. `share` is how many pairs read the
+/// same row of `x`: `top_k` where tokens enter, 1 after.
+///
+/// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `weight` `[experts * out, width]`, `ids` `[pairs]`.
+#[kernel]
+pub fn moe_gemv<X: Float, Y: Float>(
+    x: In<X>,
+    y: Out<Y>,
+    ids: In<u32>,
+    width: Const<u32>,
+    out: Const<u32>,
+    experts: Const<u32>,
+    share: Const<u32>,
+    format: Format,
+    schedule: Schedule,
+) {
+    let weight = Weights::declare("weight", format, width);
+    linear::contract(&schedule, 1, &[("weight", format, "out")]);
+    launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
+    holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));
+    holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
+    holds("y", dim("pairs") * dim("out"));
+    holds("ids", dim("pairs"));
+    rename(linear::title::<X, Y>(&["moe_gemv", &format.name()], 1, &schedule));
+    // Which weights are read is the previous kernels' result: nothing can be read early.
+    grid_wait();
+    let pair = group_id_of(1);
+    let expert = ids.get(pair).min(experts - 1u32);
+    let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
+    let input = input.starting_at(pair / share);
+    let sweep = Sweep { weights: vec![weight.starting_at(expert * out)], out };
+    linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
+        y.set(pair * out + output, sums[0].cast::<Y>());
+    });
+}
+
+/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::Schedule::bm`]: a threadgroup computes a
+/// block of one expert's rows. Operands are rounded to `T`.
+///
+/// `order` `[pairs]`, `offsets` `[experts + 1]` and `blocks` `[tiles, 2]` are that kernel's.
+#[kernel]
+pub fn moe_gemm<X: Float, T: Float, Y: Float>(
+    x: In<X>,
+    y: Out<Y>,
+    order: In<u32>,
+    offsets: In<u32>,
+    blocks: In<u32>,
+    pairs: Arg<u32>,
+    width: Const<u32>,
+    out: Const<u32>,
+    experts: Const<u32>,
+    share: Const<u32>,
+    format: Format,
+    schedule: gemm::Schedule,
+) {
+    let gemm::Schedule { bm, bn, .. } = schedule;
+    let tiles = tiles(dim("pairs"), dim("experts"), bm);
+    let grid = tiles.clone() * dim("out").ceil_div(bn);
+    launch(Mode::Tile, [grid, fixed(1), fixed(1)], schedule.threads());
+    contract::<T>("pairs", format, dim("out") * dim("experts"));
+    holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
+    holds("y", dim("pairs") * dim("out"));
+    holds("order", dim("pairs"));
+    holds("offsets", dim("experts") + 1);
+    holds("blocks", tiles * 2);
+    require(Requirement::AtMost(dim("experts"), 1 << 16));
+    let parts =
+        ["moe_gemm", &format.name(), name_of::<T>(), X::NAME, Y::NAME, &schedule.name()].join("_");
+    rename(parts);
+    grid_trigger();
+    grid_wait();
+    let tiles = (pairs + (bm - 1)) / bm + experts;
+    let (tile, block_n) = block(group_id(), tiles, (out + (bn - 1)) / bn);
+    let expert = blocks.get(tile * 2u32);
+    if expert < experts {
+        let first = blocks.get(tile * 2u32 + 1u32);
+        let end = offsets.get(expert + 1u32);
+        let (base, first_out) = (expert * out, block_n * bn);
+        let a = Side::activations(x, Rows::Table(order, first, end, share), width, &schedule);
+        let rows = Rows::Span(base + first_out, base + out);
+        let b = Side::weights("weight", format, rows, width, &schedule);
+        let ring = Ring::<X, T> { schedule, a, b, width };
+        product(&ring, |Results { row, col, values }| {
+            let (place, col) = (first + row, first_out + col);
+            let writes = place.lt(end) & col.lt(out);
+            test(writes).then(|| store(y, order.get(place), col, out, &values)).otherwise(|| {});
+        });
+    }
+}

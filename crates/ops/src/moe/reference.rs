@@ -1,0 +1,111 @@
+//! The mixture's mathematics in f64: slow, obvious loops.
+
+/// What the router decides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routes {
+    /// `[tokens, k]` experts.
+    pub ids: Vec<u32>,
+    /// `[tokens, k]`.
+    pub weights: Vec<f64>,
+}
+
+/// The `k` most probable experts of each token, larger first, ties to the lower; their probabilities, made to sum to one if
+/// `normalised`.
+pub fn route(logits: &[f32], experts: usize, k: usize, normalised: bool) -> Routes {
+    let mut routes = Routes { ids: vec![], weights: vec![] };
+    for logits in logits.chunks_exact(experts) {
+        let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let odds: Vec<f64> = logits.iter().map(|l| f64::from(l - top).exp()).collect();
+        let all: f64 = odds.iter().sum();
+        let mut ranks: Vec<usize> = (0..experts).collect();
+        // A stable sort: what is equal stays in order.
+        ranks.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        ranks.truncate(k);
+        let sum: f64 = ranks.iter().map(|e| odds[*e]).sum();
+        let total = if normalised { sum } else { all };
+        routes.weights.extend(ranks.iter().map(|e| odds[*e] / total));
+        routes.ids.extend(ranks.iter().map(|e| *e as u32));
+    }
+    routes
+}
+
+/// Pairs by expert.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Groups {
+    /// `[experts + 1]`: where each expert's pairs begin.
+    pub offsets: Vec<u32>,
+    /// `[pairs]`: the numbers of pairs, by expert, then in order.
+    pub order: Vec<u32>,
+    /// `[tiles, 2]`: expert and first place of each block of rows.
+    pub blocks: Vec<u32>,
+}
+
+/// Sorts pairs by expert and cuts each expert's into blocks of `rows`; the table is as long as it may ever have to be.
+pub fn group(ids: &[u32], experts: usize, rows: usize) -> Groups {
+    let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+    order.sort_by_key(|pair| ids[*pair as usize]);
+    let (mut offsets, mut blocks) = (vec![0], vec![]);
+    for expert in 0..experts as u32 {
+        let begin = offsets[expert as usize];
+        let end = begin + ids.iter().filter(|id| **id == expert).count() as u32;
+        blocks.extend((begin..end).step_by(rows).flat_map(|first| [expert, first]));
+        offsets.push(end);
+    }
+    while blocks.len() < 2 * (ids.len().div_ceil(rows) + experts) {
+        blocks.extend([experts as u32, ids.len() as u32]);
+    }
+    Groups { offsets, order, blocks }
+}
+
+/// `[pairs, out]`: row `p` of the result is row `p / share` of `x` `[.., width]` times the matrix of expert `ids[p]`, `[out, width]`
+/// each in `weight`.
+pub fn product(
+    x: &[f32],
+    weight: &[f32],
+    ids: &[u32],
+    (width, out, share): (usize, usize, usize),
+) -> Vec<f64> {
+    let mut y = Vec::with_capacity(ids.len() * out);
+    for (pair, id) in ids.iter().enumerate() {
+        let x = &x[pair / share * width..][..width];
+        for o in 0..out {
+            let row = &weight[(*id as usize * out + o) * width..][..width];
+            y.push(row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum());
+        }
+    }
+    y
+}
+
+/// `[tokens, width]`: the weighted sums of rows `[tokens * k, width]`.
+pub fn combine(y: &[f32], weights: &[f32], k: usize, width: usize) -> Vec<f64> {
+    let mut out = vec![0.0; y.len() / k];
+    for (pair, row) in y.chunks_exact(width).enumerate() {
+        for (i, y) in row.iter().enumerate() {
+            out[pair / k * width + i] += f64::from(weights[pair]) * f64::from(*y);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lower_expert() {
+        let routes = route(&[1.0, 2.0, 2.0, 1.0], 4, 3, true);
+        assert_eq!(routes.ids, [1, 2, 0]);
+        assert!((routes.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        assert_eq!(routes.weights[0], routes.weights[1]);
+    }
+
+    #[test]
+    fn groups_are_stable_and_blocks_are_padded() {
+        let groups = group(&[2, 0, 2, 2, 0], 4, 2);
+        assert_eq!(groups.offsets, [0, 2, 2, 5, 5]);
+        assert_eq!(groups.order, [1, 4, 0, 2, 3]);
+        assert_eq!(groups.blocks[..6], [0, 0, 2, 2, 2, 4]);
+        assert_eq!(groups.blocks.len(), 2 * (3 + 4));
+        assert_eq!(groups.blocks[6..8], [4, 5]);
+    }
+}

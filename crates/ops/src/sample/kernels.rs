@@ -1,0 +1,207 @@
+//! The sampling chain on a device: the tokens of [`Sampler`](super::Sampler), bit for bit.
+//!
+//! Three kernels a step, since each needs something of the whole row that the one before finds:
+//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of a row.
+//! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin; only for rows that need one.
+//! - [`pick`]: a group per row finds where top-k and top-p end, and draws.
+//!
+//! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among equals), so that all
+//! of them come down to one question: which is the smallest prefix that has so many tokens, or so much weight? It is
+//! answered digit by digit, with a histogram of the next digit among the tokens that share those before: nothing is sorted.
+//! Sums are of whole numbers, so it does not matter that threads add in no particular order.
+
+mod adjust;
+pub(crate) mod arith;
+mod cases;
+mod pick;
+mod weigh;
+
+pub use adjust::adjust;
+pub use pick::{NARROW, Schedule, WIDE, pick};
+pub use weigh::weigh;
+
+use std::ops::Range;
+
+use tile::case::Spec;
+use tile::dsl::*;
+
+use super::Options;
+use arith::Wide;
+
+/// Tokens of a row per group of [`adjust`] and [`weigh`].
+pub const PART: u32 = 1024;
+/// Bins of the histogram of [`weigh`], for the upper bits of a key.
+pub const BINS: u32 = 2048;
+/// Numbers per bin: how many tokens, and the upper and lower half of their weight.
+pub const PER_BIN: u32 = 3;
+/// Words of a row's settings.
+pub const SETTINGS: u32 = 16;
+/// The largest vocabulary.
+pub const MOST_TOKENS: u32 = 1 << 22;
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "sample_adjust", cases: cases::adjust, benches: cases::adjust_benches },
+    Spec { name: "sample_weigh", cases: cases::weigh, benches: cases::weigh_benches },
+    Spec { name: "sample_pick", cases: cases::pick, benches: cases::pick_benches },
+];
+
+/// A row's settings, [`SETTINGS`] words: what the kernels need to know of `options` for the token at `position`.
+///
+/// `window` is where the tokens lie that penalties look at (at most `last_n`, the caller has cut them) in the buffer of
+/// histories, `biases` where the row's pairs of token and bias lie, counted in pairs.
+pub fn settings(
+    options: &Options,
+    position: u64,
+    window: Range<u32>,
+    biases: Range<u32>,
+) -> [u32; SETTINGS as usize] {
+    let repetition = options.repetition_penalty;
+    let top_k = u32::try_from(options.top_k).unwrap_or(u32::MAX);
+    [
+        options.per_temperature().to_bits(),
+        if top_k == 0 { u32::MAX } else { top_k },
+        options.share(),
+        options.least_weight(),
+        (1.0 / repetition).to_bits(),
+        repetition.to_bits(),
+        options.presence_penalty.to_bits(),
+        options.frequency_penalty.to_bits(),
+        (options.seed >> 32) as u32,
+        options.seed as u32,
+        (position >> 32) as u32,
+        position as u32,
+        window.start,
+        if options.penalises() { window.end.saturating_sub(window.start) } else { 0 },
+        biases.start,
+        biases.end.saturating_sub(biases.start),
+    ]
+}
+
+/// What a kernel knows of its row: the words of [`settings`], in their order.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    of: In<u32>,
+    first: Val<u32>,
+}
+
+impl Row {
+    #[track_caller]
+    fn new(of: In<u32>, row: Val<u32>) -> Row {
+        Row { of, first: row * SETTINGS }
+    }
+
+    #[track_caller]
+    fn word(self, i: u32) -> Val<u32> {
+        self.of.get(self.first + i)
+    }
+
+    #[track_caller]
+    fn float(self, i: u32) -> Val<f32> {
+        self.word(i).bits()
+    }
+
+    /// 0 where the greatest logit is all that is wanted.
+    #[track_caller]
+    fn per_temperature(self) -> Val<f32> {
+        self.float(0)
+    }
+
+    /// [`u32::MAX`] is off.
+    #[track_caller]
+    fn top_k(self) -> Val<u32> {
+        self.word(1)
+    }
+
+    /// In units of `2^-32`; [`u32::MAX`] is off.
+    #[track_caller]
+    fn share(self) -> Val<u32> {
+        self.word(2)
+    }
+
+    #[track_caller]
+    fn least_weight(self) -> Val<u32> {
+        self.word(3)
+    }
+
+    /// What multiplies a penalised logit that is positive, and one that is not.
+    #[track_caller]
+    fn repetition(self) -> [Val<f32>; 2] {
+        [self.float(4), self.float(5)]
+    }
+
+    #[track_caller]
+    fn presence(self) -> Val<f32> {
+        self.float(6)
+    }
+
+    #[track_caller]
+    fn frequency(self) -> Val<f32> {
+        self.float(7)
+    }
+
+    /// The random bits of its position.
+    #[track_caller]
+    fn random(self) -> Wide {
+        let wide = |i| Wide { high: self.word(i), low: self.word(i + 1) };
+        arith::random(wide(8), wide(10))
+    }
+
+    /// Start and length of its window.
+    #[track_caller]
+    fn window(self) -> [Val<u32>; 2] {
+        [self.word(12), self.word(13)]
+    }
+
+    /// Start and length of its biases.
+    #[track_caller]
+    fn biases(self) -> [Val<u32>; 2] {
+        [self.word(14), self.word(15)]
+    }
+
+    /// Whether it draws.
+    #[track_caller]
+    fn draws(self) -> Val<bool> {
+        Order::ne(self.word(0), 0u32)
+    }
+
+    /// Whether it needs [`weigh`].
+    #[track_caller]
+    fn filters(self) -> Val<bool> {
+        let filter = Order::ne(self.top_k(), u32::MAX) | Order::ne(self.share(), u32::MAX);
+        self.draws() & filter
+    }
+}
+
+/// The greatest key of the row and the lowest token that has it, from the `peaks` of its parts.
+#[track_caller]
+fn row_peak(peaks: In<u32>, row: Val<u32>, parts: Val<u32>) -> (Val<u32>, Val<u32>) {
+    let (best, whose) = (Var::new(0u32), Var::new(u32::MAX));
+    strided(parts).each(|i| {
+        let pair = peaks.get_vec((row * parts + i) * 2u32, 2, tile::ir::Hint::None);
+        let (key, token) = arith::peak((best.get(), whose.get()), (pair[0], pair[1]));
+        best.set(key);
+        whose.set(token);
+    });
+    arith::group_peak(best.get(), whose.get())
+}
+
+/// Adds tokens and their weight to a histogram of [`PER_BIN`] words a bin.
+#[track_caller]
+fn add_to(bins: impl Memory<u32>, bin: Val<u32>, count: Val<u32>, weight: Wide) {
+    let add =
+        |word: u32, by: Val<u32>| bins.atomic(tile::ir::AtomicOp::Add, bin * PER_BIN + word, by);
+    add(0, count);
+    let before = add(2, weight.low);
+    // Of all additions that pass 2^32 each sees its own passing.
+    let carry = select(Order::lt(before + weight.low, weight.low), 1u32, 0u32);
+    let high = weight.high + carry;
+    test(Order::ne(high, 0u32))
+        .then(|| {
+            add(1, high);
+        })
+        .otherwise(|| {});
+}
+
+#[cfg(test)]
+mod tests;

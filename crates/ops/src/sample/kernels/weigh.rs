@@ -1,0 +1,74 @@
+//! The histogram of a row's keys, for top-k and top-p.
+
+use tile::dsl::*;
+use tile::launch::{Mode, Requirement};
+
+use super::arith::{IMPOSSIBLE, Wide, weight_of};
+use super::{BINS, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
+use crate::sweep::begin;
+
+/// Threads of a group.
+const THREADS: u32 = 256;
+/// Tokens of a thread.
+const EACH: u32 = PART / THREADS;
+
+/// The bin of a key, the greatest keys first.
+#[track_caller]
+pub(super) fn bin_of(key: Val<u32>) -> Val<u32> {
+    !key >> 21u32
+}
+
+/// Adds to `bins` `[rows, BINS, PER_BIN]`, which [`super::adjust`] has cleared, every token that weighs anything: how many
+/// there are and their weight. Rows without top-k and top-p are left alone.
+#[kernel]
+pub fn weigh(
+    keys: In<u32>,
+    peaks: In<u32>,
+    settings: In<u32>,
+    bins: InOut<u32>,
+    vocab: Const<u32>,
+) {
+    rename("sample_weigh");
+    launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
+    for (name, size) in [
+        ("keys", dim("rows") * dim("vocab")),
+        ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
+        ("settings", dim("rows") * SETTINGS),
+        ("bins", dim("rows") * BINS * PER_BIN),
+    ] {
+        require(Requirement::Length(name.to_owned(), size));
+    }
+    require(Requirement::Aligned("peaks".to_owned(), 8));
+    require(Requirement::AtMost(dim("vocab"), MOST_TOKENS));
+    begin();
+    let row = group_id_of(1);
+    let settings = Row::new(settings, row);
+    let own = Shared::<u32>::named("own", BINS * PER_BIN);
+    if settings.filters() {
+        let first = group_id() * PART + thread_id();
+        let at: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS).collect();
+        let loaded: Vec<Val<u32>> =
+            at.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
+        let (top, _) = row_peak(peaks, row, groups(0));
+        for i in strided(BINS * PER_BIN) {
+            own[i] = 0;
+        }
+        barrier();
+        for (i, key) in at.into_iter().zip(loaded) {
+            let weight = weight_of(key, top, settings.per_temperature());
+            // Of a row without a possible token even the greatest weighs nothing.
+            let counts = Order::lt(i, vocab) & Order::gt(top, IMPOSSIBLE);
+            if counts & Order::gt(weight, 0u32) {
+                add_to(own, bin_of(key), 1u32.val(), Wide::from(weight));
+            }
+        }
+        barrier();
+        for bin in strided(BINS) {
+            let count = own[bin * PER_BIN];
+            if count > 0 {
+                let weight = Wide { high: own[bin * PER_BIN + 1], low: own[bin * PER_BIN + 2] };
+                add_to(bins, row * BINS + bin, count, weight);
+            }
+        }
+    }
+}
