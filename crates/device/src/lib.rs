@@ -1,6 +1,8 @@
 //! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use formats::{Result, Tensors};
 use program::{Arguments, Program};

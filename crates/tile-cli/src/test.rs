@@ -18,7 +18,10 @@ pub(crate) fn run(filter: Option<&str>, on: Runner) -> Outcome {
             Runner::Msl => text(&cases, Dialect::Metal),
             Runner::CudaText => text(&cases, Dialect::Cuda),
             Runner::Cuda => match &mut gpu {
-                Some(gpu) => each(&cases, |case| gpu.check(case)),
+                Some(gpu) => {
+                    gpu.ahead(&cases);
+                    each(&cases, |case| gpu.check(case))
+                }
                 None => Report::default(),
             },
         };

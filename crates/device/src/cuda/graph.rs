@@ -1,0 +1,184 @@
+//! Work recorded once and repeated in one submission, and the time that it takes.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use formats::{Error, Result};
+
+use super::{Buffer, Context, Gpu, Launch, Product};
+
+/// Something that a [`Graph`] repeats.
+#[derive(Clone)]
+pub enum Work {
+    /// A kernel.
+    Launch(Launch),
+    /// A matrix product of the vendor's.
+    Product(Product),
+    /// A copy of all bytes.
+    Copy {
+        /// Where they go.
+        to: Buffer,
+        /// Where they are.
+        from: Buffer,
+    },
+}
+
+impl Work {
+    /// Enqueues it after all earlier work.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn enqueue(&self) -> Result<()> {
+        match self {
+            Work::Launch(launch) => launch.enqueue(),
+            Work::Product(product) => product.enqueue(),
+            Work::Copy { to, from } => to.copy_from(from),
+        }
+    }
+}
+
+/// Work in order, submitted as one.
+pub struct Graph {
+    context: Arc<Context>,
+    executable: sys::CUgraphExec,
+    /// Held so that what the graph refers to stays.
+    _work: Vec<Work>,
+}
+
+// SAFETY: the handle may be used from any one thread at a time while the context lives; `replay` takes `&mut self`.
+unsafe impl Send for Graph {}
+
+impl Gpu {
+    /// Records work without running it.
+    ///
+    /// # Errors
+    /// If the driver refuses some of it.
+    pub fn graph(&self, work: Vec<Work>) -> Result<Graph> {
+        let context = &self.0;
+        context.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as the context.
+        let begun = unsafe { result::stream::begin_capture(context.stream, mode) };
+        context.check("cuda graph", begun)?;
+        let recorded = work.iter().try_for_each(Work::enqueue);
+        // SAFETY: as above. Ended whatever happened, or the stream would stay in capture.
+        let graph = unsafe { result::stream::end_capture(context.stream) };
+        recorded?;
+        let graph = context.check("cuda graph", graph)?;
+        if graph.is_null() {
+            return Err(Error::new("cuda graph", "work", "none"));
+        }
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was made just now, and its executable does not need it any more.
+        let made = unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
+            let _ = result::graph::destroy(graph);
+            made
+        };
+        context.check("cuda graph", made)?;
+        Ok(Graph { context: Arc::clone(context), executable, _work: work })
+    }
+
+    /// How long each of these takes, run in order over and over.
+    ///
+    /// They are recorded as a graph, so that the time between two of them is the device's own. After warming up, at least
+    /// `samples` runs of at least 300 us are timed by events on the device.
+    ///
+    /// # Errors
+    /// If the driver refuses, or a kernel fails.
+    pub fn time(&self, work: Vec<Work>, samples: usize) -> Result<Timing> {
+        const RUN: f64 = 300e-6;
+        let count = work.len().max(1) as f64;
+        let mut graph = self.graph(work)?;
+        let (start, end) = (Event::new(&self.0)?, Event::new(&self.0)?);
+        let mut run = |times: u32| {
+            start.record()?;
+            for _ in 0..times {
+                graph.replay()?;
+            }
+            end.record()?;
+            end.since(&start)
+        };
+        run(1)?;
+        let once = run(1)?.max(1e-6);
+        let times = (RUN / once).ceil().clamp(1.0, 1000.0) as u32;
+        run(times)?;
+        let mut found = Vec::with_capacity(samples.max(1));
+        for _ in 0..samples.max(1) {
+            found.push(run(times)? / f64::from(times) / count);
+        }
+        found.sort_by(f64::total_cmp);
+        Ok(Timing { median: found[found.len() / 2], least: found[0], samples: found.len() })
+    }
+}
+
+impl Graph {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn replay(&mut self) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: graph and stream live; what the graph refers to is held in `_work`.
+        let launched = unsafe { result::graph::launch(self.executable, self.context.stream) };
+        self.context.check("cuda graph", launched)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        drop(self.context.synchronize());
+        // SAFETY: made by instantiation, destroyed only here, and not running.
+        let _ = unsafe { result::graph::exec_destroy(self.executable) };
+    }
+}
+
+/// What [`Gpu::time`] found, in seconds for each piece of work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// The middle one.
+    pub median: f64,
+    /// The shortest.
+    pub least: f64,
+    /// How many runs.
+    pub samples: usize,
+}
+
+/// A point in the stream whose time is taken.
+struct Event {
+    context: Arc<Context>,
+    handle: sys::CUevent,
+}
+
+impl Event {
+    fn new(context: &Arc<Context>) -> Result<Event> {
+        context.enter()?;
+        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let handle = context.check("cuda event", made)?;
+        Ok(Event { context: Arc::clone(context), handle })
+    }
+
+    fn record(&self) -> Result<()> {
+        // SAFETY: event and stream live.
+        let recorded = unsafe { result::event::record(self.handle, self.context.stream) };
+        self.context.check("cuda event", recorded)
+    }
+
+    /// Seconds since another, once both have happened.
+    fn since(&self, start: &Event) -> Result<f64> {
+        // SAFETY: both events live and are recorded.
+        let waited = unsafe { result::event::synchronize(self.handle) };
+        self.context.check("cuda", waited)?;
+        // SAFETY: as above.
+        let elapsed = unsafe { result::event::elapsed(start.handle, self.handle) };
+        Ok(f64::from(self.context.check("cuda event", elapsed)?) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        drop(self.context.enter());
+        // SAFETY: made by `event::create`, destroyed only here.
+        let _ = unsafe { result::event::destroy(self.handle) };
+    }
+}

@@ -1,0 +1,89 @@
+//! NVIDIA's libraries, looked for when they are first needed: the same program starts on a machine that has none.
+
+use std::sync::OnceLock;
+
+use cudarc::{cublaslt, driver, nvrtc};
+use formats::{Error, Result};
+
+/// The oldest driver whose entry points are all used here: CUDA 12.8.
+const DRIVER: i32 = 12_080;
+
+/// Loads the driver once and starts it.
+///
+/// # Errors
+/// If there is no driver, it is older than CUDA 12.8, or it does not start.
+pub(super) fn driver() -> Result<()> {
+    static STARTED: OnceLock<Result<()>> = OnceLock::new();
+    STARTED.get_or_init(start).clone()
+}
+
+fn start() -> Result<()> {
+    // SAFETY: loading the driver runs its initialisers, which have no preconditions.
+    if !unsafe { driver::sys::is_culib_present() } {
+        return Err(Error::new("cuda", "an NVIDIA driver", "none on this machine"));
+    }
+    let mut version = 0;
+    // SAFETY: this entry point is in every driver, needs no initialisation and writes one number.
+    unsafe { driver::sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(|e| super::fault("cuda: driver version", e))?;
+    if version < DRIVER {
+        return Err(Error::new("cuda", "a driver for CUDA 12.8 or later", shown(version)));
+    }
+    driver::result::init().map_err(|e| super::fault("cuda", e))
+}
+
+/// `13000` as `13.0`.
+pub(super) fn shown(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// Loads the run-time compiler.
+///
+/// # Errors
+/// If it is nowhere to be found.
+pub(super) fn nvrtc() -> Result<()> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loading NVRTC has no preconditions.
+    let present = || unsafe { nvrtc::sys::is_culib_present() };
+    find(&FOUND, "libnvrtc.so", present)
+}
+
+/// Loads the matrix library.
+///
+/// # Errors
+/// If it is nowhere to be found.
+pub(super) fn cublaslt() -> Result<()> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loading cuBLASLt has no preconditions.
+    let present = || unsafe { cublaslt::sys::is_culib_present() };
+    find(&FOUND, "libcublasLt.so", present)
+}
+
+/// Whether a library is on the loader's path, or can be made so from where the toolkit usually is.
+fn find(found: &OnceLock<bool>, name: &str, present: impl Fn() -> bool) -> Result<()> {
+    if *found.get_or_init(|| present() || (preload(name) && present())) {
+        return Ok(());
+    }
+    Err(Error::new("cuda", name, "none").hint(
+        "install the CUDA toolkit, or name the folder that holds it in LD_LIBRARY_PATH or CUDA_HOME",
+    ))
+}
+
+/// Loads a library from the toolkit's folder. The loader then finds it under its plain name, which is how it is asked for.
+#[cfg(unix)]
+fn preload(name: &str) -> bool {
+    let home = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|key| std::env::var(key).ok());
+    let homes = home.chain(["/usr/local/cuda", "/opt/cuda"].map(str::to_owned));
+    let mut paths = homes.flat_map(|home| [13, 12].map(|v| format!("{home}/lib64/{name}.{v}")));
+    paths.any(|path| {
+        let Ok(path) = std::ffi::CString::new(path) else { return false };
+        // SAFETY: the path ends in a zero byte, and the library stays loaded for the life of the process.
+        !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
+    })
+}
+
+#[cfg(not(unix))]
+fn preload(_name: &str) -> bool {
+    false
+}

@@ -1,0 +1,234 @@
+//! Dense matrix products by cuBLASLt: `y = x w^T` with `x` `[rows, width]`, `w` `[out, width]`, `y` `[rows, out]`, all of one
+//! type, summed in f32.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+use formats::{Error, Result};
+use tile::types::Scalar;
+
+use super::{Buffer, Context, Gpu, Work, library};
+
+/// Memory that an algorithm may use: what the vendor recommends for Hopper.
+const WORKSPACE: usize = 32 << 20;
+/// How many of the library's proposals are tried.
+const PROPOSALS: usize = 8;
+
+/// A product of one shape, with the algorithm that ran fastest. Clones are the same one.
+#[derive(Clone)]
+pub struct Matmul(Arc<Inner>);
+
+struct Inner {
+    context: Arc<Context>,
+    handle: sys::cublasLtHandle_t,
+    product: sys::cublasLtMatmulDesc_t,
+    /// Of `w`, `x` and `y`, as the library sees them: column by column.
+    layouts: Vec<sys::cublasLtMatrixLayout_t>,
+    workspace: Buffer,
+    /// Bytes of `x`, `w` and `y`.
+    bytes: [usize; 3],
+}
+
+// SAFETY: descriptors are not changed after construction, and the library allows calls with one handle from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        drop(self.context.synchronize());
+        // SAFETY: each was created by the library, is destroyed only here, and no product of it is running.
+        unsafe {
+            for layout in self.layouts.drain(..) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            if !self.product.is_null() {
+                let _ = result::destroy_matmul_desc(self.product);
+            }
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}
+
+/// A product bound to its matrices.
+#[derive(Clone)]
+pub struct Product {
+    matmul: Matmul,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    x: Buffer,
+    w: Buffer,
+    y: Buffer,
+}
+
+impl Gpu {
+    /// A product of `[rows, width]` and `[out, width]` matrices of f16 or bf16.
+    ///
+    /// # Errors
+    /// Without cuBLASLt, or for a type or shape that it does not do.
+    pub fn matmul(&self, scalar: Scalar, rows: u32, out: u32, width: u32) -> Result<Matmul> {
+        library::cublaslt()?;
+        let ty = match scalar {
+            Scalar::F16 => sys::cudaDataType::CUDA_R_16F,
+            Scalar::BF16 => sys::cudaDataType::CUDA_R_16BF,
+            other => return Err(Error::new("cublaslt", "f16 or bf16", other)),
+        };
+        let workspace = self.buffer(WORKSPACE)?;
+        self.0.enter()?;
+        let handle = result::create_handle().map_err(fault)?;
+        let size = |a: u32, b: u32| a as usize * b as usize * scalar.bytes();
+        let mut inner = Inner {
+            context: Arc::clone(&self.0),
+            handle,
+            product: std::ptr::null_mut(),
+            layouts: vec![],
+            workspace,
+            bytes: [size(rows, width), size(out, width), size(rows, out)],
+        };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        inner.product =
+            result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(fault)?;
+        // The library counts column by column, where a row-major matrix is its own transpose: y^T = w x^T.
+        // `CUBLAS_OP_T`, which these bindings do not name.
+        let transposed = 1_i32;
+        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        let bytes = size_of_val(&transposed);
+        // SAFETY: the descriptor lives, and the attribute is copied from a value of its type.
+        unsafe {
+            let value = std::ptr::from_ref(&transposed).cast::<c_void>();
+            result::set_matmul_desc_attribute(inner.product, attribute, value, bytes)
+        }
+        .map_err(fault)?;
+        for (fast, slow) in [(width, out), (width, rows), (out, rows)] {
+            let (fast, slow) = (u64::from(fast), u64::from(slow));
+            let layout = result::create_matrix_layout(ty, fast, slow, fast as i64);
+            inner.layouts.push(layout.map_err(fault)?);
+        }
+        Ok(Matmul(Arc::new(inner)))
+    }
+}
+
+impl Matmul {
+    /// Binds it to matrices, with the fastest of the library's algorithms as timed on them.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the library does not do this shape.
+    pub fn bind(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<Product> {
+        self.fits(x, w, y)?;
+        let gpu = Gpu(Arc::clone(&self.0.context));
+        let mut best: Option<(f64, Product)> = None;
+        let mut refused = None;
+        for algorithm in self.proposals()? {
+            let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
+            let product = Product { matmul, algorithm, x, w, y };
+            match gpu.time(vec![Work::Product(product.clone())], 3) {
+                Ok(took) if best.as_ref().is_none_or(|(least, _)| took.least < *least) => {
+                    best = Some((took.least, product));
+                }
+                Ok(_) => {}
+                Err(why) => refused = Some(why),
+            }
+        }
+        let none = || refused.unwrap_or_else(|| Error::new("cublaslt", "an algorithm", "none"));
+        best.map(|(_, product)| product).ok_or_else(none)
+    }
+
+    fn fits(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<()> {
+        for (buffer, bytes) in [x, w, y].into_iter().zip(self.0.bytes) {
+            if buffer.len() < bytes || !Arc::ptr_eq(buffer.context(), &self.0.context) {
+                return Err(Error::new("cublaslt", format!("{bytes} bytes"), buffer.len()));
+            }
+        }
+        Ok(())
+    }
+
+    fn proposals(&self) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
+        let Inner { handle, product, layouts, .. } = &*self.0;
+        let [w, x, y] = layouts[..] else { return Ok(vec![]) };
+        let preference = result::create_matmul_pref().map_err(fault)?;
+        let attribute =
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let limit = std::ptr::from_ref(&WORKSPACE).cast::<c_void>();
+        // SAFETY: an all-zero result is one that says nothing; the library overwrites those it counts.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] =
+            unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: all descriptors live; `found` has room for as many as are asked for; the preference is destroyed only here.
+        let asked = unsafe {
+            let set = result::set_matmul_pref_attribute(preference, attribute, limit, 8);
+            let asked = set.and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    *handle,
+                    *product,
+                    w,
+                    x,
+                    y,
+                    y,
+                    preference,
+                    PROPOSALS as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                )
+                .result()
+            });
+            let _ = result::destroy_matmul_pref(preference);
+            asked
+        };
+        asked.map_err(fault)?;
+        let count = usize::try_from(count).unwrap_or(0).min(PROPOSALS);
+        let good = found[..count].iter().filter(|f| f.state.result().is_ok());
+        Ok(good.map(|f| f.algo).collect())
+    }
+}
+
+impl Product {
+    /// The same product of other matrices.
+    ///
+    /// # Errors
+    /// If a buffer is too short.
+    pub fn to(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<Product> {
+        self.matmul.fits(x, w, y)?;
+        let (x, w, y) = (x.clone(), w.clone(), y.clone());
+        Ok(Product { x, w, y, ..self.clone() })
+    }
+
+    /// Enqueues it after all earlier work.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub fn enqueue(&self) -> Result<()> {
+        let Inner { context, handle, product, layouts, workspace, .. } = &*self.matmul.0;
+        let [w, x, y] = layouts[..] else { return Ok(()) };
+        context.enter()?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let pointer = |b: &Buffer| b.address() as *mut c_void;
+        // SAFETY: descriptors, matrices and workspace are held by `self` and free themselves only when the stream has
+        // drained; the matrices are as long as the layouts say (`bind`); the scales are read before the call returns.
+        // The driver's stream is the runtime's under another name.
+        let launched = unsafe {
+            result::matmul(
+                *handle,
+                *product,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&zero).cast(),
+                pointer(&self.w),
+                w,
+                pointer(&self.x),
+                x,
+                pointer(&self.y),
+                y,
+                pointer(&self.y),
+                y,
+                &self.algorithm,
+                pointer(workspace),
+                WORKSPACE,
+                context.stream.cast(),
+            )
+        };
+        launched.map_err(fault)
+    }
+}
+
+fn fault(e: cudarc::cublaslt::result::CublasError) -> Error {
+    Error::new("cublaslt", "", format!("{:?}", e.0))
+}

@@ -1,0 +1,193 @@
+//! Device memory: plain bytes, shared by reference count, lent in parts.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use formats::{Error, Result};
+
+use super::{Context, Gpu};
+
+/// Bytes of device memory, or a part of them. Clones are the same bytes: what a kernel writes through one is seen through all.
+#[derive(Clone)]
+pub struct Buffer {
+    allocation: Arc<Allocation>,
+    offset: usize,
+    bytes: usize,
+}
+
+struct Allocation {
+    context: Arc<Context>,
+    address: sys::CUdeviceptr,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // A kernel may still be using it.
+        drop(self.context.synchronize());
+        // SAFETY: allocated by `cuMemAlloc`, freed only here, and the only stream has drained. In a lost context this
+        // fails, and the memory goes with the context.
+        let _ = unsafe { result::free_sync(self.address) };
+    }
+}
+
+impl Gpu {
+    /// Memory of so many bytes, aligned to 256; what it holds is not defined.
+    ///
+    /// # Errors
+    /// If there is not as much left.
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        self.0.enter()?;
+        // SAFETY: the context is current; nothing is read before it is written except as bytes without meaning.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) };
+        let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
+        let allocation = Arc::new(Allocation { context: Arc::clone(&self.0), address });
+        Ok(Buffer { allocation, offset: 0, bytes })
+    }
+
+    /// Memory that holds these bytes.
+    ///
+    /// # Errors
+    /// As [`buffer`](Gpu::buffer).
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.buffer(bytes.len())?;
+        buffer.write(bytes)?;
+        Ok(buffer)
+    }
+}
+
+impl Buffer {
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Errors
+    /// If they are not all inside.
+    pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
+        if range.start > range.end || range.end > self.bytes {
+            let expected = format!("a part of {} bytes", self.bytes);
+            return Err(Error::new("cuda buffer", expected, format!("{range:?}")));
+        }
+        let allocation = Arc::clone(&self.allocation);
+        Ok(Buffer { allocation, offset: self.offset + range.start, bytes: range.len() })
+    }
+
+    /// Replaces all its bytes, after everything enqueued.
+    ///
+    /// # Errors
+    /// If it is another number of bytes, or earlier work failed.
+    pub fn write(&self, from: &[u8]) -> Result<()> {
+        self.same_length(from.len())?;
+        let context = self.context();
+        context.synchronize()?;
+        // SAFETY: the range is inside the allocation, and the copy is over when the call returns.
+        let copied = unsafe { result::memcpy_htod_sync(self.address(), from) };
+        // From pageable memory the call may return when the bytes are staged rather than when they have arrived.
+        context.check("cuda: copy to the device", copied)?;
+        context.check("cuda", result::ctx::synchronize())
+    }
+
+    /// Reads all its bytes, after everything enqueued.
+    ///
+    /// # Errors
+    /// If it is another number of bytes, or earlier work failed.
+    pub fn read(&self, to: &mut [u8]) -> Result<()> {
+        self.same_length(to.len())?;
+        let context = self.context();
+        context.synchronize()?;
+        // SAFETY: the range is inside the allocation, the stream has drained, and the copy is over when the call returns.
+        let copied = unsafe { result::memcpy_dtoh_sync(to, self.address()) };
+        context.check("cuda: copy from the device", copied)
+    }
+
+    /// All its bytes.
+    ///
+    /// # Errors
+    /// If earlier work failed.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Enqueues setting every byte.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn fill(&self, byte: u8) -> Result<()> {
+        let context = self.context();
+        context.enter()?;
+        // SAFETY: the range is inside the allocation, which waits for the stream before it goes.
+        let set =
+            unsafe { result::memset_d8_async(self.address(), byte, self.bytes, context.stream) };
+        context.check("cuda: fill", set)
+    }
+
+    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one.
+    ///
+    /// # Errors
+    /// If the lengths differ or the buffers overlap.
+    pub fn copy_from(&self, from: &Buffer) -> Result<()> {
+        self.same_length(from.bytes)?;
+        let context = self.context();
+        if !Arc::ptr_eq(context, from.context()) {
+            return Err(Error::new("cuda buffer", "a copy within one GPU", "two GPUs"));
+        }
+        let ends = |b: &Buffer| (b.offset, b.offset + b.bytes);
+        let ((a, a_end), (b, b_end)) = (ends(self), ends(from));
+        if Arc::ptr_eq(&self.allocation, &from.allocation) && a < b_end && b < a_end {
+            return Err(Error::new("cuda buffer", "a copy to other bytes", "overlapping ranges"));
+        }
+        context.enter()?;
+        let (to, source, bytes) = (self.address(), from.address(), self.bytes);
+        // SAFETY: both ranges are inside their allocations, which wait for the stream before they go.
+        let copied = unsafe { result::memcpy_dtod_async(to, source, bytes, context.stream) };
+        context.check("cuda: copy", copied)
+    }
+
+    /// Enqueues filling the rest of the buffer with copies of its first bytes.
+    ///
+    /// # Errors
+    /// If there are not as many bytes, or none.
+    pub fn repeat(&self, first: usize) -> Result<()> {
+        let mut done = self.part(0..first)?.len();
+        if done == 0 {
+            return Err(Error::new("cuda buffer", "bytes to repeat", "none"));
+        }
+        while done < self.bytes {
+            let more = done.min(self.bytes - done);
+            self.part(done..done + more)?.copy_from(&self.part(0..more)?)?;
+            done += more;
+        }
+        Ok(())
+    }
+
+    /// Its address on the device.
+    pub(super) fn address(&self) -> sys::CUdeviceptr {
+        self.allocation.address + self.offset as u64
+    }
+
+    /// The largest power of two up to 256 that divides its address.
+    pub(super) fn align(&self) -> usize {
+        1 << self.address().trailing_zeros().min(8)
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.allocation.context
+    }
+
+    fn same_length(&self, other: usize) -> Result<()> {
+        if other == self.bytes {
+            return Ok(());
+        }
+        Err(Error::new("cuda buffer", format!("{} bytes", self.bytes), other))
+    }
+}

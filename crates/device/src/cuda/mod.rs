@@ -1,0 +1,239 @@
+//! NVIDIA GPUs through the driver: kernels are compiled by NVRTC when first wanted, matrices too large for ours go to cuBLASLt.
+//!
+//! [`Gpu`] is a context with one stream on which all work is done in order. [`Gpu::load`] makes a [`Pipeline`] of a lowered
+//! kernel; bound to buffers and numbers it is a [`Launch`], which costs next to nothing to repeat. A [`Graph`] repeats a list
+//! of them in one submission. [`roof`] measures what the GPU could do at best.
+
+mod cache;
+mod compile;
+mod graph;
+mod library;
+mod matmul;
+mod memory;
+mod pipeline;
+pub mod roof;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use formats::{Error, Result};
+
+pub use compile::Compiler;
+pub use graph::{Graph, Timing, Work};
+pub use matmul::{Matmul, Product};
+pub use memory::Buffer;
+pub use pipeline::{Launch, Pipeline};
+
+/// What the driver returns.
+type Outcome<T> = std::result::Result<T, DriverError>;
+
+/// What a GPU is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Its name: `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, such as `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Device memory in bytes.
+    pub memory: usize,
+    /// Second-level cache in bytes.
+    pub l2: usize,
+    /// The most shared memory that one threadgroup can have, in bytes.
+    pub shared: u32,
+    /// The newest CUDA that its driver serves: `13.0`.
+    pub driver: String,
+}
+
+impl std::fmt::Display for Facts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (major, minor) = self.capability;
+        write!(
+            f,
+            "{}, compute capability {major}.{minor}, {} multiprocessors, {} GiB, {} MiB L2, CUDA {}",
+            self.name,
+            self.multiprocessors,
+            self.memory >> 30,
+            self.l2 >> 20,
+            self.driver
+        )
+    }
+}
+
+/// A GPU: a context of this process on it. Clones are the same one.
+#[derive(Clone)]
+pub struct Gpu(Arc<Context>);
+
+/// What all objects on a GPU share. It lives as long as the last of them.
+struct Context {
+    handle: sys::CUcontext,
+    stream: sys::CUstream,
+    facts: Facts,
+    compiler: Compiler,
+    modules: Mutex<HashMap<cache::Key, pipeline::Module>>,
+    lost: AtomicBool,
+}
+
+// SAFETY: the driver's functions may be called from any thread on any handle; each call here first makes the context current
+// on its thread (`Context::enter`). What is mutable on this side is behind a mutex or atomic.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Gpu {
+    /// Opens a GPU by its number, from 0.
+    ///
+    /// # Errors
+    /// Without a driver, without a GPU of that number, or if it is older than Ampere.
+    pub fn open(ordinal: u32) -> Result<Gpu> {
+        library::driver()?;
+        let count = result::device::get_count().map_err(|e| fault("cuda", e))?;
+        let index = i32::try_from(ordinal).ok().filter(|i| *i < count).ok_or_else(|| {
+            Error::new(format!("cuda:{ordinal}"), "a GPU of that number", format!("{count} GPUs"))
+        })?;
+        let place = format!("cuda:{ordinal}");
+        let wrong = |e| fault(&place, e);
+        let device = result::device::get(index).map_err(wrong)?;
+        let facts = facts(device).map_err(wrong)?;
+        let compiler = Compiler::new(facts.capability)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: no parameters is allowed; the device exists; this makes the context current too.
+        unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), 0, device) }
+            .result()
+            .map_err(wrong)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let stream = stream.map_err(|e| {
+            // SAFETY: nothing is in the context yet.
+            let _ = unsafe { sys::cuCtxDestroy_v2(handle) };
+            fault(&place, e)
+        })?;
+        let (modules, lost) = Default::default();
+        Ok(Gpu(Arc::new(Context { handle, stream, facts, compiler, modules, lost })))
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    /// The compiler for it, to compile texts ahead.
+    pub fn compiler(&self) -> &Compiler {
+        &self.0.compiler
+    }
+
+    /// Waits until everything enqueued is done.
+    ///
+    /// # Errors
+    /// What a kernel did wrong since the last wait; then the GPU is most likely [`lost`](Gpu::lost).
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.synchronize()
+    }
+
+    /// Whether a kernel has broken the context (an illegal address, for one): nothing on this `Gpu` works any more. Another
+    /// one may be opened once everything of this one is dropped.
+    pub fn lost(&self) -> bool {
+        self.0.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Context {
+    /// Makes the context current on this thread.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as `self`.
+        self.check("cuda", unsafe { result::ctx::set_current(self.handle) })
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        self.check("cuda", unsafe { result::stream::synchronize(self.stream) })
+    }
+
+    /// An error of the driver as ours; notes whether the context survives it.
+    fn check<T>(&self, place: &str, outcome: Outcome<T>) -> Result<T> {
+        outcome.map_err(|e| {
+            if fatal(e.0) {
+                self.lost.store(true, Ordering::Relaxed);
+            }
+            fault(place, e)
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // Errors are those of earlier work: whoever waited for it was told.
+        drop(self.synchronize());
+        // SAFETY: buffers, pipelines and graphs each hold an `Arc` of this context, so none is left; the stream has drained.
+        // Destroying the context unloads its modules.
+        unsafe {
+            let _ = result::stream::destroy(self.stream);
+            let _ = sys::cuCtxDestroy_v2(self.handle);
+        }
+    }
+}
+
+/// Errors after which every call in the context fails.
+fn fatal(code: sys::CUresult) -> bool {
+    use sys::CUresult as Code;
+    matches!(
+        code,
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+    )
+}
+
+/// What the driver says of an error, in its words.
+fn fault(place: &str, e: DriverError) -> Error {
+    let said = e.error_string().map(|s| s.to_string_lossy().into_owned());
+    Error::new(place, "", said.unwrap_or_else(|_| format!("error {}", e.0 as u32)))
+}
+
+fn facts(device: sys::CUdevice) -> Outcome<Facts> {
+    use sys::CUdevice_attribute as Attribute;
+    // SAFETY: the device exists.
+    let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    let number = |attribute| ask(attribute).map(|n| u32::try_from(n).unwrap_or(0));
+    let mut driver = 0;
+    // SAFETY: writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut driver) }.result()?;
+    Ok(Facts {
+        name: result::device::get_name(device)?,
+        capability: (
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        // SAFETY: the device exists.
+        memory: unsafe { result::device::total_mem(device)? },
+        l2: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        driver: library::shown(driver),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_gpu_says_so_in_one_line() {
+        match Gpu::open(1 << 20) {
+            Err(why) => assert!(why.to_string().starts_with("cuda"), "{why}"),
+            Ok(_) => panic!("no machine has a million GPUs"),
+        }
+    }
+}

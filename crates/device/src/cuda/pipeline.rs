@@ -1,0 +1,245 @@
+//! Kernels on the device: a text's entry point, bound to buffers and numbers, launched.
+
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::{result, sys};
+use formats::{Error, Result};
+use tile::Kernel;
+use tile::emit::{self, Dialect};
+use tile::ir::{Inst, ParamKind};
+use tile::launch::{Bound, Numbers};
+
+use super::{Buffer, Context, Gpu};
+
+/// The most parameters a kernel may have here.
+const PARAMS: usize = 64;
+
+/// Loaded code. It stays for the life of the context.
+#[derive(Clone, Copy)]
+pub(super) struct Module(sys::CUmodule);
+
+/// A kernel compiled for a GPU with values for its constants. Clones are the same one.
+#[derive(Clone)]
+pub struct Pipeline(Arc<Inner>);
+
+struct Inner {
+    context: Arc<Context>,
+    kernel: Kernel,
+    function: sys::CUfunction,
+    /// Bytes of shared memory that the launch asks for.
+    dynamic: u32,
+    /// Whether the kernel itself waits for the one before, so that it may start before that ends.
+    waits: bool,
+    registers: u32,
+    local: u32,
+}
+
+// SAFETY: a function handle is a name for loaded code, valid on any thread while the context lives, which `context` sees to.
+unsafe impl Send for Inner {}
+// SAFETY: as above; nothing here changes after construction.
+unsafe impl Sync for Inner {}
+
+/// The text that NVRTC is given for a lowered kernel, and the name of its entry point.
+///
+/// # Errors
+/// If the kernel has an instruction that was not lowered, or a constant has no value.
+pub(super) fn source(kernel: &Kernel, numbers: &Numbers) -> Result<(String, String)> {
+    let wrong = |fault: tile::verify::Fault| Error::new(&kernel.name, "", fault);
+    let mut text = emit::text(std::slice::from_ref(kernel), Dialect::Cuda).map_err(wrong)?;
+    let (symbol, instance) = emit::cuda_instance(kernel, numbers).map_err(wrong)?;
+    text.push_str(&instance);
+    Ok((text, symbol))
+}
+
+impl Gpu {
+    /// The text that [`load`](Gpu::load) will compile, for compiling many ahead.
+    ///
+    /// # Errors
+    /// If the kernel is not lowered for CUDA, or a constant has no value.
+    pub fn source(kernel: &Kernel, numbers: &Numbers) -> Result<String> {
+        source(kernel, numbers).map(|(text, _)| text)
+    }
+
+    /// Compiles (or fetches) and loads a kernel that is lowered for CUDA. `numbers` give the values of its constants.
+    ///
+    /// # Errors
+    /// If it does not compile, or needs more shared memory than the GPU has.
+    pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<Pipeline> {
+        let place = |e: Error| Error { place: format!("{}: {}", kernel.name, e.place), ..e };
+        let (text, symbol) = source(kernel, numbers)?;
+        let (key, image) = self.0.compiler.image(&text).map_err(place)?;
+        let context = &self.0;
+        context.enter()?;
+        let module = {
+            let mut modules = context.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            match modules.get(&key) {
+                Some(module) => *module,
+                None => {
+                    // PTX is a string: it must end in a zero byte.
+                    let image = [&image[..], &[0]].concat();
+                    // SAFETY: the context is current, and the image is what NVRTC made, whole.
+                    let loaded = unsafe { result::module::load_data(image.as_ptr().cast()) };
+                    let module = Module(context.check(&kernel.name, loaded)?);
+                    modules.insert(key, module);
+                    module
+                }
+            }
+        };
+        let name = CString::new(symbol).map_err(|_| Error::new(&kernel.name, "a name", "none"))?;
+        // SAFETY: the module is loaded and stays so.
+        let function = unsafe { result::module::get_function(module.0, name) };
+        let function = context.check(&kernel.name, function)?;
+        let dynamic = emit::cuda_dynamic_shared(kernel);
+        if dynamic > 0 {
+            if dynamic > context.facts.shared {
+                let most = format!("at most {} bytes of shared memory", context.facts.shared);
+                return Err(Error::new(&kernel.name, most, dynamic));
+            }
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is loaded.
+            let set =
+                unsafe { sys::cuFuncSetAttribute(function, attribute, dynamic as i32) }.result();
+            context.check(&kernel.name, set)?;
+        }
+        let ask = |attribute| {
+            // SAFETY: the function is loaded.
+            let asked = unsafe { result::function::get_function_attribute(function, attribute) };
+            context.check(&kernel.name, asked).map(|n| u32::try_from(n).unwrap_or(0))
+        };
+        let registers = ask(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let local = ask(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+        let mut waits = false;
+        kernel.visit(&mut |node| waits |= matches!(node.inst, Inst::GridWait));
+        let (context, kernel) = (Arc::clone(context), kernel.clone());
+        let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
+        Ok(Pipeline(Arc::new(inner)))
+    }
+}
+
+impl Pipeline {
+    /// Registers of a thread.
+    pub fn registers(&self) -> u32 {
+        self.0.registers
+    }
+
+    /// Bytes of a thread in device memory: spilled registers, and register arrays indexed by what is not known.
+    pub fn local(&self) -> u32 {
+        self.0.local
+    }
+
+    /// Whether the kernel waits by itself for the one before: [`Launch::overlapping`] then lets it start early.
+    pub fn waits(&self) -> bool {
+        self.0.waits
+    }
+
+    /// Checks the launch contract and binds `buffers`, in the order of the kernel's.
+    ///
+    /// # Errors
+    /// The rule of the contract that does not hold.
+    pub fn bind(&self, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+        let Inner { kernel, context, .. } = &*self.0;
+        let fail = |why: &str| Error::new(&kernel.name, "", why);
+        if buffers.iter().any(|b| !Arc::ptr_eq(b.context(), context)) {
+            return Err(fail("a buffer is on another GPU"));
+        }
+        if kernel.params.len() > PARAMS {
+            let most = format!("at most {PARAMS} parameters");
+            return Err(Error::new(&kernel.name, most, kernel.params.len()));
+        }
+        let mut next = buffers.iter();
+        let mut words = Vec::with_capacity(kernel.params.len());
+        let mut bounds = Vec::with_capacity(buffers.len());
+        for param in &kernel.params {
+            words.push(match param.kind {
+                ParamKind::Buffer { scalar, .. } => match next.next() {
+                    Some(b) => {
+                        bounds.push(Bound { len: b.len() / scalar.bytes(), align: b.align() });
+                        b.address()
+                    }
+                    // `Kernel::bind` says so below.
+                    None => 0,
+                },
+                ParamKind::Argument(_) => numbers.get(&param.name).unwrap_or(0).into(),
+            });
+        }
+        // Buffers that no parameter took make the count wrong, which the contract reports.
+        bounds.extend(next.map(|b| Bound { len: b.len(), align: b.align() }));
+        let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
+        Ok(Launch {
+            pipeline: self.clone(),
+            words: words.into(),
+            grid,
+            _buffers: buffers.into(),
+            overlap: false,
+        })
+    }
+
+    /// Binds and enqueues in one step.
+    ///
+    /// # Errors
+    /// As [`bind`](Pipeline::bind) and [`Launch::enqueue`].
+    pub fn launch(&self, numbers: &Numbers, buffers: &[Buffer]) -> Result<()> {
+        self.bind(numbers, buffers)?.enqueue()
+    }
+}
+
+/// A kernel with its buffers and numbers, ready to run any number of times.
+#[derive(Clone)]
+pub struct Launch {
+    pipeline: Pipeline,
+    /// The parameters: addresses, and 32-bit arguments in the low half.
+    words: Box<[u64]>,
+    grid: [u32; 3],
+    /// Held so that the addresses stay allocated.
+    _buffers: Box<[Buffer]>,
+    overlap: bool,
+}
+
+impl Launch {
+    /// Lets it start while the work before it is finishing, if the kernel waits by itself.
+    pub fn overlapping(mut self) -> Launch {
+        self.overlap = self.pipeline.0.waits;
+        self
+    }
+
+    /// Enqueues it after all earlier work.
+    ///
+    /// # Errors
+    /// If the driver refuses. What the kernel itself does wrong shows at [`Gpu::synchronize`].
+    pub fn enqueue(&self) -> Result<()> {
+        let Inner { context, kernel, function, dynamic, .. } = &*self.pipeline.0;
+        context.enter()?;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); PARAMS];
+        for (pointer, word) in pointers.iter_mut().zip(&self.words) {
+            *pointer = std::ptr::from_ref(word).cast_mut().cast();
+        }
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let [x, y, z] = self.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: kernel.launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: *dynamic,
+            hStream: context.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.overlap),
+        };
+        // SAFETY: the context is current; function and stream live as long as it. There is a pointer for each parameter of
+        // the kernel, to a word that holds an address or a 32-bit number as the emitted signature has it; the driver
+        // copies the words before it returns. Buffers are alive (`_buffers`) and free themselves only once the stream
+        // has drained. They are long enough by the kernel's contract, and hold bytes that Rust never refers to.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&config, *function, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        context.check(&kernel.name, launched.result())
+    }
+}

@@ -1,0 +1,114 @@
+//! What a GPU can do at best, measured: kernels are compared with this and not with a data sheet.
+
+use formats::{Error, Result};
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::launch::{Mode, Numbers, Requirement};
+use tile::passes::{self, Target};
+use tile::types::Scalar;
+
+use super::{Buffer, Gpu, Work};
+
+/// The measured limits of a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Roofs {
+    /// Bytes per second read from device memory.
+    pub read: f64,
+    /// Bytes per second read and written by the driver's own copy, both counted.
+    pub copy: f64,
+    /// Operations per second of the vendor's bf16 matrix product, by edge of the square matrices; a multiply-add is two.
+    /// Empty without the vendor's library.
+    pub matmul: Vec<(u32, f64)>,
+}
+
+impl Roofs {
+    /// The better of the matrix products.
+    pub fn matrix(&self) -> Option<f64> {
+        self.matmul.iter().map(|(_, flops)| *flops).reduce(f64::max)
+    }
+}
+
+/// Measures the limits of a GPU, on data far larger than its caches.
+///
+/// # Errors
+/// If a kernel fails, or there is no memory for it.
+pub fn measure(gpu: &Gpu) -> Result<Roofs> {
+    let bytes = (gpu.facts().memory / 16).clamp(64 << 20, 4 << 30) & !0xFFFF;
+    let data = gpu.buffer(bytes)?;
+    scatter(gpu, &data)?;
+    let read = read(gpu, &data)?;
+    let copy = copy(gpu, &data)?;
+    let products = |e: u32| Ok((e, matmul(gpu, &data, e)?));
+    let matmul = match super::library::cublaslt() {
+        Ok(()) => [4096, 8192].into_iter().map(products).collect::<Result<_>>()?,
+        Err(_) => vec![],
+    };
+    Ok(Roofs { read, copy, matmul })
+}
+
+/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and keeps the result.
+#[kernel]
+fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, group: u32) {
+    launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
+    require(Requirement::Length("x".into(), dim("groups") * (group * ahead * 4) * dim("turns")));
+    require(Requirement::Length("y".into(), dim("groups") * group));
+    require(Requirement::Aligned("x".into(), 16));
+    let me = group_id() * group + thread_id();
+    let all = groups(0) * group;
+    let folded = Var::new(0u32);
+    range(0, turns).each(|turn| {
+        let first = turn * all * ahead + me;
+        let vectors: Vec<Vec<Val<u32>>> =
+            (0..ahead).map(|a| x.get_vec((first + all * a) * 4, 4, Hint::Stream)).collect();
+        for value in vectors.into_iter().flatten() {
+            folded.set(folded.get() ^ value);
+        }
+    });
+    y[me] = folded.get();
+}
+
+/// The best of several grids: which one a GPU likes is not known beforehand.
+fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
+    let mut best = 0.0_f64;
+    for (group, ahead) in [(1024, 4), (1024, 8), (512, 8), (256, 16)] {
+        let kernel = passes::lower(&read_roof(ahead, group), Target::Cuda)
+            .map_err(|e| Error::new("read_roof", "", e))?;
+        let pipeline = gpu.load(&kernel, &Numbers::new())?;
+        for per_multiprocessor in [1, 2, 4, 8] {
+            let groups = gpu.facts().multiprocessors * per_multiprocessor;
+            let turn = groups as usize * group as usize * ahead as usize * 16;
+            let turns = data.len() / turn;
+            let out = gpu.buffer(groups as usize * group as usize * 4)?;
+            let numbers = Numbers::new().with("groups", groups).with("turns", turns as u32);
+            let launch = pipeline.bind(&numbers, &[data.clone(), out])?;
+            let took = gpu.time(vec![Work::Launch(launch)], 5)?;
+            best = best.max((turns * turn) as f64 / took.median);
+        }
+    }
+    Ok(best)
+}
+
+fn copy(gpu: &Gpu, data: &Buffer) -> Result<f64> {
+    let half = data.len() / 2;
+    let (from, to) = (data.part(0..half)?, data.part(half..2 * half)?);
+    let took = gpu.time(vec![Work::Copy { to, from }], 5)?;
+    Ok(2.0 * half as f64 / took.median)
+}
+
+fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
+    let bytes = edge as usize * edge as usize * 2;
+    let part = |i: usize| data.part(i * bytes..(i + 1) * bytes);
+    let y = gpu.buffer(bytes)?;
+    let product = gpu.matmul(Scalar::BF16, edge, edge, edge)?.bind(&part(0)?, &part(1)?, &y)?;
+    let took = gpu.time(vec![Work::Product(product)], 20)?;
+    Ok(2.0 * f64::from(edge).powi(3) / took.median)
+}
+
+/// Fills a buffer with noise that is finite in bf16: products of zeros or of infinities draw less power, and run faster.
+fn scatter(gpu: &Gpu, buffer: &Buffer) -> Result<()> {
+    let seed = tile::case::Buffer::floats(Scalar::BF16, &tile::case::noise(7, 1 << 20)).bytes;
+    let seed = &seed[..seed.len().min(buffer.len())];
+    buffer.part(0..seed.len())?.write(seed)?;
+    buffer.repeat(seed.len())?;
+    gpu.synchronize()
+}

@@ -1,0 +1,86 @@
+#!/bin/sh
+# On a machine with an NVIDIA GPU, from the root of the repository: tests every kernel on it, looks for bad accesses and
+# races, and measures the kernels and their rivals. Each part has a time limit of its own, so that one that hangs
+# loses only itself. Results go to $OUT (default: target/device).
+#
+#   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
+#   PARTS           which parts, in order (default: "test sanitize bench rivals")
+#   FILTER          only kernels whose name contains this, for the tests and the measurements
+#   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS    seconds for each part
+set -u
+
+OUT=${OUT:-target/device}
+mkdir -p "$OUT"
+TILE=${TILE:-.carry/tile}
+[ -x "$TILE" ] || chmod +x "$TILE" 2>/dev/null || TILE=target/release/tile
+export PATH="$PATH:/usr/local/cuda/bin"
+
+# NVRTC and cuBLASLt: the toolkit's, else those that come with PyTorch.
+for folder in /usr/local/cuda/lib64 $(python3 -c '
+import importlib.util, pathlib
+found = importlib.util.find_spec("nvidia")
+roots = found.submodule_search_locations if found else []
+for root in roots:
+    for library in ("libnvrtc.so.1*", "libcublasLt.so.1*"):
+        print(*{path.parent for path in pathlib.Path(root).rglob(library)})
+' 2>/dev/null); do
+    LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+done
+export LD_LIBRARY_PATH
+
+{
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader
+    nvcc --version 2>/dev/null | tail -1
+    echo "$LD_LIBRARY_PATH"
+    "$TILE" --version
+} > "$OUT/machine.txt" 2>&1
+
+# part NAME SECONDS COMMAND..: runs it, keeps what it prints, and says how it ended.
+part() {
+    name=$1 limit=$2
+    shift 2
+    began=$(date +%s)
+    timeout -k 5 "$limit" "$@" > "$OUT/$name.txt" 2>&1
+    status=$?
+    case $status in
+        0) how=passed ;;
+        124 | 137) how="stopped after $limit s" ;;
+        *) how="failed ($status)" ;;
+    esac
+    echo "== $name: $how, $(($(date +%s) - began)) s"
+    tail -n 3 "$OUT/$name.txt" | cut -c 1-200
+    [ $status -eq 0 ] || failed=1
+}
+
+# sanitize TOOL FAMILY..: the families' cases under one of compute-sanitizer's tools.
+sanitize() {
+    tool=$1
+    shift
+    for family in "$@"; do
+        echo "-- $tool $family"
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$TILE" test "$family" --on cuda || return
+    done
+}
+
+failed=0
+if [ "${1:-}" = sanitize ]; then
+    shift
+    sanitize "$@"
+    exit
+fi
+for wanted in ${PARTS:-test sanitize bench rivals}; do
+    case $wanted in
+        test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
+        sanitize)
+            # shellcheck disable=SC2086 # a list of words
+            set -- ${SANITIZED:-select_rows softmax add_norm}
+            part memcheck "${T_SANITIZE:-40}" sh "$0" sanitize memcheck "$@"
+            part racecheck "${T_SANITIZE:-40}" sh "$0" sanitize racecheck "$@"
+            ;;
+        bench) part bench "${T_BENCH:-120}" "$TILE" bench ${FILTER:-} --json ;;
+        rivals) part rivals "${T_RIVALS:-60}" python3 tests/reference/device_rivals.py ;;
+        *) echo "no part is called $wanted" && failed=1 ;;
+    esac
+done
+exit $failed
