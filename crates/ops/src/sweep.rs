@@ -1,7 +1,7 @@
 //! How threads share arrays: vectors of up to 16 bytes, several loads in flight, single elements where vectors do not fit.
 //!
-//! A flat array is cut into chunks, one per threadgroup ([`map`]); a row is shared by a [`Team`], strided so that
-//! neighbours touch neighbouring vectors ([`Team::sweep`]).
+//! A flat array is cut into chunks, one per threadgroup (`map`); a row is shared by a [`Team`], strided so that
+//! neighbours touch neighbouring vectors (`Team::sweep`).
 
 use std::cell::RefCell;
 

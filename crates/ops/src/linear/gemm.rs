@@ -1,11 +1,11 @@
 //! `gemm`: `y[r, o] = sum_i x[r, i] weight[o, i] + bias[o]` for many rows: prefill, batches. For a few rows: `gemv`.
 //!
 //! A threadgroup computes a block of `bm x bn` results and walks along `i` in steps of `bk`. Blocks of `x` and `weight`
-//! wait in shared memory, `stages` steps deep ([`stage`]): asynchronous copies where memory holds operands as they are,
+//! wait in shared memory, `stages` steps deep (`stage`): asynchronous copies where memory holds operands as they are,
 //! else values that are read a step early and converted (f32 activations, quantised weights). Each simdgroup multiplies
-//! its part with the matrix unit ([`multiply`]), or in f32 where the operand type `T` is f32.
+//! its part with the matrix unit (`multiply`), or in f32 where the operand type `T` is f32.
 //!
-//! Threadgroups that run together take blocks of neighbouring rows and columns, [`GROUP`] rows of blocks at a time, so that
+//! Threadgroups that run together take blocks of neighbouring rows and columns, `GROUP` rows of blocks at a time, so that
 //! the second-level cache serves both operands.
 
 pub(crate) mod cases;

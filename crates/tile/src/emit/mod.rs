@@ -2,7 +2,7 @@
 //!
 //! The text is meant to be read: parameters, constants and arrays keep their names, a value `%12` of the text form is
 //! `v12`, pure values with one use stand inside the expression that uses them, and a trailing comment names the Rust line
-//! whenever it changes. [`base`] prints what C, Metal and CUDA share; `metal` and `cuda` hold what differs, and a
+//! whenever it changes. `base` prints what C, Metal and CUDA share; `metal` and `cuda` hold what differs, and a
 //! prelude each (`prelude.metal`, `prelude.cuh`) holds small functions named `tk_*`. Under `TILE_SHIM` the preludes leave
 //! out what only a GPU's compiler knows, for whoever runs the text on a CPU to supply.
 
