@@ -17,7 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("delft-ops", &["delft-formats", "delft-tile"]),
     ("delft-program", &["delft-formats", "delft-ops"]),
     ("delft-nn", &["delft-formats", "delft-ops", "delft-program"]),
-    ("delft-device", &["delft-formats", "delft-ops", "delft-program"]),
+    ("delft-device", &["delft-formats", "delft-ops", "delft-program", "delft-tile"]),
     ("delft-models", &["delft-formats", "delft-ops", "delft-program", "delft-nn"]),
     ("delft-tokens", &["delft-formats"]),
     ("delft-hub", &["delft-formats"]),
@@ -35,7 +35,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("delft", &["delft-formats", "delft-engine", "delft-hub", "delft-tokens"]),
     ("delft-cli", &["delft"]),
-    ("delft-tile-cli", &["delft-device", "delft-ops", "delft-tile"]),
+    ("delft-tile-cli", &["delft-device", "delft-formats", "delft-ops", "delft-tile"]),
 ];
 
 #[test]
@@ -101,6 +101,44 @@ fn code(text: &str) -> String {
         .join("\n")
 }
 
+/// A text whose string literals are empty.
+fn without_strings(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('"') {
+        let (before, after) = (&rest[..at], &rest[at + 1..]);
+        kept.push_str(before);
+        if before.ends_with('\'') {
+            // A character: '"'.
+            rest = after;
+            continue;
+        }
+        let hashes = before.len() - before.trim_end_matches('#').len();
+        let raw = before[..before.len() - hashes].ends_with('r');
+        let end = if raw {
+            let close = format!("\"{}", "#".repeat(hashes));
+            after.find(&close).map(|i| i + close.len())
+        } else {
+            let mut escaped = false;
+            let close = after.find(|c| {
+                let closes = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                closes
+            });
+            close.map(|i| i + 1)
+        };
+        kept.push_str("\"\"");
+        rest = &after[end.unwrap_or(after.len())..];
+    }
+    kept + rest
+}
+
+#[test]
+fn strings_are_emptied() {
+    let text = "f(\"a \\\" b\", '\"', r#\"c \" d\"#); extern \"C\" fn g()";
+    assert_eq!(without_strings(text), "f(\"\", '', r#\"\"); extern \"\" fn g()");
+}
+
 /// Whole identifiers of a text.
 fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_')
@@ -138,9 +176,9 @@ fn foreign_functions_stay_in_the_device_layer() {
     for (name, _) in LAYERS.iter().filter(|l| l.0 != "delft-device") {
         let folder = format!("crates/{}/src", name.strip_prefix("delft-").unwrap_or(name));
         for (path, text) in sources(&folder) {
-            let code = code(&text);
+            let code = code(&without_strings(&text));
             let foreign =
-                code.contains("extern \"C\"") || words(&code).any(|w| w == "libc" || w == "asm");
+                code.contains("extern \"\"") || words(&code).any(|w| w == "libc" || w == "asm");
             assert!(!foreign, "{}: foreign functions", path.display());
         }
     }
