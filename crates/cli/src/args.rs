@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use delft::Place;
 
 /// Runs language models on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -77,18 +78,12 @@ pub(crate) struct LoadArgs {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    pub(crate) device: DeviceArg,
+    /// Where to compute: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
+    pub(crate) device: Place,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
-}
-
-/// A device by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceArg {
-    Cpu,
 }
 
 /// A cache element type by name.

@@ -43,6 +43,7 @@ pub(crate) fn engine_with(
 ) -> Outcome<(Engine, Model)> {
     let model = find(args.model.model.as_deref())?;
     let options = LoadOptions {
+        device: args.device,
         threads: args.threads.map(|n| n as usize),
         context,
         rotate: args.rotate,

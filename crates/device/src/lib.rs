@@ -3,9 +3,80 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod gpu;
 
-use formats::{Result, Tensors};
+use std::fmt;
+use std::str::FromStr;
+
+use formats::{Error, Result, Tensors};
+use gpu::sim;
 use program::{Arguments, Program};
+
+/// Which device: `cpu`, `cuda`, `cuda:1`, `sim`, `sim-metal`, `sim-cuda`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Place {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(u32),
+    /// No GPU: a GPU's kernels on the processor, slowly, for tests.
+    Sim(sim::Engine),
+}
+
+const PLACES: [(&str, Place); 5] = [
+    ("cpu", Place::Cpu),
+    ("cuda", Place::Cuda(0)),
+    ("sim", Place::Sim(sim::Engine::Interpreter)),
+    ("sim-metal", Place::Sim(sim::Engine::Metal)),
+    ("sim-cuda", Place::Sim(sim::Engine::Cuda)),
+];
+
+impl FromStr for Place {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Place> {
+        if let Some((_, place)) = PLACES.iter().find(|(known, _)| *known == name) {
+            return Ok(*place);
+        }
+        let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+        number.map(Place::Cuda).ok_or_else(|| Error::new("device", "cpu, cuda or cuda:N", name))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (PLACES.iter().find(|(_, place)| place == self), self) {
+            (Some((name, _)), _) => f.write_str(name),
+            (None, Place::Cuda(number)) => write!(f, "cuda:{number}"),
+            (None, other) => write!(f, "{other:?}"),
+        }
+    }
+}
+
+impl Place {
+    /// Opens the device. `threads` are for the CPU; `None`: one for each physical core.
+    ///
+    /// # Errors
+    /// If this machine has no such device.
+    pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
+        match self {
+            Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(number) => {
+                let gpu = cuda::Gpu::open(number)?;
+                Ok(Box::new(gpu::GpuDevice::new(gpu, gpu::Dispatch::default())))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => {
+                Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
+            }
+            Place::Sim(engine) => {
+                Ok(Box::new(gpu::GpuDevice::new(sim::Sim::new(engine), gpu::Dispatch::default())))
+            }
+        }
+    }
+}
 
 /// The element type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -71,8 +142,8 @@ pub struct About {
     pub isa: String,
 }
 
-impl std::fmt::Display for About {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.threads == 1 { "" } else { "s" };
         write!(f, "{}, {} thread{plural}, {}", self.name, self.threads, self.isa)
     }

@@ -13,7 +13,7 @@ mod resident;
 mod session;
 mod stop;
 
-pub use device::{About, CacheType, Roof};
+pub use device::{About, CacheType, Place, Roof};
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};
 pub use models;

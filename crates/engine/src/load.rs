@@ -3,8 +3,7 @@
 use crate::defaults;
 use crate::pool::{Pool, bound};
 use crate::session::Session;
-use device::cpu::Cpu;
-use device::{About, CacheType, Device, Executor, Memory, Roof};
+use device::{About, CacheType, Executor, Memory, Place, Roof};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -17,6 +16,8 @@ use tokens::{ChatTemplate, Tokenizer};
 /// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
+    /// Where to compute.
+    pub device: Place,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
     /// Positions a session may hold; `None`: as many as the model was trained for.
@@ -36,6 +37,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
+            device: Place::Cpu,
             threads: None,
             context: None,
             rotate: false,
@@ -145,7 +147,7 @@ impl Engine {
             return Err(Error::new("context", "at least one token", 0));
         }
         let context = options.context.unwrap_or(config.context);
-        let device = Cpu::new(options.threads)?;
+        let device = options.device.open(options.threads)?;
         let groups = program.groups();
         let (parameters, file_bytes) = totals(&program, &tensors);
         let tokenizer = read_tokenizer(&tensors)?;

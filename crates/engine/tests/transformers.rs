@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Expected, cases, error, load};
-use delft_engine::{CacheType, LoadOptions, Rows};
+use delft_engine::{CacheType, LoadOptions, Place, Rows};
 
 /// Runs a case in chunks of `chunk` and returns the worst error relative to the logit range.
 fn worst(path: &std::path::Path, expected: &Expected, options: &LoadOptions) -> f32 {
@@ -76,4 +76,49 @@ fn gguf_twins_agree() {
         twins += 1;
     }
     assert!(twins >= 5, "{twins} twins");
+}
+
+/// The shared GPU lowering, kernel by kernel: every fixture and every twin.
+fn simulated(device: &str, only: &[&str]) {
+    let device: Place = device.parse().unwrap();
+    let chosen = |path: &std::path::Path| {
+        only.is_empty() || path.components().any(|c| only.iter().any(|o| c.as_os_str() == *o))
+    };
+    let plain = cases().into_iter().map(|path| {
+        let truth = path.join("expected.safetensors");
+        (path, truth, true)
+    });
+    let mut seen = 0;
+    for (path, truth, exact) in plain.chain(common::twins()).filter(|c| chosen(&c.0)) {
+        let expected = Expected::open(&truth);
+        let exact = if exact { 1e-4 } else { 3e-2 };
+        for (cache_type, bound, chunk) in [
+            (CacheType::F32, exact, 512),
+            (CacheType::F32, exact, 7),
+            (CacheType::F16, 2e-2_f32.max(exact), 512),
+        ] {
+            let options = LoadOptions { device, cache_type, chunk, ..Default::default() };
+            let worst = worst(&path, &expected, &options);
+            let what = format!("{}: {cache_type:?} in chunks of {chunk}", path.display());
+            println!("{what}: {worst:e}");
+            assert!(worst <= bound, "{what}: {worst:e}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 6);
+}
+
+#[test]
+fn a_simulated_gpu_agrees() {
+    simulated("sim", &[]);
+}
+
+#[test]
+fn metal_text_agrees() {
+    simulated("sim-metal", &["llama3", "qwen3"]);
+}
+
+#[test]
+fn cuda_text_agrees() {
+    simulated("sim-cuda", &["llama3", "qwen3"]);
 }

@@ -4,6 +4,7 @@
 //! kernel; bound to buffers and numbers it is a [`Launch`], which costs next to nothing to repeat. A [`Graph`] repeats a list
 //! of them in one submission. [`roof`] measures what the GPU could do at best.
 
+mod backend;
 mod cache;
 mod compile;
 mod graph;

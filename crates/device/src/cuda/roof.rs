@@ -33,8 +33,7 @@ impl Roofs {
 /// # Errors
 /// If a kernel fails, or there is no memory for it.
 pub fn measure(gpu: &Gpu) -> Result<Roofs> {
-    let bytes = (gpu.facts().memory / 16).clamp(64 << 20, 4 << 30) & !0xFFFF;
-    let data = gpu.buffer(bytes)?;
+    let data = gpu.buffer((gpu.facts().memory / 16).clamp(64 << 20, 4 << 30) & !0xFFFF)?;
     scatter(gpu, &data)?;
     let read = read(gpu, &data)?;
     let copy = copy(gpu, &data)?;
@@ -44,6 +43,16 @@ pub fn measure(gpu: &Gpu) -> Result<Roofs> {
         Err(_) => vec![],
     };
     Ok(Roofs { read, copy, matmul })
+}
+
+/// Bytes per second read from device memory.
+///
+/// # Errors
+/// As [`measure`].
+pub fn read_rate(gpu: &Gpu) -> Result<f64> {
+    let data = gpu.buffer((gpu.facts().memory / 64).clamp(64 << 20, 1 << 30) & !0xFFFF)?;
+    scatter(gpu, &data)?;
+    read(gpu, &data)
 }
 
 /// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and keeps the result.

@@ -1,0 +1,117 @@
+//! Where a step's activations lie and of what type they are.
+
+use std::ops::Range;
+
+use ops::{Op, Rows, Shape};
+use program::{Plan, Program, ValueId, plan_memory};
+use tile::types::Scalar;
+
+/// Rows up to which products are of the matrix-vector kind.
+pub(super) const FEW: usize = 8;
+
+/// Rows that kernels of few rows are built for: the next power of two. More rows are as many as there are.
+pub(super) fn bucket(rows: usize) -> usize {
+    if rows > FEW || rows == 0 { rows } else { rows.next_power_of_two() }
+}
+
+/// Types of all values: `half` for those that are of attention only, f32 for the others.
+pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
+    let count = program.values.len();
+    // Values that a kernel has of one type, as sets: `set[v]` names v's.
+    let mut set: Vec<usize> = (0..count).collect();
+    let mut of_attention = vec![false; count];
+    let mut of_residual = vec![false; count];
+    for node in &program.nodes {
+        let all = || node.inputs.iter().chain(&node.outputs).map(|v| v.0);
+        let same: Vec<usize> = match node.op {
+            Op::Embed | Op::Linear | Op::GateUp { .. } => vec![],
+            Op::LinearAdd => vec![node.inputs[1].0, node.outputs[0].0],
+            Op::Project(_) => node.outputs.iter().map(|v| v.0).collect(),
+            _ => all().collect(),
+        };
+        for pair in same.windows(2) {
+            let (from, to) = (set[pair[0]], set[pair[1]]);
+            set.iter_mut().filter(|s| **s == from).for_each(|s| *s = to);
+        }
+        match node.op {
+            Op::Attention(_) | Op::RopeWrite(_) | Op::KvWrite { .. } => {
+                all().for_each(|v| of_attention[v] = true);
+            }
+            Op::Embed | Op::GateUp { .. } => of_residual[node.outputs[0].0] = true,
+            Op::LinearAdd => of_residual[node.outputs[0].0] = true,
+            _ => {}
+        }
+    }
+    program.results.iter().for_each(|v| of_residual[v.0] = true);
+    let any = |marks: &[bool], of: usize| (0..count).any(|v| marks[v] && set[v] == of);
+    let is_half = |v: usize| any(&of_attention, set[v]) && !any(&of_residual, set[v]);
+    (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()
+}
+
+/// The arena of one shape class, in bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    plan: Plan,
+    tokens: usize,
+    outputs: usize,
+    /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many rows.
+    pub(super) scratch: [Range<usize>; 3],
+    /// All of it.
+    pub(super) bytes: usize,
+}
+
+impl Layout {
+    /// For `tokens` rows, `outputs` of them with logits.
+    pub(super) fn new(program: &Program, tokens: usize, outputs: usize) -> Layout {
+        let (tokens, outputs) = (bucket(tokens), bucket(outputs));
+        let plan = plan_memory(program, tokens, outputs);
+        let (mut input, mut output) = (0, 0);
+        for node in &program.nodes {
+            if matches!(node.op, Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. }) {
+                let rows = |shape: Shape| match shape.rows {
+                    Rows::Tokens => tokens,
+                    Rows::Outputs => outputs,
+                };
+                let size = |v: &ValueId| rows(program.shape(*v)) * program.shape(*v).width;
+                if rows(program.shape(node.outputs[0])) > FEW
+                    || matches!(node.op, Op::GateUp { .. })
+                {
+                    input = input.max(size(&node.inputs[0]));
+                    output = output.max(size(&node.outputs[0]));
+                }
+            }
+        }
+        let mut end = plan.bytes;
+        let scratch = [input, output, output].map(|elements| {
+            let start = end.next_multiple_of(256);
+            end = start + 4 * elements;
+            start..end
+        });
+        Layout { plan, tokens, outputs, scratch, bytes: end.max(256) }
+    }
+
+    /// Rows that a value has room for.
+    pub(super) fn rows(&self, shape: Shape) -> usize {
+        match shape.rows {
+            Rows::Tokens => self.tokens,
+            Rows::Outputs => self.outputs,
+        }
+    }
+
+    /// The bytes of a value.
+    pub(super) fn value(&self, program: &Program, types: &[Scalar], v: ValueId) -> Range<usize> {
+        let shape = program.shape(v);
+        let start = self.plan.offsets[v.0];
+        start..start + self.rows(shape) * shape.width * types[v.0].bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_powers_of_two() {
+        assert_eq!([0, 1, 2, 3, 5, 8, 9, 100].map(bucket), [0, 1, 2, 4, 8, 8, 9, 100]);
+    }
+}

@@ -1,0 +1,383 @@
+//! A Program loaded on a GPU: weights, the cache's pools, the arena, and the shape classes seen so far.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use formats::{Error, Result, Tensors};
+use ops::{Op, Rope, Rows};
+use program::{Arguments, BLOCK_TOKENS, Program};
+use tile::types::Scalar;
+
+use super::arena::{self, Layout, bucket};
+use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
+use super::weights::{self, Weight};
+use super::{Backend, Dispatch};
+use crate::{CacheType, Executor, LoadOptions, Memory, Roof};
+
+/// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
+const KEPT: usize = 64;
+
+/// A layer's cache.
+struct Layer<B> {
+    keys: B,
+    values: B,
+}
+
+/// A class whose launches are bound.
+struct Class<B: Backend> {
+    words: Words,
+    launches: Vec<B::Launch>,
+    recording: Option<B::Recording>,
+    /// Where the results are, and their rows.
+    results: Vec<(B::Buffer, Rows, usize)>,
+}
+
+/// See [`Executor`].
+pub(super) struct GpuExecutor<B: Backend> {
+    backend: Arc<B>,
+    dispatch: Dispatch,
+    lowering: Lowering,
+    weights: Vec<Weight<B::Buffer>>,
+    frequencies: Vec<B::Buffer>,
+    layers: Vec<Layer<B::Buffer>>,
+    /// Blocks of each group that there is memory for, and the most there may be.
+    blocks: Vec<(usize, usize)>,
+    /// Bytes of a position, in keys and as much in values, of each layer.
+    position_bytes: Vec<usize>,
+    arena: B::Buffer,
+    arena_bytes: usize,
+    words: B::Buffer,
+    scratch: [B::Buffer; 3],
+    scratch_bytes: usize,
+    kernels: Kernels,
+    pipelines: Vec<B::Pipeline>,
+    classes: HashMap<Key, Class<B>>,
+    limits: (usize, usize),
+    /// The last step's words and results.
+    staged: Vec<u8>,
+    results: Vec<Vec<f32>>,
+}
+
+impl<B: Backend> GpuExecutor<B> {
+    pub(super) fn load(
+        backend: Arc<B>,
+        dispatch: Dispatch,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self> {
+        let half = match options.cache_type {
+            CacheType::F16 => Scalar::F16,
+            CacheType::F32 => Scalar::F32,
+        };
+        let weights = weights::load(&*backend, &program, tensors, progress)?;
+        let ropes = ropes(&program);
+        let upload = |rope: &Rope| -> Result<B::Buffer> {
+            let bytes: Vec<u8> = rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
+            let buffer = backend.buffer(bytes.len())?;
+            backend.write(&buffer, &bytes)?;
+            Ok(buffer)
+        };
+        let frequencies = ropes.iter().map(upload).collect::<Result<_>>()?;
+        let position_bytes: Vec<usize> =
+            program.layers.iter().map(|l| l.kv_heads * l.head_dim * half.bytes()).collect();
+        let lowering = Lowering {
+            facts: backend.facts(),
+            types: arena::types(&program, half),
+            half,
+            formats: weights.iter().map(|w| w.format).collect(),
+            ropes,
+            groups: program.layer_groups(),
+            program,
+        };
+        let limits = (options.rows.0.max(1), options.rows.1.max(1));
+        let arena_bytes = Layout::new(&lowering.program, limits.0, limits.1).bytes;
+        let sizes = lowering.scratch(limits.0);
+        let [a, b, c] = sizes.map(|bytes| backend.buffer(bytes));
+        // A table is as long as its group has blocks, rounded up.
+        let tables: usize = options.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
+        let words = 4 * (bucket(limits.0) * 3 + bucket(limits.1) + 2) + 64 * 6 + tables;
+        let mut executor = GpuExecutor {
+            arena: backend.buffer(arena_bytes)?,
+            arena_bytes,
+            words: backend.buffer(words)?,
+            scratch: [a?, b?, c?],
+            scratch_bytes: sizes.iter().sum(),
+            layers: Vec::new(),
+            blocks: options.blocks.iter().map(|&most| (0, most)).collect(),
+            position_bytes,
+            kernels: Kernels::default(),
+            pipelines: Vec::new(),
+            classes: HashMap::new(),
+            limits,
+            staged: Vec::with_capacity(words),
+            results: vec![Vec::new(); lowering.program.results.len()],
+            backend,
+            dispatch,
+            lowering,
+            weights,
+            frequencies,
+        };
+        for group in 0..executor.blocks.len() {
+            executor.blocks[group].0 = executor.blocks[group].1.min(1);
+        }
+        for layer in 0..executor.position_bytes.len() {
+            let bytes = executor.layer_bytes(layer)?;
+            let [keys, values] = [bytes; 2].map(|bytes| executor.backend.buffer(bytes));
+            executor.layers.push(Layer { keys: keys?, values: values? });
+        }
+        Ok(executor)
+    }
+
+    /// Bytes of a layer's keys, and of its values.
+    fn layer_bytes(&self, layer: usize) -> Result<usize> {
+        let (blocks, _) = self.blocks[self.lowering.groups[layer]];
+        let bytes = self.position_bytes[layer].checked_mul(BLOCK_TOKENS);
+        // Elements of the cache are numbered in 32 bits.
+        let bytes = bytes.and_then(|b| b.checked_mul(blocks)).filter(|b| *b < 1 << 33);
+        bytes.ok_or_else(|| {
+            Error::new("cache", "less than 8 GiB a layer", format!("{blocks} blocks"))
+        })
+    }
+
+    /// Makes room for so many blocks of a group: twice as many as there were, or more.
+    fn grow(&mut self, group: usize, needed: usize) -> Result<()> {
+        let (have, most) = self.blocks[group];
+        if needed <= have {
+            return Ok(());
+        }
+        self.blocks[group].0 = needed.next_power_of_two().min(most);
+        // Whatever is bound has the old addresses.
+        self.classes.clear();
+        for layer in 0..self.layers.len() {
+            if self.lowering.groups[layer] == group {
+                let bytes = self.layer_bytes(layer)?;
+                let backend = &self.backend;
+                let larger = |old: &B::Buffer| -> Result<B::Buffer> {
+                    let new = backend.buffer(bytes)?;
+                    backend.copy(old, &new)?;
+                    Ok(new)
+                };
+                let Layer { keys, values } = &self.layers[layer];
+                self.layers[layer] = Layer { keys: larger(keys)?, values: larger(values)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
+        let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
+        let (most_tokens, most_outputs) = self.limits;
+        if tokens == 0 || tokens > most_tokens || outputs > most_outputs.min(tokens) {
+            let expected =
+                format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
+            let found = format!("{tokens} rows, {outputs} with logits");
+            return Err(Error::new("step", expected, found));
+        }
+        let fits = arguments.positions.len() == tokens
+            && arguments.positions.windows(2).all(|pair| pair[1] == pair[0] + 1)
+            && arguments.outputs.iter().all(|&row| (row as usize) < tokens)
+            && arguments.tables.len() == self.blocks.len();
+        if !fits {
+            let expected = "consecutive positions, outputs among the rows, a table per group";
+            return Err(Error::new("step", expected, "others"));
+        }
+        for (table, &(_, most)) in arguments.tables.iter().zip(&self.blocks) {
+            if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= most) {
+                let expected = format!("cache blocks below {most}");
+                return Err(Error::new("step", expected, format!("{table:?}")));
+            }
+        }
+        let first = arguments.positions.first().copied().unwrap_or(0);
+        for (group, window) in self.lowering.program.groups().into_iter().enumerate() {
+            let oldest = arguments.tables[group].oldest;
+            let seen = window.map_or(0, |w| (first + 1).saturating_sub(w as u32));
+            if oldest > seen {
+                return Err(Error::new("gpu", "a context that holds every position seen", oldest)
+                    .hint("a rotating context runs on the CPU only: --device cpu"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What tells this step's class apart.
+    fn key(&self, arguments: &Arguments<'_>) -> Key {
+        let last = arguments.positions.last().map_or(0, |p| *p as usize);
+        let strides = arguments.tables.iter().map(|table| {
+            let wraps = last / BLOCK_TOKENS >= table.blocks.len();
+            stride(table.blocks.len(), wraps)
+        });
+        Key {
+            tokens: arguments.tokens.len(),
+            outputs: arguments.outputs.len(),
+            strides: strides.collect(),
+            length: (last + 1).next_power_of_two().max(BLOCK_TOKENS),
+        }
+    }
+
+    /// Lowers, loads and binds a class.
+    fn compile(&mut self, key: &Key) -> Result<Class<B>> {
+        let layout = Layout::new(&self.lowering.program, key.tokens, key.outputs);
+        if layout.bytes > self.arena_bytes {
+            // A smaller class may pack worse than the largest.
+            self.classes.clear();
+            self.arena = self.backend.buffer(layout.bytes)?;
+            self.arena_bytes = layout.bytes;
+        }
+        let steps = self.lowering.class(key, &layout, &mut self.kernels)?;
+        let new: Vec<&tile::Kernel> = self.kernels.all[self.pipelines.len()..].iter().collect();
+        self.backend.ahead(&new);
+        for kernel in new {
+            self.pipelines.push(self.backend.load(kernel)?);
+        }
+        let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>>>()?;
+        let results = self.lowering.program.results.iter().map(|&v| {
+            let shape = self.lowering.program.shape(v);
+            let range = layout.value(&self.lowering.program, &self.lowering.types, v);
+            Ok((self.backend.part(&self.arena, range)?, shape.rows, shape.width))
+        });
+        let results = results.collect::<Result<_>>()?;
+        Ok(Class { words: Words::new(key), launches, recording: None, results })
+    }
+
+    fn bind(&self, step: &Step) -> Result<B::Launch> {
+        let buffer = |slot: &Slot| match slot {
+            Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
+            Slot::Words(range) => self.backend.part(&self.words, range.clone()),
+            Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
+            Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
+            Slot::Keys(layer) => Ok(self.layers[*layer].keys.clone()),
+            Slot::Values(layer) => Ok(self.layers[*layer].values.clone()),
+            Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
+        };
+        let buffers = step.buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
+        self.backend.bind(&self.pipelines[step.kernel], &step.numbers, &buffers)
+    }
+
+    /// Writes the step's words where its class expects them.
+    fn stage(&mut self, words: &Words, arguments: &Arguments<'_>) -> Result<()> {
+        self.staged.clear();
+        self.staged.resize(words.bytes, 0);
+        let mut put = |range: &std::ops::Range<usize>, values: &[u32]| {
+            let to = self.staged[range.clone()].chunks_exact_mut(4);
+            to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
+        };
+        put(&words.tokens, arguments.tokens);
+        put(&words.positions, arguments.positions);
+        put(&words.outputs, arguments.outputs);
+        put(&words.starts, &[0, arguments.tokens.len() as u32]);
+        words.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
+        self.backend.write(&self.words, &self.staged)
+    }
+
+    fn read(&mut self, class: &Class<B>, tokens: usize, outputs: usize) -> Result<()> {
+        for ((buffer, rows, width), to) in class.results.iter().zip(&mut self.results) {
+            let rows = match rows {
+                Rows::Tokens => tokens,
+                Rows::Outputs => outputs,
+            };
+            let bytes = 4 * rows * width;
+            self.staged.clear();
+            self.staged.resize(bytes, 0);
+            if bytes > 0 {
+                self.backend.read(buffer, &mut self.staged)?;
+            }
+            to.clear();
+            let floats = self.staged.chunks_exact(4);
+            to.extend(floats.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        }
+        Ok(())
+    }
+
+    /// Runs a class on what is staged.
+    fn launch(&self, class: &mut Class<B>, key: &Key) -> Result<()> {
+        // What is seen once is not worth recording.
+        if self.dispatch == Dispatch::Eager || key.tokens > arena::FEW {
+            return self.backend.submit(&class.launches);
+        }
+        let recording = match &mut class.recording {
+            Some(recording) => recording,
+            empty => empty.insert(self.backend.record(&class.launches)?),
+        };
+        self.backend.replay(recording)
+    }
+}
+
+/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
+fn stride(blocks: usize, wraps: bool) -> usize {
+    if wraps { blocks } else { blocks.next_power_of_two().max(16) }
+}
+
+/// The distinct rotations of a Program.
+fn ropes(program: &Program) -> Vec<Rope> {
+    let mut ropes: Vec<Rope> = Vec::new();
+    for node in &program.nodes {
+        let rope = match &node.op {
+            Op::Rope(rope) => rope,
+            Op::RopeWrite(write) => &write.rope,
+            _ => continue,
+        };
+        if !ropes.contains(rope) {
+            ropes.push(rope.clone());
+        }
+    }
+    ropes
+}
+
+impl<B: Backend> Executor for GpuExecutor<B> {
+    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+        self.results.iter_mut().for_each(Vec::clear);
+        self.check(arguments)?;
+        for (group, table) in arguments.tables.iter().enumerate() {
+            let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
+            self.grow(group, needed)?;
+        }
+        let key = self.key(arguments);
+        let known = self.classes.remove(&key);
+        let mut class = match known {
+            Some(class) => class,
+            None => self.compile(&key)?,
+        };
+        self.stage(&class.words, arguments)?;
+        let launched = self.launch(&mut class, &key);
+        let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
+        let done = launched.and_then(|()| self.read(&class, tokens, outputs));
+        if self.classes.len() >= KEPT {
+            self.classes.retain(|key, _| key.tokens <= arena::FEW);
+        }
+        self.classes.insert(key, class);
+        done
+    }
+
+    fn result(&self, index: usize) -> &[f32] {
+        &self.results[index]
+    }
+
+    fn memory(&self) -> Memory {
+        let layer = |(i, bytes): (usize, &usize)| {
+            2 * bytes * BLOCK_TOKENS * self.blocks[self.lowering.groups[i]].0
+        };
+        Memory {
+            weights: self.weights.iter().map(|w| w.bytes).sum(),
+            cache: self.position_bytes.iter().enumerate().map(layer).sum(),
+            arena: self.arena_bytes + self.scratch_bytes,
+        }
+    }
+
+    fn compiled(&self) -> usize {
+        self.classes.len()
+    }
+
+    fn roof(&self) -> Roof {
+        let mut read = vec![false; self.weights.len()];
+        let multiplied = self.lowering.program.nodes.iter().filter(|node| node.op != Op::Embed);
+        multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
+        let bytes = self.weights.iter().zip(read).filter(|(_, read)| *read);
+        Roof {
+            token_bytes: bytes.map(|(w, _)| w.bytes).sum(),
+            position_bytes: self.position_bytes.iter().map(|bytes| 2 * bytes).sum(),
+            bytes_per_second: self.backend.read_rate(),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What all GPU devices share: which kernels a Program becomes, how its weights and cache lie, what a step is given.
+//!
+//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. [`sim`] is the one that needs no GPU:
+//! it runs every kernel on the interpreter, or as emitted text on this CPU.
+//!
+//! Activations are f32, but for queries, keys, values and what attention gives, which have the cache's type. Products of a few
+//! rows read weights as they are packed, once; products of many rows round both operands to 16 bits and add in f32. With
+//! an f32 cache nothing is rounded: that is for comparing with references.
+
+mod arena;
+mod executor;
+mod lower;
+pub mod sim;
+mod weights;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use formats::{Result, Tensors};
+use program::Program;
+use tile::Kernel;
+use tile::launch::Numbers;
+use tile::passes::Target;
+
+use crate::{About, Device, Executor, LoadOptions};
+
+/// What kernels are chosen by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Whose instructions kernels are lowered to.
+    pub target: Target,
+    /// Multiprocessors, or cores: what works at the same time.
+    pub processors: u32,
+    /// Bytes of shared memory that a threadgroup can have.
+    pub shared: u32,
+}
+
+/// What a GPU device does itself. Everything is done in the order in which it is asked for.
+pub trait Backend: Send + Sync + 'static {
+    /// Bytes on the device; clones are the same bytes.
+    type Buffer: Clone + Send;
+    /// A kernel that can be launched.
+    type Pipeline: Clone + Send;
+    /// A kernel bound to buffers and numbers.
+    type Launch: Send;
+    /// Launches that are submitted as one.
+    type Recording: Send;
+
+    /// What it is.
+    fn about(&self) -> About;
+
+    /// What kernels are chosen by.
+    fn facts(&self) -> Facts;
+
+    /// So many bytes of zeros, aligned to 256.
+    ///
+    /// # Errors
+    /// If there is not as much memory left.
+    fn buffer(&self, bytes: usize) -> Result<Self::Buffer>;
+
+    /// Some of a buffer's bytes.
+    ///
+    /// # Errors
+    /// If they are not all inside.
+    fn part(&self, of: &Self::Buffer, range: Range<usize>) -> Result<Self::Buffer>;
+
+    /// Replaces the first bytes of a buffer.
+    ///
+    /// # Errors
+    /// If they do not fit, or earlier work failed.
+    fn write(&self, to: &Self::Buffer, bytes: &[u8]) -> Result<()>;
+
+    /// Reads the first bytes of a buffer, once all earlier work is done.
+    ///
+    /// # Errors
+    /// If there are not as many, or earlier work failed.
+    fn read(&self, from: &Self::Buffer, to: &mut [u8]) -> Result<()>;
+
+    /// Copies a buffer to the first bytes of another.
+    ///
+    /// # Errors
+    /// If it is longer.
+    fn copy(&self, from: &Self::Buffer, to: &Self::Buffer) -> Result<()>;
+
+    /// Gets ready to load these kernels, all of which are loaded soon.
+    fn ahead(&self, kernels: &[&Kernel]) {
+        let _ = kernels;
+    }
+
+    /// A kernel that is lowered for [`Facts::target`] and has no constants left.
+    ///
+    /// # Errors
+    /// If the device cannot run it.
+    fn load(&self, kernel: &Kernel) -> Result<Self::Pipeline>;
+
+    /// Binds buffers, in the kernel's order, and numbers.
+    ///
+    /// # Errors
+    /// The rule of the launch contract that does not hold.
+    fn bind(
+        &self,
+        pipeline: &Self::Pipeline,
+        numbers: &Numbers,
+        buffers: &[Self::Buffer],
+    ) -> Result<Self::Launch>;
+
+    /// Launches in order, each after the one before.
+    ///
+    /// # Errors
+    /// If the device refuses one.
+    fn submit(&self, launches: &[Self::Launch]) -> Result<()>;
+
+    /// Makes one of many launches.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    fn record(&self, launches: &[Self::Launch]) -> Result<Self::Recording>;
+
+    /// Does what was recorded.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    fn replay(&self, recording: &mut Self::Recording) -> Result<()>;
+
+    /// Bytes per second at which its memory is read, measured.
+    fn read_rate(&self) -> f64;
+}
+
+/// A device made of a [`Backend`].
+pub struct GpuDevice<B> {
+    backend: Arc<B>,
+    dispatch: Dispatch,
+}
+
+/// How a step is submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dispatch {
+    /// Kernel by kernel.
+    Eager,
+    /// As one recording for each shape class.
+    #[default]
+    Graph,
+}
+
+impl<B: Backend> GpuDevice<B> {
+    /// Of a backend.
+    pub fn new(backend: B, dispatch: Dispatch) -> Self {
+        GpuDevice { backend: Arc::new(backend), dispatch }
+    }
+}
+
+impl<B: Backend> Device for GpuDevice<B> {
+    fn about(&self) -> About {
+        self.backend.about()
+    }
+
+    fn load(
+        &self,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>> {
+        let backend = Arc::clone(&self.backend);
+        let loaded = executor::GpuExecutor::load(
+            backend,
+            self.dispatch,
+            program,
+            tensors,
+            options,
+            progress,
+        )?;
+        Ok(Box::new(loaded))
+    }
+}

@@ -1,0 +1,232 @@
+//! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell, or as emitted text
+//! compiled for this CPU.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use formats::{Error, Result};
+use tile::case;
+use tile::emit::{self, Dialect};
+use tile::interp::Machine;
+use tile::ir::{Access, ParamKind};
+use tile::launch::Numbers;
+use tile::passes::Target;
+use tile::proof::{self, Schedule, Unproved};
+use tile::{Kernel, types::Scalar};
+
+use super::{Backend, Facts};
+use crate::About;
+
+/// What runs the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// The interpreter, as it lowers kernels for a target.
+    Interpreter,
+    /// The emitted Metal text.
+    Metal,
+    /// The emitted CUDA text.
+    Cuda,
+}
+
+/// A simulated GPU.
+pub struct Sim {
+    engine: Engine,
+}
+
+/// Texts compiled by this process: each takes a second.
+static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
+    LazyLock::new(Mutex::default);
+
+/// Bytes of a simulated device.
+#[derive(Clone)]
+pub struct Buffer {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    range: Range<usize>,
+}
+
+impl Buffer {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn to_vec(&self) -> Vec<u8> {
+        self.lock()[self.range.clone()].to_vec()
+    }
+
+    fn first(&self, bytes: usize) -> Result<Range<usize>> {
+        if bytes > self.range.len() {
+            let expected = format!("at most {} bytes", self.range.len());
+            return Err(Error::new("sim buffer", expected, bytes));
+        }
+        Ok(self.range.start..self.range.start + bytes)
+    }
+}
+
+/// What a kernel became.
+#[derive(Clone)]
+pub struct Pipeline {
+    kernel: Arc<Kernel>,
+    code: Code,
+}
+
+#[derive(Clone)]
+enum Code {
+    Machine(Arc<Machine>),
+    Text(Arc<proof::Program>),
+}
+
+/// A kernel with its buffers and numbers.
+#[derive(Clone)]
+pub struct Launch {
+    pipeline: Pipeline,
+    numbers: Numbers,
+    buffers: Vec<Buffer>,
+}
+
+impl Sim {
+    /// With this engine.
+    pub fn new(engine: Engine) -> Sim {
+        Sim { engine }
+    }
+
+    fn text(kernel: &Kernel, dialect: Dialect) -> Result<Arc<proof::Program>> {
+        let wrong = |why: &dyn std::fmt::Display| Error::new(&kernel.name, "", why);
+        let text = emit::text(std::slice::from_ref(kernel), dialect).map_err(|e| wrong(&e))?;
+        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = compiled.get(&text) {
+            return Ok(Arc::clone(known));
+        }
+        let program = proof::Program::compile(&text, std::slice::from_ref(kernel), dialect)
+            .map_err(|why| match why {
+                Unproved::Skip(why) => Error::new("sim", "a C++ compiler", why),
+                Unproved::Wrong(why) => wrong(&why),
+            })?;
+        Ok(Arc::clone(compiled.entry(text).or_insert(Arc::new(program))))
+    }
+}
+
+impl Launch {
+    fn run(&self) -> Result<()> {
+        let Pipeline { kernel, code } = &self.pipeline;
+        let params = || {
+            kernel.params.iter().filter_map(|p| match p.kind {
+                ParamKind::Buffer { scalar, access } => Some((scalar, access)),
+                ParamKind::Argument(_) => None,
+            })
+        };
+        let load = |((scalar, _), buffer): ((Scalar, Access), &Buffer)| {
+            case::Buffer::raw(scalar, buffer.to_vec())
+        };
+        let mut bound: Vec<case::Buffer> = params().zip(&self.buffers).map(load).collect();
+        let wrong = |why: &dyn std::fmt::Display| Error::new("sim", "", why);
+        match code {
+            Code::Machine(machine) => {
+                machine.run(&self.numbers, &mut bound).map_err(|e| wrong(&e))?;
+            }
+            Code::Text(program) => {
+                let order = Schedule::ALL[0];
+                program.run(kernel, &self.numbers, &mut bound, order).map_err(|e| wrong(&e))?;
+            }
+        }
+        for (((_, access), buffer), after) in params().zip(&self.buffers).zip(bound) {
+            if access != Access::In {
+                buffer.lock()[buffer.range.clone()].copy_from_slice(&after.bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Sim {
+    type Buffer = Buffer;
+    type Pipeline = Pipeline;
+    type Launch = Launch;
+    type Recording = Vec<Launch>;
+
+    fn about(&self) -> About {
+        let isa = match self.engine {
+            Engine::Interpreter => "interpreter",
+            Engine::Metal => "Metal text",
+            Engine::Cuda => "CUDA text",
+        };
+        About { name: "sim", threads: 1, isa: isa.to_owned() }
+    }
+
+    fn facts(&self) -> Facts {
+        let (target, shared) = match self.engine {
+            Engine::Interpreter => (Target::Interpreter, 227 << 10),
+            Engine::Metal => (Target::Metal, 32 << 10),
+            Engine::Cuda => (Target::Cuda, 227 << 10),
+        };
+        Facts { target, processors: 4, shared }
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        let mut zeros = Vec::new();
+        let full = |_| Error::new("sim", "memory", format!("none for {bytes} bytes"));
+        zeros.try_reserve_exact(bytes).map_err(full)?;
+        zeros.resize(bytes, 0);
+        Ok(Buffer { bytes: Arc::new(Mutex::new(zeros)), range: 0..bytes })
+    }
+
+    fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+        let first = of.first(range.end)?;
+        let bytes = Arc::clone(&of.bytes);
+        Ok(Buffer { bytes, range: first.start + range.start..first.end })
+    }
+
+    fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
+        let range = to.first(bytes.len())?;
+        to.lock()[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        let range = from.first(to.len())?;
+        to.copy_from_slice(&from.lock()[range]);
+        Ok(())
+    }
+
+    fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        self.write(to, &from.to_vec())
+    }
+
+    fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
+        let code = match self.engine {
+            Engine::Interpreter => {
+                let machine =
+                    Machine::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
+                Code::Machine(Arc::new(machine))
+            }
+            Engine::Metal => Code::Text(Sim::text(kernel, Dialect::Metal)?),
+            Engine::Cuda => Code::Text(Sim::text(kernel, Dialect::Cuda)?),
+        };
+        Ok(Pipeline { kernel: Arc::new(kernel.clone()), code })
+    }
+
+    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+        let (pipeline, numbers) = (pipeline.clone(), numbers.clone());
+        Ok(Launch { pipeline, numbers, buffers: buffers.to_vec() })
+    }
+
+    fn submit(&self, launches: &[Launch]) -> Result<()> {
+        launches.iter().try_for_each(Launch::run)
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {
+        Ok(launches.to_vec())
+    }
+
+    fn replay(&self, recording: &mut Vec<Launch>) -> Result<()> {
+        self.submit(recording)
+    }
+
+    fn read_rate(&self) -> f64 {
+        let bytes = vec![1_u8; 64 << 20];
+        let start = std::time::Instant::now();
+        let sum: u64 = bytes.chunks_exact(8).map(|b| u64::from(b[0])).sum();
+        std::hint::black_box(sum);
+        bytes.len() as f64 / start.elapsed().as_secs_f64()
+    }
+}

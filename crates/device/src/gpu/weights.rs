@@ -1,0 +1,74 @@
+//! Weights on the device: matrices in planes, vectors in f32.
+
+use formats::{Error, Result, Tensors};
+use ops::packed::{self, Format};
+use program::Program;
+
+use super::Backend;
+
+/// A weight on the device.
+pub(super) struct Weight<B> {
+    pub(super) buffer: B,
+    pub(super) bytes: usize,
+    /// How a matrix is packed; none for vectors, which are f32.
+    pub(super) format: Option<Format>,
+}
+
+/// Reads, packs and uploads the weights of a Program, one at a time.
+pub(super) fn load<B: Backend>(
+    backend: &B,
+    program: &Program,
+    tensors: &Tensors,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<Weight<B::Buffer>>> {
+    let find = |weight: &program::Weight| {
+        tensors
+            .get(&weight.stored)
+            .ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
+    };
+    let mut total = 0;
+    for weight in &program.weights {
+        total += find(weight)?.bytes.len() as u64;
+    }
+    let mut done = 0;
+    let mut weights = Vec::with_capacity(program.weights.len());
+    for weight in &program.weights {
+        let tensor = find(weight)?;
+        let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
+        let upload = |bytes: &[u8], format| -> Result<_> {
+            let buffer = backend.buffer(bytes.len())?;
+            backend.write(&buffer, bytes)?;
+            Ok(Weight { buffer, bytes: bytes.len(), format })
+        };
+        let uploaded = match *weight.shape.as_slice() {
+            [rows, cols] => {
+                match Format::of(tensor.dtype) {
+                    // Rows of numbers lie in the file as they do on the device.
+                    Some(format @ Format::Dense(_)) => {
+                        packed::Layout::new(format, rows, cols).map_err(named)?;
+                        upload(tensor.bytes, Some(format)).map_err(named)?
+                    }
+                    _ => {
+                        let planes =
+                            packed::pack(tensor.dtype, tensor.bytes, rows, cols).map_err(named)?;
+                        upload(&planes.bytes, Some(planes.layout.format)).map_err(named)?
+                    }
+                }
+            }
+            [len] => {
+                let mut values = vec![0.0_f32; len];
+                tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                upload(&bytes, None).map_err(named)?
+            }
+            _ => {
+                return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
+            }
+        };
+        tensors.release(&tensor);
+        weights.push(uploaded);
+        done += tensor.bytes.len() as u64;
+        progress(done, total);
+    }
+    Ok(weights)
+}
