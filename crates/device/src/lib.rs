@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use formats::{Error, Result, Tensors};
 use gpu::sim;
+use ops::sample::{Choice, Options};
 use program::{Arguments, Program};
 
 /// Which device: `cpu`, `cuda`, `cuda:1`, `sim`, `sim-metal`, `sim-cuda`.
@@ -169,6 +170,22 @@ pub trait Device: Send + Sync {
 pub trait Executor: Send {
     /// Replays the Program. A shape class seen before allocates nothing.
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()>;
+
+    /// Replays the Program for one token and chooses the next, on the device: the token that
+    /// [`Sampler`](ops::sample::Sampler) chooses from these logits, given the `history` up to and with this token. None if the
+    /// device leaves choosing to the caller.
+    ///
+    /// The device may go on with the tokens it has chosen as far as the tables reach, so that the next call finds its answer
+    /// there. What it has written beyond the last token that was asked for is overwritten by whoever comes to that position.
+    fn choose(
+        &mut self,
+        arguments: &Arguments<'_>,
+        options: &Options,
+        history: &[u32],
+    ) -> Option<Result<Choice>> {
+        let _ = (arguments, options, history);
+        None
+    }
 
     /// Result `index` of the last replay, `[rows, width]`.
     fn result(&self, index: usize) -> &[f32];

@@ -193,6 +193,11 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             let rest = &sequence[self.session.tokens().len()..];
+            if let &[token] = rest
+                && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
+            {
+                return Ok(Some((choice.token, choice.logprob)));
+            }
             let mut chosen = None;
             self.session.step(rest, rest.len() - 1, 0, &mut |_, logits| {
                 let choice =

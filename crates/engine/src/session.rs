@@ -5,8 +5,12 @@ use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::BlockTable;
 use crate::prompt::Prompt;
 use formats::{Error, Result};
+use ops::sample::{Choice, Options};
 use program::{Arguments, Table};
 use std::sync::Arc;
+
+/// Positions that a device may compute beyond those asked for.
+const AHEAD: usize = 2;
 
 /// Which rows' logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +170,38 @@ impl Session {
             visit(base + row as usize, logits);
         }
         Ok(rows)
+    }
+
+    /// Computes `token` after those already here and has the device choose the next; None if the device does not choose, and
+    /// then nothing is computed. `sequence` is all tokens up to and with this one.
+    pub(crate) fn choose(
+        &mut self,
+        token: u32,
+        options: &Options,
+        sequence: &[u32],
+    ) -> Result<Option<Choice>> {
+        let shared = self.shared.clone();
+        let start = self.tokens.len();
+        // Room for the steps that the device takes ahead.
+        let end = start + 1 + AHEAD.min(self.room().saturating_sub(1));
+        for table in &mut self.tables {
+            table.extend(end)?;
+        }
+        let mut tables = [Table::default(); 4];
+        for (table, blocks) in tables.iter_mut().zip(&self.tables) {
+            *table = blocks.table();
+        }
+        let arguments = Arguments {
+            tokens: &[token],
+            positions: &[start as u32],
+            outputs: &[0],
+            tables: &tables[..self.tables.len().min(4)],
+        };
+        let chosen = shared.executor().choose(&arguments, options, sequence).transpose()?;
+        if chosen.is_some() {
+            self.tokens.push(token);
+        }
+        Ok(chosen)
     }
 
     /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the rows asked for is

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use formats::Result;
+use formats::{Error, Result};
 use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
@@ -31,6 +31,27 @@ impl Backend for Gpu {
         let buffer = Gpu::buffer(self, bytes)?;
         buffer.fill(0)?;
         Ok(buffer)
+    }
+
+    fn mailbox(&self, words: usize) -> Result<Buffer> {
+        self.host_buffer(4 * words)
+    }
+
+    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+        let look = || mailbox.look(word).map(|found| Some(found).filter(|f| f[0] != u32::MAX));
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        if !self.idle()? {
+            return Ok(None);
+        }
+        // What was written before the work ended can be seen now.
+        let missing = || Error::new("cuda mailbox", "a note", "none");
+        look()?.map(Some).ok_or_else(missing)
+    }
+
+    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
+        mailbox.put(word, value)
     }
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {

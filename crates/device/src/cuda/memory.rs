@@ -1,6 +1,8 @@
 //! Device memory: plain bytes, shared by reference count, lent in parts.
 
+use std::ffi::c_void;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -19,15 +21,27 @@ pub struct Buffer {
 struct Allocation {
     context: Arc<Context>,
     address: sys::CUdeviceptr,
+    /// Where this process sees it, if it is the host's memory.
+    host: Option<NonNull<c_void>>,
 }
+
+// SAFETY: the host's address is only used for volatile accesses of single words within bounds, which need no thread.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         // A kernel may still be using it.
         drop(self.context.synchronize());
-        // SAFETY: allocated by `cuMemAlloc`, freed only here, and the only stream has drained. In a lost context this
-        // fails, and the memory goes with the context.
-        let _ = unsafe { result::free_sync(self.address) };
+        // SAFETY: allocated by `cuMemHostAlloc` or `cuMemAlloc`, freed only here, and the only stream has drained. In a lost
+        // context this fails, and the memory goes with the context.
+        let _ = unsafe {
+            match self.host {
+                Some(host) => result::free_host(host.as_ptr()),
+                None => result::free_sync(self.address),
+            }
+        };
     }
 }
 
@@ -41,8 +55,32 @@ impl Gpu {
         // SAFETY: the context is current; nothing is read before it is written except as bytes without meaning.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
-        let allocation = Arc::new(Allocation { context: Arc::clone(&self.0), address });
+        let allocation = Arc::new(Allocation { context: Arc::clone(&self.0), address, host: None });
         Ok(Buffer { allocation, offset: 0, bytes })
+    }
+
+    /// The host's memory, which kernels reach too, of so many bytes, all 0xFF.
+    ///
+    /// # Errors
+    /// If there is not as much left.
+    pub fn host_buffer(&self, bytes: usize) -> Result<Buffer> {
+        self.0.enter()?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        let place = || format!("cuda: {bytes} bytes of the host's memory");
+        // SAFETY: the context is current.
+        let host = unsafe { result::malloc_host(bytes.max(8), flags) };
+        let host = self.0.check(&place(), host)?;
+        let host = NonNull::new(host).ok_or_else(|| Error::new(place(), "some", "none"))?;
+        let mut address = 0;
+        // SAFETY: the memory was allocated just now, for kernels to reach; nobody else knows of it yet.
+        let found = unsafe {
+            std::ptr::write_bytes(host.as_ptr().cast::<u8>(), 0xFF, bytes.max(8));
+            sys::cuMemHostGetDevicePointer_v2(&mut address, host.as_ptr(), 0).result()
+        };
+        let allocation = Allocation { context: Arc::clone(&self.0), address, host: Some(host) };
+        // If there is no address, dropping the allocation frees the memory.
+        self.0.check(&place(), found)?;
+        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
     /// Memory that holds these bytes.
@@ -168,6 +206,43 @@ impl Buffer {
             done += more;
         }
         Ok(())
+    }
+
+    /// Two words from an even one on, of the host's memory, as they are now.
+    ///
+    /// # Errors
+    /// If it is not the host's, or they are not inside.
+    pub fn look(&self, word: usize) -> Result<[u32; 2]> {
+        let at = self.host(4 * word, 8)?;
+        // SAFETY: inside the allocation and aligned to 8; a kernel may be writing it, in one store of eight bytes.
+        let both = u64::from_le(unsafe { at.cast::<u64>().read_volatile() });
+        Ok([both as u32, (both >> 32) as u32])
+    }
+
+    /// Sets a word of the host's memory.
+    ///
+    /// # Errors
+    /// If it is not the host's, or the word is not inside.
+    pub fn put(&self, word: usize, value: u32) -> Result<()> {
+        let at = self.host(4 * word, 4)?;
+        // SAFETY: inside the allocation and aligned to 4.
+        unsafe { at.cast::<u32>().write_volatile(value.to_le()) };
+        Ok(())
+    }
+
+    /// Where this process sees some of its bytes, whose number is their alignment.
+    fn host(&self, at: usize, bytes: usize) -> Result<NonNull<u8>> {
+        let outside = || {
+            let expected = format!("{bytes} of {} bytes of the host's memory", self.bytes);
+            Error::new("cuda buffer", expected, format!("at byte {at}"))
+        };
+        let host = self.allocation.host.ok_or_else(outside)?;
+        let end = at.checked_add(bytes).filter(|end| *end <= self.bytes);
+        if end.is_none() || !(self.offset + at).is_multiple_of(bytes) {
+            return Err(outside());
+        }
+        // SAFETY: inside the allocation, as was just checked.
+        Ok(unsafe { host.cast::<u8>().add(self.offset + at) })
     }
 
     /// Its address on the device.

@@ -134,6 +134,19 @@ impl Gpu {
         self.0.synchronize()
     }
 
+    /// Whether everything enqueued is done.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Gpu::synchronize).
+    pub fn idle(&self) -> Result<bool> {
+        self.0.enter()?;
+        // SAFETY: the stream lives as long as the context.
+        match unsafe { sys::cuStreamQuery(self.0.stream) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => self.0.check("cuda", other.result()).map(|()| true),
+        }
+    }
+
     /// Whether a kernel has broken the context (an illegal address, for one): nothing on this `Gpu` works any more. Another
     /// one may be opened once everything of this one is dropped.
     pub fn lost(&self) -> bool {

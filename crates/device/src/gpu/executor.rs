@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use formats::{Error, Result, Tensors};
+use ops::sample::{Choice, Options};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, Program};
 use tile::types::Scalar;
 
 use super::arena::{self, Layout, bucket};
 use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
+use super::run::Chooser;
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
 use crate::{CacheType, Executor, LoadOptions, Memory, Roof};
@@ -24,8 +26,8 @@ struct Layer<B> {
 }
 
 /// A class whose launches are bound.
-struct Class<B: Backend> {
-    words: Words,
+pub(super) struct Class<B: Backend> {
+    pub(super) words: Words,
     launches: Vec<B::Launch>,
     recording: Option<B::Recording>,
     /// Where the results are, and their rows.
@@ -34,9 +36,9 @@ struct Class<B: Backend> {
 
 /// See [`Executor`].
 pub(super) struct GpuExecutor<B: Backend> {
-    backend: Arc<B>,
+    pub(super) backend: Arc<B>,
     dispatch: Dispatch,
-    lowering: Lowering,
+    pub(super) lowering: Lowering,
     weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
     layers: Vec<Layer<B::Buffer>>,
@@ -51,11 +53,13 @@ pub(super) struct GpuExecutor<B: Backend> {
     scratch_bytes: usize,
     kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
-    classes: HashMap<Key, Class<B>>,
+    pub(super) classes: HashMap<Key, Class<B>>,
     limits: (usize, usize),
     /// The last step's words and results.
     staged: Vec<u8>,
     results: Vec<Vec<f32>>,
+    /// Choosing tokens on the device.
+    pub(super) chooser: Chooser<B>,
 }
 
 impl<B: Backend> GpuExecutor<B> {
@@ -111,6 +115,7 @@ impl<B: Backend> GpuExecutor<B> {
             pipelines: Vec::new(),
             classes: HashMap::new(),
             limits,
+            chooser: Chooser::default(),
             staged: Vec::with_capacity(words),
             results: vec![Vec::new(); lowering.program.results.len()],
             backend,
@@ -202,7 +207,7 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     /// What tells this step's class apart.
-    fn key(&self, arguments: &Arguments<'_>) -> Key {
+    pub(super) fn key(&self, arguments: &Arguments<'_>) -> Key {
         let last = arguments.positions.last().map_or(0, |p| *p as usize);
         let strides = arguments.tables.iter().map(|table| {
             let wraps = last / BLOCK_TOKENS >= table.blocks.len();
@@ -213,6 +218,7 @@ impl<B: Backend> GpuExecutor<B> {
             outputs: arguments.outputs.len(),
             strides: strides.collect(),
             length: (last + 1).next_power_of_two().max(BLOCK_TOKENS),
+            samples: None,
         }
     }
 
@@ -250,13 +256,34 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Keys(layer) => Ok(self.layers[*layer].keys.clone()),
             Slot::Values(layer) => Ok(self.layers[*layer].values.clone()),
             Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
+            Slot::Sampling(part) => self.chooser.buffer(*part),
         };
         let buffers = step.buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
         self.backend.bind(&self.pipelines[step.kernel], &step.numbers, &buffers)
     }
 
+    /// Checks a step and makes room in the cache for it. What was chosen ahead is forgotten.
+    pub(super) fn prepare(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+        self.chooser.forget();
+        self.results.iter_mut().for_each(Vec::clear);
+        self.check(arguments)?;
+        for (group, table) in arguments.tables.iter().enumerate() {
+            let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
+            self.grow(group, needed)?;
+        }
+        Ok(())
+    }
+
+    /// The class of a key, compiled on first sight. It is taken out: whoever uses it puts it back.
+    pub(super) fn class(&mut self, key: &Key) -> Result<Class<B>> {
+        match self.classes.remove(key) {
+            Some(class) => Ok(class),
+            None => self.compile(key),
+        }
+    }
+
     /// Writes the step's words where its class expects them.
-    fn stage(&mut self, words: &Words, arguments: &Arguments<'_>) -> Result<()> {
+    pub(super) fn stage(&mut self, words: &Words, arguments: &Arguments<'_>) -> Result<()> {
         self.staged.clear();
         self.staged.resize(words.bytes, 0);
         let mut put = |range: &std::ops::Range<usize>, values: &[u32]| {
@@ -291,7 +318,7 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     /// Runs a class on what is staged.
-    fn launch(&self, class: &mut Class<B>, key: &Key) -> Result<()> {
+    pub(super) fn launch(&self, class: &mut Class<B>, key: &Key) -> Result<()> {
         // What is seen once is not worth recording.
         if self.dispatch == Dispatch::Eager || key.tokens > arena::FEW {
             return self.backend.submit(&class.launches);
@@ -327,18 +354,9 @@ fn ropes(program: &Program) -> Vec<Rope> {
 
 impl<B: Backend> Executor for GpuExecutor<B> {
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.results.iter_mut().for_each(Vec::clear);
-        self.check(arguments)?;
-        for (group, table) in arguments.tables.iter().enumerate() {
-            let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
-            self.grow(group, needed)?;
-        }
+        self.prepare(arguments)?;
         let key = self.key(arguments);
-        let known = self.classes.remove(&key);
-        let mut class = match known {
-            Some(class) => class,
-            None => self.compile(&key)?,
-        };
+        let mut class = self.class(&key)?;
         self.stage(&class.words, arguments)?;
         let launched = self.launch(&mut class, &key);
         let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
@@ -348,6 +366,15 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         }
         self.classes.insert(key, class);
         done
+    }
+
+    fn choose(
+        &mut self,
+        arguments: &Arguments<'_>,
+        options: &Options,
+        history: &[u32],
+    ) -> Option<Result<Choice>> {
+        Some(self.chosen(arguments, options, history))
     }
 
     fn result(&self, index: usize) -> &[f32] {

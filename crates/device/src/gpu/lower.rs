@@ -13,6 +13,7 @@ use ops::packed::Format;
 use ops::project::{Project, project};
 use ops::rms_norm::rms_norm;
 use ops::rope_write::{self, Variant, rope_write};
+use ops::sample::kernels;
 use ops::sweep::Team;
 use ops::{Attention, Op, Rope, RopeWrite, Rows};
 use program::{BLOCK_TOKENS, Node, Program, ValueId, WeightId};
@@ -42,6 +43,60 @@ pub(super) enum Slot {
     Values(usize),
     /// Working memory of attention: see [`Scratch`].
     Scratch(usize),
+    /// Working memory of sampling.
+    Sampling(Sampling),
+}
+
+/// What sampling works with besides the logits and the step's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sampling {
+    Settings,
+    History,
+    Biases,
+    Spans,
+    Keys,
+    Peaks,
+    Bins,
+    List,
+    Picked,
+    Sums,
+    Arrived,
+    Mail,
+}
+
+impl Sampling {
+    /// All of them, in the order of their numbers.
+    pub(super) const ALL: [Sampling; 12] = [
+        Sampling::Settings,
+        Sampling::History,
+        Sampling::Biases,
+        Sampling::Spans,
+        Sampling::Keys,
+        Sampling::Peaks,
+        Sampling::Bins,
+        Sampling::List,
+        Sampling::Picked,
+        Sampling::Sums,
+        Sampling::Arrived,
+        Sampling::Mail,
+    ];
+
+    /// Words of it, for one row; `history` and `biases` are as long as a run needs them.
+    pub(super) fn words(self, vocab: usize, history: usize, biases: usize) -> usize {
+        let parts = |of: u32| vocab.div_ceil(of as usize);
+        match self {
+            Sampling::Settings => kernels::SETTINGS as usize,
+            Sampling::History => history,
+            Sampling::Biases => 2 * biases,
+            Sampling::Spans | Sampling::Picked | Sampling::Arrived => 1,
+            Sampling::Keys => vocab,
+            Sampling::Peaks => 2 * parts(kernels::PART),
+            Sampling::Bins => (kernels::BINS * kernels::PER_BIN) as usize,
+            Sampling::List => 2 * vocab,
+            Sampling::Sums => 2 * parts(kernels::advance::SHARE),
+            Sampling::Mail => 2 * kernels::advance::NOTES as usize,
+        }
+    }
 }
 
 /// Bytes of the three arrays that split attention works with; the last is zeros between steps.
@@ -64,6 +119,8 @@ pub(super) struct Key {
     pub(super) strides: Vec<usize>,
     /// Positions in use, rounded up.
     pub(super) length: usize,
+    /// Whether the step chooses its successor's token, and whether filters are on then.
+    pub(super) samples: Option<bool>,
 }
 
 /// Where a step's words lie, in bytes.
@@ -210,15 +267,18 @@ impl Lowering {
         &self,
         key: &Key,
         layout: &Layout,
-        kernels: &mut Kernels,
+        known: &mut Kernels,
     ) -> Result<Vec<Step>> {
         let words = Words::new(key);
-        let mut recorder = Recorder { of: self, key, layout, words, kernels, steps: vec![] };
+        let mut recorder = Recorder { of: self, key, layout, words, known, steps: vec![] };
         for node in &self.program.nodes {
             let rows = node.outputs.first().or(node.inputs.first());
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
                 recorder.node(node)?;
             }
+        }
+        if let Some(filters) = key.samples {
+            recorder.sample(filters)?;
         }
         Ok(recorder.steps)
     }
@@ -230,7 +290,7 @@ struct Recorder<'a> {
     key: &'a Key,
     layout: &'a Layout,
     words: Words,
-    kernels: &'a mut Kernels,
+    known: &'a mut Kernels,
     steps: Vec<Step>,
 }
 
@@ -250,7 +310,7 @@ struct Operand {
 
 impl Recorder<'_> {
     fn push(&mut self, kernel: &Kernel, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
-        let kernel_index = self.kernels.get(kernel, &numbers, self.of.facts)?;
+        let kernel_index = self.known.get(kernel, &numbers, self.of.facts)?;
         let buffers = kernel
             .params
             .iter()
@@ -336,6 +396,56 @@ impl Recorder<'_> {
             }
             Op::RopeWrite(write) => self.rope_write(write, inputs, weights, outputs[0]),
         }
+    }
+
+    /// Chooses a token from the logits of one row, and makes it the next step's.
+    fn sample(&mut self, filters: bool) -> Result<()> {
+        let logits = self.of.program.results[0];
+        let vocab = self.width(logits);
+        let numbers = Numbers::new().with("rows", 1).with("vocab", vocab as u32);
+        let of = |name, part| (name, Slot::Sampling(part));
+        let (keys, peaks) = (of("keys", Sampling::Keys), of("peaks", Sampling::Peaks));
+        let (bins, settings) = (of("bins", Sampling::Bins), of("settings", Sampling::Settings));
+        let history = of("history", Sampling::History);
+        let logits = ("logits", self.value(logits));
+        let (keys, peaks) = (&keys, &peaks);
+        let adjusted = [
+            logits.clone(),
+            settings.clone(),
+            history.clone(),
+            of("biases", Sampling::Biases),
+            keys.clone(),
+            peaks.clone(),
+            bins.clone(),
+        ];
+        self.push(&kernels::adjust::<f32>(), numbers.clone(), &adjusted)?;
+        if filters {
+            let bound = [keys.clone(), peaks.clone(), settings.clone(), bins.clone()];
+            self.push(&kernels::weigh(), numbers.clone(), &bound)?;
+        }
+        let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
+        let bound = [
+            keys.clone(),
+            peaks.clone(),
+            settings.clone(),
+            bins,
+            of("list", Sampling::List),
+            of("tokens", Sampling::Picked),
+        ];
+        self.push(&kernels::pick(schedule), numbers.clone(), &bound)?;
+        let bound = [
+            logits,
+            of("picked", Sampling::Picked),
+            of("spans", Sampling::Spans),
+            ("tokens", Slot::Words(self.words.tokens.clone())),
+            ("positions", Slot::Words(self.words.positions.clone())),
+            settings,
+            history,
+            of("mail", Sampling::Mail),
+            of("sums", Sampling::Sums),
+            of("arrived", Sampling::Arrived),
+        ];
+        self.push(&kernels::advance(), numbers, &bound)
     }
 
     fn embed(&mut self, table: WeightId, y: ValueId) -> Result<()> {

@@ -10,6 +10,7 @@
 mod arena;
 mod executor;
 mod lower;
+mod run;
 pub mod sim;
 mod weights;
 
@@ -57,6 +58,24 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// If there is not as much memory left.
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer>;
+
+    /// So many words that the host can see and set while kernels run: see [`Backend::peek`].
+    ///
+    /// # Errors
+    /// If there is not as much memory left.
+    fn mailbox(&self, words: usize) -> Result<Self::Buffer>;
+
+    /// Two words of a mailbox from an even one on, which kernels write at once; None while the first is [`u32::MAX`].
+    ///
+    /// # Errors
+    /// If nobody is left who would write them, or that work has failed.
+    fn peek(&self, mailbox: &Self::Buffer, word: usize) -> Result<Option<[u32; 2]>>;
+
+    /// Sets a word of a mailbox before any work that is not yet submitted.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn poke(&self, mailbox: &Self::Buffer, word: usize, value: u32) -> Result<()>;
 
     /// Some of a buffer's bytes.
     ///

@@ -170,6 +170,25 @@ impl Backend for Sim {
         Ok(Buffer { bytes: Arc::new(Mutex::new(zeros)), range: 0..bytes })
     }
 
+    fn mailbox(&self, words: usize) -> Result<Buffer> {
+        self.buffer(4 * words)
+    }
+
+    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+        let mut bytes = [0; 8];
+        self.read(&self.part(mailbox, 4 * word..4 * word + 8)?, &mut bytes)?;
+        let [a, b, c, d, e, f, g, h] = bytes;
+        let found = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])];
+        if found[0] == u32::MAX {
+            return Err(Error::new("sim mailbox", "a note", "none"));
+        }
+        Ok(Some(found))
+    }
+
+    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
+        self.write(&self.part(mailbox, 4 * word..4 * word + 4)?, &value.to_le_bytes())
+    }
+
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
         let first = of.first(range.end)?;
         let bytes = Arc::clone(&of.bytes);

@@ -1,9 +1,10 @@
 //! The sampling chain on a device: the tokens of [`Sampler`](super::Sampler), bit for bit.
 //!
-//! Three kernels a step, since each needs something of the whole row that the one before finds:
+//! Four kernels a step, since each needs something of the whole row that the one before finds:
 //! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of a row.
 //! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin; only for rows that need one.
-//! - [`pick`]: a group per row finds where top-k and top-p end, and draws.
+//! - [`pick`]: a group per row finds where top-k and top-p end, and draws;
+//! - [`mod@advance`]: what was picked becomes the next step's token, and a note to the host.
 //!
 //! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among equals), so that all
 //! of them come down to one question: which is the smallest prefix that has so many tokens, or so much weight? It is
@@ -11,12 +12,14 @@
 //! Sums are of whole numbers, so it does not matter that threads add in no particular order.
 
 mod adjust;
+pub mod advance;
 pub(crate) mod arith;
 mod cases;
 mod pick;
 mod weigh;
 
 pub use adjust::adjust;
+pub use advance::advance;
 pub use pick::{NARROW, Schedule, WIDE, pick};
 pub use weigh::weigh;
 
@@ -44,6 +47,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "sample_adjust", cases: cases::adjust, benches: cases::adjust_benches },
     Spec { name: "sample_weigh", cases: cases::weigh, benches: cases::weigh_benches },
     Spec { name: "sample_pick", cases: cases::pick, benches: cases::pick_benches },
+    Spec { name: "sample_advance", cases: advance::cases, benches: advance::benches },
 ];
 
 /// A row's settings, [`SETTINGS`] words: what the kernels need to know of `options` for the token at `position`.

@@ -93,7 +93,7 @@ impl Options {
     }
 
     /// Whether any penalty is on.
-    pub(super) fn penalises(&self) -> bool {
+    pub fn penalises(&self) -> bool {
         self.last_n > 0
             && (self.repetition_penalty != 1.0
                 || self.presence_penalty != 0.0

@@ -1,0 +1,60 @@
+//! The same tokens on every device: greedy and sampled, chosen on the device with the words of one step feeding the next.
+
+mod common;
+
+use common::{cases, load};
+use delft_engine::{CacheType, GenerateOptions, LoadOptions, Place, SamplingOptions};
+
+/// Greedy, and every filter and penalty of the chain.
+fn samplings() -> Vec<SamplingOptions> {
+    let base = SamplingOptions { seed: 7, ..SamplingOptions::default() };
+    vec![
+        SamplingOptions::greedy(),
+        base.clone(),
+        SamplingOptions { top_k: 5, top_p: 0.9, temperature: 0.8, ..base.clone() },
+        SamplingOptions { min_p: 0.05, repetition_penalty: 1.2, last_n: 9, ..base.clone() },
+        SamplingOptions {
+            presence_penalty: 0.3,
+            frequency_penalty: 0.2,
+            logit_bias: vec![(3, 2.0), (7, f32::NEG_INFINITY)],
+            ..base
+        },
+    ]
+}
+
+/// Tokens and their log-probabilities.
+fn generate(device: Place, sampling: &SamplingOptions, tokens: usize) -> Vec<(u32, f32)> {
+    let path = cases().into_iter().find(|p| p.ends_with("llama3")).unwrap();
+    let options = LoadOptions {
+        device,
+        cache_type: CacheType::F32,
+        context: Some(600),
+        ..LoadOptions::default()
+    };
+    let engine = load(&path, &options);
+    let mut session = engine.session();
+    let options = GenerateOptions {
+        sampling: sampling.clone(),
+        max_tokens: Some(tokens),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let prompt: Vec<u32> = (1..12).collect();
+    let tokens = session.generate(prompt, &options).unwrap();
+    tokens.map(|token| token.map(|t| (t.id, t.logprob)).unwrap()).collect()
+}
+
+#[test]
+fn a_thousand_tokens_are_the_cpus() {
+    let mut seen = 0;
+    for sampling in samplings() {
+        let wanted = generate(Place::Cpu, &sampling, 200);
+        let found = generate("sim".parse().unwrap(), &sampling, 200);
+        for (i, (a, b)) in wanted.iter().zip(&found).enumerate() {
+            assert_eq!(a.0, b.0, "token {i} of {sampling:?}");
+            assert!((a.1 - b.1).abs() <= 1e-3, "token {i} of {sampling:?}: {} and {}", a.1, b.1);
+        }
+        seen += found.len();
+    }
+    assert_eq!(seen, 1000);
+}
