@@ -319,6 +319,9 @@ pub(crate) struct Bench {
     /// Tokens in the cache before the measurement begins
     #[arg(short, long, value_name = "D", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MOST))]
     pub(crate) depth: u64,
+    /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding takes
+    #[arg(long)]
+    pub(crate) sampled: bool,
     /// Measured runs
     #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) repeat: u64,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use delft::{Engine, Error, Session};
+use delft::{Engine, Error, GenerateOptions, SamplingOptions, Session};
 use serde_json::{Value, json};
 
 use crate::args::Bench;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         return Err(Error::new("-p and -n", "at least one of them above 0", "0 and 0").into());
     }
     // The cache is sized for the measurement, which may go beyond what the model was trained for.
-    let needed = depth + prompt.max(generate);
+    let needed = depth + prompt.max(generate + 2);
     let context = args.load.ctx.map_or(needed, |n| n as usize);
     if context < needed {
         return Err(Error::new(
@@ -65,7 +65,11 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             record(&mut pp, "pp", round, prompt, seconds);
         }
         if generate > 0 {
-            let seconds = step(&mut session, &tokens, depth, generate)?;
+            let seconds = if args.sampled {
+                choose(&mut session, &tokens, depth, generate)?
+            } else {
+                step(&mut session, &tokens, depth, generate)?
+            };
             record(&mut tg, "tg", round, generate, seconds);
         }
     }
@@ -160,6 +164,25 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Seconds to generate tokens behind `depth` cached ones, each chosen (greedily) from the logits of the one before.
+fn choose(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) -> Outcome<f64> {
+    session.clear();
+    let options = GenerateOptions {
+        sampling: SamplingOptions::greedy(),
+        max_tokens: Some(generate + 1),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let mut generation = session.generate(tokens[..=depth].to_vec(), &options)?;
+    // The first comes with the prompt.
+    generation.next().transpose()?;
+    let start = Instant::now();
+    for token in generation {
+        token?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
 /// The same tokens on every machine: a 64-bit linear congruential generator (Knuth's MMIX constants).
 fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     let mut state = 1u64;
@@ -187,6 +210,7 @@ fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs, roof
         "p": args.prompt,
         "n": args.generate,
         "depth": args.depth,
+        "sampled": args.sampled,
         "repeat": args.repeat,
         "pp_tok_s": rate(pp),
         "tg_tok_s": rate(tg),

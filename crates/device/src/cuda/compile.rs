@@ -185,6 +185,7 @@ fn fault(why: result::NvrtcError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tile::passes::{self, Target};
 
     const TEXT: &str = "extern \"C\" __global__ void k(float* y) { y[threadIdx.x] = 1.0f; }";
 
@@ -225,9 +226,29 @@ mod tests {
     fn an_error_names_the_line() {
         let folder = tempfile::tempdir().unwrap();
         let Some(compiler) = compiler(folder.path()) else { return };
-        let error = compiler.image("int a;\nint b = c;\n").unwrap_err().to_string();
-        assert!(error.contains("undefined") && error.contains("`int b = c;`"), "{error}");
+        let text = "__device__ int a;\n__device__ int b = c;\n";
+        let error = compiler.image(text).unwrap_err().to_string();
+        assert!(
+            error.contains("undefined") && error.contains("`__device__ int b = c;`"),
+            "{error}"
+        );
         assert!(!error.contains('\n'));
+    }
+
+    #[test]
+    fn every_family_compiles() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(compiler) = compiler(folder.path()) else { return };
+        for spec in ops::kernels::all() {
+            let cases = (spec.cases)();
+            for case in cases.iter().take(1).chain(cases.last()) {
+                let special = passes::specialise(&case.kernel, &case.numbers);
+                let lowered = passes::lower(&special, Target::Cuda).unwrap();
+                let text = crate::cuda::Gpu::source(&lowered, &case.numbers).unwrap();
+                compiler.image(&text).unwrap_or_else(|e| panic!("{}: {e}", case.kernel.name));
+            }
+        }
+        assert!(compiler.compiled() > 60);
     }
 
     #[test]
