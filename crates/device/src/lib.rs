@@ -65,8 +65,8 @@ impl Place {
             Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
             #[cfg(feature = "cuda")]
             Place::Cuda(number) => {
-                let gpu = cuda::Gpu::open(number)?;
-                Ok(Box::new(gpu::GpuDevice::new(gpu, gpu::Dispatch::default())))
+                let cuda = cuda::Cuda::new(cuda::Gpu::open(number)?);
+                Ok(Box::new(gpu::GpuDevice::new(cuda, gpu::Dispatch::default())))
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => {

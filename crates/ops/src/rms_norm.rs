@@ -6,7 +6,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors, store, types};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -41,21 +41,21 @@ pub fn reference(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
 
 /// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are rows too.
 #[kernel]
-pub fn rms_norm<T: Float, W: Float>(
+pub fn rms_norm<T: Float, W: Float, Y: Float>(
     x: In<T>,
     weight: In<W>,
-    y: Out<T>,
+    y: Out<Y>,
     rows: Arg<u32>,
     width: Const<u32>,
     eps: Const<f32>,
     team: Team,
 ) {
-    rename(format!("rms_norm_{}_{}_{}", team.name(), T::NAME, W::NAME));
+    rename(format!("rms_norm_{}_{}_{}", team.name(), types::<T, Y>(), W::NAME));
     team.launch(256);
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
     begin();
-    let lanes = team.lanes(lanes_of_both::<T, W>());
+    let lanes = team.lanes(lanes_of_both::<T, W>().min(lanes::<Y>()));
     let own: Vec<Row> = team.rows(rows, width);
     let squares: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
     team.sweep(width, lanes, |at, lanes| {
@@ -123,27 +123,28 @@ pub(crate) const SHAPES: [(usize, usize, Team, &str); 10] = [
 ];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, W: Float>() -> Vec<Case> {
+    fn of<T: Float, W: Float, Y: Float>() -> Vec<Case> {
         let case = |(rows, width, team, why): (usize, usize, Team, &str)| {
             let x = scaled::<T>(rows as u64 * 31 + width as u64, rows * width, 3.0);
             let weight = random::<W>(width as u64 + 1, width);
             let mut y = vec![0.0; rows * width];
             reference(&x.to_f32(), &weight.to_f32(), EPS, &mut y);
             Case {
-                kernel: rms_norm::<T, W>(team),
+                kernel: rms_norm::<T, W, Y>(team),
                 label: format!("{rows} x {width} {}, {why}", T::NAME),
                 numbers: numbers(rows, width),
-                buffers: vec![x, weight, Buffer::zeros(T::SCALAR, rows * width)],
-                expected: vec![(2, near::<T>(&y))],
+                buffers: vec![x, weight, Buffer::zeros(Y::SCALAR, rows * width)],
+                expected: vec![(2, near::<Y>(&y))],
             }
         };
         SHAPES.into_iter().map(case).collect()
     }
     fn both<T: Float>() -> Vec<Case> {
         // Weights are f32 in many files whatever the activations are.
-        let mut all = of::<T, T>();
+        let mut all = of::<T, T, T>();
         if T::NAME != "f32" {
-            all.extend(of::<T, f32>());
+            all.extend(of::<T, f32, T>());
+            all.extend(of::<f32, f32, T>().into_iter().step_by(2));
         }
         all
     }
@@ -166,7 +167,7 @@ fn benches() -> Vec<Bench> {
                 Fill::Noise(T::SCALAR, width),
                 Fill::Zeros(T::SCALAR, n),
             ];
-            let kernel = rms_norm::<T, T>(team);
+            let kernel = rms_norm::<T, T, T>(team);
             let label = format!("{rows} x {width}");
             memory(kernel, &label, numbers(rows, width), buffers, 4 * n as u64)
         };

@@ -13,7 +13,7 @@ use self::fused::Fused;
 use crate::attention::write_shape;
 use crate::kv_write::{Blocks, Cache, Plain, Step, require_blocks};
 use crate::rope::{Pairing, Rope, frequencies};
-use crate::sweep::require_vectors;
+use crate::sweep::{require_vectors, types};
 use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};
 
@@ -103,10 +103,10 @@ impl Variant {
     }
 }
 
-/// The fused step with caches of `C`, on the device; `W` is the norms' weights. `y` may be the same buffer as `q`. A simdgroup
-/// per head.
+/// The fused step with caches of `C`, on the device; `W` is the norms' weights. `y` may be the same buffer as `q` if they are
+/// of one type. A simdgroup per head.
 #[kernel]
-pub fn rope_write<T: Float, W: Float, C: Float>(
+pub fn rope_write<T: Float, Y: Float, W: Float, C: Float>(
     q: In<T>,
     k: In<T>,
     v: In<T>,
@@ -114,7 +114,7 @@ pub fn rope_write<T: Float, W: Float, C: Float>(
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<T>,
+    y: Out<Y>,
     keys: InOut<C>,
     values: InOut<C>,
     tokens: Arg<u32>,
@@ -127,7 +127,7 @@ pub fn rope_write<T: Float, W: Float, C: Float>(
     magnitude: Const<f32>,
     variant: Variant,
 ) {
-    rename(format!("{}_{}_{}_{}", variant.name(), T::NAME, W::NAME, C::NAME));
+    rename(format!("{}_{}_{}_{}", variant.name(), types::<T, Y>(), W::NAME, C::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     for name in ["keys", "values"] {
@@ -265,19 +265,21 @@ fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing, schedule: Schedul
 }
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, W: Float, C: Float>() -> Vec<Case> {
+    fn of<T: Float, Y: Float, W: Float, C: Float>() -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
             let trial = trial::<T, W>(shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
             let [keys, values] = [6, 7].map(|seed| random::<C>(seed, Step::SLOTS * width));
             let expected = vec![
-                (7, near::<T>(&trial.q)),
+                (7, near::<Y>(&trial.q)),
                 (8, near::<C>(&trial.step.after(&keys, &trial.k, width))),
                 (9, exact::<C>(&trial.step.after(&values, &trial.v, width))),
             ];
-            let buffers = [trial.inputs, vec![keys, values], trial.norms].concat();
+            let mut inputs = trial.inputs;
+            inputs[7] = Buffer::zeros(Y::SCALAR, inputs[7].len());
+            let buffers = [inputs, vec![keys, values], trial.norms].concat();
             Case {
-                kernel: rope_write::<T, W, C>(trial.variant),
+                kernel: rope_write::<T, Y, W, C>(trial.variant),
                 label: trial.label,
                 numbers: trial.numbers,
                 buffers,
@@ -286,11 +288,12 @@ fn cases() -> Vec<Case> {
         };
         variants().map(case).collect()
     }
-    let mut all = of::<f32, f32, f16>();
-    all.extend(of::<f32, f32, f32>());
-    all.extend(of::<f16, f32, f16>());
-    all.extend(of::<bf16, bf16, bf16>());
-    all.extend(of::<bf16, f32, f16>());
+    let mut all = of::<f32, f32, f32, f16>();
+    all.extend(of::<f32, f32, f32, f32>());
+    all.extend(of::<f16, f16, f32, f16>());
+    all.extend(of::<bf16, bf16, bf16, bf16>());
+    all.extend(of::<bf16, bf16, f32, f16>());
+    all.extend(of::<f32, f16, f32, f16>().into_iter().step_by(2));
     all
 }
 
@@ -371,7 +374,7 @@ fn benches() -> Vec<Bench> {
             if variant.q_norm {
                 buffers.extend([Fill::Noise(T::SCALAR, 128), Fill::Noise(T::SCALAR, 128)]);
             }
-            let kernel = rope_write::<T, T, T>(variant);
+            let kernel = rope_write::<T, T, T, T>(variant);
             memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)
         };
         VARIANTS.map(bench).to_vec()

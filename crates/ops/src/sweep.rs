@@ -33,6 +33,11 @@ pub(crate) fn lanes_of_both<T: Element, U: Element>() -> u8 {
     lanes::<T>().min(lanes::<U>())
 }
 
+/// For a kernel's name: the type of what it reads, and of what it writes where that is another.
+pub(crate) fn types<T: Float, Y: Float>() -> String {
+    if T::SCALAR == Y::SCALAR { T::NAME.to_owned() } else { format!("{}_to_{}", T::NAME, Y::NAME) }
+}
+
 /// Elements from `index` on, in f32.
 #[track_caller]
 pub(crate) fn load<T: Float>(x: impl Memory<T>, index: Val<u32>, lanes: u8) -> Vec<Val<f32>> {

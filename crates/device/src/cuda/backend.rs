@@ -1,40 +1,64 @@
 //! The shared lowering on an NVIDIA GPU.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use formats::{Error, Result};
 use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, Gpu, Graph, Launch, Pipeline, Work, roof};
+use super::{Buffer, CublasLt, Gpu, Graph, Matmul, Pipeline, Work, roof};
 use crate::About;
-use crate::gpu::{Backend, Facts};
+use crate::gpu::{Backend, Facts, ProductShape};
 
-impl Backend for Gpu {
+/// Rows from which on the vendor's product and unpacking for it take less time than ours.
+const UNPACK: usize = 256;
+
+/// An NVIDIA GPU for the shared lowering, with the vendor's products where its library is.
+pub struct Cuda {
+    gpu: Gpu,
+    cublaslt: Option<CublasLt>,
+    /// By shape: setting one up takes longer than running it.
+    products: Mutex<HashMap<ProductShape, Matmul>>,
+}
+
+impl Cuda {
+    /// On a GPU.
+    pub fn new(gpu: Gpu) -> Cuda {
+        // Without the library our own products serve; DELFT_NO_CUBLAS chooses them.
+        let wanted = std::env::var_os("DELFT_NO_CUBLAS").is_none();
+        let cublaslt = wanted.then(|| gpu.cublaslt().ok()).flatten();
+        Cuda { gpu, cublaslt, products: Mutex::default() }
+    }
+}
+
+impl Backend for Cuda {
     type Buffer = Buffer;
     type Pipeline = Pipeline;
-    type Launch = Launch;
+    type Launch = Work;
     type Recording = Graph;
 
     fn about(&self) -> About {
-        let facts = self.facts();
+        let facts = self.gpu.facts();
         About { name: "cuda", threads: facts.multiprocessors as usize, isa: facts.name.clone() }
     }
 
     fn facts(&self) -> Facts {
-        let super::Facts { multiprocessors, shared, .. } = *self.facts();
-        Facts { target: Target::Cuda, processors: multiprocessors, shared }
+        let super::Facts { multiprocessors, shared, .. } = *self.gpu.facts();
+        let products = self.cublaslt.as_ref().map(|_| UNPACK);
+        Facts { target: Target::Cuda, processors: multiprocessors, shared, products }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let buffer = Gpu::buffer(self, bytes)?;
+        let buffer = self.gpu.buffer(bytes)?;
         buffer.fill(0)?;
         Ok(buffer)
     }
 
     fn mailbox(&self, words: usize) -> Result<Buffer> {
-        self.host_buffer(4 * words)
+        self.gpu.host_buffer(4 * words)
     }
 
     fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
@@ -42,7 +66,7 @@ impl Backend for Gpu {
         if let Some(found) = look()? {
             return Ok(Some(found));
         }
-        if !self.idle()? {
+        if !self.gpu.idle()? {
             return Ok(None);
         }
         // What was written before the work ended can be seen now.
@@ -73,23 +97,41 @@ impl Backend for Gpu {
     fn ahead(&self, kernels: &[&Kernel]) {
         // What cannot be printed is reported when it is loaded.
         let text = |kernel: &&Kernel| Gpu::source(kernel, &Numbers::new()).ok();
-        self.compiler().ahead(kernels, |kernel| text(kernel).into_iter().collect());
+        self.gpu.compiler().ahead(kernels, |kernel| text(kernel).into_iter().collect());
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
-        Gpu::load(self, kernel, &Numbers::new())
+        self.gpu.load(kernel, &Numbers::new())
     }
 
-    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
-        Ok(pipeline.bind(numbers, buffers)?.overlapping())
+    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Work> {
+        Ok(Work::Launch(pipeline.bind(numbers, buffers)?.overlapping()))
     }
 
-    fn submit(&self, launches: &[Launch]) -> Result<()> {
-        launches.iter().try_for_each(Launch::enqueue)
+    fn product(
+        &self,
+        shape: &ProductShape,
+        x: &Buffer,
+        w: &Buffer,
+        add: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<Work> {
+        let missing = || Error::new("cuda", "cuBLASLt", "none");
+        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
+        let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let matmul = match known.get(shape) {
+            Some(matmul) => matmul.clone(),
+            None => known.entry(*shape).or_insert(library.matmul(shape)?).clone(),
+        };
+        Ok(Work::Product(matmul.bind_first(x, w, add, y)?))
     }
 
-    fn record(&self, launches: &[Launch]) -> Result<Graph> {
-        self.graph(launches.iter().cloned().map(Work::Launch).collect())
+    fn submit(&self, launches: &[Work]) -> Result<()> {
+        launches.iter().try_for_each(Work::enqueue)
+    }
+
+    fn record(&self, launches: &[Work]) -> Result<Graph> {
+        self.gpu.graph(launches.to_vec())
     }
 
     fn replay(&self, recording: &mut Graph) -> Result<()> {
@@ -97,6 +139,6 @@ impl Backend for Gpu {
     }
 
     fn read_rate(&self) -> f64 {
-        roof::read_rate(self).unwrap_or(0.0)
+        roof::read_rate(&self.gpu).unwrap_or(0.0)
     }
 }

@@ -1,5 +1,5 @@
-//! Dense matrix products by cuBLASLt: `y = x w^T` with `x` `[rows, width]`, `w` `[out, width]`, `y` `[rows, out]`, all of one
-//! type, summed in f32.
+//! Dense matrix products by cuBLASLt: `y = x w^T`, or that plus a matrix, with `x` `[rows, width]`, `w` `[out, width]`, `y`
+//! `[rows, out]`, summed in f32.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use formats::{Error, Result};
 use tile::types::Scalar;
 
 use super::{Buffer, Context, Gpu, Work, library};
+use crate::gpu::ProductShape;
 
 /// Memory that an algorithm may use: what the vendor recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -19,25 +20,46 @@ const PROPOSALS: usize = 8;
 #[derive(Clone)]
 pub struct Matmul(Arc<Inner>);
 
-struct Inner {
+/// The vendor's library on a GPU, with its working memory. Clones are the same one.
+#[derive(Clone)]
+pub struct CublasLt(Arc<Handle>);
+
+struct Handle {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
+    workspace: Buffer,
+}
+
+// SAFETY: the library allows calls with one handle from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        drop(self.context.synchronize());
+        // SAFETY: created by the library, destroyed only here; no product is running.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+struct Inner {
+    library: CublasLt,
     product: sys::cublasLtMatmulDesc_t,
     /// Of `w`, `x` and `y`, as the library sees them: column by column.
     layouts: Vec<sys::cublasLtMatrixLayout_t>,
-    workspace: Buffer,
     /// Bytes of `x`, `w` and `y`.
     bytes: [usize; 3],
 }
 
-// SAFETY: descriptors are not changed after construction, and the library allows calls with one handle from any thread.
+// SAFETY: descriptors are not changed after construction.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        drop(self.context.synchronize());
+        drop(self.library.0.context.synchronize());
         // SAFETY: each was created by the library, is destroyed only here, and no product of it is running.
         unsafe {
             for layout in self.layouts.drain(..) {
@@ -46,7 +68,6 @@ impl Drop for Inner {
             if !self.product.is_null() {
                 let _ = result::destroy_matmul_desc(self.product);
             }
-            let _ = result::destroy_handle(self.handle);
         }
     }
 }
@@ -58,33 +79,53 @@ pub struct Product {
     algorithm: sys::cublasLtMatmulAlgo_t,
     x: Buffer,
     w: Buffer,
+    add: Option<Buffer>,
     y: Buffer,
 }
 
 impl Gpu {
-    /// A product of `[rows, width]` and `[out, width]` matrices of f16 or bf16.
+    /// The vendor's library.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn cublaslt(&self) -> Result<CublasLt> {
+        library::cublaslt()?;
+        let workspace = self.buffer(WORKSPACE)?;
+        self.0.enter()?;
+        let handle = result::create_handle().map_err(fault)?;
+        Ok(CublasLt(Arc::new(Handle { context: Arc::clone(&self.0), handle, workspace })))
+    }
+
+    /// A product of `[rows, width]` and `[out, width]` matrices of f16 or bf16, with results of the same type.
     ///
     /// # Errors
     /// Without cuBLASLt, or for a type or shape that it does not do.
     pub fn matmul(&self, scalar: Scalar, rows: u32, out: u32, width: u32) -> Result<Matmul> {
-        library::cublaslt()?;
-        let ty = match scalar {
-            Scalar::F16 => sys::cudaDataType::CUDA_R_16F,
-            Scalar::BF16 => sys::cudaDataType::CUDA_R_16BF,
-            other => return Err(Error::new("cublaslt", "f16 or bf16", other)),
+        let (operand, result) = (scalar, scalar);
+        let shape = ProductShape { rows, out, width, operand, result, adds: false };
+        self.cublaslt()?.matmul(&shape)
+    }
+}
+
+impl CublasLt {
+    /// A product of a shape.
+    ///
+    /// # Errors
+    /// For a type or shape that the library does not do.
+    pub fn matmul(&self, shape: &ProductShape) -> Result<Matmul> {
+        let ProductShape { rows, out, width, operand, result: sum, .. } = *shape;
+        let kind = |scalar| match scalar {
+            Scalar::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
+            Scalar::BF16 => Ok(sys::cudaDataType::CUDA_R_16BF),
+            Scalar::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
+            other => Err(Error::new("cublaslt", "f16, bf16 or f32", other)),
         };
-        let workspace = self.buffer(WORKSPACE)?;
-        self.0.enter()?;
-        let handle = result::create_handle().map_err(fault)?;
-        let size = |a: u32, b: u32| a as usize * b as usize * scalar.bytes();
-        let mut inner = Inner {
-            context: Arc::clone(&self.0),
-            handle,
-            product: std::ptr::null_mut(),
-            layouts: vec![],
-            workspace,
-            bytes: [size(rows, width), size(out, width), size(rows, out)],
-        };
+        let kinds = [kind(operand)?, kind(operand)?, kind(sum)?];
+        self.0.context.enter()?;
+        let size = |a: u32, b: u32, of: Scalar| a as usize * b as usize * of.bytes();
+        let bytes = [size(rows, width, operand), size(out, width, operand), size(rows, out, sum)];
+        let product = std::ptr::null_mut();
+        let mut inner = Inner { library: self.clone(), product, layouts: vec![], bytes };
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         inner.product =
             result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(fault)?;
@@ -99,9 +140,11 @@ impl Gpu {
             result::set_matmul_desc_attribute(inner.product, attribute, value, bytes)
         }
         .map_err(fault)?;
-        for (fast, slow) in [(width, out), (width, rows), (out, rows)] {
+        for ((fast, slow), kind) in
+            [(width, out), (width, rows), (out, rows)].into_iter().zip(kinds)
+        {
             let (fast, slow) = (u64::from(fast), u64::from(slow));
-            let layout = result::create_matrix_layout(ty, fast, slow, fast as i64);
+            let layout = result::create_matrix_layout(kind, fast, slow, fast as i64);
             inner.layouts.push(layout.map_err(fault)?);
         }
         Ok(Matmul(Arc::new(inner)))
@@ -115,12 +158,12 @@ impl Matmul {
     /// If a buffer is too short, or the library does not do this shape.
     pub fn bind(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<Product> {
         self.fits(x, w, y)?;
-        let gpu = Gpu(Arc::clone(&self.0.context));
+        let gpu = Gpu(Arc::clone(&self.0.library.0.context));
         let mut best: Option<(f64, Product)> = None;
         let mut refused = None;
         for algorithm in self.proposals()? {
             let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
-            let product = Product { matmul, algorithm, x, w, y };
+            let product = Product { matmul, algorithm, x, w, add: None, y };
             match gpu.time(vec![Work::Product(product.clone())], 3) {
                 Ok(took) if best.as_ref().is_none_or(|(least, _)| took.least < *least) => {
                     best = Some((took.least, product));
@@ -133,9 +176,29 @@ impl Matmul {
         best.map(|(_, product)| product).ok_or_else(none)
     }
 
+    /// Binds it to matrices, with the algorithm that the library proposes first. `add`, if there is one, is added to the
+    /// product; it may be the same bytes as `y`.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the library does not do this shape.
+    pub fn bind_first(
+        &self,
+        x: &Buffer,
+        w: &Buffer,
+        add: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<Product> {
+        self.fits(x, w, add.unwrap_or(y))?;
+        self.fits(x, w, y)?;
+        let first = self.proposals()?.into_iter().next();
+        let algorithm = first.ok_or_else(|| Error::new("cublaslt", "an algorithm", "none"))?;
+        let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
+        Ok(Product { matmul, algorithm, x, w, add: add.cloned(), y })
+    }
+
     fn fits(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<()> {
         for (buffer, bytes) in [x, w, y].into_iter().zip(self.0.bytes) {
-            if buffer.len() < bytes || !Arc::ptr_eq(buffer.context(), &self.0.context) {
+            if buffer.len() < bytes || !Arc::ptr_eq(buffer.context(), &self.0.library.0.context) {
                 return Err(Error::new("cublaslt", format!("{bytes} bytes"), buffer.len()));
             }
         }
@@ -143,7 +206,7 @@ impl Matmul {
     }
 
     fn proposals(&self) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
-        let Inner { handle, product, layouts, .. } = &*self.0;
+        let Inner { library, product, layouts, .. } = &*self.0;
         let [w, x, y] = layouts[..] else { return Ok(vec![]) };
         let preference = result::create_matmul_pref().map_err(fault)?;
         let attribute =
@@ -158,7 +221,7 @@ impl Matmul {
             let set = result::set_matmul_pref_attribute(preference, attribute, limit, 8);
             let asked = set.and_then(|()| {
                 sys::cublasLtMatmulAlgoGetHeuristic(
-                    *handle,
+                    library.0.handle,
                     *product,
                     w,
                     x,
@@ -197,10 +260,11 @@ impl Product {
     /// # Errors
     /// If the library refuses.
     pub fn enqueue(&self) -> Result<()> {
-        let Inner { context, handle, product, layouts, workspace, .. } = &*self.matmul.0;
+        let Inner { library, product, layouts, .. } = &*self.matmul.0;
+        let Handle { context, handle, workspace } = &*library.0;
         let [w, x, y] = layouts[..] else { return Ok(()) };
         context.enter()?;
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (one, share) = (1.0_f32, if self.add.is_some() { 1.0_f32 } else { 0.0 });
         let pointer = |b: &Buffer| b.address() as *mut c_void;
         // SAFETY: descriptors, matrices and workspace are held by `self` and free themselves only when the stream has
         // drained; the matrices are as long as the layouts say (`bind`); the scales are read before the call returns.
@@ -210,12 +274,12 @@ impl Product {
                 *handle,
                 *product,
                 std::ptr::from_ref(&one).cast(),
-                std::ptr::from_ref(&zero).cast(),
+                std::ptr::from_ref(&share).cast(),
                 pointer(&self.w),
                 w,
                 pointer(&self.x),
                 x,
-                pointer(&self.y),
+                pointer(self.add.as_ref().unwrap_or(&self.y)),
                 y,
                 pointer(&self.y),
                 y,

@@ -22,9 +22,10 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use formats::{Error, Result};
 
+pub use backend::Cuda;
 pub use compile::Compiler;
 pub use graph::{Graph, Timing, Work};
-pub use matmul::{Matmul, Product};
+pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
 pub use pipeline::{Launch, Pipeline};
 

@@ -48,6 +48,27 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
     (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()
 }
 
+/// As [`types`], for steps of many rows: gates have the type of products' operands, and what is rotated comes from products
+/// as f32.
+pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<Scalar> {
+    let mut types = types(program, half);
+    let mut readers: Vec<Vec<&Op>> = vec![vec![]; program.values.len()];
+    for node in &program.nodes {
+        node.inputs.iter().for_each(|v| readers[v.0].push(&node.op));
+    }
+    for node in &program.nodes {
+        let turned = |v: &ValueId| readers[v.0].iter().all(|op| matches!(op, Op::RopeWrite(_)));
+        match node.op {
+            Op::GateUp { .. } => types[node.outputs[0].0] = wide,
+            Op::Project(_) if node.outputs.iter().all(turned) => {
+                node.outputs.iter().for_each(|v| types[v.0] = Scalar::F32);
+            }
+            _ => {}
+        }
+    }
+    types
+}
+
 /// The arena of one shape class, in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use formats::{Error, Result, Tensors};
+use ops::packed::Format;
 use ops::sample::{Choice, Options};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, Program};
@@ -51,6 +52,9 @@ pub(super) struct GpuExecutor<B: Backend> {
     words: B::Buffer,
     scratch: [B::Buffer; 3],
     scratch_bytes: usize,
+    /// The numbers from 0 on, and where matrices are unpacked to: for the vendor's products.
+    numbers: B::Buffer,
+    unpacked: B::Buffer,
     kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
@@ -86,17 +90,29 @@ impl<B: Backend> GpuExecutor<B> {
         let frequencies = ropes.iter().map(upload).collect::<Result<_>>()?;
         let position_bytes: Vec<usize> =
             program.layers.iter().map(|l| l.kv_heads * l.head_dim * half.bytes()).collect();
+        let formats: Vec<Option<Format>> = weights.iter().map(|w| w.format).collect();
+        let wide = wide(&formats, half);
         let lowering = Lowering {
             facts: backend.facts(),
-            types: arena::types(&program, half),
+            types: [arena::types(&program, half), arena::wide_types(&program, half, wide)],
+            wide,
             half,
-            formats: weights.iter().map(|w| w.format).collect(),
+            formats,
             ropes,
             groups: program.layer_groups(),
             program,
         };
         let limits = (options.rows.0.max(1), options.rows.1.max(1));
         let arena_bytes = Layout::new(&lowering.program, limits.0, limits.1).bytes;
+        let (elements, rows) = match lowering.facts.products.is_some() && half != Scalar::F32 {
+            true => lowering.unpacked(),
+            false => (1, 1),
+        };
+        let all = (0..rows.max(limits.0) as u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+        let numbers = backend.buffer(all.len())?;
+        backend.write(&numbers, &all)?;
+        let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
+        let unpacked = if packed { wide.bytes() * elements } else { 4 };
         let sizes = lowering.scratch(limits.0);
         let [a, b, c] = sizes.map(|bytes| backend.buffer(bytes));
         // A table is as long as its group has blocks, rounded up.
@@ -107,7 +123,9 @@ impl<B: Backend> GpuExecutor<B> {
             arena_bytes,
             words: backend.buffer(words)?,
             scratch: [a?, b?, c?],
-            scratch_bytes: sizes.iter().sum(),
+            scratch_bytes: sizes.iter().sum::<usize>() + unpacked,
+            numbers,
+            unpacked: backend.buffer(unpacked)?,
             layers: Vec::new(),
             blocks: options.blocks.iter().map(|&most| (0, most)).collect(),
             position_bytes,
@@ -240,7 +258,8 @@ impl<B: Backend> GpuExecutor<B> {
         let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>>>()?;
         let results = self.lowering.program.results.iter().map(|&v| {
             let shape = self.lowering.program.shape(v);
-            let range = layout.value(&self.lowering.program, &self.lowering.types, v);
+            let types = self.lowering.types(key.tokens);
+            let range = layout.value(&self.lowering.program, types, v);
             Ok((self.backend.part(&self.arena, range)?, shape.rows, shape.width))
         });
         let results = results.collect::<Result<_>>()?;
@@ -257,9 +276,19 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Values(layer) => Ok(self.layers[*layer].values.clone()),
             Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
             Slot::Sampling(part) => self.chooser.buffer(*part),
+            Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
+            Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
         };
-        let buffers = step.buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
-        self.backend.bind(&self.pipelines[step.kernel], &step.numbers, &buffers)
+        match step {
+            Step::Kernel { kernel, numbers, buffers } => {
+                let buffers = buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
+                self.backend.bind(&self.pipelines[*kernel], numbers, &buffers)
+            }
+            Step::Product { shape, x, w, add, y } => {
+                let add = add.as_ref().map(buffer).transpose()?;
+                self.backend.product(shape, &buffer(x)?, &buffer(w)?, add.as_ref(), &buffer(y)?)
+            }
+        }
     }
 
     /// Checks a step and makes room in the cache for it. What was chosen ahead is forgotten.
@@ -334,6 +363,16 @@ impl<B: Backend> GpuExecutor<B> {
 /// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
 fn stride(blocks: usize, wraps: bool) -> usize {
     if wraps { blocks } else { blocks.next_power_of_two().max(16) }
+}
+
+/// The type of operands of products of many rows: that of the matrices if they are all f16; else bf16, which nothing overflows.
+fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
+    let f16 = |f: &Format| *f == Format::Dense(Scalar::F16);
+    match half {
+        Scalar::F32 => Scalar::F32,
+        _ if formats.iter().flatten().all(f16) => Scalar::F16,
+        _ => Scalar::BF16,
+    }
 }
 
 /// The distinct rotations of a Program.

@@ -23,8 +23,8 @@ use tile::launch::Numbers;
 use tile::passes;
 use tile::types::Scalar;
 
-use super::Facts;
 use super::arena::{FEW, Layout, bucket};
+use super::{Facts, ProductShape};
 
 /// A range of bytes that a kernel is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,10 @@ pub(super) enum Slot {
     Scratch(usize),
     /// Working memory of sampling.
     Sampling(Sampling),
+    /// The numbers from 0 on, so many.
+    Numbers(usize),
+    /// The first bytes of where a matrix is unpacked to.
+    Unpacked(usize),
 }
 
 /// What sampling works with besides the logits and the step's words.
@@ -103,11 +107,11 @@ impl Sampling {
 pub(super) type Scratch = [usize; 3];
 
 /// A launch before it is bound.
-pub(super) struct Step {
-    /// Lowered, without constants.
-    pub(super) kernel: usize,
-    pub(super) numbers: Numbers,
-    pub(super) buffers: Vec<Slot>,
+pub(super) enum Step {
+    /// One of [`Kernels`].
+    Kernel { kernel: usize, numbers: Numbers, buffers: Vec<Slot> },
+    /// The vendor's product.
+    Product { shape: ProductShape, x: Slot, w: Slot, add: Option<Slot>, y: Slot },
 }
 
 /// What tells shape classes apart.
@@ -187,8 +191,10 @@ impl Kernels {
 pub(super) struct Lowering {
     pub(super) program: Program,
     pub(super) facts: Facts,
-    /// The types of all values.
-    pub(super) types: Vec<Scalar>,
+    /// The types of all values, in steps of few rows and of many.
+    pub(super) types: [Vec<Scalar>; 2],
+    /// The type of operands of products of many rows.
+    pub(super) wide: Scalar,
     /// The type of queries and of the cache.
     pub(super) half: Scalar,
     /// How matrices are packed.
@@ -219,26 +225,34 @@ macro_rules! with_float {
     };
 }
 
-/// As [`with_float`], for values: f32, or the type of attention.
-macro_rules! with_value {
-    ($scalar:expr, $T:ident => $body:expr) => {
-        match $scalar {
-            Scalar::F16 => {
-                type $T = f16;
-                $body
-            }
-            _ => {
-                type $T = f32;
-                $body
-            }
-        }
-    };
-}
-
 impl Lowering {
     /// Whether nothing is rounded to less than f32.
     fn exact(&self) -> bool {
         self.half == Scalar::F32
+    }
+
+    /// The types of values in steps of so many tokens.
+    pub(super) fn types(&self, tokens: usize) -> &[Scalar] {
+        &self.types[usize::from(tokens > FEW)]
+    }
+
+    /// The most elements that any matrix of many rows has, and the most rows.
+    pub(super) fn unpacked(&self) -> (usize, usize) {
+        let program = &self.program;
+        let of = |node: &Node| match node.op {
+            Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. }
+                if program.shape(node.inputs[0]).rows == Rows::Tokens =>
+            {
+                node.weights.clone()
+            }
+            _ => vec![],
+        };
+        let shapes = program.nodes.iter().flat_map(of).map(|w| &program.weights[w.0].shape);
+        let most = |a: (usize, usize), shape: &Vec<usize>| match shape[..] {
+            [rows, cols] => (a.0.max(rows * cols), a.1.max(rows)),
+            _ => a,
+        };
+        shapes.fold((0, 0), most)
     }
 
     /// Bytes of attention's working memory that any class of up to so many rows needs.
@@ -321,7 +335,7 @@ impl Recorder<'_> {
                 slot.map(|(_, slot)| slot.clone()).ok_or_else(missing)
             })
             .collect::<Result<_>>()?;
-        self.steps.push(Step { kernel: kernel_index, numbers, buffers });
+        self.steps.push(Step::Kernel { kernel: kernel_index, numbers, buffers });
         Ok(())
     }
 
@@ -338,11 +352,12 @@ impl Recorder<'_> {
     }
 
     fn scalar(&self, v: ValueId) -> Scalar {
-        self.of.types[v.0]
+        self.of.types(self.key.tokens)[v.0]
     }
 
     fn value(&self, v: ValueId) -> Slot {
-        Slot::Arena(self.layout.value(&self.of.program, &self.of.types, v))
+        let types = self.of.types(self.key.tokens);
+        Slot::Arena(self.layout.value(&self.of.program, types, v))
     }
 
     fn operand(&self, v: ValueId) -> Operand {
@@ -369,6 +384,7 @@ impl Recorder<'_> {
                 let len = self.of.program.weights[weights[0].0].shape[0];
                 let rows = self.rows(inputs[0]) * (self.width(inputs[0]) / len);
                 let (x, y) = (self.operand(inputs[0]), self.value(outputs[0]));
+                let y = Operand { slot: y, scalar: x.scalar };
                 self.norm(x, weights[0], *eps, rows, len, y)
             }
             Op::Linear => {
@@ -381,7 +397,7 @@ impl Recorder<'_> {
             Op::Mul => self.flat(ops::mul::mul::<f32>, ops::mul::mul::<f16>, node),
             Op::Silu => {
                 let kernel =
-                    with_value!(self.scalar(inputs[0]), T => ops::silu::silu_kernel::<T>());
+                    with_float!(self.scalar(inputs[0]), T => ops::silu::silu_kernel::<T>());
                 self.map(&kernel, &[("x", self.value(inputs[0]))], outputs[0])
             }
             Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
@@ -464,7 +480,7 @@ impl Recorder<'_> {
     }
 
     fn select(&mut self, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = with_value!(self.scalar(x), T => ops::select::select_rows::<T>());
+        let kernel = with_float!(self.scalar(x), T => ops::select::select_rows::<T>());
         let numbers =
             Numbers::new().with("rows", self.rows(y) as u32).with("width", self.width(y) as u32);
         let picks = Slot::Words(self.words.outputs.clone());
@@ -478,15 +494,21 @@ impl Recorder<'_> {
         eps: f32,
         rows: usize,
         width: usize,
-        y: Slot,
+        y: Operand,
     ) -> Result<()> {
         let team = if width <= 512 { Team::Simd } else { Team::Group };
-        let kernel = with_value!(x.scalar, T => rms_norm::<T, f32>(team));
+        let kernel = with_float!(x.scalar, T => with_float!(y.scalar, Y => {
+            rms_norm::<T, f32, Y>(team)
+        }));
         let numbers = Numbers::new()
             .with("rows", rows as u32)
             .with("width", width as u32)
             .with_f32("eps", eps);
-        self.push(&kernel, numbers, &[("x", x.slot), ("weight", self.weight(weight)), ("y", y)])
+        self.push(
+            &kernel,
+            numbers,
+            &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)],
+        )
     }
 
     /// An operation on two values of one type and shape.
@@ -504,7 +526,7 @@ impl Recorder<'_> {
     }
 
     fn rope(&mut self, rope: &Rope, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = with_value!(self.scalar(x), T => ops::rope::rope::<T>(rope.pairing));
+        let kernel = with_float!(self.scalar(x), T => ops::rope::rope::<T>(rope.pairing));
         let numbers = Numbers::new()
             .with("tokens", self.rows(x) as u32)
             .with("heads", (self.width(x) / rope.head_dim) as u32)
@@ -542,8 +564,8 @@ impl Recorder<'_> {
     }
 
     fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
-        let kernel = with_value!(self.scalar(k), T => {
-            with_value!(self.of.half, C => ops::kv_write::kv_write::<T, C>())
+        let kernel = with_float!(self.scalar(k), T => {
+            with_float!(self.of.half, C => ops::kv_write::kv_write::<T, C>())
         });
         let (numbers, mut bound) = self.cache(layer);
         let numbers = numbers
@@ -567,9 +589,9 @@ impl Recorder<'_> {
             k_norm: write.k_norm.is_some(),
             schedule: if rows > FEW { rope_write::PROMPT } else { rope_write::DECODE },
         };
-        let kernel = with_value!(self.scalar(y), T => {
-            with_value!(self.of.half, C => rope_write::<T, f32, C>(variant))
-        });
+        let kernel = with_float!(self.scalar(inputs[0]), T => with_float!(self.scalar(y), Y => {
+            with_float!(self.of.half, C => rope_write::<T, Y, f32, C>(variant))
+        }));
         let (numbers, mut bound) = self.cache(write.layer);
         let head_dim = write.rope.head_dim;
         let mut numbers = numbers
@@ -624,8 +646,8 @@ impl Recorder<'_> {
             return self.push(&kernel, numbers, &bound);
         }
         let stages = if self.of.facts.shared >= 100 << 10 { decode::STAGES } else { 0 };
-        let kernel = with_value!(self.scalar(q), T => {
-            with_value!(self.of.half, C => attention_decode::<T, C>(form, stages))
+        let kernel = with_float!(self.scalar(q), T => {
+            with_float!(self.of.half, C => attention_decode::<T, C>(form, stages))
         });
         let splits = self.of.splits(op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
@@ -658,6 +680,9 @@ impl Recorder<'_> {
         y: Operand,
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
+        if self.is_vendors(matrix, rows, width, y.scalar)? {
+            return self.product(x, matrix.weight, rows, width, None, y);
+        }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let mut bound = vec![("x", x.slot), ("y", y.slot), ("weight", self.weight(matrix.weight))];
         bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
@@ -666,30 +691,98 @@ impl Recorder<'_> {
             let few = bucket(rows) as u32;
             let schedule = self.few(&[format], width, out, few, x.scalar, false);
             numbers.set("groups", schedule.groups(out, self.of.facts.processors));
-            with_value!(x.scalar, X => with_value!(y.scalar, Y => {
+            with_float!(x.scalar, X => with_float!(y.scalar, Y => {
                 gemv::<X, Y>(format, bias, few, schedule)
             }))
         } else {
-            let operand = match format {
-                _ if self.of.exact() => Scalar::F32,
-                Format::Dense(scalar) => scalar,
-                _ => Scalar::F16,
-            };
+            let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
             let Facts { shared, processors, .. } = self.of.facts;
             let schedule =
                 gemm::Schedule::pick((rows as u32, out), operand, format, shared, processors);
             numbers.set("rows", rows as u32);
-            with_value!(x.scalar, X => with_value!(y.scalar, Y => with_float!(operand, T => {
+            with_float!(x.scalar, X => with_float!(y.scalar, Y => with_float!(operand, T => {
                 gemm::<X, T, Y>(format, bias, schedule)
             })))
         };
         self.push(&kernel, numbers, &bound)
     }
 
-    /// An operand in the arena's scratch.
+    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking.
+    fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
+        let (format, out) = self.matrix(matrix.weight)?;
+        let Some(unpack) = self.of.facts.products else { return Ok(false) };
+        let packed = format != Format::Dense(self.of.wide);
+        let least = if packed { unpack } else { FEW + 1 };
+        // The head's matrix, of which few rows are wanted, is not worth the room.
+        let room = !packed || out as usize * width <= self.of.unpacked().0;
+        let fits = room && out.is_multiple_of(8) && (y == Scalar::F32 || y == self.of.wide);
+        Ok(!self.of.exact() && fits && rows >= least && matrix.bias.is_none())
+    }
+
+    /// The vendor's product, plus `add`, of operands that are first made what it takes.
+    fn product(
+        &mut self,
+        x: Operand,
+        weight: WeightId,
+        rows: usize,
+        width: usize,
+        add: Option<Slot>,
+        y: Operand,
+    ) -> Result<()> {
+        let (format, out) = self.matrix(weight)?;
+        let wide = self.of.wide;
+        let x = if x.scalar == wide {
+            x.slot
+        } else {
+            let start = self.layout.scratch[0].start;
+            let cast = Slot::Arena(start..start + rows * width * wide.bytes());
+            let format = Format::Dense(x.scalar);
+            self.unpack(format, x.slot, rows, width, cast.clone())?;
+            cast
+        };
+        let w = if format == Format::Dense(wide) {
+            self.weight(weight)
+        } else {
+            let to = Slot::Unpacked(out as usize * width * wide.bytes());
+            self.unpack(format, self.weight(weight), out as usize, width, to.clone())?;
+            to
+        };
+        let shape = ProductShape {
+            rows: rows as u32,
+            out,
+            width: width as u32,
+            operand: wide,
+            result: y.scalar,
+            adds: add.is_some(),
+        };
+        self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
+        Ok(())
+    }
+
+    /// A matrix in the type of the vendor's operands: what embeds all its rows, in order.
+    fn unpack(
+        &mut self,
+        format: Format,
+        from: Slot,
+        rows: usize,
+        width: usize,
+        to: Slot,
+    ) -> Result<()> {
+        let kernel = with_float!(self.of.wide, Y => match format {
+            Format::Dense(scalar) => with_float!(scalar, T => ops::embed::embed::<T, Y>()),
+            packed => ops::embed::embed_packed::<Y>(packed),
+        });
+        let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
+        let bound = [("tokens", Slot::Numbers(rows)), ("table", from), ("y", to)];
+        self.push(&kernel, numbers, &bound)
+    }
+
+    /// An operand in the arena's scratch, of the type of products of many rows where there are many.
     fn scratch(&self, i: usize, elements: usize) -> Operand {
+        let many = self.key.tokens > FEW && !self.of.exact();
+        let scalar = if many { self.of.wide } else { Scalar::F32 };
         let start = self.layout.scratch[i].start;
-        Operand { slot: Slot::Arena(start..start + 4 * elements), scalar: Scalar::F32 }
+        Operand { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
     }
 
     /// The rows of `x` as projections take them: normed where a norm is in front, which many rows need done first.
@@ -697,7 +790,7 @@ impl Recorder<'_> {
         let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
         let (rows, width) = (self.rows(x), self.width(x));
         let y = self.scratch(0, rows * width);
-        self.norm(self.operand(x), weight, eps, rows, width, y.slot.clone())?;
+        self.norm(self.operand(x), weight, eps, rows, width, y.clone())?;
         Ok(y)
     }
 
@@ -746,7 +839,7 @@ impl Recorder<'_> {
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
             kinds.push((shapes[j].0, matrix.bias.is_some()));
         }
-        let kernel = with_value!(self.scalar(x), X => with_value!(self.scalar(outputs[0]), Y => {
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(outputs[0]), Y => {
             project::<X, Y>(&kinds, norm.is_some(), few, schedule)
         }));
         self.push(&kernel, numbers, &bound)
@@ -775,7 +868,8 @@ impl Recorder<'_> {
             }
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
-            return self.push(&ops::silu_mul::silu_mul::<f32>(), numbers, &bound);
+            let kernel = with_float!(self.scalar(y), T => ops::silu_mul::silu_mul::<T>());
+            return self.push(&kernel, numbers, &bound);
         }
         let few = bucket(rows) as u32;
         let schedule = self.few(&[format], width, out, few, self.scalar(x), true);
@@ -793,7 +887,7 @@ impl Recorder<'_> {
             numbers = numbers.with_f32("eps", eps);
             bound.push(("norm", self.weight(weight)));
         }
-        let kernel = with_value!(self.scalar(x), X => with_value!(self.scalar(y), Y => {
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
             ops::gate_up::gate_up::<X, Y>(format, norm.is_some(), few, schedule)
         }));
         self.push(&kernel, numbers, &bound)
@@ -809,7 +903,14 @@ impl Recorder<'_> {
         let (rows, width) = (self.rows(x), self.width(x));
         let (format, out) = self.matrix(matrix.weight)?;
         if rows > FEW {
-            let sum = self.scratch(1, rows * out as usize);
+            let to = self.operand(y);
+            if self.is_vendors(matrix, rows, width, to.scalar)? {
+                let add = Some(self.value(residual));
+                return self.product(self.operand(x), matrix.weight, rows, width, add, to);
+            }
+            let start = self.layout.scratch[1].start;
+            let slot = Slot::Arena(start..start + 4 * rows * out as usize);
+            let sum = Operand { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
             return self.map(&ops::add::add::<f32>(), &bound, y);
@@ -827,7 +928,7 @@ impl Recorder<'_> {
             ("weight", self.weight(matrix.weight)),
         ];
         bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
-        let kernel = with_value!(self.scalar(x), X => with_value!(self.scalar(y), Y => {
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
             ops::linear_add::linear_add::<X, Y>(format, matrix.bias.is_some(), few, schedule)
         }));
         self.push(&kernel, numbers, &bound)

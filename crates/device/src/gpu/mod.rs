@@ -22,6 +22,7 @@ use program::Program;
 use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
+use tile::types::Scalar;
 
 use crate::{About, Device, Executor, LoadOptions};
 
@@ -34,6 +35,25 @@ pub struct Facts {
     pub processors: u32,
     /// Bytes of shared memory that a threadgroup can have.
     pub shared: u32,
+    /// Rows from which on a packed matrix is worth unpacking for [`Backend::product`]; none if there is no such thing.
+    pub products: Option<usize>,
+}
+
+/// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProductShape {
+    /// Rows of `x` and `y`.
+    pub rows: u32,
+    /// Rows of `w`.
+    pub out: u32,
+    /// Columns of `x` and `w`.
+    pub width: u32,
+    /// The type of `x` and `w`: f16 or bf16.
+    pub operand: Scalar,
+    /// The type of `y`: that of the operands, or f32.
+    pub result: Scalar,
+    /// Whether something is added.
+    pub adds: bool,
 }
 
 /// What a GPU device does itself. Everything is done in the order in which it is asked for.
@@ -121,6 +141,19 @@ pub trait Backend: Send + Sync + 'static {
         pipeline: &Self::Pipeline,
         numbers: &Numbers,
         buffers: &[Self::Buffer],
+    ) -> Result<Self::Launch>;
+
+    /// Binds a product of [`ProductShape`]; `add` may be the same bytes as `y`.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the library refuses.
+    fn product(
+        &self,
+        shape: &ProductShape,
+        x: &Self::Buffer,
+        w: &Self::Buffer,
+        add: Option<&Self::Buffer>,
+        y: &Self::Buffer,
     ) -> Result<Self::Launch>;
 
     /// Launches in order, each after the one before.

@@ -15,7 +15,7 @@ use tile::passes::Target;
 use tile::proof::{self, Schedule, Unproved};
 use tile::{Kernel, types::Scalar};
 
-use super::{Backend, Facts};
+use super::{Backend, Facts, ProductShape};
 use crate::About;
 
 /// What runs the kernels.
@@ -78,10 +78,49 @@ enum Code {
 
 /// A kernel with its buffers and numbers.
 #[derive(Clone)]
-pub struct Launch {
+struct Bound {
     pipeline: Pipeline,
     numbers: Numbers,
     buffers: Vec<Buffer>,
+}
+
+/// A product with its matrices: `x`, `w`, what is added, `y`.
+#[derive(Clone)]
+struct Product {
+    shape: ProductShape,
+    x: Buffer,
+    w: Buffer,
+    add: Option<Buffer>,
+    y: Buffer,
+}
+
+/// Work that can be done any number of times.
+#[derive(Clone)]
+pub struct Launch(Work);
+
+#[derive(Clone)]
+enum Work {
+    Kernel(Bound),
+    Product(Product),
+}
+
+impl Product {
+    fn run(&self) {
+        let ProductShape { rows, out, width, operand, result, .. } = self.shape;
+        let [rows, out, width] = [rows, out, width].map(|n| n as usize);
+        let read = |buffer: &Buffer, scalar, len: usize| {
+            let bytes = buffer.to_vec()[..len * Scalar::bytes(scalar)].to_vec();
+            case::Buffer::raw(scalar, bytes).to_f32()
+        };
+        let (x, w) = (read(&self.x, operand, rows * width), read(&self.w, operand, out * width));
+        let add = self.add.as_ref().map(|add| read(add, result, rows * out));
+        let mut y = vec![0.0; rows * out];
+        ops::linear::reference(&x, &w, None, width, &mut y);
+        y.iter_mut().zip(add.iter().flatten()).for_each(|(y, add)| *y += add);
+        let bytes = case::Buffer::floats(result, &y).bytes;
+        let start = self.y.range.start;
+        self.y.lock()[start..start + bytes.len()].copy_from_slice(&bytes);
+    }
 }
 
 impl Sim {
@@ -106,7 +145,7 @@ impl Sim {
     }
 }
 
-impl Launch {
+impl Bound {
     fn run(&self) -> Result<()> {
         let Pipeline { kernel, code } = &self.pipeline;
         let params = || {
@@ -159,7 +198,9 @@ impl Backend for Sim {
             Engine::Metal => (Target::Metal, 32 << 10),
             Engine::Cuda => (Target::Cuda, 227 << 10),
         };
-        Facts { target, processors: 4, shared }
+        // Few, so that small tests come by.
+        let products = (self.engine == Engine::Interpreter).then_some(9);
+        Facts { target, processors: 4, shared, products }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {
@@ -226,11 +267,38 @@ impl Backend for Sim {
 
     fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
         let (pipeline, numbers) = (pipeline.clone(), numbers.clone());
-        Ok(Launch { pipeline, numbers, buffers: buffers.to_vec() })
+        Ok(Launch(Work::Kernel(Bound { pipeline, numbers, buffers: buffers.to_vec() })))
+    }
+
+    fn product(
+        &self,
+        shape: &ProductShape,
+        x: &Buffer,
+        w: &Buffer,
+        add: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<Launch> {
+        let ProductShape { rows, out, width, operand, result, adds } = *shape;
+        let size = |a: u32, b: u32, scalar: Scalar| a as usize * b as usize * scalar.bytes();
+        x.first(size(rows, width, operand))?;
+        w.first(size(out, width, operand))?;
+        y.first(size(rows, out, result))?;
+        add.map(|add| add.first(size(rows, out, result))).transpose()?;
+        if adds != add.is_some() {
+            return Err(Error::new("sim product", "what its shape says", "others"));
+        }
+        let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
+        Ok(Launch(Work::Product(Product { shape: *shape, x, w, add, y })))
     }
 
     fn submit(&self, launches: &[Launch]) -> Result<()> {
-        launches.iter().try_for_each(Launch::run)
+        launches.iter().try_for_each(|launch| match &launch.0 {
+            Work::Kernel(bound) => bound.run(),
+            Work::Product(product) => {
+                product.run();
+                Ok(())
+            }
+        })
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {

@@ -17,11 +17,11 @@ const SIMDS: u32 = 8;
 
 /// What the kernels bind, but for the caches' arrays.
 #[derive(Clone, Copy)]
-pub(super) struct Fused<T> {
+pub(super) struct Fused<T, Y> {
     pub(super) q: In<T>,
     pub(super) k: In<T>,
     pub(super) v: In<T>,
-    pub(super) y: Out<T>,
+    pub(super) y: Out<Y>,
     pub(super) tokens: Val<u32>,
     pub(super) cache: Cache,
     pub(super) frequencies: In<f32>,
@@ -71,7 +71,7 @@ impl<T: Float, W: Float> Lot<T, W> {
     }
 }
 
-impl<T: Float> Fused<T> {
+impl<T: Float, Y: Float> Fused<T, Y> {
     /// Records the kernel.
     #[track_caller]
     pub(super) fn record<W: Float>(self, keys: impl Target, values: impl Target) {
