@@ -4,16 +4,21 @@
 # loses only itself. Results go to $OUT (default: target/device).
 #
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
-#   PARTS           which parts, in order (default: "test sanitize bench rivals")
+#   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
+#   FIXTURES        test programs of the engine, to run on the GPU (default: those in .carry)
+#   PARTS           which parts, in order (default: "fixtures models test sanitize bench rivals")
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS    seconds for each part
+#   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_MODELS    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
 mkdir -p "$OUT"
 TILE=${TILE:-.carry/tile}
 [ -x "$TILE" ] || chmod +x "$TILE" 2>/dev/null || TILE=target/release/tile
+DELFT=${DELFT:-.carry/delft}
+[ -f "$DELFT" ] || DELFT=target/release/delft
 export PATH="$PATH:/usr/local/cuda/bin"
 
 # NVRTC and cuBLASLt: the toolkit's, else those that come with PyTorch.
@@ -63,14 +68,43 @@ sanitize() {
     done
 }
 
+# fixtures: Transformers' logits, and the CPU's tokens, on the GPU.
+fixtures() {
+    for program in ${FIXTURES:-.carry/transformers .carry/devices}; do
+        chmod +x "$program"
+        DELFT_TEST_DEVICE=cuda "$program" the_named_device --nocapture || return
+    done
+}
+
+# models: decoding with sampling at two depths, and prompts of 2048.
+models() {
+    chmod +x "$DELFT"
+    folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+    for model in ${MODELS:-llama-1b:bf16 llama-1b:q4_k qwen3-0.6b:q8_0 llama-8b:q4_k llama-8b:q8_0 llama-8b:bf16}; do
+        python3 tests/reference/random_gguf.py "${model%:*}" "${model#*:}" "$folder/model.gguf" || return
+        "$DELFT" bench -m "$folder/model.gguf" --device cuda -p 2048 -n 128 -r 3 --sampled --json
+        "$DELFT" bench -m "$folder/model.gguf" --device cuda -p 0 -n 128 -d 4096 -r 2 --sampled --json
+        rm "$folder/model.gguf"
+    done
+    rmdir "$folder"
+}
+
 failed=0
+case ${1:-} in
+    fixtures | models)
+        "$1"
+        exit
+        ;;
+esac
 if [ "${1:-}" = sanitize ]; then
     shift
     sanitize "$@"
     exit
 fi
-for wanted in ${PARTS:-test sanitize bench rivals}; do
+for wanted in ${PARTS:-fixtures models test sanitize bench rivals}; do
     case $wanted in
+        fixtures) part fixtures "${T_FIXTURES:-60}" sh "$0" fixtures ;;
+        models) part models "${T_MODELS:-120}" sh "$0" models ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)
             # shellcheck disable=SC2086 # a list of words

@@ -43,12 +43,11 @@ pub(crate) fn engine_with(
 ) -> Outcome<(Engine, Model)> {
     let model = find(args.model.model.as_deref())?;
     let options = LoadOptions {
-        device: args.device,
         threads: args.threads.map(|n| n as usize),
         context,
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
-        ..LoadOptions::default()
+        ..LoadOptions::on(args.device)
     };
     let bar = stderr_is_terminal().then(|| {
         let bar = indicatif::ProgressBar::new(0).with_message(format!("loading {}", model.name()));

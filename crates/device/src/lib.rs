@@ -56,6 +56,14 @@ impl fmt::Display for Place {
 }
 
 impl Place {
+    /// Tokens of a prompt that it computes best together.
+    pub fn chunk(self) -> usize {
+        match self {
+            Place::Cuda(_) => 2048,
+            Place::Cpu | Place::Sim(_) => 512,
+        }
+    }
+
     /// Opens the device. `threads` are for the CPU; `None`: one for each physical core.
     ///
     /// # Errors

@@ -43,13 +43,18 @@ impl Default for LoadOptions {
             rotate: false,
             cache_type: CacheType::F16,
             sessions: 16,
-            chunk: 512,
+            chunk: Place::Cpu.chunk(),
             trace: false,
         }
     }
 }
 
 impl LoadOptions {
+    /// The default on a device: prompts in chunks of a size that keeps it busy.
+    pub fn on(device: Place) -> Self {
+        LoadOptions { device, chunk: device.chunk(), ..LoadOptions::default() }
+    }
+
     /// A group's window and context as its block tables keep them: a rotating context is a window over no end.
     pub(crate) fn span(&self, window: Option<usize>, context: usize) -> (Option<usize>, usize) {
         if self.rotate {

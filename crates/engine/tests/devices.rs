@@ -46,10 +46,23 @@ fn generate(device: Place, sampling: &SamplingOptions, tokens: usize) -> Vec<(u3
 
 #[test]
 fn a_thousand_tokens_are_the_cpus() {
+    same("sim");
+}
+
+/// The device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
+#[test]
+fn the_named_device_chooses_alike() {
+    match std::env::var("DELFT_TEST_DEVICE") {
+        Ok(device) => same(&device),
+        Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
+    }
+}
+
+fn same(device: &str) {
     let mut seen = 0;
     for sampling in samplings() {
         let wanted = generate(Place::Cpu, &sampling, 200);
-        let found = generate("sim".parse().unwrap(), &sampling, 200);
+        let found = generate(device.parse().unwrap(), &sampling, 200);
         for (i, (a, b)) in wanted.iter().zip(&found).enumerate() {
             assert_eq!(a.0, b.0, "token {i} of {sampling:?}");
             assert!((a.1 - b.1).abs() <= 1e-3, "token {i} of {sampling:?}: {} and {}", a.1, b.1);

@@ -122,3 +122,12 @@ fn metal_text_agrees() {
 fn cuda_text_agrees() {
     simulated("sim-cuda", &["llama3", "qwen3"]);
 }
+
+/// The device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
+#[test]
+fn the_named_device_agrees() {
+    match std::env::var("DELFT_TEST_DEVICE") {
+        Ok(device) => simulated(&device, &[]),
+        Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
+    }
+}

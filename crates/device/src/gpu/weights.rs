@@ -1,7 +1,7 @@
 //! Weights on the device: matrices in planes, vectors in f32.
 
-use formats::{Error, Result, Tensors};
-use ops::packed::{self, Format};
+use formats::{Error, Result, Tensor, Tensors};
+use ops::packed::{self, Format, Planes};
 use program::Program;
 
 use super::Backend;
@@ -12,6 +12,35 @@ pub(super) struct Weight<B> {
     pub(super) bytes: usize,
     /// How a matrix is packed; none for vectors, which are f32.
     pub(super) format: Option<Format>,
+}
+
+/// Packs a matrix on all cores.
+fn pack(tensor: &Tensor<'_>, rows: usize, cols: usize) -> Result<Planes> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = rows.div_ceil(cores).max(64);
+    let per_row = tensor.bytes.len() / rows.max(1);
+    if share >= rows || per_row * rows != tensor.bytes.len() {
+        return packed::pack(tensor.dtype, tensor.bytes, rows, cols);
+    }
+    let parts: Vec<Result<Planes>> = std::thread::scope(|scope| {
+        let pack = |bytes: &'_ [u8]| packed::pack(tensor.dtype, bytes, bytes.len() / per_row, cols);
+        let threads: Vec<_> = tensor
+            .bytes
+            .chunks(share * per_row)
+            .map(|bytes| scope.spawn(move || pack(bytes)))
+            .collect();
+        let lost = || Error::new(tensor.name, "a packed matrix", "a thread that ended early");
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(lost()))).collect()
+    });
+    let mut bytes = Vec::new();
+    let mut format = None;
+    for part in parts {
+        let part = part?;
+        format = Some(part.layout.format);
+        bytes.extend_from_slice(&part.bytes);
+    }
+    let format = format.ok_or_else(|| Error::new(tensor.name, "rows", "none"))?;
+    Ok(Planes { layout: packed::Layout::new(format, rows, cols)?, bytes })
 }
 
 /// Reads, packs and uploads the weights of a Program, one at a time.
@@ -49,8 +78,7 @@ pub(super) fn load<B: Backend>(
                         upload(tensor.bytes, Some(format)).map_err(named)?
                     }
                     _ => {
-                        let planes =
-                            packed::pack(tensor.dtype, tensor.bytes, rows, cols).map_err(named)?;
+                        let planes = pack(&tensor, rows, cols).map_err(named)?;
                         upload(&planes.bytes, Some(planes.layout.format)).map_err(named)?
                     }
                 }

@@ -1,0 +1,134 @@
+"""Writes a GGUF model of a real shape with random weights: for speed, not for sense. Needs numpy alone, and seconds.
+
+    python3 tests/reference/random_gguf.py llama-1b q4_k OUT.gguf
+
+Every tensor is cut from one pool of random blocks, at a place of its own, so that writing is as fast as the disk. There is no
+tokenizer in it: `delft bench` needs none.
+"""
+
+import struct
+import sys
+
+import numpy as np
+
+# architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms
+SHAPES = {
+    "llama-1b": ("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True, False),
+    "qwen3-0.6b": ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 1e6, True, True),
+    "llama-8b": ("llama", 32, 4096, 32, 8, 128, 14336, 128256, 5e5, False, False),
+}
+# ggml's type number, elements and bytes of a block
+TYPES = {"f32": (0, 1, 4), "bf16": (30, 1, 2), "f16": (1, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18), "q4_k": (12, 256, 144), "q6_k": (14, 256, 210)}
+ALIGN = 32
+POOL = 64 << 20
+
+
+def blocks(kind):
+    """About 64 MiB of random blocks with scales that keep activations finite."""
+    rng = np.random.default_rng(1)
+    _, elements, size = TYPES[kind]
+    count = POOL // size
+    if kind in ("f16", "bf16", "f32"):
+        x = (rng.standard_normal(count, dtype=np.float32) * 0.02).astype(np.float32)
+        if kind == "f16":
+            return x.astype(np.float16).view(np.uint8)
+        if kind == "bf16":
+            return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return x.view(np.uint8)
+    pool = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    half = lambda x: np.frombuffer(np.float16(x).tobytes(), np.uint8)
+    if kind == "q8_0":
+        pool[:, 0:2] = half(0.02 / 73)
+    elif kind == "q4_0":
+        pool[:, 0:2] = half(0.02 / 4.6)
+    elif kind == "q4_k":
+        pool[:, 0:2] = half(0.02 / 32 / 4.6)
+        pool[:, 2:4] = half(0.02 / 32 / 4.6 * 7.5)
+    else:
+        pool[:, 208:210] = half(0.02 / 64 / 18)
+    return pool.reshape(-1)
+
+
+def string(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def value(key, x):
+    kind, packed = {
+        str: lambda: (8, string(x)),
+        int: lambda: (4, struct.pack("<I", x)),
+        float: lambda: (6, struct.pack("<f", x)),
+    }[type(x)]()
+    return string(key) + struct.pack("<I", kind) + packed
+
+
+def main(shape, kind, out):
+    arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms = SHAPES[shape]
+    # K-quantised models keep the matrices of both ends in six bits.
+    ends = "q6_k" if kind == "q4_k" else kind
+    tensors = [("token_embd.weight", (vocab, width), ends), ("output_norm.weight", (width,), "f32")]
+    if not tied:
+        tensors.append(("output.weight", (vocab, width), ends))
+    for i in range(layers):
+        b = f"blk.{i}."
+        tensors += [
+            (b + "attn_norm.weight", (width,), "f32"),
+            (b + "attn_q.weight", (heads * head, width), kind),
+            (b + "attn_k.weight", (kv_heads * head, width), kind),
+            (b + "attn_v.weight", (kv_heads * head, width), kind),
+            (b + "attn_output.weight", (width, heads * head), kind),
+            (b + "ffn_norm.weight", (width,), "f32"),
+            (b + "ffn_gate.weight", (ff, width), kind),
+            (b + "ffn_up.weight", (ff, width), kind),
+            (b + "ffn_down.weight", (width, ff), kind),
+        ]
+        if norms:
+            tensors += [(b + n, (head,), "f32") for n in ("attn_q_norm.weight", "attn_k_norm.weight")]
+    metadata = [
+        value("general.architecture", arch),
+        value("general.name", f"{shape} {kind} random"),
+        value(f"{arch}.block_count", layers),
+        value(f"{arch}.context_length", 32768),
+        value(f"{arch}.embedding_length", width),
+        value(f"{arch}.feed_forward_length", ff),
+        value(f"{arch}.attention.head_count", heads),
+        value(f"{arch}.attention.head_count_kv", kv_heads),
+        value(f"{arch}.attention.key_length", head),
+        value(f"{arch}.attention.value_length", head),
+        value(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
+        value(f"{arch}.rope.freq_base", base),
+        value(f"{arch}.rope.dimension_count", head),
+        value(f"{arch}.vocab_size", vocab),
+    ]
+    head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata)
+    at, sizes = 0, []
+    for name, dims, of in tensors:
+        number, elements, size = TYPES[of]
+        bytes_ = int(np.prod(dims, dtype=np.int64)) // elements * size
+        head_bytes += string(name) + struct.pack("<I", len(dims))
+        head_bytes += b"".join(struct.pack("<Q", d) for d in reversed(dims)) + struct.pack("<IQ", number, at)
+        sizes.append(bytes_)
+        at += -(-bytes_ // ALIGN) * ALIGN
+    pools = {of: blocks(of) for of in {t[2] for t in tensors} if of != "f32"}
+    with open(out, "wb") as f:
+        f.write(head_bytes + bytes(-len(head_bytes) % ALIGN))
+        start = 0
+        for (name, dims, of), bytes_ in zip(tensors, sizes):
+            if of == "f32":
+                f.write(np.ones(dims, np.float32).tobytes())
+            else:
+                pool, size = pools[of], TYPES[of][2]
+                start = (start + 1009 * size) % (len(pool) // size * size)
+                left = bytes_
+                while left > 0:
+                    piece = pool[start : start + left]
+                    f.write(piece.data)
+                    left -= len(piece)
+                    start = 0
+            f.write(bytes(-bytes_ % ALIGN))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in SHAPES or sys.argv[2] not in TYPES:
+        raise SystemExit(f"usage: random_gguf.py {'|'.join(SHAPES)} {'|'.join(TYPES)} OUT.gguf")
+    main(*sys.argv[1:])
