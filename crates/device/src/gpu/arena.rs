@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use ops::packed::Format;
 use ops::{Op, Rows, Shape};
-use program::{Plan, Program, ValueId, plan_memory};
+use program::{Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
 /// Rows up to which products are of the matrix-vector kind.
@@ -37,8 +38,9 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
             Op::Attention(_) | Op::RopeWrite(_) | Op::KvWrite { .. } => {
                 all().for_each(|v| of_attention[v] = true);
             }
-            Op::Embed | Op::GateUp { .. } => of_residual[node.outputs[0].0] = true,
-            Op::LinearAdd => of_residual[node.outputs[0].0] = true,
+            Op::Embed | Op::GateUp { .. } | Op::LinearAdd => {
+                of_residual[node.outputs[0].0] = true;
+            }
             _ => {}
         }
     }
@@ -46,6 +48,30 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
     let any = |marks: &[bool], of: usize| (0..count).any(|v| marks[v] && set[v] == of);
     let is_half = |v: usize| any(&of_attention, set[v]) && !any(&of_residual, set[v]);
     (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()
+}
+
+/// As [`types`], for steps of few rows: what is multiplied with a matrix of 16-bit numbers only is of their type, which halves
+/// what every threadgroup reads of it. Packed matrices take bytes, which they make themselves.
+pub(super) fn narrow_types(
+    program: &Program,
+    half: Scalar,
+    wide: Scalar,
+    formats: &[Option<Format>],
+) -> Vec<Scalar> {
+    let mut types = types(program, half);
+    for node in &program.nodes {
+        let Op::GateUp { .. } = node.op else { continue };
+        let v = node.outputs[0];
+        let mut readers = program.nodes.iter().filter(|n| n.inputs.contains(&v));
+        let dense = |n: &Node| {
+            let matrix = n.weights.first().and_then(|w| formats[w.0]);
+            n.op == Op::LinearAdd && n.inputs[0] == v && matrix == Some(Format::Dense(wide))
+        };
+        if wide != Scalar::F32 && readers.all(dense) {
+            types[v.0] = wide;
+        }
+    }
+    types
 }
 
 /// As [`types`], for steps of many rows: gates have the type of products' operands, and what is rotated comes from products
@@ -77,13 +103,20 @@ pub(super) struct Layout {
     outputs: usize,
     /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many rows.
     pub(super) scratch: [Range<usize>; 3],
+    /// Where values lie that the plan would write over an operand of another type.
+    moved: Vec<(ValueId, usize)>,
     /// All of it.
     pub(super) bytes: usize,
 }
 
 impl Layout {
-    /// For `tokens` rows, `outputs` of them with logits.
-    pub(super) fn new(program: &Program, tokens: usize, outputs: usize) -> Layout {
+    /// For `tokens` rows, `outputs` of them with logits, and values of these types.
+    pub(super) fn new(
+        program: &Program,
+        types: &[Scalar],
+        tokens: usize,
+        outputs: usize,
+    ) -> Layout {
         let (tokens, outputs) = (bucket(tokens), bucket(outputs));
         let plan = plan_memory(program, tokens, outputs);
         let (mut input, mut output) = (0, 0);
@@ -108,7 +141,22 @@ impl Layout {
             end = start + 4 * elements;
             start..end
         });
-        Layout { plan, tokens, outputs, scratch, bytes: end.max(256) }
+        // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what others still want. Such
+        // values take turns in one place: the next is made when attention has read the one before.
+        let mut moved = Vec::new();
+        let mut most = 0;
+        for (node, over) in program.nodes.iter().zip(&plan.in_place) {
+            let Some(input) = over.map(|i| node.inputs[i]) else { continue };
+            let output = node.outputs[0];
+            if types[input.0] != types[output.0] {
+                moved.push((output, end.next_multiple_of(256)));
+                most = most.max(tokens * program.shape(output).width * types[output.0].bytes());
+            }
+        }
+        if !moved.is_empty() {
+            end = end.next_multiple_of(256) + most;
+        }
+        Layout { plan, tokens, outputs, scratch, moved, bytes: end.max(256) }
     }
 
     /// Rows that a value has room for.
@@ -122,7 +170,8 @@ impl Layout {
     /// The bytes of a value.
     pub(super) fn value(&self, program: &Program, types: &[Scalar], v: ValueId) -> Range<usize> {
         let shape = program.shape(v);
-        let start = self.plan.offsets[v.0];
+        let moved = self.moved.iter().find(|(value, _)| *value == v);
+        let start = moved.map_or(self.plan.offsets[v.0], |(_, at)| *at);
         start..start + self.rows(shape) * shape.width * types[v.0].bytes()
     }
 }

@@ -94,7 +94,10 @@ impl<B: Backend> GpuExecutor<B> {
         let wide = wide(&formats, half);
         let lowering = Lowering {
             facts: backend.facts(),
-            types: [arena::types(&program, half), arena::wide_types(&program, half, wide)],
+            types: [
+                arena::narrow_types(&program, half, wide, &formats),
+                arena::wide_types(&program, half, wide),
+            ],
             wide,
             half,
             formats,
@@ -103,7 +106,8 @@ impl<B: Backend> GpuExecutor<B> {
             program,
         };
         let limits = (options.rows.0.max(1), options.rows.1.max(1));
-        let arena_bytes = Layout::new(&lowering.program, limits.0, limits.1).bytes;
+        let types = lowering.types(limits.0);
+        let arena_bytes = Layout::new(&lowering.program, types, limits.0, limits.1).bytes;
         let (elements, rows) = match lowering.facts.products.is_some() && half != Scalar::F32 {
             true => lowering.unpacked(),
             false => (1, 1),
@@ -242,7 +246,8 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Lowers, loads and binds a class.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
-        let layout = Layout::new(&self.lowering.program, key.tokens, key.outputs);
+        let types = self.lowering.types(key.tokens);
+        let layout = Layout::new(&self.lowering.program, types, key.tokens, key.outputs);
         if layout.bytes > self.arena_bytes {
             // A smaller class may pack worse than the largest.
             self.classes.clear();

@@ -145,6 +145,31 @@ impl Sim {
     }
 }
 
+/// Refuses to let a kernel write what it also reads elsewhere: here each launch has copies, which would hide it. The very same
+/// elements are another matter: kernels that may be given them say so.
+fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
+    let params: Vec<(&str, Scalar, Access)> = kernel
+        .params
+        .iter()
+        .filter_map(|p| match p.kind {
+            ParamKind::Buffer { scalar, access } => Some((p.name.as_str(), scalar, access)),
+            ParamKind::Argument(_) => None,
+        })
+        .collect();
+    for ((name, scalar, access), a) in params.iter().zip(buffers) {
+        for ((other, of, _), b) in params.iter().zip(buffers) {
+            let meet = a.range.start < b.range.end && b.range.start < a.range.end;
+            let same = a.range.start == b.range.start && scalar == of;
+            let both = name != other && Arc::ptr_eq(&a.bytes, &b.bytes) && meet;
+            if *access != Access::In && both && !same {
+                let expected = format!("`{name}` apart from `{other}`");
+                return Err(Error::new(&kernel.name, expected, "bytes that both have"));
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Bound {
     fn run(&self) -> Result<()> {
         let Pipeline { kernel, code } = &self.pipeline;
@@ -266,6 +291,7 @@ impl Backend for Sim {
     }
 
     fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+        apart(&pipeline.kernel, buffers)?;
         let (pipeline, numbers) = (pipeline.clone(), numbers.clone());
         Ok(Launch(Work::Kernel(Bound { pipeline, numbers, buffers: buffers.to_vec() })))
     }
