@@ -117,7 +117,7 @@ impl<'a> Activations<'a> {
 
     /// Whether `quantise` makes [`Halves`] of them instead of lines: for the tile unit, once there are many.
     pub(super) fn halves(&self, isa: Isa) -> bool {
-        isa == Isa::Amx && self.tokens > FEW && self.cols.is_multiple_of(BLOCK)
+        halves(isa, self.tokens, self.cols)
     }
 
     /// Tokens that stand together: a power of two, at most [`TOKENS`].
@@ -145,6 +145,11 @@ impl<'a> Activations<'a> {
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
+}
+
+/// Whether so many rows are [`Halves`]; see [`Activations::halves`].
+pub(super) fn halves(isa: Isa, tokens: usize, cols: usize) -> bool {
+    isa == Isa::Amx && tokens > FEW && cols.is_multiple_of(BLOCK)
 }
 
 fn group(tokens: usize) -> usize {

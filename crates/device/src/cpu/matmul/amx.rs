@@ -57,6 +57,35 @@ pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
     }
 }
 
+/// Tiles multiplied by tiles in registers, four sums side by side; returns the operations done.
+///
+/// # Safety
+/// The processor has the tiles.
+pub(super) unsafe fn products(rounds: usize) -> usize {
+    let shapes = Shapes::whole();
+    // SAFETY: the shapes are within palette 1; nothing but tile registers is written, and they are released.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly));
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            "tilerelease",
+            rounds = inout(reg) rounds.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+    rounds.max(1) * 4 * 2 * TOKENS * ROWS * BLOCK
+}
+
 /// Which planes of the activations and of the weights are multiplied.
 type Passes = [(usize, usize)];
 
@@ -75,13 +104,21 @@ struct Shapes {
     rows: [u8; 16],
 }
 
+impl Shapes {
+    /// Eight tiles of 16 rows of 64 bytes.
+    fn whole() -> Shapes {
+        let mut shapes =
+            Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
+        for tile in 0..8 {
+            (shapes.bytes[tile], shapes.rows[tile]) = (64, 16);
+        }
+        shapes
+    }
+}
+
 /// The product of the call.
 unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
-    let mut shapes =
-        Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
-    for tile in 0..8 {
-        (shapes.bytes[tile], shapes.rows[tile]) = (64, 16);
-    }
+    let shapes = Shapes::whole();
     let total = call.cols / BLOCK;
     let planes = 1 + passes.iter().map(|pass| pass.1).max().unwrap_or(0);
     let most = WEIGHTS / (planes * BLOCKS.min(total).max(1));

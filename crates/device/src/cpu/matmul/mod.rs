@@ -12,6 +12,7 @@ mod float;
 mod lanes;
 mod layout;
 mod memory;
+mod peak;
 mod product;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ mod tests;
 pub use super::isa::Isa;
 pub use activations::Activations;
 pub use memory::Huge;
+pub use peak::{Unit, peak};
 
 use formats::{DType, Error, Result, with_block};
 use lanes::Lanes;
@@ -319,6 +321,17 @@ pub unsafe fn multiply(
 }
 
 type Kernel = unsafe fn(&Call);
+
+/// Whether weights of a type go to the tile unit; `halves`: whether the activations are bf16.
+fn tiled(isa: Isa, dtype: DType, halves: bool) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa == Isa::Amx && halves && amx::kernel(dtype).is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (isa, dtype, halves);
+        false
+    }
+}
 
 /// The kernel for weights of a type on an instruction set, for these activations.
 fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {

@@ -1,0 +1,201 @@
+//! The most that an instruction set can multiply: its dot products of bytes, its tiles and its fused multiply-adds,
+//! each alone in a loop. What memory holds back, `roof` measures.
+
+use super::lanes::Lanes;
+use super::{DType, Isa, Matrix, Parallel};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Units of the processor that have peaks of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Dot products of bytes.
+    Bytes,
+    /// The tile unit, in bf16.
+    Tiles,
+    /// Multiply-adds in f32.
+    Floats,
+}
+
+impl Matrix {
+    /// The unit that multiplies this matrix with so many rows of activations.
+    pub fn unit(&self, isa: Isa, rows: usize) -> Unit {
+        if super::tiled(isa, self.dtype, super::activations::halves(isa, rows, self.cols)) {
+            return Unit::Tiles;
+        }
+        if self.dtype.is_block() { Unit::Bytes } else { Unit::Floats }
+    }
+}
+
+/// Operations per second (a multiplication and an addition are two) of a unit on all workers together, the best of
+/// `repeats`; 0 where the instruction set has no such unit.
+pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f64 {
+    let kernel = match unit {
+        Unit::Bytes => bytes(isa),
+        Unit::Floats => floats(isa),
+        Unit::Tiles => tiles(isa),
+    };
+    let Some(kernel) = kernel else { return 0.0 };
+    let pass = |rounds: usize| {
+        let (total, start) = (std::sync::atomic::AtomicUsize::new(0), Instant::now());
+        workers.run(&|_, _| {
+            // SAFETY: the ISA value proves the instruction set.
+            let done = unsafe { kernel(rounds) };
+            total.fetch_add(done, std::sync::atomic::Ordering::Relaxed);
+        });
+        total.into_inner() as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    };
+    // A portable loop is a hundred times slower than tiles: as many rounds as take about two milliseconds.
+    let mut rounds = 1000;
+    loop {
+        let start = Instant::now();
+        pass(rounds);
+        if start.elapsed().as_millis() >= 2 || rounds >= 1 << 30 {
+            break;
+        }
+        rounds *= 2;
+    }
+    (0..repeats.max(1)).map(|_| pass(rounds)).fold(0.0, f64::max)
+}
+
+/// Runs so many rounds of a loop and returns the operations that it did.
+type Loop = unsafe fn(rounds: usize) -> usize;
+
+fn bytes(isa: Isa) -> Option<Loop> {
+    Some(match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => x86::avx512_bytes,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86::avx2_bytes,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+            dots::<super::lanes::neon::Neon<true>, 4>
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => dots::<super::lanes::neon::Neon<false>, 4>,
+        _ => dots::<super::lanes::scalar::Scalar, 2>,
+    })
+}
+
+fn floats(isa: Isa) -> Option<Loop> {
+    Some(match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => x86::avx512_floats,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86::avx2_floats,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => fmas::<super::lanes::neon::Neon<false>, 4>,
+        _ => fmas::<super::lanes::scalar::Scalar, 3>,
+    })
+}
+
+fn tiles(isa: Isa) -> Option<Loop> {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && super::tiled(isa, DType::BF16, true) {
+        return Some(super::amx::products);
+    }
+    let _ = (isa, DType::BF16);
+    None
+}
+
+/// The loops with their instruction sets enabled; sums at a time fill the registers and hide the latency of adding.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::lanes::{avx2::Avx2, avx512::Avx512};
+
+    macro_rules! loops {
+        ($bytes:ident, $floats:ident, $lanes:ident, $features:literal, $b:literal, $f:literal) => {
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $bytes(rounds: usize) -> usize {
+                // SAFETY: passed on.
+                unsafe { super::dots::<$lanes, $b>(rounds) }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $floats(rounds: usize) -> usize {
+                // SAFETY: passed on.
+                unsafe { super::fmas::<$lanes, $f>(rounds) }
+            }
+        };
+    }
+    loops!(
+        avx512_bytes,
+        avx512_floats,
+        Avx512,
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+        12,
+        12
+    );
+    loops!(avx2_bytes, avx2_floats, Avx2, "avx2,fma,f16c", 4, 5);
+}
+
+/// `N` sums of byte products side by side.
+///
+/// # Safety
+/// The processor has `L`.
+#[inline(always)]
+unsafe fn dots<L: Lanes, const N: usize>(rounds: usize) -> usize {
+    // Codes in memory and activations that change: a compiler that knew either would lift the products out.
+    let codes = black_box([[1u8; 64]; N]);
+    let (mut x, step) = (black_box(0x0101_0101), black_box(0x0000_0001));
+    // SAFETY: the caller's promise; each code block has 64 bytes.
+    unsafe {
+        let mut sums: [L::Ints; N] = std::array::from_fn(|i| L::ints(black_box(i as i32)));
+        for _ in 0..rounds {
+            for (sum, codes) in sums.iter_mut().zip(&codes) {
+                *sum = L::dot7(*sum, L::bytes(codes.as_ptr()), x);
+            }
+            x ^= step;
+        }
+        let mut out = [0f32; 16];
+        for sum in sums {
+            L::store_f32(out.as_mut_ptr(), L::floats(sum));
+            black_box(&out);
+        }
+    }
+    rounds * N * 2 * 64
+}
+
+/// `N` sums of f32 products side by side.
+///
+/// # Safety
+/// The processor has `L`.
+#[inline(always)]
+unsafe fn fmas<L: Lanes, const N: usize>(rounds: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = (L::splat(black_box(0.5)), L::splat(black_box(0.25)));
+        let mut sums: [L::Floats; N] = std::array::from_fn(|i| L::splat(black_box(i as f32)));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = L::fma(a, *sum, b);
+            }
+        }
+        let mut out = [0f32; 16];
+        for sum in sums {
+            L::store_f32(out.as_mut_ptr(), sum);
+            black_box(&out);
+        }
+    }
+    rounds * N * 2 * 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Alone;
+    use super::*;
+
+    #[test]
+    fn every_set_has_peaks() {
+        let rate = |isa, unit| peak(&Alone, isa, unit, 5);
+        for &isa in Isa::available() {
+            assert!(rate(isa, Unit::Bytes) > 1e6 && rate(isa, Unit::Floats) > 1e6, "{isa}");
+            assert_eq!(rate(isa, Unit::Tiles) > 0.0, isa.name() == "amx", "{isa}");
+        }
+        // Factors of ten and more, far from what neighbours do to the best of several; an emulator, though, is as slow
+        // in wide registers as in narrow ones.
+        #[cfg(target_arch = "x86_64")]
+        if let [least, .., best] = *Isa::available() {
+            assert!(rate(best, Unit::Bytes) > 2.0 * rate(least, Unit::Bytes), "{best}");
+        }
+    }
+}
