@@ -8,7 +8,7 @@ pub mod gpu;
 use std::fmt;
 use std::str::FromStr;
 
-use formats::{Error, Result, Tensors};
+use formats::{DType, Error, Result, Tensors};
 use gpu::sim;
 use ops::sample::{Choice, Options};
 use program::{Arguments, Program};
@@ -140,6 +140,86 @@ pub struct Roof {
     pub bytes_per_second: f64,
 }
 
+/// The least that an operation has to read and compute, as follows from the Program and its packed weights. A
+/// multiplication and an addition are two operations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes read: each matrix once, the cached keys and values that are seen once; where there is neither, activations.
+    pub bytes: u64,
+    /// Operations in dot products of bytes.
+    pub bytes_dot: u64,
+    /// Operations on the tile unit.
+    pub tiles: u64,
+    /// Operations in f32.
+    pub floats: u64,
+}
+
+impl Work {
+    /// Operations on all units.
+    pub fn operations(&self) -> u64 {
+        self.bytes_dot + self.tiles + self.floats
+    }
+}
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, other: Work) {
+        self.bytes += other.bytes;
+        self.bytes_dot += other.bytes_dot;
+        self.tiles += other.tiles;
+        self.floats += other.floats;
+    }
+}
+
+/// One operation of a timed replay.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timing {
+    /// The operation: [`ops::Op::name`], or `head` for the one that makes the logits.
+    pub name: &'static str,
+    /// The type of its matrices; none where it has none or several types.
+    pub format: Option<DType>,
+    /// What it had to do.
+    pub work: Work,
+    /// Seconds from the first thread's start to the last one's end.
+    pub seconds: f64,
+    /// Seconds that a thread computed, on average: less than `seconds` where threads waited for each other.
+    pub busy: f64,
+}
+
+/// A replay and where its time went.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Profile {
+    /// The operations that ran, in order.
+    pub operations: Vec<Timing>,
+    /// Seconds between operations: every thread was done with one and none had begun the next.
+    pub barriers: f64,
+    /// Seconds of the whole replay.
+    pub seconds: f64,
+}
+
+/// Operations per second of all threads together, measured in loops that do nothing else; 0 where there is no such unit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Peaks {
+    /// The instruction set: `avx2`.
+    pub isa: &'static str,
+    /// Dot products of bytes.
+    pub bytes_dot: f64,
+    /// The tile unit, in bf16.
+    pub tiles: f64,
+    /// Multiply-adds in f32.
+    pub floats: f64,
+}
+
+/// What the machine could do, for comparison with what it does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Physical cores that this process may use.
+    pub cores: usize,
+    /// With the instruction set in use.
+    pub used: Peaks,
+    /// With the best one of the processor: the same, unless a lesser one was asked for.
+    pub best: Peaks,
+}
+
 /// What a device is. Displays as `cpu, 2 threads, avx512`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
@@ -206,4 +286,18 @@ pub trait Executor: Send {
 
     /// Measures how fast the weights can be read; takes some passes over them.
     fn roof(&self) -> Roof;
+
+    /// As [`Executor::run`], noting what every operation took; `None`, with nothing replayed, on a device that cannot
+    /// tell.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    fn run_timed(&mut self, _: &Arguments<'_>) -> Result<Option<Profile>> {
+        Ok(None)
+    }
+
+    /// Measures what bounds computation, in a tenth of a second or so; `None` on a device that cannot tell.
+    fn limits(&self) -> Option<Limits> {
+        None
+    }
 }

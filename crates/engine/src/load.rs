@@ -3,7 +3,7 @@
 use crate::defaults;
 use crate::pool::{Pool, bound};
 use crate::session::Session;
-use device::{About, CacheType, Executor, Memory, Place, Roof};
+use device::{About, CacheType, Executor, Limits, Memory, Place, Roof};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -264,6 +264,11 @@ impl Engine {
     /// Measures how fast this device can read the weights: what bounds decoding.
     pub fn roof(&self) -> Roof {
         self.0.executor().roof()
+    }
+
+    /// Measures how fast this device computes; `None` where it cannot tell.
+    pub fn limits(&self) -> Option<Limits> {
+        self.0.executor().limits()
     }
 
     /// Shape classes compiled so far.

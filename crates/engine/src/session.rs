@@ -3,7 +3,9 @@
 use crate::generate::{GenerateOptions, Generation};
 use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::BlockTable;
+use crate::profile::Profiler;
 use crate::prompt::Prompt;
+use device::Executor;
 use formats::{Error, Result};
 use ops::sample::{Choice, Options};
 use program::{Arguments, Table};
@@ -139,6 +141,18 @@ impl Session {
         base: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<usize> {
+        self.step_by(tokens, from, base, &mut |executor, arguments| executor.run(arguments), visit)
+    }
+
+    /// [`Session::step`] with a replay of the caller's choice.
+    pub(crate) fn step_by(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+        base: usize,
+        run: &mut dyn FnMut(&mut dyn Executor, &Arguments<'_>) -> Result<()>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<usize> {
         let shared = self.shared.clone();
         let mut rows = tokens.len().min(shared.options.chunk);
         if from < rows {
@@ -158,12 +172,13 @@ impl Session {
         for (table, blocks) in tables.iter_mut().zip(&self.tables) {
             *table = blocks.table();
         }
-        executor.run(&Arguments {
+        let arguments = Arguments {
             tokens: &tokens[..rows],
             positions: &self.positions,
             outputs: &self.outputs,
             tables: &tables[..self.tables.len().min(4)],
-        })?;
+        };
+        run(&mut **executor, &arguments)?;
         self.tokens.extend(&tokens[..rows]);
         let vocab = shared.config.vocab;
         for (&row, logits) in self.outputs.iter().zip(executor.result(0).chunks_exact(vocab)) {
@@ -219,6 +234,15 @@ impl Session {
             logits.data.extend_from_slice(row)
         })?;
         Ok(logits)
+    }
+
+    /// Steps that tell where their time goes, tokens being chosen by `sampling`.
+    ///
+    /// # Errors
+    /// Settings that make no sense, such as a negative temperature.
+    pub fn profiler(&mut self, sampling: &Options) -> Result<Profiler<'_>> {
+        sampling.validate(self.shared.config.vocab)?;
+        Ok(Profiler::new(self, sampling.clone()))
     }
 
     /// Traced value `index` of the last step: `[rows, width]`. See [`crate::LoadOptions::trace`].

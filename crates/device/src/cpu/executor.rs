@@ -3,11 +3,12 @@
 use super::attention::{Geometry, LayerCache, Shape};
 use super::class::Class;
 use super::isa::Isa;
-use super::matmul::{Huge, Matrix, Parallel, Scratch};
+use super::matmul::{Huge, Matrix, Parallel, Scratch, Unit, peak};
+use super::profile::{Span, Spans, profile};
 use super::replay::Replay;
 use super::roof::read_rate;
-use super::team::{SharedSlice, Team};
-use crate::{Executor, LoadOptions, Memory, Roof};
+use super::team::{SharedSlice, Team, default_threads};
+use crate::{Executor, Limits, LoadOptions, Memory, Peaks, Profile, Roof};
 use formats::{Error, Result, Tensors};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, Program, ValueId, WeightId};
@@ -270,8 +271,9 @@ fn load_weights(
     Ok(weights)
 }
 
-impl Executor for CpuExecutor {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+impl CpuExecutor {
+    /// One replay, with the workers' times if asked for.
+    fn replay(&mut self, arguments: &Arguments<'_>, spans: Option<&Spans<'_>>) -> Result<()> {
         self.last = None;
         self.check(arguments)?;
         let class = self.class(arguments.tokens.len(), arguments.outputs.len())?;
@@ -283,6 +285,7 @@ impl Executor for CpuExecutor {
             caches: &self.caches,
             scratch: SharedSlice::new(&mut self.scratch),
             partials: SharedSlice::new(floats(&mut self.partials)),
+            spans,
         };
         replay.run();
         for (used, table) in self.used.iter_mut().zip(arguments.tables) {
@@ -290,6 +293,12 @@ impl Executor for CpuExecutor {
         }
         self.last = Some((class, arguments.tokens.len(), arguments.outputs.len()));
         Ok(())
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+        self.replay(arguments, None)
     }
 
     fn result(&self, index: usize) -> &[f32] {
@@ -351,5 +360,27 @@ impl Executor for CpuExecutor {
                 .sum(),
             bytes_per_second: read_rate(&*loaded.team, &parts, 7),
         }
+    }
+
+    fn run_timed(&mut self, arguments: &Arguments<'_>) -> Result<Option<Profile>> {
+        let mut slots =
+            vec![Span::default(); self.loaded.program.nodes.len() * self.loaded.team.count()];
+        let spans = Spans::new(&mut slots);
+        self.replay(arguments, Some(&spans))?;
+        let seconds = spans.now();
+        let geometries: Vec<Geometry> = self.caches.iter().map(|c| *c.geometry()).collect();
+        Ok(Some(profile(&self.loaded, &geometries, arguments, &slots, seconds)))
+    }
+
+    fn limits(&self) -> Option<Limits> {
+        let peaks = |isa: Isa| {
+            let [bytes_dot, tiles, floats] = [Unit::Bytes, Unit::Tiles, Unit::Floats]
+                .map(|unit| peak(&*self.loaded.team, isa, unit, 9));
+            Peaks { isa: isa.name(), bytes_dot, tiles, floats }
+        };
+        let used = peaks(self.loaded.isa);
+        let best = Isa::available().last().copied().unwrap_or(Isa::Scalar);
+        let best = if best == self.loaded.isa { used } else { peaks(best) };
+        Some(Limits { cores: default_threads(), used, best })
     }
 }

@@ -6,6 +6,7 @@ mod executor;
 pub mod isa;
 pub mod math;
 pub mod matmul;
+mod profile;
 mod replay;
 pub mod roof;
 pub mod team;

@@ -8,6 +8,7 @@ use super::class::{Class, FEW};
 use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
 use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply};
+use super::profile::Spans;
 use super::team::{SharedSlice, Worker};
 use ops::project::Project;
 use ops::{Op, Rope, RopeWrite, Rows};
@@ -22,6 +23,8 @@ pub(super) struct Replay<'a> {
     pub(super) caches: &'a [LayerCache],
     pub(super) scratch: SharedSlice<'a, Scratch>,
     pub(super) partials: SharedSlice<'a, f32>,
+    /// Where the workers of a timed replay note what each node took.
+    pub(super) spans: Option<&'a Spans<'a>>,
 }
 
 // SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
@@ -42,7 +45,11 @@ impl Replay<'_> {
             worker.barrier();
             for (i, node) in self.loaded.program.nodes.iter().enumerate() {
                 if self.rows(node) > 0 {
+                    let begin = self.spans.map(Spans::now);
                     self.node(i, node, worker);
+                    if let (Some(spans), Some(begin)) = (self.spans, begin) {
+                        spans.note(i, worker, begin);
+                    }
                     worker.barrier();
                 }
             }

@@ -1,0 +1,137 @@
+//! What a replay spends where: the time of every node, and the least that it must read and compute.
+
+use super::attention::Geometry;
+use super::executor::{Loaded, Weight};
+use super::matmul::{ROWS, Unit};
+use super::team::{SharedSlice, Worker};
+use crate::{Profile, Timing, Work};
+use formats::DType;
+use ops::{Op, Rows};
+use program::{Arguments, BLOCK_TOKENS, Node};
+use std::time::Instant;
+
+/// What the operation that makes the logits is called, whatever was fused into it.
+const HEAD: &str = "head";
+
+/// When a worker began and ended a node, in seconds of the replay; no node takes none.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Span {
+    begin: f64,
+    end: f64,
+}
+
+/// Where the workers of a timed replay note their spans: `[nodes][workers]`.
+pub(super) struct Spans<'a> {
+    origin: Instant,
+    slots: SharedSlice<'a, Span>,
+}
+
+impl<'a> Spans<'a> {
+    /// Times from now on, into a slot for each node and worker.
+    pub(super) fn new(slots: &'a mut [Span]) -> Self {
+        slots.fill(Span::default());
+        Spans { origin: Instant::now(), slots: SharedSlice::new(slots) }
+    }
+
+    /// Seconds of the replay so far.
+    pub(super) fn now(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// Notes that this worker did node `index` from `begin` until now.
+    pub(super) fn note(&self, index: usize, worker: &Worker<'_>, begin: f64) {
+        let at = index * worker.count + worker.index;
+        // SAFETY: every worker has a slot of its own for each node.
+        unsafe { self.slots.slice_mut(at..at + 1)[0] = Span { begin, end: self.now() } };
+    }
+}
+
+/// The replay that left these spans and took so many seconds.
+pub(super) fn profile(
+    loaded: &Loaded,
+    geometries: &[Geometry],
+    arguments: &Arguments<'_>,
+    spans: &[Span],
+    seconds: f64,
+) -> Profile {
+    let mut operations = Vec::with_capacity(loaded.program.nodes.len());
+    let (mut barriers, mut last) = (0.0, None);
+    let logits = loaded.program.results.first();
+    for (node, spans) in loaded.program.nodes.iter().zip(spans.chunks(loaded.team.count())) {
+        let begin = spans.iter().map(|s| s.begin).fold(f64::MAX, f64::min);
+        let end = spans.iter().map(|s| s.end).fold(0.0, f64::max);
+        if end == 0.0 {
+            continue;
+        }
+        barriers += last.map_or(0.0, |last| begin - last);
+        last = Some(end);
+        operations.push(Timing {
+            name: if logits.is_some_and(|value| node.outputs.contains(value)) {
+                HEAD
+            } else {
+                node.op.name()
+            },
+            format: format(loaded, node),
+            work: work(loaded, geometries, arguments, node),
+            seconds: end - begin,
+            busy: spans.iter().map(|s| s.end - s.begin).sum::<f64>() / spans.len() as f64,
+        });
+    }
+    Profile { operations, barriers, seconds }
+}
+
+/// The type of a node's matrices, where it has any and all have the same.
+fn format(loaded: &Loaded, node: &Node) -> Option<DType> {
+    let mut types = node.weights.iter().filter_map(|w| match &loaded.weights[w.0] {
+        Weight::Matrix(matrix) => Some(matrix.dtype()),
+        Weight::Vector(_) => None,
+    });
+    let first = types.next()?;
+    types.all(|dtype| dtype == first).then_some(first)
+}
+
+/// What a node has to read and compute, whatever the device does besides.
+fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, node: &Node) -> Work {
+    let tokens = arguments.tokens.len();
+    let shape = |value: &program::ValueId| loaded.program.values[value.0];
+    let rows = |rows| if rows == Rows::Tokens { tokens } else { arguments.outputs.len() };
+    let mut work = Work::default();
+    for weight in &node.weights {
+        let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
+        if node.op == Op::Embed {
+            let row = matrix.resident_bytes() / (matrix.panels() * ROWS).max(1);
+            work.bytes += (row * tokens) as u64;
+            continue;
+        }
+        let rows = node.inputs.first().map_or(0, |x| rows(shape(x).rows));
+        let operations = 2 * (rows * matrix.rows() * matrix.cols()) as u64;
+        work.bytes += matrix.resident_bytes() as u64;
+        *match matrix.unit(loaded.isa, rows) {
+            Unit::Bytes => &mut work.bytes_dot,
+            Unit::Tiles => &mut work.tiles,
+            Unit::Floats => &mut work.floats,
+        } += operations;
+    }
+    if let Op::Attention(op) = &node.op {
+        let table = &arguments.tables[loaded.groups[op.layer]];
+        let first = |position: usize| {
+            let window = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            window.max(table.oldest as usize).min(position)
+        };
+        let positions = arguments.positions.iter().map(|&p| p as usize);
+        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
+        let seen = positions.clone().next_back().map_or(0, |p| p + 1)
+            - positions.clone().next().map_or(0, first);
+        let each = geometries[op.layer].layer_bytes() / BLOCK_TOKENS;
+        work.bytes = (seen * each) as u64;
+        // A score and a weighted value: two products per element of a head.
+        work.floats = 4 * (pairs * op.heads * op.head_dim) as u64;
+    } else if work.bytes == 0 {
+        // A selection reads the rows that it writes.
+        let out = node.outputs.first().map(|value| shape(value).rows);
+        let read =
+            |value| rows(out.unwrap_or(shape(value).rows)) * shape(value).width * size_of::<f32>();
+        work.bytes = node.inputs.iter().map(read).sum::<usize>() as u64;
+    }
+    work
+}

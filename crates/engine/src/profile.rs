@@ -1,0 +1,76 @@
+//! Where the time of a step goes: every operation of its replays, and the choice of the next token.
+
+use crate::session::Session;
+use device::{Executor, Profile};
+use formats::{Error, Result};
+use ops::sample::{Options, Sampler};
+use program::Arguments;
+use std::time::Instant;
+
+/// Timed steps on a session; see [`Session::profiler`].
+pub struct Profiler<'a> {
+    session: &'a mut Session,
+    sampler: Sampler,
+    sampling: Options,
+}
+
+/// What one step took: the computation of its tokens and the choice of the next.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// The token that was chosen.
+    pub token: u32,
+    /// The replays, one for each chunk of tokens.
+    pub replays: Vec<Profile>,
+    /// Seconds of the choice.
+    pub sampling: f64,
+    /// Seconds of the whole step; what is left over is block tables and arguments, and the timing itself.
+    pub seconds: f64,
+}
+
+impl<'a> Profiler<'a> {
+    pub(crate) fn new(session: &'a mut Session, sampling: Options) -> Self {
+        Profiler { session, sampler: Sampler::new(), sampling }
+    }
+
+    /// Computes `tokens` after those already here and chooses the token that follows them; `None` on a device that
+    /// cannot tell times.
+    ///
+    /// # Errors
+    /// No tokens, one outside the vocabulary, or more than the context has room for.
+    pub fn step(&mut self, tokens: &[u32]) -> Result<Option<Step>> {
+        if tokens.is_empty() {
+            return Err(Error::new("a timed step", "at least one token", "none"));
+        }
+        self.session.check(tokens)?;
+        let start = Instant::now();
+        let (mut replays, mut silent) = (Vec::new(), false);
+        let (mut token, mut sampling, mut done) = (0, 0.0, 0);
+        let sequence = [self.session.tokens(), tokens].concat();
+        while done < tokens.len() && !silent {
+            let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
+                match executor.run_timed(arguments)? {
+                    Some(profile) => replays.push(profile),
+                    None => silent = true,
+                }
+                Ok(())
+            };
+            let rest = &tokens[done..];
+            let mut visit = |_, logits: &[f32]| {
+                // A replay that did not take place left no logits.
+                if !logits.is_empty() {
+                    let start = Instant::now();
+                    let position = sequence.len() as u64;
+                    token = self.sampler.sample(logits, &sequence, position, &self.sampling).token;
+                    sampling = start.elapsed().as_secs_f64();
+                }
+            };
+            done += self.session.step_by(rest, rest.len() - 1, done, &mut run, &mut visit)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        if silent {
+            // The timeline counts tokens that were never computed.
+            self.session.clear();
+        }
+        Ok((!silent).then_some(Step { token, replays, sampling, seconds }))
+    }
+}
