@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Logits(Logits),
     /// Measure speed: prompt processing and generation, in tokens per second
     Bench(Bench),
+    /// Tell where the time of prefill and decode goes, and what holds them back
+    WhySlow(WhySlow),
     /// Measure the perplexity of a text
     Perplexity(Perplexity),
     /// Print a completion script for a shell
@@ -325,6 +327,33 @@ pub(crate) struct Bench {
     /// Measured runs
     #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) repeat: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `delft why-slow`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Runs one prefill of P random tokens and N single-token steps behind it, each operation timed, beside what this machine \
+reaches when it does one thing alone: reading the weights, and multiplying with each unit of the instruction set in \
+use. OF ROOF is the longer of the two times that the bytes and the operations would take there, as a share of the time \
+taken; BOUND BY says which of the two it is. Barriers are the time between operations. At the end it says in words what \
+holds the model back, with the figure that shows it, and what mends it.
+
+Examples:
+  delft why-slow
+  delft why-slow -m model.gguf -p 4096 -n 64
+  delft why-slow -m model.gguf --threads 8 --json")]
+pub(crate) struct WhySlow {
+    /// Prompt tokens
+    #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = positive())]
+    pub(crate) prompt: u64,
+    /// Generated tokens
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = positive())]
+    pub(crate) generate: u64,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,6 +8,7 @@ mod commands;
 mod generate;
 mod interrupt;
 mod load;
+mod machine;
 mod progress;
 mod sampling;
 mod terminal;
@@ -66,6 +67,7 @@ fn run(command: Command) -> Outcome {
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::WhySlow(args) => commands::why_slow::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Completions { shell } => {
             // Into memory first: the generator would panic on a closed pipe.

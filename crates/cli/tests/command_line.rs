@@ -24,6 +24,8 @@ fn a_command_line_that_makes_no_sense_exits_with_2() {
         &["logits"],
         &["pull"],
         &["bench", "--repeat", "0"],
+        &["why-slow", "-p", "0"],
+        &["why-slow", "-n", "0"],
         &["completions", "cmd"],
     ];
     for args in cases {

@@ -184,7 +184,7 @@ fn choose(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) 
 }
 
 /// The same tokens on every machine: a 64-bit linear congruential generator (Knuth's MMIX constants).
-fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
+pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     let mut state = 1u64;
     let mut next = || {
         state =
