@@ -1,5 +1,6 @@
 //! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
 
+mod cache;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

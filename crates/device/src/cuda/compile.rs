@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::nvrtc::{result, sys};
 use formats::{Error, Result};
 
-use super::cache::{self, Cache, Key};
 use super::library;
+use crate::cache::{self, Cache, Key};
 
 /// Machine code of one text.
 pub(super) type Image = Arc<[u8]>;

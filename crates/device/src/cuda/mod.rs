@@ -5,7 +5,6 @@
 //! of them in one submission. [`roof`] measures what the GPU could do at best.
 
 mod backend;
-mod cache;
 mod compile;
 mod graph;
 mod library;
@@ -21,6 +20,8 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use formats::{Error, Result};
+
+use crate::cache::Key;
 
 pub use backend::Cuda;
 pub use compile::Compiler;
@@ -76,7 +77,7 @@ struct Context {
     stream: sys::CUstream,
     facts: Facts,
     compiler: Compiler,
-    modules: Mutex<HashMap<cache::Key, pipeline::Module>>,
+    modules: Mutex<HashMap<Key, pipeline::Module>>,
     lost: AtomicBool,
 }
 

@@ -15,10 +15,10 @@ const MAGIC: &[u8; 16] = b"delft-kernel-1\r\n";
 const LIMIT: u64 = 64 << 20;
 
 /// What identifies a compiled kernel: a hash of all that it depends on.
-pub(super) type Key = [u8; 32];
+pub(crate) type Key = [u8; 32];
 
 /// The key of a text compiled in some way.
-pub(super) fn key(parts: &[&str]) -> Key {
+pub(crate) fn key(parts: &[&str]) -> Key {
     let mut hash = Sha256::new();
     for part in parts {
         // With its length before it, no two lists of parts are alike.
@@ -30,13 +30,13 @@ pub(super) fn key(parts: &[&str]) -> Key {
 
 /// A folder of compiled kernels.
 #[derive(Debug, Clone)]
-pub(super) struct Cache {
+pub(crate) struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
     /// The user's: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if the machine has no such place.
-    pub(super) fn of_user() -> Option<Cache> {
+    pub(crate) fn of_user() -> Option<Cache> {
         let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
         let base = path("DELFT_CACHE").or_else(|| {
             let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
@@ -46,7 +46,7 @@ impl Cache {
     }
 
     #[cfg(test)]
-    pub(super) fn at(folder: &Path) -> Cache {
+    pub(crate) fn at(folder: &Path) -> Cache {
         Cache { folder: folder.to_path_buf() }
     }
 
@@ -56,12 +56,12 @@ impl Cache {
     }
 
     /// The file of a key, if there is a whole one.
-    pub(super) fn get(&self, key: &Key) -> Option<Vec<u8>> {
+    pub(crate) fn get(&self, key: &Key) -> Option<Vec<u8>> {
         read(&self.path(key))
     }
 
     /// Keeps an image. A cache that cannot be written costs time, not correctness, so nothing is reported.
-    pub(super) fn put(&self, key: &Key, image: &[u8]) {
+    pub(crate) fn put(&self, key: &Key, image: &[u8]) {
         drop(self.write(&self.path(key), image));
     }
 
