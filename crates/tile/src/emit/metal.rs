@@ -34,7 +34,7 @@ const RESERVED: &[&str] = &[
 ];
 
 /// Whether threadgroups of a kernel hand results to each other while it runs. What they write must then be coherent.
-fn hands_over(kernel: &Kernel) -> bool {
+pub(super) fn hands_over(kernel: &Kernel) -> bool {
     let mut found = false;
     kernel.visit(&mut |node| {
         found |= matches!(node.inst, Inst::Fence | Inst::Load { hint: Hint::Coherent, .. });

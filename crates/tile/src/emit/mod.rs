@@ -81,6 +81,12 @@ pub fn metal_constant(kernel: &Kernel, constant: &str) -> String {
     format!("{}_{constant}", kernel.name)
 }
 
+/// The version of Metal Shading Language that a kernel's text needs: `(3, 1)`, or `(3, 2)` if its threadgroups hand work to
+/// each other.
+pub fn metal_version(kernel: &Kernel) -> (u32, u32) {
+    if metal::hands_over(kernel) { (3, 2) } else { (3, 1) }
+}
+
 /// Bytes of dynamic shared memory to launch a kernel with on CUDA: 0 if its arrays fit the static limit of 48 KiB.
 pub fn cuda_dynamic_shared(kernel: &Kernel) -> u32 {
     let bytes = kernel.shared_bytes();
