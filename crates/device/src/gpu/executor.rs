@@ -255,10 +255,16 @@ impl<B: Backend> GpuExecutor<B> {
             self.arena_bytes = layout.bytes;
         }
         let steps = self.lowering.class(key, &layout, &mut self.kernels)?;
-        let new: Vec<&tile::Kernel> = self.kernels.all[self.pipelines.len()..].iter().collect();
-        self.backend.ahead(&new);
-        for kernel in new {
-            self.pipelines.push(self.backend.load(kernel)?);
+        let first = self.pipelines.len();
+        let sources = self.kernels.sources[first..].iter();
+        let built: Vec<_> = sources.map(|(k, numbers)| self.backend.built(k, numbers)).collect();
+        let new = || self.kernels.all[first..].iter().zip(&built);
+        let missing: Vec<&tile::Kernel> =
+            new().filter(|(_, built)| built.is_none()).map(|(kernel, _)| kernel).collect();
+        self.backend.ahead(&missing);
+        for (kernel, built) in new() {
+            let built = built.clone().map_or_else(|| self.backend.load(kernel), Ok)?;
+            self.pipelines.push(built);
         }
         let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>>>()?;
         let results = self.lowering.program.results.iter().map(|&v| {

@@ -164,6 +164,8 @@ impl Words {
 #[derive(Default)]
 pub(super) struct Kernels {
     pub(super) all: Vec<Kernel>,
+    /// What each was before it was lowered, and the values of its constants.
+    pub(super) sources: Vec<(Kernel, Numbers)>,
     known: HashMap<(String, Vec<u32>), usize>,
 }
 
@@ -182,6 +184,7 @@ impl Kernels {
         let lowered = passes::lower(&special, facts.target)
             .map_err(|fault| Error::new(&kernel.name, "", fault))?;
         self.all.push(lowered);
+        self.sources.push((kernel.clone(), numbers.clone()));
         self.known.insert(key, self.all.len() - 1);
         Ok(self.all.len() - 1)
     }

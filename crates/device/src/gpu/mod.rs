@@ -126,6 +126,13 @@ pub trait Backend: Send + Sync + 'static {
         let _ = kernels;
     }
 
+    /// A kernel that was compiled ahead: `kernel` has its constants, whose values `numbers` has. None if there is none that is
+    /// exactly this.
+    fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<Self::Pipeline> {
+        let _ = (kernel, numbers);
+        None
+    }
+
     /// A kernel that is lowered for [`Facts::target`] and has no constants left.
     ///
     /// # Errors
