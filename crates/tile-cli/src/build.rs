@@ -9,6 +9,7 @@ use tile::manifest::Manifest;
 use tile::passes::{self, Target};
 use tile::wrappers;
 
+use crate::metallib::{self, Source};
 use crate::{Emit, Outcome, select};
 
 pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
@@ -20,11 +21,18 @@ pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
         files += 1;
         write(&out.join(name), text)
     };
+    let mut metal = Vec::new();
     for kernel in &kernels {
-        if wants(Emit::Msl) {
+        if wants(Emit::Msl) || wants(Emit::Metallib) {
             // Schedules with more threadgroup memory than Metal has are for other targets.
             match text(kernel, Dialect::Metal) {
-                Ok(text) => put(format!("{}.metal", kernel.name), &text)?,
+                Ok(text) => {
+                    let (name, version) = (kernel.name.clone(), emit::metal_version(kernel));
+                    if wants(Emit::Msl) {
+                        put(format!("{name}.metal"), &text)?;
+                    }
+                    metal.push(Source { name, version, text });
+                }
                 Err(_) if kernel.shared_bytes() > METAL_SHARED => {}
                 Err(why) => return Err(why),
             }
@@ -41,6 +49,18 @@ pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
     }
     if wants(Emit::Swift) {
         put("Kernels.swift".to_owned(), &wrappers::swift(&kernels))?;
+    }
+    if wants(Emit::Metallib) {
+        match metallib::build(&metal, out)? {
+            Some([name, list]) => {
+                put(name, &list)?;
+                println!("metallib: {} kernels", metal.len());
+            }
+            None if emit.contains(&Emit::Metallib) => {
+                return Err("metallib: there are none of Apple's tools (xcrun metal)".to_owned());
+            }
+            None => println!("metallib: skipped, there are none of Apple's tools (xcrun metal)"),
+        }
     }
     if wants(Emit::Ptx) {
         files += ptx(&kernels, out, emit.contains(&Emit::Ptx))?;

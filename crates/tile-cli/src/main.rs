@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod diff;
 mod inspect;
+mod metallib;
 mod select;
 mod test;
 
@@ -75,6 +76,8 @@ enum Emit {
     All,
     /// Metal text, one file per kernel.
     Msl,
+    /// `kernels.metallib`, where there are Apple's tools, and the list of its texts.
+    Metallib,
     /// CUDA text, one file per kernel.
     Cuda,
     /// PTX, where there is nvcc.
