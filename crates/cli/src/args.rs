@@ -80,7 +80,7 @@ pub(crate) struct LoadArgs {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: cpu, cuda or cuda:N
+    /// Where to compute: cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
     /// Element type of the key/value cache

@@ -5,6 +5,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod gpu;
+mod metal;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,7 @@ use gpu::sim;
 use ops::sample::{Choice, Options};
 use program::{Arguments, Program};
 
-/// Which device: `cpu`, `cuda`, `cuda:1`, `sim`, `sim-metal`, `sim-cuda`.
+/// Which device: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Place {
     /// The processor.
@@ -22,15 +23,20 @@ pub enum Place {
     Cpu,
     /// An NVIDIA GPU, by its number.
     Cuda(u32),
+    /// The GPU of an Apple machine.
+    Metal,
     /// No GPU: a GPU's kernels on the processor, slowly, for tests.
     Sim(sim::Engine),
+    /// As [`Sim`](Place::Sim): Metal text, through all of Metal's driver that is not Apple's.
+    SimMetal,
 }
 
-const PLACES: [(&str, Place); 5] = [
+const PLACES: [(&str, Place); 6] = [
     ("cpu", Place::Cpu),
     ("cuda", Place::Cuda(0)),
+    ("metal", Place::Metal),
     ("sim", Place::Sim(sim::Engine::Interpreter)),
-    ("sim-metal", Place::Sim(sim::Engine::Metal)),
+    ("sim-metal", Place::SimMetal),
     ("sim-cuda", Place::Sim(sim::Engine::Cuda)),
 ];
 
@@ -42,7 +48,9 @@ impl FromStr for Place {
             return Ok(*place);
         }
         let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-        number.map(Place::Cuda).ok_or_else(|| Error::new("device", "cpu, cuda or cuda:N", name))
+        number
+            .map(Place::Cuda)
+            .ok_or_else(|| Error::new("device", "cpu, cuda, cuda:N or metal", name))
     }
 }
 
@@ -61,7 +69,7 @@ impl Place {
     pub fn chunk(self) -> usize {
         match self {
             Place::Cuda(_) => 2048,
-            Place::Cpu | Place::Sim(_) => 512,
+            Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
         }
     }
 
@@ -81,6 +89,8 @@ impl Place {
             Place::Cuda(_) => {
                 Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
             }
+            Place::Metal => metal::open(),
+            Place::SimMetal => metal::simulated(),
             Place::Sim(engine) => {
                 Ok(Box::new(gpu::GpuDevice::new(sim::Sim::new(engine), gpu::Dispatch::default())))
             }

@@ -1,13 +1,12 @@
 //! What a GPU can do at best, measured: kernels are compared with this and not with a data sheet.
 
 use formats::{Error, Result};
-use tile::dsl::*;
-use tile::ir::Hint;
-use tile::launch::{Mode, Numbers, Requirement};
+use tile::launch::Numbers;
 use tile::passes::{self, Target};
 use tile::types::Scalar;
 
 use super::{Buffer, Gpu, Work};
+use crate::gpu::read::read_roof;
 
 /// The measured limits of a GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,27 +52,6 @@ pub fn read_rate(gpu: &Gpu) -> Result<f64> {
     let data = gpu.buffer((gpu.facts().memory / 64).clamp(64 << 20, 1 << 30) & !0xFFFF)?;
     scatter(gpu, &data)?;
     read(gpu, &data)
-}
-
-/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and keeps the result.
-#[kernel]
-fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, group: u32) {
-    launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
-    require(Requirement::Length("x".into(), dim("groups") * (group * ahead * 4) * dim("turns")));
-    require(Requirement::Length("y".into(), dim("groups") * group));
-    require(Requirement::Aligned("x".into(), 16));
-    let me = group_id() * group + thread_id();
-    let all = groups(0) * group;
-    let folded = Var::new(0u32);
-    range(0, turns).each(|turn| {
-        let first = turn * all * ahead + me;
-        let vectors: Vec<Vec<Val<u32>>> =
-            (0..ahead).map(|a| x.get_vec((first + all * a) * 4, 4, Hint::Stream)).collect();
-        for value in vectors.into_iter().flatten() {
-            folded.set(folded.get() ^ value);
-        }
-    });
-    y[me] = folded.get();
 }
 
 /// The best of several grids: which one a GPU likes is not known beforehand.

@@ -10,6 +10,7 @@
 mod arena;
 mod executor;
 mod lower;
+pub(crate) mod read;
 mod run;
 pub mod sim;
 mod weights;

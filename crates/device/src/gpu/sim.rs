@@ -1,5 +1,5 @@
 //! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell, or as emitted text
-//! compiled for this CPU.
+//! compiled for this CPU. Metal text has a simulated driver besides: `metal/fake.rs`.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,8 +23,6 @@ use crate::About;
 pub enum Engine {
     /// The interpreter, as it lowers kernels for a target.
     Interpreter,
-    /// The emitted Metal text.
-    Metal,
     /// The emitted CUDA text.
     Cuda,
 }
@@ -128,21 +126,27 @@ impl Sim {
     pub fn new(engine: Engine) -> Sim {
         Sim { engine }
     }
+}
 
-    fn text(kernel: &Kernel, dialect: Dialect) -> Result<Arc<proof::Program>> {
-        let wrong = |why: &dyn std::fmt::Display| Error::new(&kernel.name, "", why);
-        let text = emit::text(std::slice::from_ref(kernel), dialect).map_err(|e| wrong(&e))?;
-        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = compiled.get(&text) {
-            return Ok(Arc::clone(known));
-        }
-        let program = proof::Program::compile(&text, std::slice::from_ref(kernel), dialect)
-            .map_err(|why| match why {
-                Unproved::Skip(why) => Error::new("sim", "a C++ compiler", why),
-                Unproved::Wrong(why) => wrong(&why),
-            })?;
-        Ok(Arc::clone(compiled.entry(text).or_insert(Arc::new(program))))
+/// A text compiled for this CPU, each once in a process.
+///
+/// # Errors
+/// Without a C++ compiler, or if it finds something wrong; at `place`.
+pub(crate) fn compiled(
+    text: &str,
+    kernels: &[Kernel],
+    dialect: Dialect,
+    place: &str,
+) -> Result<Arc<proof::Program>> {
+    let known = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known().get(text) {
+        return Ok(Arc::clone(known));
     }
+    let program = proof::Program::compile(text, kernels, dialect).map_err(|why| match why {
+        Unproved::Skip(why) => Error::new("sim", "a C++ compiler", why),
+        Unproved::Wrong(why) => Error::new(place, "", why),
+    })?;
+    Ok(Arc::clone(known().entry(text.to_owned()).or_insert(Arc::new(program))))
 }
 
 /// Refuses to let a kernel write what it also reads elsewhere: here each launch has copies, which would hide it. The very same
@@ -211,7 +215,6 @@ impl Backend for Sim {
     fn about(&self) -> About {
         let isa = match self.engine {
             Engine::Interpreter => "interpreter",
-            Engine::Metal => "Metal text",
             Engine::Cuda => "CUDA text",
         };
         About { name: "sim", threads: 1, isa: isa.to_owned() }
@@ -220,7 +223,6 @@ impl Backend for Sim {
     fn facts(&self) -> Facts {
         let (target, shared) = match self.engine {
             Engine::Interpreter => (Target::Interpreter, 227 << 10),
-            Engine::Metal => (Target::Metal, 32 << 10),
             Engine::Cuda => (Target::Cuda, 227 << 10),
         };
         // Few, so that small tests come by.
@@ -284,8 +286,12 @@ impl Backend for Sim {
                     Machine::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
                 Code::Machine(Arc::new(machine))
             }
-            Engine::Metal => Code::Text(Sim::text(kernel, Dialect::Metal)?),
-            Engine::Cuda => Code::Text(Sim::text(kernel, Dialect::Cuda)?),
+            Engine::Cuda => {
+                let all = std::slice::from_ref(kernel);
+                let text = emit::text(all, Dialect::Cuda)
+                    .map_err(|fault| Error::new(&kernel.name, "", fault))?;
+                Code::Text(compiled(&text, all, Dialect::Cuda, &kernel.name)?)
+            }
         };
         Ok(Pipeline { kernel: Arc::new(kernel.clone()), code })
     }

@@ -1,0 +1,75 @@
+//! How fast a GPU reads its memory: the kernel that does nothing else, and a clock around it.
+
+use std::time::Instant;
+
+use formats::{Error, Result};
+use tile::dsl::*;
+use tile::ir::Hint;
+use tile::launch::{Mode, Numbers, Requirement};
+use tile::passes;
+use tile::types::Scalar;
+
+use super::Backend;
+
+/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and keeps the result.
+#[kernel]
+pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, group: u32) {
+    launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
+    require(Requirement::Length("x".into(), dim("groups") * (group * ahead * 4) * dim("turns")));
+    require(Requirement::Length("y".into(), dim("groups") * group));
+    require(Requirement::Aligned("x".into(), 16));
+    let me = group_id() * group + thread_id();
+    let all = groups(0) * group;
+    let folded = Var::new(0u32);
+    range(0, turns).each(|turn| {
+        let first = turn * all * ahead + me;
+        let vectors: Vec<Vec<Val<u32>>> =
+            (0..ahead).map(|a| x.get_vec((first + all * a) * 4, 4, Hint::Stream)).collect();
+        for value in vectors.into_iter().flatten() {
+            folded.set(folded.get() ^ value);
+        }
+    });
+    y[me] = folded.get();
+}
+
+/// Bytes per second at which so many bytes are read, for devices whose only clock is the CPU's: the best of several grids.
+///
+/// # Errors
+/// If there is no memory for it, or a kernel fails.
+pub(crate) fn rate<B: Backend>(backend: &B, bytes: usize) -> Result<f64> {
+    const TIMES: usize = 4;
+    let facts = backend.facts();
+    let data = backend.buffer(bytes)?;
+    let noise = tile::case::Buffer::floats(Scalar::F32, &tile::case::noise(7, 1 << 18)).bytes;
+    for start in (0..bytes).step_by(noise.len()) {
+        let piece = noise.len().min(bytes - start);
+        backend.write(&backend.part(&data, start..start + piece)?, &noise[..piece])?;
+    }
+    let mut best = 0.0_f64;
+    for (group, ahead) in [(1024, 4), (512, 8), (256, 16)] {
+        let kernel = passes::lower(&read_roof(ahead, group), facts.target)
+            .map_err(|e| Error::new("read_roof", "", e))?;
+        let pipeline = backend.load(&kernel)?;
+        for each in [1, 4, 8] {
+            let groups = facts.processors * each;
+            let turn = groups as usize * group as usize * ahead as usize * 16;
+            let turns = bytes / turn;
+            if turns == 0 {
+                continue;
+            }
+            let out = backend.buffer(groups as usize * group as usize * 4)?;
+            let numbers = Numbers::new().with("groups", groups).with("turns", turns as u32);
+            let bind = |_| backend.bind(&pipeline, &numbers, &[data.clone(), out.clone()]);
+            let launches = (0..TIMES).map(bind).collect::<Result<Vec<_>>>()?;
+            let run = || -> Result<f64> {
+                let start = Instant::now();
+                backend.submit(&launches)?;
+                backend.read(&out, &mut [0; 4])?;
+                Ok(start.elapsed().as_secs_f64())
+            };
+            run()?;
+            best = best.max((TIMES * turns * turn) as f64 / run()?);
+        }
+    }
+    Ok(best)
+}

@@ -1,0 +1,528 @@
+//! The shared lowering on Metal.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use formats::{Error, Result};
+use tile::Kernel;
+use tile::emit::{self, Dialect};
+use tile::launch::Numbers;
+use tile::passes::Target;
+
+use super::api::{Api, BINDINGS, COMMANDS, Commands, Encoder, Function};
+use super::archive::Pipelines;
+use super::library::Prebuilt;
+use super::plan::{self, Binding, Constants, Region};
+use crate::About;
+use crate::cache::{self, Cache, Key};
+use crate::gpu::{self, Backend, ProductShape, read};
+
+/// A GPU, and what the driver keeps of it. Everything is done in the order in which it is asked for.
+pub(crate) struct Driver<A: Api>(Arc<Shared<A>>);
+
+/// What a driver is opened with.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    /// Where pipelines are kept from one run to the next.
+    pub(crate) cache: Option<Cache>,
+    /// A library of kernels compiled ahead, and whether it must be there.
+    pub(crate) library: Option<(PathBuf, bool)>,
+}
+
+struct Shared<A: Api> {
+    api: A,
+    /// Whose turn it is to give the GPU work, or to touch memory that it may be using.
+    turn: Mutex<()>,
+    /// Why nothing works any more.
+    lost: Mutex<Option<Error>>,
+    /// Pipelines made ahead, by the keys of their texts.
+    ahead: Mutex<HashMap<Key, Result<A::Pipeline>>>,
+    loaded: Mutex<HashMap<Key, Pipeline<A>>>,
+    kept: Pipelines<A>,
+    prebuilt: Option<Prebuilt<A::Library>>,
+    /// Kernels that were announced and are not loaded yet.
+    awaited: AtomicUsize,
+}
+
+/// Bytes that the GPU and the CPU share, or a part of them. Clones are the same bytes.
+pub(crate) struct Buffer<A: Api> {
+    held: Arc<Held<A>>,
+    range: Range<usize>,
+}
+
+struct Held<A: Api> {
+    shared: Arc<Shared<A>>,
+    memory: A::Memory,
+    /// Whether indirect commands reach it without its being named.
+    resident: bool,
+}
+
+/// A kernel that can be launched. Clones are the same one.
+pub(crate) struct Pipeline<A: Api>(Arc<Loaded<A>>);
+
+struct Loaded<A: Api> {
+    kernel: Kernel,
+    pipeline: A::Pipeline,
+}
+
+/// A kernel with its buffers and numbers.
+pub(crate) struct Launch<A: Api> {
+    pipeline: Pipeline<A>,
+    bindings: Vec<Binding<Buffer<A>>>,
+    grid: [u32; 3],
+}
+
+/// Launches as an indirect command buffer, and everything that it refers to.
+pub(crate) struct Recording<A: Api> {
+    shared: Arc<Shared<A>>,
+    indirect: A::Indirect,
+    count: usize,
+    /// Memory that has to be named, each once.
+    uses: Vec<Buffer<A>>,
+    _launches: Vec<Launch<A>>,
+    _constants: Option<Buffer<A>>,
+}
+
+impl<A: Api> Clone for Buffer<A> {
+    fn clone(&self) -> Self {
+        Buffer { held: Arc::clone(&self.held), range: self.range.clone() }
+    }
+}
+
+impl<A: Api> Clone for Pipeline<A> {
+    fn clone(&self) -> Self {
+        Pipeline(Arc::clone(&self.0))
+    }
+}
+
+impl<A: Api> Clone for Launch<A> {
+    fn clone(&self) -> Self {
+        Launch { pipeline: self.pipeline.clone(), bindings: self.bindings.clone(), grid: self.grid }
+    }
+}
+
+impl<A: Api> Region for Buffer<A> {
+    fn memory(&self) -> usize {
+        Arc::as_ptr(&self.held).addr()
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl<A: Api> Drop for Held<A> {
+    fn drop(&mut self) {
+        // A kernel may still be using it.
+        self.shared.api.finish();
+        self.shared.api.depart(&self.memory);
+    }
+}
+
+impl<A: Api> Drop for Recording<A> {
+    fn drop(&mut self) {
+        self.shared.api.finish();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<A: Api> Shared<A> {
+    /// The right to the GPU, unless it is lost.
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        let turn = lock(&self.turn);
+        match &*lock(&self.lost) {
+            Some(why) => Err(why.clone()),
+            None => Ok(turn),
+        }
+    }
+
+    /// Waits for everything, and says what failed.
+    fn wait(&self) -> Result<()> {
+        self.api.finish();
+        self.told()
+    }
+
+    /// Says what failed of what is finished.
+    fn told(&self) -> Result<()> {
+        let Some(failure) = self.api.failure() else { return Ok(()) };
+        let error = failure.error();
+        if failure.fatal() {
+            *lock(&self.lost) = Some(error.clone());
+        }
+        Err(error)
+    }
+
+    /// A pipeline of a library's function.
+    fn pipeline(&self, library: &A::Library, function: &Function<'_>) -> Result<A::Pipeline> {
+        let (pipeline, new) = self.api.pipeline(library, function, self.kept.archive())?;
+        if new {
+            self.kept.added();
+        }
+        Ok(pipeline)
+    }
+
+    /// A pipeline of a lowered kernel's text.
+    fn compile(&self, kernel: &Kernel, text: &str) -> Result<A::Pipeline> {
+        let place = |e: Error| Error { place: format!("{}: {}", kernel.name, e.place), ..e };
+        let library = self.api.compile(text, emit::metal_version(kernel)).map_err(place)?;
+        self.pipeline(&library, &Function { kernel, constants: vec![] }).map_err(place)
+    }
+}
+
+/// The text of a lowered kernel, and what it is known by.
+fn source(kernel: &Kernel) -> Result<(String, Key)> {
+    let text = emit::text(std::slice::from_ref(kernel), Dialect::Metal)
+        .map_err(|fault| Error::new(&kernel.name, "", fault))?;
+    let key = cache::key(&["text", &text]);
+    Ok((text, key))
+}
+
+impl<A: Api> Buffer<A> {
+    /// Its first bytes, in its memory.
+    fn first(&self, bytes: usize) -> Result<Range<usize>> {
+        if bytes > self.range.len() {
+            let most = format!("at most {} bytes", self.range.len());
+            return Err(Error::new("metal buffer", most, bytes));
+        }
+        Ok(self.range.start..self.range.start + bytes)
+    }
+}
+
+impl<A: Api> Launch<A> {
+    /// Gives the launch; `word` binds a number.
+    fn encode<C: Commands<A>>(
+        &self,
+        to: &mut C,
+        waits: bool,
+        mut word: impl FnMut(&mut C, usize, u32),
+    ) {
+        if waits {
+            to.barrier();
+        }
+        to.pipeline(&self.pipeline.0.pipeline);
+        for (index, binding) in self.bindings.iter().enumerate() {
+            match binding {
+                Binding::Buffer(buffer, _) => {
+                    to.buffer(index, &buffer.held.memory, buffer.range.clone());
+                }
+                Binding::Word(bits) => word(to, index, *bits),
+            }
+        }
+        to.dispatch(self.grid, self.pipeline.0.kernel.launch.threads);
+    }
+}
+
+fn waits<A: Api>(launches: &[Launch<A>]) -> Vec<bool> {
+    plan::barriers(launches.iter().map(|launch| launch.bindings.as_slice()))
+}
+
+impl<A: Api> Driver<A> {
+    /// On this GPU.
+    ///
+    /// # Errors
+    /// If a library that was named cannot be used.
+    pub(crate) fn new(api: A, options: Options) -> Result<Driver<A>> {
+        let prebuilt = match options.library {
+            Some((path, true)) => Some(Prebuilt::open(&api, &path)?),
+            Some((path, false)) => Prebuilt::open(&api, &path).ok(),
+            None => None,
+        };
+        let kept = Pipelines::open(&api, options.cache);
+        let (turn, lost, ahead, loaded, awaited) = Default::default();
+        let shared = Shared { api, turn, lost, ahead, loaded, kept, prebuilt, awaited };
+        Ok(Driver(Arc::new(shared)))
+    }
+
+    #[cfg(test)]
+    pub(super) fn api(&self) -> &A {
+        &self.0.api
+    }
+
+    /// Notes that a kernel is loaded. The last one of those announced has what is new written to disk.
+    fn arrived(&self) {
+        let before = self.0.awaited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            Some(left.saturating_sub(1))
+        });
+        if before.unwrap_or(0) <= 1 {
+            self.0.kept.save(&self.0.api);
+        }
+    }
+
+    /// Keeps a pipeline under its key.
+    fn keep(&self, key: Key, kernel: &Kernel, pipeline: A::Pipeline) -> Pipeline<A> {
+        let made = Pipeline(Arc::new(Loaded { kernel: kernel.clone(), pipeline }));
+        lock(&self.0.loaded).entry(key).or_insert(made).clone()
+    }
+}
+
+impl<A: Api> Backend for Driver<A> {
+    type Buffer = Buffer<A>;
+    type Pipeline = Pipeline<A>;
+    type Launch = Launch<A>;
+    type Recording = Recording<A>;
+
+    fn about(&self) -> About {
+        let facts = self.0.api.facts();
+        let threads = plan::cores(&facts.name) as usize;
+        About { name: "metal", threads, isa: facts.name.clone() }
+    }
+
+    fn facts(&self) -> gpu::Facts {
+        let facts = self.0.api.facts();
+        let processors = plan::cores(&facts.name);
+        let shared = facts.shared.min(32 << 10);
+        gpu::Facts { target: Target::Metal, processors, shared, products: None }
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer<A>> {
+        let longest = self.0.api.facts().longest;
+        if bytes > longest {
+            let most = format!("at most {longest} bytes in one buffer");
+            let error = Error::new("metal", most, bytes);
+            return Err(error.hint("a smaller model or a shorter context"));
+        }
+        let memory = self.0.api.memory(bytes.max(1))?;
+        let resident = self.0.api.reside(&memory);
+        let held = Arc::new(Held { shared: Arc::clone(&self.0), memory, resident });
+        Ok(Buffer { held, range: 0..bytes })
+    }
+
+    fn mailbox(&self, words: usize) -> Result<Buffer<A>> {
+        self.buffer(4 * words)
+    }
+
+    fn peek(&self, mailbox: &Buffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
+        let at = mailbox.first(4 * word + 8)?.start + 4 * word;
+        let _turn = self.0.turn()?;
+        // What a command buffer writes is sure to be seen when it is done, and not before: so the oldest is waited for, then
+        // the next.
+        loop {
+            let more = self.0.api.advance();
+            self.0.told()?;
+            let found = self.0.api.look(&mailbox.held.memory, at)?;
+            if found[0] != u32::MAX {
+                return Ok(Some(found));
+            }
+            if !more {
+                return Err(Error::new("metal mailbox", "a note", "none"));
+            }
+        }
+    }
+
+    fn poke(&self, mailbox: &Buffer<A>, word: usize, value: u32) -> Result<()> {
+        let at = mailbox.first(4 * word + 4)?.start + 4 * word;
+        let _turn = self.0.turn()?;
+        self.0.api.put(&mailbox.held.memory, at, value)
+    }
+
+    fn part(&self, of: &Buffer<A>, range: Range<usize>) -> Result<Buffer<A>> {
+        let whole = of.first(range.end)?;
+        if range.start > range.end {
+            return Err(Error::new("metal buffer", "a range", format!("{range:?}")));
+        }
+        Ok(Buffer { held: Arc::clone(&of.held), range: whole.start + range.start..whole.end })
+    }
+
+    fn write(&self, to: &Buffer<A>, bytes: &[u8]) -> Result<()> {
+        let range = to.first(bytes.len())?;
+        let _turn = self.0.turn()?;
+        self.0.wait()?;
+        self.0.api.write(&to.held.memory, range.start, bytes)
+    }
+
+    fn read(&self, from: &Buffer<A>, to: &mut [u8]) -> Result<()> {
+        let range = from.first(to.len())?;
+        let _turn = self.0.turn()?;
+        self.0.wait()?;
+        self.0.api.read(&from.held.memory, range.start, to)
+    }
+
+    fn copy(&self, from: &Buffer<A>, to: &Buffer<A>) -> Result<()> {
+        // Memory is the CPU's too. Pieces keep what lies between small.
+        const PIECE: usize = 1 << 20;
+        to.first(from.range.len())?;
+        let mut bytes = vec![0; PIECE.min(from.range.len())];
+        let _turn = self.0.turn()?;
+        self.0.wait()?;
+        for at in (0..from.range.len()).step_by(PIECE) {
+            let piece = &mut bytes[..PIECE.min(from.range.len() - at)];
+            self.0.api.read(&from.held.memory, from.range.start + at, piece)?;
+            self.0.api.write(&to.held.memory, to.range.start + at, piece)?;
+        }
+        Ok(())
+    }
+
+    fn ahead(&self, kernels: &[&Kernel]) {
+        self.0.awaited.store(kernels.len(), Ordering::Relaxed);
+        // What cannot be printed is reported when it is loaded.
+        let mut todo: Vec<_> = kernels
+            .iter()
+            .filter_map(|kernel| {
+                let (text, key) = source(kernel).ok()?;
+                let known = lock(&self.0.loaded).contains_key(&key);
+                (!known).then_some((*kernel, text, key))
+            })
+            .collect();
+        todo.sort_by_key(|(_, _, key)| *key);
+        todo.dedup_by_key(|(_, _, key)| *key);
+        let next = AtomicUsize::new(0);
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        std::thread::scope(|scope| {
+            for _ in 0..workers.min(todo.len()) {
+                scope.spawn(|| {
+                    while let Some((kernel, text, key)) =
+                        todo.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let made = self.0.compile(kernel, text);
+                        lock(&self.0.ahead).insert(*key, made);
+                    }
+                });
+            }
+        });
+    }
+
+    fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<Pipeline<A>> {
+        let prebuilt = self.0.prebuilt.as_ref().filter(|library| library.has(kernel))?;
+        let constants = kernel.constants.iter().map(|constant| {
+            let name = emit::metal_constant(kernel, &constant.name);
+            Some((name, constant.scalar, numbers.get(&constant.name)?))
+        });
+        let function = Function { kernel, constants: constants.collect::<Option<_>>()? };
+        let mut parts = vec!["library".to_owned(), kernel.name.clone()];
+        parts.extend(function.constants.iter().map(|(_, _, bits)| bits.to_string()));
+        let key = cache::key(&parts.iter().map(String::as_str).collect::<Vec<_>>());
+        if let Some(known) = lock(&self.0.loaded).get(&key) {
+            return Some(known.clone());
+        }
+        // A kernel that the library does not give is compiled from its text.
+        let pipeline = self.0.pipeline(&prebuilt.library, &function).ok()?;
+        self.0.kept.save(&self.0.api);
+        Some(self.keep(key, kernel, pipeline))
+    }
+
+    fn load(&self, kernel: &Kernel) -> Result<Pipeline<A>> {
+        if kernel.params.len() > BINDINGS {
+            let most = format!("at most {BINDINGS} buffers and arguments");
+            return Err(Error::new(&kernel.name, most, kernel.params.len()));
+        }
+        let (text, key) = source(kernel)?;
+        let known = lock(&self.0.loaded).get(&key).cloned();
+        let pipeline = match known {
+            Some(known) => Ok(known),
+            None => {
+                let ready = lock(&self.0.ahead).remove(&key);
+                let made = ready.unwrap_or_else(|| self.0.compile(kernel, &text));
+                made.map(|pipeline| self.keep(key, kernel, pipeline))
+            }
+        };
+        self.arrived();
+        pipeline
+    }
+
+    fn bind(
+        &self,
+        pipeline: &Pipeline<A>,
+        numbers: &Numbers,
+        buffers: &[Buffer<A>],
+    ) -> Result<Launch<A>> {
+        if buffers.iter().any(|b| !Arc::ptr_eq(&b.held.shared, &self.0)) {
+            let name = &pipeline.0.kernel.name;
+            return Err(Error::new(name, "buffers of this GPU", "one of another"));
+        }
+        let (bindings, grid) = plan::bind(&pipeline.0.kernel, numbers, buffers)?;
+        Ok(Launch { pipeline: pipeline.clone(), bindings, grid })
+    }
+
+    fn product(
+        &self,
+        _: &ProductShape,
+        _: &Buffer<A>,
+        _: &Buffer<A>,
+        _: Option<&Buffer<A>>,
+        _: &Buffer<A>,
+    ) -> Result<Launch<A>> {
+        Err(Error::new("metal", "a kernel", "a product of the vendor's, which it has none of"))
+    }
+
+    fn submit(&self, launches: &[Launch<A>]) -> Result<()> {
+        if launches.is_empty() {
+            return Ok(());
+        }
+        let _turn = self.0.turn()?;
+        let mut encoder = self.0.api.encoder()?;
+        for (launch, waits) in launches.iter().zip(waits(launches)) {
+            launch.encode(&mut encoder, waits, |encoder, index, word| encoder.word(index, word));
+        }
+        encoder.commit()
+    }
+
+    fn record(&self, launches: &[Launch<A>]) -> Result<Recording<A>> {
+        if launches.is_empty() || launches.len() > COMMANDS {
+            let expected = format!("1 to {COMMANDS} launches in a recording");
+            return Err(Error::new("metal", expected, launches.len()));
+        }
+        let mut constants = Constants::default();
+        let mut places = Vec::new();
+        let mut uses: Vec<Buffer<A>> = Vec::new();
+        let mut name = |buffer: &Buffer<A>| {
+            if !buffer.held.resident && !uses.iter().any(|u| u.memory() == buffer.memory()) {
+                uses.push(buffer.clone());
+            }
+        };
+        for binding in launches.iter().flat_map(|launch| &launch.bindings) {
+            match binding {
+                Binding::Word(word) => places.push(constants.place(*word)),
+                Binding::Buffer(buffer, _) => name(buffer),
+            }
+        }
+        let held = match constants.bytes() {
+            none if none.is_empty() => None,
+            bytes => {
+                let buffer = self.buffer(bytes.len())?;
+                self.write(&buffer, &bytes)?;
+                name(&buffer);
+                Some(buffer)
+            }
+        };
+        let bindings = launches.iter().map(|launch| launch.bindings.len()).max().unwrap_or(0);
+        let indirect = self.0.api.indirect(launches.len(), bindings)?;
+        let mut places = places.into_iter();
+        for (i, (launch, waits)) in launches.iter().zip(waits(launches)).enumerate() {
+            let mut slot = self.0.api.slot(&indirect, i);
+            launch.encode(&mut slot, waits, |slot, index, _| {
+                if let (Some(buffer), Some(place)) = (&held, places.next()) {
+                    slot.buffer(index, &buffer.held.memory, place);
+                }
+            });
+        }
+        Ok(Recording {
+            shared: Arc::clone(&self.0),
+            indirect,
+            count: launches.len(),
+            uses,
+            _launches: launches.to_vec(),
+            _constants: held,
+        })
+    }
+
+    fn replay(&self, recording: &mut Recording<A>) -> Result<()> {
+        let shared = &recording.shared;
+        let _turn = shared.turn()?;
+        let mut encoder = shared.api.encoder()?;
+        recording.uses.iter().for_each(|buffer| encoder.uses(&buffer.held.memory));
+        encoder.execute(&recording.indirect, recording.count);
+        encoder.commit()
+    }
+
+    fn read_rate(&self) -> f64 {
+        // Far more than any cache holds, and little enough to be there beside a model.
+        let most = self.0.api.facts().longest.min(self.0.api.facts().memory / 16);
+        read::rate(self, most.clamp(1 << 20, 512 << 20)).unwrap_or(0.0)
+    }
+}

@@ -1,0 +1,62 @@
+//! Apple GPUs through Metal: the driver of the shared lowering, and what it runs on.
+//!
+//! `driver` is all of it that decides anything: what is bound where, what waits for what, what is compiled and kept. It
+//! knows Metal as a trait (`api`) with two implementations. `apple` is Metal itself, through its Objective-C interface;
+//! `fake` runs the same texts on this CPU, and is how the driver is tested where there is no Metal.
+//!
+//! A step is one command buffer with one compute encoder whose dispatches may overlap; a barrier stands before each that touches
+//! what an earlier one writes. A step that is repeated is an indirect command buffer, encoded once. Memory is shared
+//! with the CPU, which waits for the GPU before it reads or writes.
+
+mod api;
+#[cfg(all(feature = "metal", target_vendor = "apple"))]
+mod apple;
+mod archive;
+mod driver;
+mod failure;
+mod fake;
+#[cfg_attr(
+    not(all(feature = "metal", target_vendor = "apple")),
+    allow(dead_code, reason = "elsewhere no library is looked for")
+)]
+mod library;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use formats::Result;
+
+use crate::Device;
+use crate::gpu::{Dispatch, GpuDevice};
+use driver::{Driver, Options};
+
+/// The GPU of this machine.
+///
+/// # Errors
+/// If it has none that Metal can use, or a library that `DELFT_METALLIB` names cannot be used.
+#[cfg(all(feature = "metal", target_vendor = "apple"))]
+pub(crate) fn open() -> Result<Box<dyn Device>> {
+    let cache = crate::cache::Cache::of_user();
+    let options = Options { cache, library: library::of_process() };
+    let driver = Driver::new(apple::Metal::open()?, options)?;
+    Ok(Box::new(GpuDevice::new(driver, Dispatch::default())))
+}
+
+/// The GPU of this machine: there is none.
+///
+/// # Errors
+/// Always.
+#[cfg(not(all(feature = "metal", target_vendor = "apple")))]
+pub(crate) fn open() -> Result<Box<dyn Device>> {
+    let expected = "macOS or iOS, and a build with the feature `metal`";
+    Err(formats::Error::new("metal", expected, std::env::consts::OS).hint("--device cpu"))
+}
+
+/// The driver without a GPU: Metal text on this CPU.
+///
+/// # Errors
+/// None; texts are compiled when a program is loaded.
+pub(crate) fn simulated() -> Result<Box<dyn Device>> {
+    let driver = Driver::new(fake::Fake::new(true), Options::default())?;
+    Ok(Box::new(GpuDevice::new(driver, Dispatch::default())))
+}
