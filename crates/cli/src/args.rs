@@ -83,9 +83,21 @@ pub(crate) struct LoadArgs {
     /// Where to compute: cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
+    /// How a GPU is given its work
+    #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
+    pub(crate) dispatch: DispatchArg,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
+}
+
+/// A dispatch by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DispatchArg {
+    /// Kernel by kernel
+    Eager,
+    /// As one recording for each kind of step
+    Graph,
 }
 
 /// A cache element type by name.
@@ -232,6 +244,9 @@ pub(crate) struct Inspect {
     /// Tell the memory for this context length
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) ctx: Option<u64>,
+    /// How a GPU is given its work
+    #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
+    pub(crate) dispatch: DispatchArg,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,

@@ -1,11 +1,11 @@
 //! From the loading flags to an engine.
 
 use delft::hub::{self, Model};
-use delft::{CacheType, Engine, Error, LoadOptions, Tensors};
+use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Tensors};
 
 use delft::tokens::Tokenizer;
 
-use crate::args::{CacheArg, LoadArgs};
+use crate::args::{CacheArg, DispatchArg, LoadArgs};
 use crate::terminal::{Outcome, Stop, aside, bytes, stderr_is_terminal};
 
 impl From<CacheArg> for CacheType {
@@ -13,6 +13,15 @@ impl From<CacheArg> for CacheType {
         match arg {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
+        }
+    }
+}
+
+impl From<DispatchArg> for Dispatch {
+    fn from(arg: DispatchArg) -> Self {
+        match arg {
+            DispatchArg::Eager => Dispatch::Eager,
+            DispatchArg::Graph => Dispatch::Graph,
         }
     }
 }
@@ -47,6 +56,7 @@ pub(crate) fn engine_with(
         context,
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
+        dispatch: args.dispatch.into(),
         ..LoadOptions::on(args.device)
     };
     let bar = stderr_is_terminal().then(|| {

@@ -11,6 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use formats::{DType, Error, Result, Tensors};
+pub use gpu::Dispatch;
 use gpu::sim;
 use ops::sample::{Choice, Options};
 use program::{Arguments, Program};
@@ -83,7 +84,7 @@ impl Place {
             #[cfg(feature = "cuda")]
             Place::Cuda(number) => {
                 let cuda = cuda::Cuda::new(cuda::Gpu::open(number)?);
-                Ok(Box::new(gpu::GpuDevice::new(cuda, gpu::Dispatch::default())))
+                Ok(Box::new(gpu::GpuDevice::new(cuda)))
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => {
@@ -91,9 +92,7 @@ impl Place {
             }
             Place::Metal => metal::open(),
             Place::SimMetal => metal::simulated(),
-            Place::Sim(engine) => {
-                Ok(Box::new(gpu::GpuDevice::new(sim::Sim::new(engine), gpu::Dispatch::default())))
-            }
+            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::new(engine)))),
         }
     }
 }
@@ -127,6 +126,8 @@ pub struct LoadOptions {
     pub rows: (usize, usize),
     /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is written to them.
     pub blocks: Vec<usize>,
+    /// How a GPU is given its work.
+    pub dispatch: Dispatch,
 }
 
 /// Bytes that an executor holds.

@@ -14,7 +14,7 @@ mod resident;
 mod session;
 mod stop;
 
-pub use device::{About, CacheType, Limits, Peaks, Place, Profile, Roof, Timing, Work};
+pub use device::{About, CacheType, Dispatch, Limits, Peaks, Place, Profile, Roof, Timing, Work};
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};
 pub use models;

@@ -3,7 +3,7 @@
 use crate::defaults;
 use crate::pool::{Pool, bound};
 use crate::session::Session;
-use device::{About, CacheType, Executor, Limits, Memory, Place, Roof};
+use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Roof};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -18,6 +18,8 @@ use tokens::{ChatTemplate, Tokenizer};
 pub struct LoadOptions {
     /// Where to compute.
     pub device: Place,
+    /// How a GPU is given its work.
+    pub dispatch: Dispatch,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
     /// Positions a session may hold; `None`: as many as the model was trained for.
@@ -38,6 +40,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
             device: Place::Cpu,
+            dispatch: Dispatch::default(),
             threads: None,
             context: None,
             rotate: false,
@@ -169,7 +172,8 @@ impl Engine {
         };
         let blocks: Vec<usize> = groups.iter().map(blocks).collect();
         let pool = Pool::new(&blocks);
-        let load = device::LoadOptions { cache_type: options.cache_type, rows, blocks };
+        let (cache_type, dispatch) = (options.cache_type, options.dispatch);
+        let load = device::LoadOptions { cache_type, rows, blocks, dispatch };
         let executor = device.load(program, &tensors, load, progress)?;
         let info = Info {
             name: name(&tensors, path),

@@ -138,6 +138,10 @@ impl Backend for Cuda {
         recording.replay()
     }
 
+    fn free(&self) -> Result<Option<usize>> {
+        self.gpu.free().map(Some)
+    }
+
     fn read_rate(&self) -> f64 {
         roof::read_rate(&self.gpu).unwrap_or(0.0)
     }

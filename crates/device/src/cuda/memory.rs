@@ -46,6 +46,15 @@ impl Drop for Allocation {
 }
 
 impl Gpu {
+    /// Bytes of device memory that are left.
+    ///
+    /// # Errors
+    /// If the driver does not answer.
+    pub fn free(&self) -> Result<usize> {
+        self.0.enter()?;
+        self.0.check("cuda", result::mem_get_info()).map(|(free, _)| free)
+    }
+
     /// Memory of so many bytes, aligned to 256; what it holds is not defined.
     ///
     /// # Errors

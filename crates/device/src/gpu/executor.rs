@@ -69,7 +69,6 @@ pub(super) struct GpuExecutor<B: Backend> {
 impl<B: Backend> GpuExecutor<B> {
     pub(super) fn load(
         backend: Arc<B>,
-        dispatch: Dispatch,
         program: Program,
         tensors: &Tensors,
         options: LoadOptions,
@@ -141,7 +140,7 @@ impl<B: Backend> GpuExecutor<B> {
             staged: Vec::with_capacity(words),
             results: vec![Vec::new(); lowering.program.results.len()],
             backend,
-            dispatch,
+            dispatch: options.dispatch,
             lowering,
             weights,
             frequencies,

@@ -182,6 +182,14 @@ pub trait Backend: Send + Sync + 'static {
     /// If the device refuses.
     fn replay(&self, recording: &mut Self::Recording) -> Result<()>;
 
+    /// Bytes of its memory that are left; none where that cannot be told.
+    ///
+    /// # Errors
+    /// If the device does not answer.
+    fn free(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
     /// Bytes per second at which its memory is read, measured.
     fn read_rate(&self) -> f64;
 }
@@ -189,7 +197,6 @@ pub trait Backend: Send + Sync + 'static {
 /// A device made of a [`Backend`].
 pub struct GpuDevice<B> {
     backend: Arc<B>,
-    dispatch: Dispatch,
 }
 
 /// How a step is submitted.
@@ -204,8 +211,8 @@ pub enum Dispatch {
 
 impl<B: Backend> GpuDevice<B> {
     /// Of a backend.
-    pub fn new(backend: B, dispatch: Dispatch) -> Self {
-        GpuDevice { backend: Arc::new(backend), dispatch }
+    pub fn new(backend: B) -> Self {
+        GpuDevice { backend: Arc::new(backend) }
     }
 }
 
@@ -222,14 +229,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let backend = Arc::clone(&self.backend);
-        let loaded = executor::GpuExecutor::load(
-            backend,
-            self.dispatch,
-            program,
-            tensors,
-            options,
-            progress,
-        )?;
+        let loaded = executor::GpuExecutor::load(backend, program, tensors, options, progress)?;
         Ok(Box::new(loaded))
     }
 }

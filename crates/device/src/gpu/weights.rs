@@ -55,9 +55,20 @@ pub(super) fn load<B: Backend>(
             .get(&weight.stored)
             .ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
     };
-    let mut total = 0;
+    let (mut total, mut needed) = (0, 0);
     for weight in &program.weights {
-        total += find(weight)?.bytes.len() as u64;
+        let tensor = find(weight)?;
+        total += tensor.bytes.len() as u64;
+        needed += match (weight.shape.as_slice(), Format::of(tensor.dtype)) {
+            (&[rows, cols], Some(format)) => packed::Layout::new(format, rows, cols)?.bytes(),
+            (shape, _) => 4 * shape.iter().product::<usize>(),
+        };
+    }
+    if let Some(free) = backend.free()?.filter(|free| needed > *free) {
+        let mib = |bytes: usize| format!("{} MiB", bytes >> 20);
+        let expected = format!("{} of device memory for the weights", mib(needed));
+        let error = Error::new(backend.about().name, expected, format!("{} free", mib(free)));
+        return Err(error.hint("a model of fewer bits, or --device cpu"));
     }
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());

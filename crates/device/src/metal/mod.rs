@@ -27,7 +27,7 @@ mod tests;
 use formats::Result;
 
 use crate::Device;
-use crate::gpu::{Dispatch, GpuDevice};
+use crate::gpu::GpuDevice;
 use driver::{Driver, Options};
 
 /// The GPU of this machine.
@@ -39,7 +39,7 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
     let cache = crate::cache::Cache::of_user();
     let options = Options { cache, library: library::of_process() };
     let driver = Driver::new(apple::Metal::open()?, options)?;
-    Ok(Box::new(GpuDevice::new(driver, Dispatch::default())))
+    Ok(Box::new(GpuDevice::new(driver)))
 }
 
 /// The GPU of this machine: there is none.
@@ -58,5 +58,5 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
 /// None; texts are compiled when a program is loaded.
 pub(crate) fn simulated() -> Result<Box<dyn Device>> {
     let driver = Driver::new(fake::Fake::new(true), Options::default())?;
-    Ok(Box::new(GpuDevice::new(driver, Dispatch::default())))
+    Ok(Box::new(GpuDevice::new(driver)))
 }
