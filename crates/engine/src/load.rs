@@ -148,13 +148,16 @@ impl Engine {
         let model = models::load(&tensors)?;
         let recorded = model.record(options.trace)?;
         let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
-        let program = program::fuse(&recorded);
+        let mut program = program::fuse(&recorded);
         program.verify()?;
         let config = model.config().clone();
         if options.context == Some(0) || options.chunk == 0 {
             return Err(Error::new("context", "at least one token", 0));
         }
         let context = options.context.unwrap_or(config.context);
+        if options.rotate {
+            program.bound(context);
+        }
         let device = options.device.open(options.threads)?;
         let groups = program.groups();
         let (parameters, file_bytes) = totals(&program, &tensors);

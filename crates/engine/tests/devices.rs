@@ -44,6 +44,33 @@ fn generate(device: Place, sampling: &SamplingOptions, tokens: usize) -> Vec<(u3
     tokens.map(|token| token.map(|t| (t.id, t.logprob)).unwrap()).collect()
 }
 
+/// A context that forgets its oldest tokens forgets the same ones everywhere.
+#[test]
+fn a_rotating_context_is_the_cpus() {
+    let path = cases().into_iter().find(|p| p.ends_with("llama3")).unwrap();
+    let tokens = |device: Place| -> Vec<u32> {
+        let options = LoadOptions {
+            cache_type: CacheType::F32,
+            context: Some(100),
+            rotate: true,
+            chunk: 32,
+            ..LoadOptions::on(device)
+        };
+        let engine = load(&path, &options);
+        let mut session = engine.session();
+        let options = GenerateOptions {
+            sampling: SamplingOptions { seed: 3, ..SamplingOptions::default() },
+            max_tokens: Some(700),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        let prompt: Vec<u32> = (1..50).collect();
+        let tokens = session.generate(prompt, &options).unwrap();
+        tokens.map(|token| token.unwrap().id).collect()
+    };
+    assert_eq!(tokens(Place::Cpu), tokens("sim".parse().unwrap()));
+}
+
 #[test]
 fn a_thousand_tokens_are_the_cpus() {
     same("sim", 200);

@@ -119,6 +119,19 @@ impl Program {
         groups
     }
 
+    /// Lets no query see more than so many positions, itself included: what a context that forgets its oldest tokens is.
+    pub fn bound(&mut self, positions: usize) {
+        let least = |window: &mut Option<usize>| {
+            *window = Some(window.map_or(positions, |w| w.min(positions)));
+        };
+        self.layers.iter_mut().for_each(|layer| least(&mut layer.window));
+        for node in &mut self.nodes {
+            if let Op::Attention(attention) = &mut node.op {
+                least(&mut attention.window);
+            }
+        }
+    }
+
     /// The group of each layer: an index into [`Program::groups`].
     pub fn layer_groups(&self) -> Vec<usize> {
         let groups = self.groups();
