@@ -9,7 +9,7 @@ use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, CublasLt, Gpu, Graph, Matmul, Pipeline, Work, roof};
+use super::{Buffer, CublasLt, Gpu, Graph, Pipeline, Product, Work, roof};
 use crate::About;
 use crate::gpu::{Backend, Facts, ProductShape};
 
@@ -21,7 +21,7 @@ pub struct Cuda {
     gpu: Gpu,
     cublaslt: Option<CublasLt>,
     /// By shape: setting one up takes longer than running it.
-    products: Mutex<HashMap<ProductShape, Matmul>>,
+    products: Mutex<HashMap<ProductShape, Product>>,
 }
 
 impl Cuda {
@@ -119,11 +119,12 @@ impl Backend for Cuda {
         let missing = || Error::new("cuda", "cuBLASLt", "none");
         let library = self.cublaslt.as_ref().ok_or_else(missing)?;
         let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        let matmul = match known.get(shape) {
-            Some(matmul) => matmul.clone(),
-            None => known.entry(*shape).or_insert(library.matmul(shape)?).clone(),
-        };
-        Ok(Work::Product(matmul.bind_first(x, w, add, y)?))
+        if let Some(product) = known.get(shape) {
+            return Ok(Work::Product(product.to(x, w, add, y)?));
+        }
+        let product = library.matmul(shape)?.bind_first(x, w, add, y)?;
+        known.insert(*shape, product.clone());
+        Ok(Work::Product(product))
     }
 
     fn submit(&self, launches: &[Work]) -> Result<()> {
@@ -136,6 +137,10 @@ impl Backend for Cuda {
 
     fn replay(&self, recording: &mut Graph) -> Result<()> {
         recording.replay()
+    }
+
+    fn prewarms(&self) -> bool {
+        true
     }
 
     fn free(&self) -> Result<Option<usize>> {

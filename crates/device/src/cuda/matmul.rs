@@ -245,14 +245,15 @@ impl Matmul {
 }
 
 impl Product {
-    /// The same product of other matrices.
+    /// The same product of other matrices; see [`Matmul::bind_first`].
     ///
     /// # Errors
     /// If a buffer is too short.
-    pub fn to(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<Product> {
+    pub fn to(&self, x: &Buffer, w: &Buffer, add: Option<&Buffer>, y: &Buffer) -> Result<Product> {
+        self.matmul.fits(x, w, add.unwrap_or(y))?;
         self.matmul.fits(x, w, y)?;
-        let (x, w, y) = (x.clone(), w.clone(), y.clone());
-        Ok(Product { x, w, y, ..self.clone() })
+        let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
+        Ok(Product { x, w, add, y, ..self.clone() })
     }
 
     /// Enqueues it after all earlier work.

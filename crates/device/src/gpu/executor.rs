@@ -12,7 +12,7 @@ use tile::types::Scalar;
 
 use super::arena::{self, Layout, bucket};
 use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
-use super::run::Chooser;
+use super::run::{Chooser, STEPS};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
 use crate::{CacheType, Executor, LoadOptions, Memory, Roof};
@@ -153,7 +153,25 @@ impl<B: Backend> GpuExecutor<B> {
             let [keys, values] = [bytes; 2].map(|bytes| executor.backend.buffer(bytes));
             executor.layers.push(Layer { keys: keys?, values: values? });
         }
+        if executor.backend.prewarms() {
+            executor.prewarm()?;
+        }
         Ok(executor)
+    }
+
+    /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that chooses the next.
+    fn prewarm(&mut self) -> Result<()> {
+        self.make_room(2 * STEPS, 1)?;
+        let strides = vec![stride(1, false); self.blocks.len()];
+        let length = BLOCK_TOKENS;
+        for (tokens, samples) in
+            [(self.limits.0, None), (1, None), (1, Some(false)), (1, Some(true))]
+        {
+            let key = Key { tokens, outputs: 1, strides: strides.clone(), length, samples };
+            let class = self.compile(&key)?;
+            self.classes.insert(key, class);
+        }
+        Ok(())
     }
 
     /// Bytes of a layer's keys, and of its values.

@@ -182,6 +182,11 @@ pub trait Backend: Send + Sync + 'static {
     /// If the device refuses.
     fn replay(&self, recording: &mut Self::Recording) -> Result<()>;
 
+    /// Whether loading a kernel for the first time takes so long that it is done before anything is asked for.
+    fn prewarms(&self) -> bool {
+        false
+    }
+
     /// Bytes of its memory that are left; none where that cannot be told.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use super::lower::{Key, Sampling};
 /// Steps under way at a time.
 const AHEAD: usize = 2;
 /// Steps before a run is staged again: room in the history for as many tokens.
-const STEPS: usize = 1024;
+pub(super) const STEPS: usize = 1024;
 
 /// What choosing works with, and the run that is under way.
 pub(super) struct Chooser<B: Backend> {
@@ -186,7 +186,7 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     /// Sees to it that the history has so many words and the biases so many pairs.
-    fn make_room(&mut self, history: usize, biases: usize) -> Result<()> {
+    pub(super) fn make_room(&mut self, history: usize, biases: usize) -> Result<()> {
         let (had_history, had_biases) = self.chooser.room;
         if !self.chooser.buffers.is_empty() && history <= had_history && biases <= had_biases {
             return Ok(());

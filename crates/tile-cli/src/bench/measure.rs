@@ -144,7 +144,7 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
     let find = |set: &[cuda::Buffer], size: usize| set.iter().find(|b| b.len() >= size).cloned();
     let (x_bytes, w_bytes, y_bytes) = (bytes(rows, width), bytes(out, width), bytes(rows, out));
     let line = |e: formats::Error| e.to_string();
-    let mut first = None;
+    let mut first: Option<cuda::Product> = None;
     let mut work = Vec::new();
     for set in &sets.sets {
         let mut rest = set.clone();
@@ -159,7 +159,7 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
         // The algorithm is chosen once.
         let product = match &first {
             None => matmul.bind(&x, &w, &y).map_err(line)?,
-            Some(one) => cuda::Product::to(one, &x, &w, &y).map_err(line)?,
+            Some(one) => one.to(&x, &w, None, &y).map_err(line)?,
         };
         first.get_or_insert_with(|| product.clone());
         work.push(Work::Product(product));
