@@ -116,7 +116,7 @@ impl Raw {
             ));
         }
         let frequencies = frequencies(self.theta, rotary, &self.scaling)?;
-        if frequencies.iter().any(|f| !f.is_finite()) {
+        if frequencies.iter().chain([&self.scaling.magnitude()]).any(|f| !f.is_finite()) {
             return Err(Error::new(
                 place("rope scaling"),
                 "finite frequencies",
@@ -134,9 +134,15 @@ impl Raw {
             vocab: self.vocab,
             norm_eps: self.norm_eps as f32,
             windows: self.windows,
-            context: self.context,
+            // A stretched context may be meant by its factor alone.
+            context: self.context.max(self.scaling.context().unwrap_or(0)),
             tied: self.tied,
-            rope: Rope { head_dim, pairing: self.pairing, frequencies, magnitude: 1.0 },
+            rope: Rope {
+                head_dim,
+                pairing: self.pairing,
+                frequencies,
+                magnitude: self.scaling.magnitude(),
+            },
         })
     }
 }

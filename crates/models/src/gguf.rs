@@ -1,7 +1,7 @@
 //! The model's configuration in GGUF metadata.
 
 use crate::config::{Config, Raw};
-use crate::rope::Scaling;
+use crate::rope::{Scaling, Yarn};
 use crate::{Names, by_name, unknown};
 use formats::gguf::Metadata;
 use formats::{Error, Result, Tensors};
@@ -87,6 +87,23 @@ fn scaling(
     match (metadata.str(&key)?, factor) {
         (Some("none"), _) | (_, None) => Ok(Scaling::None),
         (None | Some("linear"), Some(factor)) => Ok(Scaling::Linear { factor }),
-        (Some(other), _) => Err(Error::new(format!("{place}: {key}"), "none or linear", other)),
+        (Some("yarn"), Some(factor)) => {
+            let of = |part: &str| metadata.f64(&format!("{name}.rope.scaling.{part}"));
+            let original = match of("original_context_length")? {
+                Some(original) => original,
+                None => metadata.f64(&format!("{name}.context_length"))?.unwrap_or(0.0),
+            };
+            Ok(Scaling::Yarn(Yarn {
+                factor,
+                original,
+                fast: of("yarn_beta_fast")?.unwrap_or(32.0),
+                slow: of("yarn_beta_slow")?.unwrap_or(1.0),
+                truncate: true,
+                magnitude: of("attn_factor")?.unwrap_or(1.0) * Yarn::magnitude(factor, 1.0),
+            }))
+        }
+        (Some(other), _) => {
+            Err(Error::new(format!("{place}: {key}"), "none, linear or yarn", other))
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Raw};
 use crate::names::Dialect;
-use crate::rope::Scaling;
+use crate::rope::{Scaling, Yarn};
 use crate::{Architecture, by_class, by_name};
 use formats::{Error, Result};
 use nn::{Pairing, Weights};
@@ -188,6 +188,10 @@ fn scaling(rope: &Object<'_>, object: &Object<'_>) -> Result<Scaling> {
         rope.number(key)?
             .ok_or_else(|| Error::new(format!("{}: rope {key}", rope.place), "a number", "nothing"))
     };
+    let original = || match rope.number("original_max_position_embeddings")? {
+        Some(original) => Ok(original),
+        None => Ok(object.needed("max_position_embeddings")? as f64),
+    };
     match kind {
         None | Some("default") => Ok(Scaling::None),
         Some("linear") => Ok(Scaling::Linear { factor: need("factor")? }),
@@ -195,14 +199,35 @@ fn scaling(rope: &Object<'_>, object: &Object<'_>) -> Result<Scaling> {
             factor: need("factor")?,
             low: need("low_freq_factor")?,
             high: need("high_freq_factor")?,
-            original: match rope.number("original_max_position_embeddings")? {
-                Some(original) => original,
-                None => object.needed("max_position_embeddings")? as f64,
-            },
+            original: original()?,
         }),
+        Some("yarn") => {
+            let original = original()?;
+            let factor = match rope.number("factor")? {
+                Some(factor) => factor,
+                None => object.needed("max_position_embeddings")? as f64 / original,
+            };
+            let or = |key: &str, usual: f64| Ok(rope.number(key)?.unwrap_or(usual));
+            let scale = |key: &str| Ok(rope.number(key)?.filter(|scale| *scale != 0.0));
+            let magnitude = match rope.number("attention_factor")? {
+                Some(magnitude) => magnitude,
+                None => match (scale("mscale")?, scale("mscale_all_dim")?) {
+                    (Some(a), Some(b)) => Yarn::magnitude(factor, a) / Yarn::magnitude(factor, b),
+                    _ => Yarn::magnitude(factor, 1.0),
+                },
+            };
+            Ok(Scaling::Yarn(Yarn {
+                factor,
+                original,
+                fast: or("beta_fast", 32.0)?,
+                slow: or("beta_slow", 1.0)?,
+                truncate: rope.flag("truncate")?.unwrap_or(true),
+                magnitude,
+            }))
+        }
         Some(other) => Err(Error::new(
             format!("{}: rope type", rope.place),
-            "default, linear or llama3",
+            "default, linear, llama3 or yarn",
             other,
         )),
     }

@@ -1,4 +1,4 @@
-//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, or stored per-pair factors.
+//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, or stored per-pair factors.
 
 use formats::{Error, Result};
 use std::f64::consts::TAU;
@@ -26,8 +26,62 @@ pub(crate) enum Scaling {
         /// `original_max_position_embeddings`.
         original: f64,
     },
+    /// See [`Yarn`].
+    Yarn(Yarn),
     /// Every pair divided by its own factor: GGUF's `rope_freqs`.
     Factors(Vec<f32>),
+}
+
+/// YaRN (Peng et al. 2023): pairs that turn more than `fast` times within the trained context are kept, those that turn less
+/// than `slow` times are divided by `factor`, the rest interpolated by their number.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Yarn {
+    /// At least 1.
+    pub(crate) factor: f64,
+    /// Positions of the trained context.
+    pub(crate) original: f64,
+    /// `beta_fast`: 32 in the paper.
+    pub(crate) fast: f64,
+    /// `beta_slow`: 1 in the paper.
+    pub(crate) slow: f64,
+    /// Whether the interpolated pairs are widened to whole numbers.
+    pub(crate) truncate: bool,
+    /// What multiplies sines and cosines.
+    pub(crate) magnitude: f64,
+}
+
+impl Yarn {
+    /// The paper's magnitude for a context `factor` times as long, its logarithm weighted with `scale`.
+    pub(crate) fn magnitude(factor: f64, scale: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
+    }
+
+    /// How much of pair `i` of `dims / 2` is interpolated, from 0 to 1.
+    fn interpolated(&self, i: usize, dims: usize, theta: f64) -> f64 {
+        // The pair that turns so many times within the trained context.
+        let pair =
+            |turns: f64| dims as f64 * (self.original / (turns * TAU)).ln() / (2.0 * theta.ln());
+        let (low, high) = (pair(self.fast), pair(self.slow));
+        let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
+        let width = if low == high { 0.001 } else { high - low };
+        ((i as f64 - low) / width).clamp(0.0, 1.0)
+    }
+}
+
+impl Scaling {
+    /// What multiplies sines and cosines.
+    pub(crate) fn magnitude(&self) -> f32 {
+        if let Scaling::Yarn(yarn) = self { yarn.magnitude as f32 } else { 1.0 }
+    }
+
+    /// The context that it is meant for, where that is known.
+    pub(crate) fn context(&self) -> Option<usize> {
+        match self {
+            Scaling::Yarn(yarn) => Some((yarn.factor * yarn.original) as usize),
+            _ => None,
+        }
+    }
 }
 
 /// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled.
@@ -50,6 +104,10 @@ pub(crate) fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<
             Scaling::None => frequency,
             Scaling::Linear { factor } => frequency / factor,
             Scaling::Factors(factors) => frequency / f64::from(factors[i]),
+            Scaling::Yarn(yarn) => {
+                let share = yarn.interpolated(i, dims, theta);
+                frequency / yarn.factor * share + frequency * (1.0 - share)
+            }
             Scaling::Llama3 { factor, low, high, original } => {
                 let wavelength = TAU / frequency;
                 if wavelength < original / high {
@@ -78,5 +136,26 @@ mod tests {
         assert_eq!(plain[0], scaled[0]);
         assert!((plain[63] / scaled[63] - 8.0).abs() < 1e-5);
         assert!(scaled.iter().zip(plain.iter()).all(|(s, p)| s <= p && *s >= p / 8.001));
+    }
+
+    #[test]
+    fn yarn_keeps_what_turns_often_and_stretches_what_does_not() {
+        let yarn = Yarn {
+            factor: 4.0,
+            original: 32_768.0,
+            fast: 32.0,
+            slow: 1.0,
+            truncate: true,
+            magnitude: Yarn::magnitude(4.0, 1.0),
+        };
+        let scaling = Scaling::Yarn(yarn);
+        let plain = frequencies(1_000_000.0, 128, &Scaling::None).unwrap();
+        let scaled = frequencies(1_000_000.0, 128, &scaling).unwrap();
+        // Pair 23 turns 36 times in 32,768 positions, pair 40 less than once.
+        assert_eq!(plain[..24], scaled[..24]);
+        assert!(scaled[24] < plain[24] && scaled[39] > plain[39] / 4.0);
+        assert!((40..64).all(|i| (plain[i] / scaled[i] - 4.0).abs() < 1e-5));
+        assert!((scaling.magnitude() - 1.138_629_4).abs() < 1e-6);
+        assert_eq!(scaling.context(), Some(131_072));
     }
 }

@@ -1,6 +1,6 @@
 """Small tokenizers trained by the packages that define their formats: fixtures for crates/tokens/tests/folders.rs.
 
-    python tokenizers.py DATA OUT
+    python tokenizer_vectors.py DATA OUT
 
 (Packages tokenizers, transformers and sentencepiece; no torch.) Trains on DATA/corpora/tinyshakespeare.txt and the lines
 below, and writes OUT/{bytes,pieces,unigram}/: tokenizer.json, tokenizer_config.json and expected.json with ids and
