@@ -6,11 +6,11 @@
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::ir::AtomicOp;
-use tile::launch::{Mode, Numbers, Requirement};
+use tile::launch::{Mode, Numbers};
 use tile::types::Scalar;
 
 use crate::sample::kernels::arith::{IMPOSSIBLE, group_peak, key_of, peak};
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths};
 use crate::trial::{every_float, scaled};
 
 /// The index of the greatest of every row of `width`.
@@ -46,14 +46,12 @@ pub fn argmax<T: Float>(
 ) {
     launch(Mode::Row, [dim("width").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
     let parts = dim("width").ceil_div(PART) * dim("rows");
-    for (name, size) in [
+    require_lengths(&[
         ("x", dim("rows") * dim("width")),
         ("index", dim("rows")),
         ("peaks", parts * 2u32),
         ("arrived", dim("rows")),
-    ] {
-        require(Requirement::Length(name.to_owned(), size));
-    }
+    ]);
     begin();
     let last = Shared::<u32>::named("last", 1);
     let row = group_id_of(1);

@@ -23,6 +23,12 @@ pub(crate) fn begin() {
     grid_wait();
 }
 
+/// Runs or records `f` where `cond` holds.
+#[track_caller]
+pub(crate) fn when(cond: Val<bool>, f: impl FnOnce()) {
+    test(cond).then(f).otherwise(|| {});
+}
+
 /// Elements of `T` in 16 bytes.
 pub(crate) fn lanes<T: Element>() -> u8 {
     (16 / T::SCALAR.bytes()) as u8
@@ -49,6 +55,13 @@ pub(crate) fn load<T: Float>(x: impl Memory<T>, index: Val<u32>, lanes: u8) -> V
 pub(crate) fn store<T: Float>(y: impl Memory<T>, index: Val<u32>, values: &[Val<f32>]) {
     let rounded: Vec<Val<T>> = values.iter().map(|v| v.cast()).collect();
     y.set_vec(index, &rounded);
+}
+
+/// Requires that buffers hold so many elements.
+pub(crate) fn require_lengths(lengths: &[(&str, Extent)]) {
+    for (name, len) in lengths {
+        require(Requirement::Length((*name).to_owned(), len.clone()));
+    }
 }
 
 /// Requires of each buffer that it holds so many elements and is aligned for 16-byte vectors.

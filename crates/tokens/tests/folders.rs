@@ -1,4 +1,4 @@
-//! Tokenizers against those of the packages that define the formats (tests/reference/tokenizers.py), and streaming
+//! Tokenizers against those of the packages that define the formats (tests/reference/tokenizer_vectors.py), and streaming
 //! against decoding at once.
 
 use std::path::{Path, PathBuf};

@@ -62,6 +62,8 @@ pub(super) enum Sampling {
     Peaks,
     Bins,
     List,
+    Cuts,
+    Totals,
     Picked,
     Sums,
     Arrived,
@@ -70,7 +72,7 @@ pub(super) enum Sampling {
 
 impl Sampling {
     /// All of them, in the order of their numbers.
-    pub(super) const ALL: [Sampling; 12] = [
+    pub(super) const ALL: [Sampling; 14] = [
         Sampling::Settings,
         Sampling::History,
         Sampling::Biases,
@@ -79,6 +81,8 @@ impl Sampling {
         Sampling::Peaks,
         Sampling::Bins,
         Sampling::List,
+        Sampling::Cuts,
+        Sampling::Totals,
         Sampling::Picked,
         Sampling::Sums,
         Sampling::Arrived,
@@ -94,7 +98,8 @@ impl Sampling {
             Sampling::Biases => 2 * biases,
             Sampling::Spans | Sampling::Picked | Sampling::Arrived => 1,
             Sampling::Keys => vocab,
-            Sampling::Peaks => 2 * parts(kernels::PART),
+            Sampling::Peaks | Sampling::Totals => 2 * parts(kernels::PART),
+            Sampling::Cuts => 2,
             Sampling::Bins => (kernels::BINS * kernels::PER_BIN) as usize,
             Sampling::List => 2 * vocab,
             Sampling::Sums => 2 * parts(kernels::advance::SHARE),
@@ -438,20 +443,24 @@ impl Recorder<'_> {
             bins.clone(),
         ];
         self.push(&kernels::adjust::<f32>(), numbers.clone(), &adjusted)?;
+        let cuts = of("cuts", Sampling::Cuts);
         if filters {
-            let bound = [keys.clone(), peaks.clone(), settings.clone(), bins.clone()];
+            let mut bound = vec![keys.clone(), peaks.clone(), settings.clone(), bins];
             self.push(&kernels::weigh(), numbers.clone(), &bound)?;
+            let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
+            bound.extend([of("list", Sampling::List), cuts.clone()]);
+            self.push(&kernels::cut(schedule), numbers.clone(), &bound)?;
         }
-        let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
         let bound = [
             keys.clone(),
             peaks.clone(),
             settings.clone(),
-            bins,
-            of("list", Sampling::List),
+            cuts,
+            of("totals", Sampling::Totals),
+            of("arrived", Sampling::Arrived),
             of("tokens", Sampling::Picked),
         ];
-        self.push(&kernels::pick(schedule), numbers.clone(), &bound)?;
+        self.push(&kernels::draw(), numbers.clone(), &bound)?;
         let bound = [
             logits,
             of("picked", Sampling::Picked),

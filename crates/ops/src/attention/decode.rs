@@ -13,11 +13,9 @@ use tile::dsl::*;
 use tile::ir::{AtomicOp, Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
-use super::form::{
-    Blocks, Extras, FLOOR, Form, MASKED, Stored, ceil_div, require_aligned, require_lengths, when,
-};
+use super::form::{Blocks, Extras, FLOOR, Form, MASKED, Stored, ceil_div, require_aligned};
 use crate::kv_write::Cache;
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths, when};
 use half::f16;
 
 /// Threads of a group.

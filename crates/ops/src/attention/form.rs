@@ -6,7 +6,7 @@
 
 use half::f16;
 use tile::dsl::*;
-use tile::launch::{Extent, Requirement};
+use tile::launch::Requirement;
 
 use crate::kv_write::Cache;
 
@@ -89,12 +89,6 @@ impl Extras {
     }
 }
 
-/// Runs or records `f` where `cond` holds.
-#[track_caller]
-pub(super) fn when(cond: Val<bool>, f: impl FnOnce()) {
-    test(cond).then(f).otherwise(|| {});
-}
-
 /// The quotient of a rounded up.
 #[track_caller]
 pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
@@ -168,11 +162,4 @@ impl Stored for Blocks {
 /// Requires that buffers are aligned for 16-byte vectors.
 pub(super) fn require_aligned(names: &[&str]) {
     names.iter().for_each(|name| require(Requirement::Aligned((*name).to_owned(), 16)));
-}
-
-/// Requires that buffers hold so many elements.
-pub(super) fn require_lengths(lengths: &[(&str, Extent)]) {
-    for (name, len) in lengths {
-        require(Requirement::Length((*name).to_owned(), len.clone()));
-    }
 }

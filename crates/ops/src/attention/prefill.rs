@@ -12,9 +12,9 @@ use tile::instr::Unary;
 use tile::ir::{Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
-use super::form::{Blocks, Extras, FLOOR, Form, MASKED, require_aligned, require_lengths, when};
+use super::form::{Blocks, Extras, FLOOR, Form, MASKED, require_aligned};
 use crate::kv_write::Cache;
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths, when};
 use half::f16;
 
 /// How a head's work is cut up.

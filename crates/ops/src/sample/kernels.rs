@@ -1,10 +1,11 @@
 //! The sampling chain on a device: the tokens of [`Sampler`](super::Sampler), bit for bit.
 //!
-//! Four kernels a step, since each needs something of the whole row that the one before finds:
-//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of a row.
-//! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin; only for rows that need one.
-//! - [`pick`]: a group per row finds where top-k and top-p end, and draws;
-//! - [`mod@advance`]: what was picked becomes the next step's token, and a note to the host.
+//! Three to five kernels a step, since each needs something of the whole row that the one before finds:
+//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of a row;
+//! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows have top-k or top-p;
+//! - [`cut`]: where those end: likewise;
+//! - [`draw`]: sums what is kept, part by part, and finds the token;
+//! - [`mod@advance`]: what was drawn becomes the next step's token, and a note to the host.
 //!
 //! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among equals), so that all
 //! of them come down to one question: which is the smallest prefix that has so many tokens, or so much weight? It is
@@ -13,14 +14,17 @@
 
 mod adjust;
 pub mod advance;
+mod amount;
 pub(crate) mod arith;
 mod cases;
-mod pick;
+mod cut;
+mod draw;
 mod weigh;
 
 pub use adjust::adjust;
 pub use advance::advance;
-pub use pick::{NARROW, Schedule, WIDE, pick};
+pub use cut::{NARROW, Schedule, WIDE, cut};
+pub use draw::draw;
 pub use weigh::weigh;
 
 use std::ops::Range;
@@ -31,7 +35,7 @@ use tile::dsl::*;
 use super::Options;
 use arith::Wide;
 
-/// Tokens of a row per group of [`adjust`] and [`weigh`].
+/// Tokens of a row per group of [`adjust`], [`weigh`] and [`draw`].
 pub const PART: u32 = 1024;
 /// Bins of the histogram of [`weigh`], for the upper bits of a key.
 pub const BINS: u32 = 2048;
@@ -46,7 +50,8 @@ pub const MOST_TOKENS: u32 = 1 << 22;
 pub const KERNELS: &[Spec] = &[
     Spec { name: "sample_adjust", cases: cases::adjust, benches: cases::adjust_benches },
     Spec { name: "sample_weigh", cases: cases::weigh, benches: cases::weigh_benches },
-    Spec { name: "sample_pick", cases: cases::pick, benches: cases::pick_benches },
+    Spec { name: "sample_cut", cases: cases::cut, benches: cases::cut_benches },
+    Spec { name: "sample_draw", cases: cases::draw, benches: cases::draw_benches },
     Spec { name: "sample_advance", cases: advance::cases, benches: advance::benches },
 ];
 
@@ -169,7 +174,7 @@ impl Row {
         Order::ne(self.word(0), 0u32)
     }
 
-    /// Whether it needs [`weigh`].
+    /// Whether it needs [`weigh`] and [`cut`].
     #[track_caller]
     fn filters(self) -> Val<bool> {
         let filter = Order::ne(self.top_k(), u32::MAX) | Order::ne(self.share(), u32::MAX);

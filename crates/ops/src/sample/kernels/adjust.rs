@@ -6,7 +6,7 @@ use tile::launch::{Mode, Requirement};
 
 use super::arith::{group_peak, key_of, peak};
 use super::{BINS, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS};
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group.
 const THREADS: u32 = 256;
@@ -29,15 +29,13 @@ pub fn adjust<T: Float>(
 ) {
     rename(format!("sample_adjust_{}", T::NAME));
     launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
-    for (name, size) in [
+    require_lengths(&[
         ("logits", dim("rows") * dim("vocab")),
         ("settings", dim("rows") * SETTINGS),
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("bins", dim("rows") * BINS * PER_BIN),
-    ] {
-        require(Requirement::Length(name.to_owned(), size));
-    }
+    ]);
     require(Requirement::AtMost(dim("vocab"), MOST_TOKENS));
     begin();
     let values = Shared::<f32>::named("values", PART);

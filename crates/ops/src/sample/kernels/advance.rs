@@ -7,7 +7,7 @@ use tile::launch::{Mode, Numbers, Requirement};
 use tile::types::Scalar;
 
 use super::{MOST_TOKENS, SETTINGS};
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group.
 const THREADS: u32 = 256;
@@ -45,7 +45,7 @@ pub fn advance(
     rename("sample_advance");
     launch(Mode::Row, [dim("vocab").ceil_div(SHARE), dim("rows"), fixed(1)], THREADS);
     let parts = dim("vocab").ceil_div(SHARE) * dim("rows");
-    for (name, size) in [
+    require_lengths(&[
         ("logits", dim("rows") * dim("vocab")),
         ("picked", dim("rows")),
         ("spans", dim("rows")),
@@ -55,9 +55,7 @@ pub fn advance(
         ("mail", dim("rows") * (2 * NOTES)),
         ("sums", parts * 2u32),
         ("arrived", dim("rows")),
-    ] {
-        require(Requirement::Length(name.to_owned(), size));
-    }
+    ]);
     require(Requirement::Aligned("mail".to_owned(), 8));
     require(Requirement::AtMost(dim("vocab"), MOST_TOKENS));
     begin();

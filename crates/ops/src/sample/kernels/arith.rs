@@ -109,15 +109,6 @@ impl Wide {
         Wide { high: sum.high, low: select(Order::eq(sum.high, 0u32), sum.low.max(1u32), sum.low) }
     }
 
-    /// The sum over the simdgroup.
-    #[track_caller]
-    pub(super) fn simd_sum(self) -> Wide {
-        [16, 8, 4, 2, 1].iter().fold(self, |sum, &mask| {
-            let (high, low) = (shuffle_xor(sum.high, mask), shuffle_xor(sum.low, mask));
-            sum.plus(Wide { high, low })
-        })
-    }
-
     /// The sum of this lane and those below.
     #[track_caller]
     pub(super) fn simd_prefix(self) -> Wide {

@@ -8,7 +8,7 @@ use tile::types::Scalar;
 use super::arith::IMPOSSIBLE;
 use super::{BINS, PART, PER_BIN, Schedule, settings};
 use crate::sample::wide::weight;
-use crate::sample::{Options, Sampler};
+use crate::sample::{Options, Sampler, share_of};
 
 /// Rows of logits with the options of each, and what the kernels are to make of them.
 pub(super) struct Trial {
@@ -21,6 +21,8 @@ pub(super) struct Trial {
     keys: Vec<u32>,
     peaks: Vec<u32>,
     bins: Vec<u32>,
+    /// The last token that top-k and top-p keep: zeros for rows without.
+    cuts: Vec<u32>,
     pub(super) tokens: Vec<u32>,
 }
 
@@ -32,6 +34,44 @@ fn key(x: f32) -> u32 {
     // Zero of either sign.
     let bits = if x == 0.0 { 0 } else { x.to_bits() };
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// A token that weighs anything; the greatest logit has the lowest rank.
+#[derive(Clone, Copy)]
+struct Ranked {
+    rank: u32,
+    token: u32,
+    weight: u64,
+}
+
+/// What top-k and top-p leave last, by sorting: as much of its rank and then of its id as tells it from all others, digit by
+/// digit, and ones; zeros where there are no tokens.
+fn last_kept(mut tokens: Vec<Ranked>, options: &Options) -> [u32; 2] {
+    tokens.sort_by_key(|t| (t.rank, t.token));
+    let all = tokens.clone();
+    if options.top_k > 0 {
+        tokens.truncate(options.top_k);
+    }
+    if options.share() != u32::MAX {
+        let wanted = share_of(tokens.iter().map(|t| t.weight).sum(), options.share());
+        let mut sum = 0;
+        let reached = tokens.iter().position(|t| {
+            sum += t.weight;
+            sum >= wanted
+        });
+        tokens.truncate(reached.map_or(0, |last| last + 1));
+    }
+    let Some(last) = tokens.last() else { return [0; 2] };
+    let wide = |t: &Ranked| u64::from(t.rank) << 32 | u64::from(t.token);
+    // Of a token's id the upper ten bits are always zero.
+    let lengths = [11, 22, 32, 53];
+    let alone = |bits: &u32| {
+        let upper = |t: &Ranked| wide(t) >> (64 - bits);
+        all.iter().filter(|t| upper(t) == upper(last)).count() == 1
+    };
+    let known = lengths.iter().find(|bits| alone(bits)).map_or(0, |bits| u64::MAX >> bits);
+    let cut = wide(last) | known;
+    [(cut >> 32) as u32, cut as u32]
 }
 
 impl Trial {
@@ -56,6 +96,7 @@ impl Trial {
             keys: vec![],
             peaks: vec![],
             bins: vec![],
+            cuts: vec![],
             tokens: vec![],
         };
         let mut sampler = Sampler::new();
@@ -94,11 +135,13 @@ impl Trial {
         let mut bins = vec![0; (BINS * PER_BIN) as usize];
         let top = keys.iter().copied().max().unwrap_or(0);
         let filters = options.top_k > 1 || (options.top_k == 0 && options.top_p < 1.0);
+        let mut weighty = vec![];
         if options.temperature > 0.0 && filters && top > IMPOSSIBLE {
             let greatest = adjusted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            for (&x, key) in adjusted.iter().zip(&keys) {
+            for (token, (&x, key)) in (0..).zip(adjusted.iter().zip(&keys)) {
                 let weight = u64::from(weight(x, greatest, options.per_temperature()));
                 if weight > 0 {
+                    weighty.push(Ranked { rank: !key, token, weight });
                     let bin = &mut bins[(!key >> 21) as usize * PER_BIN as usize..];
                     bin[0] += 1;
                     let sum = (u64::from(bin[1]) << 32 | u64::from(bin[2])) + weight;
@@ -108,6 +151,7 @@ impl Trial {
         }
         self.keys.extend(keys);
         self.bins.extend(bins);
+        self.cuts.extend(last_kept(weighty, options));
     }
 
     fn numbers(&self) -> Numbers {
@@ -156,9 +200,9 @@ impl Trial {
         }
     }
 
-    pub(super) fn pick(&self, schedule: Schedule, label: &str) -> Case {
+    pub(super) fn cut(&self, schedule: Schedule, label: &str) -> Case {
         Case {
-            kernel: super::pick(schedule),
+            kernel: super::cut(schedule),
             label: format!("{} x {}, {label}", self.rows, self.vocab),
             numbers: self.numbers(),
             buffers: vec![
@@ -167,9 +211,30 @@ impl Trial {
                 Buffer::words(&self.settings),
                 Buffer::words(&self.bins),
                 Trial::zeros(2 * self.keys.len()),
+                Trial::zeros(2 * self.rows),
+            ],
+            expected: vec![(5, Expected::Exact(Buffer::words(&self.cuts).to_f64()))],
+        }
+    }
+
+    pub(super) fn draw(&self, label: &str) -> Case {
+        Case {
+            kernel: super::draw(),
+            label: format!("{} x {}, {label}", self.rows, self.vocab),
+            numbers: self.numbers(),
+            buffers: vec![
+                Buffer::words(&self.keys),
+                Buffer::words(&self.peaks),
+                Buffer::words(&self.settings),
+                Buffer::words(&self.cuts),
+                Trial::zeros(self.peaks.len()),
+                Trial::zeros(self.rows),
                 Trial::zeros(self.rows),
             ],
-            expected: vec![(5, Expected::Exact(Buffer::words(&self.tokens).to_f64()))],
+            expected: vec![
+                (5, Expected::Exact(vec![0.0; self.rows])),
+                (6, Expected::Exact(Buffer::words(&self.tokens).to_f64())),
+            ],
         }
     }
 }
@@ -257,6 +322,12 @@ fn large() -> Trial {
     )
 }
 
+/// A row of more parts than [`super::draw`] has threads.
+fn crowded() -> Trial {
+    let logits = noise(6, 300_000);
+    Trial::new::<f32>(300_000, &logits, &[], &[Options { seed: 4, ..Options::default() }], 7)
+}
+
 pub(super) fn adjust() -> Vec<Case> {
     fn of<T: Float>() -> Vec<Case> {
         trials::<T>().iter().map(|(trial, why)| trial.adjust::<T>(why)).collect()
@@ -270,10 +341,17 @@ pub(super) fn weigh() -> Vec<Case> {
     all
 }
 
-pub(super) fn pick() -> Vec<Case> {
-    let case = |(trial, why): &(Trial, &'static str)| trial.pick(super::NARROW, why);
+pub(super) fn cut() -> Vec<Case> {
+    let case = |(trial, why): &(Trial, &'static str)| trial.cut(super::NARROW, why);
     let mut all: Vec<Case> = trials::<f32>().iter().map(case).collect();
-    all.push(large().pick(super::WIDE, "a large vocabulary"));
+    all.push(large().cut(super::WIDE, "a large vocabulary"));
+    all
+}
+
+pub(super) fn draw() -> Vec<Case> {
+    let mut all: Vec<Case> = trials::<f32>().iter().map(|(trial, why)| trial.draw(why)).collect();
+    all.push(large().draw("a large vocabulary"));
+    all.push(crowded().draw("more parts than threads"));
     all
 }
 
@@ -324,8 +402,13 @@ pub(super) fn weigh_benches() -> Vec<Bench> {
     bench(1).into_iter().map(each).collect()
 }
 
-pub(super) fn pick_benches() -> Vec<Bench> {
+pub(super) fn cut_benches() -> Vec<Bench> {
     let each =
-        |(trial, why): (Trial, &str)| timed(trial.pick(super::WIDE, why), trial.keys.len(), 4);
+        |(trial, why): (Trial, &str)| timed(trial.cut(super::WIDE, why), trial.keys.len(), 4);
+    bench(1).into_iter().skip(1).map(each).collect()
+}
+
+pub(super) fn draw_benches() -> Vec<Bench> {
+    let each = |(trial, why): (Trial, &str)| timed(trial.draw(why), trial.keys.len(), 4);
     bench(1).into_iter().map(each).collect()
 }

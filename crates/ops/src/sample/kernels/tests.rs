@@ -1,4 +1,4 @@
-//! Every case, the pieces of arithmetic, and a thousand tokens through all three kernels.
+//! Every case, the pieces of arithmetic, and a thousand tokens through all the kernels.
 
 use tile::case::{Buffer, noise};
 use tile::types::Scalar;
@@ -89,9 +89,11 @@ fn a_thousand_tokens_are_the_cpus() {
         let row = [(0, keys.clone()), (1, peaks.clone())];
         let weighed = keep(trial.weigh(""), &[row.clone().as_slice(), &[(3, bins)]].concat());
         let before = [row.as_slice(), &[(3, weighed[3].clone())]].concat();
-        let picked = keep(trial.pick(super::NARROW, ""), &before);
-        assert_eq!(picked[5], Buffer::words(&trial.tokens), "step {step}");
-        last = picked[5].to_f64().into_iter().map(|token| token as usize).collect();
+        let cut = keep(trial.cut(super::NARROW, ""), &before);
+        let before = [row.as_slice(), &[(3, cut[5].clone())]].concat();
+        let drawn = keep(trial.draw(""), &before);
+        assert_eq!(drawn[6], Buffer::words(&trial.tokens), "step {step}");
+        last = drawn[6].to_f64().into_iter().map(|token| token as usize).collect();
         history.push(last[step as usize % rows] as u32);
         checked += rows;
     }

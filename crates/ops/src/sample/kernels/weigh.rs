@@ -5,7 +5,7 @@ use tile::launch::{Mode, Requirement};
 
 use super::arith::{IMPOSSIBLE, Wide, weight_of};
 use super::{BINS, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
-use crate::sweep::begin;
+use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group.
 const THREADS: u32 = 256;
@@ -30,14 +30,12 @@ pub fn weigh(
 ) {
     rename("sample_weigh");
     launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
-    for (name, size) in [
+    require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("settings", dim("rows") * SETTINGS),
         ("bins", dim("rows") * BINS * PER_BIN),
-    ] {
-        require(Requirement::Length(name.to_owned(), size));
-    }
+    ]);
     require(Requirement::Aligned("peaks".to_owned(), 8));
     require(Requirement::AtMost(dim("vocab"), MOST_TOKENS));
     begin();
