@@ -113,21 +113,39 @@ unsafe fn zip_raw(isa: Isa, f: Binary, x: *const f32, y: *const f32, out: *mut f
     }
 }
 
+/// Stores an expression of vectors, each from its array, at every place of `out`; what is left over as part of a vector.
+///
+/// The expression is pasted: of a closure the compiler would make a function of its own, without the instructions.
+macro_rules! each {
+    ($lanes:ident, $out:ident, $n:ident, [$($v:ident in $x:ident),+] => $body:expr) => {{
+        let whole = $n - $n % $lanes::N;
+        for i in (0..whole).step_by($lanes::N) {
+            $(let $v = $lanes::load($x.add(i));)+
+            $lanes::store($body, $out.add(i));
+        }
+        if whole < $n {
+            let rest = $n - whole;
+            $(let $v = $lanes::load_part($x.add(whole), rest);)+
+            $lanes::store_part($body, $out.add(whole), rest);
+        }
+    }};
+}
+
 #[inline(always)]
 unsafe fn map_kernel<L: Lanes>(f: Unary, x: *const f32, out: *mut f32, n: usize) {
-    // SAFETY: the caller's promises are `each`'s.
+    // SAFETY: every index is below `n`; a vector is read before it is written.
     unsafe {
         match f {
-            Unary::Exp => each::<L>(x, out, n, exp),
-            Unary::Scale(a) => each::<L>(x, out, n, |x| x.mul(L::splat(a))),
-            Unary::Sigmoid => each::<L>(x, out, n, sigmoid),
-            Unary::Silu => each::<L>(x, out, n, silu),
-            Unary::GeluTanh => each::<L>(x, out, n, gelu_tanh),
-            Unary::GeluErf => each::<L>(x, out, n, gelu_erf),
-            Unary::Tanh => each::<L>(x, out, n, tanh),
-            Unary::Relu => each::<L>(x, out, n, |x| L::splat(0.0).max(x)),
+            Unary::Exp => each!(L, out, n, [v in x] => exp(v)),
+            Unary::Scale(a) => each!(L, out, n, [v in x] => v.mul(L::splat(a))),
+            Unary::Sigmoid => each!(L, out, n, [v in x] => sigmoid(v)),
+            Unary::Silu => each!(L, out, n, [v in x] => silu(v)),
+            Unary::GeluTanh => each!(L, out, n, [v in x] => gelu_tanh(v)),
+            Unary::GeluErf => each!(L, out, n, [v in x] => gelu_erf(v)),
+            Unary::Tanh => each!(L, out, n, [v in x] => tanh(v)),
+            Unary::Relu => each!(L, out, n, [v in x] => L::splat(0.0).max(v)),
             Unary::Softcap(cap) => {
-                each::<L>(x, out, n, |x| tanh(x.mul(L::splat(1.0 / cap))).mul(L::splat(cap)));
+                each!(L, out, n, [v in x] => tanh(v.mul(L::splat(1.0 / cap))).mul(L::splat(cap)));
             }
         }
     }
@@ -135,60 +153,16 @@ unsafe fn map_kernel<L: Lanes>(f: Unary, x: *const f32, out: *mut f32, n: usize)
 
 #[inline(always)]
 unsafe fn zip_kernel<L: Lanes>(f: Binary, x: *const f32, y: *const f32, out: *mut f32, n: usize) {
-    // SAFETY: the caller's promises are `each_pair`'s.
-    unsafe {
-        match f {
-            Binary::Add => each_pair::<L>(x, y, out, n, L::add),
-            Binary::Sub => each_pair::<L>(x, y, out, n, L::sub),
-            Binary::Mul => each_pair::<L>(x, y, out, n, L::mul),
-            Binary::AddScaled(a) => each_pair::<L>(x, y, out, n, |x, y| y.fma(L::splat(a), x)),
-            Binary::SiluMul => each_pair::<L>(x, y, out, n, |x, y| silu(x).mul(y)),
-            Binary::GeluTanhMul => each_pair::<L>(x, y, out, n, |x, y| gelu_tanh(x).mul(y)),
-            Binary::GeluErfMul => each_pair::<L>(x, y, out, n, |x, y| gelu_erf(x).mul(y)),
-        }
-    }
-}
-
-/// `out[i] = f(x[i])`.
-///
-/// # Safety
-/// `x` and `out` point to `n` elements and are equal or do not overlap.
-#[inline(always)]
-unsafe fn each<L: Lanes>(x: *const f32, out: *mut f32, n: usize, f: impl Fn(L) -> L) {
-    let whole = n - n % L::N;
-    // SAFETY: every index is below `n`; a vector is read before it is written.
-    unsafe {
-        for i in (0..whole).step_by(L::N) {
-            f(L::load(x.add(i))).store(out.add(i));
-        }
-        if whole < n {
-            f(L::load_part(x.add(whole), n - whole)).store_part(out.add(whole), n - whole);
-        }
-    }
-}
-
-/// `out[i] = f(x[i], y[i])`.
-///
-/// # Safety
-/// `x`, `y` and `out` point to `n` elements; `out` equals an input or overlaps neither.
-#[inline(always)]
-unsafe fn each_pair<L: Lanes>(
-    x: *const f32,
-    y: *const f32,
-    out: *mut f32,
-    n: usize,
-    f: impl Fn(L, L) -> L,
-) {
-    let whole = n - n % L::N;
     // SAFETY: every index is below `n`; vectors are read before one is written.
     unsafe {
-        for i in (0..whole).step_by(L::N) {
-            f(L::load(x.add(i)), L::load(y.add(i))).store(out.add(i));
-        }
-        if whole < n {
-            let rest = n - whole;
-            f(L::load_part(x.add(whole), rest), L::load_part(y.add(whole), rest))
-                .store_part(out.add(whole), rest);
+        match f {
+            Binary::Add => each!(L, out, n, [a in x, b in y] => a.add(b)),
+            Binary::Sub => each!(L, out, n, [a in x, b in y] => a.sub(b)),
+            Binary::Mul => each!(L, out, n, [a in x, b in y] => a.mul(b)),
+            Binary::AddScaled(s) => each!(L, out, n, [a in x, b in y] => b.fma(L::splat(s), a)),
+            Binary::SiluMul => each!(L, out, n, [a in x, b in y] => silu(a).mul(b)),
+            Binary::GeluTanhMul => each!(L, out, n, [a in x, b in y] => gelu_tanh(a).mul(b)),
+            Binary::GeluErfMul => each!(L, out, n, [a in x, b in y] => gelu_erf(a).mul(b)),
         }
     }
 }
