@@ -11,6 +11,8 @@ mod cache;
 mod decode;
 mod prefill;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use cache::{Geometry, LayerCache};
 
@@ -35,6 +37,9 @@ const Q_STRIDE: usize = MAX_HEAD_DIM + WIDEST;
 
 /// Distance between the rows of scores in scratch.
 const P_STRIDE: usize = TILE + WIDEST;
+
+/// Zeros in scratch: a tile of sums beside another.
+const ZEROS: usize = 4 * WIDEST * WIDEST;
 
 /// What attention computes, whatever it is applied to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,11 +106,15 @@ impl Shape {
         self.head_dim.next_multiple_of(WIDEST)
     }
 
+    /// Rows of a worker's own scratch: whole pairs of tiles, for processors that have them.
+    fn rows(&self) -> usize {
+        (self.block() * self.group()).next_multiple_of(2 * WIDEST)
+    }
+
     /// f32 of a worker's own scratch.
     fn work(&self) -> usize {
-        let rows = self.block() * self.group();
-        let floats =
-            rows * (Q_STRIDE + P_STRIDE + self.width() + 2) + TILE * (self.head_dim + self.width());
+        let row = Q_STRIDE + P_STRIDE + TILE + self.width() + 2;
+        let floats = self.rows() * row + TILE * (self.head_dim + self.width()) + ZEROS;
         floats.next_multiple_of(2 * WIDEST)
     }
 
@@ -145,24 +154,36 @@ struct Work {
     keys: *mut f32,
     /// A tile of values: `[TILE][width]`.
     values: *mut f32,
+    /// Probabilities as the tile unit takes them.
+    tiles: *mut f32,
+    /// See [`ZEROS`].
+    zeros: *mut f32,
+    /// Rows that there is room for.
+    rows: usize,
 }
 
 impl Work {
     /// Cuts up `scratch` of [`Shape::work`] floats.
     fn new(shape: &Shape, scratch: &mut [f32]) -> Work {
-        let rows = shape.block() * shape.group();
+        let rows = shape.rows();
         let mut rest = scratch;
         let mut take =
             |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
-        Work {
+        let work = Work {
             keys: take(TILE * shape.head_dim),
             values: take(TILE * shape.width()),
+            tiles: take(rows * TILE),
+            zeros: take(ZEROS),
             sums: take(rows * shape.width()),
             q: take(rows * Q_STRIDE),
             p: take(rows * P_STRIDE),
             top: take(rows),
             weight: take(rows),
-        }
+            rows,
+        };
+        // SAFETY: just taken.
+        unsafe { work.zeros.write_bytes(0, ZEROS) };
+        work
     }
 }
 

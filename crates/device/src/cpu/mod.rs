@@ -1,5 +1,7 @@
 //! The CPU device: SIMD kernels chosen once at start, a pinned thread team, one copy of the weights in memory.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 mod class;
 mod executor;

@@ -1,6 +1,8 @@
 //! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
 
 use super::cache::{GROUP, Half, Single, Store};
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
 use crate::CacheType;
 use crate::cpu::isa::Isa;
@@ -30,6 +32,10 @@ pub(super) unsafe fn block(
     // SAFETY: the caller's promises; the element is the cache's; the block's rows are in `work` when finished.
     unsafe {
         match call.cache.geometry().element {
+            #[cfg(target_arch = "x86_64")]
+            CacheType::F16 if isa == Isa::Amx && tiles::takes(shape.head_dim) => {
+                tiles::kernel(call, sequence, kv_head, first, tokens, work);
+            }
             CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }

@@ -325,13 +325,16 @@ fn agrees_with_the_definition() {
         for element in [CacheType::F16, CacheType::F32] {
             for &isa in Isa::available() {
                 let setup = setup(case, element, isa);
+                // The tile unit has 16 bits of queries and probabilities.
+                let tiles = isa.to_string() == "amx" && element == CacheType::F16;
+                let bound = if tiles { 1e-5 } else { 3e-6 };
                 let mut one = None;
                 for team in &teams {
                     let out = attend(&setup, team, isa);
                     for (i, (&found, &expected)) in out.iter().zip(&setup.expected).enumerate() {
                         let error = (f64::from(found) - expected).abs();
                         assert!(
-                            error < 3e-6,
+                            error < bound,
                             "{}: {isa} {element:?} x{}: [{i}] {found} for {expected}",
                             case.why,
                             team.count()

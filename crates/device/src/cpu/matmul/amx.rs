@@ -8,28 +8,21 @@
 //! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits, an f16 weight is exactly one, so
 //! that two products (bf16 weights) or three (f16) have nearly the accuracy of f32. F32 weights stay in the vector unit.
 //!
-//! ```text
-//! activations  per group of 16 tokens, per block of 32 columns: [16 tokens][32] bf16
-//! weights      per panel, per block: [16 pairs of columns][16 rows][2] bf16
-//! ```
-//!
-//! Compilers know no tile types on stable Rust, hence the inline assembly.
+//! Tokens are the rows of left tiles, a panel's rows the columns of right ones: see [`super::super::amx`].
 
+use super::super::amx::{self, Run, TILE};
 use super::activations::TOKENS;
 use super::lanes::{Lanes, avx512::Avx512};
 use super::layout::{GROUP, Packed};
 use super::product::Source;
 use super::{BLOCK, Call, DType, Kernel, ROWS};
 use formats::{quant::Block, with_block};
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every processor with the unit.
 const WEIGHTS: usize = 1024;
 /// Blocks of a panel that are expanded together, at most. Every pass over the output costs more than a long stream.
 const BLOCKS: usize = 64;
-/// Bytes of a tile: 16 rows of 64.
-const TILE: usize = 1024;
 
 /// Bytes of scratch: the slab, 4 tiles of results, 4 tiles of zeros.
 pub(super) const SCRATCH: usize = SLAB + 8 * TILE;
@@ -57,35 +50,6 @@ pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
     }
 }
 
-/// Tiles multiplied by tiles in registers, four sums side by side; returns the operations done.
-///
-/// # Safety
-/// The processor has the tiles.
-pub(super) unsafe fn products(rounds: usize) -> usize {
-    let shapes = Shapes::whole();
-    // SAFETY: the shapes are within palette 1; nothing but tile registers is written, and they are released.
-    unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly));
-        asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
-            "2:",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "dec {rounds}",
-            "jnz 2b",
-            "tilerelease",
-            rounds = inout(reg) rounds.max(1) => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack)
-        );
-    }
-    rounds.max(1) * 4 * 2 * TOKENS * ROWS * BLOCK
-}
-
 /// Which planes of the activations and of the weights are multiplied.
 type Passes = [(usize, usize)];
 
@@ -93,39 +57,15 @@ type Passes = [(usize, usize)];
 /// of bf16, one behind the other.
 type Expand = unsafe fn(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8);
 
-/// The tile registers' shapes (palette 1; Intel SDM, `LDTILECFG`).
-#[repr(C, align(64))]
-struct Shapes {
-    palette: u8,
-    start: u8,
-    reserved: [u8; 14],
-    /// Bytes per row.
-    bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Shapes {
-    /// Eight tiles of 16 rows of 64 bytes.
-    fn whole() -> Shapes {
-        let mut shapes =
-            Shapes { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
-        for tile in 0..8 {
-            (shapes.bytes[tile], shapes.rows[tile]) = (64, 16);
-        }
-        shapes
-    }
-}
-
 /// The product of the call.
 unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
-    let shapes = Shapes::whole();
     let total = call.cols / BLOCK;
     let planes = 1 + passes.iter().map(|pass| pass.1).max().unwrap_or(0);
     let most = WEIGHTS / (planes * BLOCKS.min(total).max(1));
     // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1; panels, tokens and
     // scratch are the call's, the scratch being `SCRATCH` bytes and the lines being allocated to whole groups.
     unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly));
+        amx::configure();
         call.scratch.add(SLAB + 4 * TILE).write_bytes(0, 4 * TILE);
         for panel in call.panels.clone().step_by(most) {
             let panels = most.min(call.panels.end - panel);
@@ -147,8 +87,7 @@ unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
                 }
             }
         }
-        // Released, the tiles cost nothing at a context switch.
-        asm!("tilerelease", options(nostack, nomem));
+        amx::release();
     }
 }
 
@@ -200,106 +139,25 @@ impl Tiles {
         call: &Call,
         weights: *const u8,
         passes: &Passes,
-        mut from: (*const u8, usize),
-        to: (*mut u8, usize),
-    ) {
-        for (x, w) in passes {
-            // SAFETY: activations have two planes of lines, the slab as many of tiles as the passes name.
-            unsafe {
-                let x = call.x.line(self.token).add(x * call.x.plane() + self.block * TOKENS);
-                self.tiles(
-                    x.cast(),
-                    call.cols / BLOCK * TILE,
-                    weights.add(w * self.blocks * TILE),
-                    from,
-                    to,
-                );
-            }
-            from = (to.0, to.1);
-        }
-    }
-
-    /// `to = from + x w` for one plane of each; groups of tokens are `group` bytes apart.
-    unsafe fn tiles(
-        &self,
-        x: *const u8,
-        group: usize,
-        w: *const u8,
         from: (*const u8, usize),
         to: (*mut u8, usize),
     ) {
-        // SAFETY: passed on from `passes`. Rows of x and w are 64 bytes apart, their tiles 1 KiB.
-        unsafe {
-            if self.panels == 2 && self.groups == 2 {
-                asm!(
-                    "tileloadd tmm0, [{from} + {from_step}*1]",
-                    "tileloadd tmm1, [{from} + {from_step}*1 + 64]",
-                    "tileloadd tmm2, [{from2} + {from_step}*1]",
-                    "tileloadd tmm3, [{from2} + {from_step}*1 + 64]",
-                    "2:",
-                    "tileloadd tmm6, [{w} + {step}*1]",
-                    "tileloadd tmm4, [{x} + {step}*1]",
-                    "tileloadd tmm7, [{w2} + {step}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{x2} + {step}*1]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {x}, 1024",
-                    "add {x2}, 1024",
-                    "add {w}, 1024",
-                    "add {w2}, 1024",
-                    "dec {blocks}",
-                    "jnz 2b",
-                    "tilestored [{to} + {to_step}*1], tmm0",
-                    "tilestored [{to} + {to_step}*1 + 64], tmm1",
-                    "tilestored [{to2} + {to_step}*1], tmm2",
-                    "tilestored [{to2} + {to_step}*1 + 64], tmm3",
-                    x = inout(reg) x => _,
-                    x2 = inout(reg) x.add(group) => _,
-                    w = inout(reg) w => _,
-                    w2 = inout(reg) w.add(self.step) => _,
-                    blocks = inout(reg) self.blocks => _,
-                    step = in(reg) 64usize,
-                    from = in(reg) from.0,
-                    from2 = in(reg) from.0.wrapping_add(TOKENS * from.1),
-                    from_step = in(reg) from.1,
-                    to = in(reg) to.0,
-                    to2 = in(reg) to.0.wrapping_add(TOKENS * to.1),
-                    to_step = in(reg) to.1,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack)
-                );
-                return;
+        let group = call.cols / BLOCK * TILE;
+        let run = |&(x, w): &(usize, usize)| {
+            // Activations have two planes of lines, the slab as many of tiles as the passes name.
+            let lines = x * call.x.plane() + self.block * TOKENS;
+            let left = call.x.line(self.token).wrapping_add(lines).cast::<u8>().cast_const();
+            let right = weights.wrapping_add(w * self.blocks * TILE);
+            Run {
+                left: [left, left.wrapping_add(group)],
+                right: [right, right.wrapping_add(self.step)],
+                tiles: self.blocks,
             }
-            for g in 0..self.groups {
-                for p in 0..self.panels {
-                    asm!(
-                        "tileloadd tmm0, [{from} + {from_step}*1]",
-                        "2:",
-                        "tileloadd tmm4, [{x} + {step}*1]",
-                        "tileloadd tmm6, [{w} + {step}*1]",
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        "add {x}, 1024",
-                        "add {w}, 1024",
-                        "dec {blocks}",
-                        "jnz 2b",
-                        "tilestored [{to} + {to_step}*1], tmm0",
-                        x = inout(reg) x.add(g * group) => _,
-                        w = inout(reg) w.add(p * self.step) => _,
-                        blocks = inout(reg) self.blocks => _,
-                        step = in(reg) 64usize,
-                        from = in(reg) from.0.wrapping_add(g * TOKENS * from.1 + 64 * p),
-                        from_step = in(reg) from.1,
-                        to = in(reg) to.0.wrapping_add(g * TOKENS * to.1 + 64 * p),
-                        to_step = in(reg) to.1,
-                        out("tmm0") _, out("tmm4") _, out("tmm6") _,
-                        options(nostack)
-                    );
-                }
-            }
-        }
+        };
+        let mut runs = [run(&passes[0]); 3];
+        runs.iter_mut().zip(passes).for_each(|(to, pass)| *to = run(pass));
+        // SAFETY: the caller's promises: the tiles are there, and so are the sums.
+        unsafe { amx::multiply(&runs[..passes.len()], [self.groups, self.panels], from, to) }
     }
 }
 
@@ -340,12 +198,12 @@ unsafe fn expand<B: Block>(
                         let at = to.add(128 * q);
                         let (w0, w1) = (codes!(quad, 0), codes!(quad, 1));
                         let (w2, w3) = (codes!(quad, 2), codes!(quad, 3));
-                        let pair = pair(
+                        let pair = amx::pair(
                             _mm512_fmadd_ps(w0, scale, offset),
                             _mm512_fmadd_ps(w1, scale, offset),
                         );
                         Avx512::store_bytes(at, pair);
-                        let pair = self::pair(
+                        let pair = amx::pair(
                             _mm512_fmadd_ps(w2, scale, offset),
                             _mm512_fmadd_ps(w3, scale, offset),
                         );
@@ -356,17 +214,6 @@ unsafe fn expand<B: Block>(
             }
         }
     }
-}
-
-/// Two numbers per lane rounded to bf16 (halves away from zero), the first low.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn pair(low: __m512, high: __m512) -> __m512i {
-    let half = _mm512_set1_epi32(0x8000);
-    let low = _mm512_add_epi32(_mm512_castps_si512(low), half);
-    let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
-    // The high half of `high` over the low half of `low`: bit select.
-    _mm512_ternarylogic_epi32::<0xE4>(_mm512_srli_epi32::<16>(low), high, _mm512_set1_epi32(0xffff))
 }
 
 /// [`Expand`] for bf16: columns pair up.
@@ -387,24 +234,16 @@ unsafe fn expand_bf16(panel: *const u8, _: usize, first: usize, blocks: usize, t
     }
 }
 
-/// [`Expand`] for f16: its 11 bits are the sum of two bf16, the first cut off, so that the rest is exact.
+/// [`Expand`] for f16, whose 11 bits are the sum of two bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn expand_f16(panel: *const u8, _: usize, first: usize, blocks: usize, to: *mut u8) {
-    let top = _mm512_set1_epi32(0xffff_0000u32 as i32);
     for i in 0..blocks * BLOCK / 2 {
         // SAFETY: as `expand_bf16`, with room for two planes.
         unsafe {
             let at = panel.add((first * BLOCK + 2 * i) * 2 * ROWS);
             let (low, high) = (Avx512::load_f16(at.cast()), Avx512::load_f16(at.add(32).cast()));
-            let cut_low = _mm512_and_si512(_mm512_castps_si512(low), top);
-            let cut_high = _mm512_and_si512(_mm512_castps_si512(high), top);
-            Avx512::store_bytes(
-                to.add(64 * i),
-                _mm512_or_si512(_mm512_srli_epi32::<16>(cut_low), cut_high),
-            );
-            let low = _mm512_castps_si512(_mm512_sub_ps(low, _mm512_castsi512_ps(cut_low)));
-            let high = _mm512_castps_si512(_mm512_sub_ps(high, _mm512_castsi512_ps(cut_high)));
-            let rest = _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, top));
+            let [sum, rest] = amx::split_pair(low, high);
+            Avx512::store_bytes(to.add(64 * i), sum);
             Avx512::store_bytes(to.add(blocks * TILE + 64 * i), rest);
             Avx512::prefetch(at.wrapping_add(4096));
         }

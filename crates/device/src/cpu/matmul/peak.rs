@@ -92,7 +92,7 @@ fn floats(isa: Isa) -> Option<Loop> {
 fn tiles(isa: Isa) -> Option<Loop> {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && super::tiled(isa, DType::BF16, true) {
-        return Some(super::amx::products);
+        return Some(crate::cpu::amx::products);
     }
     let _ = (isa, DType::BF16);
     None

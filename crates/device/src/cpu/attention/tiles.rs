@@ -1,0 +1,197 @@
+//! [`super::prefill`] on Intel's tile unit, for a cache of f16: both products of sums of two bf16, with nearly f32's accuracy.
+//!
+//! Queries and probabilities are split into two bf16, keys and values are such sums exactly. Of the four products of
+//! their parts that of the two small ones, some `2^-18` of the whole, is left out.
+
+use super::cache::{GROUP, Half};
+use super::{Call, P_STRIDE, Sequence, TILE as KEYS, Work, softmax, visible};
+use crate::cpu::amx::{self, DEPTH, Run, SIDE, TILE};
+use crate::cpu::math::lanes::Avx512;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Rows of a product: two tiles.
+pub(super) const ROWS: usize = 2 * SIDE;
+
+/// Whether heads are whole tiles.
+pub(super) fn takes(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(DEPTH)
+}
+
+/// The kernel: tokens `first..first + tokens` of the sequence.
+///
+/// # Safety
+/// The processor has the unit, the cache holds f16, [`takes`] its heads, and the promises of [`super::prefill::block`] hold.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn kernel(
+    call: &Call<'_>,
+    sequence: &Sequence<'_>,
+    kv_head: usize,
+    first: usize,
+    tokens: usize,
+    work: Work,
+) {
+    let shape = &call.shape;
+    let (group, dim) = (shape.group(), shape.head_dim);
+    let rows = tokens * group;
+    let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
+    let (lowest, end) = (sees(0).start, sees(rows - 1).end);
+    // Tiles of a head's elements, and of a tile of keys.
+    let (deep, long) = (dim / DEPTH, KEYS / DEPTH);
+    let queries = Split { start: work.q.cast(), plane: work.rows * dim * 2 };
+    let weights = Split { start: work.tiles.cast(), plane: work.rows * KEYS * 2 };
+    let keys = Split { start: work.keys.cast(), plane: KEYS * dim * 2 };
+    let values = Split { start: work.values.cast(), plane: KEYS * dim * 2 };
+    // SAFETY: `work` has room for the block's rows, rounded up to whole products; `check` vouches for the table, and
+    // `visible` for the positions.
+    unsafe {
+        for row in 0..rows {
+            let start = (sequence.row + first + row / group) * call.q_stride;
+            let q = &call.q[start + (kv_head * group + row % group) * dim..][..dim];
+            queries.row(row, deep, q.as_ptr(), shape.scale, 0..deep);
+        }
+        softmax::reset::<Avx512>(&work, rows, dim);
+        amx::configure();
+        for start in (lowest / KEYS * KEYS..end).step_by(KEYS) {
+            // The part of these keys that the block sees at all.
+            let seen = lowest.max(start) - start..end.min(start + KEYS) - start;
+            for k in seen.start / GROUP..seen.end.div_ceil(GROUP) {
+                let from = call.cache.keys::<Half>(sequence.table, start + k * GROUP, kv_head);
+                for i in 0..dim / 2 {
+                    let at = from.add(2 * i * GROUP).cast_const();
+                    keys.pair(k * deep * TILE + 64 * i, f16(at), f16(at.add(GROUP)));
+                }
+            }
+            for pair in 0..KEYS / 2 {
+                let of = |key: usize| {
+                    let there = seen.contains(&key);
+                    there.then(|| call.cache.values::<Half>(sequence.table, start + key, kv_head))
+                };
+                let (low, high) = (of(2 * pair), of(2 * pair + 1));
+                // What nobody sees may be anything, and nothing times NaN is NaN.
+                let number = |row: Option<*mut u16>, at: usize| {
+                    row.map_or(_mm512_setzero_ps(), |row| f16(row.add(at)))
+                };
+                for c in 0..dim / SIDE {
+                    let (low, high) = (number(low, c * SIDE), number(high, c * SIDE));
+                    values.pair(c * long * TILE + 64 * pair, low, high);
+                }
+            }
+            for row in (0..rows).step_by(ROWS) {
+                let last = sees(rows.min(row + ROWS) - 1).end.clamp(start, start + KEYS) - start;
+                let columns = last.next_multiple_of(DEPTH);
+                let p = work.p.add(row * P_STRIDE).cast::<u8>();
+                for column in (0..columns).step_by(ROWS) {
+                    let runs =
+                        runs(&queries, row / SIDE * deep, &keys, column / SIDE * deep, deep, deep);
+                    let to = p.add(4 * column);
+                    amx::multiply(&runs, [2, 2], (work.zeros.cast(), 128), (to, 4 * P_STRIDE));
+                }
+                for row in row..rows.min(row + ROWS) {
+                    let sees = sees(row);
+                    let seen = sees.start.clamp(start, start + columns) - start
+                        ..sees.end.clamp(start, start + columns) - start;
+                    softmax::row::<Avx512>(shape, &work, row, columns, seen, dim);
+                    let p = work.p.add(row * P_STRIDE);
+                    weights.row(row, long, p, 1.0, 0..columns / DEPTH);
+                }
+                if columns > 0 {
+                    let sums = work.sums.add(row * dim).cast::<u8>();
+                    for column in (0..dim).step_by(ROWS) {
+                        let n = columns / DEPTH;
+                        let runs = runs(
+                            &weights,
+                            row / SIDE * long,
+                            &values,
+                            column / SIDE * long,
+                            long,
+                            n,
+                        );
+                        let to = sums.add(4 * column);
+                        amx::multiply(&runs, [2, 2], (to.cast_const(), 4 * dim), (to, 4 * dim));
+                    }
+                }
+            }
+        }
+        amx::release();
+    }
+}
+
+/// 16 numbers.
+///
+/// # Safety
+/// They are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn f16(p: *const u16) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+}
+
+/// Tiles of the greater parts of numbers, and as far behind them those of the smaller.
+struct Split {
+    start: *mut u8,
+    /// Bytes.
+    plane: usize,
+}
+
+impl Split {
+    /// Writes numbers times `scale` to a row of left tiles, of which each 16 rows have `length`; of them those of `tiles`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn row(
+        &self,
+        row: usize,
+        length: usize,
+        x: *const f32,
+        scale: f32,
+        tiles: Range<usize>,
+    ) {
+        let scale = _mm512_set1_ps(scale);
+        for tile in tiles {
+            // SAFETY: the caller has so many numbers, and room for them.
+            unsafe {
+                let x = x.add(tile * DEPTH);
+                let load = |at: usize| _mm512_mul_ps(_mm512_loadu_ps(x.add(at)), scale);
+                let to = (row / SIDE * length + tile) * TILE + row % SIDE * 64;
+                self.store(to, amx::split_row(load(0), load(16)));
+            }
+        }
+    }
+
+    /// Writes a row of a right tile.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn pair(&self, to: usize, low: __m512, high: __m512) {
+        // SAFETY: passed on.
+        unsafe { self.store(to, amx::split_pair(low, high)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store(&self, to: usize, [first, second]: [__m512i; 2]) {
+        // SAFETY: the caller has room for it.
+        unsafe {
+            _mm512_storeu_si512(self.start.add(to).cast(), first);
+            _mm512_storeu_si512(self.start.add(self.plane + to).cast(), second);
+        }
+    }
+}
+
+/// The three products that make two by two tiles: of `tiles` each, those of the next 16 rows or columns `length` on.
+fn runs(
+    left: &Split,
+    row: usize,
+    right: &Split,
+    column: usize,
+    length: usize,
+    tiles: usize,
+) -> [Run; 3] {
+    [(0, 0), (0, 1), (1, 0)].map(|(x, w)| {
+        let of = |side: &Split, plane: usize, first: usize| {
+            let start = side.start.wrapping_add(plane * side.plane + first * TILE).cast_const();
+            [start, start.wrapping_add(length * TILE)]
+        };
+        Run { left: of(left, x, row), right: of(right, w, column), tiles }
+    })
+}
