@@ -5,9 +5,10 @@ use std::time::Instant;
 use delft::{Engine, Error, GenerateOptions, SamplingOptions, Session};
 use serde_json::{Value, json};
 
+use super::head;
 use crate::args::Bench;
 use crate::load;
-use crate::terminal::{Outcome, aside, bytes, count, print, print_json, stderr_is_terminal, table};
+use crate::terminal::{Outcome, aside, bytes, print, print_json, stderr_is_terminal, table};
 
 /// Tokens per second of each measured run.
 #[derive(Debug, Default)]
@@ -75,8 +76,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
     }
     let roof = share_of_roof(&engine, args, &tg);
     if args.json {
-        let path = model.path.display().to_string();
-        return print_json(&to_json(args, &engine, &path, &pp, &tg, &roof));
+        return print_json(&head::object(&engine, &model, to_json(args, &engine, &pp, &tg, &roof)));
     }
     let info = engine.info();
     let at = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
@@ -95,14 +95,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
     if generate > 0 {
         rows.push(row(format!("tg{generate}{at}"), &tg, format!("{:.0}%", 100.0 * roof.share)));
     }
-    let head = format!(
-        "{} ({}, {} parameters, {}) on {}\n",
-        info.name,
-        info.architecture,
-        count(info.parameters),
-        bytes(info.file_bytes),
-        info.device
-    );
+    let head = head::title(&engine) + "\n";
     let tail = format!(
         "loaded in {:.2} s, peak memory {}; roof: {} per token at {:.1} GB/s read\n",
         info.load_ms as f64 / 1000.0,
@@ -194,19 +187,11 @@ pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     (0..length).map(|_| next()).collect()
 }
 
-fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs, roof: &Share) -> Value {
-    let info = engine.info();
+fn to_json(args: &Bench, engine: &Engine, pp: &Runs, tg: &Runs, roof: &Share) -> Value {
     let memory = engine.memory();
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
     json!({
-        "model": info.name,
-        "path": path,
-        "architecture": info.architecture,
-        "parameters": info.parameters,
-        "file_bytes": info.file_bytes,
-        "device": info.device.to_string(),
-        "threads": info.device.threads,
-        "isa": info.device.isa,
+        "isa": engine.info().device.isa,
         "p": args.prompt,
         "n": args.generate,
         "depth": args.depth,
@@ -219,8 +204,6 @@ fn to_json(args: &Bench, engine: &Engine, path: &str, pp: &Runs, tg: &Runs, roof
         "read_bytes_per_s": roof.rate,
         "token_bytes": roof.bytes,
         "tg_of_roof": if tg.0.is_empty() { Value::Null } else { roof.share.into() },
-        "load_s": info.load_ms as f64 / 1000.0,
-        "peak_rss_bytes": delft::peak_rss_bytes(),
         "weights_bytes": memory.weights,
         "cache_bytes": memory.cache,
         "activation_bytes": memory.arena,

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+mod head;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;

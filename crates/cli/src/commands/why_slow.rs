@@ -11,10 +11,11 @@ use std::time::Instant;
 use delft::{Engine, Error, Limits, Profiler, Session, Step, Work};
 use serde_json::{Value, json};
 
+use super::head;
 use crate::args::{CacheArg, WhySlow};
 use crate::load;
 use crate::machine::{Counters, load_average};
-use crate::terminal::{BOLD, Outcome, bytes, count, harmless, print, print_json, table};
+use crate::terminal::{BOLD, Outcome, bytes, count, print, print_json, table};
 use verdict::Evidence;
 
 /// Prefills measured; the one in the middle is shown.
@@ -186,7 +187,7 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         decode,
     };
     if args.json {
-        return print_json(&to_json(&evidence, &engine, &model.path.display().to_string()));
+        return print_json(&head::object(&engine, &model, to_json(&evidence)));
     }
     print(&to_text(&evidence, &engine))
 }
@@ -260,21 +261,13 @@ fn spread(steps: &[f64]) -> f64 {
 }
 
 fn to_text(evidence: &Evidence, engine: &Engine) -> String {
-    let (info, peaks) = (engine.info(), &evidence.ceilings.limits.used);
-    let title = format!(
-        "{} ({}, {} parameters, {}) on {}",
-        harmless(&info.name),
-        info.architecture,
-        count(info.parameters),
-        bytes(info.file_bytes),
-        info.device
-    );
+    let peaks = &evidence.ceilings.limits.used;
     let tiles = if peaks.tiles > 0.0 {
         format!(", bf16 tiles {}", rate(peaks.tiles))
     } else {
         String::new()
     };
-    let mut text = wrapped(&title, "  ");
+    let mut text = wrapped(&head::title(engine), "  ");
     text += &format!(
         "roofs: reads {:.1} GB/s; products of bytes {}{tiles}, of f32 {}\n",
         evidence.ceilings.reads / 1e9,
@@ -377,8 +370,7 @@ fn phase_table(phase: &Phase, ceilings: &Ceilings) -> String {
     )
 }
 
-fn to_json(evidence: &Evidence, engine: &Engine, path: &str) -> Value {
-    let info = engine.info();
+fn to_json(evidence: &Evidence) -> Value {
     let peaks = |peaks: &delft::Peaks| {
         json!({
             "isa": peaks.isa,
@@ -403,13 +395,6 @@ fn to_json(evidence: &Evidence, engine: &Engine, path: &str) -> Value {
         .map(|v| json!({ "cause": v.cause, "found": v.found, "mend": v.mend }))
         .collect();
     json!({
-        "model": info.name,
-        "path": path,
-        "architecture": info.architecture,
-        "parameters": info.parameters,
-        "file_bytes": info.file_bytes,
-        "device": info.device.to_string(),
-        "threads": evidence.threads,
         "cores": evidence.ceilings.limits.cores,
         "read_bytes_per_s": evidence.ceilings.reads,
         "peaks": peaks(&evidence.ceilings.limits.used),
@@ -419,7 +404,6 @@ fn to_json(evidence: &Evidence, engine: &Engine, path: &str) -> Value {
         "depth": evidence.depth,
         "spread": evidence.spread,
         "load_average": evidence.load_average,
-        "load_s": evidence.load_seconds,
         "loading": counters(&evidence.loading),
         "running": counters(&evidence.running),
         "measured_s": evidence.seconds,
