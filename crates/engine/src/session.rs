@@ -167,16 +167,12 @@ impl Session {
             table.extend(start + rows)?;
         }
         let mut executor = shared.executor();
-        // Models have at most two kinds of windows; a third would be an architecture of its own.
-        let mut tables = [Table::default(); 4];
-        for (table, blocks) in tables.iter_mut().zip(&self.tables) {
-            *table = blocks.table();
-        }
+        let tables = tables(&self.tables);
         let arguments = Arguments {
             tokens: &tokens[..rows],
             positions: &self.positions,
             outputs: &self.outputs,
-            tables: &tables[..self.tables.len().min(4)],
+            tables: &tables[..self.tables.len().min(GROUPS)],
         };
         run(&mut **executor, &arguments)?;
         self.tokens.extend(&tokens[..rows]);
@@ -202,15 +198,12 @@ impl Session {
         for table in &mut self.tables {
             table.extend(end)?;
         }
-        let mut tables = [Table::default(); 4];
-        for (table, blocks) in tables.iter_mut().zip(&self.tables) {
-            *table = blocks.table();
-        }
+        let tables = tables(&self.tables);
         let arguments = Arguments {
             tokens: &[token],
             positions: &[start as u32],
             outputs: &[0],
-            tables: &tables[..self.tables.len().min(4)],
+            tables: &tables[..self.tables.len().min(GROUPS)],
         };
         let chosen = shared.executor().choose(&arguments, options, sequence).transpose()?;
         if chosen.is_some() {
@@ -263,4 +256,16 @@ impl Session {
         let tokens = prompt.into().encode(shared.tokenizer.as_ref(), shared.template())?;
         Generation::new(self, shared, tokens, options)
     }
+}
+
+/// Cache groups that a model has at most: one for each kind of window. Models have one or two.
+const GROUPS: usize = 4;
+
+/// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates nothing.
+fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {
+    let mut tables = [Table::default(); GROUPS];
+    for (table, blocks) in tables.iter_mut().zip(of) {
+        *table = blocks.table();
+    }
+    tables
 }
