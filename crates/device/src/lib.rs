@@ -130,6 +130,14 @@ pub struct LoadOptions {
     pub dispatch: Dispatch,
 }
 
+impl LoadOptions {
+    /// What a replay may be given.
+    pub(crate) fn limits(&self) -> program::Limits {
+        let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
+        program::Limits { tokens, outputs, blocks: self.blocks.clone() }
+    }
+}
+
 /// Bytes that an executor holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {

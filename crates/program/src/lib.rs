@@ -4,14 +4,17 @@
 //! [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it slowly in plain loops, and a device
 //! compiles it once per shape class and replays it with a small set of [`Arguments`].
 
+mod arguments;
 mod fuse;
 mod plan;
 pub mod reference;
 mod verify;
 
-use ops::{Op, Shape};
+use formats::{Error, Result, Tensor, Tensors};
+use ops::{Op, Rope, Shape};
 use std::fmt;
 
+pub use arguments::{Arguments, Limits, Table};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 
@@ -32,6 +35,17 @@ pub struct Weight {
     pub stored: String,
     /// Row-major shape, outermost first.
     pub shape: Vec<usize>,
+}
+
+impl Weight {
+    /// Its tensor in a model's files.
+    ///
+    /// # Errors
+    /// If they have none.
+    pub fn tensor<'a>(&self, tensors: &'a Tensors) -> Result<Tensor<'a>> {
+        let missing = || Error::new(&self.name, "a tensor", "none in the file");
+        tensors.get(&self.stored).ok_or_else(missing)
+    }
 }
 
 /// One operation with its operands.
@@ -78,30 +92,6 @@ pub struct Program {
 /// Positions per block of the key/value cache.
 pub const BLOCK_TOKENS: usize = 256;
 
-/// Where a session's keys and values lie, for the layers of one group.
-///
-/// Position `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that stopped growing is a ring.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Table<'a> {
-    /// Block numbers in the pool.
-    pub blocks: &'a [u32],
-    /// The first position that the ring still holds once this step is written.
-    pub oldest: u32,
-}
-
-/// What one replay is given: the step-arguments buffer.
-#[derive(Debug, Clone, Copy)]
-pub struct Arguments<'a> {
-    /// Token ids, one per row.
-    pub tokens: &'a [u32],
-    /// Position of each token in its sequence.
-    pub positions: &'a [u32],
-    /// Row numbers whose logits are wanted, ascending.
-    pub outputs: &'a [u32],
-    /// Block table of each cache group; see [`Program::groups`].
-    pub tables: &'a [Table<'a>],
-}
-
 impl Program {
     /// Shape of a value.
     pub fn shape(&self, value: ValueId) -> Shape {
@@ -138,6 +128,39 @@ impl Program {
         let group =
             |layer: &CacheLayer| groups.iter().position(|g| *g == layer.window).unwrap_or(0);
         self.layers.iter().map(group).collect()
+    }
+
+    /// Bytes of all weights as a model's files store them.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn stored_bytes(&self, tensors: &Tensors) -> Result<u64> {
+        let bytes = |weight: &Weight| Ok(weight.tensor(tensors)?.bytes.len() as u64);
+        self.weights.iter().map(bytes).sum()
+    }
+
+    /// The distinct rotations, in order of first use.
+    pub fn ropes(&self) -> Vec<Rope> {
+        let mut ropes: Vec<Rope> = Vec::new();
+        for node in &self.nodes {
+            let rope = match &node.op {
+                Op::Rope(rope) => rope,
+                Op::RopeWrite(write) => &write.rope,
+                _ => continue,
+            };
+            if !ropes.contains(rope) {
+                ropes.push(rope.clone());
+            }
+        }
+        ropes
+    }
+
+    /// Whether a step reads all of each weight: of a table that only embeds it reads a row for each token.
+    pub fn multiplied(&self) -> Vec<bool> {
+        let mut read = vec![false; self.weights.len()];
+        let multiplied = self.nodes.iter().filter(|node| node.op != Op::Embed);
+        multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
+        read
     }
 
     /// How many times each value is read; results count once more.

@@ -11,7 +11,7 @@ use super::team::{SharedSlice, Team, default_threads};
 use crate::{Executor, Limits, LoadOptions, Memory, Peaks, Profile, Roof};
 use formats::{Error, Result, Tensors};
 use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, Program, ValueId, WeightId};
+use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -47,9 +47,7 @@ pub(super) struct CpuExecutor {
     used: Vec<usize>,
     /// Class and rows of the last replay.
     last: Option<(usize, usize, usize)>,
-    limits: (usize, usize),
-    /// Blocks of each cache group.
-    blocks: Vec<usize>,
+    limits: program::Limits,
 }
 
 impl Parallel for Team {
@@ -68,18 +66,11 @@ impl CpuExecutor {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let weights = load_weights(&program, tensors, &team, progress)?;
-        let mut ropes: Vec<Rope> = Vec::new();
-        for node in &program.nodes {
-            if let Some(rope) = rope(&node.op)
-                && !ropes.contains(rope)
-            {
-                ropes.push(rope.clone());
-            }
-        }
+        let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options, team.count());
-        let limits = (options.rows.0.max(1), options.rows.1.max(1));
-        let largest = Class::new(&program, &ropes, limits.0, limits.1, team.count());
+        let limits = options.limits();
+        let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
         Ok(CpuExecutor {
             // Pages of the arena that no class touches take no memory.
             arena: Huge::zeroed(largest.bytes)?,
@@ -89,66 +80,23 @@ impl CpuExecutor {
             classes: Vec::new(),
             last: None,
             limits,
-            blocks: options.blocks.clone(),
             caches,
             loaded: Loaded { groups: program.layer_groups(), team, isa, program, weights, ropes },
         })
     }
 
     /// The smallest class that holds so many rows, compiled on first sight.
-    fn class(&mut self, tokens: usize, outputs: usize) -> Result<usize> {
-        let (most_tokens, most_outputs) = self.limits;
-        if tokens == 0 || tokens > most_tokens || outputs > most_outputs.min(tokens) {
-            let expected =
-                format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
-            return Err(Error::new(
-                "step",
-                expected,
-                format!("{tokens} rows, {outputs} with logits"),
-            ));
-        }
+    fn class(&mut self, tokens: usize, outputs: usize) -> usize {
         let bucket =
             |n: usize, most: usize| if n == 0 { 0 } else { n.next_power_of_two().min(most) };
-        let (tokens, outputs) = (bucket(tokens, most_tokens), bucket(outputs, most_outputs));
-        if let Some(seen) =
-            self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs))
-        {
-            return Ok(seen);
-        }
-        let loaded = &self.loaded;
-        self.classes.push(Class::new(
-            &loaded.program,
-            &loaded.ropes,
-            tokens,
-            outputs,
-            loaded.team.count(),
-        ));
-        Ok(self.classes.len() - 1)
-    }
-
-    fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
-        let tokens = arguments.tokens.len();
-        let fits = arguments.positions.len() == tokens
-            && arguments.positions.windows(2).all(|pair| pair[1] == pair[0] + 1)
-            && arguments.outputs.iter().all(|&row| (row as usize) < tokens)
-            && arguments.tables.len() == self.blocks.len();
-        if !fits {
-            return Err(Error::new(
-                "step",
-                "consecutive positions, outputs among the rows, a table per group",
-                "others",
-            ));
-        }
-        for (table, &blocks) in arguments.tables.iter().zip(&self.blocks) {
-            if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= blocks) {
-                return Err(Error::new(
-                    "step",
-                    format!("cache blocks below {blocks}"),
-                    format!("{table:?}"),
-                ));
-            }
-        }
-        Ok(())
+        let (tokens, outputs) =
+            (bucket(tokens, self.limits.tokens), bucket(outputs, self.limits.outputs));
+        let seen = self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs));
+        seen.unwrap_or_else(|| {
+            let Loaded { program, ropes, team, .. } = &self.loaded;
+            self.classes.push(Class::new(program, ropes, tokens, outputs, team.count()));
+            self.classes.len() - 1
+        })
     }
 }
 
@@ -218,34 +166,17 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
 }
 
-/// The rotation that an operation applies.
-fn rope(op: &Op) -> Option<&Rope> {
-    match op {
-        Op::Rope(rope) => Some(rope),
-        Op::RopeWrite(write) => Some(&write.rope),
-        _ => None,
-    }
-}
-
 fn load_weights(
     program: &Program,
     tensors: &Tensors,
     team: &Team,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight>> {
-    let find = |weight: &program::Weight| {
-        tensors
-            .get(&weight.stored)
-            .ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
-    };
-    let mut total = 0;
-    for weight in &program.weights {
-        total += find(weight)?.bytes.len() as u64;
-    }
+    let total = program.stored_bytes(tensors)?;
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
-        let tensor = find(weight)?;
+        let tensor = weight.tensor(tensors)?;
         let named =
             |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
         weights.push(match *weight.shape.as_slice() {
@@ -275,8 +206,8 @@ impl CpuExecutor {
     /// One replay, with the workers' times if asked for.
     fn replay(&mut self, arguments: &Arguments<'_>, spans: Option<&Spans<'_>>) -> Result<()> {
         self.last = None;
-        self.check(arguments)?;
-        let class = self.class(arguments.tokens.len(), arguments.outputs.len())?;
+        arguments.check(&self.limits)?;
+        let class = self.class(arguments.tokens.len(), arguments.outputs.len());
         let replay = Replay {
             loaded: &self.loaded,
             class: &self.classes[class],
@@ -338,14 +269,10 @@ impl Executor for CpuExecutor {
 
     fn roof(&self) -> Roof {
         let loaded = &self.loaded;
-        // A table that only embeds is read one row at a time.
-        let mut read = vec![false; loaded.weights.len()];
-        let multiplied = loaded.program.nodes.iter().filter(|node| node.op != Op::Embed);
-        multiplied.flat_map(|node| &node.weights).for_each(|&WeightId(w)| read[w] = true);
         let parts: Vec<&[u8]> = loaded
             .weights
             .iter()
-            .zip(read)
+            .zip(loaded.program.multiplied())
             .filter_map(|(weight, read)| match weight {
                 Weight::Matrix(matrix) if read => Some(matrix.bytes()),
                 _ => None,

@@ -50,6 +50,15 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
     (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()
 }
 
+/// The nodes that read each value.
+fn readers(program: &Program) -> Vec<Vec<&Node>> {
+    let mut readers = vec![vec![]; program.values.len()];
+    for node in &program.nodes {
+        node.inputs.iter().for_each(|v| readers[v.0].push(node));
+    }
+    readers
+}
+
 /// As [`types`], for steps of few rows: what is multiplied with a matrix of 16-bit numbers only is of their type, which halves
 /// what every threadgroup reads of it. Packed matrices take bytes, which they make themselves.
 pub(super) fn narrow_types(
@@ -59,15 +68,15 @@ pub(super) fn narrow_types(
     formats: &[Option<Format>],
 ) -> Vec<Scalar> {
     let mut types = types(program, half);
+    let readers = readers(program);
     for node in &program.nodes {
         let Op::GateUp { .. } = node.op else { continue };
         let v = node.outputs[0];
-        let mut readers = program.nodes.iter().filter(|n| n.inputs.contains(&v));
-        let dense = |n: &Node| {
+        let dense = |n: &&Node| {
             let matrix = n.weights.first().and_then(|w| formats[w.0]);
             n.op == Op::LinearAdd && n.inputs[0] == v && matrix == Some(Format::Dense(wide))
         };
-        if wide != Scalar::F32 && readers.all(dense) {
+        if wide != Scalar::F32 && readers[v.0].iter().all(dense) {
             types[v.0] = wide;
         }
     }
@@ -78,12 +87,9 @@ pub(super) fn narrow_types(
 /// as f32.
 pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<Scalar> {
     let mut types = types(program, half);
-    let mut readers: Vec<Vec<&Op>> = vec![vec![]; program.values.len()];
+    let readers = readers(program);
     for node in &program.nodes {
-        node.inputs.iter().for_each(|v| readers[v.0].push(&node.op));
-    }
-    for node in &program.nodes {
-        let turned = |v: &ValueId| readers[v.0].iter().all(|op| matches!(op, Op::RopeWrite(_)));
+        let turned = |v: &ValueId| readers[v.0].iter().all(|n| matches!(n.op, Op::RopeWrite(_)));
         match node.op {
             Op::GateUp { .. } => types[node.outputs[0].0] = wide,
             Op::Project(_) if node.outputs.iter().all(turned) => {
@@ -95,12 +101,27 @@ pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<S
     types
 }
 
+/// Rows that values have room for.
+#[derive(Debug, Clone, Copy)]
+struct RowsOf {
+    tokens: usize,
+    outputs: usize,
+}
+
+impl RowsOf {
+    fn of(self, shape: Shape) -> usize {
+        match shape.rows {
+            Rows::Tokens => self.tokens,
+            Rows::Outputs => self.outputs,
+        }
+    }
+}
+
 /// The arena of one shape class, in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     plan: Plan,
-    tokens: usize,
-    outputs: usize,
+    rows: RowsOf,
     /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many rows.
     pub(super) scratch: [Range<usize>; 3],
     /// Where values lie that the plan would write over an operand of another type.
@@ -117,19 +138,14 @@ impl Layout {
         tokens: usize,
         outputs: usize,
     ) -> Layout {
-        let (tokens, outputs) = (bucket(tokens), bucket(outputs));
-        let plan = plan_memory(program, tokens, outputs);
+        let rows = RowsOf { tokens: bucket(tokens), outputs: bucket(outputs) };
+        let plan = plan_memory(program, rows.tokens, rows.outputs);
         let (mut input, mut output) = (0, 0);
         for node in &program.nodes {
             if matches!(node.op, Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. }) {
-                let rows = |shape: Shape| match shape.rows {
-                    Rows::Tokens => tokens,
-                    Rows::Outputs => outputs,
-                };
-                let size = |v: &ValueId| rows(program.shape(*v)) * program.shape(*v).width;
-                if rows(program.shape(node.outputs[0])) > FEW
-                    || matches!(node.op, Op::GateUp { .. })
-                {
+                let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
+                let many = rows.of(program.shape(node.outputs[0])) > FEW;
+                if many || matches!(node.op, Op::GateUp { .. }) {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
                 }
@@ -150,21 +166,14 @@ impl Layout {
             let output = node.outputs[0];
             if types[input.0] != types[output.0] {
                 moved.push((output, end.next_multiple_of(256)));
-                most = most.max(tokens * program.shape(output).width * types[output.0].bytes());
+                most =
+                    most.max(rows.tokens * program.shape(output).width * types[output.0].bytes());
             }
         }
         if !moved.is_empty() {
             end = end.next_multiple_of(256) + most;
         }
-        Layout { plan, tokens, outputs, scratch, moved, bytes: end.max(256) }
-    }
-
-    /// Rows that a value has room for.
-    pub(super) fn rows(&self, shape: Shape) -> usize {
-        match shape.rows {
-            Rows::Tokens => self.tokens,
-            Rows::Outputs => self.outputs,
-        }
+        Layout { plan, rows, scratch, moved, bytes: end.max(256) }
     }
 
     /// The bytes of a value.
@@ -172,7 +181,7 @@ impl Layout {
         let shape = program.shape(v);
         let moved = self.moved.iter().find(|(value, _)| *value == v);
         let start = moved.map_or(self.plan.offsets[v.0], |(_, at)| *at);
-        start..start + self.rows(shape) * shape.width * types[v.0].bytes()
+        start..start + self.rows.of(shape) * shape.width * types[v.0].bytes()
     }
 }
 

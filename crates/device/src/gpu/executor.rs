@@ -6,8 +6,8 @@ use std::sync::Arc;
 use formats::{Error, Result, Tensors};
 use ops::packed::Format;
 use ops::sample::{Choice, Options};
-use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, Program};
+use ops::{Rope, Rows};
+use program::{Arguments, BLOCK_TOKENS, Limits, Program};
 use tile::types::Scalar;
 
 use super::arena::{self, Layout, bucket};
@@ -35,16 +35,33 @@ pub(super) struct Class<B: Backend> {
     results: Vec<(B::Buffer, Rows, usize)>,
 }
 
+impl<B: Backend> Class<B> {
+    /// Runs it on what is staged.
+    pub(super) fn launch(&mut self, backend: &B, dispatch: Dispatch, key: &Key) -> Result<()> {
+        // What is seen once is not worth recording.
+        if dispatch == Dispatch::Eager || key.tokens > arena::FEW {
+            return backend.submit(&self.launches);
+        }
+        let recording = match &mut self.recording {
+            Some(recording) => recording,
+            empty => empty.insert(backend.record(&self.launches)?),
+        };
+        backend.replay(recording)
+    }
+}
+
 /// See [`Executor`].
 pub(super) struct GpuExecutor<B: Backend> {
     pub(super) backend: Arc<B>,
-    dispatch: Dispatch,
+    pub(super) dispatch: Dispatch,
     pub(super) lowering: Lowering,
     weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
     layers: Vec<Layer<B::Buffer>>,
-    /// Blocks of each group that there is memory for, and the most there may be.
-    blocks: Vec<(usize, usize)>,
+    /// Blocks of each group that there is memory for.
+    blocks: Vec<usize>,
+    /// The window of each group.
+    windows: Vec<Option<usize>>,
     /// Bytes of a position, in keys and as much in values, of each layer.
     position_bytes: Vec<usize>,
     arena: B::Buffer,
@@ -58,7 +75,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
-    limits: (usize, usize),
+    limits: Limits,
     /// The last step's words and results.
     staged: Vec<u8>,
     results: Vec<Vec<f32>>,
@@ -79,48 +96,34 @@ impl<B: Backend> GpuExecutor<B> {
             CacheType::F32 => Scalar::F32,
         };
         let weights = weights::load(&*backend, &program, tensors, progress)?;
-        let ropes = ropes(&program);
         let upload = |rope: &Rope| -> Result<B::Buffer> {
             let bytes: Vec<u8> = rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
-            let buffer = backend.buffer(bytes.len())?;
-            backend.write(&buffer, &bytes)?;
-            Ok(buffer)
+            backend.upload(&bytes)
         };
-        let frequencies = ropes.iter().map(upload).collect::<Result<_>>()?;
         let position_bytes: Vec<usize> =
             program.layers.iter().map(|l| l.kv_heads * l.head_dim * half.bytes()).collect();
         let formats: Vec<Option<Format>> = weights.iter().map(|w| w.format).collect();
-        let wide = wide(&formats, half);
-        let lowering = Lowering {
-            facts: backend.facts(),
-            types: [
-                arena::narrow_types(&program, half, wide, &formats),
-                arena::wide_types(&program, half, wide),
-            ],
-            wide,
-            half,
-            formats,
-            ropes,
-            groups: program.layer_groups(),
-            program,
-        };
-        let limits = (options.rows.0.max(1), options.rows.1.max(1));
-        let types = lowering.types(limits.0);
-        let arena_bytes = Layout::new(&lowering.program, types, limits.0, limits.1).bytes;
+        let lowering = Lowering::new(program, backend.facts(), half, formats);
+        let frequencies = lowering.ropes.iter().map(upload).collect::<Result<_>>()?;
+        let wide = lowering.wide;
+        let limits = options.limits();
+        let types = lowering.types(limits.tokens);
+        let arena_bytes =
+            Layout::new(&lowering.program, types, limits.tokens, limits.outputs).bytes;
         let (elements, rows) = match lowering.facts.products.is_some() && half != Scalar::F32 {
-            true => lowering.unpacked(),
+            true => lowering.unpacked,
             false => (1, 1),
         };
-        let all = (0..rows.max(limits.0) as u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
-        let numbers = backend.buffer(all.len())?;
-        backend.write(&numbers, &all)?;
+        let all = 0..rows.max(limits.tokens) as u32;
+        let numbers = backend.upload(&all.flat_map(u32::to_le_bytes).collect::<Vec<u8>>())?;
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
         let unpacked = if packed { wide.bytes() * elements } else { 4 };
-        let sizes = lowering.scratch(limits.0);
+        let sizes = lowering.scratch(limits.tokens);
         let [a, b, c] = sizes.map(|bytes| backend.buffer(bytes));
         // A table is as long as its group has blocks, rounded up.
-        let tables: usize = options.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
-        let words = 4 * (bucket(limits.0) * 3 + bucket(limits.1) + 2) + 64 * 6 + tables;
+        let tables: usize = limits.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
+        let rows = bucket(limits.tokens) * 3 + bucket(limits.outputs);
+        let words = 4 * (rows + 2) + 64 * 6 + tables;
         let mut executor = GpuExecutor {
             arena: backend.buffer(arena_bytes)?,
             arena_bytes,
@@ -130,7 +133,8 @@ impl<B: Backend> GpuExecutor<B> {
             numbers,
             unpacked: backend.buffer(unpacked)?,
             layers: Vec::new(),
-            blocks: options.blocks.iter().map(|&most| (0, most)).collect(),
+            blocks: limits.blocks.iter().map(|&most| most.min(1)).collect(),
+            windows: lowering.program.groups(),
             position_bytes,
             kernels: Kernels::default(),
             pipelines: Vec::new(),
@@ -145,9 +149,6 @@ impl<B: Backend> GpuExecutor<B> {
             weights,
             frequencies,
         };
-        for group in 0..executor.blocks.len() {
-            executor.blocks[group].0 = executor.blocks[group].1.min(1);
-        }
         for layer in 0..executor.position_bytes.len() {
             let bytes = executor.layer_bytes(layer)?;
             let [keys, values] = [bytes; 2].map(|bytes| executor.backend.buffer(bytes));
@@ -165,7 +166,7 @@ impl<B: Backend> GpuExecutor<B> {
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
         for (tokens, samples) in
-            [(self.limits.0, None), (1, None), (1, Some(false)), (1, Some(true))]
+            [(self.limits.tokens, None), (1, None), (1, Some(false)), (1, Some(true))]
         {
             let key = Key { tokens, outputs: 1, strides: strides.clone(), length, samples };
             let class = self.compile(&key)?;
@@ -176,7 +177,7 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Bytes of a layer's keys, and of its values.
     fn layer_bytes(&self, layer: usize) -> Result<usize> {
-        let (blocks, _) = self.blocks[self.lowering.groups[layer]];
+        let blocks = self.blocks[self.lowering.groups[layer]];
         let bytes = self.position_bytes[layer].checked_mul(BLOCK_TOKENS);
         // Elements of the cache are numbered in 32 bits.
         let bytes = bytes.and_then(|b| b.checked_mul(blocks)).filter(|b| *b < 1 << 33);
@@ -187,11 +188,11 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Makes room for so many blocks of a group: twice as many as there were, or more.
     fn grow(&mut self, group: usize, needed: usize) -> Result<()> {
-        let (have, most) = self.blocks[group];
-        if needed <= have {
+        let most = self.limits.blocks[group];
+        if needed <= self.blocks[group] {
             return Ok(());
         }
-        self.blocks[group].0 = needed.next_power_of_two().min(most);
+        self.blocks[group] = needed.next_power_of_two().min(most);
         // Whatever is bound has the old addresses.
         self.classes.clear();
         for layer in 0..self.layers.len() {
@@ -211,35 +212,13 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
-        let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
-        let (most_tokens, most_outputs) = self.limits;
-        if tokens == 0 || tokens > most_tokens || outputs > most_outputs.min(tokens) {
-            let expected =
-                format!("1..={most_tokens} rows, at most {most_outputs} of them with logits");
-            let found = format!("{tokens} rows, {outputs} with logits");
-            return Err(Error::new("step", expected, found));
-        }
-        let fits = arguments.positions.len() == tokens
-            && arguments.positions.windows(2).all(|pair| pair[1] == pair[0] + 1)
-            && arguments.outputs.iter().all(|&row| (row as usize) < tokens)
-            && arguments.tables.len() == self.blocks.len();
-        if !fits {
-            let expected = "consecutive positions, outputs among the rows, a table per group";
-            return Err(Error::new("step", expected, "others"));
-        }
-        for (table, &(_, most)) in arguments.tables.iter().zip(&self.blocks) {
-            if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= most) {
-                let expected = format!("cache blocks below {most}");
-                return Err(Error::new("step", expected, format!("{table:?}")));
-            }
-        }
+        arguments.check(&self.limits)?;
         let first = arguments.positions.first().copied().unwrap_or(0);
-        for (group, window) in self.lowering.program.groups().into_iter().enumerate() {
-            let oldest = arguments.tables[group].oldest;
+        for (window, table) in self.windows.iter().zip(arguments.tables) {
             let seen = window.map_or(0, |w| (first + 1).saturating_sub(w as u32));
-            if oldest > seen {
-                return Err(Error::new("gpu", "a context that holds every position seen", oldest)
-                    .hint("a rotating context runs on the CPU only: --device cpu"));
+            if table.oldest > seen {
+                let expected = format!("a table that holds position {seen}, which is seen");
+                return Err(Error::new("step", expected, format!("those from {}", table.oldest)));
             }
         }
         Ok(())
@@ -373,50 +352,11 @@ impl<B: Backend> GpuExecutor<B> {
         }
         Ok(())
     }
-
-    /// Runs a class on what is staged.
-    pub(super) fn launch(&self, class: &mut Class<B>, key: &Key) -> Result<()> {
-        // What is seen once is not worth recording.
-        if self.dispatch == Dispatch::Eager || key.tokens > arena::FEW {
-            return self.backend.submit(&class.launches);
-        }
-        let recording = match &mut class.recording {
-            Some(recording) => recording,
-            empty => empty.insert(self.backend.record(&class.launches)?),
-        };
-        self.backend.replay(recording)
-    }
 }
 
 /// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
 fn stride(blocks: usize, wraps: bool) -> usize {
     if wraps { blocks } else { blocks.next_power_of_two().max(16) }
-}
-
-/// The type of operands of products of many rows: that of the matrices if they are all f16; else bf16, which nothing overflows.
-fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
-    let f16 = |f: &Format| *f == Format::Dense(Scalar::F16);
-    match half {
-        Scalar::F32 => Scalar::F32,
-        _ if formats.iter().flatten().all(f16) => Scalar::F16,
-        _ => Scalar::BF16,
-    }
-}
-
-/// The distinct rotations of a Program.
-fn ropes(program: &Program) -> Vec<Rope> {
-    let mut ropes: Vec<Rope> = Vec::new();
-    for node in &program.nodes {
-        let rope = match &node.op {
-            Op::Rope(rope) => rope,
-            Op::RopeWrite(write) => &write.rope,
-            _ => continue,
-        };
-        if !ropes.contains(rope) {
-            ropes.push(rope.clone());
-        }
-    }
-    ropes
 }
 
 impl<B: Backend> Executor for GpuExecutor<B> {
@@ -425,7 +365,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         let key = self.key(arguments);
         let mut class = self.class(&key)?;
         self.stage(&class.words, arguments)?;
-        let launched = self.launch(&mut class, &key);
+        let launched = class.launch(&*self.backend, self.dispatch, &key);
         let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
         let done = launched.and_then(|()| self.read(&class, tokens, outputs));
         if self.classes.len() >= KEPT {
@@ -450,7 +390,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
 
     fn memory(&self) -> Memory {
         let layer = |(i, bytes): (usize, &usize)| {
-            2 * bytes * BLOCK_TOKENS * self.blocks[self.lowering.groups[i]].0
+            2 * bytes * BLOCK_TOKENS * self.blocks[self.lowering.groups[i]]
         };
         Memory {
             weights: self.weights.iter().map(|w| w.bytes).sum(),
@@ -464,10 +404,8 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     }
 
     fn roof(&self) -> Roof {
-        let mut read = vec![false; self.weights.len()];
-        let multiplied = self.lowering.program.nodes.iter().filter(|node| node.op != Op::Embed);
-        multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
-        let bytes = self.weights.iter().zip(read).filter(|(_, read)| *read);
+        let bytes =
+            self.weights.iter().zip(self.lowering.program.multiplied()).filter(|(_, read)| *read);
         Roof {
             token_bytes: bytes.map(|(w, _)| w.bytes).sum(),
             position_bytes: self.position_bytes.iter().map(|bytes| 2 * bytes).sum(),

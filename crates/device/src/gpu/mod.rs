@@ -40,6 +40,13 @@ pub struct Facts {
     pub products: Option<usize>,
 }
 
+impl Facts {
+    /// Whether threadgroups can have as much shared memory as the large schedules take.
+    pub fn roomy(&self) -> bool {
+        self.shared >= 100 << 10
+    }
+}
+
 /// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProductShape {
@@ -79,6 +86,16 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// If there is not as much memory left.
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer>;
+
+    /// A buffer that holds these bytes.
+    ///
+    /// # Errors
+    /// As [`buffer`](Backend::buffer) and [`write`](Backend::write).
+    fn upload(&self, bytes: &[u8]) -> Result<Self::Buffer> {
+        let buffer = self.buffer(bytes.len())?;
+        self.write(&buffer, bytes)?;
+        Ok(buffer)
+    }
 
     /// So many words that the host can see and set while kernels run: see [`Backend::peek`].
     ///

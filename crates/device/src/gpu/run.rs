@@ -159,21 +159,20 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Submits what there is room for, and waits for the oldest answer.
     fn go_on(&mut self) -> Result<Choice> {
-        let Some(mut run) = self.chooser.run.take() else {
-            return Err(Error::new("choose", "a run", "none"));
-        };
         let mail = self.chooser.buffer(Sampling::Mail)?;
         // Notes are by the position of the token that was chosen.
         let note = |position: usize| 2 * ((position + 1) % NOTES as usize);
-        let mut class = self.class(&run.key)?;
+        let GpuExecutor { backend, dispatch, classes, chooser, .. } = self;
+        let none = || Error::new("choose", "a run", "none");
+        let run = chooser.run.as_mut().ok_or_else(none)?;
+        let class = classes.get_mut(&run.key).ok_or_else(none)?;
         while run.under_way < AHEAD && run.position + run.under_way < run.end {
-            self.backend.poke(&mail, note(run.position + run.under_way), EMPTY)?;
-            self.launch(&mut class, &run.key)?;
+            backend.poke(&mail, note(run.position + run.under_way), EMPTY)?;
+            class.launch(&**backend, *dispatch, &run.key)?;
             run.under_way += 1;
         }
-        self.classes.insert(run.key.clone(), class);
         let [token, logprob] = loop {
-            if let Some(note) = self.backend.peek(&mail, note(run.position))? {
+            if let Some(note) = backend.peek(&mail, note(run.position))? {
                 break note;
             }
             std::hint::spin_loop();
@@ -181,7 +180,6 @@ impl<B: Backend> GpuExecutor<B> {
         run.under_way -= 1;
         run.position += 1;
         run.token = token;
-        self.chooser.run = Some(run);
         Ok(Choice { token, logprob: f32::from_bits(logprob) })
     }
 

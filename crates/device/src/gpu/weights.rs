@@ -50,15 +50,10 @@ pub(super) fn load<B: Backend>(
     tensors: &Tensors,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
-    let find = |weight: &program::Weight| {
-        tensors
-            .get(&weight.stored)
-            .ok_or_else(|| Error::new(&weight.name, "a tensor", "none in the file"))
-    };
-    let (mut total, mut needed) = (0, 0);
+    let total = program.stored_bytes(tensors)?;
+    let mut needed = 0;
     for weight in &program.weights {
-        let tensor = find(weight)?;
-        total += tensor.bytes.len() as u64;
+        let tensor = weight.tensor(tensors)?;
         needed += match (weight.shape.as_slice(), Format::of(tensor.dtype)) {
             (&[rows, cols], Some(format)) => packed::Layout::new(format, rows, cols)?.bytes(),
             (shape, _) => 4 * shape.iter().product::<usize>(),
@@ -73,12 +68,10 @@ pub(super) fn load<B: Backend>(
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
-        let tensor = find(weight)?;
+        let tensor = weight.tensor(tensors)?;
         let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
         let upload = |bytes: &[u8], format| -> Result<_> {
-            let buffer = backend.buffer(bytes.len())?;
-            backend.write(&buffer, bytes)?;
-            Ok(Weight { buffer, bytes: bytes.len(), format })
+            Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len(), format })
         };
         let uploaded = match *weight.shape.as_slice() {
             [rows, cols] => {

@@ -1,0 +1,172 @@
+//! Attention, rotation and the cache.
+
+use formats::Result;
+use half::{bf16, f16};
+use ops::attention::decode::{self, attention_decode};
+use ops::attention::prefill::{Tiling, attention_prefill};
+use ops::rope_write::{self, Variant, rope_write};
+use ops::{Attention, Op, Rope, RopeWrite};
+use program::{BLOCK_TOKENS, ValueId, WeightId};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::{FEW, Lowering, Recorder, Slot, bucket};
+
+/// Bytes of the three arrays that split attention works with; the last is zeros between steps.
+pub(in crate::gpu) type Scratch = [usize; 3];
+
+impl Lowering {
+    /// Bytes of attention's working memory that any class of up to so many rows needs.
+    pub(in crate::gpu) fn scratch(&self, tokens: usize) -> Scratch {
+        let mut most = [4; 3];
+        for node in &self.program.nodes {
+            let Op::Attention(op) = &node.op else { continue };
+            for rows in [tokens, FEW.min(tokens), 1] {
+                let heads = bucket(rows) * op.heads;
+                let parts = heads * self.splits(op, rows, usize::MAX);
+                let needs = [4 * parts * op.head_dim, 8 * parts, 4 * heads];
+                (0..3).for_each(|i| most[i] = most[i].max(needs[i]));
+            }
+        }
+        most
+    }
+
+    /// Threadgroups that share the keys of a head, for so many positions.
+    fn splits(&self, op: &Attention, rows: usize, length: usize) -> usize {
+        let busy = 2 * self.facts.processors as usize / (op.kv_heads * rows).max(1);
+        busy.min(length.div_ceil(64)).clamp(1, decode::MOST_SPLITS as usize)
+    }
+}
+
+impl Recorder<'_> {
+    pub(super) fn rope(&mut self, rope: &Rope, x: ValueId, y: ValueId) -> Result<()> {
+        let kernel = with_float!(self.scalar(x), T => ops::rope::rope::<T>(rope.pairing));
+        let numbers = Numbers::new()
+            .with("tokens", self.rows(x) as u32)
+            .with("heads", (self.width(x) / rope.head_dim) as u32)
+            .with("head_dim", rope.head_dim as u32)
+            .with("pairs", rope.frequencies.len() as u32)
+            .with_f32("magnitude", rope.magnitude);
+        let bound = [
+            ("x", self.value(x)),
+            ("positions", Slot::Words(self.words.positions.clone())),
+            ("frequencies", self.frequencies(rope)),
+            ("y", self.value(y)),
+        ];
+        self.push(&kernel, numbers, &bound)
+    }
+
+    fn frequencies(&self, rope: &Rope) -> Slot {
+        Slot::Frequencies(self.of.ropes.iter().position(|r| r == rope).unwrap_or(0))
+    }
+
+    /// What every kernel binds that reads or writes a layer's cache.
+    fn cache(&self, layer: usize) -> (Numbers, Vec<(&'static str, Slot)>) {
+        let group = self.of.groups[layer];
+        let numbers = Numbers::new()
+            .with("stride", self.key.strides[group] as u32)
+            .with("block", BLOCK_TOKENS as u32)
+            .with("kv_heads", self.of.program.layers[layer].kv_heads as u32);
+        let bound = vec![
+            ("positions", Slot::Words(self.words.positions.clone())),
+            ("sequences", Slot::Words(self.words.sequences.clone())),
+            ("table", Slot::Words(self.words.tables[group].clone())),
+            ("keys", Slot::Keys(layer)),
+            ("values", Slot::Values(layer)),
+        ];
+        (numbers, bound)
+    }
+
+    pub(super) fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
+        let kernel = with_float!(self.scalar(k), T => {
+            with_float!(self.of.half, C => ops::kv_write::kv_write::<T, C>())
+        });
+        let (numbers, mut bound) = self.cache(layer);
+        let numbers = numbers
+            .with("tokens", self.rows(k) as u32)
+            .with("head_dim", self.of.program.layers[layer].head_dim as u32);
+        bound.extend([("k", self.value(k)), ("v", self.value(v))]);
+        self.push(&kernel, numbers, &bound)
+    }
+
+    pub(super) fn rope_write(
+        &mut self,
+        write: &RopeWrite,
+        inputs: &[ValueId],
+        weights: &[WeightId],
+        y: ValueId,
+    ) -> Result<()> {
+        let rows = self.rows(y);
+        let variant = Variant {
+            pairing: write.rope.pairing,
+            q_norm: write.q_norm.is_some(),
+            k_norm: write.k_norm.is_some(),
+            schedule: if rows > FEW { rope_write::PROMPT } else { rope_write::DECODE },
+        };
+        let kernel = with_float!(self.scalar(inputs[0]), T => with_float!(self.scalar(y), Y => {
+            with_float!(self.of.half, C => rope_write::<T, Y, f32, C>(variant))
+        }));
+        let (numbers, mut bound) = self.cache(write.layer);
+        let head_dim = write.rope.head_dim;
+        let mut numbers = numbers
+            .with("tokens", rows as u32)
+            .with("heads", (self.width(inputs[0]) / head_dim) as u32)
+            .with("head_dim", head_dim as u32)
+            .with("pairs", write.rope.frequencies.len() as u32)
+            .with_f32("magnitude", write.rope.magnitude);
+        bound.extend([
+            ("q", self.value(inputs[0])),
+            ("k", self.value(inputs[1])),
+            ("v", self.value(inputs[2])),
+            ("y", self.value(y)),
+            ("frequencies", self.frequencies(&write.rope)),
+        ]);
+        let mut weights = weights.iter();
+        for (buffer, constant, eps) in
+            [("q_norm", "q_eps", write.q_norm), ("k_norm", "k_eps", write.k_norm)]
+        {
+            if let (Some(eps), Some(weight)) = (eps, eps.and_then(|_| weights.next())) {
+                numbers = numbers.with_f32(constant, eps);
+                bound.push((buffer, self.weight(*weight)));
+            }
+        }
+        self.push(&kernel, numbers, &bound)
+    }
+
+    pub(super) fn attention(&mut self, op: &Attention, q: ValueId, y: ValueId) -> Result<()> {
+        let form = ops::attention::Form {
+            head_dim: op.head_dim as u32,
+            group: (op.heads / op.kv_heads) as u32,
+            window: op.window.is_some(),
+            softcap: false,
+            sinks: false,
+        };
+        let rows = self.rows(q);
+        let (numbers, mut bound) = self.cache(op.layer);
+        let mut numbers = numbers.with_f32("scale", op.scale);
+        if let Some(window) = op.window {
+            numbers = numbers.with("window", u32::try_from(window).unwrap_or(u32::MAX));
+        }
+        bound.extend([("q", self.value(q)), ("y", self.value(y))]);
+        // The matrix units take 16 elements at a time, of 16 bits.
+        if rows > FEW && !self.of.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256 {
+            let head_dim = form.head_dim;
+            let roomy = self.of.facts.roomy();
+            let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
+            let kernel = attention_prefill::<f16>(form, tiling);
+            let numbers =
+                numbers.with("tokens", rows as u32).with("longest", rows as u32).with("batch", 1);
+            bound.push(("starts", Slot::Words(self.words.starts.clone())));
+            return self.push(&kernel, numbers, &bound);
+        }
+        let stages = if self.of.facts.roomy() { decode::STAGES } else { 0 };
+        let kernel = with_float!(self.scalar(q), T => {
+            with_float!(self.of.half, C => attention_decode::<T, C>(form, stages))
+        });
+        let splits = self.of.splits(op, rows, self.key.length);
+        let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
+        let scratch = ["partial", "stats", "counters"].into_iter().enumerate();
+        bound.extend(scratch.map(|(i, name)| (name, Slot::Scratch(i))));
+        self.push(&kernel, numbers, &bound)
+    }
+}

@@ -1,0 +1,296 @@
+//! Products with matrices: our kernels and the vendor's.
+
+use formats::Result;
+use half::{bf16, f16};
+use ops::linear::gemm::{self, gemm};
+use ops::linear::{self, Task, gemv};
+use ops::packed::Format;
+use ops::project::{Project, project};
+use program::{ValueId, WeightId};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::{FEW, Operand, Recorder, Slot, Step, bucket};
+use crate::gpu::{Facts, ProductShape};
+
+/// What multiplies: a matrix and its bias, by their numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    pub(super) weight: WeightId,
+    pub(super) bias: Option<WeightId>,
+}
+
+impl Recorder<'_> {
+    /// How a product of few rows is shared.
+    fn few(
+        &self,
+        formats: &[Format],
+        width: usize,
+        out: u32,
+        rows: u32,
+        x: Scalar,
+        pair: bool,
+    ) -> linear::Schedule {
+        let int8 = !self.of.exact();
+        let cols = width as u32;
+        linear::Schedule::pick(&Task { formats, cols, out, rows, x, pair, int8 })
+    }
+
+    pub(super) fn linear(
+        &mut self,
+        x: Operand,
+        matrix: Matrix,
+        rows: usize,
+        width: usize,
+        y: Operand,
+    ) -> Result<()> {
+        let (format, out) = self.matrix(matrix.weight)?;
+        if self.is_vendors(matrix, rows, width, y.scalar)? {
+            return self.product(x, matrix.weight, rows, width, None, y);
+        }
+        let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
+        let mut bound = vec![("x", x.slot), ("y", y.slot), ("weight", self.weight(matrix.weight))];
+        bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
+        let bias = matrix.bias.is_some();
+        let kernel = if rows <= FEW {
+            let few = bucket(rows) as u32;
+            let schedule = self.few(&[format], width, out, few, x.scalar, false);
+            numbers.set("groups", schedule.groups(out, self.of.facts.processors));
+            with_float!(x.scalar, X => with_float!(y.scalar, Y => {
+                gemv::<X, Y>(format, bias, few, schedule)
+            }))
+        } else {
+            let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
+            let Facts { shared, processors, .. } = self.of.facts;
+            let schedule =
+                gemm::Schedule::pick((rows as u32, out), operand, format, shared, processors);
+            numbers.set("rows", rows as u32);
+            with_float!(x.scalar, X => with_float!(y.scalar, Y => with_float!(operand, T => {
+                gemm::<X, T, Y>(format, bias, schedule)
+            })))
+        };
+        self.push(&kernel, numbers, &bound)
+    }
+
+    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking.
+    fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
+        let (format, out) = self.matrix(matrix.weight)?;
+        let Some(unpack) = self.of.facts.products else { return Ok(false) };
+        let packed = format != Format::Dense(self.of.wide);
+        let least = if packed { unpack } else { FEW + 1 };
+        // The head's matrix, of which few rows are wanted, is not worth the room.
+        let room = !packed || out as usize * width <= self.of.unpacked.0;
+        let fits = room && out.is_multiple_of(8) && (y == Scalar::F32 || y == self.of.wide);
+        Ok(!self.of.exact() && fits && rows >= least && matrix.bias.is_none())
+    }
+
+    /// The vendor's product, plus `add`, of operands that are first made what it takes.
+    fn product(
+        &mut self,
+        x: Operand,
+        weight: WeightId,
+        rows: usize,
+        width: usize,
+        add: Option<Slot>,
+        y: Operand,
+    ) -> Result<()> {
+        let (format, out) = self.matrix(weight)?;
+        let wide = self.of.wide;
+        let x = if x.scalar == wide {
+            x.slot
+        } else {
+            let start = self.layout.scratch[0].start;
+            let cast = Slot::Arena(start..start + rows * width * wide.bytes());
+            let format = Format::Dense(x.scalar);
+            self.unpack(format, x.slot, rows, width, cast.clone())?;
+            cast
+        };
+        let w = if format == Format::Dense(wide) {
+            self.weight(weight)
+        } else {
+            let to = Slot::Unpacked(out as usize * width * wide.bytes());
+            self.unpack(format, self.weight(weight), out as usize, width, to.clone())?;
+            to
+        };
+        let shape = ProductShape {
+            rows: rows as u32,
+            out,
+            width: width as u32,
+            operand: wide,
+            result: y.scalar,
+            adds: add.is_some(),
+        };
+        self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
+        Ok(())
+    }
+
+    /// A matrix in the type of the vendor's operands: what embeds all its rows, in order.
+    fn unpack(
+        &mut self,
+        format: Format,
+        from: Slot,
+        rows: usize,
+        width: usize,
+        to: Slot,
+    ) -> Result<()> {
+        let to = Operand { slot: to, scalar: self.of.wide };
+        self.gather(format, from, Slot::Numbers(rows), rows, width, to)
+    }
+
+    /// An operand in the arena's scratch, of the type of products of many rows where there are many.
+    fn scratch(&self, i: usize, elements: usize) -> Operand {
+        let many = self.key.tokens > FEW && !self.of.exact();
+        let scalar = if many { self.of.wide } else { Scalar::F32 };
+        let start = self.layout.scratch[i].start;
+        Operand { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
+    }
+
+    /// The rows of `x` as projections take them: normed where a norm is in front, which many rows need done first.
+    fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<Operand> {
+        let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
+        let (rows, width) = (self.rows(x), self.width(x));
+        let y = self.scratch(0, rows * width);
+        self.norm(self.operand(x), weight, eps, rows, width, y.clone())?;
+        Ok(y)
+    }
+
+    pub(super) fn project(
+        &mut self,
+        op: &Project,
+        x: ValueId,
+        weights: &[WeightId],
+        outputs: &[ValueId],
+    ) -> Result<()> {
+        let (rows, width) = (self.rows(x), self.width(x));
+        let matrices: Vec<Matrix> = op
+            .projections()
+            .map(|p| Matrix { weight: weights[p.weight], bias: p.bias.map(|b| weights[b]) })
+            .collect();
+        let norm = op.norm.map(|eps| (eps, weights[0]));
+        if rows > FEW {
+            let x = self.normed(norm, x)?;
+            for (&matrix, &y) in matrices.iter().zip(outputs) {
+                self.linear(x.clone(), matrix, rows, width, self.operand(y))?;
+            }
+            return Ok(());
+        }
+        let few = bucket(rows) as u32;
+        let shapes: Vec<(Format, u32)> =
+            matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
+        let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
+        let out = shapes.iter().map(|s| s.1).sum();
+        let schedule = self.few(&formats, width, out, few, self.scalar(x), false);
+        let mut numbers = Numbers::new()
+            .with("width", width as u32)
+            .with("groups", schedule.groups(out, self.of.facts.processors));
+        let names: Vec<[String; 4]> = (0..matrices.len())
+            .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
+            .collect();
+        let mut bound = vec![("x", self.value(x))];
+        if let Some((eps, weight)) = norm {
+            numbers = numbers.with_f32("eps", eps);
+            bound.push(("norm", self.weight(weight)));
+        }
+        let mut kinds = Vec::new();
+        for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(&matrices).enumerate() {
+            numbers.set(out, shapes[j].1);
+            bound.push((y, self.value(outputs[j])));
+            bound.push((weight, self.weight(matrix.weight)));
+            bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
+            kinds.push((shapes[j].0, matrix.bias.is_some()));
+        }
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(outputs[0]), Y => {
+            project::<X, Y>(&kinds, norm.is_some(), few, schedule)
+        }));
+        self.push(&kernel, numbers, &bound)
+    }
+
+    pub(super) fn gate_up(
+        &mut self,
+        norm: Option<f32>,
+        x: ValueId,
+        weights: &[WeightId],
+        y: ValueId,
+    ) -> Result<()> {
+        let (rows, width) = (self.rows(x), self.width(x));
+        let norm = norm.map(|eps| (eps, weights[0]));
+        let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
+        let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
+        if rows > FEW || format != other {
+            let x = self.normed(norm, x)?;
+            let elements = rows * out as usize;
+            // Few rows are computed in powers of two.
+            let room = bucket(rows) * out as usize;
+            let [a, b] = [self.scratch(1, room), self.scratch(2, room)];
+            for (weight, y) in [(gate, &a), (up, &b)] {
+                let matrix = Matrix { weight, bias: None };
+                self.linear(x.clone(), matrix, rows, width, y.clone())?;
+            }
+            let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
+            let numbers = Numbers::new().with("n", elements as u32);
+            let kernel = with_float!(self.scalar(y), T => ops::silu_mul::silu_mul::<T>());
+            return self.push(&kernel, numbers, &bound);
+        }
+        let few = bucket(rows) as u32;
+        let schedule = self.few(&[format], width, out, few, self.scalar(x), true);
+        let mut numbers = Numbers::new()
+            .with("width", width as u32)
+            .with("out", out)
+            .with("groups", schedule.groups(out, self.of.facts.processors));
+        let mut bound = vec![
+            ("x", self.value(x)),
+            ("y", self.value(y)),
+            ("gate", self.weight(gate)),
+            ("up", self.weight(up)),
+        ];
+        if let Some((eps, weight)) = norm {
+            numbers = numbers.with_f32("eps", eps);
+            bound.push(("norm", self.weight(weight)));
+        }
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
+            ops::gate_up::gate_up::<X, Y>(format, norm.is_some(), few, schedule)
+        }));
+        self.push(&kernel, numbers, &bound)
+    }
+
+    pub(super) fn linear_add(
+        &mut self,
+        x: ValueId,
+        residual: ValueId,
+        matrix: Matrix,
+        y: ValueId,
+    ) -> Result<()> {
+        let (rows, width) = (self.rows(x), self.width(x));
+        let (format, out) = self.matrix(matrix.weight)?;
+        if rows > FEW {
+            let to = self.operand(y);
+            if self.is_vendors(matrix, rows, width, to.scalar)? {
+                let add = Some(self.value(residual));
+                return self.product(self.operand(x), matrix.weight, rows, width, add, to);
+            }
+            let start = self.layout.scratch[1].start;
+            let slot = Slot::Arena(start..start + 4 * rows * out as usize);
+            let sum = Operand { slot, scalar: Scalar::F32 };
+            self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
+            let bound = [("a", sum.slot), ("b", self.value(residual))];
+            return self.map(&ops::add::add::<f32>(), &bound, y);
+        }
+        let few = bucket(rows) as u32;
+        let schedule = self.few(&[format], width, out, few, self.scalar(x), false);
+        let numbers = Numbers::new()
+            .with("width", width as u32)
+            .with("out", out)
+            .with("groups", schedule.groups(out, self.of.facts.processors));
+        let mut bound = vec![
+            ("x", self.value(x)),
+            ("residual", self.value(residual)),
+            ("y", self.value(y)),
+            ("weight", self.weight(matrix.weight)),
+        ];
+        bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
+        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
+            ops::linear_add::linear_add::<X, Y>(format, matrix.bias.is_some(), few, schedule)
+        }));
+        self.push(&kernel, numbers, &bound)
+    }
+}

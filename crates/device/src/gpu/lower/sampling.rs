@@ -1,0 +1,120 @@
+//! Choosing tokens: what it works with, and its launches.
+
+use formats::Result;
+use ops::sample::kernels;
+use tile::launch::Numbers;
+
+use super::{Recorder, Slot};
+
+/// What sampling works with besides the logits and the step's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) enum Sampling {
+    Settings,
+    History,
+    Biases,
+    Spans,
+    Keys,
+    Peaks,
+    Bins,
+    List,
+    Cuts,
+    Totals,
+    Picked,
+    Sums,
+    Arrived,
+    Mail,
+}
+
+impl Sampling {
+    /// All of them, in the order of their numbers.
+    pub(in crate::gpu) const ALL: [Sampling; 14] = [
+        Sampling::Settings,
+        Sampling::History,
+        Sampling::Biases,
+        Sampling::Spans,
+        Sampling::Keys,
+        Sampling::Peaks,
+        Sampling::Bins,
+        Sampling::List,
+        Sampling::Cuts,
+        Sampling::Totals,
+        Sampling::Picked,
+        Sampling::Sums,
+        Sampling::Arrived,
+        Sampling::Mail,
+    ];
+
+    /// Words of it, for one row; `history` and `biases` are as long as a run needs them.
+    pub(in crate::gpu) fn words(self, vocab: usize, history: usize, biases: usize) -> usize {
+        let parts = |of: u32| vocab.div_ceil(of as usize);
+        match self {
+            Sampling::Settings => kernels::SETTINGS as usize,
+            Sampling::History => history,
+            Sampling::Biases => 2 * biases,
+            Sampling::Spans | Sampling::Picked | Sampling::Arrived => 1,
+            Sampling::Keys => vocab,
+            Sampling::Peaks | Sampling::Totals => 2 * parts(kernels::PART),
+            Sampling::Cuts => 2,
+            Sampling::Bins => (kernels::BINS * kernels::PER_BIN) as usize,
+            Sampling::List => 2 * vocab,
+            Sampling::Sums => 2 * parts(kernels::advance::SHARE),
+            Sampling::Mail => 2 * kernels::advance::NOTES as usize,
+        }
+    }
+}
+
+impl Recorder<'_> {
+    /// Chooses a token from the logits of one row, and makes it the next step's.
+    pub(super) fn sample(&mut self, filters: bool) -> Result<()> {
+        let logits = self.of.program.results[0];
+        let vocab = self.width(logits);
+        let numbers = Numbers::new().with("rows", 1).with("vocab", vocab as u32);
+        let of = |name, part| (name, Slot::Sampling(part));
+        let (keys, peaks) = (of("keys", Sampling::Keys), of("peaks", Sampling::Peaks));
+        let (bins, settings) = (of("bins", Sampling::Bins), of("settings", Sampling::Settings));
+        let history = of("history", Sampling::History);
+        let logits = ("logits", self.value(logits));
+        let (keys, peaks) = (&keys, &peaks);
+        let adjusted = [
+            logits.clone(),
+            settings.clone(),
+            history.clone(),
+            of("biases", Sampling::Biases),
+            keys.clone(),
+            peaks.clone(),
+            bins.clone(),
+        ];
+        self.push(&kernels::adjust::<f32>(), numbers.clone(), &adjusted)?;
+        let cuts = of("cuts", Sampling::Cuts);
+        if filters {
+            let mut bound = vec![keys.clone(), peaks.clone(), settings.clone(), bins];
+            self.push(&kernels::weigh(), numbers.clone(), &bound)?;
+            let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
+            bound.extend([of("list", Sampling::List), cuts.clone()]);
+            self.push(&kernels::cut(schedule), numbers.clone(), &bound)?;
+        }
+        let bound = [
+            keys.clone(),
+            peaks.clone(),
+            settings.clone(),
+            cuts,
+            of("totals", Sampling::Totals),
+            of("arrived", Sampling::Arrived),
+            of("tokens", Sampling::Picked),
+        ];
+        self.push(&kernels::draw(), numbers.clone(), &bound)?;
+        let bound = [
+            logits,
+            of("picked", Sampling::Picked),
+            of("spans", Sampling::Spans),
+            ("tokens", Slot::Words(self.words.tokens.clone())),
+            ("positions", Slot::Words(self.words.positions.clone())),
+            settings,
+            history,
+            of("mail", Sampling::Mail),
+            of("sums", Sampling::Sums),
+            of("arrived", Sampling::Arrived),
+        ];
+        self.push(&kernels::advance(), numbers, &bound)
+    }
+}
