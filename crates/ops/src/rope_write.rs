@@ -138,7 +138,7 @@ pub fn rope_write<T: Float, Y: Float, W: Float, C: Float>(
 
 /// The fused step with caches of q8_0, on the device. 32 must divide `head_dim`.
 #[kernel]
-pub fn rope_write_q8_0<T: Float, W: Float>(
+pub fn rope_write_q8_0<T: Float, Y: Float, W: Float>(
     q: In<T>,
     k: In<T>,
     v: In<T>,
@@ -146,7 +146,7 @@ pub fn rope_write_q8_0<T: Float, W: Float>(
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<T>,
+    y: Out<Y>,
     key_codes: InOut<i8>,
     key_scales: InOut<f16>,
     value_codes: InOut<i8>,
@@ -161,7 +161,7 @@ pub fn rope_write_q8_0<T: Float, W: Float>(
     magnitude: Const<f32>,
     variant: Variant,
 ) {
-    rename(format!("{}_{}_{}_q8_0", variant.name(), T::NAME, W::NAME));
+    rename(format!("{}_{}_{}_q8_0", variant.name(), types::<T, Y>(), W::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     require_blocks();
@@ -298,11 +298,11 @@ fn cases() -> Vec<Case> {
 }
 
 fn cases_q8_0() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of<T: Float, Y: Float>() -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
             let trial = trial::<T, f32>(shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
-            let mut expected = vec![(7, near::<T>(&trial.q))];
+            let mut expected = vec![(7, near::<Y>(&trial.q))];
             // A rotated key may differ in its last bit and round to the next code or scale; values must not.
             let [codes, scales] = trial.step.after_q8_0(&trial.k, width);
             expected.push((8, Expected::Near(codes, 0.03)));
@@ -311,13 +311,14 @@ fn cases_q8_0() -> Vec<Case> {
             expected.push((10, Expected::Exact(codes)));
             expected.push((11, Expected::Exact(scales)));
             let mut buffers = trial.inputs;
+            buffers[7] = Buffer::zeros(Y::SCALAR, buffers[7].len());
             for _ in 0..2 {
                 buffers.push(Buffer::zeros(i8::SCALAR, Step::SLOTS * width));
                 buffers.push(Buffer::zeros(f16::SCALAR, Step::SLOTS * width / 32));
             }
             buffers.extend(trial.norms);
             Case {
-                kernel: rope_write_q8_0::<T, f32>(trial.variant),
+                kernel: rope_write_q8_0::<T, Y, f32>(trial.variant),
                 label: trial.label,
                 numbers: trial.numbers,
                 buffers,
@@ -326,7 +327,11 @@ fn cases_q8_0() -> Vec<Case> {
         };
         variants().filter(|(shapes, ..)| shapes.3 % 32 == 0).map(case).collect()
     }
-    every_float!(of)
+    let mut all = of::<f32, f32>();
+    all.extend(of::<f16, f16>());
+    all.extend(of::<bf16, bf16>());
+    all.extend(of::<f32, f16>().into_iter().step_by(2));
+    all
 }
 
 /// The buffers that both kinds of caches share, for a prompt of 4096 tokens, and its numbers.
@@ -390,7 +395,7 @@ fn benches_q8_0() -> Vec<Bench> {
             buffers.push(Fill::Zeros(i8::SCALAR, n));
             buffers.push(Fill::Zeros(f16::SCALAR, n / 32));
         }
-        let kernel = rope_write_q8_0::<T, T>(VARIANTS[0]);
+        let kernel = rope_write_q8_0::<T, T, T>(VARIANTS[0]);
         vec![memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)]
     }
     every_float!(of)
