@@ -5,12 +5,15 @@
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, Table};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex};
 
 /// Free blocks of one cache group.
 #[derive(Debug, Default)]
 struct Free {
-    released: Vec<u32>,
+    /// The lowest first: a device that makes room block by block shall have as few as there are in use.
+    released: BinaryHeap<Reverse<u32>>,
     created: u32,
     limit: usize,
 }
@@ -33,7 +36,7 @@ impl Pool {
 
     fn take(&self, group: usize) -> Result<u32> {
         let mut free = self.group(group);
-        if let Some(block) = free.released.pop() {
+        if let Some(Reverse(block)) = free.released.pop() {
             return Ok(block);
         }
         if free.created as usize >= free.limit {
@@ -125,7 +128,7 @@ impl BlockTable {
             return;
         }
         let keep = end.div_ceil(BLOCK_TOKENS).min(self.blocks.len());
-        self.pool.group(self.group).released.extend(self.blocks.drain(keep..));
+        self.pool.group(self.group).released.extend(self.blocks.drain(keep..).map(Reverse));
         self.reached = end;
     }
 
@@ -137,7 +140,7 @@ impl BlockTable {
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        self.pool.group(self.group).released.append(&mut self.blocks);
+        self.pool.group(self.group).released.extend(self.blocks.drain(..).map(Reverse));
     }
 }
 
@@ -156,6 +159,7 @@ mod tests {
         assert_eq!(table.table().blocks, [0, 1]);
         let mut other = BlockTable::new(&pool, 0, None, 4096, 512);
         other.extend(600).unwrap();
+        assert_eq!(other.table().blocks, [2, 3, 4]);
         assert_eq!(pool.group(0).created, 5);
         assert!(other.extend(4096).unwrap_err().to_string().contains("at most 8 blocks"));
         drop(table);
