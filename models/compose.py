@@ -8,7 +8,7 @@ A story is a function of its seed and of the plots alone. A plot file is a serie
     : sad                       a phrase, used as <sad h>; <1> is its first argument
     <1> began to cry. | <1> was very sad.
 
-    === kite                    a plot: who and what is in it, a line ---, then its text
+    === kite * 2                a plot, told twice as often as others: who and what is in it, a line ---, then its text
     h = child                   a character (see `cast`)
     food := a pear | a plum     words chosen once for the whole story
     a, b := wet ; dry | hot ; cold      words chosen together
@@ -26,6 +26,7 @@ import random
 import re
 
 FOLDER = pathlib.Path(__file__).parent / "plots"
+HELD_OUT = 1 << 40           # stories from this number on are never trained on
 SEASONS = ("spring", "summer", "autumn", "winter")
 
 # ---------------------------------------------------------------- who there is
@@ -321,7 +322,7 @@ def pieces(text, mark):
 
 
 def load(folder=FOLDER):
-    """({name: phrase}, {name: (cast, text)}) of every plot file."""
+    """({name: phrase}, {name: (cast, text, weight)}) of every plot file."""
     phrases, plots = {}, {}
     for path in sorted(folder.glob("*.txt")):
         source = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.M)
@@ -331,7 +332,8 @@ def load(folder=FOLDER):
                 name, target = head[2:].strip(), phrases
                 value = parse(body.strip())
             elif head.startswith("=== "):
-                name, target = head[4:].strip(), plots
+                name, _, weight = map(str.strip, head[4:].partition("*"))
+                target = plots
                 cast, _, body = body.partition("---\n")
                 steps = []
                 for line in filter(None, map(str.strip, cast.split("\n"))):
@@ -343,7 +345,7 @@ def load(folder=FOLDER):
                         names = [n.strip() for n in left.split(",")]
                         assert all(len(row) == len(names) for row in rows), f"{path.name}: {name}: {line}"
                         steps.append((names, rows))
-                value = steps, parse(body.strip())
+                value = steps, parse(body.strip()), int(weight or 1)
             elif entry.strip():
                 raise ValueError(f"{path.name}: {entry[:60]!r} belongs to no entry")
             else:
@@ -387,12 +389,12 @@ class Composer:
 
     def __init__(self, folder=FOLDER):
         self.phrases, self.plots = load(folder)
-        self.names = sorted(self.plots)
+        self.names = [n for n in sorted(self.plots) for _ in range(self.plots[n][2])]
 
     def story(self, number, plot=None):
         rng = random.Random(number)
         name = plot or rng.choice(self.names)
-        cast, text = self.plots[name]
+        cast, text, _ = self.plots[name]
         story = Story(rng, self.phrases)
         for names, value in cast:
             if isinstance(names, list):
@@ -421,7 +423,7 @@ def main():
     args = parser.parse_args()
     composer = Composer()
     if args.list:
-        for name in composer.names:
+        for name in sorted(composer.plots):
             print(f"{name:24} {wordings(composer.plots[name][1]):.1e} wordings")
         return
     for number in range(args.seed, args.seed + args.count):

@@ -5,7 +5,8 @@
 CORPORA holds `pg_simple_train.jsonl.zst`, `pg_simple_valid.jsonl.zst` (Project Gutenberg books:
 pg, title, author, child, fre, wps, text) and `african_storybook_en.jsonl` (license, title, text).
 OUT receives `docs.jsonl.zst` and `held_out.jsonl` (one {"kind", "opens", "text"} a line) and
-`tokenizer.json`. A document is one tale or one chapter, from its first sentence to its last.
+`tokenizer.json`. A document is one tale or one chapter, from its first sentence to its last. Composed stories
+(`compose.py`) are made while training runs; here they only have their part in the tokenizer and in what is held out.
 Needs `tokenizers` and `zstandard`.
 """
 
@@ -19,9 +20,14 @@ import sys
 
 import zstandard
 
+from compose import HELD_OUT, Composer
+
 VOCAB = 6144
 BOS, EOS = "<|bos|>", "<|endoftext|>"
 HELD_OUT_MODERN = 10  # every tenth CC BY story is held out
+COMPOSED_HELD_OUT, COMPOSED_FOR_TOKENS = 200, 10000
+# The share of each kind that is kept, the plainest first.
+KEPT = dict(tale=1.0, modern=1.0, child=0.7, plain=0.35)
 
 # ---------------------------------------------------------------- which books, and as what kind
 
@@ -290,6 +296,25 @@ def names_of(books):
     return {w for w, n in upper.items() if n >= 5 and n > 4 * lower[w]}
 
 
+def plainest(docs):
+    """The documents of each kind that are easiest to read, as many as KEPT says.
+
+    Hard is what has long sentences and many words outside the 3,000 most frequent."""
+    count = collections.Counter(w for d in docs for w in re.findall(r"[a-z']+", d["text"].lower()))
+    common = {w for w, _ in count.most_common(3000)}
+
+    def hard(d):
+        words = re.findall(r"[a-z']+", d["text"].lower())
+        sentences = 1 + len(re.findall(r"[.!?]", d["text"]))
+        return len(words) / sentences / 60 + sum(w not in common for w in words) / len(words)
+
+    kept = []
+    for kind, share in KEPT.items():
+        mine = sorted((d for d in docs if d["kind"] == kind), key=hard)
+        kept += mine[:round(share * len(mine))]
+    return kept
+
+
 def clean(job):
     book, kind, proper = job
     return kind, book["child"], list(documents(book, kind, proper))
@@ -319,6 +344,9 @@ def main(corpora, out):
             place = held_out if number % HELD_OUT_MODERN == 0 else docs
             place.append({"kind": "held-out modern story" if place is held_out else "modern", "opens": True, "text": text})
             number += 1
+    docs = plainest(docs)
+    composer = Composer()
+    held_out += [{"kind": "held-out composed story", "opens": True, "text": composer.story(HELD_OUT + i)} for i in range(COMPOSED_HELD_OUT)]
     # A held-out document must not also be a training document.
     unseen = {d["text"][200:260] for d in docs}
     held_out = [d for d in held_out if d["text"][200:260] not in unseen]
@@ -330,14 +358,15 @@ def main(corpora, out):
         print(f"{kind:26} {count[kind]:6} documents {size[kind] / 1e6:8.2f} MB")
     with open(out / "held_out.jsonl", "w", encoding="utf-8") as f:
         f.writelines(json.dumps(d, ensure_ascii=False) + "\n" for d in held_out)
-    packer = zstandard.ZstdCompressor(zstandard.ZstdCompressionParameters.from_level(15, window_log=27))
+    packer = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters.from_level(15, window_log=27))
     with open(out / "docs.jsonl.zst", "wb") as f, packer.stream_writer(f) as z:
         for d in docs:
             z.write((json.dumps(d, ensure_ascii=False) + "\n").encode())
-    train_tokenizer(docs, out / "tokenizer.json")
+    composed = [composer.story(i) for i in range(COMPOSED_FOR_TOKENS)]
+    train_tokenizer(docs, composed, out / "tokenizer.json")
 
 
-def train_tokenizer(docs, path):
+def train_tokenizer(docs, composed, path):
     """Byte-level BPE over GPT-2's pre-tokeniser: `gpt-2` in a GGUF file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())
@@ -347,7 +376,7 @@ def train_tokenizer(docs, path):
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     near = [d["text"] for d in docs if d["kind"] in ("tale", "modern")]
     far = [d["text"] for d in docs if d["kind"] == "child"][::4]
-    tokenizer.train_from_iterator(near + far, trainer)
+    tokenizer.train_from_iterator(composed + near + far, trainer)
     tokenizer.save(str(path))
 
 

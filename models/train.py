@@ -1,8 +1,10 @@
 """Trains the story model on one GPU: a Llama with tied embeddings, Muon and AdamW, bf16.
 
+Half of what it reads and more is composed (`compose.py`) by other processes while it trains, so that it never reads
+a composed story twice; the rest are books. Without a GPU everything runs on the CPU, for trying it with --tiny.
+
     python train.py check  --data DIR --work DIR                 # smoke test and throughput
-    python train.py train  --data DIR --work DIR --role teacher --steps 1700 --minutes 5.5
-    python train.py train  --data DIR --work DIR --role student --steps 3600 --minutes 8
+    python train.py train  --data DIR --work DIR --steps 6000 --minutes 7
     python train.py finish --data DIR --work DIR --out DIR       # held-out figures, weights
 
 `--data` is what `prepare.py` wrote; `--work` keeps the tokens and the checkpoint, so that `train`
@@ -20,7 +22,6 @@ import multiprocessing
 import os
 import pathlib
 import queue
-import threading
 import time
 
 import numpy as np
@@ -30,22 +31,23 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 
+from compose import Composer
 from train_prompts import PROMPTS, SAMPLING
 
 CONFIG = dict(vocab=6144, dim=384, layers=10, heads=6, kv_heads=2, head_dim=64, ffn=736, context=1024,
               rope_base=10000.0, norm_eps=1e-5)
-# The teacher is four times as large and strongly regularised; the student learns its distributions too.
-TEACHER = dict(CONFIG, dim=640, layers=12, heads=10, kv_heads=10, ffn=1728)
-DROPOUT = dict(student=0.05, teacher=0.25)
-TAUGHT = 0.75                   # the weight of the teacher's distribution in the student's loss
+DROPOUT = 0.05
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 128                      # rows of 1024 tokens in a step: 131,072 tokens
 BLOCK = 16 * ROWS               # rows drawn and packed at a time
 MUON_LR, ADAM_LR, DECAY = 0.02, 0.004, 0.1
 WARMUP, COOLDOWN = 100, 0.55    # steps; the fraction of training with a falling learning rate
 # The share of tokens drawn from each kind, first while the rate is constant, then while it falls.
-MIX_FIRST = dict(tale=0.11, modern=0.003, child=0.387, boys=0.10, plain=0.21, far=0.19)
-MIX_LAST = dict(tale=0.20, modern=0.007, child=0.453, boys=0.09, plain=0.20, far=0.05)
+MIX_FIRST = dict(composed=0.58, modern=0.004, tale=0.09, child=0.246, plain=0.08)
+MIX_LAST = dict(composed=0.72, modern=0.004, tale=0.076, child=0.16, plain=0.04)
 SEED = 20261121
+COMPOSERS = max(1, min(12, os.cpu_count() - 3))     # processes that compose
+AHEAD, COMPOSED_AT_ONCE = 4 * COMPOSERS, 250
 
 
 # ---------------------------------------------------------------- tokens and rows
@@ -80,6 +82,39 @@ def load_tokens(data, work):
     tokens = dict(train), dict(valid)
     torch.save(tokens, cache)
     return tokens
+
+
+def _compose(job):
+    """Tokens of composed stories, `first` and on."""
+    global _composer
+    from tokenizers import Tokenizer
+    path, first, count = job
+    if _composer is None:
+        _composer = Composer(), Tokenizer.from_file(path)
+    composer, tokenizer = _composer
+    return [np.array([0, *e.ids, 1], np.int16) for e in tokenizer.encode_batch([composer.story(first + i) for i in range(count)])]
+
+
+_composer = None
+
+
+class Composed:
+    """Composed stories, each once, made some jobs ahead by a pool of processes."""
+
+    def __init__(self, pool, tokenizer, first):
+        self.pool, self.path, self.next, self.left, self.jobs = pool, str(tokenizer), first, [], collections.deque()
+
+    def take(self, wanted):
+        out = []
+        while wanted > 0:
+            if not self.left:
+                while len(self.jobs) < AHEAD:
+                    self.jobs.append(self.pool.apply_async(_compose, ((self.path, self.next, COMPOSED_AT_ONCE),)))
+                    self.next += COMPOSED_AT_ONCE
+                self.left = self.jobs.popleft().get()
+            out.append(self.left.pop())
+            wanted -= len(out[-1])
+        return out
 
 
 class Stream:
@@ -138,13 +173,15 @@ def pack(runs, length):
     return x, y, starts
 
 
-def blocks(tokens, total_blocks, first):
-    """(x, y, starts by row) for block `first` and on; the same blocks whatever `first` is."""
+def blocks(tokens, composed, total_blocks, first):
+    """(x, y, starts by row) for block `first` and on; the same books in them whatever `first` is."""
     streams = {k: Stream(tokens[k], SEED + i) for i, k in enumerate(sorted(tokens))}
+    streams["composed"] = composed
     for b in range(total_blocks):
         mix = MIX_FIRST if b < (1 - COOLDOWN) * total_blocks else MIX_LAST
         rng = np.random.default_rng(SEED + 1000 + b)
-        docs = [d for k, share in mix.items() if share for d in streams[k].take(share * BLOCK * CONFIG["context"] * 1.02)]
+        kinds = mix if b >= first else [k for k in mix if k != "composed"]
+        docs = [d for k in kinds for d in streams[k].take(mix[k] * BLOCK * CONFIG["context"] * 1.02)]
         if b < first:
             continue
         x, y, starts = pack(list(pieces(docs, rng, CONFIG["context"])), CONFIG["context"])
@@ -157,34 +194,53 @@ def blocks(tokens, total_blocks, first):
         yield x[order], y[order], [of_row[i] for i in order]
 
 
-def batches(tokens, steps, first):
-    """(x, y [ROWS, context], bounds of the runs) from step `first` on, prepared in another thread."""
-    per = BLOCK // ROWS
-    total = math.ceil(steps / per)
-    ready = queue.Queue(maxsize=3)
+class Loader:
+    """Batches from step `first` on, prepared in a process of their own; to be made before the GPU is touched."""
 
-    def work():
-        for block in blocks(tokens, total, first // per):
-            ready.put(block)
+    def __init__(self, tokens, tokenizer, steps, first):
+        self.per, self.first, self.steps = BLOCK // ROWS, first, steps
+        self.ready, self.stop = multiprocessing.Queue(maxsize=3), multiprocessing.Event()
+        self.process = multiprocessing.Process(target=self._work, args=(tokens, tokenizer, math.ceil(steps / self.per)))
+        self.process.start()
 
-    threading.Thread(target=work, daemon=True).start()
-    for step in range(first - first % per, steps):
-        if step % per == 0:
-            x, y, starts = ready.get()
-            x, y = torch.from_numpy(x).cuda().long(), torch.from_numpy(y).cuda().long()
-        if step < first:
-            continue
-        rows = slice(step % per * ROWS, step % per * ROWS + ROWS)
-        yield step, x[rows], y[rows], bounds(starts[rows], CONFIG["context"])
+    def _work(self, tokens, tokenizer, total):
+        with multiprocessing.Pool(COMPOSERS) as pool:
+            for block in blocks(tokens, Composed(pool, tokenizer, self.first * ROWS * 64), total, self.first // self.per):
+                while not self.stop.is_set():
+                    try:
+                        self.ready.put(block, timeout=1)
+                        break
+                    except queue.Full:
+                        pass
+                if self.stop.is_set():
+                    break
+        self.ready.cancel_join_thread()
+
+    def __iter__(self):
+        """(step, x, y [ROWS, context], bounds of the runs)."""
+        for step in range(self.first - self.first % self.per, self.steps):
+            if step % self.per == 0:
+                x, y, starts = self.ready.get()
+                x, y = torch.from_numpy(x).to(DEVICE).long(), torch.from_numpy(y).to(DEVICE).long()
+            if step < self.first:
+                continue
+            rows = slice(step % self.per * ROWS, step % self.per * ROWS + ROWS)
+            yield step, x[rows], y[rows], bounds(starts[rows], CONFIG["context"])
+
+    def close(self):
+        self.stop.set()
+        self.process.join(timeout=30)
+        if self.process.is_alive():
+            self.process.terminate()
 
 
 def bounds(starts, length):
     """Cumulative run bounds for attention within runs, padded to one size with empty runs."""
     flat = [i * length + at for i, row in enumerate(starts) for at in sorted(row)]
-    room = 16 * len(starts)
+    room = 24 * len(starts)
     assert len(flat) < room and flat[0] == 0
     flat += [len(starts) * length] * (room - len(flat))
-    return torch.tensor(flat, dtype=torch.int32).cuda(non_blocking=True)
+    return torch.tensor(flat, dtype=torch.int32).to(DEVICE, non_blocking=True)
 
 
 # ---------------------------------------------------------------- the model
@@ -231,6 +287,12 @@ class Block(nn.Module):
 
 def attend_runs(q, k, v, runs, longest):
     """Causal attention inside each run alone; q, k, v are [tokens, heads, head_dim]."""
+    if DEVICE == "cpu":
+        run = torch.bucketize(torch.arange(len(q)), runs.long(), right=True)
+        q, k, v = (z.unflatten(0, (-1, longest)).transpose(1, 2) for z in (q, k, v))
+        run = run.view(-1, 1, longest)
+        mask = (run[..., None] == run[..., None, :]) & torch.ones(longest, longest, dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
     return varlen_attn(q, k, v, runs, runs, longest, longest, **CAUSAL)
 
 
@@ -272,19 +334,16 @@ class Llama(nn.Module):
             x = block(x, rope, runs)
         return F.linear(self.norm(x), self.embed.weight)
 
-    def loss(self, ids, targets, runs=None, taught=None):
-        """(what is minimised, cross-entropy with the text), in nats a token; `taught` is a teacher's logits."""
-        logits, targets = self(ids, runs).float().flatten(0, 1), targets.flatten()
-        text = F.cross_entropy(logits, targets, ignore_index=-1)
-        if taught is None:
-            return text, text.detach()
-        asked = (targets >= 0).float()
-        p = taught.float().flatten(0, 1).softmax(-1)
-        soft = -((p * logits.log_softmax(-1)).sum(-1) * asked).sum() / asked.sum()
-        return TAUGHT * soft + (1 - TAUGHT) * text, text.detach()
+    def loss(self, ids, targets, runs=None):
+        """Cross-entropy with the text, in nats a token."""
+        return F.cross_entropy(self(ids, runs).float().flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
 # ---------------------------------------------------------------- optimisers
+
+def compiled(f):
+    return torch.compile(f, dynamic=False) if DEVICE == "cuda" else f
+
 
 class Muon:
     """Momentum, then the nearest orthogonal matrix by Newton-Schulz (Jordan et al., 2024).
@@ -307,7 +366,7 @@ class Muon:
             torch._foreach_add_(params, list(update.float().unbind()), alpha=-scale)
 
 
-@torch.compile
+@compiled
 def muon_update(grad, memory, momentum):
     memory.lerp_(grad, 1 - momentum)
     x = grad.lerp(memory, momentum).bfloat16()
@@ -327,10 +386,10 @@ def rate(step, done):
 
 # ---------------------------------------------------------------- training
 
-def make(role="student", seed=SEED):
+def make(seed=SEED):
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
-    model = Llama(TEACHER if role == "teacher" else CONFIG, DROPOUT[role]).cuda()
+    model = Llama(CONFIG, DROPOUT).to(DEVICE)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]
     return model, Muon(matrices), torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
@@ -340,23 +399,26 @@ def train(args):
     train_tokens, valid = load_tokens(args.data, args.work)
     for k, docs in sorted(train_tokens.items()):
         print(f"{k:8} {len(docs):6} documents {sum(map(len, docs)) / 1e6:7.2f} M tokens")
-    model, muon, adam = make(args.role)
-    step, log, spent = 0, [], 0.0
-    saved = args.work / f"{args.role}.pt"
-    if saved.exists():
-        state = torch.load(saved, map_location="cuda", weights_only=False)
+    saved = args.work / "model.pt"
+    state = torch.load(saved, map_location="cpu", weights_only=False) if saved.exists() else None
+    step, log, spent = (state["step"], state["log"], state["spent"]) if state else (0, [], 0.0)
+    batches = Loader(train_tokens, args.data / "tokenizer.json", args.steps, step)
+    try:
+        train_on(batches, valid, state, step, log, spent, args)
+    finally:
+        batches.close()
+
+
+def train_on(batches, valid, state, step, log, spent, args):
+    saved = args.work / "model.pt"
+    model, muon, adam = make()
+    if state:
         model.load_state_dict(state["model"])
         adam.load_state_dict(state["adam"])
         for s, m in state["muon"].items():
             muon.momenta[s].copy_(m)
-        step, log, spent = state["step"], state["log"], state["spent"]
         print(f"going on at step {step}")
-    fast = torch.compile(model.loss, dynamic=False)
-    teach = None
-    if args.role == "student" and (args.work / "teacher.pt").exists():
-        teacher = Llama(TEACHER).cuda().eval().requires_grad_(False)
-        teacher.load_state_dict(torch.load(args.work / "teacher.pt", map_location="cuda", weights_only=False)["model"])
-        teach = torch.compile(teacher, dynamic=False)
+    fast = compiled(model.loss)
     quick = {k: quick_rows(v) for k, v in valid.items()}
     resumed, losses, timed, first_step = time.time(), [], None, step
 
@@ -364,14 +426,9 @@ def train(args):
         torch.save(dict(model=model.state_dict(), adam=adam.state_dict(), muon=muon.momenta, step=step, log=log,
                         spent=spent + time.time() - resumed), saved)
 
-    for step, x, y, runs in batches(train_tokens, args.steps, step):
-        with torch.autocast("cuda", torch.bfloat16):
-            if teach is None:
-                loss, text = fast(x, y, runs)
-            else:
-                with torch.no_grad():
-                    taught = teach(x, runs)
-                loss, text = fast(x, y, runs, taught)
+    for step, x, y, runs in batches:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = fast(x, y, runs)
         loss.backward()
         if step == first_step + 8:
             timed = time.time()     # compilation is over
@@ -382,7 +439,7 @@ def train(args):
         muon.step(MUON_LR * factor, min(0.95, 0.85 + 0.1 * step / 300))
         adam.step()
         model.zero_grad(set_to_none=True)
-        losses.append(text)
+        losses.append(loss.detach())
         last = step + 1 == args.steps or done >= 1
         if (step + 1) % args.every == 0 or last:
             mean = torch.stack(losses).mean().item()
@@ -398,7 +455,7 @@ def train(args):
                 break
     step += 1
     save()
-    with open(args.work / f"{args.role}.csv", "w", newline="") as f:
+    with open(args.work / "loss.csv", "w", newline="") as f:
         writer = csv.DictWriter(f, fieldnames=list(log[0]))
         writer.writeheader()
         writer.writerows(log)
@@ -415,7 +472,7 @@ def quick_rows(docs):
         of_row[i].append(at)
     parts = [(slice(i, i + 32), bounds([of_row[j] for j in range(i, min(i + 32, len(x)))], CONFIG["context"]))
              for i in range(0, len(x), 32)]
-    x, y = torch.from_numpy(x).cuda().long(), torch.from_numpy(y).cuda().long()
+    x, y = torch.from_numpy(x).to(DEVICE).long(), torch.from_numpy(y).to(DEVICE).long()
     return [(x[rows], y[rows], runs) for rows, runs in parts]
 
 
@@ -424,7 +481,7 @@ def quick_loss(model, parts):
     total = count = 0
     model.eval()
     for x, y, runs in parts:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             logits = model(x, runs).float()
         total += F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum").item()
         count += (y >= 0).sum().item()
@@ -442,7 +499,7 @@ def held_out(model, docs, stride=512):
     nats = tokens = bytes_ = 0
     width = CONFIG["context"]
     for ids, size in docs:
-        ids = torch.from_numpy(ids.astype(np.int64)).cuda()
+        ids = torch.from_numpy(ids.astype(np.int64)).to(DEVICE)
         done, n = 1, len(ids)
         while done < n:
             end = min(n, width if done == 1 else done + stride)
@@ -463,7 +520,7 @@ def greedy(model, ids, count):
     """`ids` and the likeliest continuation, up to <|endoftext|>."""
     ids = list(ids)
     while count > 0 and ids[-1] != 1:
-        ids.append(int(model(torch.tensor([ids]).cuda())[0, -1].argmax()))
+        ids.append(int(model(torch.tensor([ids]).to(DEVICE))[0, -1].argmax()))
         count -= 1
     return ids
 
@@ -471,19 +528,22 @@ def greedy(model, ids, count):
 def finish(args):
     from tokenizers import Tokenizer
     _, valid = load_tokens(args.data, args.work)
-    state = torch.load(args.work / f"{args.role}.pt", map_location="cuda", weights_only=False)
-    model, _, _ = make(args.role)
+    state = torch.load(args.work / "model.pt", map_location=DEVICE, weights_only=False)
+    model, _, _ = make()
     model.load_state_dict(state["model"])
     model.eval()
     torch.set_float32_matmul_precision("highest")
     tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
     args.out.mkdir(parents=True, exist_ok=True)
+    # Three files of half precision, each under 16 MiB: 8-bit quantisation hides the rounding.
+    weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
+    names = sorted(weights)
+    for part in range(3):
+        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names[part::3]})
     report = dict(config=CONFIG, step=state["step"], train_seconds=round(state["spent"], 1),
                   parameters=sum(p.numel() for p in model.parameters()), held_out={k: held_out(model, v) for k, v in valid.items()})
     everything = [d for v in valid.values() for d in v]
     report["held_out"]["all"] = held_out(model, everything)
-    if args.role == "teacher":
-        return print(json.dumps(report["held_out"]))
     # The greedy text is what another program must reproduce from the exported file.
     report["prompts"], report["sampling"], report["greedy"] = PROMPTS, SAMPLING, []
     for prompt in PROMPTS[:3]:
@@ -491,11 +551,6 @@ def finish(args):
         ids = greedy(model, start, 96)
         report["greedy"].append(dict(prompt=prompt, first=len(start), ids=ids, text=tokenizer.decode(ids)))
     (args.out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
-    # Three files of half precision, each under 16 MiB: 8-bit quantisation hides the rounding.
-    weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
-    names = sorted(weights)
-    for part in range(3):
-        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names[part::3]})
     print(json.dumps(report["held_out"], indent=1))
     for g in report["greedy"]:
         print("greedy:", g["text"], "\n")
@@ -503,9 +558,11 @@ def finish(args):
 
 def check(args):
     """Attention inside runs equals plain causal attention on each run; a short run learns; tokens a second."""
+    train_tokens, _ = load_tokens(args.data, args.work)
+    loader = Loader(train_tokens, args.data / "tokenizer.json", 48, 0)
     model, muon, adam = make()
-    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
-        ids = torch.randint(2, 6144, (2, 1024)).cuda()
+    with torch.autocast(DEVICE, torch.bfloat16), torch.no_grad():
+        ids = torch.randint(2, 6144, (2, 1024)).to(DEVICE)
         for p in model.blocks.parameters():
             if p.ndim == 2:
                 p.mul_(3)
@@ -516,15 +573,14 @@ def check(args):
             error = ((whole[row, a:b] - alone).norm() / alone.norm()).item()
             print(f"run {row}:{a}..{b}: relative difference {error:.4f}")
             assert error < 0.1
-    train_tokens, _ = load_tokens(args.data, args.work)
     model, muon, adam = make()
-    fast = torch.compile(model.loss, dynamic=False)
-    for step, x, y, runs in batches(train_tokens, 48, 0):
+    fast = compiled(model.loss)
+    for step, x, y, runs in loader:
         if step == 16:
             torch.cuda.synchronize()
             began = time.time()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss, _ = fast(x, y, runs)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = fast(x, y, runs)
         loss.backward()
         muon.step(MUON_LR * rate(step, step / 1000), 0.9)
         adam.step()
@@ -532,6 +588,7 @@ def check(args):
         if step % 8 == 0:
             print(step, round(loss.item(), 4), f"padding {(y < 0).float().mean().item():.3f}")
     torch.cuda.synchronize()
+    loader.close()
     print(f"{32 * ROWS * 1024 / (time.time() - began) / 1e6:.2f} M tokens/s, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
 
@@ -540,10 +597,13 @@ if __name__ == "__main__":
     parser.add_argument("verb", choices=["check", "train", "finish"])
     for name in ("data", "work", "out"):
         parser.add_argument(f"--{name}", type=pathlib.Path, default=pathlib.Path("out"))
-    parser.add_argument("--role", choices=["student", "teacher"], default="student")
+    parser.add_argument("--tiny", action="store_true", help="a very small model and batch, to try everything out")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--every", type=int, default=200)
     options = parser.parse_args()
+    if options.tiny:
+        CONFIG.update(dim=128, layers=2, heads=2, kv_heads=1, ffn=256, context=256)
+        ROWS, BLOCK = 4, 16
     options.work.mkdir(parents=True, exist_ok=True)
     dict(check=check, train=train, finish=finish)[options.verb](options)
