@@ -24,7 +24,7 @@ pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
     let mut metal = Vec::new();
     for kernel in &kernels {
         if wants(Emit::Msl) || wants(Emit::Metallib) {
-            // Schedules with more threadgroup memory than Metal has are for other targets.
+            // Schedules with more threadgroup memory than Metal has, or other products, are for other targets.
             match text(kernel, Dialect::Metal) {
                 Ok(text) => {
                     let (name, version) = (kernel.name.clone(), emit::metal_version(kernel));
@@ -34,6 +34,7 @@ pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
                     metal.push(Source { name, version, text });
                 }
                 Err(_) if kernel.shared_bytes() > METAL_SHARED => {}
+                Err(_) if passes::fits(kernel, Target::Metal).is_err() => {}
                 Err(why) => return Err(why),
             }
         }
@@ -101,7 +102,8 @@ fn ptx(kernels: &[Kernel], out: &Path, asked: bool) -> Result<usize, String> {
         let built =
             tempfile::Builder::new().suffix(".ptx").tempfile_in(out).map_err(|e| e.to_string())?;
         let (from, to) = (source.path().display().to_string(), built.path().display().to_string());
-        let result = nvcc(&["-ptx", "-arch=compute_80", "-std=c++17", "-o", &to, &from])
+        let target = if kernel.has_wgmma() { "-arch=compute_90a" } else { "-arch=compute_80" };
+        let result = nvcc(&["-ptx", target, "-std=c++17", "-o", &to, &from])
             .map_err(|e| format!("nvcc: {e}"))?;
         if !result.status.success() {
             let said = String::from_utf8_lossy(&result.stderr);

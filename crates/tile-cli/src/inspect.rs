@@ -20,18 +20,22 @@ pub(crate) fn run(name: &str, target: Option<TargetArg>, text_only: bool) -> Out
         (TargetArg::Cuda, Target::Cuda, Some(Dialect::Cuda)),
     ];
     println!("{} bytes of threadgroup memory as written", kernel.shared_bytes());
-    for (which, target, dialect) in targets {
+    for (which, of, dialect) in targets {
         if !wants(which) {
             continue;
         }
+        if let Err(fault) = passes::fits(kernel, of) {
+            println!("\n==== {}: {fault}", of.name());
+            continue;
+        }
         if !text_only {
-            println!("\n==== {} as written\n{}", target.name(), kernel.to_text(true));
-            for (pass, after) in passes::trace(kernel, target).map_err(|f| f.to_string())? {
-                println!("==== {} after {pass}\n{}", target.name(), after.to_text(true));
+            println!("\n==== {} as written\n{}", of.name(), kernel.to_text(true));
+            for (pass, after) in passes::trace(kernel, of).map_err(|f| f.to_string())? {
+                println!("==== {} after {pass}\n{}", of.name(), after.to_text(true));
             }
         }
         if let Some(dialect) = dialect {
-            println!("==== {} text\n{}", target.name(), build::text(kernel, dialect)?);
+            println!("==== {} text\n{}", of.name(), build::text(kernel, dialect)?);
         }
     }
     if wants(TargetArg::Cuda) {
@@ -50,7 +54,7 @@ fn registers(kernel: &Kernel) -> Result<String, String> {
         .map_err(|e| e.to_string())?;
     let object = tempfile::Builder::new().suffix(".cubin").tempfile().map_err(|e| e.to_string())?;
     let result = std::process::Command::new("nvcc")
-        .args(["-cubin", "-arch=sm_90", "-std=c++17", "-Xptxas", "-v", "-o"])
+        .args(["-cubin", "-arch=sm_90a", "-std=c++17", "-Xptxas", "-v", "-o"])
         .args([object.path(), source.path()])
         .output();
     match result {

@@ -169,6 +169,16 @@ impl Literal {
     }
 }
 
+/// Elements of a row of a block that [`Inst::Wgmma`] reads: 128 bytes.
+pub const ROW: u32 = 64;
+
+/// Where element `col` of row `row` lies in such a block, from its first element on, which is a multiple of 1024 bytes: each
+/// row's eight units of 16 bytes change places, unit `u` of row `r` to `u ^ (r % 8)`, so that the same unit of eight
+/// neighbouring rows lies in different banks. PTX calls this the 128-byte swizzling mode.
+pub const fn swizzled(row: u32, col: u32) -> u32 {
+    row * ROW + ((col / 8) ^ (row % 8)) * 8 + col % 8
+}
+
 /// What a thread knows about its place. All `U32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Builtin {
@@ -311,6 +321,19 @@ pub enum Inst {
     TileStore { place: Place, index: Value, stride: Value, value: Value },
     /// `c + a b`, summed in f32.
     Mma { a: Value, b: Value, c: Value },
+    /// Begins the product of a warpgroup, four simdgroups from a multiple of four on: all registers of `sum`, accumulators
+    /// of f32, become themselves plus `a b'` over 64 terms. Tile `j` of simdgroup `s` gets rows `16 (s % 4)` on of `a` by
+    /// rows `16 j` on of `b`: blocks of [`ROW`] elements a row in shared memory, 64 rows of `a` and 16 a register of `b`,
+    /// swizzled as [`swizzled`] says. Until it is waited for, neither blocks nor registers may be touched otherwise.
+    Wgmma { sum: Place, a: Place, a_index: Value, b: Place, b_index: Value },
+    /// What was done to accumulators before it comes before the products that begin after it.
+    WgmmaFence,
+    /// Closes a batch of the warpgroup's products.
+    WgmmaCommit,
+    /// Waits until at most this many of the warpgroup's latest batches are unfinished.
+    WgmmaWait(u8),
+    /// The thread's writes to shared memory before it are seen by products that begin after the next barrier.
+    AsyncFence,
     /// Combines each row of an accumulator.
     RowReduce(Reduce, Value),
     /// Each element's row number, as a `U32` accumulator.
@@ -356,6 +379,10 @@ impl Inst {
             | Inst::CopyWait(_)
             | Inst::GridTrigger
             | Inst::GridWait
+            | Inst::WgmmaFence
+            | Inst::WgmmaCommit
+            | Inst::WgmmaWait(_)
+            | Inst::AsyncFence
             | Inst::TileRow(_)
             | Inst::TileCol(_) => {}
             Inst::Unary(_, a)
@@ -388,6 +415,7 @@ impl Inst {
                 }
             }
             Inst::TileLoad { index, stride, .. } => each(&mut [index, stride]),
+            Inst::Wgmma { a_index, b_index, .. } => each(&mut [a_index, b_index]),
             Inst::TileStore { index, stride, value, .. } => each(&mut [index, stride, value]),
             Inst::For { start, end, step, .. } => each(&mut [start, end, step]),
             Inst::If { cond, .. } => each(&mut [cond]),
@@ -431,19 +459,26 @@ impl Inst {
                 | Inst::TileLoad { .. }
                 | Inst::TileStore { .. }
                 | Inst::Mma { .. }
+                | Inst::Wgmma { .. }
+                | Inst::WgmmaFence
+                | Inst::WgmmaCommit
+                | Inst::WgmmaWait(_)
+                | Inst::AsyncFence
                 | Inst::RowReduce(..)
                 | Inst::For { .. }
                 | Inst::If { .. }
         )
     }
 
-    /// The array it reads without changing it.
-    pub fn reads(&self) -> Option<Place> {
-        match self {
-            Inst::Load { place, .. } | Inst::TileLoad { place, .. } => Some(*place),
-            Inst::CopyAsync { from, .. } => Some(*from),
-            _ => None,
-        }
+    /// The arrays it reads. Of what an atomic changes it is not said again.
+    pub fn reads(&self) -> impl Iterator<Item = Place> + use<> {
+        let found = match self {
+            Inst::Load { place, .. } | Inst::TileLoad { place, .. } => [Some(*place), None, None],
+            Inst::CopyAsync { from, .. } => [Some(*from), None, None],
+            Inst::Wgmma { sum, a, b, .. } => [Some(*sum), Some(*a), Some(*b)],
+            _ => [None; 3],
+        };
+        found.into_iter().flatten()
     }
 
     /// The array it changes.
@@ -453,6 +488,7 @@ impl Inst {
             | Inst::Atomic { place, .. }
             | Inst::TileStore { place, .. } => Some(*place),
             Inst::CopyAsync { to, .. } => Some(*to),
+            Inst::Wgmma { sum, .. } => Some(*sum),
             _ => None,
         }
     }
@@ -511,6 +547,13 @@ impl Kernel {
     /// Where an instruction was written, as `file:line`, or nothing.
     pub fn source(&self, source: Source) -> &str {
         self.sources.get(source.0 as usize).map_or("", String::as_str)
+    }
+
+    /// Whether four simdgroups multiply together: what only GPUs of compute capability 9.0 do.
+    pub fn has_wgmma(&self) -> bool {
+        let mut found = false;
+        self.visit(&mut |node| found |= matches!(node.inst, Inst::Wgmma { .. }));
+        found
     }
 
     /// Bytes of threadgroup memory, every array aligned to 16.

@@ -1,4 +1,5 @@
-//! CUDA text through NVIDIA's compiler, for sm_80 and sm_90a: every kernel compiles, none runs out of registers, and
+//! CUDA text through NVIDIA's compiler, for sm_80 (but for products of warpgroups) and sm_90a: every kernel compiles, none
+//! runs out of registers, and
 //! they are those on record in `cuda_compile.golden` (for one version of the compiler; `BLESS=1` writes it anew).
 //!
 //! A family has dozens of kernels, so the test takes a few of each, from the smallest to the largest; DELFT_ALL_KERNELS takes all,
@@ -97,13 +98,20 @@ fn text(kernels: &[(Kernel, Numbers)]) -> String {
     text
 }
 
-/// Files of some size.
-fn files(kernels: &[(Kernel, Numbers)]) -> Vec<String> {
+/// The architectures that have a kernel's instructions.
+fn architectures(kernel: &Kernel) -> &'static [&'static str] {
+    if kernel.has_wgmma() { &ARCHITECTURES[1..] } else { &ARCHITECTURES }
+}
+
+/// Files of some size, and what they are compiled for.
+fn files(kernels: &[(Kernel, Numbers)]) -> Vec<(String, &'static [&'static str])> {
     let (mut files, mut from, mut size) = (vec![], 0, 0);
     for (i, (kernel, _)) in kernels.iter().enumerate() {
         kernel.visit(&mut |_| size += 1);
-        if size >= FILE || i + 1 == kernels.len() {
-            files.push(text(&kernels[from..=i]));
+        let alike =
+            kernels.get(i + 1).is_some_and(|(next, _)| next.has_wgmma() == kernel.has_wgmma());
+        if size >= FILE || !alike {
+            files.push((text(&kernels[from..=i]), architectures(kernel)));
             (from, size) = (i + 1, 0);
         }
     }
@@ -113,9 +121,11 @@ fn files(kernels: &[(Kernel, Numbers)]) -> Vec<String> {
 type Rows = Vec<(&'static str, Usage)>;
 
 /// Compiles all files for all architectures, on all cores.
-fn compile(nvcc: &Nvcc, files: &[String]) -> Result<Rows, Unproved> {
-    let jobs: Vec<(&str, &'static str)> =
-        files.iter().flat_map(|f| ARCHITECTURES.map(|a| (f.as_str(), a))).collect();
+fn compile(nvcc: &Nvcc, files: &[(String, &'static [&'static str])]) -> Result<Rows, Unproved> {
+    let jobs: Vec<(&str, &'static str)> = files
+        .iter()
+        .flat_map(|(text, all)| all.iter().map(move |architecture| (text.as_str(), *architecture)))
+        .collect();
     let (next, rows) = (AtomicUsize::new(0), Mutex::new(Ok(vec![])));
     let work = || {
         while let Some((text, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -146,7 +156,8 @@ fn every_kernel_compiles_for_cuda_and_none_runs_out_of_registers() {
         Err(Unproved::Skip(why)) => return println!("skipped: {why}"),
         Err(Unproved::Wrong(what)) => panic!("{what}"),
     };
-    assert_eq!(rows.len(), kernels.len() * ARCHITECTURES.len(), "every kernel is reported");
+    let wanted: usize = kernels.iter().map(|(kernel, _)| architectures(kernel).len()).sum();
+    assert_eq!(rows.len(), wanted, "every kernel is reported");
     rows.sort_by(|(a, x), (b, y)| (&x.kernel, a).cmp(&(&y.kernel, b)));
 
     let mut found = format!("nvcc {}\n", nvcc.version);

@@ -69,6 +69,13 @@ fn kernels_are_verified() {
     }
 }
 
+fn target(dialect: Dialect) -> Target {
+    match dialect {
+        Dialect::Metal => Target::Metal,
+        Dialect::Cuda => Target::Cuda,
+    }
+}
+
 /// How many elements the buffers of a kernel have, and its numbers.
 struct Launch {
     kernel: &'static str,
@@ -107,6 +114,7 @@ const LAUNCHES: &[Launch] = &[
         lengths: &[256, 256, 256, 256],
         numbers: &[("limit", 13), ("scale", 0x3E80_0000)],
     },
+    Launch { kernel: "warpgroups", lengths: &[8192, 3072, 6144], numbers: &[] },
 ];
 
 impl Launch {
@@ -140,13 +148,17 @@ impl Launch {
     }
 }
 
+/// The kernels that a target has all the instructions of.
+fn written(target: Target) -> Vec<Kernel> {
+    let mut kernels = kernels::all();
+    kernels.retain(|kernel| passes::fits(kernel, target).is_ok());
+    kernels
+}
+
 /// All kernels lowered for a language, and their text with the instances that [`LAUNCHES`] asks for.
 fn lowered(dialect: Dialect) -> (Vec<Kernel>, String) {
-    let target = match dialect {
-        Dialect::Metal => Target::Metal,
-        Dialect::Cuda => Target::Cuda,
-    };
-    let kernels: Vec<Kernel> = kernels::all()
+    let target = target(dialect);
+    let kernels: Vec<Kernel> = written(target)
         .iter()
         .map(|kernel| passes::lower(kernel, target).expect("the kernel is lowered"))
         .collect();
@@ -169,7 +181,7 @@ fn compare(dialect: Dialect) {
         Err(Unproved::Skip(why)) => return eprintln!("skipped: {why}"),
         Err(wrong) => panic!("{wrong}"),
     };
-    for ((written, kernel), launch) in kernels::all().iter().zip(&lowered).zip(LAUNCHES) {
+    for ((written, kernel), launch) in written(target(dialect)).iter().zip(&lowered).zip(LAUNCHES) {
         assert_eq!(kernel.name, launch.kernel);
         let (numbers, mut want) = (launch.numbers(), launch.buffers(kernel));
         interp::run(written, &numbers, &mut want).expect("the interpreter runs the kernel");
@@ -214,6 +226,11 @@ fn what_a_language_lacks_is_refused_by_name_and_line() {
     assert!(found.contains("expected an operand of f16 or bf16, found f32"), "{found}");
     let found = refused(&kernels::for_metal()[9], Dialect::Cuda);
     assert!(found.contains("expected tiles of 16 rows, found 8 x"), "{found}");
+    let warpgroups = &kernels::all()[10];
+    let found = refused(warpgroups, Dialect::Metal);
+    assert!(found.contains("expected tiles of 8 rows"), "{found}");
+    let found = passes::lower(warpgroups, Target::Metal).expect_err("Metal has none").to_string();
+    assert!(found.contains("metal has no wgmma") && found.contains("kernels.rs:"), "{found}");
     let found = refused(&kernels::hoard(10_000), Dialect::Metal);
     assert!(found.contains("at most 32768 bytes of shared memory, found 40000"), "{found}");
     let found = refused(&kernels::hoard(100_000), Dialect::Cuda);

@@ -273,6 +273,85 @@ fn multiplied(how: Matrix) -> (Kernel, Numbers, Vec<Buffer>) {
     (matrix(how), Numbers::new(), vec![x, Buffer::zeros(Scalar::F32, 256)])
 }
 
+mistakes!(Warps: Right NoAsyncFence LateAsyncFence NoBarrier NoFence NoWait NoCommit Overwrites NoBarrierAfter Unset Crooked Apart Past NeverWaited);
+
+/// A product of a warpgroup, whose blocks are copied, and a store to one of them afterwards.
+#[kernel]
+fn warpgroup(x: In<half::f16>, y: Out<f32>, how: Warps) {
+    groups_of(1, 128);
+    let (a, b) = (Shared::<half::f16>::named("a", 4096), Shared::<half::f16>::named("b", 2048));
+    let (row, unit) = (thread_id() / 8, thread_id() % 8);
+    for i in range(0u32, 4u32) {
+        let at = (i * 16 + row) * 64;
+        let to = at + (unit ^ (row % 8)) * 8;
+        copy_async(a, to, x, at + unit * 8, 8, None);
+        if i < 2 {
+            copy_async(b, to, x, at + unit * 8, 8, None);
+        }
+    }
+    copy_commit();
+    copy_wait(0);
+    if !how.is(Warps::NoAsyncFence) && !how.is(Warps::LateAsyncFence) {
+        async_fence();
+    }
+    if !how.is(Warps::NoBarrier) {
+        barrier();
+    }
+    if how.is(Warps::LateAsyncFence) {
+        async_fence();
+    }
+    let sums = Frags::accumulators(2, 0.0);
+    let others = Frags::accumulators(2, 0.0);
+    let index = Var::new(group_id());
+    if how.is(Warps::Crooked) {
+        index.set(group_id() + 64);
+    } else if how.is(Warps::Past) {
+        index.set(group_id() + 512);
+    } else if how.is(Warps::Apart) {
+        index.set(simd_id() / 2 * 512);
+    }
+    if !how.is(Warps::NoFence) {
+        wgmma_fence();
+    }
+    sums.wgmma((a, group_id()), (b, index.get()));
+    if !how.is(Warps::NoCommit) {
+        wgmma_commit();
+    }
+    if how.is(Warps::Overwrites) {
+        a[thread_id()] = x[thread_id()];
+    }
+    if how.is(Warps::NeverWaited) {
+        others.get(0).store(y, simd_id() * 512, 32u32);
+    } else {
+        if !how.is(Warps::NoWait) {
+            wgmma_wait(0);
+        }
+        sums.get(0).store(y, simd_id() * 512, 32u32);
+        sums.get(1).store(y, simd_id() * 512 + 16, 32u32);
+    }
+    if !how.is(Warps::NoBarrierAfter) {
+        barrier();
+    }
+    if !how.is(Warps::NeverWaited) {
+        a[thread_id()] = x[thread_id()];
+    }
+}
+
+fn by_warpgroup(how: Warps) -> (Kernel, Numbers, Vec<Buffer>) {
+    let x = Buffer::floats(Scalar::F16, &[0.5; 4096]);
+    let mut kernel = warpgroup(how);
+    if how.is(Warps::Unset) {
+        // Without the zeros of its second accumulator.
+        let mut stores = 0;
+        kernel.body.0.retain(|node| {
+            let store = matches!(node.inst, Inst::Store { place: Place::Register(0), .. });
+            stores += u32::from(store);
+            !store || stores != 2
+        });
+    }
+    (kernel, Numbers::new(), vec![x, Buffer::zeros(Scalar::F32, 2048)])
+}
+
 #[kernel]
 fn contract(x: In<f32>, y: Out<f32>, n: Arg<u32>, m: Const<u32>) {
     launch(Mode::Element, [dim("n").ceil_div(32u32), fixed(1), fixed(1)], 32);
@@ -301,6 +380,7 @@ fn the_right_kernels_run() {
         handed(Hand::Right),
         plainly(Plain::Right),
         multiplied(Matrix::Right),
+        by_warpgroup(Warps::Right),
         contracted(64, 2, 128, Scalar::F32),
     ] {
         let expected = vec![];
@@ -368,6 +448,27 @@ fn every_mistake_is_found_where_it_is_made() {
         (multiplied(Matrix::NoBarrier), "loads stage[0]", "wrote with no barrier between"),
         (multiplied(Matrix::Past), "loads a tile at x[256]", "out of bounds"),
         (multiplied(Matrix::Unset), "loads stage[0]", "which nothing has written"),
+        (by_warpgroup(Warps::NoAsyncFence), "multiplies a[0]", "thread 0 wrote and did not fence"),
+        (by_warpgroup(Warps::LateAsyncFence), "multiplies a[0]", "wrote and did not fence"),
+        (
+            by_warpgroup(Warps::NoBarrier),
+            "multiplies a[0]",
+            "thread 0 wrote with no barrier between",
+        ),
+        (by_warpgroup(Warps::NoFence), "adds to r0[0]", "touched since the last fence"),
+        (by_warpgroup(Warps::NoWait), "loads r0[0]", "to which a product still adds"),
+        (by_warpgroup(Warps::NoCommit), "loads r0[0]", "to which a product still adds"),
+        (by_warpgroup(Warps::Overwrites), "stores a[0]", "which a product still reads"),
+        (by_warpgroup(Warps::NoBarrierAfter), "stores a[0]", "read with no barrier between"),
+        (by_warpgroup(Warps::Unset), "adds to r0[1]", "which nothing has written"),
+        (by_warpgroup(Warps::Crooked), "a block at index 64", "a multiple of 512 expected"),
+        (
+            by_warpgroup(Warps::Apart),
+            "thread 64",
+            "the same for the warpgroup: 0 expected, 512 found",
+        ),
+        (by_warpgroup(Warps::Past), "multiplies b[2559]", "out of bounds: it has 2048 elements"),
+        (by_warpgroup(Warps::NeverWaited), "a product", "that nothing waits for"),
     ];
     let in_code = contracts.len() - 1;
     let mut missed = String::new();

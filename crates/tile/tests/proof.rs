@@ -10,7 +10,7 @@ mod inventory;
 use tile::case::{Buffer, Case, Expected, noise, tolerance};
 use tile::dsl::*;
 use tile::emit::{self, Dialect};
-use tile::ir::{AtomicOp, Kernel};
+use tile::ir::{AtomicOp, Kernel, ParamKind};
 use tile::launch::{Mode, Numbers};
 use tile::passes::{self, Target};
 use tile::proof::{self, Program, Schedule, Unproved};
@@ -72,6 +72,48 @@ fn product<T: Float>(a: In<T>, b: In<T>, c: Out<f32>, inner: Const<u32>) {
     }
     let to = (row + down) * dim_columns() + column + across;
     sums.get(0).store(c, to, dim_columns());
+}
+
+/// `c = a b^T` in blocks of 64 x 32, by a warpgroup: steps of 64 terms through three stages, a product under way while the
+/// next begins.
+#[kernel]
+fn wide<T: Float>(a: In<T>, b: In<T>, c: Out<f32>, inner: Const<u32>) {
+    launch(Mode::Tile, [dim("columns").ceil_div(32), dim("rows").ceil_div(64), fixed(1)], 128);
+    let left = Shared::<T>::named("left", 3 * 64 * 64);
+    let right = Shared::<T>::named("right", 3 * 32 * 64);
+    let (row, column) = (group_id_of(1) * 64, group_id_of(0) * 32);
+    let (r, unit) = (thread_id() / 8, thread_id() % 8);
+    let spot = r * 64 + (unit ^ (r % 8)) * 8;
+    let stage = |k: Val<u32>| {
+        let from = r * inner + k * 64 + unit * 8;
+        let some = Some(k.lt(inner / 64));
+        for i in 0..4u32 {
+            let to = k % 3 * (64 * 64) + i * (16 * 64) + spot;
+            copy_async(left, to, a, (row + i * 16) * inner + from, 8, some);
+        }
+        for i in 0..2u32 {
+            let to = k % 3 * (32 * 64) + i * (16 * 64) + spot;
+            copy_async(right, to, b, (column + i * 16) * inner + from, 8, some);
+        }
+        copy_commit();
+    };
+    let sums = Frags::accumulators(2, 0.0);
+    stage(0u32.val());
+    for k in range(0, inner / 64) {
+        copy_wait(0);
+        async_fence();
+        wgmma_wait(1);
+        barrier();
+        wgmma_fence();
+        sums.wgmma((left, k % 3 * (64 * 64)), (right, k % 3 * (32 * 64)));
+        wgmma_commit();
+        stage(k + 1);
+    }
+    wgmma_wait(0);
+    copy_wait(0);
+    let to = (row + simd_id() * 16) * dim_columns() + column;
+    sums.get(0).store(c, to, dim_columns());
+    sums.get(1).store(c, to + 16, dim_columns());
 }
 
 /// The columns of [`product`]'s result: as many as its grid covers.
@@ -165,8 +207,19 @@ fn norm_case<T: Float>(rows: usize, width: usize, group: u32) -> Case {
 }
 
 fn product_case<T: Float>(rows: usize, columns: usize, inner: usize) -> Case {
-    let a = Buffer::floats(T::SCALAR, &noise(1, rows * inner));
-    let b = Buffer::floats(T::SCALAR, &noise(2, columns * inner));
+    product_by(product::<T>(), rows, columns, inner)
+}
+
+fn wide_case<T: Float>(rows: usize, columns: usize, inner: usize) -> Case {
+    product_by(wide::<T>(), rows, columns, inner)
+}
+
+fn product_by(kernel: Kernel, rows: usize, columns: usize, inner: usize) -> Case {
+    let ParamKind::Buffer { scalar, .. } = kernel.params[0].kind else {
+        panic!("the first parameter is a matrix");
+    };
+    let a = Buffer::floats(scalar, &noise(1, rows * inner));
+    let b = Buffer::floats(scalar, &noise(2, columns * inner));
     let (left, right) = (a.to_f64(), b.to_f64());
     let mut want = vec![];
     for r in 0..rows {
@@ -175,7 +228,7 @@ fn product_case<T: Float>(rows: usize, columns: usize, inner: usize) -> Case {
         }
     }
     Case {
-        kernel: product::<T>(),
+        kernel,
         label: format!("{rows} x {columns} x {inner}"),
         numbers: Numbers::new()
             .with("rows", rows as u32)
@@ -293,6 +346,8 @@ fn cases() -> Vec<Case> {
         norm_case::<half::bf16>(5, 1000, 256),
         product_case::<half::f16>(64, 32, 64),
         product_case::<half::bf16>(32, 96, 16),
+        wide_case::<half::f16>(64, 64, 64),
+        wide_case::<half::bf16>(128, 32, 320),
         reverse_case(),
         lanes_case(),
         histogram_case(),
@@ -339,6 +394,7 @@ fn address_spaces_of_the_inventory_are_right() {
     cases.dedup_by(|next, case| next.kernel == case.kernel);
     // What needs more than 32 KiB of threadgroup memory is not for Metal.
     cases.retain(|case| case.kernel.shared_bytes() <= 32 << 10);
+    cases.retain(|case| passes::fits(&case.kernel, Target::Metal).is_ok());
     let lower = |case: &Case| passes::lower(&case.kernel, Target::Metal).expect("it lowers");
     let kernels: Vec<Kernel> = cases.iter().map(lower).collect();
     for some in kernels.chunks(32) {
@@ -355,6 +411,7 @@ fn address_spaces_of_the_inventory_are_right() {
 fn address_spaces_are_right() {
     let kernels: Vec<Kernel> = cases()
         .iter()
+        .filter(|c| passes::fits(&c.kernel, Target::Metal).is_ok())
         .map(|c| passes::lower(&c.kernel, Target::Metal).expect("it lowers"))
         .collect();
     let text = emit::text(&kernels, Dialect::Metal).expect("it can be written");
@@ -387,6 +444,10 @@ fn norm_f32() -> Case {
 
 fn product_f16() -> Case {
     product_case::<half::f16>(64, 32, 64)
+}
+
+fn wide_f16() -> Case {
+    wide_case::<half::f16>(64, 32, 320)
 }
 
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);";
@@ -430,6 +491,12 @@ const CUDA: &[Mutant] = &[
     Mutant { why: "words of an operand are swapped", case: product_f16, prelude: true, find: "{b.word[2 * half], b.word[2 * half + 1]}", nth: 0, put: "{b.word[2 * half + 1], b.word[2 * half]}", says: "" },
     Mutant { why: "rows of shared memory are misaligned", case: product_f16, prelude: false, find: ", 24u)", nth: 0, put: ", 20u)", says: "multiple of 16" },
     Mutant { why: "the output is written past its end", case: lanes_case, prelude: false, find: "sums[", nth: 0, put: "sums[64u + ", says: "write outside `sums`" },
+    Mutant { why: "the last wait for products is missing", case: wide_f16, prelude: false, find: "tk_wgmma_wait<0>();", nth: 0, put: "", says: "" },
+    Mutant { why: "operands are overwritten before the product is waited for", case: wide_f16, prelude: false, find: "tk_wgmma_wait<1>();", nth: 0, put: "tk_wgmma_wait<2>();", says: "" },
+    Mutant { why: "a product is not committed", case: wide_f16, prelude: false, find: "tk_wgmma_commit();", nth: 0, put: "", says: "" },
+    Mutant { why: "the barrier before a product is missing", case: wide_f16, prelude: false, find: "__syncthreads();", nth: 0, put: "", says: "" },
+    Mutant { why: "units of a row stay in their places", case: wide_f16, prelude: false, find: " ^ ", nth: 0, put: " + 0u * ", says: "" },
+    Mutant { why: "a block is misaligned", case: wide_f16, prelude: false, find: "(r0, left + ", nth: 0, put: "(r0, left + 64u + ", says: "multiple of 1024" },
 ];
 
 impl Mutant {

@@ -268,4 +268,40 @@ impl Frags {
         let index = i.val().value;
         perform(Inst::Store { place: self.place, index, value: value.value });
     }
+
+    /// Begins the product of a warpgroup, `self += a b'` over 64 terms: see [`Inst::Wgmma`] for which simdgroup gets which rows,
+    /// and for how `a` (64 rows from `a_index` on) and `b` (16 rows for each register) lie in shared memory.
+    #[track_caller]
+    pub fn wgmma<T: Float>(
+        self,
+        (a, a_index): (Shared<T>, Val<u32>),
+        (b, b_index): (Shared<T>, Val<u32>),
+    ) {
+        let (sum, a_index, b_index) = (self.place, a_index.value, b_index.value);
+        perform(Inst::Wgmma { sum, a: a.place(), a_index, b: b.place(), b_index });
+    }
+}
+
+/// What was done to accumulators before it comes before the products of warpgroups that begin after it.
+#[track_caller]
+pub fn wgmma_fence() {
+    perform(Inst::WgmmaFence);
+}
+
+/// Closes a batch of the warpgroup's products.
+#[track_caller]
+pub fn wgmma_commit() {
+    perform(Inst::WgmmaCommit);
+}
+
+/// Waits until at most `pending` of the warpgroup's latest batches are unfinished.
+#[track_caller]
+pub fn wgmma_wait(pending: u8) {
+    perform(Inst::WgmmaWait(pending));
+}
+
+/// This thread's writes to shared memory are seen by products of warpgroups that begin after the next barrier.
+#[track_caller]
+pub fn async_fence() {
+    perform(Inst::AsyncFence);
 }

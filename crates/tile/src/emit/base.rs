@@ -402,8 +402,28 @@ impl Printer<'_> {
                 let access = self.access(self.ty(*value), *place, *index, *stride, &text, false)?;
                 language.tile_store(&access, &self.tile(*value))?
             }
+            Inst::Wgmma { sum, a, a_index, b, b_index } => {
+                let scalar = self.kernel.element(*a).scalar();
+                let (a, b) = (self.address(*a, *a_index), self.address(*b, *b_index));
+                language.wgmma(self.names.place(*sum), scalar, &a, &b)?
+            }
+            Inst::WgmmaFence => format!("{}{}", self.holds(), language.signal(inst)),
+            Inst::WgmmaWait(_) => {
+                format!("{} {}", language.signal(inst), self.holds()).trim_end().to_owned()
+            }
             inst => language.signal(inst),
         })
+    }
+
+    /// Holds all accumulators of products of warpgroups.
+    fn holds(&self) -> String {
+        let mut sums = std::collections::BTreeSet::new();
+        self.kernel.visit(&mut |node| {
+            if let Inst::Wgmma { sum, .. } = &node.inst {
+                sums.insert(self.names.place(*sum));
+            }
+        });
+        sums.into_iter().map(|sum| self.language.hold(sum) + " ").collect()
     }
 
     fn access<'t>(

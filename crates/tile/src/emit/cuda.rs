@@ -64,6 +64,68 @@ fn parameter(scalar: Scalar, name: &str) -> String {
     }
 }
 
+/// What shared arrays are aligned to, in bytes.
+fn alignment(kernel: &Kernel) -> u32 {
+    if kernel.has_wgmma() { 1024 } else { 16 }
+}
+
+/// The functions that begin a kernel's products of warpgroups, each once in a file: `wgmma` is an instruction of its own for
+/// every number of columns, with all accumulators as operands.
+pub(super) fn products(kernel: &Kernel) -> String {
+    let mut out = String::new();
+    kernel.visit(&mut |node| {
+        let Inst::Wgmma { sum: Place::Register(sum), a, .. } = &node.inst else { return };
+        let scalar = Cuda.scalar(kernel.element(*a).scalar());
+        let tiles = kernel.registers[*sum as usize].len;
+        let text = product(scalar, tiles);
+        if !out.contains(&text) {
+            out.push_str(&text);
+        }
+    });
+    out
+}
+
+/// `c += a b'` over 64 terms: four instructions of sixteen, whose operands lie 32 bytes apart.
+fn product(scalar: &str, tiles: u32) -> String {
+    let lone = tiles == 1;
+    let rows = |each: &dyn Fn(u32, u32) -> String| -> Vec<String> {
+        let row = |tile| (0..8).map(|e| each(tile, e)).collect::<Vec<_>>().join(", ");
+        (0..tiles).map(row).collect()
+    };
+    let registers = rows(&|tile, e| format!("%{}", 8 * tile + e)).join(", \" \\\n    \"");
+    let operands = rows(&|tile, e| match lone {
+        true => format!("\"+f\"(c[{e}])"),
+        false => format!("\"+f\"(c[{tile}][{e}])"),
+    });
+    let operands = operands.join(",\n        ");
+    let sums = if lone { "& c".to_owned() } else { format!(" (&c)[{tiles}]") };
+    let [a, b, yes] = [0, 1, 2].map(|i| 8 * tiles + i);
+    let guard = format!("TK_WGMMA_{}_{tiles}", scalar.to_uppercase());
+    let shape = format!("m64n{}k16.f32.{scalar}.{scalar}", 16 * tiles);
+    format!(
+        r#"#if !defined(TILE_SHIM) && !defined({guard})
+#define {guard}
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "products of warpgroups need compute capability 9.0: compile for sm_90a"
+#endif
+#define TK_SUMS "{{{registers}}}"
+#define TK_STEP "wgmma.mma_async.sync.aligned.{shape} " TK_SUMS ", a, b, p, 1, 1, 0, 0;\n"
+#define TK_NEXT "add.s64 a, a, 2; add.s64 b, b, 2;\n"
+TK_INLINE void tk_wgmma_{scalar}(tk_frag<float, 8>{sums}, const {scalar}* a, const {scalar}* b) {{
+  asm volatile("{{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %{yes}, 0; mov.b64 a, %{a}; mov.b64 b, %{b};\n"
+      TK_STEP TK_NEXT TK_STEP TK_NEXT TK_STEP TK_NEXT TK_STEP "}}"
+      : {operands}
+      : "l"(tk_block(a)), "l"(tk_block(b)), "r"(1)
+      : "memory");
+}}
+#undef TK_SUMS
+#undef TK_STEP
+#undef TK_NEXT
+#endif
+"#
+    )
+}
+
 impl Language for Cuda {
     fn reserved(&self) -> &'static [&'static str] {
         RESERVED
@@ -111,14 +173,15 @@ impl Language for Cuda {
             }
         }
         if cuda_dynamic_shared(kernel) > 0 {
-            let _ = writeln!(out, "  TK_DYNAMIC(tk_dynamic);  // {} bytes", kernel.shared_bytes());
+            let (align, bytes) = (alignment(kernel), kernel.shared_bytes());
+            let _ = writeln!(out, "  TK_DYNAMIC(tk_dynamic, {align});  // {bytes} bytes");
         }
     }
 
     fn shared(&self, kernel: &Kernel, name: &str, ty: &str, len: u32, offset: u32) -> String {
         match kernel.shared_bytes() > CUDA_STATIC {
             true => format!("{ty}* const {name} = reinterpret_cast<{ty}*>(tk_dynamic + {offset});"),
-            false => format!("__shared__ __align__(16) {ty} {name}[{len}];"),
+            false => format!("__shared__ __align__({}) {ty} {name}[{len}];", alignment(kernel)),
         }
     }
 
@@ -265,6 +328,10 @@ impl Language for Cuda {
             Inst::CopyWait(pending) => format!("tk_copy_wait<{pending}>();"),
             Inst::GridTrigger => "tk_grid_trigger();".to_owned(),
             Inst::GridWait => "tk_grid_wait();".to_owned(),
+            Inst::WgmmaFence => "tk_wgmma_fence();".to_owned(),
+            Inst::WgmmaCommit => "tk_wgmma_commit();".to_owned(),
+            Inst::WgmmaWait(pending) => format!("tk_wgmma_wait<{pending}>();"),
+            Inst::AsyncFence => "tk_async_fence();".to_owned(),
             _ => String::new(),
         }
     }
@@ -352,6 +419,14 @@ impl Language for Cuda {
     fn mma(&self, (left, a): (Tile, &str), b: &str, c: &str) -> Result<Text, String> {
         let scalar = self.scalar(left.scalar);
         Ok(Text::primary(format!("tk_mma_{scalar}({a}, {b}, {c})")))
+    }
+
+    fn wgmma(&self, sum: &str, scalar: Scalar, a: &str, b: &str) -> Result<String, String> {
+        Ok(format!("tk_wgmma_{}({sum}, {a}, {b});", self.scalar(scalar)))
+    }
+
+    fn hold(&self, sum: &str) -> String {
+        format!("tk_hold({sum});")
     }
 
     fn row_reduce(&self, op: Reduce, value: &str) -> Text {

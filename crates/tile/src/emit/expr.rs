@@ -123,6 +123,10 @@ pub(super) trait Language {
     fn tile_store(&self, access: &Access<'_>, value: &str) -> Result<String, String>;
     /// `c + a b`.
     fn mma(&self, a: (Tile, &str), b: &str, c: &str) -> Result<Text, String>;
+    /// The beginning of a warpgroup's product: the registers' name and the blocks' element type and addresses.
+    fn wgmma(&self, sum: &str, scalar: Scalar, a: &str, b: &str) -> Result<String, String>;
+    /// Keeps the compiler from moving accumulators past a fence or a wait for products.
+    fn hold(&self, sum: &str) -> String;
     /// Each row combined.
     fn row_reduce(&self, op: Reduce, value: &str) -> Text;
     /// An accumulator as a left operand.

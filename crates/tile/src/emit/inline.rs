@@ -83,6 +83,8 @@ fn may_change(inst: &Inst, place: Place) -> bool {
             | Inst::SimdBarrier
             | Inst::Fence
             | Inst::CopyWait(_)
+            | Inst::WgmmaWait(_)
+            | Inst::AsyncFence
             | Inst::GridWait
             | Inst::Atomic { .. }
     );

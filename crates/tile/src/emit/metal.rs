@@ -351,6 +351,14 @@ impl Language for Metal {
         Ok(Text::primary(format!("tk_mma({a}, {b}, {c})")))
     }
 
+    fn wgmma(&self, _: &str, _: Scalar, _: &str, _: &str) -> Result<String, String> {
+        Err("expected products of simdgroups, found one of a warpgroup".to_owned())
+    }
+
+    fn hold(&self, _: &str) -> String {
+        String::new()
+    }
+
     fn row_reduce(&self, op: Reduce, value: &str) -> Text {
         Text::primary(match op {
             Reduce::Sum => format!("tk_row_sum({value})"),

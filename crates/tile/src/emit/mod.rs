@@ -26,7 +26,8 @@ use crate::verify::Fault;
 pub enum Dialect {
     /// Metal Shading Language 3.1; 3.2 for kernels that hand work from one threadgroup to another.
     Metal,
-    /// CUDA C++ for NVRTC or nvcc, compute capability 8.0 and up, without any include.
+    /// CUDA C++ for NVRTC or nvcc, without any include: compute capability 8.0 and up, or 9.0 alone (`sm_90a`) for
+    /// kernels with products of warpgroups ([`Kernel::has_wgmma`]).
     Cuda,
 }
 
@@ -68,10 +69,17 @@ pub fn kernel_text(
     dialect: Dialect,
     first_constant: usize,
 ) -> Result<String, Fault> {
-    let mut out = contract(kernel);
+    let mut out = String::new();
     match dialect {
-        Dialect::Metal => base::print(kernel, &metal::Metal { first_constant }, &mut out)?,
-        Dialect::Cuda => base::print(kernel, &cuda::Cuda, &mut out)?,
+        Dialect::Metal => {
+            out.push_str(&contract(kernel));
+            base::print(kernel, &metal::Metal { first_constant }, &mut out)?;
+        }
+        Dialect::Cuda => {
+            out.push_str(&cuda::products(kernel));
+            out.push_str(&contract(kernel));
+            base::print(kernel, &cuda::Cuda, &mut out)?;
+        }
     }
     Ok(out)
 }
@@ -165,6 +173,9 @@ fn contract(kernel: &Kernel) -> String {
     }
     for rule in &kernel.launch.requirements {
         let _ = writeln!(out, "//   requires {rule}");
+    }
+    if kernel.has_wgmma() {
+        let _ = writeln!(out, "//   requires compute capability 9.0: sm_90a");
     }
     out
 }

@@ -19,7 +19,7 @@ typedef unsigned int uint;
 #define TK_INLINE __device__ __forceinline__
 #define TK_MEMBER __device__ __forceinline__
 // Shared memory whose size is given at launch.
-#define TK_DYNAMIC(name) extern __shared__ __align__(16) unsigned char name[]
+#define TK_DYNAMIC(name, align) extern __shared__ __align__(align) unsigned char name[]
 
 // f32 to half and bfloat, rounded to nearest even, as bits; pairs with the first in the low half.
 TK_INLINE ushort tk_f16_from(float x) {
@@ -175,6 +175,19 @@ TK_INLINE void tk_ldmatrix_trans(uint (&to)[4], const void* row) {
 TK_MMA(f16)
 TK_MMA(bf16)
 #undef TK_MMA
+
+// Products of four warps read shared memory, and add to registers, on their own time. Writes of this thread to shared memory
+// are seen by those behind the next barrier; accumulators are theirs from the fence before the first to the wait.
+TK_INLINE void tk_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+TK_INLINE void tk_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TK_INLINE void tk_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending> TK_INLINE void tk_wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// Describes a block of rows of 128 bytes, swizzled, at a multiple of 1024 bytes: eight rows are 1024 bytes apart.
+TK_INLINE unsigned long long tk_block(const void* p) {
+  return (tk_shared(p) & 0x3FFFFu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
 #endif
 // Once for each element a lane holds of a tile.
 #define TK_EACH(n) TK_UNROLL for (uint e = 0; e < n; ++e)
@@ -271,6 +284,18 @@ template <class T, int N> struct tk_frag {
   TK_MEMBER T& operator[](uint e) { return element[e]; }
   TK_MEMBER const T& operator[](uint e) const { return element[e]; }
 };
+
+// The compiler, which knows nothing of products under way, moves nothing of an accumulator past this.
+#ifdef TILE_SHIM
+template <class C> TK_INLINE void tk_hold(C&) {}
+#else
+TK_INLINE void tk_hold(tk_frag<float, 8>& c) {
+  TK_EACH(8) asm volatile("" : "+f"(c[e])::"memory");
+}
+template <int count> TK_INLINE void tk_hold(tk_frag<float, 8> (&c)[count]) {
+  TK_UNROLL for (int i = 0; i < count; ++i) tk_hold(c[i]);
+}
+#endif
 
 TK_INLINE uint tk_tile_row(uint lane, uint e) { return lane / 4 + e / 2 % 2 * 8; }
 TK_INLINE uint tk_tile_col(uint lane, uint e) { return lane % 4 * 2 + e % 2 + e / 4 * 8; }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::allocate::allocate;
 use super::ops::{Array, Col, Fixed, Index, Op, Program, Slot};
+use super::products::Product;
 use crate::ir::{Access, Block, Builtin, Hint, Inst, Kernel, Node, ParamKind, Place, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
@@ -362,6 +363,10 @@ impl Compiler<'_> {
             }
             Inst::CopyCommit => Op::CopyCommit,
             Inst::CopyWait(pending) => Op::CopyWait(*pending),
+            Inst::WgmmaFence => Op::WgmmaFence,
+            Inst::WgmmaCommit => Op::WgmmaCommit,
+            Inst::WgmmaWait(pending) => Op::WgmmaWait(*pending),
+            Inst::AsyncFence => Op::AsyncFence,
             // Kernels run one after another here, so neither has anything to do.
             Inst::GridTrigger | Inst::GridWait => return Ok(()),
             _ => self.tile_op(node)?,
@@ -419,6 +424,25 @@ impl Compiler<'_> {
                     return Err(format!("the product {c} + {a} {b} has no meaning"));
                 }
                 Op::Mma { left, right, a, b, c, d: self.define_tile(node)? }
+            }
+            Inst::Wgmma { sum: Place::Register(sum), a, a_index, b, b_index } => {
+                let sums = self.kernel.registers.get(*sum as usize);
+                let (Some(sums), Array::Shared(left), Array::Shared(right)) =
+                    (sums, self.array(*a)?, self.array(*b)?)
+                else {
+                    return Err("a product adds blocks of shared memory to registers".to_owned());
+                };
+                let scalar = self.kernel.element(*a).scalar();
+                let whole = sums.ty == Type::Tile(Tile::new(Scalar::F32, Role::C))
+                    && self.kernel.element(*b).scalar() == scalar
+                    && matches!(scalar, Scalar::F16 | Scalar::BF16)
+                    && self.kernel.launch.threads.is_multiple_of(128);
+                if !whole {
+                    return Err("such a product has no meaning".to_owned());
+                }
+                let [a_index, b_index] = [*a_index, *b_index].map(|v| self.scalar(v, Scalar::U32));
+                let (a, b) = ((left, a_index?), (right, b_index?));
+                Op::Wgmma(Product { scalar, sum: *sum, tiles: sums.len, a, b })
             }
             Inst::RowReduce(op, a) => {
                 let (a, tile) = self.tile(*a)?;

@@ -18,6 +18,8 @@ struct Shadow {
     others: HashMap<(usize, bool), Vec<Record>>,
     /// The thread, plus one, whose unfinished copy will write it. Empty where there are none.
     flying: Vec<u16>,
+    /// How many unfinished products read it. Empty where there are none.
+    lent: Vec<u32>,
 }
 
 /// Stops an access to an element.
@@ -35,6 +37,7 @@ impl Shadow {
             atomic: vec![0; if atomic { len } else { 0 }],
             others: HashMap::new(),
             flying: vec![0; if flying { len } else { 0 }],
+            lent: vec![],
         }
     }
 
@@ -43,6 +46,15 @@ impl Shadow {
         match self.flying.get(i) {
             None | Some(0) => Ok(()),
             Some(thread) => Err(Why::Flying { thread: usize::from(*thread) - 1 }),
+        }
+    }
+
+    /// Whether nothing reads it on its own time.
+    #[inline(always)]
+    fn free(&self, i: usize) -> Result<(), Why> {
+        match self.lent.get(i) {
+            None | Some(0) => Ok(()),
+            Some(_) => Err(Why::Lent),
         }
     }
 
@@ -103,6 +115,7 @@ impl Shadow {
     fn writes<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
         let access = Access::default();
         self.landed(i)?;
+        self.free(i)?;
         Self::against::<SHARED>(self.written[i], order, who, access, Did::Wrote)?;
         Self::against::<SHARED>(self.read[i], order, who, access, Did::Read)?;
         if let Some(atomic) = self.atomic.get(i) {
@@ -125,6 +138,7 @@ impl Shadow {
     ) -> Result<(), Why> {
         let access = Access { coherent: true, of_atomic: false };
         self.landed(i)?;
+        self.free(i)?;
         let written = self.written[i];
         if if SHARED { !order.is_ours(written) } else { written == 0 } {
             return Err(Why::Uninitialised);
@@ -220,10 +234,46 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(array: &ir::Array, atomic: bool, copies: bool) -> Self {
+    pub(super) fn new(array: &ir::Array, atomic: bool, copies: bool, products: bool) -> Self {
         let len = array.len as usize;
-        let shadow = Shadow::new(len, false, atomic, copies);
+        let mut shadow = Shadow::new(len, false, atomic, copies);
+        shadow.lent = vec![0; if products { len } else { 0 }];
         Shared { cells: vec![0; len], shadow }
+    }
+
+    /// Elements.
+    pub(super) fn size(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The register bits of an element that is in bounds, whoever may read it.
+    pub(super) fn peek(&self, i: usize) -> u32 {
+        self.cells[i]
+    }
+
+    /// A product begins to read the element: it must be there for products, and may not be written until that ends.
+    pub(super) fn lend(&mut self, i: usize, order: &Order) -> Result<(), Why> {
+        let shadow = &mut self.shadow;
+        shadow.landed(i)?;
+        let written = shadow.written[i];
+        let newest = shadow.atomic.get(i).copied().unwrap_or(0).max(written);
+        if !order.is_ours(written) {
+            return Err(Why::Uninitialised);
+        }
+        if !order.is_past(newest) {
+            return Err(race(newest, order, Did::Wrote));
+        }
+        if !order.is_shown(newest) {
+            return Err(Why::Unpublished { thread: order::thread(newest) });
+        }
+        shadow.lent[i] += 1;
+        Ok(())
+    }
+
+    /// The product has ended, for those threads.
+    pub(super) fn give_back(&mut self, i: usize, order: &Order, who: u64) {
+        self.shadow.lent[i] -= 1;
+        order.note::<true>(&mut self.shadow.read[i], who, Access::default());
     }
 
     /// A copy by `thread` begins: the element may not be touched until it ends.

@@ -2,6 +2,7 @@
 //!
 //! A column holds one 32-bit register of every thread; a slot one matrix of every simdgroup.
 
+use super::products::Product;
 use crate::instr::{Binary, Unary};
 use crate::ir::{AtomicOp, Reduce, SimdOp, Source};
 use crate::types::{Scalar, Tile};
@@ -117,6 +118,11 @@ pub(super) enum Op {
     },
     CopyCommit,
     CopyWait(u8),
+    Wgmma(Product),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait(u8),
+    AsyncFence,
     TileUnary {
         op: Unary,
         scalar: Scalar,
@@ -270,7 +276,9 @@ impl Op {
                     .flatten()
                     .for_each(|c| f(c, Column))
             }
+            Op::Wgmma(Product { a, b, .. }) => [a, b].into_iter().for_each(|i| f(&mut i.1, Column)),
             Op::Barrier | Op::SimdBarrier | Op::Fence | Op::CopyCommit | Op::CopyWait(_) => {}
+            Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait(_) | Op::AsyncFence => {}
             Op::TileUnary { d, a, .. }
             | Op::TileCast { d, a, .. }
             | Op::Across { d, a, .. }

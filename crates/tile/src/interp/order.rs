@@ -18,6 +18,8 @@ const THREAD: u64 = 0x3FF;
 pub(super) const WIDE: u64 = 1 << 10;
 /// Threads of several simdgroups.
 const MANY: u64 = 1 << 11;
+/// A warpgroup, in which no simdgroup's barrier orders anything.
+pub(super) const ALL: u64 = WIDE | MANY;
 /// The stamp of what the launch found in memory.
 const INITIAL: u64 = 1;
 /// The record of an element that the launch found initialised.
@@ -86,6 +88,9 @@ pub(super) struct Order {
     seen_by: Vec<(u64, Seen)>,
     taken: Vec<Seen>,
     taken_by: Vec<(u64, Seen)>,
+    /// By thread: its last `async_fence`, and the last that a barrier has shown to others.
+    published: Vec<u64>,
+    shown: Vec<u64>,
 }
 
 fn add(list: &mut Vec<Seen>, new: Seen) {
@@ -120,6 +125,8 @@ impl Order {
             seen_by: vec![],
             taken: vec![],
             taken_by: vec![],
+            published: vec![0; threads],
+            shown: vec![0; threads],
         }
     }
 
@@ -156,6 +163,7 @@ impl Order {
     pub(super) fn barrier(&mut self) {
         self.now += 1;
         self.barrier = self.now;
+        self.shown.copy_from_slice(&self.published);
         self.past = self.past.max(self.pending);
         self.pending = 0;
         for (_, seen) in std::mem::take(&mut self.seen_by) {
@@ -193,6 +201,22 @@ impl Order {
                 add_by(&mut self.taken_by, t, self.seen[i]);
             }
         }
+    }
+
+    /// An `async_fence` by some threads.
+    pub(super) fn async_fence(&mut self, threads: &[usize]) {
+        self.now += 1;
+        threads.iter().for_each(|thread| self.published[*thread] = self.now);
+    }
+
+    /// Whether a barrier orders what a record says before now.
+    pub(super) fn is_past(&self, record: Record) -> bool {
+        stamp(record) < self.barrier
+    }
+
+    /// Whether the writer of a record has made it ready for products, and a barrier has shown that.
+    pub(super) fn is_shown(&self, record: Record) -> bool {
+        stamp(record) < self.shown[thread(record)]
     }
 
     /// An atomic on an element of a buffer: sees what others released there, then releases.

@@ -17,6 +17,9 @@ pub(super) struct Registers {
     threads: usize,
     /// For every element and simdgroup, a bit per lane that is set; for tiles all or none.
     set: Vec<u32>,
+    /// By simdgroup: products under way that add to it, and whether it was touched since the last fence for products.
+    products: Vec<u32>,
+    touched: Vec<Cell<bool>>,
 }
 
 impl Registers {
@@ -28,12 +31,14 @@ impl Registers {
             Type::Tile(_) => (simds * ELEMENTS, 1),
         };
         let cells = vec![Cell::new(0); len * cells];
-        Registers { len, cells, width, threads, set: vec![0; len * simds] }
+        let (products, touched) = (vec![0; simds], vec![Cell::new(false); simds]);
+        Registers { len, cells, width, threads, set: vec![0; len * simds], products, touched }
     }
 
     /// What a new threadgroup finds: nothing.
     pub(super) fn clear(&mut self) {
         self.set.fill(0);
+        self.products.fill(0);
     }
 
     fn column(&self, element: usize, lane: usize) -> &[Cell<u32>] {
@@ -106,8 +111,54 @@ impl Registers {
         &self.cells[(element * (self.threads / SIMD) + simd) * ELEMENTS..][..ELEMENTS]
     }
 
+    /// Whether no product adds to a simdgroup's tiles; if not, they may not be touched.
+    pub(super) fn is_free(&self, simd: usize) -> bool {
+        self.products[simd] == 0
+    }
+
+    /// The first of a simdgroup's tiles that is not set.
+    pub(super) fn unset_tile(&self, simd: usize) -> Option<usize> {
+        (0..self.len).find(|element| self.set[element * (self.threads / SIMD) + simd] == 0)
+    }
+
+    /// What was done to a simdgroup's tiles comes before the products that follow.
+    pub(super) fn fence(&self, simd: usize) {
+        self.touched[simd].set(false);
+    }
+
+    /// A product that adds to a simdgroup's tiles begins, unless a fence is missing.
+    pub(super) fn begin_product(&mut self, simd: usize) -> bool {
+        self.products[simd] += 1;
+        !self.touched[simd].get()
+    }
+
+    /// It has ended.
+    pub(super) fn end_product(&mut self, simd: usize) {
+        self.products[simd] -= 1;
+    }
+
+    /// Adds `left right'` to a simdgroup's tile: blocks of so many terms a row, added in their order.
+    pub(super) fn add_product(
+        &mut self,
+        simd: usize,
+        element: usize,
+        left: &[f32],
+        right: &[f32],
+        terms: usize,
+    ) {
+        let cells = self.tile(element, simd).chunks(right.len() / terms);
+        for (cells, left) in cells.zip(left.chunks(terms)) {
+            for (cell, right) in cells.iter().zip(right.chunks(terms)) {
+                let products = left.iter().zip(right).map(|(a, b)| a * b);
+                let sum = products.fold(f32::from_bits(cell.get()), |sum, product| sum + product);
+                cell.set(sum.to_bits());
+            }
+        }
+    }
+
     /// A simdgroup's tile to a slot; whether it is set.
     pub(super) fn load_tile(&self, tiles: &Tiles, simd: usize, element: usize, d: Slot) -> bool {
+        self.touched[simd].set(true);
         let from = self.tile(element, simd);
         tiles.of(d, simd).iter().zip(from).for_each(|(d, from)| d.set(from.get()));
         self.set[element * (self.threads / SIMD) + simd] != 0
@@ -116,6 +167,7 @@ impl Registers {
     /// A slot to a simdgroup's tile.
     pub(super) fn store_tile(&mut self, tiles: &Tiles, simd: usize, element: usize, v: Slot) {
         self.set[element * (self.threads / SIMD) + simd] = !0;
+        self.touched[simd].set(true);
         let to = self.tile(element, simd);
         to.iter().zip(tiles.of(v, simd)).for_each(|(to, v)| to.set(v.get()));
     }

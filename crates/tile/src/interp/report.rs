@@ -22,6 +22,14 @@ pub(super) enum Why {
     Race { did: Did, thread: usize, group: Option<usize> },
     /// A copy by this thread has not ended.
     Flying { thread: usize },
+    /// A product that reads it has not ended.
+    Lent,
+    /// This thread wrote it, and did not make it ready for products.
+    Unpublished { thread: usize },
+    /// A product that adds to it has not ended.
+    Unfinished,
+    /// It was touched since the last `wgmma_fence`.
+    Unfenced,
 }
 
 /// What stops an execution.
@@ -75,6 +83,12 @@ impl Stop {
                         "to which an asynchronous copy of thread {other} is not finished; hint: copy_commit, then \
                          copy_wait, then a barrier"
                     ),
+                    Why::Lent => "which a product still reads; hint: wgmma_wait, then a barrier".to_owned(),
+                    Why::Unpublished { thread: other } => format!(
+                        "which thread {other} wrote and did not fence for products; hint: async_fence, then a barrier"
+                    ),
+                    Why::Unfinished => "to which a product still adds; hint: wgmma_commit, then wgmma_wait".to_owned(),
+                    Why::Unfenced => "which was touched since the last fence; hint: wgmma_fence before the product".to_owned(),
                     Why::Race { did, thread: other, group } => {
                         let did = match did {
                             Did::Read => "read",

@@ -5,6 +5,7 @@ use super::lanes::{Columns, Mask, SIMD};
 use super::memory::{Buffer, Shared};
 use super::ops::{Col, Fixed, Index, Op, Program};
 use super::order::Order;
+use super::products::{self, Products};
 use super::registers::Registers;
 use super::report::{self, Stop};
 use super::tiles::{Tiles, combine};
@@ -22,12 +23,13 @@ pub(super) struct State<'a> {
     group: [u32; 3],
     pub(super) columns: Columns,
     pub(super) tiles: Tiles,
-    registers: Vec<Registers>,
+    pub(super) registers: Vec<Registers>,
     pub(super) shared: Vec<Shared>,
     /// By parameter; arguments are empty buffers.
     pub(super) buffers: Vec<Buffer<'a>>,
     pub(super) order: Order,
     pub(super) copies: Copies,
+    pub(super) products: Products,
     pub(super) stats: Stats,
     budget: u64,
     /// The operation that is executed.
@@ -46,6 +48,7 @@ impl<'a> State<'a> {
         let any = |wanted: fn(&Op) -> bool| program.ops.iter().any(wanted);
         let copies = any(|op| matches!(op, Op::CopyAsync { .. }));
         let fences = any(|op| matches!(op, Op::Fence));
+        let products = any(|op| matches!(op, Op::Wgmma(_)));
         let shared = kernel.shared.iter().zip(&program.atomic_shared);
         State {
             kernel,
@@ -56,10 +59,13 @@ impl<'a> State<'a> {
             columns: Columns::new(program.columns, threads),
             tiles: Tiles::new(program.tiles, threads / SIMD),
             registers: kernel.registers.iter().map(|r| Registers::new(r, threads)).collect(),
-            shared: shared.map(|(array, atomic)| Shared::new(array, *atomic, copies)).collect(),
+            shared: shared
+                .map(|(array, atomic)| Shared::new(array, *atomic, copies, products))
+                .collect(),
             buffers,
             order: Order::new(threads, fences),
             copies: Copies::new(threads),
+            products: Products::new(threads),
             stats: Stats::default(),
             budget,
             at: 0,
@@ -114,6 +120,7 @@ impl<'a> State<'a> {
         self.registers.iter_mut().for_each(Registers::clear);
         self.order.group();
         self.copies.clear();
+        self.products.clear();
         self.block(0, self.program.ops.len(), all)?;
         self.stats.groups += 1;
         if let Some(flight) = self.copies.flights.first() {
@@ -122,6 +129,11 @@ impl<'a> State<'a> {
                 "an asynchronous copy that nothing waits for; hint: copy_commit, then copy_wait"
                     .to_owned(),
             ));
+        }
+        if let Some(flight) = self.products.flights.first() {
+            self.at = flight.at;
+            let hint = "hint: wgmma_commit, then wgmma_wait";
+            return Err(Stop::Launch(format!("a product that nothing waits for; {hint}")));
         }
         self.within_budget()
     }
@@ -288,6 +300,11 @@ impl<'a> State<'a> {
             Op::CopyWait(pending) => {
                 self.copies.wait(mask, *pending, &mut self.shared, &self.order);
             }
+            Op::Wgmma(product) => return self.wgmma(mask, product),
+            Op::WgmmaFence => return self.wgmma_fence(mask),
+            Op::WgmmaCommit => return self.wgmma_commit(mask),
+            Op::WgmmaWait(pending) => return self.wgmma_wait(mask, *pending),
+            Op::AsyncFence => products::async_fence(&mut self.order, mask),
             Op::For { .. } | Op::If { .. } => {}
             tile => return self.tile(tile, mask).map_err(|stop| stop.of("tile operation")),
         }
@@ -355,6 +372,21 @@ impl<'a> State<'a> {
     fn unset(&self, thread: usize, array: u32, index: usize) -> Stop {
         let (place, why) = (crate::ir::Place::Register(array), report::Why::Uninitialised);
         Stop::Element { thread, verb: "loads", place, index, why }
+    }
+
+    /// Refuses a tile to which a product still adds.
+    fn unfinished(
+        &self,
+        simd: usize,
+        array: u32,
+        index: usize,
+        verb: &'static str,
+    ) -> Result<(), Stop> {
+        if self.registers[array as usize].is_free(simd) {
+            return Ok(());
+        }
+        let (thread, why) = (simd * SIMD, report::Why::Unfinished);
+        Err(Stop::Element { thread, verb, place: crate::ir::Place::Register(array), index, why })
     }
 
     /// What all lanes of a simdgroup agree on.
@@ -468,12 +500,14 @@ impl<'a> State<'a> {
                 Op::RowReduce { op, tile, d, a } => tiles.reduce(simd, *tile, *op, *d, *a),
                 Op::TileRegisterLoad { array, index, d } => {
                     let element = self.tile_register(simd, *array, *index, "loads")?;
+                    self.unfinished(simd, *array, element, "loads")?;
                     if !self.registers[*array as usize].load_tile(tiles, simd, element, *d) {
                         return Err(self.unset(simd * SIMD, *array, element));
                     }
                 }
                 Op::TileRegisterStore { array, index, v } => {
                     let element = self.tile_register(simd, *array, *index, "stores")?;
+                    self.unfinished(simd, *array, element, "stores")?;
                     self.registers[*array as usize].store_tile(tiles, simd, element, *v);
                 }
                 _ => {}

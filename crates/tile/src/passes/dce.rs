@@ -98,6 +98,7 @@ fn places(inst: &mut Inst, mut f: impl FnMut(&mut Place)) {
             f(to);
             f(from);
         }
+        Inst::Wgmma { sum, a, b, .. } => [sum, a, b].into_iter().for_each(f),
         _ => {}
     }
 }

@@ -74,6 +74,10 @@ impl Visitor for Forward {
                 let body = self.inside(r, body);
                 r.push(Inst::For { index, start, end, step, unroll, body }, None);
             }
+            Inst::Wgmma { .. } => {
+                self.forget(&writes);
+                r.keep(node, self);
+            }
             Inst::If { cond, then, otherwise } => {
                 let then = self.inside(r, then);
                 let otherwise = self.inside(r, otherwise);
@@ -93,17 +97,23 @@ struct Live {
 }
 
 impl Live {
-    /// What a load reads.
+    /// What a load or a product reads.
     fn read(&mut self, inst: &Inst, numbers: &HashMap<Value, u32>) {
-        if let Inst::Load { place: place @ Place::Register(_), index, .. } = inst {
-            match numbers.get(index) {
-                Some(index) => {
-                    self.cells.insert((*place, *index));
-                }
-                None => {
-                    self.arrays.insert(*place);
+        match inst {
+            Inst::Load { place: place @ Place::Register(_), index, .. } => {
+                match numbers.get(index) {
+                    Some(index) => {
+                        self.cells.insert((*place, *index));
+                    }
+                    None => {
+                        self.arrays.insert(*place);
+                    }
                 }
             }
+            Inst::Wgmma { sum, .. } => {
+                self.arrays.insert(*sum);
+            }
+            _ => {}
         }
     }
 }
@@ -120,7 +130,7 @@ fn dead_stores(block: &mut Block, numbers: &HashMap<Value, u32>, live: &mut Live
                     dead = !live.arrays.contains(place) && !live.cells.remove(&cell);
                 }
             }
-            inst @ Inst::Load { .. } => live.read(inst, numbers),
+            inst @ (Inst::Load { .. } | Inst::Wgmma { .. }) => live.read(inst, numbers),
             Inst::For { body, .. } => {
                 // What a trip leaves may be read by the next.
                 body.0

@@ -28,15 +28,16 @@ use crate::ir::Kernel;
 use crate::verify::{self, Fault};
 
 pub use specialise::specialise;
+pub use tile_lowering::fits;
 
 /// What a kernel is lowered for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
     /// The interpreter: 16 x 16 tiles and asynchronous copies stay.
     Interpreter,
-    /// Metal: 8 x 8 tiles, no asynchronous copies.
+    /// Metal: 8 x 8 tiles, no asynchronous copies, no products of warpgroups.
     Metal,
-    /// CUDA: 16 x 16 tiles (pairs of `mma.sync`), asynchronous copies stay.
+    /// CUDA: 16 x 16 tiles (pairs of `mma.sync`), asynchronous copies and products of warpgroups stay.
     Cuda,
 }
 

@@ -359,7 +359,7 @@ impl<'k> Facts<'k> {
 
 /// Whether an instruction's result depends on its operands alone: it may be repeated, moved and removed.
 pub(crate) fn is_pure(inst: &Inst) -> bool {
-    !inst.has_effect() && inst.reads().is_none()
+    !inst.has_effect() && inst.reads().next().is_none()
 }
 
 /// Whether an instruction without a used result may go: it changes nothing that another instruction sees. Exchanges
@@ -456,6 +456,9 @@ impl Effects {
                 | Inst::SimdBarrier
                 | Inst::Fence
                 | Inst::CopyWait(_)
+                | Inst::WgmmaFence
+                | Inst::WgmmaWait(_)
+                | Inst::AsyncFence
                 | Inst::GridTrigger
                 | Inst::GridWait => {
                     self.waits = true;

@@ -124,9 +124,15 @@ fn barriers(block: &mut Block, written: &HashSet<Place>, since: &mut Since) {
             true
         }
         inst => {
-            let memory = |place: Option<Place>| place.is_some_and(|p| written.contains(&p));
-            let orders = matches!(inst, Inst::Fence | Inst::CopyWait(_) | Inst::GridWait);
-            if orders || memory(inst.reads()) || memory(inst.writes()) {
+            let orders = matches!(
+                inst,
+                Inst::Fence
+                    | Inst::CopyWait(_)
+                    | Inst::WgmmaWait(_)
+                    | Inst::AsyncFence
+                    | Inst::GridWait
+            );
+            if orders || inst.reads().chain(inst.writes()).any(|place| written.contains(&place)) {
                 *since = Since::TOUCHED;
             }
             true
@@ -210,7 +216,7 @@ fn earlier(passed: &[Node], load: &Node, group: &Group) -> Option<Vec<usize>> {
     if passed.len() > DISTANCE {
         return None;
     }
-    let place = load.inst.reads();
+    let place = load.inst.reads().next();
     let mut needed: HashSet<Value> = load.inst.operands().into_iter().collect();
     if needed.iter().any(|v| group.results.contains(v)) {
         return None;

@@ -36,6 +36,7 @@ fn native(kernel: &Kernel, target: Target) -> Result<(), Fault> {
         Target::Cuda => 16,
         Target::Interpreter => return Ok(()),
     };
+    fits(kernel, target)?;
     let foreign = |ty: Type| ty.tile().is_some_and(|tile| tile.rows != edge);
     let fault = |ty: Type, source: &str| Fault {
         kernel: kernel.name.clone(),
@@ -53,6 +54,29 @@ fn native(kernel: &Kernel, target: Target) -> Result<(), Fault> {
         }
     });
     found.map_or(Ok(()), |(ty, source)| Err(fault(ty, kernel.source(source))))
+}
+
+/// Whether a target has all that a kernel is made of: Metal has no product of four simdgroups.
+///
+/// # Errors
+/// The fault that lowering for the target ends with.
+pub fn fits(kernel: &Kernel, target: Target) -> Result<(), Fault> {
+    let mut found = None;
+    kernel.visit(&mut |node| {
+        if target == Target::Metal && matches!(node.inst, Inst::Wgmma { .. }) {
+            found.get_or_insert(node.source);
+        }
+    });
+    let Some(source) = found else { return Ok(()) };
+    let name = target.name();
+    Err(Fault {
+        kernel: kernel.name.clone(),
+        line: 0,
+        source: kernel.source(source).to_owned(),
+        message: format!(
+            "{name} has no wgmma; hint: a schedule of simdgroups that multiply by themselves"
+        ),
+    })
 }
 
 /// The parts of a tile: 4, or 2 for a row tile; 1 for what is not split.

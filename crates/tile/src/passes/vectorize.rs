@@ -255,7 +255,7 @@ fn registers_may(facts: &Facts<'_>, node: &Node, effects: &Effects) -> bool {
         });
         let mut all = 0;
         facts.kernel.visit(&mut |node| {
-            let named = [node.inst.reads(), node.inst.writes()].contains(&Some(*place));
+            let named = node.inst.reads().chain(node.inst.writes()).any(|named| named == *place);
             all += u32::from(named);
         });
         let carried = first.values().all(|writes| !writes);

@@ -21,7 +21,8 @@ pub struct Counts {
     pub kernels: usize,
     /// The largest relative error.
     pub error: f64,
-    /// Cases of kernels that need more threadgroup memory than the dialect's machines have: they are made for others.
+    /// Cases of kernels that need more threadgroup memory, or other products, than the dialect's machines have: they are made
+    /// for others.
     pub left_out: usize,
     /// Why nothing ran, if a tool is missing: print it.
     pub skipped: Option<String>,
@@ -55,7 +56,8 @@ pub fn check(case: &Case, dialect: Dialect) -> Result<f64, Unproved> {
     let jobs = jobs(cases, dialect).map_err(Unproved::Wrong)?;
     if jobs.is_empty() {
         let limit = shared_limit(dialect);
-        let what = format!("{}: more than {limit} bytes of threadgroup memory", case.kernel.name);
+        let name = &case.kernel.name;
+        let what = format!("{name}: more than {limit} bytes of threadgroup memory, or a wgmma");
         return Err(Unproved::Skip(what));
     }
     let mut counts = Counts::default();
@@ -119,7 +121,8 @@ fn jobs(cases: &[Case], dialect: Dialect) -> Result<Vec<Job>, String> {
     };
     let mut jobs: Vec<Job> = Vec::new();
     for (i, case) in cases.iter().enumerate() {
-        if case.kernel.shared_bytes() > shared_limit(dialect) {
+        let fits = passes::fits(&case.kernel, target).is_ok();
+        if !fits || case.kernel.shared_bytes() > shared_limit(dialect) {
             continue;
         }
         if let Some(job) = jobs.iter_mut().find(|j| j.original == case.kernel) {

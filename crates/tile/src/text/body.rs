@@ -160,15 +160,20 @@ impl<'p, 't> Body<'p, 't> {
         Ok((value, ty))
     }
 
+    /// `x`.
+    fn array(&self, words: &mut Words<'t>) -> Found<Place> {
+        let name = words.name("an array")?;
+        match self.parser.symbols.get(name) {
+            Some(Symbol::Param(i)) => Ok(Place::Buffer(*i)),
+            Some(Symbol::Shared(i)) => Ok(Place::Shared(*i)),
+            Some(Symbol::Register(i)) => Ok(Place::Register(*i)),
+            Some(Symbol::Constant(_)) | None => Err(unknown("array", name)),
+        }
+    }
+
     /// `x[%3]`.
     fn at(&mut self, words: &mut Words<'t>) -> Found<(Place, Value)> {
-        let name = words.name("an array")?;
-        let place = match self.parser.symbols.get(name) {
-            Some(Symbol::Param(i)) => Place::Buffer(*i),
-            Some(Symbol::Shared(i)) => Place::Shared(*i),
-            Some(Symbol::Register(i)) => Place::Register(*i),
-            Some(Symbol::Constant(_)) | None => return Err(unknown("array", name)),
-        };
+        let place = self.array(words)?;
         words.expect("[")?;
         let index = self.value(words)?;
         words.expect("]")?;
@@ -320,6 +325,19 @@ impl<'p, 't> Body<'p, 't> {
                 let [a, b, c] = self.values(words)?;
                 Inst::Mma { a, b, c }
             }
+            "wgmma" => {
+                let sum = self.array(words)?;
+                words.expect("+")?;
+                words.expect("=")?;
+                let (a, a_index) = self.at(words)?;
+                words.expect(",")?;
+                let (b, b_index) = self.at(words)?;
+                Inst::Wgmma { sum, a, a_index, b, b_index }
+            }
+            "wgmma_fence" => Inst::WgmmaFence,
+            "wgmma_commit" => Inst::WgmmaCommit,
+            "wgmma_wait" => Inst::WgmmaWait(words.number("a number of batches")?),
+            "async_fence" => Inst::AsyncFence,
             "row_sum" => Inst::RowReduce(Reduce::Sum, self.value(words)?),
             "row_max" => Inst::RowReduce(Reduce::Max, self.value(words)?),
             "row_min" => Inst::RowReduce(Reduce::Min, self.value(words)?),

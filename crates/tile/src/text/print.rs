@@ -110,6 +110,11 @@ pub(crate) fn name(inst: &Inst) -> &'static str {
         Inst::TileLoad { .. } => "tile_load",
         Inst::TileStore { .. } => "tile_store",
         Inst::Mma { .. } => "mma",
+        Inst::Wgmma { .. } => "wgmma",
+        Inst::WgmmaFence => "wgmma_fence",
+        Inst::WgmmaCommit => "wgmma_commit",
+        Inst::WgmmaWait(_) => "wgmma_wait",
+        Inst::AsyncFence => "async_fence",
         Inst::RowReduce(Reduce::Sum, _) => "row_sum",
         Inst::RowReduce(Reduce::Max, _) => "row_max",
         Inst::RowReduce(Reduce::Min, _) => "row_min",
@@ -215,15 +220,20 @@ impl<'k> Printer<'k> {
         format!("%{}: {}", value.0, ty.map_or_else(|| "?".to_owned(), ToString::to_string))
     }
 
-    /// `x[%3]`.
-    fn at(&self, place: Place, index: Value) -> String {
+    /// `x`.
+    fn array(&self, place: Place) -> &'k str {
         let kernel = self.kernel;
         let name = match place {
             Place::Buffer(i) => kernel.params.get(i as usize).map(|p| &p.name),
             Place::Shared(i) => kernel.shared.get(i as usize).map(|a| &a.name),
             Place::Register(i) => kernel.registers.get(i as usize).map(|a| &a.name),
         };
-        format!("{}[%{}]", name.map_or("?", String::as_str), index.0)
+        name.map_or("?", String::as_str)
+    }
+
+    /// `x[%3]`.
+    fn at(&self, place: Place, index: Value) -> String {
+        format!("{}[%{}]", self.array(place), index.0)
     }
 
     fn inst(&self, inst: &Inst) -> String {
@@ -258,7 +268,11 @@ impl<'k> Printer<'k> {
                 let keep = keep.map_or_else(String::new, |k| format!(" keep %{}", k.0));
                 format!("{name} {to} = {from} lanes {lanes}{keep}")
             }
-            Inst::CopyWait(pending) => format!("{name} {pending}"),
+            Inst::CopyWait(pending) | Inst::WgmmaWait(pending) => format!("{name} {pending}"),
+            Inst::Wgmma { sum, a, a_index, b, b_index } => {
+                let (sum, a) = (self.array(*sum), self.at(*a, *a_index));
+                format!("{name} {sum} += {a}, {}", self.at(*b, *b_index))
+            }
             Inst::TileLoad { place, index, stride, transposed, .. } => {
                 let transposed = if *transposed { " transposed" } else { "" };
                 format!("{name} {} stride %{}{transposed}", self.at(*place, *index), stride.0)

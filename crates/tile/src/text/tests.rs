@@ -70,13 +70,18 @@ fn every_instruction_reads_back() {
             Inst::ToLeft(..) => 36,
             Inst::For { .. } => 37,
             Inst::If { .. } => 38,
+            Inst::Wgmma { .. } => 39,
+            Inst::WgmmaFence => 40,
+            Inst::WgmmaCommit => 41,
+            Inst::WgmmaWait(_) => 42,
+            Inst::AsyncFence => 43,
         }
     }
     let kernel = parse(every()).unwrap();
     verify(&kernel).unwrap();
-    let mut seen = [false; 39];
+    let mut seen = [false; 44];
     kernel.visit(&mut |node| seen[number(&node.inst)] = true);
-    assert_eq!(seen, [true; 39]);
+    assert_eq!(seen, [true; 44]);
     same(&kernel);
     let printed = kernel.to_string();
     assert!(every().contains(&printed), "{printed}");
@@ -106,11 +111,11 @@ fn parts_stand_where_they_are_said_to() {
     let at = |part| text.lines().nth(part_line(&kernel, part) - 1).unwrap().trim();
     assert_eq!(at(Part::Name), "kernel every_instruction {");
     assert!(at(Part::Grid).starts_with("grid "));
-    assert_eq!(at(Part::Threads), "threads 64");
+    assert_eq!(at(Part::Threads), "threads 128");
     assert_eq!(at(Part::Requirement(3)), "require x aligned to 16");
     assert_eq!(at(Part::Param(6)), "argument scale: f32");
     assert_eq!(at(Part::Constant(1)), "constant wide: bool");
-    assert_eq!(at(Part::Shared(2)), "shared votes: i32[2]");
+    assert_eq!(at(Part::Shared(3)), "shared votes: i32[2]");
     assert_eq!(at(Part::Register(2)), "register kept: f16x8[1]");
 }
 

@@ -66,7 +66,11 @@ impl<'k> Operands<'k> {
             | Inst::CopyCommit
             | Inst::CopyWait(_)
             | Inst::GridTrigger
-            | Inst::GridWait => Ok(None),
+            | Inst::GridWait
+            | Inst::WgmmaFence
+            | Inst::WgmmaCommit
+            | Inst::WgmmaWait(_)
+            | Inst::AsyncFence => Ok(None),
             Inst::Simd(op, value, lane) => self.simd(*op, *value, *lane),
             Inst::Splat(ty, value) => self.splat(*ty, *value),
             Inst::TileLoad { ty, place, index, stride, .. } => {
@@ -76,6 +80,9 @@ impl<'k> Operands<'k> {
                 self.tile_store(*place, *index, *stride, *value)
             }
             Inst::Mma { a, b, c } => self.mma(*a, *b, *c),
+            Inst::Wgmma { sum, a, a_index, b, b_index } => {
+                self.wgmma(*sum, (*a, *a_index), (*b, *b_index))
+            }
             Inst::RowReduce(_, value) => self.row_reduce(*value),
             Inst::TileRow(ty) | Inst::TileCol(ty) => self.positions(*ty),
             Inst::ToLeft(ty, value) => self.to_left(*ty, *value),

@@ -1,6 +1,6 @@
 //! The rules of uniform control. A target whose threads disagree about reaching a barrier hangs or computes nonsense:
 //!
-//! - All threads of the group reach a `barrier`, `grid_wait` or `grid_trigger` together.
+//! - All threads of the group reach a `barrier`, `grid_wait` or `grid_trigger` together, and a `wgmma` with what orders it.
 //! - All lanes of the simdgroup reach an exchange, a `simd_barrier` and every instruction on tiles together.
 //! - All lanes agree on where a tile lies in memory, on its stride, and on a scalar that fills it.
 //!
@@ -131,6 +131,14 @@ impl<'k> Walk<'k> {
                 }
                 Level::Group
             }
+            Inst::Wgmma { sum: Place::Register(i), .. } => {
+                // Each simdgroup has rows of its own.
+                if let Some(known) = self.registers.get_mut(*i as usize) {
+                    self.changed |= *known < self.simd;
+                    *known = self.simd.max(*known);
+                }
+                Level::Group
+            }
             Inst::Atomic { .. } => Level::Thread,
             Inst::Simd(op, value, lane) => self.exchanged(*op, *value, *lane),
             _ => operands,
@@ -170,6 +178,10 @@ impl<'k> Walk<'k> {
         let on_tiles = node.result.is_some_and(tile) || node.inst.operands().into_iter().any(tile);
         let needed = match node.inst {
             Inst::Barrier | Inst::GridWait | Inst::GridTrigger => Level::Group,
+            // Whether a warpgroup agrees is not followed.
+            Inst::Wgmma { .. } | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait(_) => {
+                Level::Group
+            }
             Inst::SimdBarrier | Inst::Simd(..) => Level::Simd,
             _ if on_tiles => Level::Simd,
             _ => Level::Thread,
@@ -183,6 +195,9 @@ impl<'k> Walk<'k> {
                 vec![("the index", index), ("the stride", stride)]
             }
             Inst::Splat(_, value) if !tile(value) => vec![("the value", value)],
+            Inst::Wgmma { a_index, b_index, .. } => {
+                vec![("the left index", a_index), ("the right index", b_index)]
+            }
             _ => vec![],
         };
         match agreed.into_iter().find(|(_, v)| self.level(*v) == Level::Thread) {

@@ -18,6 +18,7 @@ pub(crate) fn all() -> Vec<Kernel> {
         copies(),
         product::<half::bf16>(),
         attention::<half::f16>(),
+        warpgroups(),
     ];
     // The language has no way to load an accumulator yet, the representation has: f32 operands become some.
     retype(&mut kernels, &|tile| match (tile.role, tile.scalar) {
@@ -27,9 +28,10 @@ pub(crate) fn all() -> Vec<Kernel> {
     kernels
 }
 
-/// The same kernels with every tile 8 x 8 instead of 16 x 16: what Metal takes.
+/// The same kernels with every tile 8 x 8 instead of 16 x 16, without products of warpgroups: what Metal takes.
 pub(crate) fn for_metal() -> Vec<Kernel> {
     let mut kernels = all();
+    kernels.retain(|kernel| !kernel.has_wgmma());
     retype(&mut kernels, &|tile| Tile::sized(tile.scalar, tile.role, 8));
     kernels
 }
@@ -419,6 +421,40 @@ pub(crate) fn hoard(half: Out<f32>, v1: Arg<u32>, len: u32) {
     held[thread_id()] = 1.0;
     barrier();
     half[thread_id()] = held[v1];
+}
+
+/// Two products of two warpgroups, one under way while the next begins: the block of `a` twice, by 32 and by 16 rows of `b`.
+#[kernel]
+fn warpgroups(a: In<half::bf16>, b: In<half::bf16>, y: Out<f32>) {
+    launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 256);
+    let left = Shared::<half::bf16>::named("left", 2 * 64 * 64);
+    let right = Shared::<half::bf16>::named("right", 48 * 64);
+    let (row, unit) = (thread_id() / 8, thread_id() % 8);
+    let spot = (unit ^ (row % 8)) * 8;
+    for i in range(0u32, 4u32) {
+        let at = (i * 32 + row) * 64;
+        copy_async(left, at + spot, a, at + unit * 8, 8, None);
+        if i * 32 + row < 48 {
+            copy_async(right, at + spot, b, at + unit * 8, 8, None);
+        }
+    }
+    copy_commit();
+    copy_wait(0);
+    async_fence();
+    barrier();
+    let (wide, narrow) = (Frags::accumulators(2, 0.0), Frags::accumulators(1, 1.0));
+    wgmma_fence();
+    let from = simd_id() / 4 * (64 * 64);
+    wide.wgmma((left, from), (right, 0u32.val()));
+    wgmma_commit();
+    narrow.wgmma((left, from), (right, (32u32 * 64).val()));
+    wgmma_commit();
+    wgmma_wait(1);
+    let to = simd_id() * 16 * 48;
+    wide.get(0).store(y, to, 48u32);
+    wide.get(1).store(y, to + 16, 48u32);
+    wgmma_wait(0);
+    narrow.get(0).store(y, to + 32, 48u32);
 }
 
 /// `y = a b + c`, `a` from shared memory, `b` transposed from global memory and plain from shared.

@@ -12,8 +12,8 @@
 #define __restrict__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-#define TK_DYNAMIC(name)                                                                                               \
-  unsigned char *const name = static_cast<unsigned char *>(shim::dynamic_shared(#name, 1))
+#define TK_DYNAMIC(name, align)                                                                                        \
+  unsigned char *const name = static_cast<unsigned char *>(shim::dynamic_shared(#name, align))
 
 #define threadIdx (tile_thread())
 #define blockIdx (shim::group)
@@ -235,3 +235,59 @@ static inline void tk_mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], co
 static inline void tk_mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TILE_LINE) {
   tile_mma<shim::from_bf16>(d, a, b, line);
 }
+
+// Products of warpgroups. This thread's part of one is computed when it begins under some schedules, under others when it is
+// waited for: a wait that is missing leaves stale sums, operands that are overwritten before it give wrong ones. The fences
+// order what a CPU has in order: whether they are missing, the interpreter says.
+static inline void tk_async_fence() {}
+static inline void tk_wgmma_fence(TILE_LINE) { shim::wait(shim::State::Simd, "wgmma.fence", line); }
+static inline void tk_wgmma_commit() { shim::current->product_batches++; }
+template <int pending> inline void tk_wgmma_wait(TILE_LINE) {
+  shim::wait(shim::State::Simd, "wgmma.wait_group", line);
+  shim::Fibre &f = *shim::current;
+  unsigned kept = 0;
+  for (unsigned i = 0; i < f.products; i++) {
+    if (f.product[i].batch + unsigned(pending) < f.product_batches) f.product[i].run(f.product[i]);
+    else f.product[kept++] = f.product[i];
+  }
+  f.products = kept;
+}
+
+// Rows of 128 bytes whose 16-byte units have changed places: the 128-byte swizzling mode, K-major. A warp has 16 rows of the
+// sums, laid out as those of mma.m16n8k16, eight columns after eight.
+template <float (*number)(std::uint16_t)> inline void tile_product(const shim::Product &p) {
+  auto at = [](const std::uint16_t *block, unsigned row, unsigned k) {
+    return number(block[row * 64 + ((k / 8) ^ (row % 8)) * 8 + k % 8]);
+  };
+  unsigned lane = shim::current->lane, warp = shim::current->simd % 4;
+  for (unsigned i = 0; i < 8 * p.tiles; i++) {
+    unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    float sum = p.sums[i];
+    for (unsigned k = 0; k < 64; k++) sum += at(p.a, row, k) * at(p.b, column, k);
+    p.sums[i] = sum;
+  }
+}
+template <float (*number)(std::uint16_t)>
+inline void tile_wgmma(float *sums, unsigned tiles, const void *a, const void *b, int line) {
+  tile_aligned(a, 1024, "wgmma", line);
+  tile_aligned(b, 1024, "wgmma", line);
+  shim::wait(shim::State::Simd, "wgmma", line);
+  shim::Fibre &f = *shim::current;
+  auto words = [](const void *p) { return static_cast<const std::uint16_t *>(p); };
+  shim::Product product = {tile_product<number>, sums, words(a), words(b), tiles, f.product_batches};
+  if (shim::copies_are_eager) return product.run(product);
+  if (f.products == sizeof f.product / sizeof *f.product) shim::fail("wgmma (line %d): too many products under way", line);
+  f.product[f.products++] = product;
+}
+// A register array of accumulators, or a lone one.
+#define TILE_WGMMA(type)                                                                                               \
+  template <class C, unsigned count>                                                                                   \
+  inline void tk_wgmma_##type(C (&c)[count], const void *a, const void *b, TILE_LINE) {                                \
+    tile_wgmma<shim::from_##type>(c[0].element, count, a, b, line);                                                    \
+  }                                                                                                                    \
+  template <class C> inline void tk_wgmma_##type(C &c, const void *a, const void *b, TILE_LINE) {                      \
+    tile_wgmma<shim::from_##type>(c.element, 1, a, b, line);                                                           \
+  }
+TILE_WGMMA(f16)
+TILE_WGMMA(bf16)
+#undef TILE_WGMMA

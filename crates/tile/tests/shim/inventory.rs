@@ -30,7 +30,10 @@ pub(crate) fn cases(all: bool) -> Vec<Case> {
         }
         family.sort_by(|(a, x), (b, y)| (a, &x[0].kernel.name).cmp(&(b, &y[0].kernel.name)));
         let last = family.len().saturating_sub(1);
-        let places: Vec<usize> = (0..OF_A_FAMILY).map(|i| i * last / (OF_A_FAMILY - 1)).collect();
+        let mut places: Vec<usize> =
+            (0..OF_A_FAMILY).map(|i| i * last / (OF_A_FAMILY - 1)).collect();
+        // And the largest product of warpgroups, of which there are few.
+        places.extend(family.iter().rposition(|(_, cases)| cases[0].kernel.has_wgmma()));
         for (i, (_, cases)) in family.into_iter().enumerate() {
             if all || places.contains(&i) {
                 taken.extend(cases);

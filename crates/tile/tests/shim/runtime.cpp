@@ -111,9 +111,9 @@ struct Region {
 
 static std::vector<Region> regions; // of this launch: parameters, then threadgroup arrays
 
-// `at_end`: the array touches the guard page behind it, else the one in front. Its address is a multiple of 16 either way,
-// as those of device buffers are, so up to 15 bytes behind a ragged array are only known by their poison.
-static Region guarded(const char *name, size_t bytes, size_t element, bool at_end) {
+// `at_end`: the array touches the guard page behind it, else the one in front. Its address is a multiple of 16 (or what else is
+// asked for) either way, as those of device buffers are, so the bytes behind a ragged array are only known by their poison.
+static Region guarded(const char *name, size_t bytes, size_t element, bool at_end, size_t align = 16) {
   Region r;
   r.name = name, r.bytes = bytes, r.element = element ? element : 1;
   size_t inner = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -127,7 +127,7 @@ static Region guarded(const char *name, size_t bytes, size_t element, bool at_en
   r.map = static_cast<char *>(map);
   mprotect(r.map, PAGE, PROT_NONE);
   mprotect(r.last(), PAGE, PROT_NONE);
-  r.data = at_end ? r.last() - (bytes + 15) / 16 * 16 : r.first();
+  r.data = at_end ? r.last() - (bytes + align - 1) / align * align : r.first();
   memset(r.first(), 0xFF, inner);
   return r;
 }
@@ -254,7 +254,7 @@ static void run_group() {
     f.stack_pointer = prepare(f.stack + STACK, start);
     f.state = State::Running, f.line = 0, f.what = "";
     f.index = i, f.lane = i % LANES, f.simd = i / LANES;
-    f.exchanges = f.batches = f.copies = 0;
+    f.exchanges = f.batches = f.copies = f.product_batches = f.products = 0;
   }
   std::vector<uint32_t> live;
   for (;;) {
@@ -287,12 +287,12 @@ static uint64_t epoch; // of the threadgroup that runs
 static std::vector<uint64_t> poisoned; // by region: the epoch in which it was last poisoned
 static size_t parameters;              // regions that are not threadgroup arrays
 
-void *shared_array(const char *name, size_t bytes, size_t element) {
+static void *array_of(const char *name, size_t bytes, size_t element, size_t align) {
   size_t at = parameters;
   // A kernel's arrays have distinct names: they are declared in one scope.
   while (at < regions.size() && regions[at].name != name) at++;
   if (at == regions.size()) {
-    regions.push_back(guarded(name, bytes, element, arrays_at_end));
+    regions.push_back(guarded(name, bytes, element, arrays_at_end, align));
     poisoned.resize(regions.size());
   }
   if (poisoned[at] != epoch) {
@@ -302,7 +302,9 @@ void *shared_array(const char *name, size_t bytes, size_t element) {
   return regions[at].data;
 }
 
-void *dynamic_shared(const char *name, size_t element) { return shared_array(name, dynamic_bytes, element); }
+void *shared_array(const char *name, size_t bytes, size_t element) { return array_of(name, bytes, element, 16); }
+
+void *dynamic_shared(const char *name, size_t align) { return array_of(name, dynamic_bytes, 1, align); }
 
 // Runs every threadgroup of the grid, in the schedule's order too.
 static void run_grid() {

@@ -31,6 +31,15 @@ struct Copy {
   unsigned batch; // how many batches its thread had closed when it was issued
 };
 
+// A product of a warpgroup that has not been waited for: this thread's part of it.
+struct Product {
+  void (*run)(const Product &);
+  float *sums;
+  const uint16_t *a, *b;
+  unsigned tiles;
+  unsigned batch;
+};
+
 // One thread of the threadgroup that runs.
 struct Fibre {
   void *stack_pointer;
@@ -43,6 +52,9 @@ struct Fibre {
   uint32_t batches;   // of asynchronous copies closed
   uint32_t copies;    // in flight
   Copy flight[256];
+  uint32_t product_batches; // closed
+  uint32_t products;        // under way
+  Product product[16];
 };
 
 extern Fibre *current;
@@ -58,8 +70,8 @@ void wait(State state, const char *what, int line);
 
 // The threadgroup array declared at a place of the text: poisoned for each threadgroup, next to a guard page.
 void *shared_array(const char *name, size_t bytes, size_t element);
-// The threadgroup memory whose size is given at launch.
-void *dynamic_shared(const char *name, size_t element);
+// The threadgroup memory whose size is given at launch, at a multiple of so many bytes.
+void *dynamic_shared(const char *name, size_t align);
 
 // Values that the lanes of each simdgroup show one another. Two sets: a lane may be at its next exchange while another
 // still reads this one, never further.

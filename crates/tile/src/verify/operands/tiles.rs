@@ -1,7 +1,7 @@
 //! The rules of instructions on tiles.
 
 use super::{Computed, Operands};
-use crate::ir::{Place, Value};
+use crate::ir::{Array, Place, ROW, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 
 impl Operands<'_> {
@@ -63,6 +63,63 @@ impl Operands<'_> {
             return Err(format!("tiles of one size expected, found {m}, {k} and {n} rows"));
         }
         Ok(Some(sum.into()))
+    }
+
+    /// At most sixteen registers of f32 accumulators; f16 by f16 or bf16 by bf16 in shared arrays, both at multiples of 1024 bytes
+    /// and of whole kilobytes, the blocks too. Threads in whole warpgroups.
+    pub(super) fn wgmma(
+        &self,
+        sum: Place,
+        (a, a_index): (Place, Value),
+        (b, b_index): (Place, Value),
+    ) -> Computed {
+        let k = self.kernel;
+        let sums = match sum {
+            Place::Register(i) => k.registers.get(i as usize),
+            _ => None,
+        };
+        let accumulator = Type::Tile(Tile::new(Scalar::F32, Role::C));
+        let Some(Array { len: tiles @ 1..=16, .. }) = sums.filter(|s| s.ty == accumulator) else {
+            let found = sums.map_or("another array".to_owned(), |s| format!("{}[{}]", s.ty, s.len));
+            return Err(format!("1 to 16 registers of {accumulator} expected, found {found}"));
+        };
+        let left = self.block(a, a_index, 64)?;
+        let right = self.block(b, b_index, 16 * tiles)?;
+        if !matches!(left, Scalar::F16 | Scalar::BF16) || left != right {
+            return Err(format!("f16 by f16 or bf16 by bf16 expected, found {left} by {right}"));
+        }
+        if !k.launch.threads.is_multiple_of(128) {
+            let threads = k.launch.threads;
+            return Err(format!("whole warpgroups of 128 threads expected, found {threads}"));
+        }
+        Ok(None)
+    }
+
+    /// A block of so many rows in a shared array: its element type.
+    fn block(&self, place: Place, index: Value, rows: u32) -> Result<Scalar, String> {
+        let element = self.element(place, index)?;
+        let Place::Shared(at) = place else {
+            return Err("a shared array expected".to_owned());
+        };
+        let (before, from) = self.kernel.shared.split_at(at as usize);
+        let bytes = |array: &Array| {
+            (u64::from(array.len) * array.ty.scalar().bytes() as u64).next_multiple_of(16)
+        };
+        let (start, len) = (before.iter().map(bytes).sum::<u64>(), bytes(&from[0]));
+        let name = self.kernel.place_name(place);
+        if !start.is_multiple_of(1024) || !len.is_multiple_of(1024) {
+            return Err(format!(
+                "`{name}`: whole kilobytes expected, found {len} bytes after {start}; hint: declare it before smaller arrays"
+            ));
+        }
+        let (within, size) = (from[0].len, rows * ROW);
+        if size > within {
+            return Err(format!("`{name}`: a block of {size} elements expected, it has {within}"));
+        }
+        if let Some(i) = self.literal(index).filter(|i| !i.is_multiple_of(8 * ROW)) {
+            return Err(format!("an index that is a multiple of {} expected, found {i}", 8 * ROW));
+        }
+        Ok(element.scalar())
     }
 
     /// An f32 accumulator to the f32 row of its size.
