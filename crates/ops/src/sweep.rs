@@ -16,11 +16,20 @@ const ROWS: u32 = 4;
 /// Threads of a group of a flat kernel.
 const THREADS: u32 = 256;
 
-/// Starts a kernel: the next one may be launched already, and what the one before wrote is there.
+/// Starts a kernel: what the one before wrote is there, and the next one may be launched already. In this order, so that
+/// what the next does before its own wait finds all that was written before this one.
 #[track_caller]
 pub(crate) fn begin() {
-    grid_trigger();
     grid_wait();
+    grid_trigger();
+}
+
+/// Starts the first kernel of a step: what the last step wrote is there, for the kernels behind it too, however early they are
+/// launched. So those may read positions and older keys before they wait.
+#[track_caller]
+pub(crate) fn begin_step() {
+    grid_wait();
+    grid_trigger();
 }
 
 /// Runs or records `f` where `cond` holds.

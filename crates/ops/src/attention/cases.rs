@@ -7,7 +7,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::dsl::{Element, Float};
 use tile::launch::Numbers;
 
-use super::decode::{STAGES, attention_decode, attention_decode_q8_0};
+use super::decode::{Schedule, attention_decode, attention_decode_q8_0};
 use super::{Form, Scores};
 use crate::kv_write::{reference_q8_0, slot};
 use crate::trial::{every_float, random};
@@ -24,8 +24,8 @@ pub(super) struct Scene {
     pub(super) sinks: bool,
     /// Slots per block.
     pub(super) block: usize,
-    /// Batches on their way in decoding.
-    pub(super) stages: u32,
+    /// How decoding multiplies.
+    pub(super) schedule: Schedule,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
     pub(super) rows: Vec<(u32, u32)>,
 }
@@ -41,7 +41,7 @@ impl Default for Scene {
             cap: None,
             sinks: false,
             block: 16,
-            stages: 0,
+            schedule: Schedule::Lanes { stages: 0 },
             rows: vec![(0, 40)],
         }
     }
@@ -244,7 +244,8 @@ impl Scene {
 
 /// Decoding through shared memory, small enough for devices with 32 KiB of it.
 fn staged_scenes(head_dim: usize) -> Vec<(Scene, usize)> {
-    let of = || Scene { head_dim, block: 32, stages: 2, ..Scene::default() };
+    let schedule = Schedule::Lanes { stages: 2 };
+    let of = || Scene { head_dim, block: 32, schedule, ..Scene::default() };
     vec![
         (Scene { why: "two stages", rows: vec![(0, 500), (1, 1), (2, 129)], ..of() }, 2),
         (Scene { why: "two stages, one for each turn", rows: vec![(0, 255)], ..of() }, 1),
@@ -288,6 +289,71 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
     ]
 }
 
+/// Decoding by the matrix unit, in schedules small enough for 32 KiB of shared memory.
+fn matrix_scenes() -> Vec<(Scene, usize)> {
+    let of = |simds, keys, stages| {
+        let schedule = Schedule::Matrix { simds, keys, stages };
+        Scene { block: keys as usize, schedule, ..Scene::default() }
+    };
+    let uneven = || vec![(2, 70), (0, 0), (1, 15), (3, 33), (4, u32::MAX)];
+    let wide = || Scene { head_dim: 128, group: 4, kv_heads: 1, ..of(1, 16, 2) };
+    let small = |simds, keys, stages| Scene { head_dim: 16, ..of(simds, keys, stages) };
+    vec![
+        (Scene { why: "tiles: one query, one key", rows: vec![(0, 0)], ..of(2, 16, 2) }, 1),
+        (
+            Scene {
+                why: "tiles: rows of unlike lengths, one idle",
+                rows: uneven(),
+                ..of(2, 16, 2)
+            },
+            1,
+        ),
+        (Scene { why: "tiles: shared by two", rows: uneven(), group: 4, ..of(2, 16, 2) }, 2),
+        (Scene { why: "tiles: shared by five", rows: vec![(0, 300), (1, 7)], ..of(1, 32, 2) }, 5),
+        (Scene { why: "tiles: shared by twenty", rows: vec![(0, 330)], ..small(1, 16, 2) }, 20),
+        (Scene { why: "tiles: one stage", rows: vec![(0, 200)], ..of(2, 16, 1) }, 1),
+        (Scene { why: "tiles: three stages", rows: vec![(0, 200), (1, 47)], ..small(2, 32, 3) }, 1),
+        (Scene { why: "tiles: eight simdgroups", rows: vec![(0, 129)], ..small(8, 16, 2) }, 1),
+        (
+            Scene {
+                why: "tiles: sixteen heads",
+                group: 16,
+                rows: vec![(0, 90)],
+                ..small(2, 16, 2)
+            },
+            2,
+        ),
+        (
+            Scene { why: "tiles: packs of ten", group: 20, rows: vec![(0, 40)], ..small(2, 16, 2) },
+            2,
+        ),
+        (Scene { why: "tiles: wide heads", rows: vec![(0, 65)], ..wide() }, 2),
+        (Scene { why: "tiles: heads of 80", head_dim: 80, rows: vec![(0, 77)], ..wide() }, 1),
+        (Scene { why: "tiles: heads of 96", head_dim: 96, rows: vec![(0, 33)], ..wide() }, 2),
+        (Scene { why: "tiles: a window of one", window: Some(1), ..of(2, 16, 2) }, 2),
+        (
+            Scene {
+                why: "tiles: a window",
+                window: Some(45),
+                rows: vec![(0, 100)],
+                ..of(2, 16, 2)
+            },
+            2,
+        ),
+        (
+            Scene {
+                why: "tiles: all extras, shared by five",
+                sinks: true,
+                cap: Some(5.0),
+                window: Some(200),
+                rows: vec![(1, 350), (0, 3)],
+                ..of(2, 16, 2)
+            },
+            5,
+        ),
+    ]
+}
+
 pub(super) fn decode() -> Vec<Case> {
     fn of<T: Float, C: Float>(every: usize) -> Vec<Case> {
         let odd =
@@ -297,8 +363,11 @@ pub(super) fn decode() -> Vec<Case> {
         if C::SCALAR.bytes() == 2 {
             scenes.extend(staged_scenes(16));
         }
+        if C::SCALAR.bytes() == 2 && T::SCALAR == C::SCALAR {
+            scenes.extend(matrix_scenes());
+        }
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode::<T, C>(s.form(), s.stages), s.plain::<C>(), splits)
+            s.decode::<T>(attention_decode::<T, C>(s.form(), s.schedule), s.plain::<C>(), splits)
         };
         scenes.into_iter().step_by(every).map(case).collect()
     }
@@ -313,29 +382,36 @@ pub(super) fn decode() -> Vec<Case> {
 pub(super) fn decode_q8_0() -> Vec<Case> {
     fn of<T: Float>() -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode_q8_0::<T>(s.form(), s.stages), s.q8_0(), splits)
+            s.decode::<T>(attention_decode_q8_0::<T>(s.form(), s.schedule), s.q8_0(), splits)
         };
         let plain = decode_scenes().into_iter().step_by(2);
-        plain.chain(staged_scenes(64)).map(case).collect()
+        let mut scenes: Vec<(Scene, usize)> = plain.chain(staged_scenes(64)).collect();
+        if T::SCALAR.bytes() == 2 {
+            let coded = |scene: &Scene| matches!(scene.head_dim, 64 | 128);
+            scenes.extend(matrix_scenes().into_iter().filter(|(scene, _)| coded(scene)));
+        }
+        scenes.into_iter().map(case).collect()
     }
     every_float!(of)
 }
 
-/// One row of a long sequence: key/value heads, query heads each, elements, keys.
-const LONG: [(usize, usize, usize, usize); 2] = [(8, 4, 128, 32_768), (8, 4, 64, 8192)];
+/// One row of a sequence: key/value heads, query heads each, elements, keys. A long one, and those of an 8B, a 1B and a 0.6B model.
+const LONG: [(usize, usize, usize, usize); 5] =
+    [(8, 4, 128, 32_768), (8, 4, 64, 8192), (8, 4, 128, 4096), (8, 4, 64, 4096), (8, 2, 128, 4096)];
 
-/// Groups that keep an H200's 132 processors busy, two each, or fewer for short sequences.
-fn splits_of(kv_heads: usize) -> usize {
-    (264 / kv_heads).clamp(1, 128)
-}
+/// Of an H200.
+const PROCESSORS: u32 = 132;
+const SHARED: u32 = 227 << 10;
 
 fn decode_bench<T: Float>(
     kernel: Kernel,
+    schedule: Schedule,
     stores: impl Fn(usize) -> Vec<Fill>,
     bits: u64,
     (kv_heads, group, d, keys): (usize, usize, usize, usize),
 ) -> Bench {
-    let (splits, stride, heads) = (splits_of(kv_heads), keys.div_ceil(256), kv_heads * group);
+    let splits = schedule.splits(PROCESSORS, kv_heads as u32, keys as u32) as usize;
+    let (stride, heads) = (keys.div_ceil(256), kv_heads * group);
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
     let n = keys * kv_heads * d;
     let mut buffers = vec![Fill::These(random::<T>(1, heads * d))];
@@ -369,10 +445,11 @@ fn decode_bench<T: Float>(
 pub(super) fn decode_benches() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
-            let kernel =
-                attention_decode::<T, T>(Form::plain(shape.2 as u32, shape.1 as u32), STAGES);
+            let form = Form::plain(shape.2 as u32, shape.1 as u32);
+            let schedule = Schedule::pick(form, T::SCALAR, T::SCALAR, SHARED);
             let stores = |n| vec![Fill::Noise(T::SCALAR, n), Fill::Noise(T::SCALAR, n)];
-            decode_bench::<T>(kernel, stores, 8 * T::SCALAR.bytes() as u64, shape)
+            let kernel = attention_decode::<T, T>(form, schedule);
+            decode_bench::<T>(kernel, schedule, stores, 8 * T::SCALAR.bytes() as u64, shape)
         };
         LONG.into_iter().map(bench).collect()
     }
@@ -382,12 +459,13 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
-        let kernel = attention_decode_q8_0::<half::bf16>(form, STAGES);
+        let schedule = Schedule::pick(form, half::bf16::SCALAR, i8::SCALAR, SHARED);
+        let kernel = attention_decode_q8_0::<half::bf16>(form, schedule);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]
         };
-        let mut bench = decode_bench::<half::bf16>(kernel, stores, 8, shape);
+        let mut bench = decode_bench::<half::bf16>(kernel, schedule, stores, 8, shape);
         // 34 bytes hold 32 numbers.
         bench.bytes = bench.bytes / 32 * 34;
         bench

@@ -2,7 +2,7 @@
 
 use formats::Result;
 use half::{bf16, f16};
-use ops::attention::decode::{self, attention_decode};
+use ops::attention::decode::{Schedule, attention_decode};
 use ops::attention::prefill::{Tiling, attention_prefill};
 use ops::rope_write::{self, Variant, rope_write};
 use ops::{Attention, Op, Rope, RopeWrite};
@@ -23,7 +23,9 @@ impl Lowering {
             let Op::Attention(op) = &node.op else { continue };
             for rows in [tokens, FEW.min(tokens), 1] {
                 let heads = bucket(rows) * op.heads;
-                let parts = heads * self.splits(op, rows, usize::MAX);
+                // No schedule splits more.
+                let schedule = Schedule::Lanes { stages: 0 };
+                let parts = heads * self.splits(schedule, op, rows, usize::MAX);
                 let needs = [4 * parts * op.head_dim, 8 * parts, 4 * heads];
                 (0..3).for_each(|i| most[i] = most[i].max(needs[i]));
             }
@@ -32,9 +34,9 @@ impl Lowering {
     }
 
     /// Threadgroups that share the keys of a head, for so many positions.
-    fn splits(&self, op: &Attention, rows: usize, length: usize) -> usize {
-        let busy = 2 * self.facts.processors as usize / (op.kv_heads * rows).max(1);
-        busy.min(length.div_ceil(64)).clamp(1, decode::MOST_SPLITS as usize)
+    fn splits(&self, schedule: Schedule, op: &Attention, rows: usize, length: usize) -> usize {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        schedule.splits(self.facts.processors, (op.kv_heads * rows) as u32, length) as usize
     }
 }
 
@@ -159,11 +161,11 @@ impl Recorder<'_> {
             bound.push(("starts", Slot::Words(self.words.starts.clone())));
             return self.push(&kernel, numbers, &bound);
         }
-        let stages = if self.of.facts.roomy() { decode::STAGES } else { 0 };
+        let schedule = Schedule::pick(form, self.scalar(q), self.of.half, self.of.facts.shared);
         let kernel = with_float!(self.scalar(q), T => {
-            with_float!(self.of.half, C => attention_decode::<T, C>(form, stages))
+            with_float!(self.of.half, C => attention_decode::<T, C>(form, schedule))
         });
-        let splits = self.of.splits(op, rows, self.key.length);
+        let splits = self.of.splits(schedule, op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
         let scratch = ["partial", "stats", "counters"].into_iter().enumerate();
         bound.extend(scratch.map(|(i, name)| (name, Slot::Scratch(i))));

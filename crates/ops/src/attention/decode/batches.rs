@@ -1,0 +1,221 @@
+//! Keys and values on their way to the matrix unit: a simdgroup's batches in shared memory, as operands of 16 bits or as codes
+//! of q8_0 that the simdgroup turns into operands when their turn has come.
+
+use half::f16;
+use tile::dsl::*;
+use tile::ir::Hint;
+
+use super::Plan;
+use crate::attention::form::Blocks;
+use crate::kv_write::Cache;
+
+/// Elements between rows in shared memory: eight rows of 16 bytes then lie in different banks.
+pub(super) const PAD: u32 = 8;
+
+/// Rows of operands, [`PAD`] apart.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<T> {
+    pub(super) array: Shared<T>,
+    /// Elements from a row to the next.
+    pub(super) row: u32,
+}
+
+/// A layer's keys (kind 0) and values (1), by batches.
+pub(super) trait Batches<T: Float>: Copy {
+    /// Whether a batch that is [`Batches::ready`] leaves its stage free for the next.
+    const FREES: bool;
+
+    /// Where operands lie.
+    fn operands(&self) -> Operands<T>;
+
+    /// Begins to copy a batch, whose first key is in a slot, to a stage; zeros for keys that are not to be kept.
+    fn bring(
+        &self,
+        stage: Val<u32>,
+        kind: u32,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        keep: impl Fn(Val<u32>) -> Val<bool>,
+    );
+
+    /// Makes operands of a batch that has arrived and that no lane reads any more the former operands of: where they begin.
+    fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32>;
+}
+
+/// How the lanes of a simdgroup share a batch: chunks of 16 bytes.
+#[derive(Clone, Copy)]
+struct Chunks {
+    /// Elements of a chunk.
+    elements: u32,
+    /// Chunks of a key.
+    per_key: u32,
+    /// Chunks of a lane.
+    count: u32,
+}
+
+impl Chunks {
+    fn of(plan: Plan, elements: u32) -> Chunks {
+        let per_key = plan.head_dim / elements;
+        Chunks { elements, per_key, count: plan.keys * per_key / 32 }
+    }
+
+    /// The key and the first element of a lane's `i`th chunk.
+    #[track_caller]
+    fn at(self, i: u32) -> (Val<u32>, Val<u32>) {
+        let Chunks { elements, per_key, .. } = self;
+        // Where the lanes share out whole keys, a lane's element is always the same.
+        if 32 % per_key == 0 {
+            return (lane_id() / per_key + i * (32 / per_key), lane_id() % per_key * elements);
+        }
+        let chunk = lane_id() + 32 * i;
+        (chunk / per_key, chunk % per_key * elements)
+    }
+}
+
+/// Numbers of `T`, operands as they are.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers<T: Float> {
+    stored: [In<T>; 2],
+    plan: Plan,
+    stages: u32,
+    /// `[simds, stages, 2, keys, head_dim + PAD]`.
+    operands: Operands<T>,
+}
+
+impl<T: Float> Numbers<T> {
+    pub(super) fn new(plan: Plan, stages: u32, stored: [In<T>; 2]) -> Self {
+        let row = plan.head_dim + PAD;
+        let array = Shared::named("batches", plan.simds * stages * 2 * plan.keys * row);
+        Numbers { stored, plan, stages, operands: Operands { array, row } }
+    }
+
+    /// Bytes of a simdgroup's batches.
+    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32) -> u32 {
+        stages * 2 * keys * 2 * (head_dim + PAD)
+    }
+}
+
+impl<T: Float> Batches<T> for Numbers<T> {
+    const FREES: bool = false;
+
+    fn operands(&self) -> Operands<T> {
+        self.operands
+    }
+
+    #[track_caller]
+    fn bring(
+        &self,
+        stage: Val<u32>,
+        kind: u32,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        keep: impl Fn(Val<u32>) -> Val<bool>,
+    ) {
+        let chunks = Chunks::of(self.plan, 8);
+        let (to, from) = (self.ready(stage, kind), cache.element(slot, head));
+        for i in 0..chunks.count {
+            let (key, element) = chunks.at(i);
+            let to = to + key * self.operands.row + element;
+            let from = from + key * (cache.kv_heads * cache.head_dim) + element;
+            let stored = self.stored[kind as usize];
+            copy_async(self.operands.array, to, stored, from, 8, Some(keep(key)));
+        }
+    }
+
+    #[track_caller]
+    fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32> {
+        let size = self.plan.keys * self.operands.row;
+        (simd_id() * self.stages + stage) * (2 * size) + kind * size
+    }
+}
+
+/// Codes of q8_0. A lane turns those into operands that it brought itself. Scales come in pairs, 4 bytes: 64 must divide the
+/// elements of a head.
+#[derive(Clone, Copy)]
+pub(super) struct Codes<T> {
+    stored: [Blocks; 2],
+    plan: Plan,
+    stages: u32,
+    /// `[simds, stages, 2, chunks, 32, 16]`.
+    codes: Shared<i8>,
+    /// `[simds, stages, 2, chunks, 32, 2]`: for each chunk the pair that holds its scale.
+    scales: Shared<f16>,
+    /// `[simds, keys, head_dim + PAD]`: keys, then values.
+    operands: Operands<T>,
+}
+
+impl<T: Float> Codes<T> {
+    pub(super) fn new(plan: Plan, stages: u32, stored: [Blocks; 2]) -> Self {
+        let (row, lots) = (plan.head_dim + PAD, plan.simds * stages * 2);
+        let chunks = 32 * Chunks::of(plan, 16).count;
+        let codes = Shared::named("codes", lots * chunks * 16);
+        let scales = Shared::named("scales", lots * chunks * 2);
+        let array = Shared::named("operands", plan.simds * plan.keys * row);
+        Codes { stored, plan, stages, codes, scales, operands: Operands { array, row } }
+    }
+
+    /// Bytes of a simdgroup's batches.
+    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32) -> u32 {
+        stages * 2 * keys * head_dim / 16 * 20 + keys * 2 * (head_dim + PAD)
+    }
+
+    /// Which of all chunks a lane's `i`th is.
+    #[track_caller]
+    fn chunk(&self, stage: Val<u32>, kind: u32, i: u32) -> Val<u32> {
+        let lot = (simd_id() * self.stages + stage) * 2u32 + kind;
+        (lot * Chunks::of(self.plan, 16).count + i) * 32u32 + lane_id()
+    }
+}
+
+impl<T: Float> Batches<T> for Codes<T> {
+    const FREES: bool = true;
+
+    fn operands(&self) -> Operands<T> {
+        self.operands
+    }
+
+    #[track_caller]
+    fn bring(
+        &self,
+        stage: Val<u32>,
+        kind: u32,
+        cache: &Cache,
+        slot: Val<u32>,
+        head: Val<u32>,
+        keep: impl Fn(Val<u32>) -> Val<bool>,
+    ) {
+        let chunks = Chunks::of(self.plan, 16);
+        let (codes, scales) = (cache.element(slot, head), cache.scale(slot, head));
+        let apart = cache.kv_heads * cache.head_dim;
+        let Blocks { codes: from, scales: factors } = self.stored[kind as usize];
+        for i in 0..chunks.count {
+            let ((key, element), to) = (chunks.at(i), self.chunk(stage, kind, i));
+            let keep = Some(keep(key));
+            copy_async(self.codes, to * 16u32, from, codes + key * apart + element, 16, keep);
+            let pair = scales + key * (apart / 32u32) + element / 64u32 * 2u32;
+            copy_async(self.scales, to * 2u32, factors, pair, 2, keep);
+        }
+    }
+
+    #[track_caller]
+    fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32> {
+        let chunks = Chunks::of(self.plan, 16);
+        let start = simd_id() * (self.plan.keys * self.operands.row);
+        for i in 0..chunks.count {
+            let ((key, element), chunk) = (chunks.at(i), self.chunk(stage, kind, i));
+            let codes = self.codes.get_vec(chunk * 16u32, 16, Hint::None);
+            let pair = self.scales.get_vec(chunk * 2u32, 2, Hint::None);
+            let second = Order::ne(element & 32u32, 0u32);
+            let scale = select(second, pair[1].f32(), pair[0].f32());
+            let values: Vec<Val<T>> = codes.iter().map(|c| (c.f32() * scale).cast()).collect();
+            for (half, values) in (0..).zip(values.chunks(8)) {
+                let at = start + key * self.operands.row + element + 8 * half;
+                self.operands.array.set_vec(at, values);
+            }
+        }
+        simd_barrier();
+        start
+    }
+}
