@@ -28,10 +28,11 @@ pub fn reference(tokens: &[u32], table: &[f32], width: usize, y: &mut [f32]) {
 /// `y[t] = table[tokens[t]]`, rounded to `Y`, on the device. Ids must be below the table's rows.
 #[kernel]
 pub fn embed<T: Float, Y: Float>(tokens: In<u32>, table: In<T>, y: Out<Y>, width: Const<u32>) {
-    gather("tokens", tokens, "table", table, y, width);
+    gather("tokens", tokens, "table", table, y, width, begin_step);
 }
 
-/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract.
+/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract;
+/// `start` says how it starts.
 #[track_caller]
 pub(crate) fn gather<T: Float, Y: Float>(
     rows_name: &str,
@@ -40,11 +41,12 @@ pub(crate) fn gather<T: Float, Y: Float>(
     from: In<T>,
     y: Out<Y>,
     width: Val<u32>,
+    start: impl Fn(),
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
     require(Requirement::Length(rows_name.to_owned(), dim("rows")));
     require_vectors(&[(from_name, dim("width")), ("y", dim("rows") * dim("width"))]);
-    begin_step();
+    start();
     let source = rows.get(group_id()) * width;
     let first = group_id() * width;
     Team::Group.sweep(width, lanes_of_both::<T, Y>(), |at, lanes| {
