@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 mod metal;
+mod split;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,8 @@ use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
 use gpu::sim;
 use ops::sample::{Choice, Options};
-use program::{Arguments, Program};
+use program::{Arguments, BLOCK_TOKENS, Program};
+pub use split::Split;
 
 /// Which device: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,7 +94,7 @@ impl Place {
             }
             Place::Metal => metal::open(),
             Place::SimMetal => metal::simulated(),
-            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::new(engine)))),
+            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::from_env(engine)?))),
         }
     }
 }
@@ -103,16 +105,21 @@ pub enum CacheType {
     /// Two bytes: what every peer keeps.
     #[default]
     F16,
+    /// Two bytes, of f32's range.
+    BF16,
     /// Four bytes: for comparing with references.
     F32,
+    /// ggml's 8-bit blocks of 32 elements, 34 bytes each. On GPUs.
+    Q8_0,
 }
 
 impl CacheType {
-    /// Bytes per element.
-    pub fn bytes(self) -> usize {
+    /// Bytes of so many elements of a head.
+    pub fn bytes(self, elements: usize) -> usize {
         match self {
-            CacheType::F16 => 2,
-            CacheType::F32 => 4,
+            CacheType::F16 | CacheType::BF16 => 2 * elements,
+            CacheType::F32 => 4 * elements,
+            CacheType::Q8_0 => 34 * elements.div_ceil(32),
         }
     }
 }
@@ -126,15 +133,18 @@ pub struct LoadOptions {
     pub rows: (usize, usize),
     /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is written to them.
     pub blocks: Vec<usize>,
+    /// Blocks of each group that one session takes with a whole context.
+    pub context: Vec<usize>,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
 }
 
 impl LoadOptions {
-    /// What a replay may be given.
-    pub(crate) fn limits(&self) -> program::Limits {
+    /// What a replay of a Program may be given.
+    pub(crate) fn limits(&self, program: &Program) -> program::Limits {
         let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
-        program::Limits { tokens, outputs, blocks: self.blocks.clone() }
+        let input = program.input.map_or(0, |v| program.shape(v).width);
+        program::Limits { tokens, outputs, blocks: self.blocks.clone(), input }
     }
 }
 
@@ -147,6 +157,77 @@ pub struct Memory {
     pub cache: usize,
     /// Activations and scratch.
     pub arena: usize,
+    /// Of a device with memory of its own.
+    pub device: Option<Usage>,
+}
+
+/// Bytes of a device's own memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What it has.
+    pub limit: usize,
+    /// What this process's buffers take.
+    pub active: usize,
+    /// The most that they took at a time.
+    pub peak: usize,
+}
+
+/// Bytes of a device's own memory that a Program will take, known before any is allocated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Weights, as packed for the device.
+    pub weights: usize,
+    /// Keys and values of one whole context.
+    pub cache: usize,
+    /// Activations.
+    pub arena: usize,
+    /// Everything else: what attention, sampling and products work with, and what the cache takes twice while it grows.
+    pub working: usize,
+    /// What this process's buffers take already.
+    pub active: usize,
+    /// What is left of the device's memory; `None` where it cannot be told.
+    pub free: Option<usize>,
+    /// Bytes of a position in the cache, which a shorter context saves.
+    pub position: usize,
+}
+
+impl Plan {
+    /// What is to be allocated.
+    pub fn needed(&self) -> usize {
+        self.weights + self.cache + self.arena + self.working
+    }
+
+    /// The peak that [`Usage`] is expected to tell once a whole context has been used.
+    pub fn peak(&self) -> usize {
+        self.active + self.needed()
+    }
+
+    /// Checks that it fits.
+    ///
+    /// # Errors
+    /// The figures, and what would fit.
+    pub(crate) fn check(&self, device: &str) -> Result<()> {
+        let Some(free) = self.free.filter(|free| self.needed() > *free) else { return Ok(()) };
+        let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let expected = format!(
+            "{} of its memory (weights {}, cache {}, activations {}, working memory {})",
+            mib(self.needed()),
+            mib(self.weights),
+            mib(self.cache),
+            mib(self.arena),
+            mib(self.working)
+        );
+        let error = Error::new(device, expected, format!("{} free", mib(free)));
+        let left = (free + self.cache).saturating_sub(self.needed());
+        // Half of the last blocks may be there twice while the cache grows; it does so in whole blocks.
+        let positions = left / self.position.max(1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        Err(match positions {
+            0 => error.hint(
+                "fewer layers on it with --gpu-layers, a model of fewer bits, or --device cpu",
+            ),
+            n => error.hint(format!("--ctx {n} would fit")),
+        })
+    }
 }
 
 /// What bounds decoding: the weights that every token reads, and how fast they can be read.
@@ -262,6 +343,15 @@ impl fmt::Display for About {
 pub trait Device: Send + Sync {
     /// What it is.
     fn about(&self) -> About;
+
+    /// What loading `program` and using it with a whole context will take of this device's memory; `None` where that is the
+    /// host's.
+    ///
+    /// # Errors
+    /// A Program or weights that the device cannot load.
+    fn plan(&self, _: &Program, _: &Tensors, _: &LoadOptions) -> Result<Option<Plan>> {
+        Ok(None)
+    }
 
     /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
     /// `progress` is told bytes done and bytes in all.

@@ -8,17 +8,22 @@ mod defaults;
 mod generate;
 mod load;
 mod pool;
+mod prepare;
 mod profile;
 mod prompt;
 mod resident;
 mod session;
 mod stop;
 
-pub use device::{About, CacheType, Dispatch, Limits, Peaks, Place, Profile, Roof, Timing, Work};
+pub use device::{
+    About, CacheType, Dispatch, Limits, Memory, Peaks, Place, Plan, Profile, Roof, Timing, Usage,
+    Work,
+};
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
+pub use prepare::Prepared;
 pub use profile::{Profiler, Step};
 pub use prompt::Prompt;
 pub use resident::peak_rss_bytes;

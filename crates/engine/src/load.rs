@@ -1,16 +1,14 @@
 //! From a path to a running model.
 
-use crate::defaults;
-use crate::pool::{Pool, bound};
+use crate::pool::Pool;
+use crate::prepare::Prepared;
 use crate::session::Session;
-use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Roof};
-use formats::{Error, Result, Tensors};
+use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof};
+use formats::{Result, Tensors};
 use models::Config;
 use ops::sample::Options;
-use program::Program;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 use tokens::{ChatTemplate, Tokenizer};
 
 /// How a model is loaded.
@@ -20,6 +18,9 @@ pub struct LoadOptions {
     pub device: Place,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
+    /// Layers on a GPU: the last so many, with the head; those before them, with the table of embeddings, are on the CPU.
+    /// `None`, or as many as there are: all of the model.
+    pub gpu_layers: Option<usize>,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
     /// Positions a session may hold; `None`: as many as the model was trained for.
@@ -41,6 +42,7 @@ impl Default for LoadOptions {
         LoadOptions {
             device: Place::Cpu,
             dispatch: Dispatch::default(),
+            gpu_layers: None,
             threads: None,
             context: None,
             rotate: false,
@@ -111,7 +113,7 @@ pub struct Needs {
 
 /// A loaded model on a device. Cheap to share: sessions hold a reference to it.
 #[derive(Clone)]
-pub struct Engine(Arc<Shared>);
+pub struct Engine(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
     pub(crate) executor: Mutex<Box<dyn Executor>>,
@@ -123,8 +125,9 @@ pub(crate) struct Shared {
     pub(crate) info: Info,
     pub(crate) tokenizer: Option<Tokenizer>,
     pub(crate) ends: Vec<u32>,
-    template: Option<ChatTemplate>,
-    defaults: Options,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) defaults: Options,
+    pub(crate) plan: Option<Plan>,
 }
 
 impl Engine {
@@ -142,68 +145,15 @@ impl Engine {
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine> {
-        let start = Instant::now();
-        let path = path.as_ref();
-        let tensors = Tensors::open(path)?;
-        let model = models::load(&tensors)?;
-        let recorded = model.record(options.trace)?;
-        let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
-        let mut program = program::fuse(&recorded);
-        program.verify()?;
-        let config = model.config().clone();
-        if options.context == Some(0) || options.chunk == 0 {
-            return Err(Error::new("context", "at least one token", 0));
-        }
-        let context = options.context.unwrap_or(config.context);
-        if options.rotate {
-            program.bound(context);
-        }
-        let device = options.device.open(options.threads)?;
-        let groups = program.groups();
-        let (parameters, file_bytes) = totals(&program, &tensors);
-        let tokenizer = read_tokenizer(&tensors)?;
-        let template = match tensors.gguf() {
-            Some(file) => ChatTemplate::from_gguf(file.metadata())?,
-            None => ChatTemplate::from_folder(path)?,
-        };
-        let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
-        ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
-        let rows = (options.chunk, OUTPUT_ROWS.min(options.chunk));
-        let blocks = |&window: &Option<usize>| {
-            let (window, context) = options.span(window, context);
-            bound(window, context, options.chunk).saturating_mul(options.sessions)
-        };
-        let blocks: Vec<usize> = groups.iter().map(blocks).collect();
-        let pool = Pool::new(&blocks);
-        let (cache_type, dispatch) = (options.cache_type, options.dispatch);
-        let load = device::LoadOptions { cache_type, rows, blocks, dispatch };
-        let executor = device.load(program, &tensors, load, progress)?;
-        let info = Info {
-            name: name(&tensors, path),
-            architecture: config.architecture.name,
-            parameters,
-            file_bytes,
-            trained_context: config.context,
-            context,
-            vocab: config.vocab,
-            layers: config.layers,
-            hidden: config.hidden,
-            device: device.about(),
-            load_ms: start.elapsed().as_millis() as u64,
-        };
-        Ok(Engine(Arc::new(Shared {
-            pool,
-            executor: Mutex::new(executor),
-            groups,
-            traces,
-            config,
-            options: options.clone(),
-            info,
-            tokenizer,
-            ends,
-            template,
-            defaults: sampling,
-        })))
+        Engine::prepare(path, options)?.load(progress)
+    }
+
+    /// Opens a model and its device without reading weights: what is needed to tell its [`Prepared::plan`].
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn prepare(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Prepared> {
+        Prepared::new(path.as_ref(), options)
     }
 
     /// What running the model at `path` would take at `context` positions, without reading its weights.
@@ -219,10 +169,10 @@ impl Engine {
         let chunk = LoadOptions::default().chunk.min(context.max(1));
         let per_layer = |layer: &program::CacheLayer| {
             let positions = layer.window.map_or(context, |w| context.min(w + chunk)) as u64;
-            2 * positions * (layer.kv_heads * layer.head_dim * cache_type.bytes()) as u64
+            2 * positions * (layer.kv_heads * cache_type.bytes(layer.head_dim)) as u64
         };
         Ok(Needs {
-            weights: totals(&program, &tensors).1,
+            weights: program.stored_bytes(&tensors)?,
             cache: program.layers.iter().map(per_layer).sum(),
             activations: program::plan_memory(&program, chunk, OUTPUT_ROWS.min(chunk)).bytes as u64,
         })
@@ -263,6 +213,11 @@ impl Engine {
         &self.0.traces
     }
 
+    /// What was planned of the device's memory before anything was loaded; `None` where that is the host's.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.0.plan.as_ref()
+    }
+
     /// Bytes held by weights, cache and activations.
     pub fn memory(&self) -> Memory {
         self.0.executor().memory()
@@ -300,15 +255,6 @@ impl Shared {
     }
 }
 
-/// Elements and bytes of the weights that `program` reads.
-fn totals(program: &Program, tensors: &Tensors) -> (u64, u64) {
-    let one = |weight: &program::Weight| {
-        let bytes = tensors.get(&weight.stored).map_or(0, |t| t.bytes.len() as u64);
-        (weight.shape.iter().product::<usize>() as u64, bytes)
-    };
-    program.weights.iter().map(one).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
-}
-
 /// The tokenizer of a model's files, if it has one; its weights are not touched.
 ///
 /// # Errors
@@ -321,10 +267,4 @@ pub fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
     let Some(folder) = tensors.folder() else { return Ok(None) };
     let has = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.file(name).is_some());
     has.then(|| Tokenizer::from_folder(folder.path())).transpose()
-}
-
-fn name(tensors: &Tensors, path: &Path) -> String {
-    let stated = tensors.gguf().and_then(|f| f.metadata().str("general.name").ok().flatten());
-    let stem = || path.canonicalize().ok()?.file_stem().map(|s| s.to_string_lossy().into_owned());
-    stated.map(str::to_owned).or_else(stem).unwrap_or_else(|| path.display().to_string())
 }

@@ -113,6 +113,15 @@ impl Session {
         Ok(())
     }
 
+    /// Takes the blocks that positions below `end` need, or none.
+    fn extend(&mut self, end: usize) -> Result<()> {
+        let taken = self.tables.iter_mut().try_for_each(|table| table.extend(end));
+        if taken.is_err() {
+            self.truncate(self.tokens.len());
+        }
+        taken
+    }
+
     pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
         let vocab = self.shared.config.vocab;
         if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
@@ -163,18 +172,21 @@ impl Session {
         self.positions.extend((start..start + rows).map(|p| p as u32));
         self.outputs.clear();
         self.outputs.extend((from.min(rows)..rows).map(|r| r as u32));
-        for table in &mut self.tables {
-            table.extend(start + rows)?;
-        }
+        self.extend(start + rows)?;
         let mut executor = shared.executor();
         let tables = tables(&self.tables);
         let arguments = Arguments {
             tokens: &tokens[..rows],
             positions: &self.positions,
             outputs: &self.outputs,
-            tables: &tables[..self.tables.len().min(GROUPS)],
+            tables: &tables[..self.tables.len()],
+            input: &[],
         };
-        run(&mut **executor, &arguments)?;
+        let done = run(&mut **executor, &arguments);
+        if done.is_err() {
+            self.truncate(start);
+        }
+        done?;
         self.tokens.extend(&tokens[..rows]);
         let vocab = shared.config.vocab;
         for (&row, logits) in self.outputs.iter().zip(executor.result(0).chunks_exact(vocab)) {
@@ -195,17 +207,20 @@ impl Session {
         let start = self.tokens.len();
         // Room for the steps that the device takes ahead.
         let end = start + 1 + AHEAD.min(self.room().saturating_sub(1));
-        for table in &mut self.tables {
-            table.extend(end)?;
-        }
+        self.extend(end)?;
         let tables = tables(&self.tables);
         let arguments = Arguments {
             tokens: &[token],
             positions: &[start as u32],
             outputs: &[0],
-            tables: &tables[..self.tables.len().min(GROUPS)],
+            tables: &tables[..self.tables.len()],
+            input: &[],
         };
-        let chosen = shared.executor().choose(&arguments, options, sequence).transpose()?;
+        let chosen = shared.executor().choose(&arguments, options, sequence).transpose();
+        if chosen.is_err() {
+            self.truncate(start);
+        }
+        let chosen = chosen?;
         if chosen.is_some() {
             self.tokens.push(token);
         }
@@ -258,8 +273,8 @@ impl Session {
     }
 }
 
-/// Cache groups that a model has at most: one for each kind of window. Models have one or two.
-const GROUPS: usize = 4;
+/// Cache groups that a model may have: one for each kind of window. Models have one or two.
+pub(crate) const GROUPS: usize = 4;
 
 /// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates nothing.
 fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {

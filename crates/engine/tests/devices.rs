@@ -3,7 +3,7 @@
 mod common;
 
 use common::{cases, load};
-use delft_engine::{CacheType, GenerateOptions, LoadOptions, Place, SamplingOptions};
+use delft_engine::{CacheType, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions};
 
 /// Greedy, and every filter and penalty of the chain.
 fn samplings() -> Vec<SamplingOptions> {
@@ -69,6 +69,32 @@ fn a_rotating_context_is_the_cpus() {
         tokens.map(|token| token.unwrap().id).collect()
     };
     assert_eq!(tokens(Place::Cpu), tokens("sim".parse().unwrap()));
+}
+
+/// A cache of q8_0, for prompts and for single tokens, beside one of f32. The bundled model: its heads are whole blocks.
+#[test]
+fn a_q8_0_cache_is_near() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models/delft-stories-15m.gguf");
+    let logits = |cache_type: CacheType| {
+        let options = LoadOptions {
+            cache_type,
+            context: Some(64),
+            ..LoadOptions::on("sim".parse().unwrap())
+        };
+        let mut session = load(&path, &options).session();
+        let tokens: Vec<u32> = (0..14).map(|i| (i * 611 + 40) % 4000).collect();
+        let mut all = session.logits(&tokens[..12], Rows::Last(1)).unwrap().data;
+        session.evaluate(&tokens[12..13], 0, &mut |_, row| all.extend_from_slice(row)).unwrap();
+        session.evaluate(&tokens[13..], 0, &mut |_, row| all.extend_from_slice(row)).unwrap();
+        all
+    };
+    let wanted = logits(CacheType::F32);
+    for cache_type in [CacheType::Q8_0, CacheType::BF16] {
+        let worst = common::error(&logits(cache_type), &wanted);
+        println!("{cache_type:?}: {worst:e}");
+        assert!(worst > 0.0 && worst <= 3e-2, "{cache_type:?}: {worst:e}");
+    }
 }
 
 #[test]

@@ -123,11 +123,50 @@ fn cuda_text_agrees() {
     simulated("sim-cuda", &["llama3", "qwen3"]);
 }
 
+/// The first layer on the CPU, the last on the GPU: as near as on either alone.
+fn on_two_devices(device: &str) {
+    for case in cases() {
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        for (cache_type, bound, chunk) in
+            [(CacheType::F32, 1e-4, 512), (CacheType::F32, 1e-4, 7), (CacheType::F16, 2e-2, 512)]
+        {
+            let device = device.parse().unwrap();
+            let on = LoadOptions::on(device);
+            let options = LoadOptions { gpu_layers: Some(1), cache_type, chunk, ..on };
+            let worst = worst(&case, &expected, &options);
+            let what = format!("{}: {cache_type:?} in chunks of {chunk}", case.display());
+            assert!(worst <= bound, "{what}: {worst:e}");
+        }
+    }
+}
+
+#[test]
+fn a_model_on_two_devices_agrees() {
+    on_two_devices("sim");
+}
+
+/// A cache of bf16, everywhere: eight bits of keys and values.
+#[test]
+fn a_bf16_cache_stays_within_3e_2() {
+    for case in cases() {
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        for device in ["cpu", "sim"] {
+            let on = LoadOptions::on(device.parse().unwrap());
+            let options = LoadOptions { cache_type: CacheType::BF16, ..on };
+            let worst = worst(&case, &expected, &options);
+            assert!(worst <= 3e-2, "{}: {device}: {worst:e}", case.display());
+        }
+    }
+}
+
 /// The device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
 #[test]
 fn the_named_device_agrees() {
     match std::env::var("DELFT_TEST_DEVICE") {
-        Ok(device) => simulated(&device, &[]),
+        Ok(device) => {
+            simulated(&device, &[]);
+            on_two_devices(&device);
+        }
         Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
     }
 }

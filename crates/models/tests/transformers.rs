@@ -54,6 +54,7 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
             positions: &positions,
             outputs,
             tables: &tables[..program.groups().len()],
+            input: &[],
         };
         let values = reference::run(&program, &weight, &mut cache, &arguments)?;
         Ok(program.results.iter().map(|v| values[v.0].clone()).collect())

@@ -102,6 +102,7 @@ fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
             positions: &positions,
             outputs: &[tokens.len() as u32 - 1],
             tables: &tables,
+            input: &[],
         };
         let values = reference::run(program, &weights(program), &mut cache, &arguments).unwrap();
         logits.extend(program.results.iter().map(|v| values[v.0].clone()));
@@ -199,4 +200,44 @@ fn the_verifier_names_what_is_wrong() {
     let mut bad = good;
     bad.layers[0].kv_heads = 4;
     assert!(bad.verify().is_err());
+}
+
+/// Two parts, one after the other, are the whole.
+#[test]
+fn a_program_can_be_cut_between_layers() {
+    for norm in [None, Some(1e-6)] {
+        let plain = decoder(Bias::Never, norm, false).unwrap();
+        for whole in [plain.clone(), fuse(&plain)] {
+            for layer in 0..whole.layers.len() {
+                let [front, back] = whole.split(layer).unwrap();
+                front.program.verify().unwrap();
+                back.program.verify().unwrap();
+                assert_eq!(front.program.layers, whole.layers[..layer]);
+                assert_eq!(back.program.layers, whole.layers[layer..]);
+                assert_eq!(front.program.nodes.len() + back.program.nodes.len(), whole.nodes.len());
+                let mut caches = [reference::Cache::default(), reference::Cache::default()];
+                let tokens = [3, 1, 4, 1, 5];
+                let mut arguments = Arguments {
+                    tokens: &tokens,
+                    positions: &[0, 1, 2, 3, 4],
+                    outputs: &[2, 4],
+                    tables: &[],
+                    input: &[],
+                };
+                let mut all = reference::Cache::default();
+                let wanted =
+                    reference::run(&whole, &weights(&whole), &mut all, &arguments).unwrap();
+                let half = &front.program;
+                let values =
+                    reference::run(half, &weights(half), &mut caches[0], &arguments).unwrap();
+                arguments.input = &values[half.results[0].0];
+                let half = &back.program;
+                let found =
+                    reference::run(half, &weights(half), &mut caches[1], &arguments).unwrap();
+                assert_eq!(found[half.results[0].0], wanted[whole.results[0].0], "at {layer}");
+            }
+            let why = whole.split(whole.layers.len()).unwrap_err().to_string();
+            assert!(why.contains("a layer below"), "{why}");
+        }
+    }
 }

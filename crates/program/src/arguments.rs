@@ -24,6 +24,8 @@ pub struct Arguments<'a> {
     pub outputs: &'a [u32],
     /// Block table of each cache group; see [`Program::groups`](crate::Program::groups).
     pub tables: &'a [Table<'a>],
+    /// The Program's [`input`](crate::Program::input), `[rows, width]`; empty where it has none.
+    pub input: &'a [f32],
 }
 
 /// The most that a loaded Program was given room for.
@@ -35,6 +37,8 @@ pub struct Limits {
     pub outputs: usize,
     /// Blocks of each cache group.
     pub blocks: Vec<usize>,
+    /// Width of the Program's input; 0 where it has none.
+    pub input: usize,
 }
 
 impl Arguments<'_> {
@@ -55,9 +59,10 @@ impl Arguments<'_> {
         let fits = self.positions.len() == tokens
             && self.positions.windows(2).all(|pair| pair[1] == pair[0] + 1)
             && self.outputs.iter().all(|&row| (row as usize) < tokens)
-            && self.tables.len() == limits.blocks.len();
+            && self.tables.len() == limits.blocks.len()
+            && self.input.len() == tokens * limits.input;
         if !fits {
-            let expected = "consecutive positions, outputs among the rows, a table per group";
+            let expected = "consecutive positions, outputs among the rows, a table per group, a row of input per token";
             return Err(Error::new("step", expected, "others"));
         }
         for (table, &blocks) in self.tables.iter().zip(&limits.blocks) {

@@ -8,6 +8,7 @@ mod arguments;
 mod fuse;
 mod plan;
 pub mod reference;
+mod split;
 mod verify;
 
 use formats::{Error, Result, Tensor, Tensors};
@@ -17,6 +18,7 @@ use std::fmt;
 pub use arguments::{Arguments, Limits, Table};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
+pub use split::Part;
 
 /// An activation of a [`Program`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -81,6 +83,8 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Cache layers, by the `layer` of the operations.
     pub layers: Vec<CacheLayer>,
+    /// A value that every replay is given, of a row per token: what the part before this one computed.
+    pub input: Option<ValueId>,
     /// The operations in order.
     pub nodes: Vec<Node>,
     /// Values that outlive a replay: the logits first, then whatever is traced.
@@ -190,6 +194,9 @@ impl fmt::Display for Program {
         let list = |values: &[ValueId]| {
             values.iter().map(|v| format!("%{}", v.0)).collect::<Vec<_>>().join(", ")
         };
+        if let Some(input) = self.input {
+            writeln!(f, "input {}", list(&[input]))?;
+        }
         for node in &self.nodes {
             if !node.outputs.is_empty() {
                 let shape = self.shape(node.outputs[0]);

@@ -35,6 +35,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
     let count = program.values.len();
     let mut last = vec![0; count];
     let mut first = vec![usize::MAX; count];
+    program.input.iter().for_each(|v| first[v.0] = 0);
     for (i, node) in program.nodes.iter().enumerate() {
         node.inputs.iter().for_each(|v| last[v.0] = i);
         for v in &node.outputs {

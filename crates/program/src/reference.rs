@@ -25,6 +25,9 @@ pub fn run(
     };
     let mut values: Vec<Vec<f32>> =
         program.values.iter().map(|s| vec![0.0; rows(s.rows) * s.width]).collect();
+    if let Some(input) = program.input {
+        values[input.0] = arguments.input.to_vec();
+    }
     for node in &program.nodes {
         let weights = node.weights.iter().map(|w| weight(*w)).collect::<Result<Vec<_>>>()?;
         let outputs = evaluate(program, node, &values, &weights, cache, arguments);

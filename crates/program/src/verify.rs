@@ -2,7 +2,7 @@
 
 use crate::{Program, ValueId};
 use formats::{Error, Result};
-use ops::Op;
+use ops::{Op, Rows};
 
 impl Program {
     /// Checks that every value is written once and before it is read, that shapes agree with the operations' rules,
@@ -10,6 +10,13 @@ impl Program {
     pub fn verify(&self) -> Result<()> {
         let mut written = vec![false; self.values.len()];
         let mut cached = vec![false; self.layers.len()];
+        if let Some(input) = self.input {
+            if self.values.get(input.0).is_none_or(|shape| shape.rows != Rows::Tokens) {
+                let found = format!("%{}", input.0);
+                return Err(Error::new("program: input", "a value of a row per token", found));
+            }
+            written[input.0] = true;
+        }
         for (i, node) in self.nodes.iter().enumerate() {
             let place = format!("program: node {i} ({})", node.op.name());
             for value in &node.inputs {

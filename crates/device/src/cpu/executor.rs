@@ -69,7 +69,7 @@ impl CpuExecutor {
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options, team.count());
-        let limits = options.limits();
+        let limits = options.limits(&program);
         let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
         Ok(CpuExecutor {
             // Pages of the arena that no class touches take no memory.
@@ -208,6 +208,11 @@ impl CpuExecutor {
         self.last = None;
         arguments.check(&self.limits)?;
         let class = self.class(arguments.tokens.len(), arguments.outputs.len());
+        if let Some(input) = self.loaded.program.input {
+            let start = self.classes[class].plan.offsets[input.0] / size_of::<f32>();
+            let to = &mut floats(&mut self.arena)[start..][..arguments.input.len()];
+            to.copy_from_slice(arguments.input);
+        }
         let replay = Replay {
             loaded: &self.loaded,
             class: &self.classes[class],
@@ -260,6 +265,7 @@ impl Executor for CpuExecutor {
                 .map(|(c, &g)| self.used[g] * c.geometry().layer_bytes())
                 .sum(),
             arena: self.classes.iter().map(|c| c.bytes).max().unwrap_or(0),
+            device: None,
         }
     }
 

@@ -10,8 +10,8 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 
 use super::{Buffer, CublasLt, Gpu, Graph, Pipeline, Product, Work, roof};
-use crate::About;
 use crate::gpu::{Backend, Facts, ProductShape};
+use crate::{About, Usage};
 
 /// Rows from which on the vendor's product and unpacking for it take less time than ours.
 const UNPACK: usize = 256;
@@ -141,6 +141,14 @@ impl Backend for Cuda {
 
     fn prewarms(&self) -> bool {
         true
+    }
+
+    fn lost(&self) -> bool {
+        self.gpu.lost()
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.gpu.usage())
     }
 
     fn free(&self) -> Result<Option<usize>> {

@@ -9,6 +9,8 @@ use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
 use super::{Context, Gpu};
+use crate::Usage;
+use crate::gpu::meter::Taken;
 
 /// Bytes of device memory, or a part of them. Clones are the same bytes: what a kernel writes through one is seen through all.
 #[derive(Clone)]
@@ -23,6 +25,8 @@ struct Allocation {
     address: sys::CUdeviceptr,
     /// Where this process sees it, if it is the host's memory.
     host: Option<NonNull<c_void>>,
+    /// What it takes of the device's memory.
+    _taken: Option<Taken>,
 }
 
 // SAFETY: the host's address is only used for volatile accesses of single words within bounds, which need no thread.
@@ -55,6 +59,11 @@ impl Gpu {
         self.0.check("cuda", result::mem_get_info()).map(|(free, _)| free)
     }
 
+    /// Bytes of it that this process's buffers take.
+    pub fn usage(&self) -> Usage {
+        self.0.meter.usage(self.0.facts.memory)
+    }
+
     /// Memory of so many bytes, aligned to 256; what it holds is not defined.
     ///
     /// # Errors
@@ -64,7 +73,9 @@ impl Gpu {
         // SAFETY: the context is current; nothing is read before it is written except as bytes without meaning.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
-        let allocation = Arc::new(Allocation { context: Arc::clone(&self.0), address, host: None });
+        let context = Arc::clone(&self.0);
+        let taken = Some(self.0.meter.take(bytes));
+        let allocation = Arc::new(Allocation { context, address, host: None, _taken: taken });
         Ok(Buffer { allocation, offset: 0, bytes })
     }
 
@@ -86,7 +97,8 @@ impl Gpu {
             std::ptr::write_bytes(host.as_ptr().cast::<u8>(), 0xFF, bytes.max(8));
             sys::cuMemHostGetDevicePointer_v2(&mut address, host.as_ptr(), 0).result()
         };
-        let allocation = Allocation { context: Arc::clone(&self.0), address, host: Some(host) };
+        let context = Arc::clone(&self.0);
+        let allocation = Allocation { context, address, host: Some(host), _taken: None };
         // If there is no address, dropping the allocation frees the memory.
         self.0.check(&place(), found)?;
         Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })

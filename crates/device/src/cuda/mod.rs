@@ -22,6 +22,7 @@ use cudarc::driver::sys;
 use formats::{Error, Result};
 
 use crate::cache::Key;
+use crate::gpu::meter::Meter;
 
 pub use backend::Cuda;
 pub use compile::Compiler;
@@ -79,6 +80,7 @@ struct Context {
     compiler: Compiler,
     modules: Mutex<HashMap<Key, pipeline::Module>>,
     lost: AtomicBool,
+    meter: Arc<Meter>,
 }
 
 // SAFETY: the driver's functions may be called from any thread on any handle; each call here first makes the context current
@@ -114,8 +116,8 @@ impl Gpu {
             let _ = unsafe { sys::cuCtxDestroy_v2(handle) };
             fault(&place, e)
         })?;
-        let (modules, lost) = Default::default();
-        Ok(Gpu(Arc::new(Context { handle, stream, facts, compiler, modules, lost })))
+        let (modules, lost, meter) = Default::default();
+        Ok(Gpu(Arc::new(Context { handle, stream, facts, compiler, modules, lost, meter })))
     }
 
     /// What it is.

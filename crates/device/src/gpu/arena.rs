@@ -44,7 +44,7 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
             _ => {}
         }
     }
-    program.results.iter().for_each(|v| of_residual[v.0] = true);
+    program.results.iter().chain(&program.input).for_each(|v| of_residual[v.0] = true);
     let any = |marks: &[bool], of: usize| (0..count).any(|v| marks[v] && set[v] == of);
     let is_half = |v: usize| any(&of_attention, set[v]) && !any(&of_residual, set[v]);
     (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()

@@ -4,27 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use formats::{Error, Result, Tensors};
-use ops::packed::Format;
 use ops::sample::{Choice, Options};
 use ops::{Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, Limits, Program};
-use tile::types::Scalar;
+use program::{Arguments, BLOCK_TOKENS, CacheLayer, Limits, Program};
 
-use super::arena::{self, Layout, bucket};
+use super::arena::{self, Layout};
+use super::kv::{self, Layer};
 use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
 use super::run::{Chooser, STEPS};
+use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
-use crate::{CacheType, Executor, LoadOptions, Memory, Roof};
+use crate::{Executor, LoadOptions, Memory, Roof};
 
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
 const KEPT: usize = 64;
-
-/// A layer's cache.
-struct Layer<B> {
-    keys: B,
-    values: B,
-}
 
 /// A class whose launches are bound.
 pub(super) struct Class<B: Backend> {
@@ -33,6 +27,8 @@ pub(super) struct Class<B: Backend> {
     recording: Option<B::Recording>,
     /// Where the results are, and their rows.
     results: Vec<(B::Buffer, Rows, usize)>,
+    /// Where the Program's input goes.
+    input: Option<B::Buffer>,
 }
 
 impl<B: Backend> Class<B> {
@@ -58,17 +54,15 @@ pub(super) struct GpuExecutor<B: Backend> {
     weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
     layers: Vec<Layer<B::Buffer>>,
-    /// Blocks of each group that there is memory for.
+    /// Blocks of each group that there is memory for, and those of one whole context.
     blocks: Vec<usize>,
+    context: Vec<usize>,
     /// The window of each group.
     windows: Vec<Option<usize>>,
-    /// Bytes of a position, in keys and as much in values, of each layer.
-    position_bytes: Vec<usize>,
+    sizes: Sizes,
     arena: B::Buffer,
-    arena_bytes: usize,
     words: B::Buffer,
     scratch: [B::Buffer; 3],
-    scratch_bytes: usize,
     /// The numbers from 0 on, and where matrices are unpacked to: for the vendor's products.
     numbers: B::Buffer,
     unpacked: B::Buffer,
@@ -81,6 +75,10 @@ pub(super) struct GpuExecutor<B: Backend> {
     results: Vec<Vec<f32>>,
     /// Choosing tokens on the device.
     pub(super) chooser: Chooser<B>,
+    /// Whether work may have ended midway, so that what kernels leave as zeros is not.
+    unclean: bool,
+    /// Why nothing works any more.
+    lost: Option<Error>,
 }
 
 impl<B: Backend> GpuExecutor<B> {
@@ -91,69 +89,53 @@ impl<B: Backend> GpuExecutor<B> {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let half = match options.cache_type {
-            CacheType::F16 => Scalar::F16,
-            CacheType::F32 => Scalar::F32,
+        let formats = weights::formats(&program, tensors)?;
+        let lowering = Lowering::new(program, backend.facts(), options.cache_type, formats)?;
+        sizes::plan(&*backend, &lowering, &options)?.check(backend.about().name)?;
+        let limits = options.limits(&lowering.program);
+        let windows = lowering.program.groups();
+        if limits.blocks.len() != windows.len() {
+            return Err(Error::new("cache", "blocks for every group", limits.blocks.len()));
+        }
+        let sizes = Sizes::new(&lowering, &limits);
+        let weights = weights::load(&*backend, &lowering.program, tensors, progress)?;
+        let floats = |rope: &Rope| -> Vec<u8> {
+            rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };
-        let weights = weights::load(&*backend, &program, tensors, progress)?;
-        let upload = |rope: &Rope| -> Result<B::Buffer> {
-            let bytes: Vec<u8> = rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
-            backend.upload(&bytes)
+        let frequencies = lowering.ropes.iter().map(|rope| backend.upload(&floats(rope)));
+        let numbers: Vec<u8> = (0..sizes.numbers as u32).flat_map(u32::to_le_bytes).collect();
+        let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1)).collect();
+        let layer = |(layer, group): (&CacheLayer, &usize)| {
+            Layer::new(&*backend, options.cache_type, layer, blocks[*group])
         };
-        let position_bytes: Vec<usize> =
-            program.layers.iter().map(|l| l.kv_heads * l.head_dim * half.bytes()).collect();
-        let formats: Vec<Option<Format>> = weights.iter().map(|w| w.format).collect();
-        let lowering = Lowering::new(program, backend.facts(), half, formats);
-        let frequencies = lowering.ropes.iter().map(upload).collect::<Result<_>>()?;
-        let wide = lowering.wide;
-        let limits = options.limits();
-        let types = lowering.types(limits.tokens);
-        let arena_bytes =
-            Layout::new(&lowering.program, types, limits.tokens, limits.outputs).bytes;
-        let (elements, rows) = match lowering.facts.products.is_some() && half != Scalar::F32 {
-            true => lowering.unpacked,
-            false => (1, 1),
-        };
-        let all = 0..rows.max(limits.tokens) as u32;
-        let numbers = backend.upload(&all.flat_map(u32::to_le_bytes).collect::<Vec<u8>>())?;
-        let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
-        let unpacked = if packed { wide.bytes() * elements } else { 4 };
-        let sizes = lowering.scratch(limits.tokens);
-        let [a, b, c] = sizes.map(|bytes| backend.buffer(bytes));
-        // A table is as long as its group has blocks, rounded up.
-        let tables: usize = limits.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
-        let rows = bucket(limits.tokens) * 3 + bucket(limits.outputs);
-        let words = 4 * (rows + 2) + 64 * 6 + tables;
+        let layers = lowering.program.layers.iter().zip(&lowering.groups).map(layer);
+        let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
         let mut executor = GpuExecutor {
-            arena: backend.buffer(arena_bytes)?,
-            arena_bytes,
-            words: backend.buffer(words)?,
+            frequencies: frequencies.collect::<Result<_>>()?,
+            layers: layers.collect::<Result<_>>()?,
+            arena: backend.buffer(sizes.arena)?,
+            words: backend.buffer(sizes.words)?,
             scratch: [a?, b?, c?],
-            scratch_bytes: sizes.iter().sum::<usize>() + unpacked,
-            numbers,
-            unpacked: backend.buffer(unpacked)?,
-            layers: Vec::new(),
-            blocks: limits.blocks.iter().map(|&most| most.min(1)).collect(),
-            windows: lowering.program.groups(),
-            position_bytes,
+            numbers: backend.upload(&numbers)?,
+            unpacked: backend.buffer(sizes.unpacked)?,
+            blocks,
+            context: options.context,
+            windows,
             kernels: Kernels::default(),
             pipelines: Vec::new(),
             classes: HashMap::new(),
             limits,
             chooser: Chooser::default(),
-            staged: Vec::with_capacity(words),
+            staged: Vec::with_capacity(sizes.words),
             results: vec![Vec::new(); lowering.program.results.len()],
+            unclean: false,
+            lost: None,
+            sizes,
             backend,
             dispatch: options.dispatch,
             lowering,
             weights,
-            frequencies,
         };
-        for layer in 0..executor.position_bytes.len() {
-            let bytes = executor.layer_bytes(layer)?;
-            let [keys, values] = [bytes; 2].map(|bytes| executor.backend.buffer(bytes));
-            executor.layers.push(Layer { keys: keys?, values: values? });
-        }
         if executor.backend.prewarms() {
             executor.prewarm()?;
         }
@@ -162,12 +144,14 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that chooses the next.
     fn prewarm(&mut self) -> Result<()> {
-        self.make_room(2 * STEPS, 1)?;
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
-        for (tokens, samples) in
-            [(self.limits.tokens, None), (1, None), (1, Some(false)), (1, Some(true))]
-        {
+        let mut usual = vec![(self.limits.tokens, None), (1, None)];
+        if self.chooses() {
+            self.make_room(2 * STEPS, 1)?;
+            usual.extend([(1, Some(false)), (1, Some(true))]);
+        }
+        for (tokens, samples) in usual {
             let key = Key { tokens, outputs: 1, strides: strides.clone(), length, samples };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
@@ -175,43 +159,85 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Bytes of a layer's keys, and of its values.
-    fn layer_bytes(&self, layer: usize) -> Result<usize> {
-        let blocks = self.blocks[self.lowering.groups[layer]];
-        let bytes = self.position_bytes[layer].checked_mul(BLOCK_TOKENS);
-        // Elements of the cache are numbered in 32 bits.
-        let bytes = bytes.and_then(|b| b.checked_mul(blocks)).filter(|b| *b < 1 << 33);
-        bytes.ok_or_else(|| {
-            Error::new("cache", "less than 8 GiB a layer", format!("{blocks} blocks"))
-        })
+    /// Whether tokens can be chosen here: a step that takes rows from elsewhere cannot be followed by one of its own.
+    fn chooses(&self) -> bool {
+        self.lowering.program.input.is_none()
     }
 
-    /// Makes room for so many blocks of a group: twice as many as there were, or more.
+    /// Makes room for so many blocks of a group: more than that, if there is memory for more.
     fn grow(&mut self, group: usize, needed: usize) -> Result<()> {
-        let most = self.limits.blocks[group];
         if needed <= self.blocks[group] {
             return Ok(());
         }
-        self.blocks[group] = needed.next_power_of_two().min(most);
         // Whatever is bound has the old addresses.
         self.classes.clear();
-        for layer in 0..self.layers.len() {
-            if self.lowering.groups[layer] == group {
-                let bytes = self.layer_bytes(layer)?;
-                let backend = &self.backend;
-                let larger = |old: &B::Buffer| -> Result<B::Buffer> {
-                    let new = backend.buffer(bytes)?;
-                    backend.copy(old, &new)?;
-                    Ok(new)
-                };
-                let Layer { keys, values } = &self.layers[layer];
-                self.layers[layer] = Layer { keys: larger(keys)?, values: larger(values)? };
-            }
-        }
+        let context = self.context.get(group).copied().unwrap_or(1);
+        let wanted = kv::target(needed, context, self.limits.blocks[group]);
+        let grown = match self.enlarge(group, wanted) {
+            Err(_) if wanted > needed => self.enlarge(group, needed).map(|()| needed),
+            other => other.map(|()| wanted),
+        };
+        self.blocks[group] = grown.map_err(|why| {
+            let hint = format!(
+                "the cache cannot grow to {} positions: a shorter context, fewer sessions, or --cache-type q8_0",
+                needed * BLOCK_TOKENS
+            );
+            if why.hint.is_some() { why } else { why.hint(hint) }
+        })?;
         Ok(())
     }
 
-    fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
+    /// Gives every layer of a group so many blocks, or none of them any if there is no memory for all.
+    fn enlarge(&mut self, group: usize, blocks: usize) -> Result<()> {
+        let layers = self.layers.iter_mut().zip(&self.lowering.groups);
+        let mut own: Vec<_> = layers.filter_map(|(l, of)| (*of == group).then_some(l)).collect();
+        let (mut more, mut twice) = (0, 0);
+        for layer in &own {
+            let growth = layer.growth(blocks)?;
+            (more, twice) = (more + growth.0, growth.1.max(twice));
+        }
+        if let Some(free) = self.backend.free()?.filter(|free| more + twice > *free) {
+            let expected = format!("{} bytes of its memory for the cache", more + twice);
+            let name = self.backend.about().name;
+            return Err(Error::new(name, expected, format!("{free} free")));
+        }
+        own.iter_mut().try_for_each(|layer| layer.grow(&*self.backend, blocks))
+    }
+
+    /// Does some work, unless the device is lost. If it fails, what was under way is forgotten; what there is in the cache
+    /// stays, and the next work begins with everything else as it was at the start.
+    pub(super) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if let Some(why) = &self.lost {
+            return Err(why.clone());
+        }
+        if self.unclean {
+            self.clean().map_err(|why| self.failed(why))?;
+        }
+        work(self).map_err(|why| self.failed(why))
+    }
+
+    /// Notes that work has failed.
+    fn failed(&mut self, why: Error) -> Error {
+        self.unclean = true;
+        self.chooser.forget();
+        if self.backend.lost() && self.lost.is_none() {
+            let name = self.backend.about().name;
+            let lost = Error::new(name, "a device that works", format!("one that failed: {why}"));
+            self.lost = Some(lost.hint("load the model again"));
+        }
+        self.lost.clone().unwrap_or(why)
+    }
+
+    /// Makes zeros what kernels take for zeros.
+    fn clean(&mut self) -> Result<()> {
+        self.classes.clear();
+        self.chooser = Chooser::default();
+        self.backend.write(&self.scratch[2], &vec![0; self.sizes.scratch[2]])?;
+        self.unclean = false;
+        Ok(())
+    }
+
+    pub(super) fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
         arguments.check(&self.limits)?;
         let first = arguments.positions.first().copied().unwrap_or(0);
         for (window, table) in self.windows.iter().zip(arguments.tables) {
@@ -244,11 +270,11 @@ impl<B: Backend> GpuExecutor<B> {
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
         let types = self.lowering.types(key.tokens);
         let layout = Layout::new(&self.lowering.program, types, key.tokens, key.outputs);
-        if layout.bytes > self.arena_bytes {
+        if layout.bytes > self.sizes.arena {
             // A smaller class may pack worse than the largest.
             self.classes.clear();
             self.arena = self.backend.buffer(layout.bytes)?;
-            self.arena_bytes = layout.bytes;
+            self.sizes.arena = layout.bytes;
         }
         let steps = self.lowering.class(key, &layout, &mut self.kernels)?;
         let first = self.pipelines.len();
@@ -263,14 +289,16 @@ impl<B: Backend> GpuExecutor<B> {
             self.pipelines.push(built);
         }
         let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>>>()?;
-        let results = self.lowering.program.results.iter().map(|&v| {
-            let shape = self.lowering.program.shape(v);
-            let types = self.lowering.types(key.tokens);
-            let range = layout.value(&self.lowering.program, types, v);
-            Ok((self.backend.part(&self.arena, range)?, shape.rows, shape.width))
+        let program = &self.lowering.program;
+        let types = self.lowering.types(key.tokens);
+        let part = |v| self.backend.part(&self.arena, layout.value(program, types, v));
+        let results = program.results.iter().map(|&v| {
+            let shape = program.shape(v);
+            Ok((part(v)?, shape.rows, shape.width))
         });
         let results = results.collect::<Result<_>>()?;
-        Ok(Class { words: Words::new(key), launches, recording: None, results })
+        let input = program.input.map(part).transpose()?;
+        Ok(Class { words: Words::new(key), launches, recording: None, results, input })
     }
 
     fn bind(&self, step: &Step) -> Result<B::Launch> {
@@ -279,8 +307,7 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Words(range) => self.backend.part(&self.words, range.clone()),
             Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
-            Slot::Keys(layer) => Ok(self.layers[*layer].keys.clone()),
-            Slot::Values(layer) => Ok(self.layers[*layer].values.clone()),
+            Slot::Cache(layer, array) => Ok(self.layers[*layer].array(*array)),
             Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
             Slot::Sampling(part) => self.chooser.buffer(*part),
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
@@ -298,11 +325,10 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Checks a step and makes room in the cache for it. What was chosen ahead is forgotten.
+    /// Makes room in the cache for a step. What was chosen ahead is forgotten.
     pub(super) fn prepare(&mut self, arguments: &Arguments<'_>) -> Result<()> {
         self.chooser.forget();
         self.results.iter_mut().for_each(Vec::clear);
-        self.check(arguments)?;
         for (group, table) in arguments.tables.iter().enumerate() {
             let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
             self.grow(group, needed)?;
@@ -318,8 +344,9 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Writes the step's words where its class expects them.
-    pub(super) fn stage(&mut self, words: &Words, arguments: &Arguments<'_>) -> Result<()> {
+    /// Writes the step's words, and its input, where its class expects them.
+    pub(super) fn stage(&mut self, class: &Class<B>, arguments: &Arguments<'_>) -> Result<()> {
+        let words = &class.words;
         self.staged.clear();
         self.staged.resize(words.bytes, 0);
         let mut put = |range: &std::ops::Range<usize>, values: &[u32]| {
@@ -331,7 +358,11 @@ impl<B: Backend> GpuExecutor<B> {
         put(&words.outputs, arguments.outputs);
         put(&words.starts, &[0, arguments.tokens.len() as u32]);
         words.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
-        self.backend.write(&self.words, &self.staged)
+        self.backend.write(&self.words, &self.staged)?;
+        let Some(input) = &class.input else { return Ok(()) };
+        self.staged.clear();
+        self.staged.extend(arguments.input.iter().flat_map(|x| x.to_le_bytes()));
+        self.backend.write(input, &self.staged)
     }
 
     fn read(&mut self, class: &Class<B>, tokens: usize, outputs: usize) -> Result<()> {
@@ -354,25 +385,26 @@ impl<B: Backend> GpuExecutor<B> {
     }
 }
 
-/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
-fn stride(blocks: usize, wraps: bool) -> usize {
-    if wraps { blocks } else { blocks.next_power_of_two().max(16) }
-}
-
-impl<B: Backend> Executor for GpuExecutor<B> {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+impl<B: Backend> GpuExecutor<B> {
+    fn replay(&mut self, arguments: &Arguments<'_>) -> Result<()> {
         self.prepare(arguments)?;
         let key = self.key(arguments);
         let mut class = self.class(&key)?;
-        self.stage(&class.words, arguments)?;
-        let launched = class.launch(&*self.backend, self.dispatch, &key);
-        let (tokens, outputs) = (arguments.tokens.len(), arguments.outputs.len());
-        let done = launched.and_then(|()| self.read(&class, tokens, outputs));
+        self.stage(&class, arguments)?;
+        class.launch(&*self.backend, self.dispatch, &key)?;
+        self.read(&class, arguments.tokens.len(), arguments.outputs.len())?;
         if self.classes.len() >= KEPT {
             self.classes.retain(|key, _| key.tokens <= arena::FEW);
         }
         self.classes.insert(key, class);
-        done
+        Ok(())
+    }
+}
+
+impl<B: Backend> Executor for GpuExecutor<B> {
+    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+        self.check(arguments)?;
+        self.attempt(|executor| executor.replay(arguments))
     }
 
     fn choose(
@@ -381,7 +413,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         options: &Options,
         history: &[u32],
     ) -> Option<Result<Choice>> {
-        Some(self.chosen(arguments, options, history))
+        self.chooses().then(|| {
+            self.check(arguments)?;
+            self.attempt(|executor| executor.chosen(arguments, options, history))
+        })
     }
 
     fn result(&self, index: usize) -> &[f32] {
@@ -389,13 +424,11 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     }
 
     fn memory(&self) -> Memory {
-        let layer = |(i, bytes): (usize, &usize)| {
-            2 * bytes * BLOCK_TOKENS * self.blocks[self.lowering.groups[i]]
-        };
         Memory {
             weights: self.weights.iter().map(|w| w.bytes).sum(),
-            cache: self.position_bytes.iter().enumerate().map(layer).sum(),
-            arena: self.arena_bytes + self.scratch_bytes,
+            cache: self.layers.iter().map(Layer::bytes).sum(),
+            arena: self.sizes.arena + self.sizes.working(),
+            device: self.backend.usage(),
         }
     }
 
@@ -406,9 +439,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     fn roof(&self) -> Roof {
         let bytes =
             self.weights.iter().zip(self.lowering.program.multiplied()).filter(|(_, read)| *read);
+        let layers = self.lowering.program.layers.iter();
         Roof {
             token_bytes: bytes.map(|(w, _)| w.bytes).sum(),
-            position_bytes: self.position_bytes.iter().map(|bytes| 2 * bytes).sum(),
+            position_bytes: layers.map(|l| kv::position_bytes(self.lowering.cache, l)).sum(),
             bytes_per_second: self.backend.read_rate(),
         }
     }

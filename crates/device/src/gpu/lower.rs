@@ -17,7 +17,8 @@ use tile::passes;
 use tile::types::Scalar;
 
 use super::arena::{self, FEW, Layout, bucket};
-use super::{Facts, ProductShape};
+use super::{Facts, ProductShape, kv};
+use crate::CacheType;
 
 /// Instantiates a generic kernel for types known at run time.
 macro_rules! with_float {
@@ -43,6 +44,7 @@ mod attention;
 mod products;
 mod sampling;
 
+pub(super) use attention::Scratch;
 pub(super) use sampling::Sampling;
 
 use products::Matrix;
@@ -58,10 +60,8 @@ pub(super) enum Slot {
     Weight(usize),
     /// A rotation's frequencies.
     Frequencies(usize),
-    /// A layer's keys.
-    Keys(usize),
-    /// A layer's values.
-    Values(usize),
+    /// One of the arrays of a layer's cache: see [`kv::arrays`].
+    Cache(usize, usize),
     /// Working memory of attention: see [`Scratch`].
     Scratch(usize),
     /// Working memory of sampling.
@@ -164,8 +164,10 @@ pub(super) struct Lowering {
     pub(super) types: [Vec<Scalar>; 2],
     /// The type of operands of products of many rows.
     pub(super) wide: Scalar,
-    /// The type of queries and of the cache.
+    /// The type of queries.
     pub(super) half: Scalar,
+    /// The type of the cache.
+    pub(super) cache: CacheType,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
     /// Distinct rotations.
@@ -177,15 +179,24 @@ pub(super) struct Lowering {
 }
 
 impl Lowering {
-    /// Of a Program whose matrices are packed so, with queries and a cache of `half`.
+    /// Of a Program whose matrices are packed so. Queries have the cache's type, or f16 if that is q8_0.
+    ///
+    /// # Errors
+    /// If heads do not fit the cache's type.
     pub(super) fn new(
         program: Program,
         facts: Facts,
-        half: Scalar,
+        cache: CacheType,
         formats: Vec<Option<Format>>,
-    ) -> Lowering {
+    ) -> Result<Lowering> {
+        kv::check(cache, &program.layers)?;
+        let half = match cache {
+            CacheType::F16 | CacheType::Q8_0 => Scalar::F16,
+            CacheType::BF16 => Scalar::BF16,
+            CacheType::F32 => Scalar::F32,
+        };
         let wide = wide(&formats, half);
-        Lowering {
+        Ok(Lowering {
             facts,
             types: [
                 arena::narrow_types(&program, half, wide, &formats),
@@ -193,12 +204,13 @@ impl Lowering {
             ],
             wide,
             half,
+            cache,
             formats,
             ropes: program.ropes(),
             groups: program.layer_groups(),
             unpacked: unpacked(&program),
             program,
-        }
+        })
     }
 
     /// Whether nothing is rounded to less than f32.

@@ -9,10 +9,15 @@
 
 mod arena;
 mod executor;
+mod kv;
 mod lower;
+pub(crate) mod meter;
 pub(crate) mod read;
 mod run;
 pub mod sim;
+mod sizes;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use std::ops::Range;
@@ -25,7 +30,7 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 use tile::types::Scalar;
 
-use crate::{About, Device, Executor, LoadOptions};
+use crate::{About, Device, Executor, LoadOptions, Plan, Usage};
 
 /// What kernels are chosen by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,6 +209,16 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Whether something has broken the device, so that nothing works on it any more.
+    fn lost(&self) -> bool {
+        false
+    }
+
+    /// Bytes that this process's buffers take of its memory; none where nobody counts.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
+
     /// Bytes of its memory that are left; none where that cannot be told.
     ///
     /// # Errors
@@ -241,6 +256,19 @@ impl<B: Backend> GpuDevice<B> {
 impl<B: Backend> Device for GpuDevice<B> {
     fn about(&self) -> About {
         self.backend.about()
+    }
+
+    fn plan(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Option<Plan>> {
+        let formats = weights::formats(program, tensors)?;
+        let program = program.clone();
+        let lowering =
+            lower::Lowering::new(program, self.backend.facts(), options.cache_type, formats)?;
+        sizes::plan(&*self.backend, &lowering, options).map(Some)
     }
 
     fn load(

@@ -86,11 +86,7 @@ impl<B: Backend> GpuExecutor<B> {
         if !continues {
             self.begin(arguments, options, history)?;
         }
-        let answer = self.go_on();
-        if answer.is_err() {
-            self.chooser.forget();
-        }
-        answer
+        self.go_on()
     }
 
     /// Stages a run.
@@ -137,7 +133,7 @@ impl<B: Backend> GpuExecutor<B> {
         let filters = settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX);
         key.samples = Some(filters);
         let class = self.class(&key)?;
-        self.stage(&class.words, arguments)?;
+        self.stage(&class, arguments)?;
         self.classes.insert(key.clone(), class);
         // A table that wraps goes on for ever; another ends with its last block. The class ends with its length.
         let reach = |table: &program::Table<'_>| {

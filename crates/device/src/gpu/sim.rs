@@ -15,8 +15,9 @@ use tile::passes::Target;
 use tile::proof::{self, Schedule, Unproved};
 use tile::{Kernel, types::Scalar};
 
+use super::meter::{Meter, Taken};
 use super::{Backend, Facts, ProductShape};
-use crate::About;
+use crate::{About, Usage};
 
 /// What runs the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub enum Engine {
 /// A simulated GPU.
 pub struct Sim {
     engine: Engine,
+    /// Bytes that it has.
+    memory: usize,
+    meter: Arc<Meter>,
 }
 
 /// Texts compiled by this process: each takes a second.
@@ -39,13 +43,18 @@ static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
 /// Bytes of a simulated device.
 #[derive(Clone)]
 pub struct Buffer {
-    bytes: Arc<Mutex<Vec<u8>>>,
+    held: Arc<Held>,
     range: Range<usize>,
+}
+
+struct Held {
+    bytes: Mutex<Vec<u8>>,
+    _taken: Taken,
 }
 
 impl Buffer {
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn to_vec(&self) -> Vec<u8> {
@@ -122,9 +131,24 @@ impl Product {
 }
 
 impl Sim {
-    /// With this engine.
+    /// With this engine, and as much memory as there is.
     pub fn new(engine: Engine) -> Sim {
-        Sim { engine }
+        Sim::with_memory(engine, usize::MAX)
+    }
+
+    /// With so many bytes of memory.
+    pub fn with_memory(engine: Engine, memory: usize) -> Sim {
+        Sim { engine, memory, meter: Arc::default() }
+    }
+
+    /// With as many bytes of memory as `DELFT_SIM_MEMORY` says, if it says something.
+    ///
+    /// # Errors
+    /// If that is no number.
+    pub fn from_env(engine: Engine) -> Result<Sim> {
+        let Ok(said) = std::env::var("DELFT_SIM_MEMORY") else { return Ok(Sim::new(engine)) };
+        let wrong = |_| Error::new("DELFT_SIM_MEMORY", "a number of bytes", &said);
+        Ok(Sim::with_memory(engine, said.parse().map_err(wrong)?))
     }
 }
 
@@ -164,7 +188,7 @@ fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
         for ((other, of, _), b) in params.iter().zip(buffers) {
             let meet = a.range.start < b.range.end && b.range.start < a.range.end;
             let same = a.range.start == b.range.start && scalar == of;
-            let both = name != other && Arc::ptr_eq(&a.bytes, &b.bytes) && meet;
+            let both = name != other && Arc::ptr_eq(&a.held, &b.held) && meet;
             if *access != Access::In && both && !same {
                 let expected = format!("`{name}` apart from `{other}`");
                 return Err(Error::new(&kernel.name, expected, "bytes that both have"));
@@ -231,11 +255,13 @@ impl Backend for Sim {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        let full = || Error::new("sim", "memory", format!("none for {bytes} bytes"));
+        let taken = self.meter.take_within(bytes, self.memory).ok_or_else(full)?;
         let mut zeros = Vec::new();
-        let full = |_| Error::new("sim", "memory", format!("none for {bytes} bytes"));
-        zeros.try_reserve_exact(bytes).map_err(full)?;
+        zeros.try_reserve_exact(bytes).map_err(|_| full())?;
         zeros.resize(bytes, 0);
-        Ok(Buffer { bytes: Arc::new(Mutex::new(zeros)), range: 0..bytes })
+        let held = Held { bytes: Mutex::new(zeros), _taken: taken };
+        Ok(Buffer { held: Arc::new(held), range: 0..bytes })
     }
 
     fn mailbox(&self, words: usize) -> Result<Buffer> {
@@ -259,8 +285,8 @@ impl Backend for Sim {
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
         let first = of.first(range.end)?;
-        let bytes = Arc::clone(&of.bytes);
-        Ok(Buffer { bytes, range: first.start + range.start..first.end })
+        let held = Arc::clone(&of.held);
+        Ok(Buffer { held, range: first.start + range.start..first.end })
     }
 
     fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
@@ -339,6 +365,14 @@ impl Backend for Sim {
 
     fn replay(&self, recording: &mut Vec<Launch>) -> Result<()> {
         self.submit(recording)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.meter.usage(self.memory))
+    }
+
+    fn free(&self) -> Result<Option<usize>> {
+        Ok(Some(self.memory.saturating_sub(self.meter.usage(self.memory).active)))
     }
 
     fn read_rate(&self) -> f64 {

@@ -10,8 +10,35 @@ use super::Backend;
 pub(super) struct Weight<B> {
     pub(super) buffer: B,
     pub(super) bytes: usize,
-    /// How a matrix is packed; none for vectors, which are f32.
-    pub(super) format: Option<Format>,
+}
+
+/// How each weight will be packed: what its file's type says.
+///
+/// # Errors
+/// If a weight is missing, or is a matrix of a type or shape that cannot be packed.
+pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option<Format>>> {
+    let one = |weight: &program::Weight| {
+        let tensor = weight.tensor(tensors)?;
+        let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
+        let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
+        let unknown = || Error::new(&weight.name, "a type of matrices", tensor.dtype.name());
+        let format = Format::of(tensor.dtype).ok_or_else(unknown)?;
+        packed::Layout::new(format, rows, cols).map_err(named)?;
+        Ok(Some(format))
+    };
+    program.weights.iter().map(one).collect()
+}
+
+/// Bytes of all weights on the device.
+pub(super) fn bytes(program: &Program, formats: &[Option<Format>]) -> usize {
+    let one = |(weight, format): (&program::Weight, &Option<Format>)| {
+        let layout = match (weight.shape.as_slice(), format) {
+            (&[rows, cols], Some(format)) => packed::Layout::new(*format, rows, cols).ok(),
+            _ => None,
+        };
+        layout.map_or(4 * weight.shape.iter().product::<usize>(), |layout| layout.bytes())
+    };
+    program.weights.iter().zip(formats).map(one).sum()
 }
 
 /// Packs a matrix on all cores.
@@ -51,27 +78,13 @@ pub(super) fn load<B: Backend>(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
     let total = program.stored_bytes(tensors)?;
-    let mut needed = 0;
-    for weight in &program.weights {
-        let tensor = weight.tensor(tensors)?;
-        needed += match (weight.shape.as_slice(), Format::of(tensor.dtype)) {
-            (&[rows, cols], Some(format)) => packed::Layout::new(format, rows, cols)?.bytes(),
-            (shape, _) => 4 * shape.iter().product::<usize>(),
-        };
-    }
-    if let Some(free) = backend.free()?.filter(|free| needed > *free) {
-        let mib = |bytes: usize| format!("{} MiB", bytes >> 20);
-        let expected = format!("{} of device memory for the weights", mib(needed));
-        let error = Error::new(backend.about().name, expected, format!("{} free", mib(free)));
-        return Err(error.hint("a model of fewer bits, or --device cpu"));
-    }
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
         let tensor = weight.tensor(tensors)?;
         let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
-        let upload = |bytes: &[u8], format| -> Result<_> {
-            Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len(), format })
+        let upload = |bytes: &[u8]| -> Result<_> {
+            Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len() })
         };
         let uploaded = match *weight.shape.as_slice() {
             [rows, cols] => {
@@ -79,11 +92,11 @@ pub(super) fn load<B: Backend>(
                     // Rows of numbers lie in the file as they do on the device.
                     Some(format @ Format::Dense(_)) => {
                         packed::Layout::new(format, rows, cols).map_err(named)?;
-                        upload(tensor.bytes, Some(format)).map_err(named)?
+                        upload(tensor.bytes).map_err(named)?
                     }
                     _ => {
                         let planes = pack(&tensor, rows, cols).map_err(named)?;
-                        upload(&planes.bytes, Some(planes.layout.format)).map_err(named)?
+                        upload(&planes.bytes).map_err(named)?
                     }
                 }
             }
@@ -91,7 +104,7 @@ pub(super) fn load<B: Backend>(
                 let mut values = vec![0.0_f32; len];
                 tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                upload(&bytes, None).map_err(named)?
+                upload(&bytes).map_err(named)?
             }
             _ => {
                 return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));

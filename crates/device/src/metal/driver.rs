@@ -16,9 +16,10 @@ use super::api::{Api, BINDINGS, COMMANDS, Commands, Encoder, Function};
 use super::archive::Pipelines;
 use super::library::Prebuilt;
 use super::plan::{self, Binding, Constants, Region};
-use crate::About;
 use crate::cache::{self, Cache, Key};
+use crate::gpu::meter::{Meter, Taken};
 use crate::gpu::{self, Backend, ProductShape, read};
+use crate::{About, Usage};
 
 /// A GPU, and what the driver keeps of it. Everything is done in the order in which it is asked for.
 pub(crate) struct Driver<A: Api>(Arc<Shared<A>>);
@@ -45,6 +46,7 @@ struct Shared<A: Api> {
     prebuilt: Option<Prebuilt<A::Library>>,
     /// Kernels that were announced and are not loaded yet.
     awaited: AtomicUsize,
+    meter: Arc<Meter>,
 }
 
 /// Bytes that the GPU and the CPU share, or a part of them. Clones are the same bytes.
@@ -58,6 +60,7 @@ struct Held<A: Api> {
     memory: A::Memory,
     /// Whether indirect commands reach it without its being named.
     resident: bool,
+    _taken: Taken,
 }
 
 /// A kernel that can be launched. Clones are the same one.
@@ -234,8 +237,8 @@ impl<A: Api> Driver<A> {
             None => None,
         };
         let kept = Pipelines::open(&api, options.cache);
-        let (turn, lost, ahead, loaded, awaited) = Default::default();
-        let shared = Shared { api, turn, lost, ahead, loaded, kept, prebuilt, awaited };
+        let (turn, lost, ahead, loaded, awaited, meter) = Default::default();
+        let shared = Shared { api, turn, lost, ahead, loaded, kept, prebuilt, awaited, meter };
         Ok(Driver(Arc::new(shared)))
     }
 
@@ -289,7 +292,8 @@ impl<A: Api> Backend for Driver<A> {
         }
         let memory = self.0.api.memory(bytes.max(1))?;
         let resident = self.0.api.reside(&memory);
-        let held = Arc::new(Held { shared: Arc::clone(&self.0), memory, resident });
+        let (shared, taken) = (Arc::clone(&self.0), self.0.meter.take(bytes));
+        let held = Arc::new(Held { shared, memory, resident, _taken: taken });
         Ok(Buffer { held, range: 0..bytes })
     }
 
@@ -518,6 +522,19 @@ impl<A: Api> Backend for Driver<A> {
         recording.uses.iter().for_each(|buffer| encoder.uses(&buffer.held.memory));
         encoder.execute(&recording.indirect, recording.count);
         encoder.commit()
+    }
+
+    fn lost(&self) -> bool {
+        lock(&self.0.lost).is_some()
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.0.meter.usage(self.0.api.facts().memory))
+    }
+
+    fn free(&self) -> Result<Option<usize>> {
+        let Usage { limit, active, .. } = self.0.meter.usage(self.0.api.facts().memory);
+        Ok(Some(limit.saturating_sub(active)))
     }
 
     fn read_rate(&self) -> f64 {

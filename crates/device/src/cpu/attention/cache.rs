@@ -45,7 +45,7 @@ impl Geometry {
 
     /// Bytes of one layer in one block.
     pub fn layer_bytes(&self) -> usize {
-        self.kv_heads * self.head_len() * self.element.bytes()
+        self.kv_heads * self.element.bytes(self.head_len())
     }
 
     /// Bytes that the pool takes when full, or an error when that is no number of bytes, or a field makes no sense.
@@ -54,6 +54,10 @@ impl Geometry {
     /// As said.
     pub fn bytes(&self, layers: usize) -> Result<usize> {
         let place = "cache";
+        if self.element == CacheType::Q8_0 {
+            let error = Error::new("the CPU's cache", "elements of f16, bf16 or f32", "q8_0");
+            return Err(error.hint("--cache-type f16"));
+        }
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(GROUP) {
             return Err(Error::new(
                 place,
@@ -71,8 +75,7 @@ impl Geometry {
         if self.kv_heads == 0 {
             return Err(Error::new(place, "a key and value head or more", 0));
         }
-        let head =
-            self.block_tokens.checked_mul((self.head_dim + self.width()) * self.element.bytes());
+        let head = self.block_tokens.checked_mul(self.element.bytes(self.head_dim + self.width()));
         let layer = head.and_then(|head| head.checked_mul(self.kv_heads));
         let total = layer.and_then(|layer| layer.checked_mul(layers)?.checked_mul(self.blocks));
         total.filter(|&total| total <= isize::MAX as usize).ok_or_else(|| {
@@ -125,7 +128,7 @@ impl LayerCache {
             block < self.geometry.blocks && head < self.geometry.kv_heads,
             "cache: block {block}, head {head}"
         );
-        debug_assert_eq!(size_of::<E::Bits>(), self.geometry.element.bytes());
+        debug_assert_eq!(size_of::<E::Bits>(), self.geometry.element.bytes(1));
         let offset = block * self.block_stride
             + self.offset
             + head * self.geometry.head_len() * size_of::<E::Bits>();
@@ -202,9 +205,13 @@ impl LayerCache {
                 CacheType::F16 => {
                     dispatch!(isa, write_kernel[Half](cache: &LayerCache, rows: Rows<'_>))
                 }
+                CacheType::BF16 => {
+                    dispatch!(isa, write_kernel[Brain](cache: &LayerCache, rows: Rows<'_>))
+                }
                 CacheType::F32 => {
                     dispatch!(isa, write_kernel[Single](cache: &LayerCache, rows: Rows<'_>))
                 }
+                CacheType::Q8_0 => unreachable!("no pool is made of it"),
             }
         }
     }
@@ -289,6 +296,9 @@ pub(super) trait Store: 'static {
 /// [`CacheType::F16`].
 pub(super) struct Half;
 
+/// [`CacheType::BF16`].
+pub(super) struct Brain;
+
 /// [`CacheType::F32`].
 pub(super) struct Single;
 
@@ -305,6 +315,31 @@ impl Store for Half {
     unsafe fn convert<L: Lanes>(x: *const f32, out: *mut u16, n: usize) {
         // SAFETY: the caller's promise.
         unsafe { to_f16_kernel::<L>(x, out, n) }
+    }
+}
+
+impl Store for Brain {
+    type Bits = u16;
+    const ZERO: u16 = 0;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u16) -> L {
+        let mut whole = [0.0; WIDEST];
+        // SAFETY: `L::N <= WIDEST` elements are readable, by the caller's promise, and fit.
+        unsafe {
+            for (i, x) in whole[..L::N].iter_mut().enumerate() {
+                // A bf16 is the upper half of an f32.
+                *x = f32::from_bits(u32::from(*p.add(i)) << 16);
+            }
+            L::load(whole.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn convert<L: Lanes>(x: *const f32, out: *mut u16, n: usize) {
+        for i in 0..n {
+            // SAFETY: the caller's promise.
+            unsafe { *out.add(i) = half::bf16::from_f32(*x.add(i)).to_bits() };
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! One query over one chunk of keys: every key and value is read from memory once, for all heads of the group.
 
-use super::cache::{GROUP, Half, Single, Store};
+use super::cache::{Brain, GROUP, Half, Single, Store};
 use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
 use crate::CacheType;
 use crate::cpu::isa::Isa;
@@ -25,9 +25,13 @@ pub(super) unsafe fn chunk(
             CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
             }
+            CacheType::BF16 => {
+                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
+            }
             CacheType::F32 => {
                 dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
             }
+            CacheType::Q8_0 => unreachable!("no pool is made of it"),
         }
     }
 }

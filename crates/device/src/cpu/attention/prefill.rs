@@ -1,6 +1,6 @@
 //! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
 
-use super::cache::{GROUP, Half, Single, Store};
+use super::cache::{Brain, GROUP, Half, Single, Store};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
@@ -39,9 +39,13 @@ pub(super) unsafe fn block(
             CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
+            CacheType::BF16 => {
+                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+            }
             CacheType::F32 => {
                 dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
+            CacheType::Q8_0 => unreachable!("no pool is made of it"),
         }
         softmax::finish(call, sequence.row + first, tokens, kv_head, &work, out);
     }

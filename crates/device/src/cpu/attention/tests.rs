@@ -3,7 +3,7 @@
 use super::*;
 use crate::CacheType;
 use crate::cpu::team::Team;
-use half::f16;
+use half::{bf16, f16};
 
 /// Deterministic numbers in -1..1.
 struct Noise(u64);
@@ -241,9 +241,12 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
                 unsafe { cache.write(isa, table, 0, &k, &v, row_len, from..to, head..head + 1) };
             }
         }
-        if element == CacheType::F16 {
-            k.iter_mut().chain(&mut v).for_each(|x| *x = f16::from_f32(*x).to_f32());
-        }
+        let round = |x: f32| match element {
+            CacheType::F16 => f16::from_f32(x).to_f32(),
+            CacheType::BF16 => bf16::from_f32(x).to_f32(),
+            _ => x,
+        };
+        k.iter_mut().chain(&mut v).for_each(|x| *x = round(*x));
         let oldest = oldest(&case, n);
         for token in 0..tokens {
             let p = position + token;
@@ -322,7 +325,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa) -> Vec<f32> {
 fn agrees_with_the_definition() {
     let teams: Vec<Team> = (1..=4).map(|threads| Team::new(threads).unwrap()).collect();
     for &case in CASES {
-        for element in [CacheType::F16, CacheType::F32] {
+        for element in [CacheType::F16, CacheType::BF16, CacheType::F32] {
             for &isa in Isa::available() {
                 let setup = setup(case, element, isa);
                 // The tile unit has 16 bits of queries and probabilities.

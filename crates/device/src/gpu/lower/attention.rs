@@ -2,15 +2,17 @@
 
 use formats::Result;
 use half::{bf16, f16};
-use ops::attention::decode::{Schedule, attention_decode};
-use ops::attention::prefill::{Tiling, attention_prefill};
-use ops::rope_write::{self, Variant, rope_write};
+use ops::attention::decode::{Schedule, attention_decode, attention_decode_q8_0};
+use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_q8_0};
+use ops::kv_write::{kv_write, kv_write_q8_0};
+use ops::rope_write::{self, Variant, rope_write, rope_write_q8_0};
 use ops::{Attention, Op, Rope, RopeWrite};
 use program::{BLOCK_TOKENS, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{FEW, Lowering, Recorder, Slot, bucket};
+use super::{FEW, Lowering, Recorder, Slot, bucket, kv};
+use crate::CacheType;
 
 /// Bytes of the three arrays that split attention works with; the last is zeros between steps.
 pub(in crate::gpu) type Scratch = [usize; 3];
@@ -69,19 +71,21 @@ impl Recorder<'_> {
             .with("stride", self.key.strides[group] as u32)
             .with("block", BLOCK_TOKENS as u32)
             .with("kv_heads", self.of.program.layers[layer].kv_heads as u32);
-        let bound = vec![
+        let mut bound = vec![
             ("positions", Slot::Words(self.words.positions.clone())),
             ("sequences", Slot::Words(self.words.sequences.clone())),
             ("table", Slot::Words(self.words.tables[group].clone())),
-            ("keys", Slot::Keys(layer)),
-            ("values", Slot::Values(layer)),
         ];
+        let head_dim = self.of.program.layers[layer].head_dim;
+        let arrays = kv::arrays(self.of.cache, head_dim).into_iter().enumerate();
+        bound.extend(arrays.map(|(i, (name, _))| (name, Slot::Cache(layer, i))));
         (numbers, bound)
     }
 
     pub(super) fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
-        let kernel = with_float!(self.scalar(k), T => {
-            with_float!(self.of.half, C => ops::kv_write::kv_write::<T, C>())
+        let kernel = with_float!(self.scalar(k), T => match self.of.cache {
+            CacheType::Q8_0 => kv_write_q8_0::<T>(),
+            _ => with_float!(self.of.half, C => kv_write::<T, C>()),
         });
         let (numbers, mut bound) = self.cache(layer);
         let numbers = numbers
@@ -106,7 +110,10 @@ impl Recorder<'_> {
             schedule: if rows > FEW { rope_write::PROMPT } else { rope_write::DECODE },
         };
         let kernel = with_float!(self.scalar(inputs[0]), T => with_float!(self.scalar(y), Y => {
-            with_float!(self.of.half, C => rope_write::<T, Y, f32, C>(variant))
+            match self.of.cache {
+                CacheType::Q8_0 => rope_write_q8_0::<T, Y, f32>(variant),
+                _ => with_float!(self.of.half, C => rope_write::<T, Y, f32, C>(variant)),
+            }
         }));
         let (numbers, mut bound) = self.cache(write.layer);
         let head_dim = write.rope.head_dim;
@@ -155,15 +162,23 @@ impl Recorder<'_> {
             let head_dim = form.head_dim;
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
-            let kernel = attention_prefill::<f16>(form, tiling);
+            let kernel = with_float!(self.of.half, T => match self.of.cache {
+                CacheType::Q8_0 => attention_prefill_q8_0::<T>(form, tiling),
+                _ => attention_prefill::<T>(form, tiling),
+            });
             let numbers =
                 numbers.with("tokens", rows as u32).with("longest", rows as u32).with("batch", 1);
             bound.push(("starts", Slot::Words(self.words.starts.clone())));
             return self.push(&kernel, numbers, &bound);
         }
-        let schedule = Schedule::pick(form, self.scalar(q), self.of.half, self.of.facts.shared);
-        let kernel = with_float!(self.scalar(q), T => {
-            with_float!(self.of.half, C => attention_decode::<T, C>(form, schedule))
+        let stored = match self.of.cache {
+            CacheType::Q8_0 => Scalar::I8,
+            _ => self.of.half,
+        };
+        let schedule = Schedule::pick(form, self.scalar(q), stored, self.of.facts.shared);
+        let kernel = with_float!(self.scalar(q), T => match self.of.cache {
+            CacheType::Q8_0 => attention_decode_q8_0::<T>(form, schedule),
+            _ => with_float!(self.of.half, C => attention_decode::<T, C>(form, schedule)),
         });
         let splits = self.of.splits(schedule, op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);

@@ -1,0 +1,170 @@
+//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks.
+
+use formats::{Error, Result};
+use program::{BLOCK_TOKENS, CacheLayer};
+
+use super::Backend;
+use crate::CacheType;
+
+/// The arrays of a layer's cache: by which name kernels know each, and its bytes for a head of so many elements.
+pub(super) fn arrays(kind: CacheType, head_dim: usize) -> Vec<(&'static str, usize)> {
+    match kind {
+        CacheType::Q8_0 => {
+            let (codes, scales) = (head_dim, head_dim / 32 * 2);
+            vec![
+                ("key_codes", codes),
+                ("key_scales", scales),
+                ("value_codes", codes),
+                ("value_scales", scales),
+            ]
+        }
+        plain => ["keys", "values"].map(|name| (name, plain.bytes(head_dim))).into(),
+    }
+}
+
+/// Whether layers can have such a cache.
+///
+/// # Errors
+/// If heads are no whole blocks.
+pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
+    match layers.iter().find(|l| kind == CacheType::Q8_0 && !l.head_dim.is_multiple_of(32)) {
+        Some(layer) => {
+            let found = format!("{} elements", layer.head_dim);
+            let error = Error::new("a cache of q8_0", "heads of a multiple of 32 elements", found);
+            Err(error.hint("--cache-type f16 or bf16"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Bytes of a position in all arrays of a layer.
+pub(super) fn position_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
+    let heads: usize = arrays(kind, layer.head_dim).iter().map(|(_, bytes)| bytes).sum();
+    layer.kv_heads * heads
+}
+
+/// Blocks to make room for where `needed` are: twice as many as before up to a whole context of `context`, then context by
+/// context.
+pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
+    let rounded = match needed <= context {
+        true => needed.next_power_of_two().min(context),
+        false => needed.div_ceil(context.max(1)) * context.max(1),
+    };
+    rounded.min(most).max(needed)
+}
+
+/// Bytes that are there twice while the last array of a whole context is copied.
+pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usize {
+    let before = if context > 1 { (context - 1).next_power_of_two() } else { 0 };
+    let before = if before >= context { before / 2 } else { before };
+    let largest = arrays(kind, layer.head_dim).into_iter().map(|(_, bytes)| bytes).max();
+    largest.unwrap_or(0) * layer.kv_heads * before * BLOCK_TOKENS
+}
+
+/// An array and its bytes.
+struct Array<B> {
+    buffer: B,
+    bytes: usize,
+}
+
+/// A layer's cache.
+pub(super) struct Layer<B> {
+    /// Bytes of a block in each.
+    blocks: Vec<usize>,
+    arrays: Vec<Array<B>>,
+}
+
+impl<T: Clone> Layer<T> {
+    /// With so many blocks.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(super) fn new<B: Backend<Buffer = T>>(
+        backend: &B,
+        kind: CacheType,
+        layer: &CacheLayer,
+        blocks: usize,
+    ) -> Result<Self> {
+        let block = |(_, bytes): (_, usize)| layer.kv_heads * bytes * BLOCK_TOKENS;
+        let each: Vec<usize> = arrays(kind, layer.head_dim).into_iter().map(block).collect();
+        let array = |bytes: &usize| {
+            let bytes = sized(*bytes, blocks)?;
+            Ok(Array { buffer: backend.buffer(bytes)?, bytes })
+        };
+        let arrays = each.iter().map(array).collect::<Result<_>>()?;
+        Ok(Layer { blocks: each, arrays })
+    }
+
+    /// Makes room for so many blocks, one array after the other, so that little is there twice. If it fails, what there was is
+    /// as before.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(super) fn grow<B: Backend<Buffer = T>>(
+        &mut self,
+        backend: &B,
+        blocks: usize,
+    ) -> Result<()> {
+        for (array, each) in self.arrays.iter_mut().zip(&self.blocks) {
+            let bytes = sized(*each, blocks)?;
+            if bytes > array.bytes {
+                let buffer = backend.buffer(bytes)?;
+                backend.copy(&array.buffer, &buffer)?;
+                *array = Array { buffer, bytes };
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that [`grow`](Layer::grow) takes in the end, and those that it holds twice on the way.
+    ///
+    /// # Errors
+    /// If that is more than a cache may have.
+    pub(super) fn growth(&self, blocks: usize) -> Result<(usize, usize)> {
+        let (mut more, mut twice) = (0, 0);
+        for (array, each) in self.arrays.iter().zip(&self.blocks) {
+            let added = sized(*each, blocks)?.saturating_sub(array.bytes);
+            more += added;
+            twice = if added > 0 { array.bytes.max(twice) } else { twice };
+        }
+        Ok((more, twice))
+    }
+
+    /// One of the arrays, by its place in [`arrays`].
+    pub(super) fn array(&self, index: usize) -> T {
+        self.arrays[index].buffer.clone()
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> usize {
+        self.arrays.iter().map(|array| array.bytes).sum()
+    }
+}
+
+/// Bytes of an array of so many blocks.
+fn sized(block: usize, blocks: usize) -> Result<usize> {
+    // Elements of the cache are numbered in 32 bits.
+    let bytes = block.checked_mul(blocks).filter(|bytes| *bytes < 1 << 33);
+    bytes.ok_or_else(|| Error::new("cache", "less than 8 GiB a layer", format!("{blocks} blocks")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_doubles_up_to_a_context() {
+        let needed = [1, 2, 3, 5, 9, 20, 21, 41];
+        assert_eq!(needed.map(|n| target(n, 20, 60)), [1, 2, 4, 8, 16, 20, 40, 60]);
+        assert_eq!(target(3, 1, 100), 3);
+        assert_eq!(target(50, 20, 50), 50);
+    }
+
+    #[test]
+    fn what_is_copied_is_the_room_before() {
+        let layer = CacheLayer { kv_heads: 2, head_dim: 64, window: None };
+        let of = |context| copied(CacheType::F16, &layer, context) / (2 * 64 * 2 * BLOCK_TOKENS);
+        assert_eq!([1, 2, 3, 4, 5, 8, 9, 20].map(of), [0, 1, 2, 2, 4, 4, 8, 16]);
+        assert_eq!(position_bytes(CacheType::Q8_0, &layer), 2 * 2 * (64 + 4));
+    }
+}

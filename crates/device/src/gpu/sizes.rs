@@ -1,0 +1,91 @@
+//! What an executor takes of the device's memory: known before anything is allocated, and allocated by the same figures.
+
+use formats::Result;
+use ops::packed::Format;
+use program::{BLOCK_TOKENS, Limits};
+use tile::types::Scalar;
+
+use super::arena::{Layout, bucket};
+use super::lower::{Lowering, Sampling, Scratch};
+use super::run::STEPS;
+use super::{Backend, kv, weights};
+use crate::{LoadOptions, Plan};
+
+/// Bytes of what is neither weights nor cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) arena: usize,
+    /// A step's words.
+    pub(super) words: usize,
+    pub(super) scratch: Scratch,
+    /// How many numbers from 0 on, of four bytes each.
+    pub(super) numbers: usize,
+    /// Where matrices are unpacked to.
+    pub(super) unpacked: usize,
+}
+
+/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
+pub(super) fn stride(blocks: usize, wraps: bool) -> usize {
+    if wraps { blocks } else { blocks.next_power_of_two().max(16) }
+}
+
+impl Sizes {
+    pub(super) fn new(lowering: &Lowering, limits: &Limits) -> Sizes {
+        let types = lowering.types(limits.tokens);
+        let arena = Layout::new(&lowering.program, types, limits.tokens, limits.outputs).bytes;
+        let vendors = lowering.facts.products.is_some() && lowering.half != Scalar::F32;
+        let (elements, rows) = if vendors { lowering.unpacked } else { (1, 1) };
+        let wide = lowering.wide;
+        let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
+        // A table is as long as its group has blocks, rounded up.
+        let tables: usize = limits.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
+        let step = bucket(limits.tokens) * 3 + bucket(limits.outputs) + 2;
+        Sizes {
+            arena,
+            words: 4 * step + 64 * 6 + tables,
+            scratch: lowering.scratch(limits.tokens),
+            numbers: rows.max(limits.tokens),
+            unpacked: if packed { wide.bytes() * elements } else { 4 },
+        }
+    }
+
+    /// All but the arena.
+    pub(super) fn working(&self) -> usize {
+        self.words + self.scratch.iter().sum::<usize>() + 4 * self.numbers + self.unpacked
+    }
+}
+
+/// What loading a Program and using it with a whole context takes.
+///
+/// # Errors
+/// If the device does not tell what is free.
+pub(super) fn plan<B: Backend>(
+    backend: &B,
+    lowering: &Lowering,
+    options: &LoadOptions,
+) -> Result<Plan> {
+    let program = &lowering.program;
+    let sizes = Sizes::new(lowering, &options.limits(program));
+    let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
+    let layers = || program.layers.iter().enumerate();
+    let position = |layer| kv::position_bytes(options.cache_type, layer);
+    let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, context(i)));
+    let rotations: usize = lowering.ropes.iter().map(|rope| 4 * rope.frequencies.len()).sum();
+    let sampling: usize = match program.input {
+        // Its caller chooses.
+        Some(_) => 0,
+        None => {
+            let vocab = program.shape(program.results[0]).width;
+            Sampling::ALL.iter().map(|part| 4 * part.words(vocab, 2 * STEPS, 1)).sum()
+        }
+    };
+    Ok(Plan {
+        weights: weights::bytes(program, &lowering.formats),
+        cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * context(i)).sum(),
+        arena: sizes.arena,
+        working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),
+        active: backend.usage().map_or(0, |usage| usage.active),
+        free: backend.free()?,
+        position: layers().map(|(_, layer)| position(layer)).sum(),
+    })
+}

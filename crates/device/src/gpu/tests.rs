@@ -1,0 +1,342 @@
+//! A GPU that fails: what it has said so far stays right, and what comes after it is right again, or one clear error.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use formats::{Error, Result, Tensors};
+use ops::sample::Options;
+use program::{Arguments, Program, Table};
+use tile::Kernel;
+use tile::launch::Numbers;
+
+use super::executor::GpuExecutor;
+use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
+use super::{Backend, Facts, ProductShape};
+use crate::{About, CacheType, Executor, LoadOptions, Usage};
+
+/// The simulated GPU, until a call fails that was named.
+struct Faulty {
+    sim: Sim,
+    /// The kind of call that fails, and how many of it are done before.
+    fault: Mutex<Option<(&'static str, usize)>>,
+    /// How often each kind was called.
+    calls: Mutex<HashMap<&'static str, usize>>,
+    /// Whether the failure breaks the device.
+    breaks: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Faulty {
+    fn new(sim: Sim) -> Arc<Faulty> {
+        let (fault, calls, breaks, broken) = Default::default();
+        Arc::new(Faulty { sim, fault, calls, breaks, broken })
+    }
+
+    fn arm(&self, kind: &'static str, after: usize) {
+        *self.fault.lock().unwrap() = Some((kind, after));
+    }
+
+    /// Whether the failure is still to come.
+    fn disarm(&self) -> bool {
+        self.fault.lock().unwrap().take().is_some()
+    }
+
+    fn step(&self, kind: &'static str) -> Result<()> {
+        *self.calls.lock().unwrap().entry(kind).or_default() += 1;
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Error::new("faulty", "", "everything fails now"));
+        }
+        let mut fault = self.fault.lock().unwrap();
+        match &mut *fault {
+            Some((of, 0)) if *of == kind => {
+                *fault = None;
+                self.broken.store(self.breaks.load(Ordering::Relaxed), Ordering::Relaxed);
+                Err(Error::new("faulty", "", format!("a failed {kind}")))
+            }
+            Some((of, left)) if *of == kind => {
+                *left -= 1;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Backend for Faulty {
+    type Buffer = Buffer;
+    type Pipeline = Pipeline;
+    type Launch = Launch;
+    type Recording = Vec<Launch>;
+
+    fn about(&self) -> About {
+        self.sim.about()
+    }
+
+    fn facts(&self) -> Facts {
+        self.sim.facts()
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        self.step("buffer").and_then(|()| self.sim.buffer(bytes))
+    }
+
+    fn mailbox(&self, words: usize) -> Result<Buffer> {
+        self.step("buffer").and_then(|()| self.sim.mailbox(words))
+    }
+
+    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+        self.step("peek").and_then(|()| self.sim.peek(mailbox, word))
+    }
+
+    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
+        self.step("poke").and_then(|()| self.sim.poke(mailbox, word, value))
+    }
+
+    fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+        self.step("part").and_then(|()| self.sim.part(of, range))
+    }
+
+    fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
+        self.step("write").and_then(|()| self.sim.write(to, bytes))
+    }
+
+    fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        self.step("read").and_then(|()| self.sim.read(from, to))
+    }
+
+    fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        self.step("copy").and_then(|()| self.sim.copy(from, to))
+    }
+
+    fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
+        self.step("load").and_then(|()| self.sim.load(kernel))
+    }
+
+    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+        self.step("bind").and_then(|()| self.sim.bind(pipeline, numbers, buffers))
+    }
+
+    fn product(
+        &self,
+        shape: &ProductShape,
+        x: &Buffer,
+        w: &Buffer,
+        add: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<Launch> {
+        self.step("bind").and_then(|()| self.sim.product(shape, x, w, add, y))
+    }
+
+    /// Launches one by one, so that a failure comes in the middle of a step.
+    fn submit(&self, launches: &[Launch]) -> Result<()> {
+        launches.iter().try_for_each(|launch| {
+            self.step("launch").and_then(|()| self.sim.submit(std::slice::from_ref(launch)))
+        })
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {
+        self.step("record").and_then(|()| self.sim.record(launches))
+    }
+
+    fn replay(&self, recording: &mut Vec<Launch>) -> Result<()> {
+        self.submit(recording)
+    }
+
+    fn lost(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.sim.usage()
+    }
+
+    fn free(&self) -> Result<Option<usize>> {
+        self.sim.free()
+    }
+
+    fn read_rate(&self) -> f64 {
+        self.sim.read_rate()
+    }
+}
+
+fn model() -> (Program, Tensors) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models/llama3");
+    let tensors = Tensors::open(&path).unwrap();
+    let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+    (program, tensors)
+}
+
+/// Room for sixteen contexts of one block.
+fn options() -> LoadOptions {
+    LoadOptions {
+        cache_type: CacheType::F16,
+        rows: (32, 4),
+        blocks: vec![16],
+        context: vec![1],
+        ..LoadOptions::default()
+    }
+}
+
+fn load(backend: &Arc<Faulty>) -> GpuExecutor<Faulty> {
+    let (program, tensors) = model();
+    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options(), &mut |_, _| {});
+    load.unwrap()
+}
+
+/// Tokens from a position on, in one block.
+fn logits(
+    executor: &mut GpuExecutor<Faulty>,
+    block: u32,
+    start: u32,
+    tokens: &[u32],
+) -> Result<Vec<f32>> {
+    let positions: Vec<u32> = (start..start + tokens.len() as u32).collect();
+    executor.run(&Arguments {
+        tokens,
+        positions: &positions,
+        outputs: &[tokens.len() as u32 - 1],
+        tables: &[Table { blocks: &[block], oldest: 0 }],
+        input: &[],
+    })?;
+    Ok(executor.result(0).to_vec())
+}
+
+/// The token after one, and after that.
+fn chosen(
+    executor: &mut GpuExecutor<Faulty>,
+    block: u32,
+    start: u32,
+    token: u32,
+) -> Result<[u32; 2]> {
+    let options = Options { top_k: 5, seed: 3, repetition_penalty: 1.1, ..Options::default() };
+    let mut history = vec![1, 2, token];
+    let mut next = [token, 0];
+    for i in 0..2 {
+        let arguments = Arguments {
+            tokens: &[next[0]],
+            positions: &[start + i],
+            outputs: &[0],
+            tables: &[Table { blocks: &[block], oldest: 0 }],
+            input: &[],
+        };
+        let choice = executor.choose(&arguments, &options, &history).unwrap()?;
+        history.push(choice.token);
+        next = [choice.token, next[0]];
+    }
+    Ok([next[1], next[0]])
+}
+
+const FIRST: &[u32] = &[5, 9, 100, 3, 77, 21, 6, 8, 9, 2, 64, 13];
+const SECOND: &[u32] = &[7, 7, 50];
+
+/// Everything that is asked of an executor whose sessions hold [`FIRST`] in block 0 and [`SECOND`] in block 1.
+fn answers(executor: &mut GpuExecutor<Faulty>) -> Result<(Vec<f32>, Vec<f32>, [u32; 2])> {
+    let second = logits(executor, 1, 3, &[40])?;
+    let first = logits(executor, 0, 12, &[4])?;
+    Ok((first, second, chosen(executor, 0, 13, 30)?))
+}
+
+#[test]
+fn after_any_failure_all_sessions_go_on() {
+    let wanted = {
+        let mut sound = load(&Faulty::new(Sim::new(Engine::Interpreter)));
+        logits(&mut sound, 0, 0, FIRST).unwrap();
+        logits(&mut sound, 1, 0, SECOND).unwrap();
+        answers(&mut sound).unwrap()
+    };
+    let kinds = [
+        "buffer", "part", "write", "read", "copy", "load", "bind", "record", "launch", "poke",
+        "peek",
+    ];
+    let mut failures = HashMap::new();
+    for kind in kinds {
+        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        let mut executor = load(&backend);
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        logits(&mut executor, 1, 0, SECOND).unwrap();
+        for (turn, after) in [0, 1, 2, 4, 9, 17, 30].into_iter().enumerate() {
+            backend.arm(kind, after);
+            // A block that there is no room for yet, rows of a prompt, a step, and steps that choose.
+            let block = 2 + turn as u32;
+            let tried = logits(&mut executor, block, 0, &FIRST[..10])
+                .and_then(|_| logits(&mut executor, 0, 12, &[4]))
+                .and_then(|_| chosen(&mut executor, 0, 13, 30));
+            let fired = !backend.disarm();
+            assert_eq!(tried.is_err(), fired, "{kind} {after}: {tried:?}");
+            if let Err(why) = tried {
+                assert!(why.to_string().contains(&format!("a failed {kind}")), "{why}");
+                *failures.entry(kind).or_insert(0) += 1;
+            }
+            let found = answers(&mut executor).unwrap();
+            assert_eq!(found, wanted, "{kind} {after}");
+        }
+    }
+    assert!(kinds.iter().all(|kind| failures.get(kind) >= Some(&1)), "{failures:?}");
+}
+
+#[test]
+fn a_broken_device_says_so_from_then_on() {
+    for kind in ["launch", "peek", "write", "read"] {
+        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        backend.breaks.store(true, Ordering::Relaxed);
+        let mut executor = load(&backend);
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        backend.arm(kind, 3);
+        let first = (0..20)
+            .find_map(|_| {
+                chosen(&mut executor, 0, 12, 4)
+                    .and_then(|_| logits(&mut executor, 0, 12, &[4]))
+                    .err()
+            })
+            .unwrap()
+            .to_string();
+        assert!(first.contains(kind) && first.contains("load the model again"), "{first}");
+        let calls = backend.calls.lock().unwrap().clone();
+        for _ in 0..3 {
+            let why = logits(&mut executor, 1, 0, SECOND).unwrap_err().to_string();
+            assert_eq!(why, first);
+            assert_eq!(chosen(&mut executor, 0, 12, 4).unwrap_err().to_string(), first);
+        }
+        assert_eq!(*backend.calls.lock().unwrap(), calls, "nothing more was asked of it");
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
+    let roomy = Faulty::new(Sim::new(Engine::Interpreter));
+    let mut sound = load(&roomy);
+    let peak = |backend: &Faulty| backend.usage().unwrap().peak;
+    logits(&mut sound, 0, 0, FIRST).unwrap();
+    let wanted = answers_of_first(&mut sound);
+    // Room for a few blocks more than the first.
+    let block = 2 * 2 * 256 * 2 * 8 * 2;
+    let memory = peak(&roomy) + 3 * block;
+    let backend = Faulty::new(Sim::with_memory(Engine::Interpreter, memory));
+    let mut executor = load(&backend);
+    logits(&mut executor, 0, 0, FIRST).unwrap();
+    let why = logits(&mut executor, 15, 0, SECOND).unwrap_err().to_string();
+    assert!(why.contains("bytes") && why.contains("cannot grow to 4096 positions"), "{why}");
+    // What is there serves on, and so does a smaller demand.
+    assert_eq!(answers_of_first(&mut executor), wanted);
+    assert_eq!(logits(&mut executor, 1, 0, SECOND), logits(&mut sound, 1, 0, SECOND));
+    assert!(backend.usage().unwrap().peak <= memory);
+}
+
+fn answers_of_first(executor: &mut GpuExecutor<Faulty>) -> (Vec<f32>, [u32; 2]) {
+    (logits(executor, 0, 12, &[4]).unwrap(), chosen(executor, 0, 13, 30).unwrap())
+}
+
+#[test]
+fn a_model_too_large_is_refused_with_figures_before_anything_is_allocated() {
+    let (program, tensors) = model();
+    let backend = Faulty::new(Sim::with_memory(Engine::Interpreter, 400_000));
+    let options = LoadOptions { context: vec![16], ..options() };
+    let loaded =
+        GpuExecutor::load(Arc::clone(&backend), program, &tensors, options, &mut |_, _| {});
+    let why = loaded.err().unwrap().to_string();
+    assert!(why.contains("weights") && why.contains("MiB free") && why.contains("hint"), "{why}");
+    assert_eq!(backend.usage().unwrap().peak, 0);
+}

@@ -1,0 +1,164 @@
+//! A model between its path and its weights: what can be told before anything large is allocated.
+
+use crate::defaults;
+use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_tokenizer};
+use crate::pool::{Pool, bound};
+use crate::session::GROUPS;
+use device::{Device, Place, Plan, Split};
+use formats::{Error, Result, Tensors};
+use models::Config;
+use program::Program;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use tokens::ChatTemplate;
+
+/// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
+pub struct Prepared {
+    start: Instant,
+    path: PathBuf,
+    options: LoadOptions,
+    tensors: Tensors,
+    program: Program,
+    traces: Vec<String>,
+    config: Config,
+    context: usize,
+    device: Box<dyn Device>,
+    load: device::LoadOptions,
+    plan: Option<Plan>,
+}
+
+impl Prepared {
+    pub(crate) fn new(path: &Path, options: &LoadOptions) -> Result<Prepared> {
+        let start = Instant::now();
+        let tensors = Tensors::open(path)?;
+        let model = models::load(&tensors)?;
+        let recorded = model.record(options.trace)?;
+        let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
+        let mut program = program::fuse(&recorded);
+        program.verify()?;
+        let config = model.config().clone();
+        if options.context == Some(0) || options.chunk == 0 {
+            return Err(Error::new("context", "at least one token", 0));
+        }
+        let context = options.context.unwrap_or(config.context);
+        if options.rotate {
+            program.bound(context);
+        }
+        let groups = program.groups();
+        if groups.len() > GROUPS {
+            let expected = format!("layers with at most {GROUPS} different windows");
+            return Err(Error::new("windows", expected, groups.len()));
+        }
+        let device = open(options, program.layers.len())?;
+        let blocks = |&window: &Option<usize>| {
+            let (window, context) = options.span(window, context);
+            bound(window, context, options.chunk)
+        };
+        let one: Vec<usize> = groups.iter().map(blocks).collect();
+        let load = device::LoadOptions {
+            cache_type: options.cache_type,
+            rows: (options.chunk, OUTPUT_ROWS.min(options.chunk)),
+            blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
+            context: one,
+            dispatch: options.dispatch,
+        };
+        let plan = device.plan(&program, &tensors, &load)?;
+        let (path, options) = (path.to_path_buf(), options.clone());
+        Ok(Prepared {
+            start,
+            path,
+            options,
+            tensors,
+            program,
+            traces,
+            config,
+            context,
+            device,
+            load,
+            plan,
+        })
+    }
+
+    /// What loading it, and using it with a whole context, will take of the device's memory; `None` where that is the host's.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    /// Positions that a session will hold at most.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Reads the weights, telling `progress` the bytes read so far and in all.
+    ///
+    /// # Errors
+    /// Weights that are missing, damaged, or too large for the device.
+    pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
+        let Prepared { tensors, program, config, device, options, path, .. } = self;
+        let tokenizer = read_tokenizer(&tensors)?;
+        let template = match tensors.gguf() {
+            Some(file) => ChatTemplate::from_gguf(file.metadata())?,
+            None => ChatTemplate::from_folder(&path)?,
+        };
+        let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
+        ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
+        let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
+        let parameters = program.weights.iter().map(elements).sum();
+        let file_bytes = program.stored_bytes(&tensors)?;
+        let (pool, groups) = (Pool::new(&self.load.blocks), program.groups());
+        let executor = device.load(program, &tensors, self.load, progress)?;
+        let info = Info {
+            name: name(&tensors, &path),
+            architecture: config.architecture.name,
+            parameters,
+            file_bytes,
+            trained_context: config.context,
+            context: self.context,
+            vocab: config.vocab,
+            layers: config.layers,
+            hidden: config.hidden,
+            device: device.about(),
+            load_ms: self.start.elapsed().as_millis() as u64,
+        };
+        Ok(Engine(Arc::new(Shared {
+            pool,
+            executor: Mutex::new(executor),
+            groups,
+            traces: self.traces,
+            config,
+            options,
+            info,
+            tokenizer,
+            ends,
+            template,
+            defaults: sampling,
+            plan: self.plan,
+        })))
+    }
+}
+
+/// The device, or the CPU and a GPU for the last of so many layers.
+fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
+    let LoadOptions { device, threads, trace, .. } = *options;
+    match options.gpu_layers {
+        Some(_) if device == Place::Cpu => {
+            let error = Error::new("--gpu-layers", "a GPU to put layers on", "the CPU alone");
+            Err(error.hint("--device cuda or --device metal"))
+        }
+        Some(0) => Place::Cpu.open(threads),
+        Some(last) if last < layers => {
+            if trace {
+                return Err(Error::new("a trace", "a model on one device", "one on two"));
+            }
+            Ok(Box::new(Split::new(Place::Cpu.open(threads)?, device.open(threads)?, last)))
+        }
+        _ => device.open(threads),
+    }
+}
+
+fn name(tensors: &Tensors, path: &Path) -> String {
+    let stated = tensors.gguf().and_then(|f| f.metadata().str("general.name").ok().flatten());
+    let stem = || path.canonicalize().ok()?.file_stem().map(|s| s.to_string_lossy().into_owned());
+    stated.map(str::to_owned).or_else(stem).unwrap_or_else(|| path.display().to_string())
+}

@@ -1,0 +1,84 @@
+//! What a GPU's memory is said to hold, beside what it holds.
+
+mod common;
+
+use common::{load, root};
+use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Place, SamplingOptions};
+
+fn sim() -> Place {
+    "sim".parse().unwrap()
+}
+
+/// The plan made before loading is within 5% of the peak once a whole context has been used and tokens were chosen.
+#[test]
+fn the_plan_is_the_peak() {
+    for (case, context, cache_type, layers) in [
+        ("llama-long", 600, CacheType::F16, None),
+        ("llama-long", 1000, CacheType::F32, None),
+        ("mistral-long", 500, CacheType::BF16, None),
+        ("qwen2-window", 300, CacheType::F16, None),
+        ("llama-long", 600, CacheType::F16, Some(1)),
+    ] {
+        let options = LoadOptions {
+            context: Some(context),
+            chunk: 64,
+            cache_type,
+            gpu_layers: layers,
+            ..LoadOptions::on(sim())
+        };
+        let path = root().join(case);
+        let planned = *Engine::prepare(&path, &options).unwrap().plan().unwrap();
+        let engine = load(&path, &options);
+        assert_eq!(engine.plan(), Some(&planned), "{case}");
+        let mut session = engine.session();
+        let prompt: Vec<u32> = (0..context as u32 - 4).map(|i| i * 7 % 100).collect();
+        let generate = GenerateOptions {
+            sampling: SamplingOptions { top_k: 5, ..SamplingOptions::default() },
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        // What choosing works with is there before the cache grows, as it is on a GPU.
+        let first =
+            session.generate(vec![1], &GenerateOptions { max_tokens: Some(2), ..generate.clone() });
+        assert_eq!(first.unwrap().filter(Result::is_ok).count(), 2);
+        let tokens = session.generate(prompt, &generate).unwrap();
+        let tokens: Vec<_> = tokens.map(|token| token.unwrap().id).collect();
+        assert_eq!(tokens.len(), 5, "{case}");
+        let used = engine.memory().device.unwrap();
+        let (planned, peak) = (planned.peak() as f64, used.peak as f64);
+        assert!((planned / peak - 1.0).abs() <= 0.05, "{case}: planned {planned}, peak {peak}");
+        assert!(used.active <= used.peak && used.peak <= used.limit);
+    }
+}
+
+#[test]
+fn the_cpu_has_no_memory_of_its_own() {
+    let path = root().join("llama3");
+    assert!(Engine::prepare(&path, &LoadOptions::default()).unwrap().plan().is_none());
+    assert!(load(&path, &LoadOptions::default()).memory().device.is_none());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let path = root().join("llama3");
+    let refused = |options: LoadOptions| {
+        Engine::load(&path, &options).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let gpu_layers = Some(1);
+    let why = refused(LoadOptions { gpu_layers, ..LoadOptions::default() });
+    assert!(why.contains("a GPU to put layers on"), "{why}");
+    let why = refused(LoadOptions { gpu_layers, trace: true, ..LoadOptions::on(sim()) });
+    assert!(why.contains("one device"), "{why}");
+    // Heads of eight elements, on the GPU and on the CPU.
+    let cache_type = CacheType::Q8_0;
+    let why = refused(LoadOptions { cache_type, ..LoadOptions::on(sim()) });
+    assert!(why.contains("a multiple of 32") && why.contains("--cache-type"), "{why}");
+    let why = refused(LoadOptions { cache_type, ..LoadOptions::default() });
+    assert!(why.contains("f16, bf16 or f32") && why.contains("--cache-type"), "{why}");
+    // As many layers as there are, or more: all of the model.
+    for layers in [0, 2, 99] {
+        let options = LoadOptions { gpu_layers: Some(layers), ..LoadOptions::on(sim()) };
+        let engine = Engine::load(&path, &options).unwrap();
+        assert_eq!(engine.info().device.name, if layers == 0 { "cpu" } else { "sim" });
+    }
+}
