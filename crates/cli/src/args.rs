@@ -83,10 +83,13 @@ pub(crate) struct LoadArgs {
     /// Where to compute: cpu, cuda, cuda:N or metal
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
+    /// Layers on the GPU: the last N with the model's head; those before them run on the CPU [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=MOST))]
+    pub(crate) gpu_layers: Option<u64>,
     /// How a GPU is given its work
     #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
     pub(crate) dispatch: DispatchArg,
-    /// Element type of the key/value cache
+    /// Element type of the key/value cache; q8_0 on GPUs only
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
 }
@@ -104,7 +107,10 @@ pub(crate) enum DispatchArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CacheArg {
     F16,
+    Bf16,
     F32,
+    #[value(name = "q8_0")]
+    Q8,
 }
 
 /// How tokens are chosen; what is left out comes from the model's own defaults.
@@ -233,7 +239,7 @@ pub(crate) struct List {
 #[command(after_help = "\
 Examples:
   delft inspect
-  delft inspect -m model.gguf --ctx 32768
+  delft inspect -m model.gguf --ctx 32768 --device cuda
   delft inspect -m org/name --tensors --json")]
 pub(crate) struct Inspect {
     #[command(flatten)]
@@ -244,9 +250,9 @@ pub(crate) struct Inspect {
     /// Tell the memory for this context length
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) ctx: Option<u64>,
-    /// How a GPU is given its work
-    #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
-    pub(crate) dispatch: DispatchArg,
+    /// Where it would run: tells what it would take there beside what is free
+    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
+    pub(crate) device: Place,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,

@@ -1,7 +1,7 @@
 //! From the loading flags to an engine.
 
 use delft::hub::{self, Model};
-use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Tensors};
+use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Plan, Tensors};
 
 use delft::tokens::Tokenizer;
 
@@ -12,7 +12,9 @@ impl From<CacheArg> for CacheType {
     fn from(arg: CacheArg) -> Self {
         match arg {
             CacheArg::F16 => CacheType::F16,
+            CacheArg::Bf16 => CacheType::BF16,
             CacheArg::F32 => CacheType::F32,
+            CacheArg::Q8 => CacheType::Q8_0,
         }
     }
 }
@@ -57,8 +59,13 @@ pub(crate) fn engine_with(
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
         dispatch: args.dispatch.into(),
+        gpu_layers: args.gpu_layers.map(|n| n as usize),
         ..LoadOptions::on(args.device)
     };
+    let prepared = Engine::prepare(&model.path, &options)?;
+    if verbose && let Some(plan) = prepared.plan() {
+        aside(format_args!("{}", planned(plan, prepared.context())));
+    }
     let bar = stderr_is_terminal().then(|| {
         let bar = indicatif::ProgressBar::new(0).with_message(format!("loading {}", model.name()));
         // Small models load before anybody could read the line.
@@ -66,7 +73,7 @@ pub(crate) fn engine_with(
         bar
     });
     let mut shown = std::time::Instant::now();
-    let engine = Engine::load_with(&model.path, &options, &mut |done, all| {
+    let engine = prepared.load(&mut |done, all| {
         if let Some(bar) = &bar
             && shown.elapsed().as_millis() >= 200
         {
@@ -101,6 +108,20 @@ pub(crate) fn engine_with(
         }
     }
     Ok((engine, model))
+}
+
+/// A device's parts of a plan, and what is free there.
+pub(crate) fn planned(plan: &Plan, context: usize) -> String {
+    let size = |n: usize| bytes(n as u64);
+    let free = plan.free.map_or(String::new(), |free| format!(", {} free", size(free)));
+    format!(
+        "device memory: {} for weights, {} for a cache of {context} tokens, {} for activations, {} to work with: {} in all{free}",
+        size(plan.weights),
+        size(plan.cache),
+        size(plan.arena),
+        size(plan.working),
+        size(plan.needed())
+    )
 }
 
 /// A model's files, mapped but not read.

@@ -20,6 +20,8 @@ fn a_command_line_that_makes_no_sense_exits_with_2() {
         &["run", "-n", "-5", "x"],
         &["run", "--raw", "--chat", "x"],
         &["run", "--device", "abacus", "x"],
+        &["run", "--gpu-layers", "some", "x"],
+        &["run", "--cache-type", "q9", "x"],
         &["logits", "--tokens", "1,x"],
         &["logits"],
         &["pull"],

@@ -149,6 +149,74 @@ fn a_bench_is_one_object_with_the_figures() {
 }
 
 #[test]
+fn a_model_on_two_devices_gives_the_tokens_of_one() {
+    let of = |extra: &[&str]| {
+        let output = delft()
+            .args(["logits", "-m", &fixture("llama3"), "--cache-type", "f32", "--json"])
+            .args(["--tokens", "5,6,7,8", "--generate", "6"])
+            .args(extra)
+            .output();
+        json(&output.unwrap())
+    };
+    let (wanted, found) = (of(&[]), of(&["--device", "sim", "--gpu-layers", "1"]));
+    assert_eq!(wanted["generated"], found["generated"]);
+    let numbers = |found: &Value| -> Vec<f64> {
+        found["logits"][0].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    for (a, b) in numbers(&wanted).into_iter().zip(numbers(&found)) {
+        assert!((a - b).abs() < 1e-3, "{a} {b}");
+    }
+    let output = delft()
+        .args(["bench", "-m", &fixture("llama3"), "--device", "sim", "--gpu-layers", "1"])
+        .args(["-p", "12", "-n", "3", "-r", "1", "--json"])
+        .output();
+    let found = json(&output.unwrap());
+    assert!(found["device"].as_str().unwrap().contains("the last 1 layers on sim"), "{found}");
+    assert!(found["tg_tok_s"].as_f64().unwrap() > 0.0);
+    let output =
+        delft().args(["bench", "-m", &fixture("llama3"), "--gpu-layers", "1"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(status(&output) == 1 && stderr.contains("a GPU to put layers on"), "{stderr}");
+}
+
+#[test]
+fn the_memory_of_a_gpu_is_told_and_measured() {
+    let bench = |memory: &str, ctx: &str| {
+        let mut command = delft();
+        command.args(["bench", "-m", &fixture("llama-long"), "--device", "sim", "--json"]);
+        command.args(["-p", "500", "-n", "8", "-r", "1", "--sampled", "--ctx", ctx]);
+        command.env("DELFT_SIM_MEMORY", memory).output().unwrap()
+    };
+    let found = json(&bench("100000000", "512"));
+    let number = |key: &str| found[key].as_f64().unwrap_or_else(|| panic!("{key}: {found}"));
+    let (planned, peak) = (number("device_planned_bytes"), number("device_peak_bytes"));
+    assert!((planned / peak - 1.0).abs() <= 0.05, "planned {planned}, peak {peak}");
+    assert_eq!(number("device_limit_bytes"), 1e8);
+    let needed = format!("{}", planned as u64 + 1_000_000);
+    assert_eq!(status(&bench(&needed, "512")), 0);
+    // What does not fit is refused, and what is proposed instead does.
+    let output = bench(&needed, "65536");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(status(&output) == 1 && stderr.lines().count() == 1, "{stderr}");
+    assert!(stderr.contains("sim: expected") && stderr.contains("MiB free"), "{stderr}");
+    let proposed = stderr.split("--ctx ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert_eq!(status(&bench(&needed, proposed)), 0, "--ctx {proposed}");
+    let output = delft()
+        .args(["inspect", &fixture("llama3"), "--device", "sim", "--json"])
+        .env("DELFT_SIM_MEMORY", "5000000")
+        .output();
+    let found = json(&output.unwrap());
+    assert_eq!(found["device_memory"]["free_bytes"], 5_000_000);
+    assert!(found["device_memory"]["total_bytes"].as_u64().unwrap() > 100_000, "{found}");
+    let output = delft()
+        .args(["run", "--device", "sim", "--ctx", "64", "-v", "-n", "1", "Once"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(status(&output) == 0 && stderr.contains("device memory: "), "{stderr}");
+}
+
+#[test]
 fn inspect_tells_sizes_and_memory_without_loading() {
     let output = delft()
         .args(["inspect", &fixture("llama3/model.f32.gguf"), "--ctx", "100", "--tensors", "--json"])

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use delft::{Engine, Error, GenerateOptions, SamplingOptions, Session};
+use delft::{Engine, Error, GenerateOptions, Memory, Plan, SamplingOptions, Session};
 use serde_json::{Value, json};
 
 use super::head;
@@ -74,9 +74,12 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             record(&mut tg, "tg", round, generate, seconds);
         }
     }
+    // Before the roof is measured, which takes memory of its own.
+    let memory = engine.memory();
     let roof = share_of_roof(&engine, args, &tg);
     if args.json {
-        return print_json(&head::object(&engine, &model, to_json(args, &engine, &pp, &tg, &roof)));
+        let figures = to_json(args, &engine, memory, &pp, &tg, &roof);
+        return print_json(&head::object(&engine, &model, figures));
     }
     let info = engine.info();
     let at = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
@@ -97,9 +100,13 @@ pub(crate) fn run(args: &Bench) -> Outcome {
     }
     let head = head::title(&engine) + "\n";
     let tail = format!(
-        "loaded in {:.2} s, peak memory {}; roof: {} per token at {:.1} GB/s read\n",
+        "loaded in {:.2} s, peak memory {}{}; roof: {} per token at {:.1} GB/s read\n",
         info.load_ms as f64 / 1000.0,
         bytes(delft::peak_rss_bytes()),
+        memory.device.map_or(String::new(), |usage| format!(
+            " and {} of the device",
+            bytes(usage.peak as u64)
+        )),
         bytes(roof.bytes as u64),
         roof.rate / 1e9
     );
@@ -187,8 +194,14 @@ pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
     (0..length).map(|_| next()).collect()
 }
 
-fn to_json(args: &Bench, engine: &Engine, pp: &Runs, tg: &Runs, roof: &Share) -> Value {
-    let memory = engine.memory();
+fn to_json(
+    args: &Bench,
+    engine: &Engine,
+    memory: Memory,
+    pp: &Runs,
+    tg: &Runs,
+    roof: &Share,
+) -> Value {
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
     json!({
         "isa": engine.info().device.isa,
@@ -207,6 +220,9 @@ fn to_json(args: &Bench, engine: &Engine, pp: &Runs, tg: &Runs, roof: &Share) ->
         "weights_bytes": memory.weights,
         "cache_bytes": memory.cache,
         "activation_bytes": memory.arena,
+        "device_planned_bytes": engine.plan().map(Plan::peak),
+        "device_peak_bytes": memory.device.map(|usage| usage.peak),
+        "device_limit_bytes": memory.device.map(|usage| usage.limit),
     })
 }
 

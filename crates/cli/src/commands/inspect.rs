@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use delft::formats::gguf::{Array, Value};
 use delft::models::{self, Config};
-use delft::{CacheType, Engine, Error, Needs, Tensors};
+use delft::{CacheType, Engine, Error, LoadOptions, Needs, Place, Plan, Tensors};
 use serde_json::{Value as Json, json};
 
 use crate::args::Inspect;
@@ -20,7 +20,16 @@ struct Report {
     /// Tensors, elements and bytes by element type.
     types: BTreeMap<&'static str, (usize, u64, u64)>,
     /// What Delft makes of it, or why it cannot run it.
-    model: Result<(Config, usize, Needs), Error>,
+    model: Result<Model, Error>,
+}
+
+/// A model that Delft can run.
+struct Model {
+    config: Config,
+    context: usize,
+    needs: Needs,
+    /// On a GPU.
+    plan: Option<Plan>,
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
@@ -45,8 +54,17 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
     }
     let model = models::config(tensors).and_then(|config| {
         let context = args.ctx.map_or(config.context, |n| n as usize);
-        let needs = Engine::needs(tensors.path(), Some(context), CacheType::from(args.cache_type))?;
-        Ok((config, context, needs))
+        let cache_type = CacheType::from(args.cache_type);
+        let needs = Engine::needs(tensors.path(), Some(context), cache_type)?;
+        let plan = match args.device {
+            Place::Cpu => None,
+            device => {
+                let on = LoadOptions::on(device);
+                let options = LoadOptions { context: Some(context), cache_type, ..on };
+                Engine::prepare(tensors.path(), &options)?.plan().copied()
+            }
+        };
+        Ok(Model { config, context, needs, plan })
     });
     let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
     Report {
@@ -68,7 +86,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
     line("parameters", format!("{} in {} tensors", count(report.parameters), tensors.len()));
     line("weights", bytes(report.bytes));
     match &report.model {
-        Ok((config, context, needs)) => {
+        Ok(Model { config, context, needs, plan }) => {
             line("architecture", config.architecture.name.to_string());
             line("layers", config.layers.to_string());
             line("hidden", config.hidden.to_string());
@@ -90,7 +108,8 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
             );
             line("trained context", config.context.to_string());
             text += &format!("\n{BOLD}memory at {context} tokens{BOLD:#}\n");
-            for (name, value) in parts(needs) {
+            let rows = plan.as_ref().map_or_else(|| parts(needs).into(), planned);
+            for (name, value) in rows {
                 text += &format!("  {name:<16}{:>10}\n", bytes(value));
             }
         }
@@ -145,7 +164,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
         "types": types,
     });
     match &report.model {
-        Ok((config, context, needs)) => {
+        Ok(Model { config, context, needs, plan }) => {
             out["architecture"] = config.architecture.name.into();
             out["layers"] = config.layers.into();
             out["hidden"] = config.hidden.into();
@@ -164,6 +183,10 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
                 "activation_bytes": activations,
                 "total_bytes": total,
             });
+            if let Some(plan) = plan {
+                let part = |(name, value): (&str, u64)| (format!("{name}_bytes"), value.into());
+                out["device_memory"] = Json::Object(planned(plan).into_iter().map(part).collect());
+            }
         }
         Err(error) => out["problem"] = error.to_string().into(),
     }
@@ -183,6 +206,19 @@ fn parts(needs: &Needs) -> [(&'static str, u64); 4] {
         ("activations", needs.activations),
         ("total", total),
     ]
+}
+
+/// What a GPU's memory would hold, and what is free there.
+fn planned(plan: &Plan) -> Vec<(&'static str, u64)> {
+    let parts = [
+        ("weights", Some(plan.weights)),
+        ("cache", Some(plan.cache)),
+        ("activations", Some(plan.arena)),
+        ("working", Some(plan.working)),
+        ("total", Some(plan.needed())),
+        ("free", plan.free),
+    ];
+    parts.into_iter().filter_map(|(name, bytes)| Some((name, bytes? as u64))).collect()
 }
 
 /// The file's own metadata: GGUF keys, or config.json.
