@@ -6,11 +6,11 @@
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
 #   FIXTURES        test programs of the engine, to run on the GPU (default: those in .carry)
-#   PARTS           which parts, in order (default: "fixtures models test sanitize bench rivals")
+#   PARTS           which parts, in order (default: "fixtures greedy memory models test sanitize bench rivals")
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_MODELS    seconds for each part
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_MODELS    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
@@ -76,6 +76,22 @@ fixtures() {
     done
 }
 
+# memory: whole small models under compute-sanitizer: prompts, steps, tokens chosen on the GPU, a model on two devices.
+memory() {
+    chmod +x "$DELFT"
+    for case in ${SMALL:-llama3 qwen3}; do
+        model=tests/reference/models/$case
+        for how in "" "--dispatch eager" "--gpu-layers 1" "--cache-type f32"; do
+            echo "-- memcheck $case $how"
+            # shellcheck disable=SC2086 # lists of words
+            compute-sanitizer --tool memcheck --error-exitcode 9 "$DELFT" logits -m "$model" --device cuda $how \
+                --tokens 5,6,7,8,9,10,11,12,13,14,15,16 --generate 4 --json > /dev/null || return
+        done
+        compute-sanitizer --tool memcheck --error-exitcode 9 "$DELFT" bench -m "$model" --device cuda \
+            -p 40 -n 4 -r 1 --sampled --json || return
+    done
+}
+
 # models: decoding with sampling at two depths, and prompts of 2048.
 models() {
     chmod +x "$DELFT"
@@ -91,7 +107,7 @@ models() {
 
 failed=0
 case ${1:-} in
-    fixtures | models)
+    fixtures | memory | models)
         "$1"
         exit
         ;;
@@ -101,9 +117,14 @@ if [ "${1:-}" = sanitize ]; then
     sanitize "$@"
     exit
 fi
-for wanted in ${PARTS:-fixtures models test sanitize bench rivals}; do
+for wanted in ${PARTS:-fixtures greedy memory models test sanitize bench rivals}; do
     case $wanted in
         fixtures) part fixtures "${T_FIXTURES:-60}" sh "$0" fixtures ;;
+        greedy)
+            chmod +x "$DELFT"
+            part greedy "${T_GREEDY:-60}" python3 tests/reference/greedy.py "$DELFT" --device cuda
+            ;;
+        memory) part memory "${T_MEMORY:-90}" sh "$0" memory ;;
         models) part models "${T_MODELS:-120}" sh "$0" models ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)
