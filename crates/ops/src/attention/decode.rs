@@ -39,7 +39,7 @@ pub enum Schedule {
         stages: u32,
     },
     /// The matrix unit multiplies, weights rounded to the queries' type, which has 16 bits: a cache of that type and heads of
-    /// 128 elements at most, or a cache of q8_0, decoded to that type, and heads of 64 or 128.
+    /// 16, 32, .. 128 elements, or a cache of q8_0, decoded to that type, and heads of 64 or 128.
     Matrix {
         /// Simdgroups of a group.
         simds: u32,
@@ -54,8 +54,12 @@ impl Schedule {
     /// For queries and a cache of these types (i8: q8_0) on a device with so many bytes of shared memory for a group.
     pub fn pick(form: Form, query: Scalar, cache: Scalar, shared: u32) -> Schedule {
         let d = form.head_dim;
+        // On devices with less, Apple's, lanes read all at once what they work on.
+        let roomy = shared >= 100 << 10;
         let allowed = match query {
-            Scalar::F16 | Scalar::BF16 if cache == query => d <= matrix::MOST,
+            Scalar::F16 | Scalar::BF16 if cache == query => {
+                d.is_multiple_of(16) && d <= matrix::MOST
+            }
             Scalar::F16 | Scalar::BF16 if cache == Scalar::I8 => d == 64 || d == 128,
             _ => false,
         };
@@ -66,10 +70,10 @@ impl Schedule {
         };
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
-        let fits = |simds: &u32| allowed && matrix::bytes(d, *simds, batches) + merging <= shared;
-        match [8, 4].into_iter().find(fits) {
+        let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
+        match [8, 4].into_iter().find(fits).filter(|_| allowed && roomy) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
-            None => Schedule::Lanes { stages: if shared >= 100 << 10 { 2 } else { 0 } },
+            None => Schedule::Lanes { stages: if roomy { 2 } else { 0 } },
         }
     }
 
