@@ -15,7 +15,7 @@ use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
 use gpu::sim;
 use ops::sample::{Choice, Options};
-use program::{Arguments, BLOCK_TOKENS, Program};
+use program::{Arguments, Program};
 pub use split::Split;
 
 /// Which device: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`.
@@ -187,8 +187,6 @@ pub struct Plan {
     pub active: usize,
     /// What is left of the device's memory; `None` where it cannot be told.
     pub free: Option<usize>,
-    /// Bytes of a position in the cache, which a shorter context saves.
-    pub position: usize,
 }
 
 impl Plan {
@@ -202,12 +200,8 @@ impl Plan {
         self.active + self.needed()
     }
 
-    /// Checks that it fits.
-    ///
-    /// # Errors
-    /// The figures, and what would fit.
-    pub(crate) fn check(&self, device: &str) -> Result<()> {
-        let Some(free) = self.free.filter(|free| self.needed() > *free) else { return Ok(()) };
+    /// Why it does not fit, and a context that would, if one is known.
+    pub(crate) fn refusal(&self, device: &str, context: Option<usize>) -> Error {
         let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let expected = format!(
             "{} of its memory (weights {}, cache {}, activations {}, working memory {})",
@@ -217,16 +211,10 @@ impl Plan {
             mib(self.arena),
             mib(self.working)
         );
-        let error = Error::new(device, expected, format!("{} free", mib(free)));
-        let left = (free + self.cache).saturating_sub(self.needed());
-        // Half of the last blocks may be there twice while the cache grows; it does so in whole blocks.
-        let positions = left / self.position.max(1) / BLOCK_TOKENS * BLOCK_TOKENS;
-        Err(match positions {
-            0 => error.hint(
-                "fewer layers on it with --gpu-layers, a model of fewer bits, or --device cpu",
-            ),
-            n => error.hint(format!("--ctx {n} would fit")),
-        })
+        let found = format!("{} free", mib(self.free.unwrap_or(0)));
+        let other = "fewer layers on it with --gpu-layers, a model of fewer bits, or --device cpu";
+        let hint = context.map_or(other.to_owned(), |n| format!("--ctx {n} would fit"));
+        Error::new(device, expected, found).hint(hint)
     }
 }
 

@@ -91,7 +91,8 @@ impl<B: Backend> GpuExecutor<B> {
     ) -> Result<Self> {
         let formats = weights::formats(&program, tensors)?;
         let lowering = Lowering::new(program, backend.facts(), options.cache_type, formats)?;
-        sizes::plan(&*backend, &lowering, &options)?.check(backend.about().name)?;
+        let planned = sizes::plan(&*backend, &lowering, &options)?;
+        sizes::check(&*backend, &lowering, &options, &planned)?;
         let limits = options.limits(&lowering.program);
         let windows = lowering.program.groups();
         if limits.blocks.len() != windows.len() {
