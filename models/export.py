@@ -19,8 +19,8 @@ from gguf import GGMLQuantizationType as Type
 from train_prompts import SAMPLING
 
 NAME = "Delft Stories 15M"
-DESCRIPTION = ("A 14-million-parameter model that writes short stories in the manner of old children's books. "
-               "Trained from nothing on public-domain books and CC BY stories; it knows no facts and follows no orders.")
+DESCRIPTION = ("A 15-million-parameter model that tells short stories for small children. "
+               "Trained from nothing on composed stories, public-domain books and CC BY stories; it knows no facts and follows no orders.")
 LICENSE = "cc-by-4.0"
 
 MATRICES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up",
@@ -151,16 +151,16 @@ def check(path, report):
 def curve(rows, path):
     """A small SVG of training and held-out loss (nats a token) over tokens."""
     series = [("training mix", "train", "#888")]
-    colours = {"held-out children's book": "#06c", "held-out book": "#283", "held-out modern story": "#c50"}
+    colours = {"held-out children's book": "#06c", "held-out book": "#283", "held-out modern story": "#c50", "held-out composed story": "#82a"}
     series += [(k, k, c) for k, c in colours.items() if k in rows[0]]
     left, top, wide, high = 48, 16, 560, 300
     most = max(float(r["tokens"]) for r in rows)
-    low, top_loss = 2.4, 5.0
+    low, top_loss = 0.0, 5.0
     px = lambda r: left + wide * float(r["tokens"]) / most
     py = lambda v: top + high * (top_loss - min(top_loss, max(low, v))) / (top_loss - low)
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 364" font-family="sans-serif" font-size="12">',
            '<rect width="640" height="364" fill="#fff"/>']
-    for v in np.arange(low, top_loss + 0.01, 0.4):
+    for v in np.arange(low, top_loss + 0.01, 0.5):
         out.append(f'<path d="M{left} {py(v):.1f}h{wide}" stroke="#ddd"/><text x="8" y="{py(v) + 4:.1f}">{v:.1f}</text>')
     for m in range(0, int(most / 1e6) + 1, max(100, int(most / 6e8) * 100)):
         x = left + wide * m * 1e6 / most

@@ -30,7 +30,7 @@ def main(program, model, report):
     s = SAMPLING
     out = ["# Ten samples, unpicked", "",
            f"The first continuation of ten prompts fixed in `train_prompts.py`, seeds 1 to 10, at most 480 new tokens, temperature {s['temp']},",
-           f"top-p {s['top_p']}, min-p {s['min_p']}, repetition penalty {s['penalty_repeat']} over the last 64 tokens: the file's own settings, so",
+           f"top-p {s['top_p']}, min-p {s['min_p']}, repetition penalty {s['penalty_repeat']} (1 is none): the file's own settings, so",
            "`delft run --seed N -n 480 PROMPT` repeats them. Written by `samples.py`. The prompt is in bold.", ""]
     for seed, prompt in enumerate(PROMPTS, 1):
         answer = complete(program, model, prompt, "--seed", seed, "-n", 480)

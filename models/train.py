@@ -213,8 +213,8 @@ class Loader:
                     except queue.Full:
                         pass
                 if self.stop.is_set():
+                    self.ready.cancel_join_thread()     # nobody reads what is left
                     break
-        self.ready.cancel_join_thread()
 
     def __iter__(self):
         """(step, x, y [ROWS, context], bounds of the runs)."""
