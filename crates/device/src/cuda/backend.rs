@@ -46,9 +46,14 @@ impl Backend for Cuda {
     }
 
     fn facts(&self) -> Facts {
-        let super::Facts { multiprocessors, shared, .. } = *self.gpu.facts();
-        let products = self.cublaslt.as_ref().map(|_| UNPACK);
-        Facts { target: Target::Cuda, processors: multiprocessors, shared, products }
+        let facts = self.gpu.facts();
+        Facts {
+            target: Target::Cuda,
+            processors: facts.multiprocessors,
+            shared: facts.shared,
+            wgmma: facts.has_wgmma(),
+            products: self.cublaslt.as_ref().map(|_| UNPACK),
+        }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {

@@ -53,6 +53,13 @@ pub struct Facts {
     pub driver: String,
 }
 
+impl Facts {
+    /// Whether it has products of warpgroups, which are those of one generation alone.
+    pub fn has_wgmma(&self) -> bool {
+        self.capability == (9, 0)
+    }
+}
+
 impl std::fmt::Display for Facts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (major, minor) = self.capability;

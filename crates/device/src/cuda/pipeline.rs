@@ -64,8 +64,14 @@ impl Gpu {
     /// Compiles (or fetches) and loads a kernel that is lowered for CUDA. `numbers` give the values of its constants.
     ///
     /// # Errors
-    /// If it does not compile, or needs more shared memory than the GPU has.
+    /// If it does not compile, or needs more shared memory than the GPU has, or products that it has not.
     pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<Pipeline> {
+        if kernel.has_wgmma() && !self.facts().has_wgmma() {
+            let (major, minor) = self.facts().capability;
+            let expected = "compute capability 9.0, for wgmma";
+            return Err(Error::new(&kernel.name, expected, format!("{major}.{minor}"))
+                .hint("a schedule of simdgroups that multiply by themselves"));
+        }
         let place = |e: Error| Error { place: format!("{}: {}", kernel.name, e.place), ..e };
         let (text, symbol) = source(kernel, numbers)?;
         let (key, image) = self.0.compiler.image(&text).map_err(place)?;

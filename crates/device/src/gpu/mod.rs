@@ -41,6 +41,8 @@ pub struct Facts {
     pub processors: u32,
     /// Bytes of shared memory that a threadgroup can have.
     pub shared: u32,
+    /// Whether four simdgroups can multiply together: see [`ops::linear::gemm::Machine`].
+    pub wgmma: bool,
     /// Rows from which on a packed matrix is worth unpacking for [`Backend::product`]; none if there is no such thing.
     pub products: Option<usize>,
 }

@@ -251,7 +251,7 @@ impl Backend for Sim {
         };
         // Few, so that small tests come by.
         let products = (self.engine == Engine::Interpreter).then_some(9);
-        Facts { target, processors: 4, shared, products }
+        Facts { target, processors: 4, shared, wgmma: true, products }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {

@@ -280,7 +280,7 @@ impl<A: Api> Backend for Driver<A> {
         let facts = self.0.api.facts();
         let processors = plan::cores(&facts.name);
         let shared = facts.shared.min(32 << 10);
-        gpu::Facts { target: Target::Metal, processors, shared, products: None }
+        gpu::Facts { target: Target::Metal, processors, shared, wgmma: false, products: None }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer<A>> {

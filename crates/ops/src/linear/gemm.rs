@@ -3,7 +3,8 @@
 //! A threadgroup computes a block of `bm x bn` results and walks along `i` in steps of `bk`. Blocks of `x` and `weight`
 //! wait in shared memory, `stages` steps deep (`stage`): asynchronous copies where memory holds operands as they are,
 //! else values that are read a step early and converted (f32 activations, quantised weights). Each simdgroup multiplies
-//! its part with the matrix unit (`multiply`), or in f32 where the operand type `T` is f32.
+//! its part with the matrix unit (`multiply`), or in f32 where the operand type `T` is f32; where the GPU can, four of them
+//! multiply together straight from shared memory (`warpgroup`).
 //!
 //! Threadgroups that run together take blocks of neighbouring rows and columns, `GROUP` rows of blocks at a time, so that
 //! the second-level cache serves both operands.
@@ -11,6 +12,7 @@
 pub(crate) mod cases;
 pub(crate) mod multiply;
 pub(crate) mod stage;
+mod warpgroup;
 
 use super::holds;
 use crate::packed::Format;
@@ -34,8 +36,22 @@ pub struct Schedule {
     pub simds_m: u32,
     /// Simdgroups along the columns.
     pub simds_n: u32,
-    /// Steps in shared memory: at least 2.
+    /// Steps in shared memory: at least 2, or 3 for warpgroups.
     pub stages: u32,
+    /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of 64 with a simdgroup for every
+    /// 16 rows, `bn` at most 256, and `bk` 64.
+    pub warpgroups: bool,
+}
+
+/// What a device offers a matrix product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// Bytes of shared memory of a threadgroup.
+    pub shared: u32,
+    /// Threadgroups that run at a time.
+    pub parallel: u32,
+    /// Whether four simdgroups can multiply together: `wgmma`, compute capability 9.0.
+    pub wgmma: bool,
 }
 
 /// Candidates for up to so many rows, the larger block first: where weights are copied, and where they are converted. Measured
@@ -50,8 +66,17 @@ const CANDIDATES: [Candidates; 4] = [
     (u32::MAX, &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)], &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)]),
 ];
 
+/// Candidates for operands that are copied, and the rows from which on four simdgroups multiply together: the larger block first.
+/// Measured on an H200 with 128, 256 and 512 rows and the matrices above.
+const WARPGROUPS: (u32, &[Schedule]) =
+    (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]);
+
 const fn s(bm: u32, bn: u32, bk: u32, simds_m: u32, simds_n: u32, stages: u32) -> Schedule {
-    Schedule { bm, bn, bk, simds_m, simds_n, stages }
+    Schedule { bm, bn, bk, simds_m, simds_n, stages, warpgroups: false }
+}
+
+const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
+    Schedule { bm, bn, bk: 64, simds_m: bm / 16, simds_n: 1, stages, warpgroups: true }
 }
 
 impl Schedule {
@@ -65,18 +90,18 @@ impl Schedule {
     pub const MEDIUM: Schedule = s(128, 128, 64, 2, 4, 3);
     /// Large products: 172 KiB.
     pub const LARGE: Schedule = s(128, 256, 64, 2, 4, 3);
+    /// Large products by warpgroups: 202 KiB.
+    pub const WIDE: Schedule = w(128, 256, 4);
+    /// Products with fewer blocks, by warpgroups: 202 KiB.
+    pub const SQUARE: Schedule = w(128, 128, 6);
     /// Products of f32: 20 KiB.
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
     /// Every schedule that [`Schedule::pick`] takes as it is, each once.
     pub fn all() -> Vec<Schedule> {
         let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
-        for schedule in CANDIDATES
-            .iter()
-            .flat_map(|(_, copied, converted)| [copied, converted])
-            .copied()
-            .flatten()
-        {
+        let simds = CANDIDATES.iter().flat_map(|(_, copied, converted)| [copied, converted]);
+        for schedule in simds.copied().flatten().chain(WARPGROUPS.1) {
             if !all.contains(schedule) {
                 all.push(*schedule);
             }
@@ -100,19 +125,18 @@ impl Schedule {
         staged * operand.bytes() as u32 + 4 * spare
     }
 
-    /// Elements between rows in shared memory: 16 bytes more than a row, so that eight rows lie in different banks.
+    /// Elements between rows in shared memory: 16 bytes more than a row, so that eight rows lie in different banks. For
+    /// warpgroups no more than a row, whose units change places instead.
     pub(crate) fn stride(&self, operand: Scalar) -> u32 {
-        self.bk + 16 / operand.bytes() as u32
+        self.bk + if self.warpgroups { 0 } else { 16 / operand.bytes() as u32 }
     }
 
-    /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that need no more than `shared`
-    /// bytes of threadgroup memory. `parallel` is how many threadgroups the device runs at a time.
+    /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that a device can run.
     pub fn pick(
         (rows, out): (u32, u32),
         operand: Scalar,
         format: Format,
-        shared: u32,
-        parallel: u32,
+        machine: Machine,
     ) -> Schedule {
         if operand == Scalar::F32 {
             // Deeper steps, for formats with more weights to a load, leave less room for rows.
@@ -123,11 +147,15 @@ impl Schedule {
         let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         let (_, copied, converted) =
             CANDIDATES.into_iter().find(|(most, ..)| rows <= *most).unwrap_or(CANDIDATES[3]);
-        let candidates = if format == Format::Dense(operand) { copied } else { converted };
+        let candidates = match format == Format::Dense(operand) {
+            true if machine.wgmma && rows >= WARPGROUPS.0 => WARPGROUPS.1,
+            true => copied,
+            false => converted,
+        };
         let fitting: Vec<&Schedule> =
-            candidates.iter().filter(|s| s.shared_bytes(operand) <= shared).collect();
+            candidates.iter().filter(|s| s.shared_bytes(operand) <= machine.shared).collect();
         // A larger block reads less, if there are enough of them to keep the device busy.
-        let busy = fitting.iter().find(|s| blocks(s) >= parallel / 4 * 3);
+        let busy = fitting.iter().find(|s| blocks(s) >= machine.parallel / 4 * 3);
         match busy.or(fitting.last()) {
             Some(schedule) => **schedule,
             None if rows <= 16 => Schedule::NARROW,
@@ -138,8 +166,11 @@ impl Schedule {
 
     /// For a kernel's name.
     pub(crate) fn name(&self) -> String {
-        let Schedule { bm, bn, bk, simds_m, simds_n, stages } = self;
-        format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}")
+        let Schedule { bm, bn, bk, simds_m, simds_n, stages, warpgroups } = self;
+        match warpgroups {
+            true => format!("{bm}x{bn}x{bk}_wg{}_s{stages}", simds_m / 4),
+            false => format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}"),
+        }
     }
 }
 
@@ -233,10 +264,13 @@ mod tests {
         for format in Format::all() {
             for rows in [1, 16, 17, 128, 4096] {
                 for operand in [Scalar::F16, Scalar::BF16, Scalar::F32] {
-                    let small = Schedule::pick((rows, 4096), operand, format, 32 << 10, 40);
-                    assert!(small.shared_bytes(operand) <= 32 << 10, "{format:?}: {small:?}");
-                    let large = Schedule::pick((rows, 4096), operand, format, 227 << 10, 132);
-                    for schedule in [small, large] {
+                    let least = Machine { shared: 32 << 10, parallel: 40, wgmma: false };
+                    let ampere = Machine { shared: 163 << 10, parallel: 108, wgmma: false };
+                    let hopper = Machine { shared: 227 << 10, parallel: 132, wgmma: true };
+                    for machine in [least, ampere, hopper] {
+                        let schedule = Schedule::pick((rows, 4096), operand, format, machine);
+                        assert!(schedule.shared_bytes(operand) <= machine.shared, "{schedule:?}");
+                        assert!(machine.wgmma || !schedule.warpgroups, "{format:?}: {schedule:?}");
                         assert_eq!(schedule.bk % format.run().min(schedule.bk), 0);
                         assert!(format.run() <= schedule.bk, "{format:?}: {schedule:?}");
                     }

@@ -298,6 +298,7 @@ pub(super) fn gemms() -> Vec<Case> {
     let mixed = Types { x: F32, operand: F16, y: F32 };
     let exact = Types { x: BF16, operand: F32, y: F32 };
     let (narrow, small, plain) = (Blocks::NARROW, Blocks::SMALL, Blocks::EXACT);
+    let warpgroup = Blocks { bm: 64, bn: 32, simds_m: 4, stages: 3, ..Blocks::SQUARE };
     let (q4_k, q8_0) = (Format::Block(DType::Q4K), Format::Block(DType::Q8_0));
     vec![
         gemm_case(
@@ -318,6 +319,13 @@ pub(super) fn gemms() -> Vec<Case> {
         gemm_case(exact, Format::Dense(F32), shape(30, 3, 72, 40), plain, "f32"),
         gemm_case(all(BF16), q4_k, shape(40, 4, 256, 40), narrow, "blocks"),
         gemm_case(all(F16), q8_0, shape(80, 2, 96, 40), small, "blocks"),
+        gemm_case(
+            all(BF16),
+            Format::Dense(BF16),
+            shape(90, 3, 136, 40),
+            warpgroup,
+            "by a warpgroup",
+        ),
     ]
 }
 
@@ -325,6 +333,7 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
     let shape = Shape { pairs: 4096 * 8, experts: 128, share: 8, width: 2048, out: 768 };
     let bf16 = all(Scalar::BF16);
     let timed = [
+        (Format::Dense(Scalar::BF16), Blocks::WIDE),
         (Format::Dense(Scalar::BF16), Blocks::LARGE),
         (Format::Dense(Scalar::BF16), Blocks::MEDIUM),
         (Format::Block(DType::Q4K), Blocks::MEDIUM),

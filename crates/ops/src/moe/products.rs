@@ -15,12 +15,11 @@ pub fn pick_blocks(
     (pairs, experts, out): (u32, u32, u32),
     operand: Scalar,
     format: Format,
-    shared: u32,
-    parallel: u32,
+    machine: gemm::Machine,
 ) -> gemm::Schedule {
     let experts = experts.max(1);
-    let (rows, parallel) = (pairs.div_ceil(experts), parallel.div_ceil(experts));
-    gemm::Schedule::pick((rows, out), operand, format, shared, parallel)
+    let machine = gemm::Machine { parallel: machine.parallel.div_ceil(experts), ..machine };
+    gemm::Schedule::pick((pairs.div_ceil(experts), out), operand, format, machine)
 }
 
 /// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair. `share` is how many pairs read the

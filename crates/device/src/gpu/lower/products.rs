@@ -61,9 +61,9 @@ impl Recorder<'_> {
             }))
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
-            let Facts { shared, processors, .. } = self.of.facts;
-            let schedule =
-                gemm::Schedule::pick((rows as u32, out), operand, format, shared, processors);
+            let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
+            let machine = gemm::Machine { shared, parallel, wgmma };
+            let schedule = gemm::Schedule::pick((rows as u32, out), operand, format, machine);
             numbers.set("rows", rows as u32);
             with_float!(x.scalar, X => with_float!(y.scalar, Y => with_float!(operand, T => {
                 gemm::<X, T, Y>(format, bias, schedule)

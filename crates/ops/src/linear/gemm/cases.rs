@@ -1,6 +1,6 @@
 //! What the matrix products are tested and timed with.
 
-use super::{Schedule, gemm};
+use super::{Machine, Schedule, gemm};
 use crate::linear::cases::{Matrix, matrix_bytes, products, with_floats};
 use crate::packed::Format;
 use formats::DType;
@@ -138,7 +138,8 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     let why = "a band of blocks and part of another";
-    let tiny = Schedule { bm: 16, bn: 16, bk: 16, simds_m: 1, simds_n: 1, stages: 4 };
+    let (bm, bn, bk) = (16, 16, 16);
+    let tiny = Schedule { bm, bn, bk, simds_m: 1, simds_n: 1, stages: 4, ..Schedule::SMALL };
     cases.push(case(all(F16), Format::Dense(F16), shape(150, 40, 40, why), false, tiny));
     let why = "weights of another type";
     cases.push(case(all(BF16), Format::Dense(F32), shape(3, 40, 72, why), true, Schedule::SMALL));
@@ -156,9 +157,44 @@ pub(super) fn cases() -> Vec<Case> {
     let q4_k = Format::Block(DType::Q4K);
     let why = "a whole block and more, converted";
     cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
+    cases.extend(warpgroups());
     let exact = Schedule { bm: 32, bk: 32, ..Schedule::EXACT };
     cases.push(case(all(F32), q4_k, shape(5, 40, 512, "exact weights"), true, exact));
     cases
+}
+
+/// Products by warpgroups: ragged blocks, one and two of them, copied and converted operands, three stages and more.
+fn warpgroups() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let small = Schedule { bm: 64, bn: 32, simds_m: 4, stages: 3, ..Schedule::SQUARE };
+    let deep = Schedule { stages: 5, ..small };
+    let (q4_k, q8_0) = (Format::Block(DType::Q4K), Format::Block(DType::Q8_0));
+    let (bf16, f16) = (Format::Dense(BF16), Format::Dense(F16));
+    let mixed = Types { x: F32, operand: BF16, y: F32 };
+    [
+        (all(BF16), bf16, shape(3, 40, 72, "one warpgroup, ragged everywhere"), small),
+        (all(F16), f16, shape(65, 24, 8, "fewer terms than a row has"), small),
+        (all(BF16), bf16, shape(64, 32, 704, "one whole block, many steps"), deep),
+        (mixed, bf16, shape(70, 40, 200, "activations that are converted"), small),
+        (all(BF16), q4_k, shape(66, 40, 512, "weights that are converted"), small),
+        (mixed, q8_0, shape(5, 72, 224, "both converted"), deep),
+        (
+            all(BF16),
+            bf16,
+            shape(130, 264, 136, "a block and its ragged neighbours"),
+            Schedule::WIDE,
+        ),
+        (
+            all(F16),
+            f16,
+            shape(130, 136, 264, "a block and its ragged neighbours"),
+            Schedule::SQUARE,
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, (types, format, shape, schedule))| case(types, format, shape, i % 2 == 0, schedule))
+    .collect()
 }
 
 /// Large squares, and the feed-forward shapes of an 8B model in prefill.
@@ -168,21 +204,32 @@ pub(super) fn benches() -> Vec<Bench> {
         benches.push(bench(types, format, rows, width, out, schedule));
     };
     let square = (4096, 4096, 4096);
+    let large = [Schedule::WIDE, Schedule::SQUARE, Schedule::LARGE, Schedule::MEDIUM];
     for scalar in [Scalar::BF16, Scalar::F16] {
-        for schedule in [Schedule::LARGE, Schedule::MEDIUM] {
+        for schedule in large {
             add(all(scalar), Format::Dense(scalar), square, schedule);
         }
     }
     let dense = Format::Dense(Scalar::BF16);
     let bf16 = all(Scalar::BF16);
     add(bf16, dense, square, Schedule::SMALL);
-    for schedule in [Schedule::LARGE, Schedule::MEDIUM, Schedule::SMALL] {
+    for schedule in large {
         add(bf16, dense, (512, 4096, 14336), schedule);
     }
+    add(bf16, dense, (512, 4096, 14336), Schedule::SMALL);
+    // As activations come where all of a model's are f32.
+    let mixed = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+    for schedule in [Schedule::WIDE, Schedule::SQUARE, Schedule::LARGE] {
+        add(mixed, dense, (512, 4096, 14336), schedule);
+    }
     let picked = |format: Format, (rows, _, out): (usize, usize, usize)| {
-        // An H200's shared memory and multiprocessors.
-        Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, 227 << 10, 132)
+        let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true };
+        Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, h200)
     };
+    for (rows, out) in [(128, 4096), (128, 14336), (256, 4096), (512, 4096)] {
+        let shape = (rows, 4096, out);
+        add(bf16, dense, shape, picked(dense, shape));
+    }
     for rows in [16, 32, 64] {
         let q4_k = Format::Block(DType::Q4K);
         for format in [dense, q4_k] {

@@ -4,6 +4,7 @@
 //! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough.
 
 use super::stage::{Ring, stride};
+use super::warpgroup;
 use tile::dsl::*;
 use tile::ir::Hint;
 use tile::types::Scalar;
@@ -23,6 +24,7 @@ pub(crate) struct Results {
 pub(crate) fn product<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
     match T::SCALAR {
         Scalar::F32 => plain(ring, finish),
+        _ if ring.schedule.warpgroups => warpgroup::product(ring, finish),
         _ => matrix(ring, finish),
     }
 }
@@ -76,12 +78,12 @@ fn part<X: Float, T: Float>(ring: &Ring<X, T>) -> Part {
 }
 
 /// Columns of a fragment.
-const EDGE: u32 = 16;
+pub(super) const EDGE: u32 = 16;
 /// Floats between rows of a simdgroup's own shared memory.
 pub(super) const SPARE: u32 = EDGE + 4;
 
 #[track_caller]
-fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)) {
+fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
     let s = ring.schedule;
     let (part, stride) = (part(ring), stride::<T>(&s));
     let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
@@ -125,7 +127,19 @@ fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)
         (0..wide).for_each(|j| right.set(j, now.1[j as usize]));
     });
     ring.finish();
-    // Through shared memory, so that a lane has neighbours of one row.
+    spread(ring, sums, finish);
+}
+
+/// Hands out the sums of each simdgroup's part, row after row of fragments: through shared memory, so that a lane has
+/// neighbours of one row.
+#[track_caller]
+pub(super) fn spread<X: Float, T: Float>(
+    ring: &Ring<X, T>,
+    sums: Frags,
+    mut finish: impl FnMut(Results),
+) {
+    let (s, part) = (ring.schedule, part(ring));
+    let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
     let spare = Shared::<f32>::named("spare", s.threads() / 32 * EDGE * SPARE);
     let own = simd_id() * (EDGE * SPARE);
     let (row, col) = (lane_id() / 2u32, lane_id() % 2u32 * 8u32);

@@ -145,11 +145,12 @@ impl<X: Float, T: Float> Side<X, T> {
         matches!(self.source, Source::Copied(_))
     }
 
-    /// Runs `f` for each of this thread's rows, with its place in a stage.
+    /// Runs `f` for each of this thread's rows, with the place in a stage that [`Side::spot`] takes.
     #[track_caller]
     fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Line, Val<u32>)) {
         let stride = stride::<T>(&self.schedule);
-        let base = stage * (self.count * stride) + self.first * stride + self.column * self.unit;
+        let row = stage * (self.count * stride) + self.first * stride;
+        let base = if self.schedule.warpgroups { row } else { row + self.column * self.unit };
         for (pass, line) in self.lines.iter().enumerate() {
             let pass = pass as u32;
             let to = base + pass * self.apart * stride;
@@ -160,6 +161,18 @@ impl<X: Float, T: Float> Side<X, T> {
                 test(within).then(|| f(pass, *line, to)).otherwise(|| {});
             }
         }
+    }
+
+    /// Where 16 bytes of this thread's unit lie, the `i`th, in a row at a place that [`Side::each`] gives. For warpgroups they
+    /// change places as [`tile::ir::swizzled`] says; a thread's rows are multiples of eight apart.
+    #[track_caller]
+    fn spot(&self, to: Val<u32>, i: u32) -> Val<u32> {
+        let lanes = 16 / T::SCALAR.bytes() as u32;
+        if !self.schedule.warpgroups {
+            return if i == 0 { to } else { to + i * lanes };
+        }
+        let unit = self.column * (self.unit / lanes) + i;
+        to + (unit ^ (self.first % 8u32)) * lanes
     }
 
     /// The unit of a row that is this thread's in a step.
@@ -176,6 +189,7 @@ impl<X: Float, T: Float> Side<X, T> {
         let inside = column.lt(self.width);
         self.each(stage, |_, line, to| {
             let keep = Some(line.exists & inside);
+            let to = self.spot(to, 0);
             copy_async(self.shared, to, from, line.at + column, self.unit as u8, keep);
         });
     }
@@ -220,7 +234,7 @@ impl<X: Float, T: Float> Side<X, T> {
         let store = |to: Val<u32>, values: &[Val<T>]| {
             let lanes = (16 / T::SCALAR.bytes()).min(values.len());
             for (i, values) in values.chunks(lanes).enumerate() {
-                self.shared.set_vec(to + (i * lanes) as u32, values);
+                self.shared.set_vec(self.spot(to, i as u32), values);
             }
         };
         self.each(stage, |pass, line, to| {
@@ -272,12 +286,13 @@ impl<X: Float, T: Float> Ring<X, T> {
         (self.width + (self.schedule.bk - 1)) / self.schedule.bk
     }
 
-    fn copies(&self) -> bool {
+    pub(super) fn copies(&self) -> bool {
         self.a.is_copied() || self.b.is_copied()
     }
 
+    /// Begins to copy what is copied of a step, as a batch.
     #[track_caller]
-    fn copy(&self, step: Val<u32>, stage: Val<u32>) {
+    pub(super) fn copy(&self, step: Val<u32>, stage: Val<u32>) {
         self.a.copy(step, stage);
         self.b.copy(step, stage);
         if self.copies() {
@@ -285,14 +300,16 @@ impl<X: Float, T: Float> Ring<X, T> {
         }
     }
 
+    /// Reads what is converted of a step.
     #[track_caller]
-    fn fetch(&self, step: Val<u32>) {
+    pub(super) fn fetch(&self, step: Val<u32>) {
         self.a.fetch(step);
         self.b.fetch(step);
     }
 
+    /// Stores what was read of a step.
     #[track_caller]
-    fn put(&self, step: Val<u32>) {
+    pub(super) fn put(&self, step: Val<u32>) {
         let stage = step % self.schedule.stages;
         self.a.put(step, stage);
         self.b.put(step, stage);
