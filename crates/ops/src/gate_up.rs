@@ -2,7 +2,8 @@
 //! a norm is part of it.
 
 use crate::linear::cases::{
-    self, GROUPS, Matrix, TYPES, activations, norm_scales, numbers, products, shapes, with_floats,
+    self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
+    with_floats,
 };
 use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
 use crate::packed::{Format, Weights};
@@ -110,7 +111,9 @@ fn benches() -> Vec<Bench> {
         Bench {
             kernel: gate_up::<half::bf16, half::bf16>(format, true, 1, schedule),
             label: format!("{} {width} -> 2 x {out}", format.name()),
-            numbers: numbers(GROUPS, width).with("out", out as u32).with_f32("eps", EPS),
+            numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
+                .with("out", out as u32)
+                .with_f32("eps", EPS),
             buffers: vec![
                 Fill::Noise(Scalar::BF16, width),
                 Fill::Zeros(Scalar::BF16, out),

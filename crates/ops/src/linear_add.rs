@@ -1,7 +1,7 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
 use crate::linear::cases::{
-    self, GROUPS, Matrix, TYPES, activations, numbers, products, shapes, with_floats,
+    self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes, with_floats,
 };
 use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product, title};
 use crate::packed::{Format, Weights};
@@ -107,7 +107,8 @@ fn benches() -> Vec<Bench> {
         Bench {
             kernel: linear_add::<half::bf16, half::bf16>(format, false, 1, schedule),
             label: format!("{} {width} -> {out}", format.name()),
-            numbers: numbers(GROUPS, width).with("out", out as u32),
+            numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
+                .with("out", out as u32),
             buffers: vec![
                 Fill::Noise(Scalar::BF16, width),
                 Fill::Noise(Scalar::BF16, out),

@@ -27,7 +27,7 @@ use formats::{DType, Error, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
 
-pub use weights::{Run, Scaled, Weights};
+pub use weights::{Run, Scaled, Supers, Weights};
 
 /// How the elements of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

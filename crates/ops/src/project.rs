@@ -2,7 +2,7 @@
 //! q/k/v; with no norm, projections that share an input; with one projection, a norm folded into its consumer.
 
 use crate::linear::cases::{
-    self, GROUPS, Matrix, TYPES, activations, norm_scales, numbers, products, with_floats,
+    self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, with_floats,
 };
 use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
 use crate::packed::{Format, Weights};
@@ -193,7 +193,8 @@ fn benches() -> Vec<Bench> {
     let bench = |format: Format| {
         let rows = outs.iter().sum::<usize>();
         let schedule = Schedule::pick(&Task::decode(&[format; 3], width as u32, rows as u32));
-        let mut numbers = numbers(GROUPS, width).with_f32("eps", EPS);
+        let mut numbers =
+            numbers(schedule.groups(rows as u32, PROCESSORS), width).with_f32("eps", EPS);
         let mut buffers = vec![Fill::Noise(Scalar::BF16, width), Fill::Noise(Scalar::F32, width)];
         let mut bytes = 6 * width;
         for (j, out) in outs.into_iter().enumerate() {

@@ -39,8 +39,8 @@ macro_rules! with_floats {
 }
 pub(crate) use with_floats;
 
-/// Groups in benchmarks: two on each of an H200's 132 multiprocessors.
-pub(crate) const GROUPS: u32 = 264;
+/// An H200's multiprocessors: of benchmarks.
+pub(crate) const PROCESSORS: u32 = 132;
 
 /// A seeded matrix, packed, and its weights as they are after quantisation.
 pub(crate) struct Matrix {
@@ -266,7 +266,8 @@ fn wide() -> Vec<Case> {
                     (true, 1) => Activations::Bytes(width),
                     _ => Activations::Staged(width),
                 };
-                let schedule = Schedule { outputs, loads, threads: 64, activations, whole };
+                let schedule =
+                    Schedule { outputs, loads, threads: 64, resident: 2, activations, whole };
                 cases.push(case(format, TYPES[0], shape, false, schedule));
             }
         }
@@ -306,7 +307,8 @@ pub(super) fn benches() -> Vec<Bench> {
                 benches.push(Bench {
                     kernel: kernel((Scalar::BF16, Scalar::BF16), format, false, 1, schedule),
                     label: format!("{} {width} -> {out}, {treatment}", format.name()),
-                    numbers: numbers(GROUPS, width).with("out", out as u32),
+                    numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
+                        .with("out", out as u32),
                     buffers: vec![
                         Fill::Noise(Scalar::BF16, width),
                         Fill::Zeros(Scalar::BF16, out),

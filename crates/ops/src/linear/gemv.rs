@@ -21,6 +21,8 @@ pub struct Schedule {
     pub loads: u32,
     /// Threads of a group.
     pub threads: u32,
+    /// Groups that share a multiprocessor, as their registers allow.
+    pub resident: u32,
     /// What is done with the activations.
     pub activations: Activations,
     /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch contract then says so.
@@ -54,24 +56,32 @@ impl<'a> Task<'a> {
 }
 
 impl Schedule {
-    /// The best of those measured on an H200, two groups to a multiprocessor: see [`Schedule::groups`].
+    /// The best of those measured on an H200.
     pub fn pick(task: &Task) -> Schedule {
         let Task { formats, cols, out, rows, x, pair, int8 } = *task;
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
         // Two steps are under way. A thread has 128 registers when 512 threads share a multiprocessor, 64 when 1024 do: of
-        // formats with many words a run, more threads with smaller steps hold more.
-        let many = words > 5 || exact || formats.len() > 1 && words > 4;
-        let (held, threads) = match (many, pair) {
-            (false, false) => (8, 256),
-            (false, true) => (4, 256),
-            (true, false) => (2, 512),
-            (true, true) => (2, 256),
+        // formats with many words a run, more threads with smaller steps hold more. Long runs take registers for their
+        // activations, too.
+        let (several, long) = (formats.len() > 1, !exact && formats.iter().any(|f| f.run() >= 64));
+        let (held, threads, resident) = match pair {
+            true if words > 5 || exact => (2, 256, 2),
+            true => (4, 256, 2),
+            false if exact => (2, 512, 2),
+            false if long && several => (2, 256, 2),
+            false if long && out >= 8192 => (if words > 7 { 2 } else { 4 }, 256, 2),
+            false if long => (2, 512, 1),
+            false if several && words > 4 => (4, 256, 2),
+            false if words > 5 => (2, 512, 2),
+            // Many columns of four bits: more threads have their activations ready sooner.
+            false if words > 4 && formats[0].run() == 32 && cols > 8192 => (2, 512, 2),
+            false => (8, 256, 2),
         };
         let held = if rows > 2 { (held / 2).max(1) } else { held };
         // Tall matrices have rows enough for every simdgroup to take several, which then share the activations.
-        let tall = out >= 8192 && formats.len() == 1;
+        let tall = out >= 8192 && !several && !long;
         let least = if tall {
             held.min(4)
         } else if pair {
@@ -84,19 +94,20 @@ impl Schedule {
         let tiles = cols.div_ceil(32 * run).max(1);
         let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
         let most = (held / least).min((tiles / 2).max(2)).max(1);
+        let most = if several && words > 6 { most.min(2) } else { most };
         let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
         let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
         let activations = Activations::pick(cols, rows, x.bytes() as u32, int8);
-        let mut schedule = Schedule { outputs, loads, threads, activations, whole: true };
+        let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
     }
 
-    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or cores): two on each, or as
-    /// many as have work. Any number is right.
+    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or cores): as many as are resident,
+    /// or as have work. Any number is right.
     pub fn groups(&self, out: u32, processors: u32) -> u32 {
         let work = out.div_ceil(self.outputs * (self.threads / 32).max(1));
-        work.min(2 * processors).max(1)
+        work.min(self.resident * processors).max(1)
     }
 
     /// What the columns are a multiple of.
@@ -107,7 +118,7 @@ impl Schedule {
 
     /// For a kernel's name: what tells two schedules apart.
     pub(crate) fn name(&self) -> String {
-        let Schedule { outputs, loads, threads, activations, whole } = self;
+        let Schedule { outputs, loads, threads, activations, whole, .. } = self;
         let rest = if *whole { "" } else { "_ragged" };
         format!("{outputs}x{loads}x{threads}_{}{rest}", activations.name())
     }

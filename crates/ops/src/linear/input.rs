@@ -4,12 +4,13 @@
 //! their squares, and `1 / sqrt(mean + eps)`, which is the same for a whole row, multiplies the finished sums.
 //!
 //! As bytes, 32 neighbours share a scale: `x ~ s q`, `s = max |x| / 127`, `q` the integer nearest to `x / s`; [`bytes`] is the
-//! reference. Then `sum_i w_i x_i = s (a sum c_i q_i + m sum q_i)` where `w = a c + m`: four products an instruction.
+//! reference. Then `sum_i w_i x_i = s (a sum c_i q_i + m sum q_i)` where `w = a c + m`: four products an instruction. Both sums
+//! are whole numbers, and so are `a` and `m` up to a factor where a block's scales are bytes: floats are few.
 //!
 //! A run of activations is spread over planes 16 bytes wide, so that neighbouring lanes read neighbouring 16 bytes: no two
 //! of them meet in a bank.
 
-use crate::packed::{Format, Run, Scaled};
+use crate::packed::{Format, Run, Scaled, Supers};
 use tile::dsl::*;
 use tile::ir::Hint;
 
@@ -127,7 +128,7 @@ enum Store<X> {
         quads: Shared<u32>,
         planes: Planes,
         scales: Shared<f32>,
-        sums: Shared<f32>,
+        sums: Shared<i32>,
         per_sum: u32,
     },
 }
@@ -379,7 +380,7 @@ impl<X: Float> Input<X> {
         row: u32,
         quads: Shared<u32>,
         planes: Planes,
-        (scales, sums, per_sum): (Shared<f32>, Shared<f32>, u32),
+        (scales, sums, per_sum): (Shared<f32>, Shared<i32>, u32),
         squares: Var<f32>,
     ) {
         let capacity = self.activations.capacity().unwrap_or(0);
@@ -402,14 +403,14 @@ impl<X: Float> Input<X> {
                 .then(|| {
                     quads.set_vec(planes.place(row, unit.at) * 4u32, &words);
                     if per_sum == 16 {
-                        sums.set(unit.at + row * capacity / 16, sum.f32() * scale);
+                        sums.set(unit.at + row * capacity / 16, sum);
                     }
                     test(even)
                         .then(|| {
                             let at = unit.at / 2u32 + row * capacity / 32;
                             scales.set(at, scale);
                             if per_sum == 32 {
-                                sums.set(at, pair.f32() * scale);
+                                sums.set(at, pair);
                             }
                         })
                         .otherwise(|| {});
@@ -435,16 +436,16 @@ impl<X: Float> Input<X> {
                 let capacity = self.activations.capacity().unwrap_or(0);
                 let read = |place: Val<u32>| quads.get_vec(place * 4u32, 4, Hint::None);
                 let places = planes.places(row, run, count / 16);
-                // `count` elements from the run's first on, `per` of them sharing one of the array.
-                let shared = |array: Shared<f32>, per: u32| -> Vec<Val<f32>> {
+                // Of `count` elements from the run's first on, `per` share one of an array: where the first is, and how many.
+                let shared = |per: u32| {
                     let first = if count < per { run / (per / count) } else { run * (count / per) };
-                    let first = first + row * capacity / per;
-                    (0..(count / per).max(1)).map(|i| array.get(first + i)).collect()
+                    (first + row * capacity / per, (count / per).max(1))
                 };
+                let ((scale, scale_count), (sum, sum_count)) = (shared(32), shared(per_sum));
                 Slice::Bytes {
                     quads: places.into_iter().flat_map(read).collect(),
-                    scales: shared(scales, 32),
-                    sums: shared(sums, per_sum),
+                    scales: wide(scales, scale, scale_count, Hint::None),
+                    sums: wide(sums, sum, sum_count, Hint::None),
                 }
             }
         }
@@ -455,8 +456,8 @@ impl<X: Float> Input<X> {
 pub(crate) enum Slice {
     /// As they are.
     Numbers(Vec<Val<f32>>),
-    /// As bytes, four a word; a scale for each 32, and the sums of what the bytes stand for.
-    Bytes { quads: Vec<Val<u32>>, scales: Vec<Val<f32>>, sums: Vec<Val<f32>> },
+    /// As bytes, four a word; a scale for each 32, and the sums of bytes.
+    Bytes { quads: Vec<Val<u32>>, scales: Vec<Val<f32>>, sums: Vec<Val<i32>> },
 }
 
 impl Slice {
@@ -494,27 +495,55 @@ fn float_dot(x: &[Val<f32>], run: &Run, mut sum: Val<f32>) -> Val<f32> {
 fn byte_dot(
     x: &[Val<u32>],
     scales: &[Val<f32>],
-    sums: &[Val<f32>],
+    sums: &[Val<i32>],
     run: &Run,
     mut sum: Val<f32>,
 ) -> Val<f32> {
     let (quads, quads_per_part) = (run.quads(), run.part() / 4);
     let parts = quads.len() / quads_per_part;
-    for (i, Scaled { scale, zero, offset }) in run.scaled().into_iter().enumerate() {
-        let own = i * quads_per_part..(i + 1) * quads_per_part;
+    let total = |part: usize| {
+        let per = sums.len() / parts;
+        let own = &sums[part * per..(part + 1) * per];
+        own[1..].iter().fold(own[0], |sum, x| sum + *x)
+    };
+    // The bytes are codes less the format's bias, not less its zero.
+    let shift = run.bias() - run.zero();
+    let dot = |part: usize| {
+        let own = part * quads_per_part..(part + 1) * quads_per_part;
         let pairs = quads[own.clone()].iter().zip(&x[own]);
         let dot = pairs.fold(0i32.val(), |sum, (w, x)| w.dot4(*x, sum));
-        // A part has one scale and one sum, or half of a scale's 32 elements.
-        let dot = scales[i * scales.len() / parts] * dot.f32();
-        let per = sums.len() / parts;
-        let own = &sums[i * per..(i + 1) * per];
-        let total = || own[1..].iter().fold(own[0], |sum, x| sum + *x);
-        // The bytes are codes less the format's bias, not less its zero.
-        let shift = run.bias() - zero;
-        let dot = if shift == 0.0 { dot } else { total().fma(shift, dot) };
-        sum = scale.fma(dot, sum);
-        if let Some(offset) = offset {
-            sum = offset.fma(total(), sum);
+        if shift == 0 { dot } else { dot + total(part) * shift }
+    };
+    // Parts that share a scale of activations: one, or two of sixteen elements.
+    let (supers, scaled) = (run.supers(), run.scaled());
+    let shared = parts / scales.len();
+    for (i, scale) in scales.iter().enumerate() {
+        let own = i * shared..(i + 1) * shared;
+        match &supers {
+            Some(Supers { d, min, bytes }) => {
+                let whole = own.clone().fold(0i32.val(), |sum, p| sum + bytes[p].0 * dot(p));
+                let mut product = *d * whole.f32();
+                if let Some(min) = min {
+                    let add = |sum, p: usize| match bytes[p].1 {
+                        Some(byte) => sum + byte * total(p),
+                        None => sum,
+                    };
+                    let whole = own.fold(0i32.val(), add);
+                    product = (-*min).fma(whole.f32(), product);
+                }
+                sum = scale.fma(product, sum);
+            }
+            None => {
+                for part in own {
+                    let Scaled { scale: a, offset, .. } = scaled[part];
+                    let product = a * dot(part).f32();
+                    let product = match offset {
+                        Some(offset) => offset.fma(total(part).f32(), product),
+                        None => product,
+                    };
+                    sum = scale.fma(product, sum);
+                }
+            }
         }
     }
     sum

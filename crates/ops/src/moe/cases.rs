@@ -196,7 +196,8 @@ fn gemv_case(
     let (input, matrix, ids, want) = shape.data(types, format);
     let activations =
         if staged { Activations::Staged(shape.width as u32) } else { Activations::Direct };
-    let schedule = Schedule { outputs: 2, loads: 1, threads: 64, activations, whole: false };
+    let schedule =
+        Schedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
     Case {
         kernel: gemv_kernel(x, y, format, schedule),
         label: shape.label(why),
@@ -240,7 +241,8 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
         [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
     let bench = |format: Format| {
         let activations = Activations::Staged(2048);
-        let schedule = Schedule { outputs: 2, loads: 2, threads: 128, activations, whole: false };
+        let schedule =
+            Schedule { outputs: 2, loads: 2, threads: 128, resident: 2, activations, whole: false };
         let ids: Vec<u32> = (0..8).map(|i| i * 15).collect();
         let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
         let read = bytes / shape.experts * shape.pairs;

@@ -30,6 +30,17 @@ pub struct Scaled {
     pub offset: Option<Val<f32>>,
 }
 
+/// What the [`Scaled`]s of a run are made of where a block has numbers of its own: `scale = d * byte`, `offset = -min * byte`.
+#[derive(Debug, Clone)]
+pub struct Supers {
+    /// The block's factor of scales.
+    pub d: Val<f32>,
+    /// Its factor of offsets, less the sign.
+    pub min: Option<Val<f32>>,
+    /// The bytes of each part: of the scale, and of the offset.
+    pub bytes: Vec<(Val<i32>, Option<Val<i32>>)>,
+}
+
 /// The words of one run, ready to be taken apart.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -183,8 +194,39 @@ impl Run {
     }
 
     /// What a byte of [`Run::quads`] lacks to its code: 128 or 0.
-    pub fn bias(&self) -> f32 {
-        self.format.packing().map_or(0.0, |p| p.bias() as f32)
+    pub fn bias(&self) -> i32 {
+        self.format.packing().map_or(0, |p| p.bias() as i32)
+    }
+
+    /// The code of a weight that equals the offset; 0 for dense formats.
+    pub fn zero(&self) -> i32 {
+        self.format.packing().map_or(0, |p| p.zero as i32)
+    }
+
+    /// The whole numbers behind [`Run::scaled`], of formats that have them.
+    #[track_caller]
+    pub fn supers(&self) -> Option<Supers> {
+        let (p, block) = (self.format.packing()?, self.block?);
+        let parts = 0..self.format.run() / self.part() as u32;
+        let bytes = |part| {
+            let (word, shift) = self.entry(&p, part);
+            let min = matches!(p.entry, Entry::Bytes).then(|| signed_byte(word, shift + 8));
+            (signed_byte(word, shift), min)
+        };
+        let bytes = parts.map(bytes).collect();
+        match p.entry {
+            Entry::Bytes => {
+                let [d, min] = halves(Scalar::F16, block);
+                Some(Supers { d, min: Some(min), bytes })
+            }
+            _ => Some(Supers { d: half(Scalar::F16, block), min: None, bytes }),
+        }
+    }
+
+    /// The word that holds the entry of a part, and the entry's lowest bit.
+    fn entry(&self, p: &Packing, part: u32) -> (Val<u32>, u32) {
+        let per_word = 32 / p.entry.bits();
+        (self.entries[(part / per_word) as usize], part % per_word * p.entry.bits())
     }
 
     /// One for each [`Run::part`] of the run; none for dense formats.
@@ -197,11 +239,8 @@ impl Run {
 
     #[track_caller]
     fn part_scaled(&self, p: &Packing, part: u32) -> Scaled {
-        let per_word = 32 / p.entry.bits();
-        let word = self.entries[(part / per_word) as usize];
-        let shift = part % per_word * p.entry.bits();
-        // The byte at a bit, its sign kept.
-        let byte = |at: u32| ((word << (24 - at)).bits::<i32>() >> 24i32).f32();
+        let (word, shift) = self.entry(p, part);
+        let byte = |at: u32| signed_byte(word, at).f32();
         let half = |at: u32| half(Scalar::F16, if at > 0 { word >> at } else { word });
         let (scale, offset) = match (p.entry, self.block) {
             (Entry::Scale, _) => (half(shift), None),
@@ -218,6 +257,12 @@ impl Run {
         };
         Scaled { scale, zero: p.zero as f32, offset }
     }
+}
+
+/// The byte of a word at a bit, its sign kept.
+#[track_caller]
+fn signed_byte(word: Val<u32>, at: u32) -> Val<i32> {
+    (word << (24 - at)).bits::<i32>() >> 24i32
 }
 
 /// Four codes to a word, from the words of a plane.
