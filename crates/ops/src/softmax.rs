@@ -1,13 +1,15 @@
 //! Softmax of scaled rows: `y = exp(scale x - m) / sum(exp(scale x - m))`, `m` the row's largest.
 //!
 //! The maximum and the sum come from one pass (Milakov & Gimelshein 2018): a thread that finds a larger element rescales
-//! the sum it has. The second pass reads the row again and writes it.
+//! the sum it has. The second pass reads the row again and writes it; of a long row, the first elements stay in shared
+//! memory meanwhile, and the second pass begins with the last ones, which the cache may still have.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
+use tile::ir::Hint;
 use tile::launch::Numbers;
 
-use crate::sweep::{Team, begin, lanes, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, require_vectors, store};
 use crate::trial::{every_float, memory, near, rows_of, scaled};
 
 /// The softmax of every row of `width` elements of `x`, in f64.
@@ -31,7 +33,7 @@ pub fn softmax<T: Float>(
     scale: Arg<f32>,
     schedule: Schedule,
 ) {
-    rename(format!("softmax_{}_{}", T::NAME, schedule.threads));
+    rename(format!("softmax_{}_{}", T::NAME, schedule.name()));
     let team = Team::Group;
     team.launch(schedule.threads);
     let size = dim("rows") * dim("width");
@@ -40,30 +42,57 @@ pub fn softmax<T: Float>(
     // exp(x) = 2^(x log2 e): the targets' exponentials are powers of two, and the scale takes the factor in.
     let scale = scale * std::f32::consts::LOG2_E;
     let first = group_id() * width;
-    let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<f32>>> {
-        let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
-        loaded.into_iter().map(|v| v.into_iter().map(|v| v * scale).collect()).collect()
+    let lanes = lanes::<T>();
+    let kept = (schedule.kept > 0).then(|| Shared::<T>::named("kept", schedule.kept));
+    // Rows that no vector divides are not kept: what is kept are whole vectors.
+    let whole = Order::eq(width % u32::from(lanes), 0u32);
+    let count = select(whole, width.min(schedule.kept), 0u32);
+    let scaled = |values: Vec<Val<T>>| -> Vec<Val<f32>> {
+        values.into_iter().map(|v| v.f32() * scale).collect()
+    };
+    let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<T>>> {
+        at.iter().map(|&i| x.get_vec(first + i, lanes, Hint::None)).collect()
     };
     // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
     let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
-    team.sweep(width, lanes::<T>(), |at, lanes| {
-        let values = read(at, lanes).concat();
+    let see = |loaded: Vec<Vec<Val<T>>>| {
+        let values: Vec<Val<f32>> = loaded.into_iter().flat_map(scaled).collect();
         let before = largest.get();
         let now = values.iter().fold(before, |largest, v| largest.max(*v));
         let kept = sum.get() * (before - now).exp2();
         sum.set(values.iter().fold(kept, |sum, v| sum + (*v - now).exp2()));
         largest.set(now);
+    };
+    if let Some(kept) = kept {
+        team.sweep(count, lanes, |at, lanes| {
+            let loaded = read(at, lanes);
+            at.iter().zip(&loaded).for_each(|(&i, values)| kept.set_vec(i, values));
+            see(loaded);
+        });
+    }
+    team.sweep(width - count, lanes, |at, lanes| {
+        let at: Vec<Val<u32>> = at.iter().map(|&i| count + i).collect();
+        see(read(&at, lanes));
     });
     let peak = group_max(largest.get());
     let total = group_sum(sum.get() * (largest.get() - peak).exp2());
     let share = 1.0f32 / total;
-    team.sweep(width, lanes::<T>(), |at, lanes| {
-        for (&i, values) in at.iter().zip(read(at, lanes)) {
-            let values: Vec<Val<f32>> =
-                values.into_iter().map(|v| (v - peak).exp2() * share).collect();
-            store(y, first + i, &values);
-        }
+    let write = |i: Val<u32>, values: Vec<Val<T>>| {
+        let values: Vec<Val<f32>> = scaled(values);
+        let values: Vec<Val<f32>> = values.into_iter().map(|v| (v - peak).exp2() * share).collect();
+        store(y, first + i, &values);
+    };
+    team.sweep(width - count, lanes, |at, lanes| {
+        let at: Vec<Val<u32>> = at.iter().map(|&i| count + i).collect();
+        let loaded = read(&at, lanes);
+        at.into_iter().zip(loaded).for_each(|(i, values)| write(i, values));
     });
+    if let Some(kept) = kept {
+        team.sweep(count, lanes, |at, lanes| {
+            let loaded: Vec<_> = at.iter().map(|&i| kept.get_vec(i, lanes, Hint::None)).collect();
+            at.iter().zip(loaded).for_each(|(&i, values)| write(i, values));
+        });
+    }
 }
 
 /// How a row is worked on.
@@ -71,17 +100,38 @@ pub fn softmax<T: Float>(
 pub struct Schedule {
     /// Threads per row.
     pub threads: u32,
+    /// Elements of a row that stay in shared memory between the passes, a multiple of 16.
+    pub kept: u32,
+}
+
+impl Schedule {
+    /// For rows of so many elements of so many bytes, on a device with so much shared memory for a group.
+    pub fn pick(width: u32, bytes: u32, shared: u32) -> Schedule {
+        // Rows of a few thousand elements are in the caches still; rows of tens of thousands, such as logits, are not.
+        match width {
+            0..=32_768 => Schedule { threads: 256, kept: 0 },
+            _ => Schedule { threads: 1024, kept: shared.saturating_sub(1024) / (16 * bytes) * 16 },
+        }
+    }
+
+    /// The suffix of the kernels' names.
+    fn name(self) -> String {
+        match self.kept {
+            0 => self.threads.to_string(),
+            kept => format!("{}_kept{kept}", self.threads),
+        }
+    }
 }
 
 /// For rows of a few thousand elements.
-pub const NARROW: Schedule = Schedule { threads: 256 };
-/// For rows of tens of thousands, such as logits.
-pub const WIDE: Schedule = Schedule { threads: 1024 };
+const NARROW: Schedule = Schedule { threads: 256, kept: 0 };
 
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
 
 fn cases() -> Vec<Case> {
+    const WIDE: Schedule = Schedule { threads: 1024, kept: 0 };
+    const KEPT: Schedule = Schedule { threads: 64, kept: 768 };
     fn of<T: Float>() -> Vec<Case> {
         let case = |rows: usize, width: usize, schedule, mask: bool, why: &str| {
             let mut x = scaled::<T>(width as u64 + 3, rows * width, 40.0).to_f32();
@@ -118,6 +168,9 @@ fn cases() -> Vec<Case> {
             case(2, 2048, NARROW, true, "masked: minus infinities"),
             case(1, 7176, NARROW, false, "several vectors per thread and a remainder"),
             case(1, 8192, WIDE, false, "a vector per thread of the widest group"),
+            case(2, 2048, KEPT, true, "kept in part, masked: minus infinities"),
+            case(1, 520, KEPT, false, "kept whole"),
+            case(1, 1031, KEPT, false, "a width no vector divides is not kept"),
         ];
         // In f16 such small probabilities are subnormal, with fewer bits than the tolerance asks for.
         if T::NAME == "f32" {
@@ -130,17 +183,19 @@ fn cases() -> Vec<Case> {
 
 fn benches() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
-        let bench = |rows: usize, width: usize, schedule| {
+        let bench = |rows: usize, width: usize| {
             let n = rows * width;
             let buffers = vec![Fill::Noise(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)];
             let numbers = Numbers::new()
                 .with("rows", rows as u32)
                 .with("width", width as u32)
                 .with_f32("scale", 1.0);
+            // An H200's shared memory.
+            let schedule = Schedule::pick(width as u32, T::SCALAR.bytes() as u32, 227 << 10);
             let kernel = softmax::<T>(schedule);
             memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 10 * n as u64)
         };
-        vec![bench(rows_of::<T>(4096), 4096, NARROW), bench(256, 131_072, WIDE)]
+        vec![bench(rows_of::<T>(4096), 4096), bench(256, 131_072)]
     }
     every_float!(of)
 }
