@@ -2,7 +2,7 @@
 //!
 //! Queries are read and written pair by pair, so that they may be turned in place. Keys and values go to the cache in
 //! vectors of consecutive elements, as q8_0 needs them; a lane that turns a key's vector also reads the other half of its
-//! pairs.
+//! pairs. The usual head is taken as a whole, four elements to a lane.
 
 use tile::dsl::*;
 use tile::launch::Mode;
@@ -14,6 +14,8 @@ use crate::sweep::{Team, begin, load, require_vectors, store};
 
 /// Simdgroups of a threadgroup: heads it works on.
 const SIMDS: u32 = 8;
+/// Elements of the usual head: four to a lane.
+const USUAL: u32 = 128;
 
 /// What the kernels bind, but for the caches' arrays.
 #[derive(Clone, Copy)]
@@ -88,28 +90,94 @@ impl<T: Float, Y: Float> Fused<T, Y> {
         let q_norm = variant.q_norm.then(|| Norm::<W>::declare("q"));
         let k_norm = variant.k_norm.then(|| Norm::<W>::declare("k"));
         begin();
-        let position = |k: Val<u32>| cache.positions.get(self.token(k));
-        let angles = Angles::of(several, position, self.frequencies, self.pairs, self.magnitude);
         // A group has heads of q, of k or of v only: what it does is the same for all its threads.
         let group = group_id_of(1);
         let q_groups = (heads + (SIMDS - 1)) / SIMDS;
         let kv_groups = (cache.kv_heads + (SIMDS - 1)) / SIMDS;
-        let of_q = || self.query(&self.lot(self.q, group, heads, q_norm), angles);
-        let of_kv = || {
-            let group = group - q_groups;
+        let turned = || {
+            let position = |k: Val<u32>| cache.positions.get(self.token(k));
+            let (frequencies, pairs) = (self.frequencies, self.pairs);
+            let angles = Angles::of(several, position, frequencies, pairs, self.magnitude);
+            let usual = Order::eq(cache.head_dim, USUAL) & Order::eq(pairs, USUAL / 2);
+            let usual = usual & (variant.pairing == Pairing::Half).val();
+            let of_q = || {
+                let general = || self.query(&self.lot(self.q, group, heads, q_norm), angles);
+                let held = || {
+                    self.held(self.q, group, heads, q_norm, angles, |head, token, values, live| {
+                        let first = (self.token(token) * heads + head) * USUAL;
+                        let keep = || store(self.y, first + lane_id() * 4u32, values);
+                        test(live).then(keep).otherwise(|| {});
+                    });
+                };
+                test(usual).then(held).otherwise(general);
+            };
             let of_k = || {
-                let lot = self.lot(self.k, group, cache.kv_heads, k_norm);
-                self.append(&lot, keys, |token, i, own, lanes| {
-                    self.turn_key(&lot, angles, token, i, own, lanes)
-                });
+                let group = group - q_groups;
+                let general = || {
+                    let lot = self.lot(self.k, group, cache.kv_heads, k_norm);
+                    self.append(&lot, keys, |token, i, own, lanes| {
+                        self.turn_key(&lot, angles, token, i, own, lanes)
+                    });
+                };
+                let held = || {
+                    let heads = cache.kv_heads;
+                    self.held(self.k, group, heads, k_norm, angles, |head, token, values, live| {
+                        let slot = cache.slot(self.token(token));
+                        keys.put(&cache, slot, head * USUAL + lane_id() * 4u32, values, live);
+                    });
+                };
+                test(usual).then(held).otherwise(general);
             };
-            let of_v = || {
-                let lot = self.lot::<W>(self.v, group - kv_groups, cache.kv_heads, None);
-                self.append(&lot, values, |_, _, own, _| own);
-            };
-            test(Order::lt(group, kv_groups)).then(of_k).otherwise(of_v);
+            test(Order::lt(group, q_groups)).then(of_q).otherwise(of_k);
         };
-        test(Order::lt(group, q_groups)).then(of_q).otherwise(of_kv);
+        let of_v = || {
+            let group = group - q_groups - kv_groups;
+            let lot = self.lot::<W>(self.v, group, cache.kv_heads, None);
+            self.append(&lot, values, |_, _, own, _| own);
+        };
+        test(Order::lt(group, q_groups + kv_groups)).then(turned).otherwise(of_v);
+    }
+
+    /// The usual head, of [`USUAL`] elements that all turn in halves, of each token of this simdgroup: read once, four elements
+    /// to a lane, so that the other elements of its pairs are sixteen lanes away. `keep(head, token, elements, live)` gets the
+    /// lane's elements, normed and turned.
+    #[track_caller]
+    fn held<W: Float>(
+        &self,
+        x: In<T>,
+        group: Val<u32>,
+        heads: Val<u32>,
+        norm: Option<Norm<W>>,
+        angles: Angles,
+        keep: impl Fn(Val<u32>, u32, &[Val<f32>], Val<bool>),
+    ) {
+        let turn = group * SIMDS + simd_id();
+        let (head, own) = (turn.min(heads - 1u32), lane_id() * 4u32);
+        let tokens = 0..self.variant.schedule.tokens;
+        let first = |token: u32| (self.token(token) * heads + head) * USUAL;
+        let loaded: Vec<Vec<Val<f32>>> =
+            tokens.clone().map(|token| load(x, first(token) + own, 4)).collect();
+        let norm = norm.map(|Norm { weight, eps }| (load(weight, own, 4), eps));
+        let upper = Order::ge(lane_id(), 16u32);
+        for (token, mut values) in tokens.zip(loaded) {
+            if let Some((weights, eps)) = &norm {
+                let zero = 0.0f32.val();
+                let squares = values.iter().fold(zero, |sum, v| v.fma(*v, sum));
+                let scale = (simd_sum(squares) / USUAL as f32 + *eps).rsqrt();
+                values = values.iter().zip(weights).map(|(v, w)| *v * scale * *w).collect();
+            }
+            let angles = angles.get(token, lane_id() % 16u32 * 4u32, 4);
+            let turned: Vec<Val<f32>> = values
+                .iter()
+                .zip(angles)
+                .map(|(&v, (cos, sin))| {
+                    let other = shuffle_xor(v, 16);
+                    v * cos + select(upper, other, -other) * sin
+                })
+                .collect();
+            let live = Order::lt(turn, heads) & Order::lt(self.turn(token), self.tokens);
+            keep(head, token, &turned, live);
+        }
     }
 
     /// The `k`th token of this threadgroup, or the last of all.
