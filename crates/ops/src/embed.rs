@@ -28,11 +28,10 @@ pub fn reference(tokens: &[u32], table: &[f32], width: usize, y: &mut [f32]) {
 /// `y[t] = table[tokens[t]]`, rounded to `Y`, on the device. Ids must be below the table's rows.
 #[kernel]
 pub fn embed<T: Float, Y: Float>(tokens: In<u32>, table: In<T>, y: Out<Y>, width: Const<u32>) {
-    gather("tokens", tokens, "table", table, y, width, begin_step);
+    gather("tokens", tokens, "table", table, y, width);
 }
 
-/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract;
-/// `start` says how it starts.
+/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract.
 #[track_caller]
 pub(crate) fn gather<T: Float, Y: Float>(
     rows_name: &str,
@@ -41,12 +40,11 @@ pub(crate) fn gather<T: Float, Y: Float>(
     from: In<T>,
     y: Out<Y>,
     width: Val<u32>,
-    start: impl Fn(),
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
     require(Requirement::Length(rows_name.to_owned(), dim("rows")));
     require_vectors(&[(from_name, dim("width")), ("y", dim("rows") * dim("width"))]);
-    start();
+    begin_step();
     let source = rows.get(group_id()) * width;
     let first = group_id() * width;
     Team::Group.sweep(width, lanes_of_both::<T, Y>(), |at, lanes| {

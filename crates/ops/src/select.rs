@@ -4,7 +4,6 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
-use crate::sweep::begin;
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
@@ -26,7 +25,7 @@ pub fn reference(x: &[f32], rows: &[u32], width: usize, y: &mut [f32]) {
 /// `y[i] = x[picks[i]]`, on the device. The numbers must be below those of `x`.
 #[kernel]
 pub fn select_rows<T: Float>(picks: In<u32>, x: In<T>, y: Out<T>, width: Const<u32>) {
-    gather("picks", picks, "x", x, y, width, begin);
+    gather("picks", picks, "x", x, y, width);
 }
 
 /// The kernel, its cases and benchmarks.
