@@ -7,7 +7,7 @@ use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
-use crate::sweep::{Team, begin_step, lanes, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors, store};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
@@ -44,7 +44,7 @@ pub(crate) fn gather<T: Float, Y: Float>(
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
     require(Requirement::Length(rows_name.to_owned(), dim("rows")));
     require_vectors(&[(from_name, dim("width")), ("y", dim("rows") * dim("width"))]);
-    begin_step();
+    begin();
     let source = rows.get(group_id()) * width;
     let first = group_id() * width;
     Team::Group.sweep(width, lanes_of_both::<T, Y>(), |at, lanes| {
@@ -66,7 +66,7 @@ pub fn embed_packed<Y: Float>(tokens: In<u32>, width: Const<u32>, format: Format
     require(Requirement::Divisible(dim("width"), format.step()));
     require(Requirement::Aligned("table".to_owned(), 16));
     require_vectors(&[("y", dim("rows") * dim("width"))]);
-    begin_step();
+    begin();
     let source = table.row(tokens[group_id()]);
     let first = group_id() * width;
     let (wide, run) = (u32::from(lanes::<Y>()), format.run());

@@ -24,14 +24,6 @@ pub(crate) fn begin() {
     grid_trigger();
 }
 
-/// Starts the first kernel of a step: what the last step wrote is there, for the kernels behind it too, however early they are
-/// launched. So those may read positions and older keys before they wait.
-#[track_caller]
-pub(crate) fn begin_step() {
-    grid_wait();
-    grid_trigger();
-}
-
 /// Runs or records `f` where `cond` holds.
 #[track_caller]
 pub(crate) fn when(cond: Val<bool>, f: impl FnOnce()) {

@@ -446,7 +446,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
     fn of<T: Float>() -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = Form::plain(shape.2 as u32, shape.1 as u32);
-            let schedule = Schedule::pick(form, T::SCALAR, T::SCALAR, SHARED);
+            let schedule = Schedule::pick(form, T::SCALAR, T::SCALAR, shape.3 as u32, SHARED);
             let stores = |n| vec![Fill::Noise(T::SCALAR, n), Fill::Noise(T::SCALAR, n)];
             let kernel = attention_decode::<T, T>(form, schedule);
             decode_bench::<T>(kernel, schedule, stores, 8 * T::SCALAR.bytes() as u64, shape)
@@ -459,7 +459,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
-        let schedule = Schedule::pick(form, half::bf16::SCALAR, i8::SCALAR, SHARED);
+        let schedule = Schedule::pick(form, half::bf16::SCALAR, i8::SCALAR, shape.3 as u32, SHARED);
         let kernel = attention_decode_q8_0::<half::bf16>(form, schedule);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32));

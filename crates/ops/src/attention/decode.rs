@@ -51,9 +51,13 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// For queries and a cache of these types (i8: q8_0) on a device with so many bytes of shared memory for a group.
-    pub fn pick(form: Form, query: Scalar, cache: Scalar, shared: u32) -> Schedule {
+    /// For queries and a cache of these types (i8: q8_0) and up to `length` keys, on a device with so many bytes of shared memory
+    /// for a group.
+    pub fn pick(form: Form, query: Scalar, cache: Scalar, length: u32, shared: u32) -> Schedule {
         let d = form.head_dim;
+        // Few keys make few groups, and one that has a processor's shared memory to itself keeps the next kernels' groups
+        // from where they would balance: whole models with such heads lost an eighth by it, those with smaller ones gained.
+        let crowds = length < 1024 && form.group * d >= 512;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= 100 << 10;
         let allowed = match query {
@@ -71,7 +75,7 @@ impl Schedule {
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
-        match [8, 4].into_iter().find(fits).filter(|_| allowed && roomy) {
+        match [8, 4].into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
             None => Schedule::Lanes { stages: if roomy { 2 } else { 0 } },
         }

@@ -175,7 +175,9 @@ impl Recorder<'_> {
             CacheType::Q8_0 => Scalar::I8,
             _ => self.of.half,
         };
-        let schedule = Schedule::pick(form, self.scalar(q), stored, self.of.facts.shared);
+        let length = u32::try_from(self.key.length).unwrap_or(u32::MAX);
+        let shared = self.of.facts.shared;
+        let schedule = Schedule::pick(form, self.scalar(q), stored, length, shared);
         let kernel = with_float!(self.scalar(q), T => match self.of.cache {
             CacheType::Q8_0 => attention_decode_q8_0::<T>(form, schedule),
             _ => with_float!(self.of.half, C => attention_decode::<T, C>(form, schedule)),
