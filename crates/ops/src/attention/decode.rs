@@ -5,7 +5,7 @@
 //! them, so that the cache is read once. Within a group every simdgroup takes batches of keys in turn and has a running
 //! softmax of its own; simdgroups and groups are merged at the end.
 //!
-//! A simdgroup multiplies in one of two ways ([`Schedule`]): [`lanes`], which any types and any target allow, and [`matrix`],
+//! A simdgroup multiplies in one of two ways ([`Schedule`]): `lanes`, which any types and any target allow, and `matrix`,
 //! which makes the query heads of a pack the rows of a tile.
 
 mod batches;
