@@ -156,7 +156,7 @@ struct Work {
     values: *mut f32,
     /// Probabilities as the tile unit takes them.
     tiles: *mut f32,
-    /// See [`ZEROS`].
+    /// See [`ZEROS`]: what needs them writes them.
     zeros: *mut f32,
     /// Rows that there is room for.
     rows: usize,
@@ -169,7 +169,7 @@ impl Work {
         let mut rest = scratch;
         let mut take =
             |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
-        let work = Work {
+        Work {
             keys: take(TILE * shape.head_dim),
             values: take(TILE * shape.width()),
             tiles: take(rows * TILE),
@@ -180,10 +180,7 @@ impl Work {
             top: take(rows),
             weight: take(rows),
             rows,
-        };
-        // SAFETY: just taken.
-        unsafe { work.zeros.write_bytes(0, ZEROS) };
-        work
+        }
     }
 }
 

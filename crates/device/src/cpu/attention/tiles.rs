@@ -51,6 +51,7 @@ pub(super) unsafe fn kernel(
             queries.row(row, deep, q.as_ptr(), shape.scale, 0..deep);
         }
         softmax::reset::<Avx512>(&work, rows, dim);
+        work.zeros.write_bytes(0, super::ZEROS);
         amx::configure();
         for start in (lowest / KEYS * KEYS..end).step_by(KEYS) {
             // The part of these keys that the block sees at all.

@@ -1,5 +1,6 @@
 //! Logits and options worth testing, with what the chain on the CPU makes of them.
 
+use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise};
 use tile::dsl::Float;
 use tile::launch::Numbers;
@@ -185,57 +186,44 @@ impl Trial {
         }
     }
 
-    pub(super) fn weigh(&self, label: &str) -> Case {
+    /// A case of a kernel that reads the keys, their peaks and the settings, and has these buffers besides.
+    fn of_keys(
+        &self,
+        kernel: Kernel,
+        label: &str,
+        more: Vec<Buffer>,
+        expected: Vec<(usize, &[u32])>,
+    ) -> Case {
+        let mut buffers =
+            [&self.keys, &self.peaks, &self.settings].map(|w| Buffer::words(w)).to_vec();
+        buffers.extend(more);
+        let exact = |(at, words)| (at, Expected::Exact(Buffer::words(words).to_f64()));
         Case {
-            kernel: super::weigh(),
+            kernel,
             label: format!("{} x {}, {label}", self.rows, self.vocab),
             numbers: self.numbers(),
-            buffers: vec![
-                Buffer::words(&self.keys),
-                Buffer::words(&self.peaks),
-                Buffer::words(&self.settings),
-                Trial::zeros(self.bins.len()),
-            ],
-            expected: vec![(3, Expected::Exact(Buffer::words(&self.bins).to_f64()))],
+            buffers,
+            expected: expected.into_iter().map(exact).collect(),
         }
+    }
+
+    pub(super) fn weigh(&self, label: &str) -> Case {
+        let more = vec![Trial::zeros(self.bins.len())];
+        self.of_keys(super::weigh(), label, more, vec![(3, &self.bins)])
     }
 
     pub(super) fn cut(&self, schedule: Schedule, label: &str) -> Case {
-        Case {
-            kernel: super::cut(schedule),
-            label: format!("{} x {}, {label}", self.rows, self.vocab),
-            numbers: self.numbers(),
-            buffers: vec![
-                Buffer::words(&self.keys),
-                Buffer::words(&self.peaks),
-                Buffer::words(&self.settings),
-                Buffer::words(&self.bins),
-                Trial::zeros(2 * self.keys.len()),
-                Trial::zeros(2 * self.rows),
-            ],
-            expected: vec![(5, Expected::Exact(Buffer::words(&self.cuts).to_f64()))],
-        }
+        let scratch = Trial::zeros(2 * self.keys.len());
+        let more = vec![Buffer::words(&self.bins), scratch, Trial::zeros(2 * self.rows)];
+        self.of_keys(super::cut(schedule), label, more, vec![(5, &self.cuts)])
     }
 
     pub(super) fn draw(&self, label: &str) -> Case {
-        Case {
-            kernel: super::draw(),
-            label: format!("{} x {}, {label}", self.rows, self.vocab),
-            numbers: self.numbers(),
-            buffers: vec![
-                Buffer::words(&self.keys),
-                Buffer::words(&self.peaks),
-                Buffer::words(&self.settings),
-                Buffer::words(&self.cuts),
-                Trial::zeros(self.peaks.len()),
-                Trial::zeros(self.rows),
-                Trial::zeros(self.rows),
-            ],
-            expected: vec![
-                (5, Expected::Exact(vec![0.0; self.rows])),
-                (6, Expected::Exact(Buffer::words(&self.tokens).to_f64())),
-            ],
-        }
+        let totals = Trial::zeros(self.peaks.len());
+        let [arrived, tokens] = [self.rows; 2].map(Trial::zeros);
+        let more = vec![Buffer::words(&self.cuts), totals, arrived, tokens];
+        let none = vec![0; self.rows];
+        self.of_keys(super::draw(), label, more, vec![(5, &none), (6, &self.tokens)])
     }
 }
 
