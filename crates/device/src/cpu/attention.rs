@@ -154,9 +154,17 @@ struct Work {
     keys: *mut f32,
     /// A tile of values: `[TILE][width]`.
     values: *mut f32,
-    /// Probabilities as the tile unit takes them.
-    tiles: *mut f32,
-    /// See [`ZEROS`]: what needs them writes them.
+    #[cfg(target_arch = "x86_64")]
+    tiles: Tiles,
+}
+
+/// What the tile unit needs besides.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Tiles {
+    /// Probabilities as it takes them.
+    weights: *mut f32,
+    /// See [`ZEROS`]: not written yet.
     zeros: *mut f32,
     /// Rows that there is room for.
     rows: usize,
@@ -172,14 +180,13 @@ impl Work {
         Work {
             keys: take(TILE * shape.head_dim),
             values: take(TILE * shape.width()),
-            tiles: take(rows * TILE),
-            zeros: take(ZEROS),
+            #[cfg(target_arch = "x86_64")]
+            tiles: Tiles { weights: take(rows * TILE), zeros: take(ZEROS), rows },
             sums: take(rows * shape.width()),
             q: take(rows * Q_STRIDE),
             p: take(rows * P_STRIDE),
             top: take(rows),
             weight: take(rows),
-            rows,
         }
     }
 }

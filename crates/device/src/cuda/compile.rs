@@ -126,7 +126,8 @@ impl Compiler {
     fn explain(&self, text: &str, program: &Program, why: result::NvrtcError) -> Error {
         // SAFETY: the program exists; its log may be read whether or not it compiled.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
-        let log: Vec<u8> = log.into_iter().map(|c| c as u8).filter(|b| *b != 0).collect();
+        let log: Vec<u8> =
+            log.into_iter().flat_map(|c| c.to_ne_bytes()).filter(|b| *b != 0).collect();
         let log = String::from_utf8_lossy(&log);
         let first = log.lines().find(|line| line.contains("error")).or(log.lines().next());
         let Some(first) = first else { return fault(why) };

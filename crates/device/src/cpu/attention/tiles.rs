@@ -38,8 +38,8 @@ pub(super) unsafe fn kernel(
     let (lowest, end) = (sees(0).start, sees(rows - 1).end);
     // Tiles of a head's elements, and of a tile of keys.
     let (deep, long) = (dim / DEPTH, KEYS / DEPTH);
-    let queries = Split { start: work.q.cast(), plane: work.rows * dim * 2 };
-    let weights = Split { start: work.tiles.cast(), plane: work.rows * KEYS * 2 };
+    let queries = Split { start: work.q.cast(), plane: work.tiles.rows * dim * 2 };
+    let weights = Split { start: work.tiles.weights.cast(), plane: work.tiles.rows * KEYS * 2 };
     let keys = Split { start: work.keys.cast(), plane: KEYS * dim * 2 };
     let values = Split { start: work.values.cast(), plane: KEYS * dim * 2 };
     // SAFETY: `work` has room for the block's rows, rounded up to whole products; `check` vouches for the table, and
@@ -51,7 +51,7 @@ pub(super) unsafe fn kernel(
             queries.row(row, deep, q.as_ptr(), shape.scale, 0..deep);
         }
         softmax::reset::<Avx512>(&work, rows, dim);
-        work.zeros.write_bytes(0, super::ZEROS);
+        work.tiles.zeros.write_bytes(0, super::ZEROS);
         amx::configure();
         for start in (lowest / KEYS * KEYS..end).step_by(KEYS) {
             // The part of these keys that the block sees at all.
@@ -86,7 +86,12 @@ pub(super) unsafe fn kernel(
                     let runs =
                         runs(&queries, row / SIDE * deep, &keys, column / SIDE * deep, deep, deep);
                     let to = p.add(4 * column);
-                    amx::multiply(&runs, [2, 2], (work.zeros.cast(), 128), (to, 4 * P_STRIDE));
+                    amx::multiply(
+                        &runs,
+                        [2, 2],
+                        (work.tiles.zeros.cast(), 128),
+                        (to, 4 * P_STRIDE),
+                    );
                 }
                 for row in row..rows.min(row + ROWS) {
                     let sees = sees(row);
