@@ -176,7 +176,7 @@ fn main() {
                         Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr())
                     };
                     // SAFETY: one thread.
-                    unsafe { x.quantise(isa, 0..x.blocks()) };
+                    unsafe { x.quantise(isa, 0..x.blocks(), !dtype.is_block()) };
                     let out = Output { start: y.as_ptr().cast(), stride: panels * ROWS };
                     median(n, repeats, &|index| {
                         let mut scratch = scratch[index].lock().unwrap();

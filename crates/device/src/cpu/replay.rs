@@ -7,7 +7,7 @@ use super::attention::{self, Call, LayerCache, Sequence};
 use super::class::{Class, FEW};
 use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
-use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply};
+use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
 use super::profile::Spans;
 use super::team::{SharedSlice, Worker};
 use ops::project::Project;
@@ -221,87 +221,82 @@ impl Replay<'_> {
 
     fn project(&self, project: &Project, node: &Node, worker: &Worker<'_>) {
         let norm = project.norm.map(|eps| (self.vector(node.weights[0]), eps));
-        let x = self.input(node.inputs[0], norm, worker);
-        let costs = || {
-            project
-                .projections()
-                .map(|p| self.matrix(node.weights[p.weight]))
-                .map(|m| cost(m, x.tokens()))
+        let x = self.input(node, norm, worker);
+        let projection = |i: usize| {
+            project.projections().nth(i).unwrap_or_else(|| unreachable!("outputs are projections"))
         };
-        let total: usize = costs().map(|(panels, each)| panels * each).sum();
-        let (mut low, mut high) =
-            (total * worker.index / worker.count, total * (worker.index + 1) / worker.count);
-        for ((projection, &out), (panels, each)) in
-            project.projections().zip(&node.outputs).zip(costs())
-        {
-            let product = Product {
-                matrix: self.matrix(node.weights[projection.weight]),
-                bias: projection.bias.map(|b| self.vector(node.weights[b])),
-                out: self.start(out),
-                accumulate: false,
-            };
-            let range = low.div_ceil(each).min(panels)..high.div_ceil(each).min(panels);
-            self.multiply(&product, &x, range, worker);
-            low = low.saturating_sub(panels * each);
-            high = high.saturating_sub(panels * each);
-        }
+        let matrix = |i: usize| self.matrix(node.weights[projection(i).weight]);
+        deal(worker, x.tokens(), node.outputs.len(), matrix, |i, panels| {
+            let bias = projection(i).bias.map(|b| self.vector(node.weights[b]));
+            let out = self.start(node.outputs[i]);
+            let product = Product { matrix: matrix(i), bias, out, accumulate: false };
+            self.multiply(&product, &x, panels, worker);
+        });
     }
 
     fn gate_up(&self, norm: Option<f32>, node: &Node, worker: &Worker<'_>) {
         let norm = norm.map(|eps| (self.vector(node.weights[0]), eps));
         let both = &node.weights[usize::from(norm.is_some())..];
-        let x = self.input(node.inputs[0], norm, worker);
+        let x = self.input(node, norm, worker);
         let width = self.width(node.outputs[0]);
         let up = self.arena.wrapping_add(self.class.up).cast();
-        let panels = worker.split(width.div_ceil(ROWS));
-        for (&weight, out) in both.iter().zip([self.start(node.outputs[0]), up]) {
-            let matrix = self.matrix(weight);
-            self.multiply(
-                &Product { matrix, bias: None, out, accumulate: false },
-                &x,
-                panels.clone(),
-                worker,
-            );
-        }
-        for t in 0..x.tokens() {
-            let columns =
-                t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
-            // SAFETY: each worker has its own columns.
-            let (gate, up) = unsafe {
-                let gate = self.floats(self.offset(node.outputs[0]), columns.clone());
-                (gate, self.floats(self.class.up, columns))
-            };
-            math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
-        }
+        deal(
+            worker,
+            x.tokens(),
+            1,
+            |_| self.matrix(both[0]),
+            |_, panels| {
+                for (&weight, out) in both.iter().zip([self.start(node.outputs[0]), up]) {
+                    let matrix = self.matrix(weight);
+                    let product = Product { matrix, bias: None, out, accumulate: false };
+                    self.multiply(&product, &x, panels.clone(), worker);
+                }
+                for t in 0..x.tokens() {
+                    let columns = columns(t, width, &panels);
+                    // SAFETY: each worker has its own columns.
+                    let (gate, up) = unsafe {
+                        let gate = self.floats(self.offset(node.outputs[0]), columns.clone());
+                        (gate, self.floats(self.class.up, columns))
+                    };
+                    math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
+                }
+            },
+        );
     }
 
     fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
         let residual = matches!(node.op, Op::LinearAdd);
-        let x = self.input(node.inputs[0], None, worker);
+        let x = self.input(node, None, worker);
         let (matrix, width) = (self.matrix(node.weights[0]), self.width(node.outputs[0]));
-        let panels = worker.split(matrix.panels());
-        if residual {
-            for t in 0..x.tokens() {
-                let columns =
-                    t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width);
-                self.copy_unless_in_place(index, node, 1, columns);
-            }
-        }
         let bias = node.weights.get(1).map(|&b| self.vector(b));
         let product =
             Product { matrix, bias, out: self.start(node.outputs[0]), accumulate: residual };
-        self.multiply(&product, &x, panels, worker);
+        deal(
+            worker,
+            x.tokens(),
+            1,
+            |_| matrix,
+            |_, panels| {
+                if residual {
+                    for t in 0..x.tokens() {
+                        self.copy_unless_in_place(index, node, 1, columns(t, width, &panels));
+                    }
+                }
+                self.multiply(&product, &x, panels, worker);
+            },
+        );
     }
 
-    /// The input of a group of products: normed if asked, quantised for weights that want it.
+    /// The first input of a node of products: normed if asked, quantised for weights that want it.
     fn input(
         &self,
-        value: ValueId,
+        node: &Node,
         norm: Option<(&[f32], f32)>,
         worker: &Worker<'_>,
     ) -> Activations<'_> {
-        let (isa, width) = (self.loaded.isa, self.width(value));
-        let rows = self.count(self.loaded.program.values[value.0].rows);
+        let (isa, value) = (self.loaded.isa, node.inputs[0]);
+        let (rows, width) =
+            (self.count(self.loaded.program.values[value.0].rows), self.width(value));
         // A few rows are prepared by every worker for itself, many by all together with a barrier behind.
         let few = rows <= FEW;
         let own = self.class.workers + worker.index * self.class.worker_bytes;
@@ -310,24 +305,32 @@ impl Replay<'_> {
         } else {
             (self.class.normed, self.class.lines)
         };
-        let mine = if few { 0..rows } else { worker.split(rows) };
-        let mut start = self.start(value);
-        if let Some((weight, eps)) = norm {
-            let range = mine.start * width..mine.end * width;
-            // SAFETY: the scratch rows are this worker's own; the input is only read.
-            let (x, y) = unsafe {
-                (self.floats(self.offset(value), range.clone()), self.floats(normed, range))
-            };
-            math::rms_norm(isa, x, weight, eps, y);
-            start = self.arena.wrapping_add(normed).cast();
-        }
+        let start = match norm {
+            Some(_) => self.arena.wrapping_add(normed).cast(),
+            None => self.start(value),
+        };
         // SAFETY: the rows and the storage lie in the arena as the class laid them out for this many rows; nothing
         // else touches either until the next node.
         let x =
             unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
         let each = x.blocks().checked_div(rows).unwrap_or(0);
-        // SAFETY: workers quantise their own rows, or all rows into storage of their own.
-        unsafe { x.quantise(isa, mine.start * each..mine.end * each) };
+        let float = |w: &WeightId| matches!(&self.loaded.weights[w.0], Weight::Matrix(m) if !m.dtype().is_block());
+        let float = node.weights.iter().any(float);
+        let mine = if few { 0..rows } else { worker.split(rows) };
+        // Rows are quantised while they are in the first cache.
+        for first in mine.clone().step_by(NEAR) {
+            let near = first..mine.end.min(first + NEAR);
+            if let Some((weight, eps)) = norm {
+                let range = near.start * width..near.end * width;
+                // SAFETY: the scratch rows are this worker's own; the input is only read.
+                let (x, y) = unsafe {
+                    (self.floats(self.offset(value), range.clone()), self.floats(normed, range))
+                };
+                math::rms_norm(isa, x, weight, eps, y);
+            }
+            // SAFETY: workers quantise their own rows, or all rows into storage of their own.
+            unsafe { x.quantise(isa, near.start * each..near.end * each, float) };
+        }
         if !few {
             worker.barrier();
         }
@@ -463,8 +466,51 @@ impl Replay<'_> {
     }
 }
 
-/// Panels of a matrix, and what each costs a worker: bytes read with few rows, operations with many.
-fn cost(matrix: &Matrix, rows: usize) -> (usize, usize) {
-    let panels = matrix.panels();
-    (panels, if rows <= 2 * FEW { (matrix.resident_bytes() / panels.max(1)).max(1) } else { 1 })
+/// Rows that are normed and quantised one after the other.
+const NEAR: usize = 4;
+
+/// Panels of a part that pay for a pass over the rows.
+const PART: usize = 16;
+
+/// The elements of row `t` that panels of a matrix of `width` rows write.
+fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
+    t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width)
+}
+
+/// Deals out the panels of `count` matrices that read the same rows: `f(i, panels)` is called for this worker's part of
+/// matrix `i`. With few rows the parts are of equal bytes, with many they go to whoever is free: cores differ, and on a machine
+/// with other work each slows down at its own time. Many rows want a barrier before and after.
+fn deal<'a>(
+    worker: &Worker<'_>,
+    rows: usize,
+    count: usize,
+    matrix: impl Fn(usize) -> &'a Matrix,
+    mut f: impl FnMut(usize, Range<usize>),
+) {
+    if rows <= 2 * FEW {
+        let cost = |i: usize| (matrix(i).resident_bytes() / matrix(i).panels().max(1)).max(1);
+        let total: usize = (0..count).map(|i| matrix(i).panels() * cost(i)).sum();
+        let share = share(total, worker.index, worker.count);
+        let (mut low, mut high) = (share.start, share.end);
+        for i in 0..count {
+            let (panels, each) = (matrix(i).panels(), cost(i));
+            f(i, low.div_ceil(each).min(panels)..high.div_ceil(each).min(panels));
+            low = low.saturating_sub(panels * each);
+            high = high.saturating_sub(panels * each);
+        }
+        return;
+    }
+    let total: usize = (0..count).map(|i| matrix(i).panels()).sum();
+    // Four parts each even out, but short ones would not pay for another pass over the rows.
+    let share = total / worker.count;
+    let part = (share / 4).max(PART.min(share / 2)).clamp(2, 2 * PART) & !1;
+    let parts = |i: usize| matrix(i).panels().div_ceil(part);
+    while let Some(claimed) = worker.claim((0..count).map(parts).sum(), 1) {
+        let (mut i, mut at) = (0, claimed.start);
+        while at >= parts(i) {
+            at -= parts(i);
+            i += 1;
+        }
+        f(i, at * part..matrix(i).panels().min((at + 1) * part));
+    }
 }

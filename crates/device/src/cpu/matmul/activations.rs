@@ -97,20 +97,23 @@ impl<'a> Activations<'a> {
         if self.cols.is_multiple_of(BLOCK) { self.tokens * (self.cols / BLOCK) } else { 0 }
     }
 
-    /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may split as they like.
+    /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may split as they like; `float`:
+    /// float weights read them too, and want what bf16 leaves.
     ///
     /// # Safety
     /// No other thread works on these blocks at the same time, and products that read them wait until it is done.
-    pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>) {
+    pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>, float: bool) {
         assert!(blocks.end <= self.blocks());
         // SAFETY: the ISA value proves the instruction set; the rest is passed on.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks, self.halves(isa)),
+                Isa::Amx | Isa::Avx512 if self.halves(isa) => halve(self, blocks, float),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => quantise_avx2(self, blocks),
-                _ => quantise(self, blocks, false),
+                _ => quantise(self, blocks),
             }
         }
     }
@@ -141,6 +144,16 @@ impl<'a> Activations<'a> {
         self.rows.wrapping_add(token * self.stride)
     }
 
+    /// Where block `i` of all is read, and where its line goes.
+    fn block(&self, i: usize) -> (*const [f32; BLOCK], *mut Line) {
+        let per_row = self.cols / BLOCK;
+        let (token, block) = (i / per_row, i % per_row);
+        (
+            self.row(token).wrapping_add(block * BLOCK).cast(),
+            self.line(token).wrapping_add(block * self.group()),
+        )
+    }
+
     /// f32 from one row to the next.
     pub(super) fn stride(&self) -> usize {
         self.stride
@@ -158,34 +171,45 @@ fn group(tokens: usize) -> usize {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn quantise_avx512(x: &Activations, blocks: Range<usize>, halves: bool) {
+unsafe fn quantise_avx512(x: &Activations, blocks: Range<usize>) {
     // SAFETY: passed on.
-    unsafe { quantise(x, blocks, halves) }
+    unsafe { quantise(x, blocks) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantise_avx2(x: &Activations, blocks: Range<usize>) {
     // SAFETY: passed on.
-    unsafe { quantise(x, blocks, false) }
+    unsafe { quantise(x, blocks) }
 }
 
 #[inline(always)]
-unsafe fn quantise(x: &Activations, blocks: Range<usize>, halves: bool) {
-    let (per_row, group) = (x.cols / BLOCK, x.group());
+unsafe fn quantise(x: &Activations, blocks: Range<usize>) {
     for i in blocks {
-        let (token, block) = (i / per_row, i % per_row);
-        // SAFETY: `i` is below `x.blocks()`, so both lie in what `Activations::new` was promised; the caller of
+        // SAFETY: `i` is below `x.blocks()`, so that both lie in what `Activations::new` was promised; the caller of
         // `Activations::quantise` rules out other users of this line.
         unsafe {
-            let from = x.row(token).add(block * BLOCK).cast::<[f32; BLOCK]>();
-            let to = x.line(token).add(block * group);
-            if halves {
-                let rest;
-                (*to.cast::<Halves>(), rest) = split(&*from);
-                to.add(x.plane()).cast::<Halves>().write(rest);
+            let (from, to) = x.block(i);
+            to.write(line(&*from));
+        }
+    }
+}
+
+/// The same for [`Halves`]; `rest`: their second plane too.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn halve(x: &Activations, blocks: Range<usize>, rest: bool) {
+    for i in blocks {
+        // SAFETY: as above; the storage has both planes.
+        unsafe {
+            let (from, to) = x.block(i);
+            let to = to.cast::<Halves>();
+            if rest {
+                let (halves, rest) = split(&*from);
+                to.write(halves);
+                to.add(x.plane()).write(rest);
             } else {
-                to.write(line(&*from));
+                to.write((*from).map(round));
             }
         }
     }

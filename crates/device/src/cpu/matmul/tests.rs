@@ -54,7 +54,7 @@ fn activations<'a>(isa: Isa, x: &'a [f32], cols: usize, storage: &'a mut Huge) -
     // SAFETY: the slice holds the rows, the storage has the bytes and nobody else uses it.
     unsafe {
         let x = Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr());
-        x.quantise(isa, 0..x.blocks());
+        x.quantise(isa, 0..x.blocks(), true);
         x
     }
 }
