@@ -1,11 +1,14 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
-use super::matmul::Activations;
+use super::matmul::{Activations, ROWS};
 use ops::{Op, Rope};
 use program::{Plan, Program, plan_memory};
 
 /// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
 pub(super) const FEW: usize = 4;
+
+/// Panels of a product's part that pay for a pass over many rows.
+pub(super) const PART: usize = 16;
 
 /// The arena's layout for one shape class. All offsets are in bytes, multiples of 64.
 pub(super) struct Class {
@@ -18,8 +21,9 @@ pub(super) struct Class {
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
     pub(super) lines: usize,
-    /// The second operand of a gate: `[rows, ff]`.
+    /// Worker `i`'s second operand of a gate, of the columns that it has in hand.
     pub(super) up: usize,
+    pub(super) up_bytes: usize,
     /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
@@ -58,6 +62,13 @@ fn widths(program: &Program) -> Widths {
     Widths { input, gate, lines: Box::new(lines) }
 }
 
+/// Elements of the largest part of `[rows, width]` that a worker has in hand at once, as [`deal`](super::replay) deals them.
+fn widest(rows: usize, width: usize, workers: usize) -> usize {
+    let panels = width.div_ceil(ROWS);
+    let few = rows.min(2 * FEW) * (panels / workers + 1);
+    few.max(rows * panels.min(2 * PART)).next_multiple_of(4) * ROWS
+}
+
 impl Class {
     /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits.
     pub(super) fn new(
@@ -84,10 +95,11 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
+        let up_bytes = widest(rows, widths.gate, workers) * float;
         let (normed, lines, up) = (
             take(rows * widths.input * float),
             take((widths.lines)(rows)),
-            take(rows * widths.gate * float),
+            take(up_bytes * workers),
         );
         let few = rows.min(FEW);
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
@@ -103,6 +115,7 @@ impl Class {
             normed,
             lines,
             up,
+            up_bytes,
             workers: start,
             worker_bytes,
             worker_lines,

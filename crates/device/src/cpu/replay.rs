@@ -4,7 +4,7 @@
 //! columns or heads, and reads only what was complete before the first of them.
 
 use super::attention::{self, Call, LayerCache, Sequence};
-use super::class::{Class, FEW};
+use super::class::{Class, FEW, PART};
 use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
 use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
@@ -34,7 +34,9 @@ unsafe impl Sync for Replay<'_> {}
 struct Product<'a> {
     matrix: &'a Matrix,
     bias: Option<&'a [f32]>,
+    /// Row 0 of the output, and f32 from one row to the next.
     out: *mut f32,
+    stride: usize,
     accumulate: bool,
 }
 
@@ -228,8 +230,8 @@ impl Replay<'_> {
         let matrix = |i: usize| self.matrix(node.weights[projection(i).weight]);
         deal(worker, x.tokens(), node.outputs.len(), matrix, |i, panels| {
             let bias = projection(i).bias.map(|b| self.vector(node.weights[b]));
-            let out = self.start(node.outputs[i]);
-            let product = Product { matrix: matrix(i), bias, out, accumulate: false };
+            let (out, stride) = (self.start(node.outputs[i]), self.width(node.outputs[i]));
+            let product = Product { matrix: matrix(i), bias, out, stride, accumulate: false };
             self.multiply(&product, &x, panels, worker);
         });
     }
@@ -238,25 +240,29 @@ impl Replay<'_> {
         let norm = norm.map(|eps| (self.vector(node.weights[0]), eps));
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
-        let width = self.width(node.outputs[0]);
-        let up = self.arena.wrapping_add(self.class.up).cast();
+        let (gate, width) = (self.start(node.outputs[0]), self.width(node.outputs[0]));
+        let up = self.class.up + worker.index * self.class.up_bytes;
         deal(
             worker,
             x.tokens(),
             1,
             |_| self.matrix(both[0]),
             |_, panels| {
-                for (&weight, out) in both.iter().zip([self.start(node.outputs[0]), up]) {
+                // This part of the second operand lies by itself: `[rows, wide]`, from the part's first column.
+                let wide = panels.len() * ROWS;
+                let start =
+                    self.arena.wrapping_add(up).cast::<f32>().wrapping_sub(panels.start * ROWS);
+                for (&weight, (out, stride)) in both.iter().zip([(gate, width), (start, wide)]) {
                     let matrix = self.matrix(weight);
-                    let product = Product { matrix, bias: None, out, accumulate: false };
+                    let product = Product { matrix, bias: None, out, stride, accumulate: false };
                     self.multiply(&product, &x, panels.clone(), worker);
                 }
                 for t in 0..x.tokens() {
                     let columns = columns(t, width, &panels);
                     // SAFETY: each worker has its own columns.
                     let (gate, up) = unsafe {
-                        let gate = self.floats(self.offset(node.outputs[0]), columns.clone());
-                        (gate, self.floats(self.class.up, columns))
+                        let part = t * wide..t * wide + columns.len();
+                        (self.floats(self.offset(node.outputs[0]), columns), self.floats(up, part))
                     };
                     math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
                 }
@@ -269,8 +275,8 @@ impl Replay<'_> {
         let x = self.input(node, None, worker);
         let (matrix, width) = (self.matrix(node.weights[0]), self.width(node.outputs[0]));
         let bias = node.weights.get(1).map(|&b| self.vector(b));
-        let product =
-            Product { matrix, bias, out: self.start(node.outputs[0]), accumulate: residual };
+        let out = self.start(node.outputs[0]);
+        let product = Product { matrix, bias, out, stride: width, accumulate: residual };
         deal(
             worker,
             x.tokens(),
@@ -344,7 +350,7 @@ impl Replay<'_> {
         panels: Range<usize>,
         worker: &Worker<'_>,
     ) {
-        let out = Output { start: product.out, stride: product.matrix.rows() };
+        let out = Output { start: product.out, stride: product.stride };
         let epilogue = Epilogue { accumulate: product.accumulate, bias: product.bias };
         // SAFETY: the scratch at this index is this worker's own.
         let scratch = unsafe { self.scratch.slice_mut(worker.index..worker.index + 1) };
@@ -468,9 +474,6 @@ impl Replay<'_> {
 
 /// Rows that are normed and quantised one after the other.
 const NEAR: usize = 4;
-
-/// Panels of a part that pay for a pass over the rows.
-const PART: usize = 16;
 
 /// The elements of row `t` that panels of a matrix of `width` rows write.
 fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
