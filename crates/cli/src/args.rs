@@ -80,10 +80,10 @@ pub(crate) struct LoadArgs {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: cpu, cuda, cuda:N or metal
+    /// Where to compute: cpu, cuda, cuda:N, metal, or several GPUs that share the model: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
-    /// Layers on the GPU: the last N with the model's head; those before them run on the CPU [default: all]
+    /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before them run on the CPU [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=MOST))]
     pub(crate) gpu_layers: Option<u64>,
     /// How a GPU is given its work

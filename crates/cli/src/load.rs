@@ -63,8 +63,12 @@ pub(crate) fn engine_with(
         ..LoadOptions::on(args.device)
     };
     let prepared = Engine::prepare(&model.path, &options)?;
-    if verbose && let Some(plan) = prepared.plan() {
-        aside(format_args!("{}", planned(plan, prepared.context())));
+    if verbose {
+        let names = args.device.each();
+        for (plan, name) in prepared.plan().iter().zip(&names) {
+            let of = if names.len() > 1 { format!(" of {name}") } else { String::new() };
+            aside(format_args!("device memory{of}: {}", planned(plan, prepared.context())));
+        }
     }
     let bar = stderr_is_terminal().then(|| {
         let bar = indicatif::ProgressBar::new(0).with_message(format!("loading {}", model.name()));
@@ -115,7 +119,7 @@ pub(crate) fn planned(plan: &Plan, context: usize) -> String {
     let size = |n: usize| bytes(n as u64);
     let free = plan.free.map_or(String::new(), |free| format!(", {} free", size(free)));
     format!(
-        "device memory: {} for weights, {} for a cache of {context} tokens, {} for activations, {} to work with: {} in all{free}",
+        "{} for weights, {} for a cache of {context} tokens, {} for activations, {} to work with: {} in all{free}",
         size(plan.weights),
         size(plan.cache),
         size(plan.arena),

@@ -6,98 +6,18 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 mod metal;
+mod place;
 mod split;
 
+use std::any::Any;
 use std::fmt;
-use std::str::FromStr;
 
 use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
-use gpu::sim;
 use ops::sample::{Choice, Options};
+pub use place::{Place, Several, SplitMode};
 use program::{Arguments, Program};
 pub use split::Split;
-
-/// Which device: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Place {
-    /// The processor.
-    #[default]
-    Cpu,
-    /// An NVIDIA GPU, by its number.
-    Cuda(u32),
-    /// The GPU of an Apple machine.
-    Metal,
-    /// No GPU: a GPU's kernels on the processor, slowly, for tests.
-    Sim(sim::Engine),
-    /// As [`Sim`](Place::Sim): Metal text, through all of Metal's driver that is not Apple's.
-    SimMetal,
-}
-
-const PLACES: [(&str, Place); 6] = [
-    ("cpu", Place::Cpu),
-    ("cuda", Place::Cuda(0)),
-    ("metal", Place::Metal),
-    ("sim", Place::Sim(sim::Engine::Interpreter)),
-    ("sim-metal", Place::SimMetal),
-    ("sim-cuda", Place::Sim(sim::Engine::Cuda)),
-];
-
-impl FromStr for Place {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Place> {
-        if let Some((_, place)) = PLACES.iter().find(|(known, _)| *known == name) {
-            return Ok(*place);
-        }
-        let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-        number
-            .map(Place::Cuda)
-            .ok_or_else(|| Error::new("device", "cpu, cuda, cuda:N or metal", name))
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (PLACES.iter().find(|(_, place)| place == self), self) {
-            (Some((name, _)), _) => f.write_str(name),
-            (None, Place::Cuda(number)) => write!(f, "cuda:{number}"),
-            (None, other) => write!(f, "{other:?}"),
-        }
-    }
-}
-
-impl Place {
-    /// Tokens of a prompt that it computes best together.
-    pub fn chunk(self) -> usize {
-        match self {
-            Place::Cuda(_) => 2048,
-            Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
-        }
-    }
-
-    /// Opens the device. `threads` are for the CPU; `None`: one for each physical core.
-    ///
-    /// # Errors
-    /// If this machine has no such device.
-    pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
-        match self {
-            Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
-            #[cfg(feature = "cuda")]
-            Place::Cuda(number) => {
-                let cuda = cuda::Cuda::new(cuda::Gpu::open(number)?);
-                Ok(Box::new(gpu::GpuDevice::new(cuda)))
-            }
-            #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => {
-                Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
-            }
-            Place::Metal => metal::open(),
-            Place::SimMetal => metal::simulated(),
-            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::from_env(engine)?))),
-        }
-    }
-}
 
 /// The element type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -170,6 +90,25 @@ pub struct Usage {
     pub active: usize,
     /// The most that they took at a time.
     pub peak: usize,
+}
+
+impl Memory {
+    /// What several executors hold together.
+    pub(crate) fn sum(parts: impl Iterator<Item = Memory>) -> Memory {
+        parts.fold(Memory::default(), |a, b| Memory {
+            weights: a.weights + b.weights,
+            cache: a.cache + b.cache,
+            arena: a.arena + b.arena,
+            device: match (a.device, b.device) {
+                (Some(a), Some(b)) => Some(Usage {
+                    limit: a.limit.saturating_add(b.limit),
+                    active: a.active + b.active,
+                    peak: a.peak + b.peak,
+                }),
+                (one, other) => one.or(other),
+            },
+        })
+    }
 }
 
 /// Bytes of a device's own memory that a Program will take, known before any is allocated.
@@ -332,13 +271,13 @@ pub trait Device: Send + Sync {
     /// What it is.
     fn about(&self) -> About;
 
-    /// What loading `program` and using it with a whole context will take of this device's memory; `None` where that is the
-    /// host's.
+    /// What loading `program` and using it with a whole context will take of the memory of each device that has its own, in their
+    /// order.
     ///
     /// # Errors
     /// A Program or weights that the device cannot load.
-    fn plan(&self, _: &Program, _: &Tensors, _: &LoadOptions) -> Result<Option<Plan>> {
-        Ok(None)
+    fn plan(&self, _: &Program, _: &Tensors, _: &LoadOptions) -> Result<Vec<Plan>> {
+        Ok(Vec::new())
     }
 
     /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
@@ -370,6 +309,23 @@ pub trait Executor: Send {
         history: &[u32],
     ) -> Option<Result<Choice>> {
         let _ = (arguments, options, history);
+        None
+    }
+
+    /// Whether [`choose`](Executor::choose) chooses.
+    fn chooses(&self) -> bool {
+        false
+    }
+
+    /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:
+    /// neither gives nor is given it by way of the host. False, and nothing has changed, where that cannot be.
+    fn follow(&mut self, before: &mut dyn Executor) -> bool {
+        let _ = before;
+        false
+    }
+
+    /// Itself, for one of its kind that is to [`follow`](Executor::follow) it.
+    fn any(&mut self) -> Option<&mut dyn Any> {
         None
     }
 

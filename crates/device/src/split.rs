@@ -1,9 +1,11 @@
-//! A model on two devices: its first layers, with the table of embeddings, on one, the last with the head on the other.
+//! A model on several devices, layer by layer: the table of embeddings with the first layers on the first, the head on the last.
 //!
-//! The Program is cut between two layers. Each device loads its part, with the cache of its own layers; in every replay the host
-//! hands the rows of the one value between them from the first to the second. Tokens are chosen by the caller.
+//! The Program is cut between layers. Each device loads its part, with the cache of its own layers; in every replay the one value
+//! at a cut goes from a device to the next, directly where both are of one kind, else by way of the host. The last device
+//! chooses tokens, where it can.
 
 use formats::{Error, Result, Tensors};
+use ops::sample::{Choice, Options};
 use program::{Arguments, Program, Table};
 
 use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof};
@@ -11,32 +13,46 @@ use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof};
 /// Cache groups of a Program at most, so that a replay maps its tables without allocating.
 const GROUPS: usize = 8;
 
-/// Two devices as one.
+/// Several devices as one.
 pub struct Split {
-    devices: [Box<dyn Device>; 2],
-    /// Layers on the second.
-    last: usize,
+    devices: Vec<Box<dyn Device>>,
+    /// Layers on the devices after the first, if it was said how many.
+    after: Option<usize>,
 }
 
 impl Split {
-    /// The last so many layers and the head on `second`, the others on `first`.
-    pub fn new(first: Box<dyn Device>, second: Box<dyn Device>, last: usize) -> Split {
-        Split { devices: [first, second], last }
+    /// Even shares of a model's weights for all devices; or, where `after` says so many, the last `after` layers and the head
+    /// in even shares on all but the first, and what is before them on that.
+    pub fn new(devices: Vec<Box<dyn Device>>, after: Option<usize>) -> Split {
+        Split { devices, after }
     }
 
-    /// The two Programs, with what each is loaded with.
-    fn parts(&self, program: &Program, options: &LoadOptions) -> Result<[Loading; 2]> {
+    /// Each device's Program, with what it is loaded with.
+    fn parts(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Vec<Loading>> {
         let layers = program.layers.len();
-        if self.last == 0 || self.last >= layers {
-            let expected = format!("1 to {} of {layers} layers on the second device", layers - 1);
-            return Err(Error::new("split", expected, self.last));
-        }
         let all = program.groups().len();
         if all > GROUPS || options.blocks.len() != all || options.context.len() != all {
             let expected = format!("blocks of each of at most {GROUPS} cache groups");
             return Err(Error::new("split", expected, format!("{all} groups")));
         }
-        Ok(program.split(layers - self.last)?.map(|part| {
+        let bytes = |weight: &program::Weight| Ok(weight.tensor(tensors)?.bytes.len() as u64);
+        let cuts = match self.after {
+            None => program.even_cuts(0, self.devices.len(), &bytes)?,
+            Some(last) if (1..layers).contains(&last) => {
+                let rest = program.even_cuts(layers - last, self.devices.len() - 1, &bytes)?;
+                [vec![layers - last], rest].concat()
+            }
+            Some(last) => {
+                let expected = format!("1 to {} of {layers} layers on GPUs", layers - 1);
+                return Err(Error::new("split", expected, last));
+            }
+        };
+        let load = |part: program::Part| {
             let of = |blocks: &[usize]| part.groups.iter().map(|g| blocks[*g]).collect();
             let options = LoadOptions {
                 blocks: of(&options.blocks),
@@ -44,7 +60,8 @@ impl Split {
                 ..options.clone()
             };
             Loading { program: part.program, groups: part.groups, options }
-        }))
+        };
+        Ok(program.split(&cuts)?.into_iter().map(load).collect())
     }
 }
 
@@ -56,26 +73,33 @@ struct Loading {
 }
 
 /// A loaded part: the whole Program's group that each of its groups is.
-struct Half {
+struct Share {
     executor: Box<dyn Executor>,
     groups: Vec<usize>,
 }
 
 /// See [`Split`].
 struct SplitExecutor {
-    first: Half,
-    second: Half,
+    /// All but the last.
+    front: Vec<Share>,
+    last: Share,
     groups: usize,
 }
 
 impl Device for Split {
     fn about(&self) -> About {
-        let [first, second] = [0, 1].map(|i| self.devices[i].about());
-        let isa = format!(
-            "{}; the last {} layers on {}, {}",
-            first.isa, self.last, second.name, second.isa
-        );
-        About { isa, ..first }
+        let mut all = self.devices.iter().map(|device| device.about());
+        let mut first =
+            all.next().unwrap_or(About { name: "none", threads: 0, isa: String::new() });
+        let rest: Vec<About> = all.collect();
+        let Some(second) = rest.first() else { return first };
+        let plural = if rest.len() > 1 { "s" } else { "" };
+        let on = format!("{} device{plural} {}, {}", rest.len(), second.name, second.isa);
+        first.isa = match self.after {
+            Some(last) => format!("{}; the last {last} layers on {on}", first.isa),
+            None => format!("{}; further layers on {on}", first.isa),
+        };
+        first
     }
 
     fn plan(
@@ -83,9 +107,12 @@ impl Device for Split {
         program: &Program,
         tensors: &Tensors,
         options: &LoadOptions,
-    ) -> Result<Option<Plan>> {
-        let [_, second] = self.parts(program, options)?;
-        self.devices[1].plan(&second.program, tensors, &second.options)
+    ) -> Result<Vec<Plan>> {
+        let parts = self.parts(program, tensors, options)?;
+        let plans = self.devices.iter().zip(parts);
+        let plans = plans.map(|(on, part)| on.plan(&part.program, tensors, &part.options));
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        Ok(plans.concat())
     }
 
     fn load(
@@ -96,71 +123,117 @@ impl Device for Split {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let groups = program.groups().len();
-        let [first, second] = self.parts(&program, &options)?;
+        let parts = self.parts(&program, tensors, &options)?;
         let bytes = |part: &Loading| part.program.stored_bytes(tensors);
-        let (before, total) = (bytes(&second)?, bytes(&first)? + bytes(&second)?);
-        // The second's memory is the scarcer: if it does not do, that is told first.
-        let mut load = |device: &dyn Device, part: Loading, before: u64| -> Result<Half> {
+        let sizes = parts.iter().map(bytes).collect::<Result<Vec<u64>>>()?;
+        let (mut before, total) = (0, sizes.iter().sum());
+        let mut loaded = Vec::new();
+        // From the last to the first: the memory of those behind the CPU is the scarcer, and if it does not do, that is told
+        // first.
+        for ((device, part), size) in self.devices.iter().zip(parts).zip(sizes).rev() {
             let mut told = |done, _| progress(before + done, total);
             let executor = device.load(part.program, tensors, part.options, &mut told)?;
-            Ok(Half { executor, groups: part.groups })
-        };
-        let second = load(&*self.devices[1], second, 0)?;
-        let first = load(&*self.devices[0], first, before)?;
-        Ok(Box::new(SplitExecutor { first, second, groups }))
+            loaded.push(Share { executor, groups: part.groups });
+            before += size;
+        }
+        loaded.reverse();
+        for at in 1..loaded.len() {
+            let (front, back) = loaded.split_at_mut(at);
+            back[0].executor.follow(&mut *front[at - 1].executor);
+        }
+        let none = || Error::new("split", "a device", "none");
+        let last = loaded.pop().ok_or_else(none)?;
+        Ok(Box::new(SplitExecutor { front: loaded, last, groups }))
     }
 }
 
-impl Half {
-    /// One replay of this part.
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
+impl Share {
+    /// Something with this share's tables.
+    fn with<T>(
+        &mut self,
+        arguments: &Arguments<'_>,
+        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>) -> T,
+    ) -> T {
         let mut tables = [Table::default(); GROUPS];
         for (table, group) in tables.iter_mut().zip(&self.groups) {
             *table = arguments.tables[*group];
         }
         let tables = &tables[..self.groups.len()];
-        self.executor.run(&Arguments { tables, ..*arguments })
+        f(&mut *self.executor, &Arguments { tables, ..*arguments })
+    }
+}
+
+impl SplitExecutor {
+    /// Replays all parts but the last, and does something with that and its input.
+    fn lead<T>(
+        &mut self,
+        arguments: &Arguments<'_>,
+        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if arguments.tables.len() != self.groups {
+            let expected = format!("tables of {} groups", self.groups);
+            return Err(Error::new("step", expected, arguments.tables.len()));
+        }
+        let mut input = arguments.input;
+        for share in &mut self.front {
+            let arguments = Arguments { outputs: &[], input, ..*arguments };
+            share.with(&arguments, |executor, arguments| executor.run(arguments))?;
+            // Empty where the next takes it from the device.
+            input = share.executor.result(0);
+        }
+        self.last.with(&Arguments { input, ..*arguments }, f)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &dyn Executor> {
+        self.front.iter().chain([&self.last]).map(|share| &*share.executor)
     }
 }
 
 impl Executor for SplitExecutor {
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        if arguments.tables.len() != self.groups {
-            let expected = format!("tables of {} groups", self.groups);
-            return Err(Error::new("step", expected, arguments.tables.len()));
-        }
-        self.first.run(&Arguments { outputs: &[], ..*arguments })?;
-        let input = self.first.executor.result(0);
-        self.second.run(&Arguments { input, ..*arguments })
+        self.lead(arguments, |last, arguments| last.run(arguments))
+    }
+
+    fn choose(
+        &mut self,
+        arguments: &Arguments<'_>,
+        options: &Options,
+        history: &[u32],
+    ) -> Option<Result<Choice>> {
+        let left = || Error::new("choose", "a token", "none");
+        self.chooses().then(|| {
+            self.lead(arguments, |last, arguments| {
+                last.choose(arguments, options, history).unwrap_or_else(|| Err(left()))
+            })
+        })
+    }
+
+    fn chooses(&self) -> bool {
+        self.last.executor.chooses()
     }
 
     fn result(&self, index: usize) -> &[f32] {
-        self.second.executor.result(index)
+        self.last.executor.result(index)
     }
 
     fn memory(&self) -> Memory {
-        let [a, b] = [&self.first, &self.second].map(|half| half.executor.memory());
-        Memory {
-            weights: a.weights + b.weights,
-            cache: a.cache + b.cache,
-            arena: a.arena + b.arena,
-            device: b.device.or(a.device),
-        }
+        Memory::sum(self.all().map(Executor::memory))
     }
 
     fn compiled(&self) -> usize {
-        self.first.executor.compiled() + self.second.executor.compiled()
+        self.all().map(Executor::compiled).sum()
     }
 
-    /// The rate is that at which both read what is theirs, one after the other.
+    /// The rate is that at which all read what is theirs, one after the other.
     fn roof(&self) -> Roof {
-        let [a, b] = [&self.first, &self.second].map(|half| half.executor.roof());
-        let seconds = |roof: &Roof| roof.token_bytes as f64 / roof.bytes_per_second.max(1.0);
-        let token_bytes = a.token_bytes + b.token_bytes;
-        Roof {
-            token_bytes,
-            position_bytes: a.position_bytes + b.position_bytes,
-            bytes_per_second: token_bytes as f64 / (seconds(&a) + seconds(&b)).max(1e-12),
+        let mut whole = Roof { token_bytes: 0, position_bytes: 0, bytes_per_second: 0.0 };
+        let mut seconds = 0.0;
+        for roof in self.all().map(Executor::roof) {
+            whole.token_bytes += roof.token_bytes;
+            whole.position_bytes += roof.position_bytes;
+            seconds += roof.token_bytes as f64 / roof.bytes_per_second.max(1.0);
         }
+        whole.bytes_per_second = whole.token_bytes as f64 / f64::max(seconds, 1e-12);
+        whole
     }
 }

@@ -18,7 +18,7 @@ pub struct LoadOptions {
     pub device: Place,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
-    /// Layers on a GPU: the last so many, with the head; those before them, with the table of embeddings, are on the CPU.
+    /// Layers on GPUs: the last so many, with the head; those before them, with the table of embeddings, are on the CPU.
     /// `None`, or as many as there are: all of the model.
     pub gpu_layers: Option<usize>,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
@@ -127,7 +127,7 @@ pub(crate) struct Shared {
     pub(crate) ends: Vec<u32>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) defaults: Options,
-    pub(crate) plan: Option<Plan>,
+    pub(crate) plan: Vec<Plan>,
 }
 
 impl Engine {
@@ -213,9 +213,9 @@ impl Engine {
         &self.0.traces
     }
 
-    /// What was planned of the device's memory before anything was loaded; `None` where that is the host's.
-    pub fn plan(&self) -> Option<&Plan> {
-        self.0.plan.as_ref()
+    /// What was planned of the memory of each device that has its own, before anything was loaded.
+    pub fn plan(&self) -> &[Plan] {
+        &self.0.plan
     }
 
     /// Bytes held by weights, cache and activations.

@@ -26,7 +26,7 @@ pub struct Prepared {
     context: usize,
     device: Box<dyn Device>,
     load: device::LoadOptions,
-    plan: Option<Plan>,
+    plan: Vec<Plan>,
 }
 
 impl Prepared {
@@ -81,9 +81,9 @@ impl Prepared {
         })
     }
 
-    /// What loading it, and using it with a whole context, will take of the device's memory; `None` where that is the host's.
-    pub fn plan(&self) -> Option<&Plan> {
-        self.plan.as_ref()
+    /// What loading it, and using it with a whole context, will take of the memory of each device that has its own.
+    pub fn plan(&self) -> &[Plan] {
+        &self.plan
     }
 
     /// Positions that a session will hold at most.
@@ -142,7 +142,7 @@ impl Prepared {
     }
 }
 
-/// The device, or the CPU and a GPU for the last of so many layers.
+/// The device, or the CPU and GPUs for the last of so many layers.
 fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
     let LoadOptions { device, threads, trace, .. } = *options;
     match options.gpu_layers {
@@ -153,9 +153,14 @@ fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
         Some(0) => Place::Cpu.open(threads),
         Some(last) if last < layers => {
             if trace {
-                return Err(Error::new("a trace", "a model on one device", "one on two"));
+                return Err(Error::new("a trace", "a model on one device", "one on several"));
             }
-            Ok(Box::new(Split::new(Place::Cpu.open(threads)?, device.open(threads)?, last)))
+            let places = [Place::Cpu].into_iter().chain(device.each());
+            let devices = places.map(|place| place.open(threads)).collect::<Result<_>>()?;
+            Ok(Box::new(Split::new(devices, Some(last))))
+        }
+        _ if trace && device.each().len() > 1 => {
+            Err(Error::new("a trace", "a model on one device", device))
         }
         _ => device.open(threads),
     }

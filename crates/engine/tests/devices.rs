@@ -102,6 +102,14 @@ fn a_thousand_tokens_are_the_cpus() {
     same("sim", 200);
 }
 
+/// The last of several chooses; those of one kind hand their rows on by themselves, others by way of the host.
+#[test]
+fn several_devices_choose_alike() {
+    same("sim,sim", 24);
+    same("sim,sim,sim", 24);
+    same("sim-metal,sim-metal", 4);
+}
+
 /// As [`a_thousand_tokens_are_the_cpus`], through Metal's driver: a process runs every kernel, so fewer.
 #[test]
 fn metal_text_chooses_alike() {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{load, root};
-use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Place, SamplingOptions};
+use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions};
 
 fn sim() -> Place {
     "sim".parse().unwrap()
@@ -12,24 +12,29 @@ fn sim() -> Place {
 /// The plan made before loading is within 5% of the peak once a whole context has been used and tokens were chosen.
 #[test]
 fn the_plan_is_the_peak() {
-    for (case, context, cache_type, layers) in [
-        ("llama-long", 600, CacheType::F16, None),
-        ("llama-long", 1000, CacheType::F32, None),
-        ("mistral-long", 500, CacheType::BF16, None),
-        ("qwen2-window", 300, CacheType::F16, None),
-        ("llama-long", 600, CacheType::F16, Some(1)),
+    for (case, context, cache_type, layers, device) in [
+        ("llama-long", 600, CacheType::F16, None, "sim"),
+        ("llama-long", 1000, CacheType::F32, None, "sim"),
+        ("mistral-long", 500, CacheType::BF16, None, "sim"),
+        ("qwen2-window", 300, CacheType::F16, None, "sim"),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim"),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim"),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim,sim"),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim,sim"),
     ] {
+        let device: Place = device.parse().unwrap();
         let options = LoadOptions {
             context: Some(context),
             chunk: 64,
             cache_type,
             gpu_layers: layers,
-            ..LoadOptions::on(sim())
+            ..LoadOptions::on(device)
         };
         let path = root().join(case);
-        let planned = *Engine::prepare(&path, &options).unwrap().plan().unwrap();
+        let planned = Engine::prepare(&path, &options).unwrap().plan().to_vec();
+        assert_eq!(planned.len(), device.each().len());
         let engine = load(&path, &options);
-        assert_eq!(engine.plan(), Some(&planned), "{case}");
+        assert_eq!(engine.plan(), planned, "{case}");
         let mut session = engine.session();
         let prompt: Vec<u32> = (0..context as u32 - 4).map(|i| i * 7 % 100).collect();
         let generate = GenerateOptions {
@@ -45,8 +50,12 @@ fn the_plan_is_the_peak() {
         let tokens: Vec<_> = tokens.map(|token| token.unwrap().id).collect();
         assert_eq!(tokens.len(), 5, "{case}");
         let used = engine.memory().device.unwrap();
-        let (planned, peak) = (planned.peak() as f64, used.peak as f64);
-        assert!((planned / peak - 1.0).abs() <= 0.05, "{case}: planned {planned}, peak {peak}");
+        let planned: usize = planned.iter().map(Plan::peak).sum();
+        let (planned, peak) = (planned as f64, used.peak as f64);
+        assert!(
+            (planned / peak - 1.0).abs() <= 0.05,
+            "{case}, {device}: planned {planned}, peak {peak}"
+        );
         assert!(used.active <= used.peak && used.peak <= used.limit);
     }
 }
@@ -54,7 +63,7 @@ fn the_plan_is_the_peak() {
 #[test]
 fn the_cpu_has_no_memory_of_its_own() {
     let path = root().join("llama3");
-    assert!(Engine::prepare(&path, &LoadOptions::default()).unwrap().plan().is_none());
+    assert!(Engine::prepare(&path, &LoadOptions::default()).unwrap().plan().is_empty());
     assert!(load(&path, &LoadOptions::default()).memory().device.is_none());
 }
 
@@ -69,6 +78,11 @@ fn what_makes_no_sense_is_refused() {
     assert!(why.contains("a GPU to put layers on"), "{why}");
     let why = refused(LoadOptions { gpu_layers, trace: true, ..LoadOptions::on(sim()) });
     assert!(why.contains("one device"), "{why}");
+    let several = || "sim,sim".parse().unwrap();
+    let why = refused(LoadOptions { trace: true, ..LoadOptions::on(several()) });
+    assert!(why.contains("one device"), "{why}");
+    let why = refused(LoadOptions::on("sim,sim,sim,sim".parse().unwrap()));
+    assert!(why.contains("1 to 3 devices"), "{why}");
     // Heads of eight elements, on the GPU and on the CPU.
     let cache_type = CacheType::Q8_0;
     let why = refused(LoadOptions { cache_type, ..LoadOptions::on(sim()) });

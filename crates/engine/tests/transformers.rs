@@ -99,7 +99,7 @@ fn simulated(device: &str, only: &[&str]) {
         ] {
             let options = LoadOptions { device, cache_type, chunk, ..Default::default() };
             let worst = worst(&path, &expected, &options);
-            let what = format!("{}: {cache_type:?} in chunks of {chunk}", path.display());
+            let what = format!("{}: {device}, {cache_type:?} in chunks of {chunk}", path.display());
             println!("{what}: {worst:e}");
             assert!(worst <= bound, "{what}: {worst:e}");
             seen += 1;
@@ -121,6 +121,20 @@ fn metal_text_agrees() {
 #[test]
 fn cuda_text_agrees() {
     simulated("sim-cuda", &["llama3", "qwen3"]);
+}
+
+/// Two layers and the head on two devices and on three.
+#[test]
+fn layers_on_several_devices_agree() {
+    for device in ["sim,sim", "sim,sim,sim"] {
+        simulated(device, &[]);
+    }
+}
+
+/// The same, with the value at the cut handed over by the host, as between devices that do not reach each other.
+#[test]
+fn layers_on_devices_that_do_not_reach_each_other_agree() {
+    simulated("sim-metal,sim-metal", &["llama3"]);
 }
 
 /// The first layer on the CPU, the last on the GPU: as near as on either alone.

@@ -208,8 +208,10 @@ fn a_program_can_be_cut_between_layers() {
     for norm in [None, Some(1e-6)] {
         let plain = decoder(Bias::Never, norm, false).unwrap();
         for whole in [plain.clone(), fuse(&plain)] {
-            for layer in 0..whole.layers.len() {
-                let [front, back] = whole.split(layer).unwrap();
+            for layer in 0..=whole.layers.len() {
+                let [front, back] = &whole.split(&[layer]).unwrap()[..] else {
+                    panic!("two parts")
+                };
                 front.program.verify().unwrap();
                 back.program.verify().unwrap();
                 assert_eq!(front.program.layers, whole.layers[..layer]);
@@ -236,8 +238,20 @@ fn a_program_can_be_cut_between_layers() {
                     reference::run(half, &weights(half), &mut caches[1], &arguments).unwrap();
                 assert_eq!(found[half.results[0].0], wanted[whole.results[0].0], "at {layer}");
             }
-            let why = whole.split(whole.layers.len()).unwrap_err().to_string();
-            assert!(why.contains("a layer below"), "{why}");
+            let parts = whole.split(&[0, 1, 2]).unwrap();
+            let layers = |part: &program::Part| part.program.layers.len();
+            assert_eq!(parts.iter().map(layers).collect::<Vec<_>>(), [0, 1, 1, 0]);
+            for wrong in [&[3][..], &[1, 1], &[2, 1]] {
+                let why = whole.split(wrong).unwrap_err().to_string();
+                assert!(why.contains("ascending layers up to 2"), "{why}");
+            }
+            // The table of embeddings weighs as much as the head.
+            let one = |weight: &program::Weight| Ok(weight.shape.iter().product::<usize>() as u64);
+            assert_eq!(whole.even_cuts(0, 2, &one).unwrap(), [1]);
+            assert_eq!(whole.even_cuts(0, 3, &one).unwrap(), [1, 2]);
+            assert_eq!(whole.even_cuts(1, 2, &one).unwrap(), [2]);
+            let why = whole.even_cuts(1, 3, &one).unwrap_err().to_string();
+            assert!(why.contains("1 to 2 devices"), "{why}");
         }
     }
 }

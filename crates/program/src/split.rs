@@ -1,6 +1,6 @@
-//! Cutting a Program at a layer's boundary, so that its parts can run on different devices.
+//! Cutting a Program at layers' boundaries, so that its parts can run on different devices.
 
-use crate::{Node, Program, ValueId, WeightId};
+use crate::{Node, Program, ValueId, Weight, WeightId};
 use formats::{Error, Result};
 use ops::{Op, Rows};
 
@@ -13,37 +13,90 @@ pub struct Part {
     pub groups: Vec<usize>,
 }
 
+/// A place to cut: before a node, where one value crosses.
+type Cut = (usize, ValueId);
+
 impl Program {
-    /// Cuts before cache layer `layer`: the first part's one result is the second's input.
+    /// Cuts before each of these cache layers, in ascending order; as many as there are layers is between the last one and the
+    /// head. Each part's one result is the next one's input.
     ///
     /// # Errors
-    /// If there is no such layer, values are traced, or more than one value of a row per token crosses the boundary.
-    pub fn split(&self, layer: usize) -> Result<[Part; 2]> {
-        if layer >= self.layers.len() || !self.traces.is_empty() || self.input.is_some() {
-            let expected = format!("a layer below {} of a whole Program", self.layers.len());
-            return Err(Error::new("split", expected, layer));
+    /// If there is no such layer, values are traced, or more than one value of a row per token crosses a boundary.
+    pub fn split(&self, at: &[usize]) -> Result<Vec<Part>> {
+        let whole = self.traces.is_empty() && self.input.is_none();
+        let ascend = at.windows(2).all(|pair| pair[0] < pair[1]);
+        if !whole || !ascend || at.last().is_some_and(|last| *last > self.layers.len()) {
+            let expected =
+                format!("ascending layers up to {} of a whole Program", self.layers.len());
+            return Err(Error::new("split", expected, format!("{at:?}")));
         }
-        let first = self.nodes.iter().position(|node| node.op.layer() == Some(layer));
-        let cut =
-            first.and_then(|node| (1..=node).rev().find_map(|at| Some((at, self.bridge(at)?))));
-        let none = || Error::new("split", "one value between the layers", "several");
-        let (at, bridge) = cut.ok_or_else(none)?;
-        let front = self.part(&self.nodes[..at], None, &[bridge]);
-        Ok([front, self.part(&self.nodes[at..], Some(bridge), &self.results)])
+        let cuts = at.iter().map(|layer| self.cut(*layer)).collect::<Result<Vec<Cut>>>()?;
+        let (mut parts, mut from, mut input) = (Vec::new(), 0, None);
+        for (node, bridge) in cuts {
+            parts.push(self.part(&self.nodes[from..node], input, &[bridge]));
+            (from, input) = (node, Some(bridge));
+        }
+        parts.push(self.part(&self.nodes[from..], input, &self.results));
+        Ok(parts)
+    }
+
+    /// Where to [`split`](Program::split) what comes from layer `from` on into so many parts, so that the weights of the largest
+    /// are as few as can be; from 0, the table of embeddings is among them. The head counts as one more layer.
+    ///
+    /// # Errors
+    /// If there are more parts than layers and head, or a boundary that cannot be cut.
+    pub fn even_cuts(
+        &self,
+        from: usize,
+        parts: usize,
+        bytes: &dyn Fn(&Weight) -> Result<u64>,
+    ) -> Result<Vec<usize>> {
+        let layers = self.layers.len();
+        let count = (layers + 1).saturating_sub(from);
+        if parts == 0 || parts > count {
+            let expected = format!("1 to {count} devices: one for each layer and the head");
+            return Err(Error::new("split", expected, parts));
+        }
+        let sizes = self.weights.iter().map(bytes).collect::<Result<Vec<u64>>>()?;
+        let inner = (from + 1..=layers).map(|layer| Ok(self.cut(layer)?.0));
+        let mut ends = inner.collect::<Result<Vec<usize>>>()?;
+        ends.push(self.nodes.len());
+        let mut begin = if from == 0 { 0 } else { self.cut(from)?.0 };
+        // Bytes of everything in front of each boundary.
+        let mut before = vec![0];
+        for end in ends {
+            let mut used: Vec<WeightId> =
+                self.nodes[begin..end].iter().flat_map(|node| node.weights.clone()).collect();
+            used.sort_unstable();
+            used.dedup();
+            let own: u64 = used.iter().map(|w| sizes[w.0]).sum();
+            before.push(before[before.len() - 1] + own);
+            begin = end;
+        }
+        Ok(least_largest(&before, parts).into_iter().map(|at| from + at).collect())
+    }
+
+    /// Where a boundary is cut: as late as one value of a row per token crosses.
+    fn cut(&self, layer: usize) -> Result<Cut> {
+        let of = |layer| self.nodes.iter().position(|node| node.op.layer() == Some(layer));
+        let first = layer.checked_sub(1).and_then(of).map_or(0, |node| node + 1);
+        let last = of(layer).unwrap_or(self.nodes.len().saturating_sub(1));
+        let writers = self.writers();
+        let cut = (first.max(1)..=last).rev().find_map(|at| Some((at, self.bridge(&writers, at)?)));
+        cut.ok_or_else(|| Error::new("split", "one value between the layers", "several"))
     }
 
     /// The one value that is written before node `at` and read from there on.
-    fn bridge(&self, at: usize) -> Option<ValueId> {
-        let writers = self.writers();
-        let early = |v: &ValueId| writers[v.0].is_some_and(|w| w < at);
-        let reads = self.nodes[at..].iter().flat_map(|node| &node.inputs).chain(&self.results);
-        let mut crossing: Vec<ValueId> = reads.copied().filter(early).collect();
-        crossing.sort_unstable();
-        crossing.dedup();
-        match crossing[..] {
-            [one] if self.shape(one).rows == Rows::Tokens => Some(one),
-            _ => None,
-        }
+    fn bridge(&self, writers: &[Option<usize>], at: usize) -> Option<ValueId> {
+        let early = |v: &&ValueId| writers[v.0].is_some_and(|w| w < at);
+        let mut crossing = self.nodes[at..]
+            .iter()
+            .flat_map(|node| &node.inputs)
+            .chain(&self.results)
+            .filter(early);
+        let one = *crossing.next()?;
+        let alone = crossing.all(|other| *other == one);
+        (alone && self.shape(one).rows == Rows::Tokens).then_some(one)
     }
 
     /// Some nodes as a Program of their own.
@@ -79,5 +132,50 @@ impl Program {
         let groups = part.groups();
         let whole = |window| all.iter().position(|g| g == window).unwrap_or(0);
         Part { groups: groups.iter().map(whole).collect(), program: part }
+    }
+}
+
+/// Boundaries that cut sizes, given as the sum in front of each boundary, into so many runs of at least one, so that the largest
+/// run is as small as can be.
+fn least_largest(before: &[u64], parts: usize) -> Vec<usize> {
+    let count = before.len() - 1;
+    // `best[p][end]`: the largest of p + 1 runs that end at `end`, and where the last of them begins.
+    let mut best = vec![vec![(u64::MAX, 0); count + 1]; parts];
+    for end in 1..=count {
+        best[0][end] = (before[end], 0);
+    }
+    for p in 1..parts {
+        for end in p + 1..=count {
+            let with =
+                |start: usize| (best[p - 1][start].0.max(before[end] - before[start]), start);
+            best[p][end] = (p..end).map(with).min().unwrap_or((u64::MAX, 0));
+        }
+    }
+    let mut cuts = Vec::new();
+    let mut end = count;
+    for p in (1..parts).rev() {
+        end = best[p][end].1;
+        cuts.push(end);
+    }
+    cuts.reverse();
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_as_even_as_they_can_be() {
+        let cuts = |sizes: &[u64], parts| {
+            let mut before = vec![0];
+            sizes.iter().for_each(|s| before.push(before[before.len() - 1] + s));
+            least_largest(&before, parts)
+        };
+        assert_eq!(cuts(&[1, 1, 1, 1], 2), [2]);
+        assert_eq!(cuts(&[5, 1, 1, 1], 2), [1]);
+        assert_eq!(cuts(&[1, 1, 1, 5], 3), [1, 3]);
+        assert_eq!(cuts(&[0, 0, 0], 3), [1, 2]);
+        assert_eq!(cuts(&[7, 7], 1), [0; 0]);
     }
 }

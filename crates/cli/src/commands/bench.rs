@@ -220,10 +220,15 @@ fn to_json(
         "weights_bytes": memory.weights,
         "cache_bytes": memory.cache,
         "activation_bytes": memory.arena,
-        "device_planned_bytes": engine.plan().map(Plan::peak),
+        "device_planned_bytes": peak(engine.plan()),
         "device_peak_bytes": memory.device.map(|usage| usage.peak),
         "device_limit_bytes": memory.device.map(|usage| usage.limit),
     })
+}
+
+/// What is planned for all devices together.
+fn peak(plans: &[Plan]) -> Option<usize> {
+    (!plans.is_empty()).then(|| plans.iter().map(Plan::peak).sum())
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ struct Model {
     config: Config,
     context: usize,
     needs: Needs,
-    /// On a GPU.
-    plan: Option<Plan>,
+    /// On GPUs, of each.
+    plans: Vec<Plan>,
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
@@ -56,15 +56,15 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
         let needs = Engine::needs(tensors.path(), Some(context), cache_type)?;
-        let plan = match args.device {
-            Place::Cpu => None,
+        let plans = match args.device {
+            Place::Cpu => vec![],
             device => {
                 let on = LoadOptions::on(device);
                 let options = LoadOptions { context: Some(context), cache_type, ..on };
-                Engine::prepare(tensors.path(), &options)?.plan().copied()
+                Engine::prepare(tensors.path(), &options)?.plan().to_vec()
             }
         };
-        Ok(Model { config, context, needs, plan })
+        Ok(Model { config, context, needs, plans })
     });
     let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
     Report {
@@ -86,7 +86,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
     line("parameters", format!("{} in {} tensors", count(report.parameters), tensors.len()));
     line("weights", bytes(report.bytes));
     match &report.model {
-        Ok(Model { config, context, needs, plan }) => {
+        Ok(Model { config, context, needs, plans }) => {
             line("architecture", config.architecture.name.to_string());
             line("layers", config.layers.to_string());
             line("hidden", config.hidden.to_string());
@@ -108,9 +108,19 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
             );
             line("trained context", config.context.to_string());
             text += &format!("\n{BOLD}memory at {context} tokens{BOLD:#}\n");
-            let rows = plan.as_ref().map_or_else(|| parts(needs).into(), planned);
-            for (name, value) in rows {
-                text += &format!("  {name:<16}{:>10}\n", bytes(value));
+            let names = args.device.each();
+            let mut row =
+                |(name, value): (&str, u64)| text += &format!("  {name:<16}{:>10}\n", bytes(value));
+            match &plans[..] {
+                [] => parts(needs).into_iter().for_each(row),
+                [one] => planned(one).into_iter().for_each(row),
+                several => {
+                    for (plan, device) in several.iter().zip(names) {
+                        for (name, value) in planned(plan) {
+                            row((&format!("{device} {name}"), value));
+                        }
+                    }
+                }
             }
         }
         Err(error) => line("cannot run", error.to_string()),
@@ -164,7 +174,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
         "types": types,
     });
     match &report.model {
-        Ok(Model { config, context, needs, plan }) => {
+        Ok(Model { config, context, needs, plans }) => {
             out["architecture"] = config.architecture.name.into();
             out["layers"] = config.layers.into();
             out["hidden"] = config.hidden.into();
@@ -183,9 +193,14 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
                 "activation_bytes": activations,
                 "total_bytes": total,
             });
-            if let Some(plan) = plan {
-                let part = |(name, value): (&str, u64)| (format!("{name}_bytes"), value.into());
-                out["device_memory"] = Json::Object(planned(plan).into_iter().map(part).collect());
+            let part = |(name, value): (&str, u64)| (format!("{name}_bytes"), value.into());
+            let share = |plan: &Plan| -> Json {
+                Json::Object(planned(plan).into_iter().map(part).collect())
+            };
+            match &plans[..] {
+                [] => {}
+                [one] => out["device_memory"] = share(one),
+                several => out["device_memory"] = several.iter().map(share).collect(),
             }
         }
         Err(error) => out["problem"] = error.to_string().into(),

@@ -99,6 +99,14 @@ impl Backend for Cuda {
         to.part(0..from.len())?.copy_from(from)
     }
 
+    fn reaches(&self, other: &Cuda) -> bool {
+        self.gpu.reaches(&other.gpu)
+    }
+
+    fn fetch(&self, _: &Cuda, source: &Buffer, to: &Buffer) -> Result<()> {
+        to.part(0..source.len())?.fetch(source)
+    }
+
     fn ahead(&self, kernels: &[&Kernel]) {
         // What cannot be printed is reported when it is loaded.
         let text = |kernel: &&Kernel| Gpu::source(kernel, &Numbers::new()).ok();

@@ -10,6 +10,7 @@ mod graph;
 mod library;
 mod matmul;
 mod memory;
+mod peer;
 mod pipeline;
 pub mod roof;
 
@@ -81,6 +82,7 @@ pub struct Gpu(Arc<Context>);
 
 /// What all objects on a GPU share. It lives as long as the last of them.
 struct Context {
+    device: sys::CUdevice,
     handle: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
@@ -124,7 +126,7 @@ impl Gpu {
             fault(&place, e)
         })?;
         let (modules, lost, meter) = Default::default();
-        Ok(Gpu(Arc::new(Context { handle, stream, facts, compiler, modules, lost, meter })))
+        Ok(Gpu(Arc::new(Context { device, handle, stream, facts, compiler, modules, lost, meter })))
     }
 
     /// What it is.

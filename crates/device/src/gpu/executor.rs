@@ -1,5 +1,6 @@
 //! A Program loaded on a GPU: weights, the cache's pools, the arena, and the shape classes seen so far.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use ops::{Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, CacheLayer, Limits, Program};
 
 use super::arena::{self, Layout};
+use super::bridge::Bridge;
 use super::kv::{self, Layer};
 use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
 use super::run::{Chooser, STEPS};
@@ -73,6 +75,9 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// The last step's words and results.
     staged: Vec<u8>,
     results: Vec<Vec<f32>>,
+    /// Where the Program's input comes from and where its result stays, if not with the host.
+    source: Option<Bridge<B>>,
+    sink: Option<Bridge<B>>,
     /// Choosing tokens on the device.
     pub(super) chooser: Chooser<B>,
     /// Whether work may have ended midway, so that what kernels leave as zeros is not.
@@ -126,6 +131,8 @@ impl<B: Backend> GpuExecutor<B> {
             pipelines: Vec::new(),
             classes: HashMap::new(),
             limits,
+            source: None,
+            sink: None,
             chooser: Chooser::default(),
             staged: Vec::with_capacity(sizes.words),
             results: vec![Vec::new(); lowering.program.results.len()],
@@ -153,16 +160,12 @@ impl<B: Backend> GpuExecutor<B> {
             usual.extend([(1, Some(false)), (1, Some(true))]);
         }
         for (tokens, samples) in usual {
-            let key = Key { tokens, outputs: 1, strides: strides.clone(), length, samples };
+            let outputs = usize::from(self.chooses());
+            let key = Key { tokens, outputs, strides: strides.clone(), length, samples };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
         }
         Ok(())
-    }
-
-    /// Whether tokens can be chosen here: a step that takes rows from elsewhere cannot be followed by one of its own.
-    fn chooses(&self) -> bool {
-        self.lowering.program.input.is_none()
     }
 
     /// Makes room for so many blocks of a group: more than that, if there is memory for more.
@@ -361,12 +364,19 @@ impl<B: Backend> GpuExecutor<B> {
         words.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
         self.backend.write(&self.words, &self.staged)?;
         let Some(input) = &class.input else { return Ok(()) };
+        if let Some(source) = &self.source {
+            return source.take(&self.backend, input);
+        }
         self.staged.clear();
         self.staged.extend(arguments.input.iter().flat_map(|x| x.to_le_bytes()));
         self.backend.write(input, &self.staged)
     }
 
     fn read(&mut self, class: &Class<B>, tokens: usize, outputs: usize) -> Result<()> {
+        if let Some(sink) = &self.sink {
+            sink.put(&self.backend, &class.results[0].0);
+            return Ok(());
+        }
         for ((buffer, rows, width), to) in class.results.iter().zip(&mut self.results) {
             let rows = match rows {
                 Rows::Tokens => tokens,
@@ -418,6 +428,28 @@ impl<B: Backend> Executor for GpuExecutor<B> {
             self.check(arguments)?;
             self.attempt(|executor| executor.chosen(arguments, options, history))
         })
+    }
+
+    fn chooses(&self) -> bool {
+        self.lowering.chooses()
+    }
+
+    fn follow(&mut self, before: &mut dyn Executor) -> bool {
+        let Some(before) = before.any().and_then(|before| before.downcast_mut::<Self>()) else {
+            return false;
+        };
+        let one = before.lowering.program.results.len() == 1 && self.limits.input > 0;
+        if !one || !self.backend.reaches(&before.backend) {
+            return false;
+        }
+        let [sink, source] = Bridge::new();
+        (before.sink, self.source) = (Some(sink), Some(source));
+        self.limits.input = 0;
+        true
+    }
+
+    fn any(&mut self) -> Option<&mut dyn Any> {
+        Some(self)
     }
 
     fn result(&self, index: usize) -> &[f32] {

@@ -213,6 +213,12 @@ impl Lowering {
         })
     }
 
+    /// Whether its first result is logits, which tokens can be chosen from.
+    pub(super) fn chooses(&self) -> bool {
+        let first = self.program.results.first();
+        first.is_some_and(|v| self.program.shape(*v).rows == Rows::Outputs)
+    }
+
     /// Whether nothing is rounded to less than f32.
     fn exact(&self) -> bool {
         self.half == Scalar::F32

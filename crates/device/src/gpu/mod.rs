@@ -8,6 +8,7 @@
 //! an f32 cache nothing is rounded: that is for comparing with references.
 
 mod arena;
+mod bridge;
 mod executor;
 mod kv;
 mod lower;
@@ -23,7 +24,7 @@ mod weights;
 use std::ops::Range;
 use std::sync::Arc;
 
-use formats::{Result, Tensors};
+use formats::{Error, Result, Tensors};
 use program::Program;
 use tile::Kernel;
 use tile::launch::Numbers;
@@ -146,6 +147,23 @@ pub trait Backend: Send + Sync + 'static {
     /// If it is longer.
     fn copy(&self, from: &Self::Buffer, to: &Self::Buffer) -> Result<()>;
 
+    /// Whether [`fetch`](Backend::fetch) fetches from this other device.
+    fn reaches(&self, other: &Self) -> bool {
+        let _ = other;
+        false
+    }
+
+    /// Copies a buffer of another device to the first bytes of one of this, after what has been submitted there and before what
+    /// is submitted here from now on.
+    ///
+    /// # Errors
+    /// If it is longer, or there is no way between the two.
+    fn fetch(&self, from: &Self, source: &Self::Buffer, to: &Self::Buffer) -> Result<()> {
+        let _ = (source, to);
+        let expected = format!("a device that reaches {}", from.about().name);
+        Err(Error::new(self.about().name, expected, "one that does not"))
+    }
+
     /// Gets ready to load these kernels, all of which are loaded soon.
     fn ahead(&self, kernels: &[&Kernel]) {
         let _ = kernels;
@@ -265,12 +283,12 @@ impl<B: Backend> Device for GpuDevice<B> {
         program: &Program,
         tensors: &Tensors,
         options: &LoadOptions,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Vec<Plan>> {
         let formats = weights::formats(program, tensors)?;
         let program = program.clone();
         let lowering =
             lower::Lowering::new(program, self.backend.facts(), options.cache_type, formats)?;
-        sizes::plan(&*self.backend, &lowering, options).map(Some)
+        Ok(vec![sizes::plan(&*self.backend, &lowering, options)?])
     }
 
     fn load(

@@ -140,9 +140,11 @@ impl<B: Backend> GpuExecutor<B> {
             let room = table.blocks.len() * BLOCK_TOKENS;
             if position >= room { usize::MAX } else { room }
         };
+        // A step whose rows come from elsewhere cannot be followed by one of its own.
+        let steps = if self.lowering.program.input.is_some() { 1 } else { STEPS };
         let end = arguments.tables.iter().map(reach).min().unwrap_or(usize::MAX);
         self.chooser.run = Some(Run {
-            end: end.min(key.length).min(position + STEPS),
+            end: end.min(key.length).min(position + steps),
             options: options.clone(),
             tables: arguments.tables.iter().map(|t| t.blocks.to_vec()).collect(),
             token,

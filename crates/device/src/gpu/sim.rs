@@ -305,6 +305,14 @@ impl Backend for Sim {
         self.write(to, &from.to_vec())
     }
 
+    fn reaches(&self, _: &Sim) -> bool {
+        true
+    }
+
+    fn fetch(&self, from: &Sim, source: &Buffer, to: &Buffer) -> Result<()> {
+        from.copy(source, to)
+    }
+
     fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
         let code = match self.engine {
             Engine::Interpreter => {

@@ -71,10 +71,9 @@ pub(super) fn plan<B: Backend>(
     let position = |layer| kv::position_bytes(options.cache_type, layer);
     let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, context(i)));
     let rotations: usize = lowering.ropes.iter().map(|rope| 4 * rope.frequencies.len()).sum();
-    let sampling: usize = match program.input {
-        // Its caller chooses.
-        Some(_) => 0,
-        None => {
+    let sampling: usize = match lowering.chooses() {
+        false => 0,
+        true => {
             let vocab = program.shape(program.results[0]).width;
             Sampling::ALL.iter().map(|part| 4 * part.words(vocab, 2 * STEPS, 1)).sum()
         }

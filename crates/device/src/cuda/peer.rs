@@ -1,0 +1,79 @@
+//! From one GPU's memory to another's, in order with the work of both.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use formats::{Error, Result};
+
+use super::{Buffer, Context, Gpu};
+
+impl Gpu {
+    /// Whether a copy from another `Gpu` goes straight from memory to memory; the driver is told that it will.
+    pub fn reaches(&self, other: &Gpu) -> bool {
+        let (to, from) = (&self.0, &other.0);
+        if Arc::ptr_eq(to, from) || to.device == from.device {
+            return true;
+        }
+        let mut can = 0;
+        // SAFETY: both devices exist; this writes one number.
+        let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut can, to.device, from.device) };
+        if asked.result().is_err() || can == 0 || to.enter().is_err() {
+            return false;
+        }
+        // SAFETY: `to` is current, and `from` lives at least until this call returns; access ends with either of the two.
+        let enabled = unsafe { sys::cuCtxEnablePeerAccess(from.handle, 0) };
+        matches!(
+            enabled,
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+        )
+    }
+}
+
+impl Buffer {
+    /// Enqueues copying all bytes of a buffer of another `Gpu`: after what is enqueued there, and before what is enqueued here
+    /// from now on. The other's bytes are not to be written before the copy is done.
+    ///
+    /// # Errors
+    /// If the lengths differ, or the driver refuses.
+    pub fn fetch(&self, from: &Buffer) -> Result<()> {
+        if from.len() != self.len() {
+            return Err(Error::new("cuda buffer", format!("{} bytes", self.len()), from.len()));
+        }
+        let (here, there) = (self.context(), from.context());
+        there.enter()?;
+        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let event = there.check("cuda event", made)?;
+        let copied = copy_after(event, here, there, self, from);
+        // SAFETY: made above. The driver keeps what still waits for it.
+        let destroyed = unsafe { result::event::destroy(event) };
+        copied.and_then(|()| there.check("cuda event", destroyed))
+    }
+}
+
+fn copy_after(
+    event: sys::CUevent,
+    here: &Context,
+    there: &Context,
+    to: &Buffer,
+    from: &Buffer,
+) -> Result<()> {
+    // SAFETY: the event is of the context that is current, and so is the stream.
+    there.check("cuda event", unsafe { result::event::record(event, there.stream) })?;
+    here.enter()?;
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: a stream may wait for any context's event; both live.
+    here.check("cuda event", unsafe { result::stream::wait_event(here.stream, event, flags) })?;
+    // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream has drained: this one's has the
+    // copy in it, and the caller keeps the other until the copy is done.
+    let copied = unsafe {
+        sys::cuMemcpyPeerAsync(
+            to.address(),
+            here.handle,
+            from.address(),
+            there.handle,
+            to.len(),
+            here.stream,
+        )
+    };
+    here.check("cuda: copy between GPUs", copied.result())
+}

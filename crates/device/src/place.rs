@@ -1,0 +1,215 @@
+//! Which device, or which several that share a model: by name, as a command line has it, and opened.
+
+use std::fmt;
+use std::str::FromStr;
+
+use formats::{Error, Result};
+
+use crate::gpu::sim;
+use crate::{Device, Split, cpu, gpu, metal};
+
+/// Where to compute: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
+/// `sim,sim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Place {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(u32),
+    /// The GPU of an Apple machine.
+    Metal,
+    /// No GPU: a GPU's kernels on the processor, slowly, for tests.
+    Sim(sim::Engine),
+    /// As [`Sim`](Place::Sim): Metal text, through all of Metal's driver that is not Apple's.
+    SimMetal,
+    /// Several that share a model.
+    Several(Several),
+}
+
+/// GPUs of one kind that share a model, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Several {
+    kind: Kind,
+    /// Their numbers, where the kind has any; the first `count` count.
+    numbers: [u32; Several::MOST],
+    count: usize,
+}
+
+/// Kinds of which a machine can have several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Cuda,
+    Sim(sim::Engine),
+    SimMetal,
+}
+
+/// How several GPUs share a model. The names are llama.cpp's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SplitMode {
+    /// Each has some of the layers, and they work one after the other: what does not fit one fits several.
+    #[default]
+    Layer,
+    /// Each has a share of every matrix, and they work at the same time: a token takes less time.
+    Tensor,
+}
+
+const PLACES: [(&str, Place); 6] = [
+    ("cpu", Place::Cpu),
+    ("cuda", Place::Cuda(0)),
+    ("metal", Place::Metal),
+    ("sim", Place::Sim(sim::Engine::Interpreter)),
+    ("sim-metal", Place::SimMetal),
+    ("sim-cuda", Place::Sim(sim::Engine::Cuda)),
+];
+
+impl FromStr for Place {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Place> {
+        if name.contains(',') {
+            return several(name).map(Place::Several);
+        }
+        if let Some((_, place)) = PLACES.iter().find(|(known, _)| *known == name) {
+            return Ok(*place);
+        }
+        let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+        number
+            .map(Place::Cuda)
+            .ok_or_else(|| Error::new("device", "cpu, cuda, cuda:N, cuda:N,N.. or metal", name))
+    }
+}
+
+/// A list: each a name, or the number of a further NVIDIA GPU.
+fn several(names: &str) -> Result<Several> {
+    let wrong = |expected: &str| {
+        Error::new("device", expected, names).hint("the CPU takes layers by --gpu-layers")
+    };
+    let mut found: Option<Several> = None;
+    for name in names.split(',') {
+        let further = found.is_some_and(|of| of.kind == Kind::Cuda);
+        let place = match name.parse() {
+            Ok(number) if further => Place::Cuda(number),
+            _ => name.parse()?,
+        };
+        let (kind, number) = match place {
+            Place::Cuda(number) => (Kind::Cuda, number),
+            Place::Sim(engine) => (Kind::Sim(engine), 0),
+            Place::SimMetal => (Kind::SimMetal, 0),
+            Place::Cpu | Place::Metal | Place::Several(_) => {
+                return Err(wrong("several NVIDIA GPUs: cuda:0,1"));
+            }
+        };
+        let list = found.get_or_insert(Several { kind, numbers: [0; Several::MOST], count: 0 });
+        if list.kind != kind || list.count == Several::MOST {
+            return Err(wrong(&format!("at most {} GPUs of one kind", Several::MOST)));
+        }
+        list.numbers[list.count] = number;
+        list.count += 1;
+    }
+    found.ok_or_else(|| wrong("several GPUs"))
+}
+
+impl Several {
+    /// The most that can share a model.
+    pub const MOST: usize = 16;
+
+    /// Each of them.
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        let kind = self.kind;
+        self.numbers.into_iter().take(self.count).map(move |number| match kind {
+            Kind::Cuda => Place::Cuda(number),
+            Kind::Sim(engine) => Place::Sim(engine),
+            Kind::SimMetal => Place::SimMetal,
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (PLACES.iter().find(|(_, place)| place == self), self) {
+            (Some((name, _)), _) => f.write_str(name),
+            (None, Place::Cuda(number)) => write!(f, "cuda:{number}"),
+            (None, Place::Several(several)) => {
+                let names = several.places().enumerate().map(|(i, place)| match place {
+                    Place::Cuda(number) if i > 0 => number.to_string(),
+                    Place::Cuda(number) => format!("cuda:{number}"),
+                    other => other.to_string(),
+                });
+                f.write_str(&names.collect::<Vec<_>>().join(","))
+            }
+            (None, other) => write!(f, "{other:?}"),
+        }
+    }
+}
+
+impl Place {
+    /// Tokens of a prompt that it computes best together.
+    pub fn chunk(self) -> usize {
+        match self {
+            Place::Cuda(_) => 2048,
+            Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
+            Place::Several(several) => several.places().next().map_or(512, Place::chunk),
+        }
+    }
+
+    /// The one device that it is, or each of several.
+    pub fn each(self) -> Vec<Place> {
+        match self {
+            Place::Several(several) => several.places().collect(),
+            one => vec![one],
+        }
+    }
+
+    /// Opens the device; several share a model's layers. `threads` are for the CPU; `None`: one for each physical core.
+    ///
+    /// # Errors
+    /// If this machine has no such device.
+    pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
+        match self {
+            Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(number) => {
+                let cuda = crate::cuda::Cuda::new(crate::cuda::Gpu::open(number)?);
+                Ok(Box::new(gpu::GpuDevice::new(cuda)))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => {
+                Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
+            }
+            Place::Metal => metal::open(),
+            Place::SimMetal => metal::simulated(),
+            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::from_env(engine)?))),
+            Place::Several(several) => {
+                let devices = several.places().map(|place| place.open(threads));
+                Ok(Box::new(Split::new(devices.collect::<Result<_>>()?, None)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_and_shown_alike() {
+        for (name, shown) in [
+            ("cuda:0,1", "cuda:0,1"),
+            ("cuda:2,cuda:0,1", "cuda:2,0,1"),
+            ("cuda,1", "cuda:0,1"),
+            ("sim,sim,sim", "sim,sim,sim"),
+            ("sim-metal,sim-metal", "sim-metal,sim-metal"),
+        ] {
+            let place: Place = name.parse().unwrap();
+            assert_eq!(place.to_string(), shown);
+            assert_eq!(shown.parse::<Place>().unwrap(), place);
+            assert_eq!(place.each().len(), name.split(',').count());
+        }
+        let many = vec!["sim"; Several::MOST + 1].join(",");
+        for name in ["cuda:0,sim", "cpu,cuda", "metal,metal", "sim,1", "cuda:0,", ",", &many] {
+            let why = name.parse::<Place>().unwrap_err().to_string();
+            assert!(why.starts_with("device: expected"), "{name}: {why}");
+        }
+    }
+}
