@@ -86,6 +86,9 @@ pub(crate) struct LoadArgs {
     /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before them run on the CPU [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=MOST))]
     pub(crate) gpu_layers: Option<u64>,
+    /// How several GPUs share the model
+    #[arg(long, value_enum, default_value_t = SplitArg::Layer)]
+    pub(crate) split_mode: SplitArg,
     /// How a GPU is given its work
     #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
     pub(crate) dispatch: DispatchArg,
@@ -101,6 +104,15 @@ pub(crate) enum DispatchArg {
     Eager,
     /// As one recording for each kind of step
     Graph,
+}
+
+/// A way to share a model by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SplitArg {
+    /// Each has some of the layers, one after the other
+    Layer,
+    /// Each has a share of every layer, all at the same time
+    Tensor,
 }
 
 /// A cache element type by name.

@@ -1,11 +1,11 @@
 //! From the loading flags to an engine.
 
 use delft::hub::{self, Model};
-use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Plan, Tensors};
+use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Plan, SplitMode, Tensors};
 
 use delft::tokens::Tokenizer;
 
-use crate::args::{CacheArg, DispatchArg, LoadArgs};
+use crate::args::{CacheArg, DispatchArg, LoadArgs, SplitArg};
 use crate::terminal::{Outcome, Stop, aside, bytes, stderr_is_terminal};
 
 impl From<CacheArg> for CacheType {
@@ -24,6 +24,15 @@ impl From<DispatchArg> for Dispatch {
         match arg {
             DispatchArg::Eager => Dispatch::Eager,
             DispatchArg::Graph => Dispatch::Graph,
+        }
+    }
+}
+
+impl From<SplitArg> for SplitMode {
+    fn from(arg: SplitArg) -> Self {
+        match arg {
+            SplitArg::Layer => SplitMode::Layer,
+            SplitArg::Tensor => SplitMode::Tensor,
         }
     }
 }
@@ -58,6 +67,7 @@ pub(crate) fn engine_with(
         context,
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
+        split_mode: args.split_mode.into(),
         dispatch: args.dispatch.into(),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         ..LoadOptions::on(args.device)

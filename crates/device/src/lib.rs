@@ -7,7 +7,10 @@ pub mod cuda;
 pub mod gpu;
 mod metal;
 mod place;
+mod ranks;
 mod split;
+#[cfg(test)]
+mod tests;
 
 use std::any::Any;
 use std::fmt;
@@ -316,6 +319,9 @@ pub trait Executor: Send {
     fn chooses(&self) -> bool {
         false
     }
+
+    /// Ends whatever [`choose`](Executor::choose) has going on ahead of its caller.
+    fn forget(&mut self) {}
 
     /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:
     /// neither gives nor is given it by way of the host. False, and nothing has changed, where that cannot be.

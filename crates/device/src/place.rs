@@ -5,7 +5,11 @@ use std::str::FromStr;
 
 use formats::{Error, Result};
 
+use std::sync::Arc;
+
+use crate::gpu::meeting::Meeting;
 use crate::gpu::sim;
+use crate::ranks::Ranks;
 use crate::{Device, Split, cpu, gpu, metal};
 
 /// Where to compute: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
@@ -184,6 +188,38 @@ impl Place {
                 let devices = several.places().map(|place| place.open(threads));
                 Ok(Box::new(Split::new(devices.collect::<Result<_>>()?, None)))
             }
+        }
+    }
+
+    /// Opens several GPUs that share every layer of a model: see [`SplitMode::Tensor`].
+    ///
+    /// # Errors
+    /// If it is not several, this machine has no such devices, or nothing joins them.
+    pub fn open_ranks(self) -> Result<Box<dyn Device>> {
+        let wrong = |found: String| {
+            Err(Error::new("--split-mode tensor", "several NVIDIA GPUs: cuda:0,1", found))
+        };
+        let Place::Several(several) = self else { return wrong(self.to_string()) };
+        match several.kind {
+            Kind::SimMetal => wrong(self.to_string()),
+            Kind::Sim(engine) => {
+                let meeting = Arc::new(Meeting::new(several.count));
+                let device = |rank: usize| -> Result<Box<dyn Device>> {
+                    let sim = sim::Sim::from_env(engine)?.meeting(&meeting, rank);
+                    Ok(Box::new(gpu::GpuDevice::new(sim)))
+                };
+                let devices = (0..several.count).map(device).collect::<Result<_>>()?;
+                Ok(Box::new(Ranks::new(devices, meeting)))
+            }
+            #[cfg(feature = "cuda")]
+            Kind::Cuda => {
+                let numbers = &several.numbers[..several.count];
+                let (gpus, sums) = crate::cuda::Cuda::ranks(numbers)?;
+                let device = |gpu| Box::new(gpu::GpuDevice::new(gpu)) as Box<dyn Device>;
+                Ok(Box::new(Ranks::new(gpus.into_iter().map(device).collect(), Arc::new(sums))))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Kind::Cuda => Place::Cuda(0).open(None),
         }
     }
 }

@@ -16,8 +16,8 @@ mod session;
 mod stop;
 
 pub use device::{
-    About, CacheType, Dispatch, Limits, Memory, Peaks, Place, Plan, Profile, Roof, Timing, Usage,
-    Work,
+    About, CacheType, Dispatch, Limits, Memory, Peaks, Place, Plan, Profile, Roof, SplitMode,
+    Timing, Usage, Work,
 };
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};

@@ -3,7 +3,7 @@
 use crate::pool::Pool;
 use crate::prepare::Prepared;
 use crate::session::Session;
-use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof};
+use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
 use formats::{Result, Tensors};
 use models::Config;
 use ops::sample::Options;
@@ -16,6 +16,8 @@ use tokens::{ChatTemplate, Tokenizer};
 pub struct LoadOptions {
     /// Where to compute.
     pub device: Place,
+    /// How several devices share the model.
+    pub split_mode: SplitMode,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
     /// Layers on GPUs: the last so many, with the head; those before them, with the table of embeddings, are on the CPU.
@@ -41,6 +43,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
             device: Place::Cpu,
+            split_mode: SplitMode::default(),
             dispatch: Dispatch::default(),
             gpu_layers: None,
             threads: None,

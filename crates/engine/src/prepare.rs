@@ -5,7 +5,7 @@ use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_tokenizer
 use crate::pool::{Pool, bound};
 use crate::resident::give_back;
 use crate::session::GROUPS;
-use device::{Device, Place, Plan, Split};
+use device::{Device, Place, Plan, Split, SplitMode};
 use formats::{Error, Result, Tensors};
 use models::Config;
 use program::Program;
@@ -145,7 +145,12 @@ impl Prepared {
 /// The device, or the CPU and GPUs for the last of so many layers.
 fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
     let LoadOptions { device, threads, trace, .. } = *options;
+    let tensor = options.split_mode == SplitMode::Tensor;
     match options.gpu_layers {
+        Some(_) if tensor => {
+            let found = "some on the CPU by --gpu-layers";
+            Err(Error::new("--split-mode tensor", "all layers on the GPUs", found))
+        }
         Some(_) if device == Place::Cpu => {
             let error = Error::new("--gpu-layers", "a GPU to put layers on", "the CPU alone");
             Err(error.hint("--device cuda or --device metal"))
@@ -162,6 +167,7 @@ fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
         _ if trace && device.each().len() > 1 => {
             Err(Error::new("a trace", "a model on one device", device))
         }
+        _ if tensor => device.open_ranks(),
         _ => device.open(threads),
     }
 }

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{cases, load};
-use delft_engine::{CacheType, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions};
+use delft_engine::{
+    CacheType, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions, SplitMode,
+};
 
 /// Greedy, and every filter and penalty of the chain.
 fn samplings() -> Vec<SamplingOptions> {
@@ -23,10 +25,16 @@ fn samplings() -> Vec<SamplingOptions> {
 }
 
 /// Tokens and their log-probabilities.
-fn generate(device: Place, sampling: &SamplingOptions, tokens: usize) -> Vec<(u32, f32)> {
+fn generate(
+    device: Place,
+    split_mode: SplitMode,
+    sampling: &SamplingOptions,
+    tokens: usize,
+) -> Vec<(u32, f32)> {
     let path = cases().into_iter().find(|p| p.ends_with("llama3")).unwrap();
     let options = LoadOptions {
         device,
+        split_mode,
         cache_type: CacheType::F32,
         context: Some(600),
         ..LoadOptions::default()
@@ -110,6 +118,12 @@ fn several_devices_choose_alike() {
     same("sim-metal,sim-metal", 4);
 }
 
+/// Each rank chooses by itself, from the same logits.
+#[test]
+fn ranks_choose_alike() {
+    same_by("sim,sim", SplitMode::Tensor, 200);
+}
+
 /// As [`a_thousand_tokens_are_the_cpus`], through Metal's driver: a process runs every kernel, so fewer.
 #[test]
 fn metal_text_chooses_alike() {
@@ -120,16 +134,25 @@ fn metal_text_chooses_alike() {
 #[test]
 fn the_named_device_chooses_alike() {
     match std::env::var("DELFT_TEST_DEVICE") {
-        Ok(device) => same(&device, 200),
+        Ok(device) => {
+            same(&device, 200);
+            if device.contains(',') {
+                same_by(&device, SplitMode::Tensor, 200);
+            }
+        }
         Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
     }
 }
 
 fn same(device: &str, tokens: usize) {
+    same_by(device, SplitMode::Layer, tokens);
+}
+
+fn same_by(device: &str, split_mode: SplitMode, tokens: usize) {
     let mut seen = 0;
     for sampling in samplings() {
-        let wanted = generate(Place::Cpu, &sampling, tokens);
-        let found = generate(device.parse().unwrap(), &sampling, tokens);
+        let wanted = generate(Place::Cpu, SplitMode::Layer, &sampling, tokens);
+        let found = generate(device.parse().unwrap(), split_mode, &sampling, tokens);
         for (i, (a, b)) in wanted.iter().zip(&found).enumerate() {
             assert_eq!(a.0, b.0, "token {i} of {sampling:?}");
             assert!((a.1 - b.1).abs() <= 1e-3, "token {i} of {sampling:?}: {} and {}", a.1, b.1);

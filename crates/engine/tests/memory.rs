@@ -3,7 +3,9 @@
 mod common;
 
 use common::{load, root};
-use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions};
+use delft_engine::{
+    CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions, SplitMode,
+};
 
 fn sim() -> Place {
     "sim".parse().unwrap()
@@ -12,15 +14,17 @@ fn sim() -> Place {
 /// The plan made before loading is within 5% of the peak once a whole context has been used and tokens were chosen.
 #[test]
 fn the_plan_is_the_peak() {
-    for (case, context, cache_type, layers, device) in [
-        ("llama-long", 600, CacheType::F16, None, "sim"),
-        ("llama-long", 1000, CacheType::F32, None, "sim"),
-        ("mistral-long", 500, CacheType::BF16, None, "sim"),
-        ("qwen2-window", 300, CacheType::F16, None, "sim"),
-        ("llama-long", 600, CacheType::F16, Some(1), "sim"),
-        ("llama-long", 600, CacheType::F16, None, "sim,sim"),
-        ("llama-long", 600, CacheType::F16, None, "sim,sim,sim"),
-        ("llama-long", 600, CacheType::F16, Some(1), "sim,sim"),
+    use SplitMode::{Layer, Tensor};
+    for (case, context, cache_type, layers, device, split_mode) in [
+        ("llama-long", 600, CacheType::F16, None, "sim", Layer),
+        ("llama-long", 1000, CacheType::F32, None, "sim", Layer),
+        ("mistral-long", 500, CacheType::BF16, None, "sim", Layer),
+        ("qwen2-window", 300, CacheType::F16, None, "sim", Layer),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim", Tensor),
     ] {
         let device: Place = device.parse().unwrap();
         let options = LoadOptions {
@@ -28,6 +32,7 @@ fn the_plan_is_the_peak() {
             chunk: 64,
             cache_type,
             gpu_layers: layers,
+            split_mode,
             ..LoadOptions::on(device)
         };
         let path = root().join(case);
@@ -83,6 +88,14 @@ fn what_makes_no_sense_is_refused() {
     assert!(why.contains("one device"), "{why}");
     let why = refused(LoadOptions::on("sim,sim,sim,sim".parse().unwrap()));
     assert!(why.contains("1 to 3 devices"), "{why}");
+    let split_mode = SplitMode::Tensor;
+    let why = refused(LoadOptions { split_mode, ..LoadOptions::on(sim()) });
+    assert!(why.contains("--split-mode tensor: expected several"), "{why}");
+    let why = refused(LoadOptions { split_mode, gpu_layers, ..LoadOptions::on(several()) });
+    assert!(why.contains("all layers on the GPUs"), "{why}");
+    let three = "sim,sim,sim".parse().unwrap();
+    let why = refused(LoadOptions { split_mode, ..LoadOptions::on(three) });
+    assert!(why.contains("heads that 3 GPUs can share") && why.contains("hint"), "{why}");
     // Heads of eight elements, on the GPU and on the CPU.
     let cache_type = CacheType::Q8_0;
     let why = refused(LoadOptions { cache_type, ..LoadOptions::on(sim()) });

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Expected, cases, error, load};
-use delft_engine::{CacheType, LoadOptions, Place, Rows};
+use delft_engine::{CacheType, Engine, LoadOptions, Place, Rows, SplitMode};
 
 /// Runs a case in chunks of `chunk` and returns the worst error relative to the logit range.
 fn worst(path: &std::path::Path, expected: &Expected, options: &LoadOptions) -> f32 {
@@ -137,6 +137,46 @@ fn layers_on_devices_that_do_not_reach_each_other_agree() {
     simulated("sim-metal,sim-metal", &["llama3"]);
 }
 
+/// Every layer shared by two ranks. Heads that two cannot share are refused, and so are blocks that a cut would go through.
+fn shared_by_two(device: &str) {
+    let device: Place = device.parse().unwrap();
+    let plain =
+        cases().into_iter().map(|path| (path.clone(), path.join("expected.safetensors"), true));
+    let (mut agreed, mut refused) = (0, 0);
+    for (path, truth, exact) in plain.chain(common::twins()) {
+        let expected = Expected::open(&truth);
+        let exact = if exact { 1e-4 } else { 3e-2 };
+        for (cache_type, bound, chunk) in [
+            (CacheType::F32, exact, 512),
+            (CacheType::F32, exact, 7),
+            (CacheType::F16, 2e-2_f32.max(exact), 512),
+        ] {
+            let split_mode = SplitMode::Tensor;
+            let on = LoadOptions::on(device);
+            let options = LoadOptions { split_mode, cache_type, chunk, ..on };
+            if let Err(why) = Engine::prepare(&path, &options) {
+                let why = why.to_string();
+                let known = ["key/value heads that 2 GPUs can share", "parts of whole blocks of"];
+                assert!(known.iter().any(|k| why.contains(k)), "{}: {why}", path.display());
+                println!("{}: refused: {why}", path.display());
+                refused += 1;
+                continue;
+            }
+            let worst = worst(&path, &expected, &options);
+            let what = format!("{}: {cache_type:?} in chunks of {chunk}", path.display());
+            println!("{what}: {worst:e}");
+            assert!(worst <= bound, "{what}: {worst:e}");
+            agreed += 1;
+        }
+    }
+    assert!(agreed >= 30 && refused >= 3, "{agreed} agreed, {refused} refused");
+}
+
+#[test]
+fn layers_shared_by_two_ranks_agree() {
+    shared_by_two("sim,sim");
+}
+
 /// The first layer on the CPU, the last on the GPU: as near as on either alone.
 fn on_two_devices(device: &str) {
     for case in cases() {
@@ -179,7 +219,10 @@ fn the_named_device_agrees() {
     match std::env::var("DELFT_TEST_DEVICE") {
         Ok(device) => {
             simulated(&device, &[]);
-            on_two_devices(&device);
+            match device.contains(',') {
+                true => shared_by_two(&device),
+                false => on_two_devices(&device),
+            }
         }
         Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
     }

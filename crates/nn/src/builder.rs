@@ -67,7 +67,8 @@ impl<'a> Builder<'a> {
         if let Some(known) = found.iter().position(|w| w.stored == stored.name) {
             return Ok(Some(WeightId(known)));
         }
-        found.push(Weight { name: name.to_owned(), stored: stored.name, shape: stored.shape });
+        let (name, slice) = (name.to_owned(), None);
+        found.push(Weight { name, stored: stored.name, shape: stored.shape, slice });
         Ok(Some(WeightId(found.len() - 1)))
     }
 

@@ -6,14 +6,14 @@ use delft_nn::{
     Step, Stored, Weights,
 };
 use formats::Result;
-use program::{Arguments, Program, Table, WeightId, fuse, plan_memory, reference};
+use program::{Arguments, Axis, Program, Slice, Table, WeightId, fuse, plan_memory, reference};
 use std::sync::Arc;
 
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
 
-/// Has every weight in the shape that is asked for, because it is told the shapes by name.
-struct Any;
+/// Has every weight in the shape that is asked for, because it is told the shapes by name, and the key/value heads.
+struct Any(usize);
 
 impl Weights for Any {
     fn find(&self, canonical: &str) -> Option<Stored> {
@@ -21,7 +21,7 @@ impl Weights for Any {
         let shape = match last {
             "embed" | "head" => vec![VOCAB, HIDDEN],
             "q" => vec![32, HIDDEN],
-            "k" | "v" => vec![16, HIDDEN],
+            "k" | "v" => vec![8 * self.0, HIDDEN],
             "o" => vec![HIDDEN, 32],
             "q_norm" | "k_norm" => vec![8],
             "gate" | "up" => vec![40, HIDDEN],
@@ -34,7 +34,17 @@ impl Weights for Any {
 }
 
 fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Program> {
-    let builder = Builder::new(&Any);
+    decoder_of(2, qkv_bias, qk_norm, tracing)
+}
+
+fn decoder_of(
+    kv_heads: usize,
+    qkv_bias: Bias,
+    qk_norm: Option<f32>,
+    tracing: bool,
+) -> Result<Program> {
+    let any = Any(kv_heads);
+    let builder = Builder::new(&any);
     let rope = Rope {
         head_dim: 8,
         pairing: Pairing::Half,
@@ -47,7 +57,7 @@ fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Progra
         let options = AttentionOptions {
             hidden: HIDDEN,
             heads: 4,
-            kv_heads: 2,
+            kv_heads,
             head_dim: 8,
             qkv_bias,
             output_bias: Bias::Never,
@@ -200,6 +210,82 @@ fn the_verifier_names_what_is_wrong() {
     let mut bad = good;
     bad.layers[0].kv_heads = 4;
     assert!(bad.verify().is_err());
+}
+
+/// What a rank has of a weight of the whole Program.
+fn cut(weight: &program::Weight, whole: Vec<f32>) -> Vec<f32> {
+    let Some(Slice { axis, index, of }) = weight.slice else { return whole };
+    let part = |values: &[f32]| values[index * values.len() / of..][..values.len() / of].to_vec();
+    match axis {
+        Axis::Rows => part(&whole),
+        Axis::Columns => whole.chunks(whole.len() / weight.shape[0]).flat_map(part).collect(),
+    }
+}
+
+#[test]
+fn ranks_together_are_the_whole() {
+    for (ranks, bias, norm) in
+        [(2, Bias::Never, None), (2, Bias::Always, Some(1e-6)), (4, Bias::Always, None)]
+    {
+        let plain = decoder_of(ranks, bias, norm, false).unwrap();
+        for whole in [plain.clone(), fuse(&plain)] {
+            let shards: Vec<Program> = (0..ranks).map(|r| whole.shard(r, ranks).unwrap()).collect();
+            let count = |name| whole.nodes.iter().filter(|node| node.op.name() == name).count();
+            let attentions = count("attention");
+            let text = shards[1].to_string();
+            assert_eq!(text.matches("all_reduce").count(), 2 * attentions, "{text}");
+            assert!(!text.contains("linear_add"), "only rank 0 adds the residual: {text}");
+            let weight = |rank: usize, id: WeightId| {
+                let part = &shards[rank].weights[id.0];
+                let of = whole.weights.iter().position(|w| w.name == part.name).unwrap();
+                Ok(cut(part, weights(&whole)(WeightId(of))?))
+            };
+            let mut cache = reference::Cache::default();
+            let mut caches = vec![reference::Cache::default(); ranks];
+            for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
+                let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| start + i).collect();
+                let arguments = Arguments {
+                    tokens,
+                    positions: &positions,
+                    outputs: &[0],
+                    tables: &[],
+                    input: &[],
+                };
+                let wanted =
+                    reference::run(&whole, &weights(&whole), &mut cache, &arguments).unwrap();
+                let found = reference::ranks(&shards, &weight, &mut caches, &arguments).unwrap();
+                let wanted = &wanted[whole.results[0].0];
+                let first = &found[0][shards[0].results[0].0];
+                for (shard, values) in shards.iter().zip(&found) {
+                    let found = &values[shard.results[0].0];
+                    assert_eq!(first, found, "the same on every rank");
+                    for (a, b) in wanted.iter().zip(found) {
+                        assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}\n{shard}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_ranks_cannot_share_is_refused() {
+    let whole = fuse(&decoder(Bias::Never, None, false).unwrap());
+    for (rank, ranks, says) in
+        [(0, 3, "layer 0: expected key/value heads that 3 GPUs"), (0, 1, "two"), (2, 2, "2 of 2")]
+    {
+        let why = whole.shard(rank, ranks).unwrap_err().to_string();
+        assert!(why.contains(says), "{why}");
+    }
+    let why = whole.shard(0, 2).unwrap().shard(0, 2).unwrap_err().to_string();
+    assert!(why.contains("key/value heads"), "{why}");
+    let mut odd = whole.clone();
+    for weight in odd.weights.iter_mut().filter(|w| w.name.contains("mlp")) {
+        weight.shape.iter_mut().filter(|side| **side == 40).for_each(|side| *side = 39);
+    }
+    odd.values.iter_mut().filter(|v| v.width == 40).for_each(|v| v.width = 39);
+    let why = odd.shard(0, 2).unwrap_err().to_string();
+    assert!(why.contains("mlp.gate: expected rows that 2 GPUs can share"), "{why}");
 }
 
 /// Two parts, one after the other, are the whole.

@@ -6,6 +6,7 @@
 
 pub mod add;
 pub mod add_norm;
+pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
 pub mod embed;
@@ -105,6 +106,8 @@ pub enum Op {
     },
     /// `x, residual; weight, (bias) -> residual + linear(x)`. See [`linear_add`].
     LinearAdd,
+    /// `x -> sum of x over all ranks`. See [`all_reduce`].
+    AllReduce,
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].
     RopeWrite(RopeWrite),
 }
@@ -126,6 +129,7 @@ impl Op {
             Op::Project(_) => "project",
             Op::GateUp { .. } => "gate_up",
             Op::LinearAdd => "linear_add",
+            Op::AllReduce => "all_reduce",
             Op::RopeWrite(_) => "rope_write",
         }
     }
@@ -145,6 +149,7 @@ impl Op {
             Op::Project(project) => project.shape(inputs, weights),
             Op::GateUp { norm } => gate_up::shape(*norm, inputs, weights),
             Op::LinearAdd => linear_add::shape(inputs, weights),
+            Op::AllReduce => all_reduce::shape(inputs, weights),
             Op::RopeWrite(write) => write.shape(inputs, weights),
         }
     }

@@ -8,10 +8,12 @@ mod arguments;
 mod fuse;
 mod plan;
 pub mod reference;
+mod shard;
 mod split;
 mod verify;
+mod weight;
 
-use formats::{Error, Result, Tensor, Tensors};
+use formats::{Result, Tensors};
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
@@ -19,6 +21,7 @@ pub use arguments::{Arguments, Limits, Table};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 pub use split::Part;
+pub use weight::{Axis, Slice, Weight};
 
 /// An activation of a [`Program`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,28 +30,6 @@ pub struct ValueId(pub usize);
 /// A weight of a [`Program`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub usize);
-
-/// A weight by its canonical name, such as `blocks.3.attention.q`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Weight {
-    /// Canonical name, the same for every file format.
-    pub name: String,
-    /// The tensor's name in the file that holds it.
-    pub stored: String,
-    /// Row-major shape, outermost first.
-    pub shape: Vec<usize>,
-}
-
-impl Weight {
-    /// Its tensor in a model's files.
-    ///
-    /// # Errors
-    /// If they have none.
-    pub fn tensor<'a>(&self, tensors: &'a Tensors) -> Result<Tensor<'a>> {
-        let missing = || Error::new(&self.name, "a tensor", "none in the file");
-        tensors.get(&self.stored).ok_or_else(missing)
-    }
-}
 
 /// One operation with its operands.
 #[derive(Debug, Clone, PartialEq)]
@@ -137,10 +118,9 @@ impl Program {
     /// Bytes of all weights as a model's files store them.
     ///
     /// # Errors
-    /// If one is missing.
+    /// If one is missing, or cannot be cut where it is to be.
     pub fn stored_bytes(&self, tensors: &Tensors) -> Result<u64> {
-        let bytes = |weight: &Weight| Ok(weight.tensor(tensors)?.bytes.len() as u64);
-        self.weights.iter().map(bytes).sum()
+        self.weights.iter().map(|weight| weight.stored_bytes(tensors)).sum()
     }
 
     /// The distinct rotations, in order of first use.

@@ -21,9 +21,13 @@ pub struct Plan {
 fn overwritable(op: &Op) -> Option<usize> {
     match op {
         Op::LinearAdd => Some(1),
-        Op::Add | Op::Mul | Op::Silu | Op::Rope(_) | Op::RopeWrite(_) | Op::RmsNorm { .. } => {
-            Some(0)
-        }
+        Op::Add
+        | Op::Mul
+        | Op::Silu
+        | Op::Rope(_)
+        | Op::RopeWrite(_)
+        | Op::RmsNorm { .. }
+        | Op::AllReduce => Some(0),
         _ => None,
     }
 }

@@ -1,9 +1,9 @@
 //! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is compared with.
 
 use crate::{Arguments, Node, Program, WeightId};
-use formats::Result;
+use formats::{Error, Result};
 use ops::project::Project;
-use ops::{Op, Rows, add, embed, linear, mul, rms_norm, select, silu};
+use ops::{Op, Rows, add, all_reduce, embed, linear, mul, rms_norm, select, silu};
 
 /// Keys and values of every position, per layer: `[positions, kv_heads * head_dim]`, f32.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +18,55 @@ pub fn run(
     cache: &mut Cache,
     arguments: &Arguments<'_>,
 ) -> Result<Vec<Vec<f32>>> {
-    cache.layers.resize(program.layers.len(), Default::default());
+    let weight = |_: usize, w| weight(w);
+    let all =
+        ranks(std::slice::from_ref(program), &weight, std::slice::from_mut(cache), arguments)?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+/// As [`run`], the Programs of all ranks ([`Program::shard`]) together, node by node. `weight` is told the rank first.
+pub fn ranks(
+    programs: &[Program],
+    weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
+    caches: &mut [Cache],
+    arguments: &Arguments<'_>,
+) -> Result<Vec<Vec<Vec<f32>>>> {
+    let mut all: Vec<_> = programs.iter().map(|program| values(program, arguments)).collect();
+    for (program, cache) in programs.iter().zip(&mut *caches) {
+        cache.layers.resize(program.layers.len(), Default::default());
+    }
+    for i in 0..programs.iter().map(|program| program.nodes.len()).max().unwrap_or(0) {
+        let sums = programs.iter().filter(|program| program.nodes[i].op == Op::AllReduce).count();
+        if sums > 0 && sums < programs.len() {
+            return Err(Error::new("ranks", "an all_reduce of all of them", format!("of {sums}")));
+        }
+        if sums > 0 {
+            let part = |(program, values): (&Program, &Vec<Vec<f32>>)| {
+                values[program.nodes[i].inputs[0].0].clone()
+            };
+            let parts: Vec<Vec<f32>> = programs.iter().zip(&all).map(part).collect();
+            let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+            for (program, values) in programs.iter().zip(&mut all) {
+                all_reduce::reference(&parts, &mut values[program.nodes[i].outputs[0].0]);
+            }
+            continue;
+        }
+        for (rank, program) in programs.iter().enumerate() {
+            let node = &program.nodes[i];
+            let weights =
+                node.weights.iter().map(|w| weight(rank, *w)).collect::<Result<Vec<_>>>()?;
+            let outputs =
+                evaluate(program, node, &all[rank], &weights, &mut caches[rank], arguments);
+            for (value, output) in node.outputs.iter().zip(outputs) {
+                all[rank][value.0] = output;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Room for every value, and the input.
+fn values(program: &Program, arguments: &Arguments<'_>) -> Vec<Vec<f32>> {
     let rows = |rows: Rows| match rows {
         Rows::Tokens => arguments.tokens.len(),
         Rows::Outputs => arguments.outputs.len(),
@@ -28,14 +76,7 @@ pub fn run(
     if let Some(input) = program.input {
         values[input.0] = arguments.input.to_vec();
     }
-    for node in &program.nodes {
-        let weights = node.weights.iter().map(|w| weight(*w)).collect::<Result<Vec<_>>>()?;
-        let outputs = evaluate(program, node, &values, &weights, cache, arguments);
-        for (value, output) in node.outputs.iter().zip(outputs) {
-            values[value.0] = output;
-        }
-    }
-    Ok(values)
+    values
 }
 
 fn evaluate(
@@ -93,6 +134,8 @@ fn evaluate(
             );
             add::reference(x(1), &delta, &mut y[0]);
         }
+        // Met by `ranks` before.
+        Op::AllReduce => all_reduce::reference(&[x(0)], &mut y[0]),
         Op::RopeWrite(op) => {
             let mut norms = weights.iter();
             let mut turn = |i: usize, eps: Option<f32>| {

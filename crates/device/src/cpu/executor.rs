@@ -65,6 +65,9 @@ impl CpuExecutor {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
+        if program.nodes.iter().any(|node| node.op == ops::Op::AllReduce) {
+            return Err(Error::new("cpu", "a Program of its own", "a rank's"));
+        }
         let weights = load_weights(&program, tensors, &team, progress)?;
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;

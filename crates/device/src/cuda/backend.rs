@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use formats::{Error, Result};
 use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, CublasLt, Gpu, Graph, Pipeline, Product, Work, roof};
+use super::{Buffer, CublasLt, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
 use crate::gpu::{Backend, Facts, ProductShape};
 use crate::{About, Usage};
 
@@ -22,6 +22,8 @@ pub struct Cuda {
     cublaslt: Option<CublasLt>,
     /// By shape: setting one up takes longer than running it.
     products: Mutex<HashMap<ProductShape, Product>>,
+    /// What joins it with other GPUs, and its rank among them.
+    rank: Option<(Arc<Sums>, usize)>,
 }
 
 impl Cuda {
@@ -30,7 +32,26 @@ impl Cuda {
         // Without the library our own products serve; DELFT_NO_CUBLAS chooses them.
         let wanted = std::env::var_os("DELFT_NO_CUBLAS").is_none();
         let cublaslt = wanted.then(|| gpu.cublaslt().ok()).flatten();
-        Cuda { gpu, cublaslt, products: Mutex::default() }
+        Cuda { gpu, cublaslt, products: Mutex::default(), rank: None }
+    }
+
+    /// GPUs of these numbers, joined so that they can add up what they have.
+    ///
+    /// # Errors
+    /// If there is no such GPU, one is named twice, or NCCL is missing or refuses.
+    pub(crate) fn ranks(numbers: &[u32]) -> Result<(Vec<Cuda>, Arc<Sums>)> {
+        if let Some(i) = (1..numbers.len()).find(|i| numbers[..*i].contains(&numbers[*i])) {
+            return Err(Error::new(
+                "cuda",
+                "GPUs each named once",
+                format!("{} again", numbers[i]),
+            ));
+        }
+        let gpus = numbers.iter().map(|number| Gpu::open_primary(*number));
+        let gpus = gpus.collect::<Result<Vec<_>>>()?;
+        let sums = Sums::new(gpus.clone())?;
+        let rank = |(rank, gpu)| Cuda { rank: Some((Arc::clone(&sums), rank)), ..Cuda::new(gpu) };
+        Ok((gpus.into_iter().enumerate().map(rank).collect(), sums))
     }
 }
 
@@ -138,6 +159,12 @@ impl Backend for Cuda {
         let product = library.matmul(shape)?.bind_first(x, w, add, y)?;
         known.insert(*shape, product.clone());
         Ok(Work::Product(product))
+    }
+
+    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Work> {
+        let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
+        let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
+        Ok(Work::AllReduce(sums.bind(*rank, x, y, count)?))
     }
 
     fn submit(&self, launches: &[Work]) -> Result<()> {

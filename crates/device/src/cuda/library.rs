@@ -1,5 +1,7 @@
 //! NVIDIA's libraries, looked for when they are first needed: the same program starts on a machine that has none.
 
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use cudarc::{cublaslt, driver, nvrtc};
@@ -71,19 +73,60 @@ fn find(found: &OnceLock<bool>, name: &str, present: impl Fn() -> bool) -> Resul
 }
 
 /// Loads a library from the toolkit's folder. The loader then finds it under its plain name, which is how it is asked for.
-#[cfg(unix)]
 fn preload(name: &str) -> bool {
+    toolkit(name, &["13", "12"]).iter().any(|path| load(path).is_some())
+}
+
+/// Where the toolkit would have a library of these versions.
+fn toolkit(name: &str, versions: &[&str]) -> Vec<String> {
     let home = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|key| std::env::var(key).ok());
     let homes = home.chain(["/usr/local/cuda", "/opt/cuda"].map(str::to_owned));
-    let mut paths = homes.flat_map(|home| [13, 12].map(|v| format!("{home}/lib64/{name}.{v}")));
-    paths.any(|path| {
-        let Ok(path) = std::ffi::CString::new(path) else { return false };
-        // SAFETY: the path ends in a zero byte, and the library stays loaded for the life of the process.
-        !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
-    })
+    homes
+        .flat_map(|home| versions.iter().map(move |v| format!("{home}/lib64/{name}.{v}")))
+        .collect()
+}
+
+/// A library that stays loaded for the life of the process.
+pub(super) struct Loaded(NonNull<c_void>);
+
+/// Loads a library of one of these versions, from the loader's path or the toolkit's folder.
+pub(super) fn open(name: &str, versions: &[&str]) -> Option<Loaded> {
+    let plain = versions.iter().map(|v| format!("{name}.{v}"));
+    plain.chain(toolkit(name, versions)).find_map(|path| load(&path)).map(Loaded)
+}
+
+#[cfg(unix)]
+fn load(path: &str) -> Option<NonNull<c_void>> {
+    let path = CString::new(path).ok()?;
+    // SAFETY: the path ends in a zero byte, and the library stays loaded for the life of the process.
+    NonNull::new(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) })
 }
 
 #[cfg(not(unix))]
-fn preload(_name: &str) -> bool {
-    false
+fn load(_path: &str) -> Option<NonNull<c_void>> {
+    None
+}
+
+impl Loaded {
+    /// An entry point; none if the library has none of that name.
+    ///
+    /// # Safety
+    /// `F` is a pointer to a function of the signature that it has.
+    #[cfg(unix)]
+    pub(super) unsafe fn symbol<F: Copy>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: the library is loaded, and the name ends in a zero byte.
+        let found = NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })?;
+        // SAFETY: as large as a pointer, and what the caller says that it is.
+        Some(unsafe { std::mem::transmute_copy(&found.as_ptr()) })
+    }
+
+    /// An entry point: there is none.
+    ///
+    /// # Safety
+    /// None is needed.
+    #[cfg(not(unix))]
+    pub(super) unsafe fn symbol<F: Copy>(&self, _name: &CStr) -> Option<F> {
+        None
+    }
 }

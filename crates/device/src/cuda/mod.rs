@@ -10,6 +10,7 @@ mod graph;
 mod library;
 mod matmul;
 mod memory;
+mod nccl;
 mod peer;
 mod pipeline;
 pub mod roof;
@@ -30,6 +31,7 @@ pub use compile::Compiler;
 pub use graph::{Graph, Timing, Work};
 pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
+pub use nccl::{AllReduce, Sums};
 pub use pipeline::{Launch, Pipeline};
 
 /// What the driver returns.
@@ -84,6 +86,8 @@ pub struct Gpu(Arc<Context>);
 struct Context {
     device: sys::CUdevice,
     handle: sys::CUcontext,
+    /// Whether it is the device's primary one, which is shared.
+    primary: bool,
     stream: sys::CUstream,
     facts: Facts,
     compiler: Compiler,
@@ -104,6 +108,18 @@ impl Gpu {
     /// # Errors
     /// Without a driver, without a GPU of that number, or if it is older than Ampere.
     pub fn open(ordinal: u32) -> Result<Gpu> {
+        Gpu::open_in(ordinal, false)
+    }
+
+    /// As [`open`](Gpu::open), in the primary context, which this process shares with NVIDIA's libraries.
+    ///
+    /// # Errors
+    /// As [`open`](Gpu::open).
+    pub fn open_primary(ordinal: u32) -> Result<Gpu> {
+        Gpu::open_in(ordinal, true)
+    }
+
+    fn open_in(ordinal: u32, primary: bool) -> Result<Gpu> {
         library::driver()?;
         let count = result::device::get_count().map_err(|e| fault("cuda", e))?;
         let index = i32::try_from(ordinal).ok().filter(|i| *i < count).ok_or_else(|| {
@@ -115,18 +131,35 @@ impl Gpu {
         let facts = facts(device).map_err(wrong)?;
         let compiler = Compiler::new(facts.capability)?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: no parameters is allowed; the device exists; this makes the context current too.
-        unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), 0, device) }
-            .result()
-            .map_err(wrong)?;
+        if primary {
+            // SAFETY: the device exists; the context is made current before anything is made in it.
+            handle = unsafe { result::primary_ctx::retain(device) }.map_err(wrong)?;
+            // SAFETY: as above.
+            unsafe { result::ctx::set_current(handle) }.map_err(wrong)?;
+        } else {
+            // SAFETY: no parameters is allowed; the device exists; this makes the context current too.
+            unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), 0, device) }
+                .result()
+                .map_err(wrong)?;
+        }
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(|e| {
             // SAFETY: nothing is in the context yet.
-            let _ = unsafe { sys::cuCtxDestroy_v2(handle) };
+            unsafe { leave(device, handle, primary) };
             fault(&place, e)
         })?;
         let (modules, lost, meter) = Default::default();
-        Ok(Gpu(Arc::new(Context { device, handle, stream, facts, compiler, modules, lost, meter })))
+        Ok(Gpu(Arc::new(Context {
+            device,
+            handle,
+            primary,
+            stream,
+            facts,
+            compiler,
+            modules,
+            lost,
+            meter,
+        })))
     }
 
     /// What it is.
@@ -199,8 +232,22 @@ impl Drop for Context {
         // Destroying the context unloads its modules.
         unsafe {
             let _ = result::stream::destroy(self.stream);
-            let _ = sys::cuCtxDestroy_v2(self.handle);
+            leave(self.device, self.handle, self.primary);
         }
+    }
+}
+
+/// Destroys a context, or gives the primary one back, which then goes if nobody else has it.
+///
+/// # Safety
+/// It was made or retained by [`Gpu::open`] or [`Gpu::open_primary`], and nothing of this process's own is left in it.
+unsafe fn leave(device: sys::CUdevice, handle: sys::CUcontext, primary: bool) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let _ = match primary {
+            true => result::primary_ctx::release(device),
+            false => sys::cuCtxDestroy_v2(handle).result(),
+        };
     }
 }
 

@@ -326,6 +326,9 @@ impl<B: Backend> GpuExecutor<B> {
                 let add = add.as_ref().map(buffer).transpose()?;
                 self.backend.product(shape, &buffer(x)?, &buffer(w)?, add.as_ref(), &buffer(y)?)
             }
+            Step::AllReduce { x, y, count } => {
+                self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
+            }
         }
     }
 
@@ -432,6 +435,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
 
     fn chooses(&self) -> bool {
         self.lowering.chooses()
+    }
+
+    fn forget(&mut self) {
+        self.chooser.forget();
     }
 
     fn follow(&mut self, before: &mut dyn Executor) -> bool {

@@ -78,6 +78,8 @@ pub(super) enum Step {
     Kernel { kernel: usize, numbers: Numbers, buffers: Vec<Slot> },
     /// The vendor's product.
     Product { shape: ProductShape, x: Slot, w: Slot, add: Option<Slot>, y: Slot },
+    /// The sum over all ranks of so many floats.
+    AllReduce { x: Slot, y: Slot, count: usize },
 }
 
 /// What tells shape classes apart.
@@ -363,6 +365,16 @@ impl Recorder<'_> {
                 self.linear_add(inputs[0], inputs[1], matrix, outputs[0])
             }
             Op::RopeWrite(write) => self.rope_write(write, inputs, weights, outputs[0]),
+            Op::AllReduce => {
+                if self.scalar(inputs[0]) != Scalar::F32 {
+                    let found = format!("{:?}", self.scalar(inputs[0]));
+                    return Err(Error::new("all_reduce", "values of f32", found));
+                }
+                let count = self.rows(outputs[0]) * self.width(outputs[0]);
+                let (x, y) = (self.value(inputs[0]), self.value(outputs[0]));
+                self.steps.push(Step::AllReduce { x, y, count });
+                Ok(())
+            }
         }
     }
 

@@ -12,6 +12,7 @@ mod bridge;
 mod executor;
 mod kv;
 mod lower;
+pub(crate) mod meeting;
 pub(crate) mod meter;
 pub(crate) mod read;
 mod run;
@@ -205,6 +206,16 @@ pub trait Backend: Send + Sync + 'static {
         add: Option<&Self::Buffer>,
         y: &Self::Buffer,
     ) -> Result<Self::Launch>;
+
+    /// Binds the sum over all ranks of what each has in `x`, so many floats, to every rank's `y`; both may be the same bytes.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the device is no rank.
+    fn all_reduce(&self, x: &Self::Buffer, y: &Self::Buffer, count: usize) -> Result<Self::Launch> {
+        let _ = (x, y, count);
+        let found = self.about().name;
+        Err(Error::new("all_reduce", "one of several GPUs that share each layer", found))
+    }
 
     /// Launches in order, each after the one before.
     ///

@@ -15,6 +15,7 @@ use tile::passes::Target;
 use tile::proof::{self, Schedule, Unproved};
 use tile::{Kernel, types::Scalar};
 
+use super::meeting::Meeting;
 use super::meter::{Meter, Taken};
 use super::{Backend, Facts, ProductShape};
 use crate::{About, Usage};
@@ -34,6 +35,8 @@ pub struct Sim {
     /// Bytes that it has.
     memory: usize,
     meter: Arc<Meter>,
+    /// Where it meets other ranks, and which it is.
+    rank: Option<(Arc<Meeting>, usize)>,
 }
 
 /// Texts compiled by this process: each takes a second.
@@ -109,6 +112,26 @@ pub struct Launch(Work);
 enum Work {
     Kernel(Bound),
     Product(Product),
+    Sum(Sum),
+}
+
+/// A rank's side of a sum over all ranks.
+#[derive(Clone)]
+struct Sum {
+    meeting: Arc<Meeting>,
+    rank: usize,
+    x: Buffer,
+    y: Buffer,
+}
+
+impl Sum {
+    fn run(&self) -> Result<()> {
+        let values = case::Buffer::raw(Scalar::F32, self.x.to_vec()).to_f32();
+        let sum = self.meeting.sum(self.rank, values)?;
+        let bytes = case::Buffer::floats(Scalar::F32, &sum).bytes;
+        self.y.lock()[self.y.range.clone()].copy_from_slice(&bytes);
+        Ok(())
+    }
 }
 
 impl Product {
@@ -138,7 +161,12 @@ impl Sim {
 
     /// With so many bytes of memory.
     pub fn with_memory(engine: Engine, memory: usize) -> Sim {
-        Sim { engine, memory, meter: Arc::default() }
+        Sim { engine, memory, meter: Arc::default(), rank: None }
+    }
+
+    /// Itself, as one of the ranks that meet there.
+    pub(crate) fn meeting(self, meeting: &Arc<Meeting>, rank: usize) -> Sim {
+        Sim { rank: Some((Arc::clone(meeting), rank)), ..self }
     }
 
     /// With as many bytes of memory as `DELFT_SIM_MEMORY` says, if it says something.
@@ -357,6 +385,13 @@ impl Backend for Sim {
         Ok(Launch(Work::Product(Product { shape: *shape, x, w, add, y })))
     }
 
+    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Launch> {
+        let alone = || Error::new("all_reduce", "a rank of several", "a device alone");
+        let (meeting, rank) = self.rank.clone().ok_or_else(alone)?;
+        let part = |buffer| self.part(buffer, 0..4 * count);
+        Ok(Launch(Work::Sum(Sum { meeting, rank, x: part(x)?, y: part(y)? })))
+    }
+
     fn submit(&self, launches: &[Launch]) -> Result<()> {
         launches.iter().try_for_each(|launch| match &launch.0 {
             Work::Kernel(bound) => bound.run(),
@@ -364,6 +399,7 @@ impl Backend for Sim {
                 product.run();
                 Ok(())
             }
+            Work::Sum(sum) => sum.run(),
         })
     }
 

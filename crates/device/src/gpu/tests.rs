@@ -13,9 +13,11 @@ use tile::Kernel;
 use tile::launch::Numbers;
 
 use super::executor::GpuExecutor;
+use super::meeting::Meeting;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
-use super::{Backend, Facts, ProductShape};
-use crate::{About, CacheType, Executor, LoadOptions, Usage};
+use super::{Backend, Facts, GpuDevice, ProductShape};
+use crate::ranks::Ranks;
+use crate::{About, CacheType, Device, Executor, LoadOptions, Usage};
 
 /// The simulated GPU, until a call fails that was named.
 struct Faulty {
@@ -130,6 +132,10 @@ impl Backend for Faulty {
         self.step("bind").and_then(|()| self.sim.product(shape, x, w, add, y))
     }
 
+    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Launch> {
+        self.step("bind").and_then(|()| self.sim.all_reduce(x, y, count))
+    }
+
     /// Launches one by one, so that a failure comes in the middle of a step.
     fn submit(&self, launches: &[Launch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {
@@ -187,12 +193,7 @@ fn load(backend: &Arc<Faulty>) -> GpuExecutor<Faulty> {
 }
 
 /// Tokens from a position on, in one block.
-fn logits(
-    executor: &mut GpuExecutor<Faulty>,
-    block: u32,
-    start: u32,
-    tokens: &[u32],
-) -> Result<Vec<f32>> {
+fn logits(executor: &mut dyn Executor, block: u32, start: u32, tokens: &[u32]) -> Result<Vec<f32>> {
     let positions: Vec<u32> = (start..start + tokens.len() as u32).collect();
     executor.run(&Arguments {
         tokens,
@@ -205,12 +206,7 @@ fn logits(
 }
 
 /// The token after one, and after that.
-fn chosen(
-    executor: &mut GpuExecutor<Faulty>,
-    block: u32,
-    start: u32,
-    token: u32,
-) -> Result<[u32; 2]> {
+fn chosen(executor: &mut dyn Executor, block: u32, start: u32, token: u32) -> Result<[u32; 2]> {
     let options = Options { top_k: 5, seed: 3, repetition_penalty: 1.1, ..Options::default() };
     let mut history = vec![1, 2, token];
     let mut next = [token, 0];
@@ -233,7 +229,7 @@ const FIRST: &[u32] = &[5, 9, 100, 3, 77, 21, 6, 8, 9, 2, 64, 13];
 const SECOND: &[u32] = &[7, 7, 50];
 
 /// Everything that is asked of an executor whose sessions hold [`FIRST`] in block 0 and [`SECOND`] in block 1.
-fn answers(executor: &mut GpuExecutor<Faulty>) -> Result<(Vec<f32>, Vec<f32>, [u32; 2])> {
+fn answers(executor: &mut dyn Executor) -> Result<(Vec<f32>, Vec<f32>, [u32; 2])> {
     let second = logits(executor, 1, 3, &[40])?;
     let first = logits(executor, 0, 12, &[4])?;
     Ok((first, second, chosen(executor, 0, 13, 30)?))
@@ -275,6 +271,47 @@ fn after_any_failure_all_sessions_go_on() {
         }
     }
     assert!(kinds.iter().all(|kind| failures.get(kind) >= Some(&1)), "{failures:?}");
+}
+
+/// Whichever rank fails at whatever, no other waits for it for ever, and all go on together.
+#[test]
+fn after_a_failure_of_one_rank_all_go_on() {
+    let ranks = || {
+        let meeting = Arc::new(Meeting::new(2));
+        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).meeting(&meeting, rank));
+        let backends = [sim(0), sim(1)];
+        let device = |backend: &Arc<Faulty>| {
+            Box::new(GpuDevice { backend: Arc::clone(backend) }) as Box<dyn Device>
+        };
+        let group = Ranks::new(backends.iter().map(device).collect(), meeting.clone());
+        let (program, tensors) = model();
+        let executor = group.load(program, &tensors, options(), &mut |_, _| {}).unwrap();
+        (backends, executor)
+    };
+    let (_, mut sound) = ranks();
+    logits(&mut *sound, 0, 0, FIRST).unwrap();
+    logits(&mut *sound, 1, 0, SECOND).unwrap();
+    let wanted = answers(&mut *sound).unwrap();
+    let mut failures = HashMap::new();
+    for kind in ["buffer", "write", "load", "bind", "record", "launch", "peek"] {
+        let (backends, mut executor) = ranks();
+        logits(&mut *executor, 0, 0, FIRST).unwrap();
+        logits(&mut *executor, 1, 0, SECOND).unwrap();
+        for (turn, after) in [0, 1, 3, 17].into_iter().enumerate() {
+            backends[turn % 2].arm(kind, after);
+            let tried = logits(&mut *executor, 2 + turn as u32, 0, &FIRST[..10])
+                .and_then(|_| logits(&mut *executor, 0, 12, &[4]))
+                .and_then(|_| chosen(&mut *executor, 0, 13, 30));
+            let fired = !backends[turn % 2].disarm();
+            assert_eq!(tried.is_err(), fired, "{kind} {after}: {tried:?}");
+            if let Err(why) = tried {
+                assert!(why.to_string().contains(&format!("a failed {kind}")), "{why}");
+                *failures.entry(kind).or_insert(0) += 1;
+            }
+            assert_eq!(answers(&mut *executor).unwrap(), wanted, "{kind} {after}");
+        }
+    }
+    assert!(failures.len() == 7, "{failures:?}");
 }
 
 #[test]
@@ -325,7 +362,7 @@ fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
     assert!(backend.usage().unwrap().peak <= memory);
 }
 
-fn answers_of_first(executor: &mut GpuExecutor<Faulty>) -> (Vec<f32>, [u32; 2]) {
+fn answers_of_first(executor: &mut dyn Executor) -> (Vec<f32>, [u32; 2]) {
     (logits(executor, 0, 12, &[4]).unwrap(), chosen(executor, 0, 13, 30).unwrap())
 }
 

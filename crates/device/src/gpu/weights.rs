@@ -19,6 +19,7 @@ pub(super) struct Weight<B> {
 pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option<Format>>> {
     let one = |weight: &program::Weight| {
         let tensor = weight.tensor(tensors)?;
+        weight.stored_bytes(tensors)?;
         let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
         let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
         let unknown = || Error::new(&weight.name, "a type of matrices", tensor.dtype.name());
@@ -81,7 +82,8 @@ pub(super) fn load<B: Backend>(
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
-        let tensor = weight.tensor(tensors)?;
+        let (whole, bytes) = weight.read(tensors)?;
+        let tensor = Tensor { bytes: &bytes, ..whole };
         let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
         let upload = |bytes: &[u8]| -> Result<_> {
             Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len() })
@@ -110,7 +112,7 @@ pub(super) fn load<B: Backend>(
                 return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
             }
         };
-        tensors.release(&tensor);
+        tensors.release(&whole);
         weights.push(uploaded);
         done += tensor.bytes.len() as u64;
         progress(done, total);

@@ -1,0 +1,109 @@
+//! What Transformers computes, on several simulated devices: by layers, and by ranks.
+
+use std::path::{Path, PathBuf};
+
+use formats::safetensors::Safetensors;
+use formats::{Result, Tensors};
+use program::{Arguments, BLOCK_TOKENS, Table};
+
+use crate::{CacheType, Device, LoadOptions, Place};
+
+/// Folders of the reference checkpoints.
+fn cases() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    let folders = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+    let mut cases: Vec<PathBuf> = folders.filter(|p| p.join("config.json").exists()).collect();
+    cases.sort();
+    assert!(cases.len() >= 12, "{cases:?}");
+    cases
+}
+
+/// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the range of the logits.
+fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
+    let expected = Safetensors::open(&case.join("expected.safetensors")).unwrap();
+    let floats = |name: &str| expected.get(name).unwrap().to_f32().unwrap();
+    let ids = |name: &str| -> Vec<u32> {
+        let bytes = expected.get(name).unwrap().bytes;
+        bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+    };
+    let tensors = Tensors::open(case).unwrap();
+    let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+    let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
+    let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);
+    let groups = program.groups().len();
+    let options = LoadOptions {
+        cache_type: CacheType::F32,
+        rows: (chunk, chunk),
+        blocks: vec![blocks; groups],
+        context: vec![blocks; groups],
+        ..LoadOptions::default()
+    };
+    device.plan(&program, &tensors, &options)?;
+    let mut executor = device.load(program, &tensors, options, &mut |_, _| {})?;
+    let all: Vec<u32> = (0..blocks as u32).collect();
+    let tables = vec![Table { blocks: &all, oldest: 0 }; groups];
+    let mut logits = Vec::new();
+    let chunks = prompt.chunks(chunk).chain(steps.chunks(1));
+    let mut start = 0;
+    for tokens in chunks {
+        let rows = tokens.len() as u32;
+        let positions: Vec<u32> = (start..start + rows).collect();
+        let outputs: Vec<u32> = (0..rows).collect();
+        executor.run(&Arguments {
+            tokens,
+            positions: &positions,
+            outputs: &outputs,
+            tables: &tables,
+            input: &[],
+        })?;
+        logits.extend_from_slice(executor.result(0));
+        start += rows;
+    }
+    let vocab = logits.len() / (prompt.len() + steps.len());
+    let first = ids("first_row")[0] as usize;
+    let wanted = [floats("logits"), floats("decode.logits")].concat();
+    let found = &logits[first * vocab..];
+    assert_eq!(found.len(), wanted.len());
+    let (low, high) = wanted.iter().fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(*x), h.max(*x)));
+    let differences = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
+    Ok(differences.fold(0.0, |a: f32, b| if b.is_nan() { b } else { a.max(b) }) / (high - low))
+}
+
+#[test]
+fn layers_on_several_devices_are_transformers() {
+    for places in ["sim,sim", "sim,sim,sim"] {
+        let device = places.parse::<Place>().unwrap().open(None).unwrap();
+        for case in cases() {
+            for chunk in [512, 7] {
+                let worst = worst(&*device, &case, chunk).unwrap();
+                println!("{places}: {} in chunks of {chunk}: {worst:e}", case.display());
+                assert!(worst <= 1e-4, "{places}: {}: {worst:e}", case.display());
+            }
+        }
+    }
+}
+
+/// Two ranks; models whose heads two cannot share say so.
+#[test]
+fn layers_shared_by_ranks_are_transformers() {
+    let device = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let mut refused = Vec::new();
+    let cases = cases();
+    for case in &cases {
+        for chunk in [512, 7] {
+            match worst(&*device, case, chunk) {
+                Ok(worst) => {
+                    println!("{} in chunks of {chunk}: {worst:e}", case.display());
+                    assert!(worst <= 1e-4, "{}: {worst:e}", case.display());
+                }
+                Err(why) => {
+                    let why = why.to_string();
+                    assert!(why.contains("key/value heads that 2 GPUs can share"), "{why}");
+                    refused.push(case);
+                }
+            }
+        }
+    }
+    // One or three key/value heads: llama2, llama-linear, qwen2, qwen2-yarn, qwen3-untied.
+    assert_eq!((cases.len(), refused.len()), (18, 2 * 5), "{refused:?}");
+}

@@ -1,0 +1,237 @@
+//! Tensor parallelism (Shoeybi et al. 2019): the Program of one of several ranks, each of which has a share of every layer.
+//!
+//! The first matrices of a block are cut by rows: each rank has some heads, with the key/value heads that they share, and some
+//! columns of the feed-forward. The second ones, which read what the first made, are cut by columns: each rank's product is a
+//! summand of the whole, and an `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone.
+//! Everything else (embedding, norms, head) is whole on every rank.
+
+use crate::{Axis, Node, Program, Slice, ValueId, Weight, WeightId};
+use formats::{Error, Result};
+use ops::project::Projection;
+use ops::{Op, Rows};
+
+/// What a rank has of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spread {
+    /// All of each row.
+    Whole,
+    /// Its share of each row.
+    Share,
+}
+
+impl Program {
+    /// What rank `rank` of `ranks` computes. Its nodes are those of every other rank, one by one, but for the residuals; its
+    /// results are the whole Program's, on every rank.
+    ///
+    /// # Errors
+    /// If key/value heads or a matrix cannot be shared evenly, or it is no Program of blocks as above.
+    pub fn shard(&self, rank: usize, ranks: usize) -> Result<Program> {
+        if rank >= ranks || ranks < 2 {
+            return Err(Error::new("ranks", "one of at least two", format!("{rank} of {ranks}")));
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
+            if !layer.kv_heads.is_multiple_of(ranks) {
+                let expected = format!("key/value heads that {ranks} GPUs can share");
+                let error = Error::new(format!("layer {i}"), expected, layer.kv_heads);
+                return Err(error.hint("fewer GPUs, or --split-mode layer"));
+            }
+        }
+        let part = Program {
+            values: self.values.clone(),
+            layers: self.layers.clone(),
+            input: self.input,
+            results: self.results.clone(),
+            traces: self.traces.clone(),
+            ..Program::default()
+        };
+        let mut sharder =
+            Sharder { of: self, part, spread: vec![None; self.values.len()], rank, ranks };
+        sharder.part.layers.iter_mut().for_each(|layer| layer.kv_heads /= ranks);
+        if let Some(input) = self.input {
+            sharder.spread[input.0] = Some(Spread::Whole);
+        }
+        for node in &self.nodes {
+            sharder.node(node)?;
+        }
+        for value in self.results.iter().chain(self.traces.iter().map(|(_, v)| v)) {
+            sharder.whole("results", *value)?;
+        }
+        sharder.part.verify()?;
+        Ok(sharder.part)
+    }
+}
+
+struct Sharder<'a> {
+    of: &'a Program,
+    part: Program,
+    spread: Vec<Option<Spread>>,
+    rank: usize,
+    ranks: usize,
+}
+
+impl Sharder<'_> {
+    fn node(&mut self, node: &Node) -> Result<()> {
+        let name = node.op.name();
+        let first = node.inputs.first().and_then(|v| self.spread[v.0]);
+        let shared = first == Some(Spread::Share);
+        match &node.op {
+            Op::Embed => self.keep(node, Spread::Whole),
+            Op::RmsNorm { .. } | Op::Silu | Op::Rope(_) | Op::Select => {
+                self.keep(node, first.unwrap_or(Spread::Whole))
+            }
+            Op::Add | Op::Mul | Op::RopeWrite(_) | Op::KvWrite { .. } => {
+                if node.inputs.iter().any(|v| self.spread[v.0] != first) {
+                    return Err(Error::new(
+                        name,
+                        "operands shared alike",
+                        "a whole one and a share",
+                    ));
+                }
+                if node.op.layer().is_some() {
+                    self.share(name, node.inputs[0])?;
+                }
+                self.keep(node, first.unwrap_or(Spread::Whole))
+            }
+            Op::Attention(attention) => {
+                self.share(name, node.inputs[0])?;
+                let mut op = attention.clone();
+                (op.heads, op.kv_heads) = (op.heads / self.ranks, op.kv_heads / self.ranks);
+                self.keep(&Node { op: Op::Attention(op), ..node.clone() }, Spread::Share)
+            }
+            Op::Linear if shared => self.summand(node, node.inputs[0], None),
+            Op::LinearAdd if shared => {
+                self.whole(name, node.inputs[1])?;
+                self.summand(node, node.inputs[0], Some(node.inputs[1]))
+            }
+            Op::Linear => {
+                let bias = (node.weights.len() > 1).then_some(1);
+                self.rows(node, &[Projection { weight: 0, bias }])
+            }
+            Op::Project(project) => {
+                self.whole(name, node.inputs[0])?;
+                self.rows(node, &project.projections().collect::<Vec<_>>())
+            }
+            Op::GateUp { norm } => {
+                self.whole(name, node.inputs[0])?;
+                let both = ops::gate_up::projections(*norm);
+                self.rows(node, &both.projections().collect::<Vec<_>>())
+            }
+            Op::LinearAdd => {
+                self.whole(name, node.inputs[1])?;
+                self.keep(node, Spread::Whole)
+            }
+            Op::AllReduce => Err(Error::new(name, "a Program of one device", "one of a rank")),
+        }
+    }
+
+    /// Projections of a whole value: each rank has some of their rows, but all of those that give the Program's results.
+    fn rows(&mut self, node: &Node, projections: &[Projection]) -> Result<()> {
+        let last =
+            |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
+        if node.outputs.iter().any(last) {
+            return self.keep(node, Spread::Whole);
+        }
+        let mut weights: Vec<Option<Slice>> = vec![None; node.weights.len()];
+        for projection in projections {
+            for at in [projection.weight].into_iter().chain(projection.bias) {
+                weights[at] = Some(self.slice(Axis::Rows));
+            }
+        }
+        self.push(node, &weights, Spread::Share)
+    }
+
+    /// A product with a rank's columns, and the sum of all ranks' products: a whole value. Rank 0 adds the bias and the residual.
+    fn summand(&mut self, node: &Node, x: ValueId, residual: Option<ValueId>) -> Result<()> {
+        let output = node.outputs[0];
+        self.part.values.push(self.of.shape(output));
+        self.spread.push(Some(Spread::Whole));
+        let partial = ValueId(self.part.values.len() - 1);
+        let mut product = Node { outputs: vec![partial], ..node.clone() };
+        if self.rank > 0 {
+            product.op = Op::Linear;
+            product.weights.truncate(1);
+            product.inputs = vec![x];
+        } else {
+            product.inputs = [x].into_iter().chain(residual).collect();
+        }
+        let mut slices = vec![None; product.weights.len()];
+        slices[0] = Some(self.slice(Axis::Columns));
+        self.push(&product, &slices, Spread::Whole)?;
+        let sum = Node {
+            op: Op::AllReduce,
+            inputs: vec![partial],
+            weights: vec![],
+            outputs: vec![output],
+        };
+        self.push(&sum, &[], Spread::Whole)
+    }
+
+    /// A node with all of its weights.
+    fn keep(&mut self, node: &Node, spread: Spread) -> Result<()> {
+        self.push(node, &vec![None; node.weights.len()], spread)
+    }
+
+    /// A node with these parts of its weights, and outputs of which a rank has so much.
+    fn push(&mut self, node: &Node, slices: &[Option<Slice>], spread: Spread) -> Result<()> {
+        let mut node = node.clone();
+        for (weight, slice) in node.weights.iter_mut().zip(slices) {
+            *weight = self.weight(*weight, *slice)?;
+        }
+        for value in &node.outputs {
+            self.spread[value.0] = Some(spread);
+            let width = &mut self.part.values[value.0].width;
+            if spread == Spread::Share {
+                if !width.is_multiple_of(self.ranks) {
+                    let expected = format!("a width that {} GPUs can share", self.ranks);
+                    return Err(Error::new(node.op.name(), expected, *width));
+                }
+                *width /= self.ranks;
+            }
+        }
+        self.part.nodes.push(node);
+        Ok(())
+    }
+
+    fn slice(&self, axis: Axis) -> Slice {
+        Slice { axis, index: self.rank, of: self.ranks }
+    }
+
+    /// The number of a weight's part among this rank's weights, which it joins.
+    fn weight(&mut self, weight: WeightId, slice: Option<Slice>) -> Result<WeightId> {
+        let mut weight = Weight { slice, ..self.of.weights[weight.0].clone() };
+        if let Some(Slice { axis, of, .. }) = slice {
+            let at = usize::from(axis == Axis::Columns);
+            let whole = weight.shape.clone();
+            let side = weight.shape.get_mut(at).filter(|side| side.is_multiple_of(of));
+            let uneven = || {
+                let expected = format!("{axis} that {of} GPUs can share");
+                let error = Error::new(&weight.name, expected, format!("{whole:?}"));
+                error.hint("fewer GPUs, or --split-mode layer")
+            };
+            match side {
+                Some(side) => *side /= of,
+                None => return Err(uneven()),
+            }
+        }
+        let known = self.part.weights.iter().position(|other| *other == weight);
+        Ok(WeightId(known.unwrap_or_else(|| {
+            self.part.weights.push(weight);
+            self.part.weights.len() - 1
+        })))
+    }
+
+    fn whole(&self, name: &str, value: ValueId) -> Result<()> {
+        self.is(name, value, Spread::Whole, "a whole value")
+    }
+
+    fn share(&self, name: &str, value: ValueId) -> Result<()> {
+        self.is(name, value, Spread::Share, "heads that ranks can share")
+    }
+
+    fn is(&self, name: &str, value: ValueId, spread: Spread, expected: &str) -> Result<()> {
+        match self.spread[value.0] {
+            Some(found) if found == spread => Ok(()),
+            found => Err(Error::new(name, expected, format!("%{}: {found:?}", value.0))),
+        }
+    }
+}
