@@ -6,11 +6,12 @@
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
 #   FIXTURES        test programs of the engine, to run on the GPU (default: those in .carry)
-#   PARTS           which parts, in order (default: "fixtures greedy memory models test sanitize bench rivals")
+#   PARTS           which parts, in order; `several` is for machines with 2 or 4 GPUs (default: "fixtures greedy memory models test sanitize bench rivals")
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_MODELS    seconds for each part
+#   SHARED          shape and types of the models that several GPUs share, as MODELS
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_MODELS, T_SEVERAL    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
@@ -21,13 +22,13 @@ DELFT=${DELFT:-.carry/delft}
 [ -f "$DELFT" ] || DELFT=target/release/delft
 export PATH="$PATH:/usr/local/cuda/bin"
 
-# NVRTC and cuBLASLt: the toolkit's, else those that come with PyTorch.
+# NVRTC, cuBLASLt and NCCL: the toolkit's, else those that come with PyTorch.
 for folder in /usr/local/cuda/lib64 $(python3 -c '
 import importlib.util, pathlib
 found = importlib.util.find_spec("nvidia")
 roots = found.submodule_search_locations if found else []
 for root in roots:
-    for library in ("libnvrtc.so.1*", "libcublasLt.so.1*"):
+    for library in ("libnvrtc.so.1*", "libcublasLt.so.1*", "libnccl.so.2"):
         print(*{path.parent for path in pathlib.Path(root).rglob(library)})
 ' 2>/dev/null); do
     LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
@@ -105,9 +106,36 @@ models() {
     rmdir "$folder"
 }
 
+# several: the fixtures on two GPUs, by layers and by ranks, and decoding on 1, 2 and 4.
+several() {
+    chmod +x "$DELFT"
+    found=$(nvidia-smi -L | grep -c '^GPU')
+    [ "$found" -ge 2 ] || { echo "several: expected 2 GPUs or more, found $found"; return 1; }
+    nvidia-smi topo -m
+    for program in ${FIXTURES:-.carry/transformers .carry/devices}; do
+        chmod +x "$program"
+        DELFT_TEST_DEVICE=cuda:0,1 "$program" the_named_device --nocapture || return
+    done
+    folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+    for model in ${SHARED:-llama-8b:bf16 llama-8b:q4_k}; do
+        python3 tests/reference/random_gguf.py "${model%:*}" "${model#*:}" "$folder/model.gguf" || return
+        for gpus in cuda:0 cuda:0,1 cuda:0,1,2,3; do
+            [ "$(echo "$gpus" | tr ',' '\n' | wc -l)" -le "$found" ] || continue
+            for mode in layer tensor; do
+                [ "$gpus$mode" != cuda:0tensor ] || continue
+                echo "-- $model on $gpus, $mode"
+                "$DELFT" bench -m "$folder/model.gguf" --device "$gpus" --split-mode "$mode" \
+                    -p 2048 -n 128 -r 3 --sampled --json || return
+            done
+        done
+        rm "$folder/model.gguf"
+    done
+    rmdir "$folder"
+}
+
 failed=0
 case ${1:-} in
-    fixtures | memory | models)
+    fixtures | memory | models | several)
         "$1"
         exit
         ;;
@@ -126,6 +154,7 @@ for wanted in ${PARTS:-fixtures greedy memory models test sanitize bench rivals}
             ;;
         memory) part memory "${T_MEMORY:-90}" sh "$0" memory ;;
         models) part models "${T_MODELS:-120}" sh "$0" models ;;
+        several) part several "${T_SEVERAL:-300}" sh "$0" several ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)
             # shellcheck disable=SC2086 # a list of words
