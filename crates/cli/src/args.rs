@@ -100,8 +100,10 @@ pub(crate) struct LoadArgs {
 /// A dispatch by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DispatchArg {
-    /// Kernel by kernel
+    /// Every kernel is bound and launched anew in each step
     Eager,
+    /// Launches are kept; each step's arguments are sent while earlier steps run
+    Arguments,
     /// As one recording for each kind of step
     Graph,
 }

@@ -23,6 +23,7 @@ impl From<DispatchArg> for Dispatch {
     fn from(arg: DispatchArg) -> Self {
         match arg {
             DispatchArg::Eager => Dispatch::Eager,
+            DispatchArg::Arguments => Dispatch::Arguments,
             DispatchArg::Graph => Dispatch::Graph,
         }
     }

@@ -9,7 +9,7 @@ use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, CublasLt, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
+use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
 use crate::gpu::{Backend, Facts, ProductShape};
 use crate::{About, Usage};
 
@@ -60,6 +60,7 @@ impl Backend for Cuda {
     type Pipeline = Pipeline;
     type Launch = Work;
     type Recording = Graph;
+    type Mark = Event;
 
     fn about(&self) -> About {
         let facts = self.gpu.facts();
@@ -100,8 +101,20 @@ impl Backend for Cuda {
         look()?.map(Some).ok_or_else(missing)
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
-        mailbox.put(word, value)
+    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        mailbox.put(word, bytes)
+    }
+
+    fn marker(&self) -> Result<Event> {
+        self.gpu.event()
+    }
+
+    fn mark(&self, mark: &Event) -> Result<()> {
+        mark.record()
+    }
+
+    fn reach(&self, mark: &Event) -> Result<()> {
+        mark.wait()
     }
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {

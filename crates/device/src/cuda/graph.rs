@@ -93,7 +93,8 @@ impl Gpu {
         const RUN: f64 = 300e-6;
         let count = work.len().max(1) as f64;
         let mut graph = self.graph(work)?;
-        let (start, end) = (Event::new(&self.0)?, Event::new(&self.0)?);
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let (start, end) = (Event::new(&self.0, flags)?, Event::new(&self.0, flags)?);
         let mut run = |times: u32| {
             start.record()?;
             for _ in 0..times {
@@ -147,32 +148,58 @@ pub struct Timing {
     pub samples: usize,
 }
 
-/// A point in the stream whose time is taken.
-struct Event {
+/// A point in the stream: before everything until it is first recorded.
+pub struct Event {
     context: Arc<Context>,
     handle: sys::CUevent,
 }
 
+// SAFETY: the handle is valid on any thread while the context lives, which `context` sees to; the driver guards it.
+unsafe impl Send for Event {}
+
+impl Gpu {
+    /// An event whose time is not taken.
+    ///
+    /// # Errors
+    /// If the driver has no more.
+    pub fn event(&self) -> Result<Event> {
+        Event::new(&self.0, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+}
+
 impl Event {
-    fn new(context: &Arc<Context>) -> Result<Event> {
+    fn new(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Event> {
         context.enter()?;
-        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let handle = context.check("cuda event", made)?;
+        let handle = context.check("cuda event", result::event::create(flags))?;
         Ok(Event { context: Arc::clone(context), handle })
     }
 
-    fn record(&self) -> Result<()> {
+    /// Moves it to the end of everything enqueued.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn record(&self) -> Result<()> {
+        self.context.enter()?;
         // SAFETY: event and stream live.
         let recorded = unsafe { result::event::record(self.handle, self.context.stream) };
         self.context.check("cuda event", recorded)
     }
 
+    /// Waits until the stream has come to where it was recorded last.
+    ///
+    /// # Errors
+    /// What a kernel did wrong before.
+    pub fn wait(&self) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the event lives.
+        let waited = unsafe { result::event::synchronize(self.handle) };
+        self.context.check("cuda", waited)
+    }
+
     /// Seconds since another, once both have happened.
     fn since(&self, start: &Event) -> Result<f64> {
+        self.wait()?;
         // SAFETY: both events live and are recorded.
-        let waited = unsafe { result::event::synchronize(self.handle) };
-        self.context.check("cuda", waited)?;
-        // SAFETY: as above.
         let elapsed = unsafe { result::event::elapsed(start.handle, self.handle) };
         Ok(f64::from(self.context.check("cuda event", elapsed)?) / 1e3)
     }

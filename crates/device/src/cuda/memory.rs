@@ -190,7 +190,8 @@ impl Buffer {
         context.check("cuda: fill", set)
     }
 
-    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one.
+    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one. Bytes of the host's memory
+    /// must not change before they are copied: an [`Event`](super::Event) tells.
     ///
     /// # Errors
     /// If the lengths differ or the buffers overlap.
@@ -207,8 +208,17 @@ impl Buffer {
         }
         context.enter()?;
         let (to, source, bytes) = (self.address(), from.address(), self.bytes);
-        // SAFETY: both ranges are inside their allocations, which wait for the stream before they go.
-        let copied = unsafe { result::memcpy_dtod_async(to, source, bytes, context.stream) };
+        // SAFETY: both ranges are inside their allocations, which wait for the stream before they go. Those of the host are
+        // pinned, so that this does not wait; Rust never refers to them.
+        let copied = unsafe {
+            match from.allocation.host {
+                Some(host) => {
+                    let source = host.as_ptr().cast_const().byte_add(from.offset);
+                    sys::cuMemcpyHtoDAsync_v2(to, source, bytes, context.stream).result()
+                }
+                None => result::memcpy_dtod_async(to, source, bytes, context.stream),
+            }
+        };
         context.check("cuda: copy", copied)
     }
 
@@ -234,32 +244,38 @@ impl Buffer {
     /// # Errors
     /// If it is not the host's, or they are not inside.
     pub fn look(&self, word: usize) -> Result<[u32; 2]> {
-        let at = self.host(4 * word, 8)?;
+        let at = self.host(4 * word, 8, 8)?;
         // SAFETY: inside the allocation and aligned to 8; a kernel may be writing it, in one store of eight bytes.
         let both = u64::from_le(unsafe { at.cast::<u64>().read_volatile() });
         Ok([both as u32, (both >> 32) as u32])
     }
 
-    /// Sets a word of the host's memory.
+    /// Sets words of the host's memory from one on, each in one store.
     ///
     /// # Errors
-    /// If it is not the host's, or the word is not inside.
-    pub fn put(&self, word: usize, value: u32) -> Result<()> {
-        let at = self.host(4 * word, 4)?;
-        // SAFETY: inside the allocation and aligned to 4.
-        unsafe { at.cast::<u32>().write_volatile(value.to_le()) };
+    /// If it is not the host's, or the words are not whole or not inside.
+    pub fn put(&self, word: usize, bytes: &[u8]) -> Result<()> {
+        let (words, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err(Error::new("cuda buffer", "whole words", format!("{} bytes", bytes.len())));
+        }
+        let at = self.host(4 * word, bytes.len(), 4)?.cast::<u32>();
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: inside the allocation and aligned to 4: `host` has checked all of them.
+            unsafe { at.add(i).write_volatile(u32::from_ne_bytes(*word)) };
+        }
         Ok(())
     }
 
-    /// Where this process sees some of its bytes, whose number is their alignment.
-    fn host(&self, at: usize, bytes: usize) -> Result<NonNull<u8>> {
+    /// Where this process sees some of its bytes, which are aligned so.
+    fn host(&self, at: usize, bytes: usize, align: usize) -> Result<NonNull<u8>> {
         let outside = || {
             let expected = format!("{bytes} of {} bytes of the host's memory", self.bytes);
             Error::new("cuda buffer", expected, format!("at byte {at}"))
         };
         let host = self.allocation.host.ok_or_else(outside)?;
         let end = at.checked_add(bytes).filter(|end| *end <= self.bytes);
-        if end.is_none() || !(self.offset + at).is_multiple_of(bytes) {
+        if end.is_none() || !(self.offset + at).is_multiple_of(align) {
             return Err(outside());
         }
         // SAFETY: inside the allocation, as was just checked.

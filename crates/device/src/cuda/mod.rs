@@ -1,8 +1,14 @@
 //! NVIDIA GPUs through the driver: kernels are compiled by NVRTC when first wanted, matrices too large for ours go to cuBLASLt.
 //!
 //! [`Gpu`] is a context with one stream on which all work is done in order. [`Gpu::load`] makes a [`Pipeline`] of a lowered
-//! kernel; bound to buffers and numbers it is a [`Launch`], which costs next to nothing to repeat. A [`Graph`] repeats a list
-//! of them in one submission. [`roof`] measures what the GPU could do at best.
+//! kernel; bound to buffers and numbers it is a [`Launch`], whose parameters and grid are then in place: to repeat it is one call
+//! of the driver. A [`Graph`] repeats a list of them in one submission. [`roof`] measures what the GPU could do at best.
+//!
+//! What is kept from one step to the next in each [`Dispatch`](crate::Dispatch): `eager` kernels and library plans; `arguments`
+//! their launches too; `graph` the graphs of steps of few rows, and launches of the others. Launches overlap in all three: one
+//! that [waits by itself](Pipeline::waits) is placed while the one before ends. With `arguments` a step's words are copied from
+//! pinned memory on the same stream, so that no kernel of a step starts before them, nor they before the last step's end;
+//! an [`Event`] after the copy says when the pinned bytes may change.
 
 mod backend;
 mod compile;
@@ -28,7 +34,7 @@ use crate::gpu::meter::Meter;
 
 pub use backend::Cuda;
 pub use compile::Compiler;
-pub use graph::{Graph, Timing, Work};
+pub use graph::{Event, Graph, Timing, Work};
 pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
 pub use nccl::{AllReduce, Sums};

@@ -12,9 +12,6 @@ use tile::launch::{Bound, Numbers};
 
 use super::{Buffer, Context, Gpu};
 
-/// The most parameters a kernel may have here.
-const PARAMS: usize = 64;
-
 /// Loaded code. It stays for the life of the context.
 #[derive(Clone, Copy)]
 pub(super) struct Module(sys::CUmodule);
@@ -150,10 +147,6 @@ impl Pipeline {
         if buffers.iter().any(|b| !Arc::ptr_eq(b.context(), context)) {
             return Err(fail("a buffer is on another GPU"));
         }
-        if kernel.params.len() > PARAMS {
-            let most = format!("at most {PARAMS} parameters");
-            return Err(Error::new(&kernel.name, most, kernel.params.len()));
-        }
         let mut next = buffers.iter();
         let mut words = Vec::with_capacity(kernel.params.len());
         let mut bounds = Vec::with_capacity(buffers.len());
@@ -175,7 +168,7 @@ impl Pipeline {
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
         Ok(Launch {
             pipeline: self.clone(),
-            words: words.into(),
+            parameters: Parameters::new(words),
             grid,
             _buffers: buffers.into(),
             overlap: false,
@@ -191,12 +184,35 @@ impl Pipeline {
     }
 }
 
+/// A launch's parameters as the driver takes them, prepared once. Clones are the same ones.
+#[derive(Clone)]
+struct Parameters {
+    /// Addresses, and 32-bit arguments in the low half.
+    _words: Arc<[u64]>,
+    /// To each of them.
+    pointers: Arc<[*mut c_void]>,
+}
+
+// SAFETY: the pointers are to `_words`, which live as long and which nobody writes to.
+unsafe impl Send for Parameters {}
+// SAFETY: as above.
+unsafe impl Sync for Parameters {}
+
+impl Parameters {
+    fn new(words: Vec<u64>) -> Parameters {
+        let words: Arc<[u64]> = words.into();
+        // From the pointer to all of them, so that they stay valid as the `Arc` moves.
+        let first = Arc::as_ptr(&words).cast::<u64>().cast_mut();
+        let pointers = (0..words.len()).map(|i| first.wrapping_add(i).cast()).collect();
+        Parameters { _words: words, pointers }
+    }
+}
+
 /// A kernel with its buffers and numbers, ready to run any number of times.
 #[derive(Clone)]
 pub struct Launch {
     pipeline: Pipeline,
-    /// The parameters: addresses, and 32-bit arguments in the low half.
-    words: Box<[u64]>,
+    parameters: Parameters,
     grid: [u32; 3],
     /// Held so that the addresses stay allocated.
     _buffers: Box<[Buffer]>,
@@ -217,10 +233,6 @@ impl Launch {
     pub fn enqueue(&self) -> Result<()> {
         let Inner { context, kernel, function, dynamic, .. } = &*self.pipeline.0;
         context.enter()?;
-        let mut pointers = [std::ptr::null_mut::<c_void>(); PARAMS];
-        for (pointer, word) in pointers.iter_mut().zip(&self.words) {
-            *pointer = std::ptr::from_ref(word).cast_mut().cast();
-        }
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -239,13 +251,13 @@ impl Launch {
             attrs: &mut attribute,
             numAttrs: u32::from(self.overlap),
         };
+        let pointers = self.parameters.pointers.as_ptr().cast_mut();
         // SAFETY: the context is current; function and stream live as long as it. There is a pointer for each parameter of
         // the kernel, to a word that holds an address or a 32-bit number as the emitted signature has it; the driver
-        // copies the words before it returns. Buffers are alive (`_buffers`) and free themselves only once the stream
-        // has drained. They are long enough by the kernel's contract, and hold bytes that Rust never refers to.
-        let launched = unsafe {
-            sys::cuLaunchKernelEx(&config, *function, pointers.as_mut_ptr(), std::ptr::null_mut())
-        };
+        // writes to neither, and copies the words before it returns. Buffers are alive (`_buffers`) and free themselves only
+        // once the stream has drained. They are long enough by the kernel's contract, and hold bytes that Rust never refers to.
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&config, *function, pointers, std::ptr::null_mut()) };
         context.check(&kernel.name, launched.result())
     }
 }

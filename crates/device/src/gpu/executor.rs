@@ -12,8 +12,9 @@ use program::{Arguments, BLOCK_TOKENS, CacheLayer, Limits, Program};
 use super::arena::{self, Layout};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
-use super::lower::{Kernels, Key, Lowering, Slot, Step, Words};
-use super::run::{Chooser, STEPS};
+use super::lower::{Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Step, Words};
+use super::ring::Ring;
+use super::run::{Chooser, Choosing, STEPS};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
@@ -22,36 +23,29 @@ use crate::{Executor, LoadOptions, Memory, Roof};
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
 const KEPT: usize = 64;
 
-/// A class whose launches are bound.
+/// A shape class with its kernels.
 pub(super) struct Class<B: Backend> {
     pub(super) words: Words,
-    launches: Vec<B::Launch>,
-    recording: Option<B::Recording>,
+    /// Which region its words are in.
+    region: usize,
+    work: Work<B>,
     /// Where the results are, and their rows.
     results: Vec<(B::Buffer, Rows, usize)>,
     /// Where the Program's input goes.
     input: Option<B::Buffer>,
 }
 
-impl<B: Backend> Class<B> {
-    /// Runs it on what is staged.
-    pub(super) fn launch(&mut self, backend: &B, dispatch: Dispatch, key: &Key) -> Result<()> {
-        // What is seen once is not worth recording.
-        if dispatch == Dispatch::Eager || key.tokens > arena::FEW {
-            return backend.submit(&self.launches);
-        }
-        let recording = match &mut self.recording {
-            Some(recording) => recording,
-            empty => empty.insert(backend.record(&self.launches)?),
-        };
-        backend.replay(recording)
-    }
+/// What is kept of a class's launches from one step to the next: see [`Dispatch`].
+enum Work<B: Backend> {
+    Loose { steps: Vec<Step>, key: Key },
+    Bound(Vec<B::Launch>),
+    Recorded(B::Recording),
 }
 
 /// See [`Executor`].
 pub(super) struct GpuExecutor<B: Backend> {
     pub(super) backend: Arc<B>,
-    pub(super) dispatch: Dispatch,
+    dispatch: Dispatch,
     pub(super) lowering: Lowering,
     weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
@@ -63,7 +57,9 @@ pub(super) struct GpuExecutor<B: Backend> {
     windows: Vec<Option<usize>>,
     sizes: Sizes,
     arena: B::Buffer,
-    words: B::Buffer,
+    /// Regions of words: see [`Key::region`].
+    words: Vec<B::Buffer>,
+    ring: Ring<B>,
     scratch: [B::Buffer; 3],
     /// The numbers from 0 on, and where matrices are unpacked to: for the vendor's products.
     numbers: B::Buffer,
@@ -72,8 +68,9 @@ pub(super) struct GpuExecutor<B: Backend> {
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
     limits: Limits,
-    /// The last step's words and results.
+    /// The last step's words and results, and the strides of its tables: kept so that a step allocates nothing.
     staged: Vec<u8>,
+    strides: Vec<usize>,
     results: Vec<Vec<f32>>,
     /// Where the Program's input comes from and where its result stays, if not with the host.
     source: Option<Bridge<B>>,
@@ -103,7 +100,7 @@ impl<B: Backend> GpuExecutor<B> {
         if limits.blocks.len() != windows.len() {
             return Err(Error::new("cache", "blocks for every group", limits.blocks.len()));
         }
-        let sizes = Sizes::new(&lowering, &limits);
+        let sizes = Sizes::new(&lowering, &limits, options.dispatch);
         let weights = weights::load(&*backend, &lowering.program, tensors, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
@@ -116,11 +113,17 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let layers = lowering.program.layers.iter().zip(&lowering.groups).map(layer);
         let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
+        let words = [sizes.words].into_iter().chain([sizes.seat; SEATS]);
+        let ring = match options.dispatch {
+            Dispatch::Arguments => Ring::new(&*backend, sizes.words)?,
+            Dispatch::Eager | Dispatch::Graph => Ring::none(),
+        };
         let mut executor = GpuExecutor {
             frequencies: frequencies.collect::<Result<_>>()?,
             layers: layers.collect::<Result<_>>()?,
             arena: backend.buffer(sizes.arena)?,
-            words: backend.buffer(sizes.words)?,
+            words: words.map(|bytes| backend.buffer(bytes)).collect::<Result<_>>()?,
+            ring,
             scratch: [a?, b?, c?],
             numbers: backend.upload(&numbers)?,
             unpacked: backend.buffer(sizes.unpacked)?,
@@ -135,6 +138,7 @@ impl<B: Backend> GpuExecutor<B> {
             sink: None,
             chooser: Chooser::default(),
             staged: Vec::with_capacity(sizes.words),
+            strides: Vec::new(),
             results: vec![Vec::new(); lowering.program.results.len()],
             unclean: false,
             lost: None,
@@ -157,7 +161,8 @@ impl<B: Backend> GpuExecutor<B> {
         let mut usual = vec![(self.limits.tokens, None), (1, None)];
         if self.chooses() {
             self.make_room(2 * STEPS, 1)?;
-            usual.extend([(1, Some(false)), (1, Some(true))]);
+            let samples = |filters| Some(Samples { filters, seat: 0 });
+            usual.extend([(1, samples(false)), (1, samples(true))]);
         }
         for (tokens, samples) in usual {
             let outputs = usize::from(self.chooses());
@@ -255,22 +260,24 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     /// What tells this step's class apart.
-    pub(super) fn key(&self, arguments: &Arguments<'_>) -> Key {
+    pub(super) fn key(&mut self, arguments: &Arguments<'_>) -> Key {
         let last = arguments.positions.last().map_or(0, |p| *p as usize);
-        let strides = arguments.tables.iter().map(|table| {
+        let mut strides = std::mem::take(&mut self.strides);
+        strides.clear();
+        strides.extend(arguments.tables.iter().map(|table| {
             let wraps = last / BLOCK_TOKENS >= table.blocks.len();
             stride(table.blocks.len(), wraps)
-        });
+        }));
         Key {
             tokens: arguments.tokens.len(),
             outputs: arguments.outputs.len(),
-            strides: strides.collect(),
+            strides,
             length: (last + 1).next_power_of_two().max(BLOCK_TOKENS),
             samples: None,
         }
     }
 
-    /// Lowers, loads and binds a class.
+    /// Lowers a class, loads its kernels, and binds and records its launches as far as they are kept.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
         let types = self.lowering.types(key.tokens);
         let layout = Layout::new(&self.lowering.program, types, key.tokens, key.outputs);
@@ -292,7 +299,14 @@ impl<B: Backend> GpuExecutor<B> {
             let built = built.clone().map_or_else(|| self.backend.load(kernel), Ok)?;
             self.pipelines.push(built);
         }
-        let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>>>()?;
+        let work = match self.dispatch {
+            Dispatch::Eager => Work::Loose { steps, key: key.clone() },
+            // What is seen once is not worth recording.
+            Dispatch::Graph if key.tokens <= arena::FEW => {
+                Work::Recorded(self.backend.record(&self.bind(&steps, key)?)?)
+            }
+            Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&steps, key)?),
+        };
         let program = &self.lowering.program;
         let types = self.lowering.types(key.tokens);
         let part = |v| self.backend.part(&self.arena, layout.value(program, types, v));
@@ -302,18 +316,32 @@ impl<B: Backend> GpuExecutor<B> {
         });
         let results = results.collect::<Result<_>>()?;
         let input = program.input.map(part).transpose()?;
-        Ok(Class { words: Words::new(key), launches, recording: None, results, input })
+        Ok(Class { words: key.words(), region: key.region(), work, results, input })
     }
 
-    fn bind(&self, step: &Step) -> Result<B::Launch> {
+    /// Runs a class on what is staged.
+    pub(super) fn launch(&self, class: &mut Class<B>) -> Result<()> {
+        match &mut class.work {
+            Work::Loose { steps, key } => self.backend.submit(&self.bind(steps, key)?),
+            Work::Bound(launches) => self.backend.submit(launches),
+            Work::Recorded(recording) => self.backend.replay(recording),
+        }
+    }
+
+    fn bind(&self, steps: &[Step], key: &Key) -> Result<Vec<B::Launch>> {
+        steps.iter().map(|step| self.bind_one(step, key)).collect()
+    }
+
+    fn bind_one(&self, step: &Step, key: &Key) -> Result<B::Launch> {
+        let seat = key.samples.map_or(0, |samples| samples.seat);
         let buffer = |slot: &Slot| match slot {
             Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
-            Slot::Words(range) => self.backend.part(&self.words, range.clone()),
+            Slot::Words(range) => self.backend.part(&self.words[key.region()], range.clone()),
             Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
             Slot::Cache(layer, array) => Ok(self.layers[*layer].array(*array)),
             Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
-            Slot::Sampling(part) => self.chooser.buffer(*part),
+            Slot::Sampling(part) => self.chooser.buffer(*part, seat),
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
         };
@@ -332,9 +360,9 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Makes room in the cache for a step. What was chosen ahead is forgotten.
+    /// Makes room in the cache for a step. What was chosen ahead from the blocks that it has is forgotten.
     pub(super) fn prepare(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.chooser.forget();
+        self.chooser.overtake(arguments.tables);
         self.results.iter_mut().for_each(Vec::clear);
         for (group, table) in arguments.tables.iter().enumerate() {
             let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
@@ -344,28 +372,47 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     /// The class of a key, compiled on first sight. It is taken out: whoever uses it puts it back.
-    pub(super) fn class(&mut self, key: &Key) -> Result<Class<B>> {
-        match self.classes.remove(key) {
-            Some(class) => Ok(class),
-            None => self.compile(key),
+    pub(super) fn class(&mut self, key: &Key) -> Result<(Key, Class<B>)> {
+        match self.classes.remove_entry(key) {
+            Some(known) => Ok(known),
+            None => Ok((key.clone(), self.compile(key)?)),
         }
     }
 
-    /// Writes the step's words, and its input, where its class expects them.
-    pub(super) fn stage(&mut self, class: &Class<B>, arguments: &Arguments<'_>) -> Result<()> {
-        let words = &class.words;
+    /// Writes the step's words, its input, and what choosing needs, where its class expects them.
+    pub(super) fn stage(
+        &mut self,
+        class: &Class<B>,
+        arguments: &Arguments<'_>,
+        choosing: Option<&Choosing<'_>>,
+    ) -> Result<()> {
+        let at = &class.words;
         self.staged.clear();
-        self.staged.resize(words.bytes, 0);
+        self.staged.resize(at.bytes, 0);
         let mut put = |range: &std::ops::Range<usize>, values: &[u32]| {
             let to = self.staged[range.clone()].chunks_exact_mut(4);
             to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
         };
-        put(&words.tokens, arguments.tokens);
-        put(&words.positions, arguments.positions);
-        put(&words.outputs, arguments.outputs);
-        put(&words.starts, &[0, arguments.tokens.len() as u32]);
-        words.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
-        self.backend.write(&self.words, &self.staged)?;
+        put(&at.tokens, arguments.tokens);
+        put(&at.positions, arguments.positions);
+        put(&at.outputs, arguments.outputs);
+        put(&at.starts, &[0, arguments.tokens.len() as u32]);
+        at.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
+        if let Some(choosing) = choosing {
+            put(&at.settings, choosing.settings);
+            put(&at.span, &[choosing.span]);
+        }
+        let GpuExecutor { backend, ring, words, staged, sizes, chooser, .. } = self;
+        let step = (&words[class.region], &staged[..]);
+        match choosing {
+            None => ring.send(&**backend, sizes.slot, &[step])?,
+            Some(choosing) => {
+                let history = chooser.buffer(Sampling::History, choosing.seat)?;
+                let biases = chooser.buffer(Sampling::Biases, choosing.seat)?;
+                let besides = [step, (&history, choosing.window), (&biases, choosing.biases)];
+                ring.send(&**backend, sizes.slot, &besides)?;
+            }
+        }
         let Some(input) = &class.input else { return Ok(()) };
         if let Some(source) = &self.source {
             return source.take(&self.backend, input);
@@ -402,10 +449,11 @@ impl<B: Backend> GpuExecutor<B> {
 impl<B: Backend> GpuExecutor<B> {
     fn replay(&mut self, arguments: &Arguments<'_>) -> Result<()> {
         self.prepare(arguments)?;
-        let key = self.key(arguments);
-        let mut class = self.class(&key)?;
-        self.stage(&class, arguments)?;
-        class.launch(&*self.backend, self.dispatch, &key)?;
+        let wanted = self.key(arguments);
+        let (key, mut class) = self.class(&wanted)?;
+        self.strides = wanted.strides;
+        self.stage(&class, arguments, None)?;
+        self.launch(&mut class)?;
         self.read(&class, arguments.tokens.len(), arguments.outputs.len())?;
         if self.classes.len() >= KEPT {
             self.classes.retain(|key, _| key.tokens <= arena::FEW);

@@ -7,6 +7,7 @@ use formats::{Error, Result};
 use half::{bf16, f16};
 use ops::packed::Format;
 use ops::rms_norm::rms_norm;
+use ops::sample::kernels::SETTINGS;
 use ops::sweep::Team;
 use ops::{Op, Rope, Rows};
 use program::{Node, Program, ValueId, WeightId};
@@ -45,7 +46,7 @@ mod products;
 mod sampling;
 
 pub(super) use attention::Scratch;
-pub(super) use sampling::Sampling;
+pub(super) use sampling::{SEATS, Sampling};
 
 use products::Matrix;
 
@@ -54,7 +55,7 @@ use products::Matrix;
 pub(super) enum Slot {
     /// Of the arena.
     Arena(Range<usize>),
-    /// Of the step's words.
+    /// Of the words of the class's region.
     Words(Range<usize>),
     /// All of a weight.
     Weight(usize),
@@ -64,7 +65,7 @@ pub(super) enum Slot {
     Cache(usize, usize),
     /// Working memory of attention: see [`Scratch`].
     Scratch(usize),
-    /// Working memory of sampling.
+    /// Working memory of sampling: its run's, where each has its own.
     Sampling(Sampling),
     /// The numbers from 0 on, so many.
     Numbers(usize),
@@ -91,11 +92,32 @@ pub(super) struct Key {
     pub(super) strides: Vec<usize>,
     /// Positions in use, rounded up.
     pub(super) length: usize,
-    /// Whether the step chooses its successor's token, and whether filters are on then.
-    pub(super) samples: Option<bool>,
+    /// Whether the step chooses its successor's token, and how.
+    pub(super) samples: Option<Samples>,
 }
 
-/// Where a step's words lie, in bytes.
+/// How a step chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Samples {
+    /// Whether filters are on.
+    pub(super) filters: bool,
+    /// Whose words it reads and writes: one of [`SEATS`].
+    pub(super) seat: usize,
+}
+
+impl Key {
+    /// Where the words of its steps lie.
+    pub(super) fn words(&self) -> Words {
+        Words::new(self.tokens, self.outputs, self.strides.iter().copied())
+    }
+
+    /// Which of the regions of words it has: the first is for steps that the host feeds, then one for each seat.
+    pub(super) fn region(&self) -> usize {
+        self.samples.map_or(0, |samples| 1 + samples.seat)
+    }
+}
+
+/// Where a step's words lie, in bytes of their region.
 #[derive(Debug, Clone)]
 pub(super) struct Words {
     pub(super) tokens: Range<usize>,
@@ -104,25 +126,35 @@ pub(super) struct Words {
     pub(super) outputs: Range<usize>,
     pub(super) starts: Range<usize>,
     pub(super) tables: Vec<Range<usize>>,
+    /// Of steps that choose: the sampler's state, and how many tokens penalties look back on.
+    pub(super) settings: Range<usize>,
+    pub(super) span: Range<usize>,
     pub(super) bytes: usize,
 }
 
 impl Words {
-    pub(super) fn new(key: &Key) -> Words {
+    /// Of a step of so many tokens and rows of logits, with rows of tables of so many blocks.
+    pub(super) fn new(
+        tokens: usize,
+        outputs: usize,
+        strides: impl Iterator<Item = usize>,
+    ) -> Words {
         let mut end = 0;
         let mut take = |words: usize| {
             let start: usize = end;
             end = (start + 4 * words.max(1)).next_multiple_of(64);
             start..start + 4 * words.max(1)
         };
-        let rows = bucket(key.tokens);
+        let rows = bucket(tokens);
         Words {
             tokens: take(rows),
             positions: take(rows),
             sequences: take(rows),
-            outputs: take(bucket(key.outputs)),
+            outputs: take(bucket(outputs)),
             starts: take(2),
-            tables: key.strides.iter().map(|&s| take(s)).collect(),
+            tables: strides.map(&mut take).collect(),
+            settings: take(SETTINGS as usize),
+            span: take(1),
             bytes: end,
         }
     }
@@ -238,7 +270,7 @@ impl Lowering {
         layout: &Layout,
         known: &mut Kernels,
     ) -> Result<Vec<Step>> {
-        let words = Words::new(key);
+        let words = key.words();
         let mut recorder = Recorder { of: self, key, layout, words, known, steps: vec![] };
         for node in &self.program.nodes {
             let rows = node.outputs.first().or(node.inputs.first());
@@ -246,8 +278,8 @@ impl Lowering {
                 recorder.node(node)?;
             }
         }
-        if let Some(filters) = key.samples {
-            recorder.sample(filters)?;
+        if let Some(samples) = key.samples {
+            recorder.sample(samples.filters)?;
         }
         Ok(recorder.steps)
     }

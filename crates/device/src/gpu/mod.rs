@@ -15,6 +15,7 @@ mod lower;
 pub(crate) mod meeting;
 pub(crate) mod meter;
 pub(crate) mod read;
+mod ring;
 mod run;
 pub mod sim;
 mod sizes;
@@ -83,6 +84,8 @@ pub trait Backend: Send + Sync + 'static {
     type Launch: Send;
     /// Launches that are submitted as one.
     type Recording: Send;
+    /// A point in the order of all work: see [`Backend::mark`].
+    type Mark: Send;
 
     /// What it is.
     fn about(&self) -> About;
@@ -118,11 +121,29 @@ pub trait Backend: Send + Sync + 'static {
     /// If nobody is left who would write them, or that work has failed.
     fn peek(&self, mailbox: &Self::Buffer, word: usize) -> Result<Option<[u32; 2]>>;
 
-    /// Sets a word of a mailbox before any work that is not yet submitted.
+    /// Sets words of a mailbox from one on, before any work that is not yet submitted and without waiting for what is.
     ///
     /// # Errors
-    /// If there is none.
-    fn poke(&self, mailbox: &Self::Buffer, word: usize, value: u32) -> Result<()>;
+    /// If they are not all inside, or not whole.
+    fn poke(&self, mailbox: &Self::Buffer, word: usize, bytes: &[u8]) -> Result<()>;
+
+    /// A mark before all work.
+    ///
+    /// # Errors
+    /// If the device has no more.
+    fn marker(&self) -> Result<Self::Mark>;
+
+    /// Moves a mark to the end of all work that is submitted.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    fn mark(&self, mark: &Self::Mark) -> Result<()>;
+
+    /// Waits until all work before a mark is done.
+    ///
+    /// # Errors
+    /// If some of it failed.
+    fn reach(&self, mark: &Self::Mark) -> Result<()>;
 
     /// Some of a buffer's bytes.
     ///
@@ -142,7 +163,7 @@ pub trait Backend: Send + Sync + 'static {
     /// If there are not as many, or earlier work failed.
     fn read(&self, from: &Self::Buffer, to: &mut [u8]) -> Result<()>;
 
-    /// Copies a buffer to the first bytes of another.
+    /// Copies a buffer, which may be (part of) a mailbox, to the first bytes of another.
     ///
     /// # Errors
     /// If it is longer.
@@ -267,14 +288,30 @@ pub struct GpuDevice<B> {
     backend: Arc<B>,
 }
 
-/// How a step is submitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How steps are given to a GPU. In each way the kernels of a shape class and their constants are found once, and what one step of
+/// it has that another has not (tokens, positions, tables, the sampler's state) is words in memory that kernels read. Steps
+/// whose tokens the device chooses write these words themselves, one for the next.
+///
+/// On Metal a step is one command buffer either way. Memory is the CPU's too and has no copies in the order of the work, so that
+/// [`Arguments`](Dispatch::Arguments) waits there for the step before, as the other two do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dispatch {
-    /// Kernel by kernel.
+    /// Nothing else is kept: each kernel is bound to its buffers and launched in every step, and words are written once the
+    /// device is idle. For looking into things.
     Eager,
-    /// As one recording for each shape class.
+    /// Launches are bound once for each class: every parameter is in place, and a step looks nothing up and allocates nothing.
+    /// Words go through three slots, so that nobody waits for the step before: see `ring`. Launches go one after another, each
+    /// of which may let the next one start early.
+    Arguments,
+    /// Launches are bound once, and those of few rows recorded as one submission. Words are written once the device is
+    /// idle, which it mostly is: such a step's logits were waited for, or it chooses and writes the next one's words.
     #[default]
     Graph,
+}
+
+impl Dispatch {
+    /// All of them.
+    pub const ALL: [Dispatch; 3] = [Dispatch::Eager, Dispatch::Arguments, Dispatch::Graph];
 }
 
 impl<B: Backend> GpuDevice<B> {

@@ -1,6 +1,7 @@
 //! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell, or as emitted text
 //! compiled for this CPU. Metal text has a simulated driver besides: `metal/fake.rs`.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -42,6 +43,32 @@ pub struct Sim {
 /// Texts compiled by this process: each takes a second.
 static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
     LazyLock::new(Mutex::default);
+
+thread_local! {
+    /// Launches that this thread has left before one fails.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Makes one launch fail that this thread gives to any simulated GPU, the one after so many more; None: none does. Returns what
+/// was still to come. For tests of what is built on a device.
+pub fn fail_after(launches: Option<usize>) -> Option<usize> {
+    LEFT.replace(launches)
+}
+
+/// Counts a launch.
+fn counted() -> Result<()> {
+    match LEFT.get() {
+        None => Ok(()),
+        Some(0) => {
+            LEFT.set(None);
+            Err(Error::new("sim", "a launch that succeeds", "one that was made to fail"))
+        }
+        Some(left) => {
+            LEFT.set(Some(left - 1));
+            Ok(())
+        }
+    }
+}
 
 /// Bytes of a simulated device.
 #[derive(Clone)]
@@ -263,6 +290,8 @@ impl Backend for Sim {
     type Pipeline = Pipeline;
     type Launch = Launch;
     type Recording = Vec<Launch>;
+    /// Everything is done at once.
+    type Mark = ();
 
     fn about(&self) -> About {
         let isa = match self.engine {
@@ -307,8 +336,20 @@ impl Backend for Sim {
         Ok(Some(found))
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
-        self.write(&self.part(mailbox, 4 * word..4 * word + 4)?, &value.to_le_bytes())
+    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        self.write(&self.part(mailbox, 4 * word..4 * word + bytes.len())?, bytes)
+    }
+
+    fn marker(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn mark(&self, (): &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn reach(&self, (): &()) -> Result<()> {
+        Ok(())
     }
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
@@ -393,13 +434,14 @@ impl Backend for Sim {
     }
 
     fn submit(&self, launches: &[Launch]) -> Result<()> {
-        launches.iter().try_for_each(|launch| match &launch.0 {
-            Work::Kernel(bound) => bound.run(),
-            Work::Product(product) => {
-                product.run();
-                Ok(())
+        launches.iter().try_for_each(|launch| {
+            counted()?;
+            match &launch.0 {
+                Work::Kernel(bound) => bound.run()?,
+                Work::Product(product) => product.run(),
+                Work::Sum(sum) => sum.run()?,
             }
-            Work::Sum(sum) => sum.run(),
+            Ok(())
         })
     }
 

@@ -5,18 +5,22 @@ use ops::packed::Format;
 use program::{BLOCK_TOKENS, Limits};
 use tile::types::Scalar;
 
-use super::arena::{Layout, bucket};
-use super::lower::{Lowering, Sampling, Scratch};
+use super::arena::Layout;
+use super::lower::{Lowering, SEATS, Sampling, Scratch, Words};
 use super::run::STEPS;
-use super::{Backend, kv, weights};
+use super::{Backend, Dispatch, kv, ring, weights};
 use crate::{LoadOptions, Plan};
 
 /// Bytes of what is neither weights nor cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) arena: usize,
-    /// A step's words.
+    /// The words of a step that the host feeds.
     pub(super) words: usize,
+    /// The words of each seat.
+    pub(super) seat: usize,
+    /// Each slot of the ring.
+    pub(super) slot: usize,
     pub(super) scratch: Scratch,
     /// How many numbers from 0 on, of four bytes each.
     pub(super) numbers: usize,
@@ -30,7 +34,7 @@ pub(super) fn stride(blocks: usize, wraps: bool) -> usize {
 }
 
 impl Sizes {
-    pub(super) fn new(lowering: &Lowering, limits: &Limits) -> Sizes {
+    pub(super) fn new(lowering: &Lowering, limits: &Limits, dispatch: Dispatch) -> Sizes {
         let types = lowering.types(limits.tokens);
         let arena = Layout::new(&lowering.program, types, limits.tokens, limits.outputs).bytes;
         let vendors = lowering.facts.products.is_some() && lowering.half != Scalar::F32;
@@ -38,11 +42,13 @@ impl Sizes {
         let wide = lowering.wide;
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
         // A table is as long as its group has blocks, rounded up.
-        let tables: usize = limits.blocks.iter().map(|b| 4 * stride(*b, false) + 64).sum();
-        let step = bucket(limits.tokens) * 3 + bucket(limits.outputs) + 2;
+        let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
+        let words = Words::new(limits.tokens, limits.outputs, tables()).bytes;
         Sizes {
             arena,
-            words: 4 * step + 64 * 6 + tables,
+            words,
+            seat: Words::new(1, 1, tables()).bytes,
+            slot: if dispatch == Dispatch::Arguments { ring::slot(words) } else { 0 },
             scratch: lowering.scratch(limits.tokens),
             numbers: rows.max(limits.tokens),
             unpacked: if packed { wide.bytes() * elements } else { 4 },
@@ -51,7 +57,8 @@ impl Sizes {
 
     /// All but the arena.
     pub(super) fn working(&self) -> usize {
-        self.words + self.scratch.iter().sum::<usize>() + 4 * self.numbers + self.unpacked
+        let steps = self.words + SEATS * self.seat + ring::SLOTS * self.slot;
+        steps + self.scratch.iter().sum::<usize>() + 4 * self.numbers + self.unpacked
     }
 }
 
@@ -65,7 +72,7 @@ pub(super) fn plan<B: Backend>(
     options: &LoadOptions,
 ) -> Result<Plan> {
     let program = &lowering.program;
-    let sizes = Sizes::new(lowering, &options.limits(program));
+    let sizes = Sizes::new(lowering, &options.limits(program), options.dispatch);
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
     let layers = || program.layers.iter().enumerate();
     let position = |layer| kv::position_bytes(options.cache_type, layer);
@@ -75,7 +82,8 @@ pub(super) fn plan<B: Backend>(
         false => 0,
         true => {
             let vocab = program.shape(program.results[0]).width;
-            Sampling::ALL.iter().map(|part| 4 * part.words(vocab, 2 * STEPS, 1)).sum()
+            let words = |part: &Sampling| part.copies() * part.words(vocab, 2 * STEPS, 1);
+            4 * Sampling::ALL.iter().map(words).sum::<usize>()
         }
     };
     Ok(Plan {

@@ -1,9 +1,12 @@
-//! A GPU that fails: what it has said so far stays right, and what comes after it is right again, or one clear error.
+//! A GPU that fails: what it has said so far stays right, and what comes after it is right again, or one clear error. One that
+//! is late, or does nothing: `dispatch`.
 
-use std::collections::HashMap;
+mod dispatch;
+
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use formats::{Error, Result, Tensors};
@@ -15,13 +18,37 @@ use tile::launch::Numbers;
 use super::executor::GpuExecutor;
 use super::meeting::Meeting;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
-use super::{Backend, Facts, GpuDevice, ProductShape};
+use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
 use crate::{About, CacheType, Device, Executor, LoadOptions, Usage};
+
+/// When work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// At once.
+    Now,
+    /// When something is waited for, and no more of it than that.
+    Late,
+    /// As [`Late`](When::Late), but nobody waits for a mark: wrong.
+    Hasty,
+    /// Not at all: every note is there, and says 0.
+    Never,
+}
+
+/// Work to be done late.
+enum Job {
+    Launch(Launch),
+    Copy(Buffer, Buffer),
+}
 
 /// The simulated GPU, until a call fails that was named.
 struct Faulty {
     sim: Sim,
+    when: Mutex<When>,
+    jobs: Mutex<VecDeque<Job>>,
+    /// Jobs that there were so far, and those done.
+    asked: AtomicUsize,
+    done: AtomicUsize,
     /// The kind of call that fails, and how many of it are done before.
     fault: Mutex<Option<(&'static str, usize)>>,
     /// How often each kind was called.
@@ -33,8 +60,52 @@ struct Faulty {
 
 impl Faulty {
     fn new(sim: Sim) -> Arc<Faulty> {
-        let (fault, calls, breaks, broken) = Default::default();
-        Arc::new(Faulty { sim, fault, calls, breaks, broken })
+        let (fault, calls, breaks, broken, jobs, asked, done) = Default::default();
+        let when = Mutex::new(When::Now);
+        Arc::new(Faulty { sim, when, jobs, asked, done, fault, calls, breaks, broken })
+    }
+
+    fn when(&self) -> When {
+        *self.when.lock().unwrap()
+    }
+
+    /// Does work now, later or never.
+    fn job(&self, job: Job) -> Result<()> {
+        match self.when() {
+            When::Now => self.perform(job),
+            When::Never => Ok(()),
+            When::Late | When::Hasty => {
+                self.jobs.lock().unwrap().push_back(job);
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    fn perform(&self, job: Job) -> Result<()> {
+        match job {
+            Job::Launch(launch) => self.sim.submit(&[launch]),
+            Job::Copy(from, to) => self.sim.copy(&from, &to),
+        }
+    }
+
+    /// Works until so many jobs are done.
+    fn work(&self, until: usize) -> Result<()> {
+        while self.done.load(Ordering::Relaxed) < until {
+            let job = self.jobs.lock().unwrap().pop_front().unwrap();
+            self.done.fetch_add(1, Ordering::Relaxed);
+            self.perform(job)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.work(self.asked.load(Ordering::Relaxed))
+    }
+
+    /// How often a kind was called.
+    fn calls(&self, kind: &str) -> usize {
+        self.calls.lock().unwrap().get(kind).copied().unwrap_or(0)
     }
 
     fn arm(&self, kind: &'static str, after: usize) {
@@ -72,6 +143,8 @@ impl Backend for Faulty {
     type Pipeline = Pipeline;
     type Launch = Launch;
     type Recording = Vec<Launch>;
+    /// Jobs before it.
+    type Mark = AtomicUsize;
 
     fn about(&self) -> About {
         self.sim.about()
@@ -90,11 +163,40 @@ impl Backend for Faulty {
     }
 
     fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
-        self.step("peek").and_then(|()| self.sim.peek(mailbox, word))
+        self.step("peek")?;
+        if self.when() == When::Never {
+            return Ok(Some([0, 0]));
+        }
+        loop {
+            match self.sim.peek(mailbox, word) {
+                Err(_) if !self.jobs.lock().unwrap().is_empty() => {
+                    self.work(self.done.load(Ordering::Relaxed) + 1)?;
+                }
+                found => return found,
+            }
+        }
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, value: u32) -> Result<()> {
-        self.step("poke").and_then(|()| self.sim.poke(mailbox, word, value))
+    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        self.step("poke").and_then(|()| self.sim.poke(mailbox, word, bytes))
+    }
+
+    fn marker(&self) -> Result<AtomicUsize> {
+        self.step("mark").map(|()| AtomicUsize::new(0))
+    }
+
+    fn mark(&self, mark: &AtomicUsize) -> Result<()> {
+        self.step("mark")?;
+        mark.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reach(&self, mark: &AtomicUsize) -> Result<()> {
+        self.step("reach")?;
+        match self.when() {
+            When::Hasty => Ok(()),
+            _ => self.work(mark.load(Ordering::Relaxed)),
+        }
     }
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
@@ -102,15 +204,15 @@ impl Backend for Faulty {
     }
 
     fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.step("write").and_then(|()| self.sim.write(to, bytes))
+        self.step("write").and_then(|()| self.finish()).and_then(|()| self.sim.write(to, bytes))
     }
 
     fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
-        self.step("read").and_then(|()| self.sim.read(from, to))
+        self.step("read").and_then(|()| self.finish()).and_then(|()| self.sim.read(from, to))
     }
 
     fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
-        self.step("copy").and_then(|()| self.sim.copy(from, to))
+        self.step("copy").and_then(|()| self.job(Job::Copy(from.clone(), to.clone())))
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
@@ -139,7 +241,8 @@ impl Backend for Faulty {
     /// Launches one by one, so that a failure comes in the middle of a step.
     fn submit(&self, launches: &[Launch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {
-            self.step("launch").and_then(|()| self.sim.submit(std::slice::from_ref(launch)))
+            self.step("launch")?;
+            if self.when() == When::Never { Ok(()) } else { self.job(Job::Launch(launch.clone())) }
         })
     }
 
@@ -187,8 +290,13 @@ fn options() -> LoadOptions {
 }
 
 fn load(backend: &Arc<Faulty>) -> GpuExecutor<Faulty> {
+    load_as(backend, Dispatch::default())
+}
+
+fn load_as(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     let (program, tensors) = model();
-    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options(), &mut |_, _| {});
+    let options = LoadOptions { dispatch, ..options() };
+    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options, &mut |_, _| {});
     load.unwrap()
 }
 
@@ -243,14 +351,18 @@ fn after_any_failure_all_sessions_go_on() {
         logits(&mut sound, 1, 0, SECOND).unwrap();
         answers(&mut sound).unwrap()
     };
-    let kinds = [
+    let every = [
         "buffer", "part", "write", "read", "copy", "load", "bind", "record", "launch", "poke",
         "peek",
     ];
+    let kinds = every.map(|kind| (Dispatch::Graph, kind)).into_iter();
+    let kinds = kinds.chain(["bind", "launch", "write"].map(|kind| (Dispatch::Eager, kind)));
+    let of_arguments = ["part", "bind", "launch", "poke", "copy", "mark", "reach"];
+    let kinds: Vec<_> = kinds.chain(of_arguments.map(|kind| (Dispatch::Arguments, kind))).collect();
     let mut failures = HashMap::new();
-    for kind in kinds {
+    for &(dispatch, kind) in &kinds {
         let backend = Faulty::new(Sim::new(Engine::Interpreter));
-        let mut executor = load(&backend);
+        let mut executor = load_as(&backend, dispatch);
         logits(&mut executor, 0, 0, FIRST).unwrap();
         logits(&mut executor, 1, 0, SECOND).unwrap();
         for (turn, after) in [0, 1, 2, 4, 9, 17, 30].into_iter().enumerate() {
@@ -261,13 +373,13 @@ fn after_any_failure_all_sessions_go_on() {
                 .and_then(|_| logits(&mut executor, 0, 12, &[4]))
                 .and_then(|_| chosen(&mut executor, 0, 13, 30));
             let fired = !backend.disarm();
-            assert_eq!(tried.is_err(), fired, "{kind} {after}: {tried:?}");
+            assert_eq!(tried.is_err(), fired, "{dispatch:?} {kind} {after}: {tried:?}");
             if let Err(why) = tried {
                 assert!(why.to_string().contains(&format!("a failed {kind}")), "{why}");
-                *failures.entry(kind).or_insert(0) += 1;
+                *failures.entry((dispatch, kind)).or_insert(0) += 1;
             }
             let found = answers(&mut executor).unwrap();
-            assert_eq!(found, wanted, "{kind} {after}");
+            assert_eq!(found, wanted, "{dispatch:?} {kind} {after}");
         }
     }
     assert!(kinds.iter().all(|kind| failures.get(kind) >= Some(&1)), "{failures:?}");

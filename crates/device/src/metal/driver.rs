@@ -269,6 +269,8 @@ impl<A: Api> Backend for Driver<A> {
     type Pipeline = Pipeline<A>;
     type Launch = Launch<A>;
     type Recording = Recording<A>;
+    /// Nothing that is marked is under way: copies are made by the CPU, once the GPU is idle.
+    type Mark = ();
 
     fn about(&self) -> About {
         let facts = self.0.api.facts();
@@ -319,10 +321,33 @@ impl<A: Api> Backend for Driver<A> {
         }
     }
 
-    fn poke(&self, mailbox: &Buffer<A>, word: usize, value: u32) -> Result<()> {
-        let at = mailbox.first(4 * word + 4)?.start + 4 * word;
+    fn poke(&self, mailbox: &Buffer<A>, word: usize, bytes: &[u8]) -> Result<()> {
+        let at = mailbox.first(4 * word + bytes.len())?.start + 4 * word;
+        let (words, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err(Error::new(
+                "metal mailbox",
+                "whole words",
+                format!("{} bytes", bytes.len()),
+            ));
+        }
         let _turn = self.0.turn()?;
-        self.0.api.put(&mailbox.held.memory, at, value)
+        let put = |(i, word): (usize, &[u8; 4])| {
+            self.0.api.put(&mailbox.held.memory, at + 4 * i, u32::from_le_bytes(*word))
+        };
+        words.iter().enumerate().try_for_each(put)
+    }
+
+    fn marker(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn mark(&self, (): &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn reach(&self, (): &()) -> Result<()> {
+        Ok(())
     }
 
     fn part(&self, of: &Buffer<A>, range: Range<usize>) -> Result<Buffer<A>> {

@@ -7,6 +7,9 @@
 //! A step is one command buffer with one compute encoder whose dispatches may overlap; a barrier stands before each that touches
 //! what an earlier one writes. A step that is repeated is an indirect command buffer, encoded once. Memory is shared
 //! with the CPU, which waits for the GPU before it reads or writes.
+//!
+//! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
+//! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
 
 mod api;
 #[cfg(all(feature = "metal", target_vendor = "apple"))]

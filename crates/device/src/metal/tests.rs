@@ -417,18 +417,18 @@ fn notes_are_waited_for_one_step_at_a_time() {
         driver.bind(&pipeline, &numbers, &[x.clone(), to]).unwrap()
     };
     let why = {
-        driver.poke(&mailbox, 0, u32::MAX).unwrap();
+        driver.poke(&mailbox, 0, &[0xFF; 4]).unwrap();
         driver.peek(&mailbox, 0).unwrap_err().to_string()
     };
     assert!(why.contains("mailbox"), "{why}");
     for word in [0, 2] {
-        driver.poke(&mailbox, word, u32::MAX).unwrap();
+        driver.poke(&mailbox, word, &[0xFF; 4]).unwrap();
         driver.submit(&[launch(4 * word)]).unwrap();
     }
     let one = 1.0_f32.to_bits();
     assert_eq!(driver.peek(&mailbox, 0).unwrap(), Some([one; 2]));
     assert_eq!(driver.api().waiting(), 1, "the second step is still under way");
-    driver.poke(&mailbox, 0, u32::MAX).unwrap();
+    driver.poke(&mailbox, 0, &[0xFF; 4]).unwrap();
     assert_eq!(driver.peek(&mailbox, 2).unwrap(), Some([one; 2]));
     assert!(driver.peek(&mailbox, 0).is_err() && driver.peek(&mailbox, 127).is_err());
 }

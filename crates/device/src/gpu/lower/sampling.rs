@@ -1,4 +1,7 @@
 //! Choosing tokens: what it works with, and its launches.
+//!
+//! A run of steps that feed each other has words, a history, biases and a mailbox of its own, its seat's; there are a few seats,
+//! so that sessions whose steps alternate need not be staged again each time. Everything else lasts for a step.
 
 use formats::Result;
 use ops::sample::kernels;
@@ -6,13 +9,15 @@ use tile::launch::Numbers;
 
 use super::{Recorder, Slot};
 
+/// Runs that can be under way.
+pub(in crate::gpu) const SEATS: usize = 4;
+
 /// What sampling works with besides the logits and the step's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) enum Sampling {
-    Settings,
     History,
     Biases,
-    Spans,
+    Mail,
     Keys,
     Peaks,
     Bins,
@@ -22,16 +27,14 @@ pub(in crate::gpu) enum Sampling {
     Picked,
     Sums,
     Arrived,
-    Mail,
 }
 
 impl Sampling {
     /// All of them, in the order of their numbers.
-    pub(in crate::gpu) const ALL: [Sampling; 14] = [
-        Sampling::Settings,
+    pub(in crate::gpu) const ALL: [Sampling; 12] = [
         Sampling::History,
         Sampling::Biases,
-        Sampling::Spans,
+        Sampling::Mail,
         Sampling::Keys,
         Sampling::Peaks,
         Sampling::Bins,
@@ -41,17 +44,23 @@ impl Sampling {
         Sampling::Picked,
         Sampling::Sums,
         Sampling::Arrived,
-        Sampling::Mail,
     ];
 
-    /// Words of it, for one row; `history` and `biases` are as long as a run needs them.
+    /// How many there are.
+    pub(in crate::gpu) fn copies(self) -> usize {
+        match self {
+            Sampling::History | Sampling::Biases | Sampling::Mail => SEATS,
+            _ => 1,
+        }
+    }
+
+    /// Words of one, for one row; `history` and `biases` are as long as a run needs them.
     pub(in crate::gpu) fn words(self, vocab: usize, history: usize, biases: usize) -> usize {
         let parts = |of: u32| vocab.div_ceil(of as usize);
         match self {
-            Sampling::Settings => kernels::SETTINGS as usize,
             Sampling::History => history,
             Sampling::Biases => 2 * biases,
-            Sampling::Spans | Sampling::Picked | Sampling::Arrived => 1,
+            Sampling::Picked | Sampling::Arrived => 1,
             Sampling::Keys => vocab,
             Sampling::Peaks | Sampling::Totals => 2 * parts(kernels::PART),
             Sampling::Cuts => 2,
@@ -71,7 +80,8 @@ impl Recorder<'_> {
         let numbers = Numbers::new().with("rows", 1).with("vocab", vocab as u32);
         let of = |name, part| (name, Slot::Sampling(part));
         let (keys, peaks) = (of("keys", Sampling::Keys), of("peaks", Sampling::Peaks));
-        let (bins, settings) = (of("bins", Sampling::Bins), of("settings", Sampling::Settings));
+        let bins = of("bins", Sampling::Bins);
+        let settings = ("settings", Slot::Words(self.words.settings.clone()));
         let history = of("history", Sampling::History);
         let logits = ("logits", self.value(logits));
         let (keys, peaks) = (&keys, &peaks);
@@ -106,7 +116,7 @@ impl Recorder<'_> {
         let bound = [
             logits,
             of("picked", Sampling::Picked),
-            of("spans", Sampling::Spans),
+            ("spans", Slot::Words(self.words.span.clone())),
             ("tokens", Slot::Words(self.words.tokens.clone())),
             ("positions", Slot::Words(self.words.positions.clone())),
             settings,

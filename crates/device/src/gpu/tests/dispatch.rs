@@ -1,0 +1,243 @@
+//! Steps as each way of dispatch gives them: the same answers, nothing allocated, and no slot written that is still wanted.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use super::*;
+use crate::gpu::lower::SEATS;
+use crate::gpu::ring::SLOTS;
+
+/// Counts allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: defers to the system allocator; the counter is no part of the contract, and allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn faulty() -> Arc<Faulty> {
+    Faulty::new(Sim::new(Engine::Interpreter))
+}
+
+/// Part of a prompt, of which nobody wants logits.
+fn rows(executor: &mut GpuExecutor<Faulty>, block: u32, start: u32, tokens: &[u32]) -> Result<()> {
+    let positions: [u32; 4] = std::array::from_fn(|i| start + i as u32);
+    executor.run(&Arguments {
+        tokens,
+        positions: &positions[..tokens.len()],
+        outputs: &[],
+        tables: &[Table { blocks: &[block], oldest: 0 }],
+        input: &[],
+    })
+}
+
+/// A prompt in parts of two rows, and the logits after it.
+fn prompt(executor: &mut GpuExecutor<Faulty>, block: u32) -> Vec<f32> {
+    for (i, tokens) in FIRST.chunks(2).enumerate() {
+        rows(executor, block, 2 * i as u32, tokens).unwrap();
+    }
+    logits(executor, block, FIRST.len() as u32, &[4]).unwrap()
+}
+
+#[test]
+fn a_slot_is_written_again_once_nobody_wants_it() {
+    let wanted = prompt(&mut load(&faulty()), 0);
+    let backend = faulty();
+    let mut executor = load_as(&backend, Dispatch::Arguments);
+    // Once as it is, so that all that follows is compiled and has its memory.
+    assert_eq!(prompt(&mut executor, 0), wanted);
+    *backend.when.lock().unwrap() = When::Late;
+    let done = || backend.done.load(Ordering::Relaxed);
+    let per_step = {
+        rows(&mut executor, 0, 0, &FIRST[..2]).unwrap();
+        backend.jobs.lock().unwrap().len()
+    };
+    for i in 1..SLOTS as u32 {
+        rows(&mut executor, 0, 2 * i, &FIRST[2 * i as usize..][..2]).unwrap();
+    }
+    assert_eq!(done(), 0, "the host is ahead of the device");
+    assert_eq!(backend.jobs.lock().unwrap().len(), SLOTS * per_step);
+    let at = 2 * SLOTS as u32;
+    rows(&mut executor, 0, at, &FIRST[at as usize..][..2]).unwrap();
+    assert_eq!(done(), 1, "the first step's copy, and no more, was waited for");
+    assert_eq!(prompt(&mut executor, 0), wanted);
+    // Without the wait, late steps read the arguments of later ones.
+    *backend.when.lock().unwrap() = When::Hasty;
+    assert_ne!(prompt(&mut executor, 0), wanted);
+}
+
+#[test]
+fn a_late_device_chooses_the_same_tokens() {
+    let run = |when, dispatch| {
+        let backend = faulty();
+        let mut executor = load_as(&backend, dispatch);
+        *backend.when.lock().unwrap() = when;
+        prompt(&mut executor, 0);
+        logits(&mut executor, 1, 0, SECOND).unwrap();
+        let mut found = Vec::new();
+        for (block, start) in [(0, 13), (1, 3), (0, 15), (0, 13), (1, 5)] {
+            found.extend(chosen(&mut executor, block, start, 30).unwrap());
+        }
+        found
+    };
+    let wanted = run(When::Now, Dispatch::Graph);
+    for dispatch in Dispatch::ALL {
+        for when in [When::Now, When::Late] {
+            assert_eq!(run(when, dispatch), wanted, "{dispatch:?} {when:?}");
+        }
+    }
+}
+
+#[test]
+fn steps_allocate_nothing() {
+    for dispatch in [Dispatch::Arguments, Dispatch::Graph] {
+        let backend = faulty();
+        let mut executor = load_as(&backend, dispatch);
+        *backend.when.lock().unwrap() = When::Never;
+        let options = Options { top_k: 5, ..Options::default() };
+        let mut steps = |from: u32, to: u32| {
+            for position in from..to {
+                rows(&mut executor, 1, position, &[3, 5, 9]).unwrap();
+                let arguments = Arguments {
+                    tokens: &[4],
+                    positions: &[position],
+                    outputs: &[0],
+                    tables: &[Table { blocks: &[2], oldest: 0 }],
+                    input: &[],
+                };
+                executor.run(&arguments).unwrap();
+            }
+            // Every token is 0, says a device that does nothing.
+            for position in from..to {
+                for block in [0, 3] {
+                    let arguments = Arguments {
+                        tokens: &[0],
+                        positions: &[position],
+                        outputs: &[0],
+                        tables: &[Table { blocks: &[block], oldest: 0 }],
+                        input: &[],
+                    };
+                    executor.choose(&arguments, &options, &[]).unwrap().unwrap();
+                }
+            }
+        };
+        steps(0, 6);
+        let (before, bound) = (COUNT.get(), backend.calls("bind"));
+        steps(6, 40);
+        assert_eq!(COUNT.get() - before, 0, "{dispatch:?}");
+        assert_eq!(backend.calls("bind"), bound, "{dispatch:?}: nothing is bound again");
+    }
+}
+
+/// The tokens that a session chooses alone.
+fn alone(block: u32, first: u32, steps: usize) -> Vec<u32> {
+    let mut executor = load(&faulty());
+    let mut timeline = Timeline::new(&mut executor, block, first);
+    (0..steps).map(|_| timeline.step(&mut executor)).collect()
+}
+
+/// A session that is fed what was chosen.
+struct Timeline {
+    block: u32,
+    tokens: Vec<u32>,
+}
+
+impl Timeline {
+    fn new(executor: &mut GpuExecutor<Faulty>, block: u32, first: u32) -> Timeline {
+        let tokens = vec![first, 9, first + 2];
+        logits(executor, block, 0, &tokens).unwrap();
+        Timeline { block, tokens: [&tokens[..], &[first + 7]].concat() }
+    }
+
+    fn step(&mut self, executor: &mut GpuExecutor<Faulty>) -> u32 {
+        let seed = self.block.into();
+        let options = Options { seed, repetition_penalty: 1.3, last_n: 5, ..Options::default() };
+        let arguments = Arguments {
+            tokens: &self.tokens[self.tokens.len() - 1..],
+            positions: &[self.tokens.len() as u32 - 1],
+            outputs: &[0],
+            tables: &[Table { blocks: &[self.block], oldest: 0 }],
+            input: &[],
+        };
+        let choice = executor.choose(&arguments, &options, &self.tokens).unwrap().unwrap();
+        self.tokens.push(choice.token);
+        choice.token
+    }
+}
+
+#[test]
+fn sessions_that_take_turns_choose_what_they_choose_alone() {
+    const STEPS: usize = 8;
+    for dispatch in Dispatch::ALL {
+        // As many as have seats, and more.
+        for sessions in [2, SEATS as u32 + 1] {
+            let backend = faulty();
+            let mut executor = load_as(&backend, dispatch);
+            let mut timelines: Vec<Timeline> =
+                (0..sessions).map(|i| Timeline::new(&mut executor, i, 11 * i + 3)).collect();
+            let mut found = vec![vec![]; timelines.len()];
+            let mut staged = 0;
+            for step in 0..STEPS {
+                for (timeline, found) in timelines.iter_mut().zip(&mut found) {
+                    found.push(timeline.step(&mut executor));
+                }
+                if step == 0 {
+                    staged = backend.calls("write") + backend.calls("copy");
+                }
+            }
+            let again = backend.calls("write") + backend.calls("copy") - staged;
+            assert_eq!(again == 0, sessions as usize <= SEATS, "staged {again} times again");
+            for (i, found) in found.iter().enumerate() {
+                assert_eq!(*found, alone(i as u32, 11 * i as u32 + 3, STEPS), "{dispatch:?} {i}");
+            }
+        }
+    }
+}
+
+/// What was chosen ahead from a past that is no more is not told.
+#[test]
+fn a_past_that_changed_changes_the_choice() {
+    let choose = |executor: &mut GpuExecutor<Faulty>, position: u32, token: u32| {
+        let arguments = Arguments {
+            tokens: &[token],
+            positions: &[position],
+            outputs: &[0],
+            tables: &[Table { blocks: &[0], oldest: 0 }],
+            input: &[],
+        };
+        let greedy = Options { temperature: 0.0, ..Options::default() };
+        executor.choose(&arguments, &greedy, &[]).unwrap().unwrap()
+    };
+    for dispatch in Dispatch::ALL {
+        let mut executor = load_as(&faulty(), dispatch);
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        let at = FIRST.len() as u32;
+        let next = choose(&mut executor, at, 4);
+        // Another past, in the same block, whose next step happens to look the same.
+        let other: Vec<u32> = FIRST.iter().map(|token| token + 1).collect();
+        logits(&mut executor, 0, 0, &[&other[..], &[4]].concat()).unwrap();
+        let found = choose(&mut executor, at + 1, next.token);
+        let mut fresh = load_as(&faulty(), dispatch);
+        logits(&mut fresh, 0, 0, &[&other[..], &[4]].concat()).unwrap();
+        assert_eq!(found, choose(&mut fresh, at + 1, next.token), "{dispatch:?}");
+        let mut first = load_as(&faulty(), dispatch);
+        logits(&mut first, 0, 0, &[FIRST, &[4]].concat()).unwrap();
+        assert_ne!(found, choose(&mut first, at + 1, next.token), "the pasts differ");
+    }
+}
