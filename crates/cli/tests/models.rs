@@ -180,6 +180,23 @@ fn a_model_on_two_devices_gives_the_tokens_of_one() {
 }
 
 #[test]
+fn a_dispatch_is_chosen_by_name() {
+    let of = |dispatch: &str| {
+        delft()
+            .args(["logits", "-m", &fixture("llama3"), "--device", "sim", "--json"])
+            .args(["--tokens", "5,6,7,8", "--generate", "6", "--dispatch", dispatch])
+            .output()
+    };
+    let [eager, arguments, graph] =
+        ["eager", "arguments", "graph"].map(|dispatch| json(&of(dispatch).unwrap()));
+    assert_eq!(graph["generated"].as_array().map(Vec::len), Some(6));
+    assert!(eager == graph && arguments == graph, "{eager}\n{arguments}\n{graph}");
+    let output = of("later").unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(status(&output) == 2 && stderr.contains("arguments"), "{stderr}");
+}
+
+#[test]
 fn the_memory_of_a_gpu_is_told_and_measured() {
     let bench = |memory: &str, ctx: &str| {
         let mut command = delft();

@@ -4,8 +4,9 @@ mod common;
 
 use common::{cases, load};
 use delft_engine::{
-    CacheType, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions, SplitMode,
+    CacheType, Dispatch, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions, SplitMode,
 };
+use std::path::Path;
 
 /// Greedy, and every filter and penalty of the chain.
 fn samplings() -> Vec<SamplingOptions> {
@@ -102,6 +103,54 @@ fn a_q8_0_cache_is_near() {
         let worst = common::error(&logits(cache_type), &wanted);
         println!("{cache_type:?}: {worst:e}");
         assert!(worst > 0.0 && worst <= 3e-2, "{cache_type:?}: {worst:e}");
+    }
+}
+
+/// Logits of a prompt in parts, of steps, and tokens that the device chooses, twice in turns.
+fn all(path: &Path, device: &str, dispatch: Dispatch) -> (Vec<f32>, Vec<u32>) {
+    let on = LoadOptions::on(device.parse().unwrap());
+    let engine = load(path, &LoadOptions { dispatch, context: Some(60), chunk: 9, ..on });
+    let tokens: Vec<u32> = (0..33).map(|i| (i * 37 + 11) % 100).collect();
+    let (mut one, mut other) = (engine.session(), engine.session());
+    let mut logits = one.logits(&tokens, Rows::Last(3)).unwrap().data;
+    for token in [3, 14] {
+        one.evaluate(&[token], 0, &mut |_, row| logits.extend_from_slice(row)).unwrap();
+    }
+    let [greedy, drawn] = [SamplingOptions::greedy(), samplings().remove(3)].map(|sampling| {
+        let (max_tokens, ignore_end) = (Some(5), true);
+        GenerateOptions { sampling, max_tokens, ignore_end, ..GenerateOptions::default() }
+    });
+    let first = one.generate(tokens[..20].to_vec(), &greedy).unwrap();
+    let second = other.generate(tokens[5..18].to_vec(), &drawn).unwrap();
+    let turns = first.zip(second).flat_map(|(a, b)| [a.unwrap().id, b.unwrap().id]);
+    (logits, turns.collect())
+}
+
+#[test]
+fn every_dispatch_gives_the_same() {
+    let mut runs: Vec<_> = cases().into_iter().map(|path| (path, "sim")).collect();
+    let llama = runs.iter().find(|(path, _)| path.ends_with("llama3")).unwrap().0.clone();
+    runs.push((llama, "sim-metal"));
+    for (path, device) in runs {
+        let [eager, arguments, graph] = Dispatch::ALL.map(|dispatch| all(&path, device, dispatch));
+        assert_eq!(eager.1.len(), 10);
+        assert!(eager == graph && arguments == graph, "{} on {device}", path.display());
+    }
+}
+
+/// The same on the device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
+#[test]
+fn the_named_device_dispatches_alike() {
+    let Ok(device) = std::env::var("DELFT_TEST_DEVICE") else {
+        return println!("skipped: DELFT_TEST_DEVICE is not set");
+    };
+    for path in cases() {
+        let [eager, arguments, graph] = Dispatch::ALL.map(|dispatch| all(&path, &device, dispatch));
+        for other in [eager, arguments] {
+            assert_eq!(other.1, graph.1, "{}", path.display());
+            let worst = common::error(&other.0, &graph.0);
+            assert!(worst <= 1e-6, "{}: {worst:e}", path.display());
+        }
     }
 }
 
