@@ -6,12 +6,14 @@
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
 #   FIXTURES        test programs of the engine, to run on the GPU (default: those in .carry)
-#   PARTS           which parts, in order; `several` is for machines with 2 or 4 GPUs (default: "fixtures greedy memory models test sanitize bench rivals")
+#   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `several`
+#                   for machines with 2 or 4 GPUs)
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
+#   DISPATCHED      the one of them that is measured in every way of dispatch (default: llama-1b:q4_k)
 #   SHARED          shape and types of the models that several GPUs share, as MODELS
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_MODELS, T_SEVERAL    seconds for each part
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_SEVERAL    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
@@ -77,23 +79,47 @@ fixtures() {
     done
 }
 
-# memory: whole small models under compute-sanitizer: prompts, steps, tokens chosen on the GPU, a model on two devices.
+# watched TOOL CASE [FLAG]..: a whole small model under one of compute-sanitizer's tools: a prompt, steps, tokens chosen on the GPU.
+watched() {
+    tool=$1 model=tests/reference/models/$2
+    shift 2
+    echo "-- $tool $model $*"
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$DELFT" logits -m "$model" --device cuda "$@" \
+        --tokens 5,6,7,8,9,10,11,12,13,14,15,16 --generate 4 --json > /dev/null || return
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$DELFT" bench -m "$model" --device cuda "$@" \
+        -p 40 -n 4 -r 1 --sampled --json
+}
+
+# memory: bad accesses in every way of dispatch and on two devices; races for shared memory.
 memory() {
     chmod +x "$DELFT"
     for case in ${SMALL:-llama3 qwen3}; do
-        model=tests/reference/models/$case
-        for how in "" "--dispatch eager" "--gpu-layers 1" "--cache-type f32"; do
-            echo "-- memcheck $case $how"
-            # shellcheck disable=SC2086 # lists of words
-            compute-sanitizer --tool memcheck --error-exitcode 9 "$DELFT" logits -m "$model" --device cuda $how \
-                --tokens 5,6,7,8,9,10,11,12,13,14,15,16 --generate 4 --json > /dev/null || return
+        for how in "--dispatch graph" "--dispatch arguments" "--dispatch eager" "--gpu-layers 1" "--cache-type f32"; do
+            # shellcheck disable=SC2086 # two words
+            watched memcheck "$case" $how || return
         done
-        compute-sanitizer --tool memcheck --error-exitcode 9 "$DELFT" bench -m "$model" --device cuda \
-            -p 40 -n 4 -r 1 --sampled --json || return
+    done
+    for how in graph arguments; do
+        watched racecheck llama3 --dispatch $how || return
     done
 }
 
-# models: decoding with sampling at two depths, and prompts of 2048.
+# full: what the device has no memory for is refused in one line, with exit code 1 and before anything is allocated.
+full() {
+    chmod +x "$DELFT"
+    said=$("$DELFT" logits -m models/delft-stories-15m.gguf --device cuda --ctx 16777216 --cache-type f32 --tokens 5,6,7 2>&1 > /dev/null)
+    status=$?
+    echo "exit code $status: $said"
+    lines=$(printf '%s\n' "$said" | wc -l)
+    [ $status -eq 1 ] && [ "$lines" -eq 1 ] || return 1
+    case $said in
+        *"MiB free"*) ;;
+        *) return 1 ;;
+    esac
+}
+
+# models: decoding with sampling at two depths, and prompts of 2048; of one of them in every way of dispatch, with prompts of
+# several chunks.
 models() {
     chmod +x "$DELFT"
     folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -101,6 +127,12 @@ models() {
         python3 tests/reference/random_gguf.py "${model%:*}" "${model#*:}" "$folder/model.gguf" || return
         "$DELFT" bench -m "$folder/model.gguf" --device cuda -p 2048 -n 128 -r 3 --sampled --json
         "$DELFT" bench -m "$folder/model.gguf" --device cuda -p 0 -n 128 -d 4096 -r 2 --sampled --json
+        if [ "$model" = "${DISPATCHED:-llama-1b:q4_k}" ]; then
+            for how in graph arguments eager; do
+                echo "-- $model --dispatch $how"
+                "$DELFT" bench -m "$folder/model.gguf" --device cuda -p 8192 -n 128 -r 3 --sampled --dispatch $how --json
+            done
+        fi
         rm "$folder/model.gguf"
     done
     rmdir "$folder"
@@ -135,7 +167,7 @@ several() {
 
 failed=0
 case ${1:-} in
-    fixtures | memory | models | several)
+    fixtures | memory | full | models | several)
         "$1"
         exit
         ;;
@@ -145,15 +177,16 @@ if [ "${1:-}" = sanitize ]; then
     sanitize "$@"
     exit
 fi
-for wanted in ${PARTS:-fixtures greedy memory models test sanitize bench rivals}; do
+for wanted in ${PARTS:-fixtures greedy memory full models test sanitize bench rivals}; do
     case $wanted in
         fixtures) part fixtures "${T_FIXTURES:-60}" sh "$0" fixtures ;;
         greedy)
             chmod +x "$DELFT"
             part greedy "${T_GREEDY:-60}" python3 tests/reference/greedy.py "$DELFT" --device cuda
             ;;
-        memory) part memory "${T_MEMORY:-90}" sh "$0" memory ;;
-        models) part models "${T_MODELS:-120}" sh "$0" models ;;
+        memory) part memory "${T_MEMORY:-180}" sh "$0" memory ;;
+        full) part full "${T_FULL:-20}" sh "$0" full ;;
+        models) part models "${T_MODELS:-150}" sh "$0" models ;;
         several) part several "${T_SEVERAL:-300}" sh "$0" several ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)
