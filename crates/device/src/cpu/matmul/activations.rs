@@ -34,6 +34,7 @@ pub(super) struct Line {
 
 /// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`). A second plane, as long as
 /// the first, holds what the first rounded away, for weights that are finer than bf16.
+#[cfg(target_arch = "x86_64")]
 pub(super) type Halves = [u16; BLOCK];
 
 /// `tokens` rows of `cols` activations, and storage for their quantised form.
@@ -104,6 +105,9 @@ impl<'a> Activations<'a> {
     /// No other thread works on these blocks at the same time, and products that read them wait until it is done.
     pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>, float: bool) {
         assert!(blocks.end <= self.blocks());
+        // No other processor has the tile unit.
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = float;
         // SAFETY: the ISA value proves the instruction set; the rest is passed on.
         unsafe {
             match isa {
@@ -135,6 +139,7 @@ impl<'a> Activations<'a> {
     }
 
     /// Lines of all tokens: how far the second plane of [`Halves`] lies behind the first.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn plane(&self) -> usize {
         self.tokens.next_multiple_of(self.group()) * (self.cols / BLOCK)
     }
@@ -247,6 +252,7 @@ fn line(x: &[f32; BLOCK]) -> Line {
 }
 
 /// One block to bf16 (to nearest, ties to even; a NaN stays one), and what that leaves, rounded likewise.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
     let (mut halves, mut rest) = ([0; BLOCK], [0; BLOCK]);
@@ -259,6 +265,7 @@ fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
     (halves, rest)
 }
 
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn round(x: f32) -> u16 {
     let bits = x.to_bits();
