@@ -113,7 +113,9 @@ fn main() {
         !words.iter().any(|word| kind(word)) || words.iter().any(|word| word == name)
     };
     let is_type = |word: &str| DType::from_name(word).is_some();
-    let is_isa = |word: &str| ["scalar", "neon", "avx2", "avx512", "amx"].contains(&word);
+    let is_isa = |word: &str| {
+        ["scalar", "neon", "neon-dotprod", "neon-i8mm", "avx2", "avx512", "amx"].contains(&word)
+    };
     let is_part = |word: &str| ["decode", "batch", "prefill", "pack"].contains(&word);
     let threads: Vec<usize> = [1, 2, 4, 8, 16]
         .into_iter()

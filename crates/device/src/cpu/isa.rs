@@ -4,7 +4,8 @@ use formats::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The environment variable that picks a lesser instruction set, for tests: `scalar`, `avx2`, `avx512`, `amx`, `neon`.
+/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`, `avx512`, `amx`; `neon`,
+/// `neon-dotprod`, `neon-i8mm`.
 pub const VARIABLE: &str = "DELFT_ISA";
 
 /// A set of vector instructions that this processor has.
@@ -19,6 +20,12 @@ pub enum Isa {
     /// aarch64 Advanced SIMD.
     #[non_exhaustive]
     Neon,
+    /// [`Isa::Neon`] and `dotprod`: `sdot`, four products of bytes a lane.
+    #[non_exhaustive]
+    NeonDotprod,
+    /// [`Isa::NeonDotprod`] and `i8mm`: `smmla`, products of 2 x 8 by 8 x 2 bytes.
+    #[non_exhaustive]
+    NeonI8mm,
     /// x86-64 with `avx2`, `fma` and `f16c`.
     #[non_exhaustive]
     Avx2,
@@ -71,6 +78,8 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -124,6 +133,13 @@ fn probe(all: &mut Vec<Isa>) {
 fn probe(all: &mut Vec<Isa>) {
     // Advanced SIMD is part of every aarch64 target that Rust's standard library supports.
     all.push(Isa::Neon);
+    if !std::arch::is_aarch64_feature_detected!("dotprod") {
+        return;
+    }
+    all.push(Isa::NeonDotprod);
+    if std::arch::is_aarch64_feature_detected!("i8mm") {
+        all.push(Isa::NeonI8mm);
+    }
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -163,5 +179,13 @@ mod tests {
         assert!(Isa::available().windows(2).all(|pair| pair[0] < pair[1]));
         let error = Isa::parse("sse9").unwrap_err();
         assert!(error.found.contains("sse9"), "{error}");
+    }
+
+    /// `xtask/neon.sh` names a set with each emulated processor: one that lacks it fails here instead of testing less.
+    #[test]
+    fn the_set_asked_for_is_the_one_in_use() {
+        let best = *Isa::available().last().unwrap();
+        let wanted = std::env::var(VARIABLE).unwrap_or(best.to_string());
+        assert_eq!(Isa::detect().map(Isa::name), Ok(wanted.as_str()));
     }
 }

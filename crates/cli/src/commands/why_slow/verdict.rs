@@ -174,10 +174,10 @@ impl Evidence {
             });
         }
         let (share, _) = self.near(&self.prefill, false);
-        (matches!(used.isa, "scalar" | "avx2" | "neon") && share > 0.3).then(|| Verdict {
+        (matches!(used.isa, "scalar" | "avx2" | "neon" | "neon-dotprod") && share > 0.3).then(|| Verdict {
             cause: "instructions",
             found: format!(
-                "This processor has {} and nothing wider (no AVX-512 VNNI, no AMX): at most {} in dot products of \
+                "This processor has {} and nothing wider (no AVX-512 VNNI, AMX or i8mm): at most {} in dot products of \
                  bytes, which prefill uses to {}.",
                 used.isa,
                 super::rate(used.bytes_dot),

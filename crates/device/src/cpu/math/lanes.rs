@@ -142,7 +142,9 @@ macro_rules! dispatch {
             $crate::cpu::isa::Isa::Avx2 => avx2($($arg),*),
             // Advanced SIMD is part of every aarch64 target: no function of its own is needed.
             #[cfg(target_arch = "aarch64")]
-            $crate::cpu::isa::Isa::Neon => $kernel::<lanes::Neon $($(, $fixed)+)?>($($arg),*),
+            $crate::cpu::isa::Isa::Neon
+            | $crate::cpu::isa::Isa::NeonDotprod
+            | $crate::cpu::isa::Isa::NeonI8mm => $kernel::<lanes::Neon $($(, $fixed)+)?>($($arg),*),
             _ => $kernel::<lanes::Scalar $($(, $fixed)+)?>($($arg),*),
         }
     }};

@@ -9,6 +9,8 @@ mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod float;
+#[cfg(target_arch = "aarch64")]
+mod i8mm;
 mod lanes;
 mod layout;
 mod memory;
@@ -214,7 +216,9 @@ impl Scratch {
     pub fn new() -> Result<Scratch> {
         #[cfg(target_arch = "x86_64")]
         let bytes = product::SCRATCH.max(amx::SCRATCH);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let bytes = product::SCRATCH.max(i8mm::SCRATCH);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let bytes = product::SCRATCH;
         Ok(Scratch(Huge::zeroed(bytes)?))
     }
@@ -343,7 +347,7 @@ fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512 | Isa::Amx, _) => x86::avx512(dtype),
         #[cfg(target_arch = "aarch64")]
-        (Isa::Neon, _) => lanes::neon::kernel(dtype),
+        (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm, _) => neon(isa, dtype),
         _ => scalar(dtype),
     }
 }
@@ -356,6 +360,26 @@ fn scalar(dtype: DType) -> Kernel {
         DType::BF16 => float::product::<Scalar, float::BF16, 1, 4>,
         block => {
             with_block!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types"))
+        }
+    }
+}
+
+/// Advanced SIMD is part of every aarch64 target, and what is not is assembly: no function enables anything.
+#[cfg(target_arch = "aarch64")]
+fn neon(isa: Isa, dtype: DType) -> Kernel {
+    use lanes::neon::Neon;
+    match (dtype, isa) {
+        (DType::F32, _) => float::product::<Neon<false>, float::F32, 1, 4>,
+        (DType::F16, _) => float::product::<Neon<false>, float::F16, 1, 4>,
+        (DType::BF16, _) => float::product::<Neon<false>, float::BF16, 1, 4>,
+        (block, Isa::NeonI8mm) => {
+            with_block!(block, B => i8mm::product::<B>, else => unreachable!("packed types"))
+        }
+        (block, Isa::NeonDotprod) => {
+            with_block!(block, B => product::product::<Neon<true>, B, 1, 4>, else => unreachable!("packed types"))
+        }
+        (block, _) => {
+            with_block!(block, B => product::product::<Neon<false>, B, 1, 4>, else => unreachable!("packed types"))
         }
     }
 }

@@ -68,9 +68,9 @@ fn bytes(isa: Isa) -> Option<Loop> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::avx2_bytes,
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
-            dots::<super::lanes::neon::Neon<true>, 4>
-        }
+        Isa::NeonI8mm => super::i8mm::products,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDotprod => dots::<super::lanes::neon::Neon<true>, 4>,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => dots::<super::lanes::neon::Neon<false>, 4>,
         _ => dots::<super::lanes::scalar::Scalar, 2>,
@@ -84,7 +84,7 @@ fn floats(isa: Isa) -> Option<Loop> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::avx2_floats,
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => fmas::<super::lanes::neon::Neon<false>, 4>,
+        Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => fmas::<super::lanes::neon::Neon<false>, 4>,
         _ => fmas::<super::lanes::scalar::Scalar, 3>,
     })
 }

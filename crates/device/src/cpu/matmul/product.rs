@@ -211,8 +211,8 @@ unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
 }
 
 /// Panels that are expanded together, and blocks of them: what the second-level cache holds while tokens pass by.
-const SLAB_PANELS: usize = 16;
-const SLAB_BLOCKS: usize = 16;
+pub(super) const SLAB_PANELS: usize = 16;
+pub(super) const SLAB_BLOCKS: usize = 16;
 /// Bytes of an expanded block, at most: codes, two scales, two offsets.
 const EXPANDED: usize = 512 + 4 * 64;
 
@@ -233,6 +233,26 @@ impl<B: Block> Slab<B> {
     /// What is added to the codes of formats with a zero point, so that 128 becomes the zero point.
     const fn rebias<L: Lanes>() -> u8 {
         if Self::MINS || L::SIGNED { 0 } else { 128 - Packed::<B>::ZERO }
+    }
+
+    /// Writes the scales of block `b` as f32, then its offsets.
+    #[inline(always)]
+    pub(super) unsafe fn scales<L: Lanes>(
+        group: <Packed<B> as Source<L>>::Group,
+        b: usize,
+        to: *mut f32,
+    ) {
+        for h in 0..Self::SUBS {
+            // SAFETY: the group has block `b`, `to` has room for 16 f32 of each sub-block, twice with offsets.
+            unsafe {
+                let at = to.add(16 * h);
+                L::store_f32(at, <Packed<B> as Source<L>>::scale(group, b, h));
+                if Self::MINS {
+                    let offset = <Packed<B> as Source<L>>::offset(group, b, h);
+                    L::store_f32(at.add(16 * Self::SUBS), offset);
+                }
+            }
+        }
     }
 
     /// Expands blocks `first..first + blocks` of a panel (`first` starts a group).
@@ -256,16 +276,7 @@ impl<B: Block> Slab<B> {
                         let codes = <Packed<B> as Source<L>>::quad(group, b, q);
                         L::store_bytes(to.add(64 * q), L::add_byte(codes, Self::rebias::<L>()));
                     }
-                    for h in 0..Self::SUBS {
-                        let at = to.add(512 + 64 * h).cast();
-                        L::store_f32(at, <Packed<B> as Source<L>>::scale(group, b, h));
-                        if Self::MINS {
-                            L::store_f32(
-                                at.add(16 * Self::SUBS),
-                                <Packed<B> as Source<L>>::offset(group, b, h),
-                            );
-                        }
-                    }
+                    Self::scales::<L>(group, b, to.add(512).cast());
                     to = to.add(Self::STEP);
                 }
             }

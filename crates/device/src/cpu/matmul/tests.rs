@@ -203,6 +203,42 @@ fn products_match_f64_sums_on_every_instruction_set() {
     }
 }
 
+/// Dot products of four bytes and products of matrices are the same sums, scaled and added in the same order.
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn every_neon_set_gives_the_same_bits() {
+    let (rows, mut noise) = (29, Noise(13));
+    let mut scratch = Scratch::new().unwrap();
+    let sets = &Isa::available()[1..];
+    for dtype in types() {
+        // A slab and a part of another, which for small blocks is no whole group.
+        let cols = 512 + if dtype.block_elements() == 32 { 96 } else { 256 };
+        let (w, _) = matrix(dtype, rows, cols, &mut noise);
+        let bias = noise.row(rows);
+        // In place, in ragged groups, and in a range of many.
+        for (tokens, range) in [(1, 0..1), (7, 0..7), (9, 0..9), (39, 0..39), (64, 5..30)] {
+            let x = noise.row(tokens * cols);
+            let mut bits = |isa: Isa| {
+                let mut storage = Huge::zeroed(0).unwrap();
+                let x = activations(isa, &x, cols, &mut storage);
+                let mut y = vec![0.5f32; tokens * rows];
+                let out = Output { start: y.as_mut_ptr(), stride: rows };
+                let epilogue = Epilogue { accumulate: true, bias: Some(&bias) };
+                let panels = 0..w.panels();
+                // SAFETY: `y` holds all tokens of all rows.
+                unsafe { multiply(isa, &w, &x, range.clone(), panels, out, epilogue, &mut scratch) }
+                y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = bits(sets[0]);
+            for &isa in &sets[1..] {
+                let found = bits(isa);
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{} {isa}, {tokens} tokens: element", dtype.name());
+            }
+        }
+    }
+}
+
 #[test]
 fn quantised_activations_stay_close_to_exact_ones_and_are_alike_everywhere() {
     let mut noise = Noise(3);

@@ -1,37 +1,11 @@
 //! Sixteen lanes in four aarch64 registers; byte dot products take `sdot` where the processor has it.
 
-use super::super::{DType, Kernel, float, product};
 use super::{Call, Lanes};
-use formats::quant::Block;
-use formats::with_block;
 use std::arch::aarch64::*;
-use std::arch::{asm, is_aarch64_feature_detected};
+use std::arch::asm;
 
 /// Advanced SIMD, with `sdot` if `DOT`.
 pub(in super::super) struct Neon<const DOT: bool>;
-
-/// The kernel for weights of a type.
-pub(in super::super) fn kernel(dtype: DType) -> Kernel {
-    unsafe fn quantised<const DOT: bool, B: Block>(call: &Call) {
-        // SAFETY: passed on.
-        unsafe { product::product::<Neon<DOT>, B, 1, 4>(call) }
-    }
-    unsafe fn plain<E: float::Element>(call: &Call) {
-        // SAFETY: passed on.
-        unsafe { float::product::<Neon<false>, E, 1, 4>(call) }
-    }
-    match dtype {
-        DType::F32 => plain::<float::F32>,
-        DType::F16 => plain::<float::F16>,
-        DType::BF16 => plain::<float::BF16>,
-        block if is_aarch64_feature_detected!("dotprod") => {
-            with_block!(block, B => quantised::<true, B>, else => unreachable!("packed types"))
-        }
-        block => {
-            with_block!(block, B => quantised::<false, B>, else => unreachable!("packed types"))
-        }
-    }
-}
 
 /// Calls `$f` for each of four registers.
 macro_rules! four {
@@ -61,7 +35,8 @@ impl<const DOT: bool> Neon<DOT> {
     /// `acc + dot of signed bytes`, four by four.
     #[inline(always)]
     unsafe fn signed(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: `DOT` is only chosen where the processor has it; registers only.
+        // SAFETY: `DOT` is only chosen where the processor has it; registers only. Rust has not made its intrinsic stable,
+        // hence the instruction.
         unsafe {
             if DOT {
                 let mut acc = acc;
@@ -172,17 +147,16 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self::Floats {
-        let mut wide = [0f32; 16];
-        for (i, wide) in wide.iter_mut().enumerate() {
-            // SAFETY: 16 u16 are readable at `p`; `fcvt` from half precision is in every aarch64.
-            unsafe {
-                let bits = u32::from(p.add(i).read_unaligned());
-                asm!("fmov {0:s}, {1:w}", "fcvt {0:s}, {0:h}", out(vreg) *wide, in(reg) bits,
+        // SAFETY: 16 u16 are readable at `p`. The conversion is part of every aarch64 target; its intrinsic needs a type
+        // that Rust has not made stable, hence the instruction.
+        unsafe {
+            four!(I => {
+                let wide: float32x4_t;
+                asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) vld1_u16(p.add(4 * I)),
                     options(pure, nomem, nostack, preserves_flags));
-            }
+                wide
+            })
         }
-        // SAFETY: the array has 16.
-        unsafe { Self::load_f32(wide.as_ptr()) }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self::Floats {
