@@ -1,17 +1,19 @@
 #!/bin/sh
 # The NEON kernels without an ARM machine: builds the CPU device's tests for aarch64 Linux and runs them under qemu's user
-# emulation, once on a processor with every extension (`sdot` among them) and once on one with none (Cortex-A53). Says so
+# emulation, on a processor with every extension, on one with `sdot` but no `smmla` (Neoverse N1), and on one with neither
+# (Cortex-A53), each with every instruction set that it has; a test fails where it lacks the one named beside it. Says so
 # and ends well where the emulator, the linker or Rust's target is missing: `apt install qemu-user gcc-aarch64-linux-gnu`,
 # `rustup target add aarch64-unknown-linux-gnu`.
 #
 #   xtask/neon.sh [FILTER..]    only tests whose names contain one of these (default: matmul math isa)
-#   CPUS                        processors, as qemu calls them (default: "max cortex-a53")
+#   CPUS                        processors, as qemu calls them, and the best set of each
+#                               (default: "max:neon-i8mm neoverse-n1:neon-dotprod cortex-a53:neon")
 set -eu
 cd "$(dirname "$0")/.."
 
 target=aarch64-unknown-linux-gnu
 skip() {
-    echo "skipped: $1"
+    printf '\n== skipped: the NEON kernels are not run: %s\n' "$1"
     exit 0
 }
 command -v qemu-aarch64 > /dev/null || skip "no qemu-aarch64 (Debian: qemu-user)"
@@ -20,9 +22,10 @@ command -v aarch64-linux-gnu-gcc > /dev/null || skip "no aarch64-linux-gnu-gcc (
 
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 [ $# -gt 0 ] || set -- matmul math isa
-for cpu in ${CPUS:-max cortex-a53}; do
-    echo "== $cpu"
+for pair in ${CPUS:-max:neon-i8mm neoverse-n1:neon-dotprod cortex-a53:neon}; do
+    cpu=${pair%%:*} isa=${pair#*:}
+    printf '\n== NEON, emulated: %s, whose best set is %s\n' "$cpu" "$isa"
     # The libraries that the linker's package brought. Emulated threads share this machine's cores: two at a time.
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" \
-        cargo test --target $target -p delft-device --no-default-features --lib -- --test-threads 2 "$@"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" DELFT_ISA="$isa" \
+        cargo test --locked --target $target -p delft-device --no-default-features --lib -- --test-threads 2 "$@"
 done
