@@ -4,7 +4,10 @@
 
 mod common;
 
-use common::{delft, status};
+use common::{delft, fixture, status};
+use formats::DType;
+use formats::gguf::{TensorSpec, Writer};
+use formats::quant::Block;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -277,12 +280,16 @@ fn instruction_sets() -> Vec<String> {
     names
 }
 
-/// Logits behind `tokens` on an instruction set, and the `n` greedy tokens that follow.
-fn greedy(set: &str, tokens: &[u64], n: usize) -> (Vec<f64>, Vec<u64>) {
+/// Logits of a model (the bundled one if none is named) behind `tokens` on an instruction set, and the `n` greedy
+/// tokens that follow.
+fn greedy(model: Option<&Path>, set: &str, tokens: &[u64], n: usize) -> (Vec<f64>, Vec<u64>) {
     let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
     let mut command = delft();
     command.args(["logits", "--json", "--cache-type", "f32", "--tokens", &tokens.join(",")]);
     command.args(["--generate", &n.to_string()]);
+    if let Some(model) = model {
+        command.arg("-m").arg(model);
+    }
     if set != "default" {
         command.env("DELFT_ISA", set);
     }
@@ -295,6 +302,40 @@ fn greedy(set: &str, tokens: &[u64], n: usize) -> (Vec<f64>, Vec<u64>) {
     )
 }
 
+/// Greedy tokens behind `ids` on every instruction set against those of the portable one: how many sets give the
+/// same, and how many there are. Panics when logits are further apart than `tie` of their range, or tokens differ
+/// that are not as close.
+fn agreement(model: Option<&Path>, what: &str, ids: &[u64], n: usize, tie: f64) -> (usize, usize) {
+    let (logits, tokens) = greedy(model, "scalar", ids, n);
+    let range = |logits: &[f64]| {
+        logits.iter().copied().fold(f64::MIN, f64::max)
+            - logits.iter().copied().fold(f64::MAX, f64::min)
+    };
+    let (mut same, mut all) = (0, 0);
+    for set in instruction_sets()[1..].iter().map(String::as_str).chain(["default"]) {
+        let (others, found) = greedy(model, set, ids, n);
+        let worst = logits.iter().zip(&others).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(worst <= tie * range(&logits), "{what} {set}: logits differ by {worst}");
+        all += 1;
+        let Some(at) = tokens.iter().zip(&found).position(|(a, b)| a != b) else {
+            same += 1;
+            continue;
+        };
+        let prefix = [ids, &tokens[..at]].concat();
+        for set in ["scalar", set] {
+            let (logits, _) = greedy(model, set, &prefix, 0);
+            let gap = (logits[tokens[at] as usize] - logits[found[at] as usize]).abs();
+            assert!(
+                gap <= tie * range(&logits),
+                "{what} {set}: token {at} is {} or {}, {gap} apart",
+                tokens[at],
+                found[at]
+            );
+        }
+    }
+    (same, all)
+}
+
 /// The quantised model. F32 sums round otherwise in other registers; here and there that moves an activation's 8-bit
 /// code by a step, which moves codes in every later layer, until logits differ as much as 8-bit activations make them
 /// differ anyway: by half a percent of their range. (AMX prefills in bf16 besides, which differs no more.) So the
@@ -304,47 +345,60 @@ fn greedy_tokens_differ_between_instruction_sets_in_near_ties_only() {
     if !is_bundled() {
         return;
     }
-    const TIE: f64 = 1e-2;
     // The first is prefilled by the products of few rows, the others by those of many, which have tiles with AMX.
     let prompts = [
         "Once upon a time",
         "A hungry fox saw some fine bunches of grapes hanging from a vine that was trained along a high wall",
         "The old king had three sons. The youngest of them went out into the forest one morning, and there he met",
     ];
-    let sets = instruction_sets();
     let (mut same, mut all) = (0, 0);
     for prompt in prompts {
         let ids = json(&delft().args(["tokenize", "--json", prompt]).output().unwrap());
         let ids: Vec<u64> =
             ids["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
-        let (logits, tokens) = greedy("scalar", &ids, 24);
-        let range = |logits: &[f64]| {
-            logits.iter().copied().fold(f64::MIN, f64::max)
-                - logits.iter().copied().fold(f64::MAX, f64::min)
-        };
-        for set in sets[1..].iter().map(String::as_str).chain(["default"]) {
-            let (others, found) = greedy(set, &ids, 24);
-            let worst = logits.iter().zip(&others).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(worst <= TIE * range(&logits), "{prompt:?} {set}: logits differ by {worst}");
-            all += 1;
-            let Some(at) = tokens.iter().zip(&found).position(|(a, b)| a != b) else {
-                same += 1;
-                continue;
-            };
-            let prefix = [&ids[..], &tokens[..at]].concat();
-            for set in ["scalar", set] {
-                let (logits, _) = greedy(set, &prefix, 0);
-                let gap = (logits[tokens[at] as usize] - logits[found[at] as usize]).abs();
-                assert!(
-                    gap <= TIE * range(&logits),
-                    "{prompt:?} {set}: token {at} is {} or {}, {gap} apart",
-                    tokens[at],
-                    found[at]
-                );
-            }
-        }
+        let (alike, sets) = agreement(None, prompt, &ids, 24, 1e-2);
+        (same, all) = (same + alike, all + sets);
     }
     assert!(2 * same > all, "{same} of {all} alike");
+}
+
+/// Every block type, in the matrices of one model: prefill of 24 rows, then single ones. Each set is held to what
+/// 8-bit activations may differ by from the truth, 3% of the range, since AMX rounds others away.
+#[test]
+fn every_block_gives_the_tokens_of_the_portable_products() {
+    let source =
+        formats::Gguf::open(Path::new(&fixture("llama-k-quants/model.q4_k_m.gguf"))).unwrap();
+    let metadata: Vec<_> =
+        source.metadata().iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let blocks: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_block()).collect();
+    assert_eq!(blocks.len(), 10);
+    for dtype in blocks {
+        let (mut specs, mut data) = (Vec::new(), Vec::new());
+        for tensor in source.iter() {
+            let (name, shape) = (tensor.name.to_string(), tensor.shape.to_vec());
+            let dtype = if shape.len() == 2 { dtype } else { tensor.dtype };
+            specs.push(TensorSpec { name, dtype, shape });
+            if dtype == tensor.dtype {
+                data.push(tensor.bytes.to_vec());
+                continue;
+            }
+            let weights = tensor.to_f32().unwrap();
+            let mut bytes = vec![0; dtype.bytes_for(weights.len() as u64).unwrap() as usize];
+            formats::with_block!(dtype, B => {
+                for (w, b) in weights.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)) {
+                    B::encode(w, b);
+                }
+            }, else => unreachable!("blocks only"));
+            data.push(bytes);
+        }
+        let path = folder.path().join(format!("{}.gguf", dtype.name()));
+        let mut file = Writer::create(&path, &metadata, &specs).unwrap();
+        data.iter().for_each(|bytes| file.write(bytes).unwrap());
+        file.finish().unwrap();
+        let ids: Vec<u64> = (0..24).map(|i| (i * 37 + 11) % 60).collect();
+        agreement(Some(&path), dtype.name(), &ids, 8, 3e-2);
+    }
 }
 
 /// Weights that are no blocks leave activations as they are: nothing but the order of f32 sums differs.
@@ -356,7 +410,7 @@ fn float_weights_give_the_same_tokens_on_every_instruction_set() {
             let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
             let mut command = delft();
             command.args(["logits", "--json", "--cache-type", "f32", "--generate", "16"]);
-            command.args(["--tokens", &tokens.join(","), "-m", &common::fixture(model)]);
+            command.args(["--tokens", &tokens.join(","), "-m", &fixture(model)]);
             json(&command.env("DELFT_ISA", set).output().unwrap())["generated"].clone()
         };
         let scalar = run("scalar");
