@@ -26,7 +26,7 @@ fn hostile_templates_end() {
         ),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}".to_string(), "recursion"),
         ("{% for a in range(99999) %}{{ 'abcdefgh' * 1000 }}{% endfor %}".to_string(), "bytes"),
-        ("{{ 'a' * 1000000000000 }}".to_string(), "large"),
+        ("{{ 'a' * 1000000000000 }}".to_string(), "bytes"),
         ("{{ range(1000000000000) | list | length }}".to_string(), ""),
         (nested("(", ")"), ""),
         (nested("[", "]"), ""),
@@ -34,7 +34,34 @@ fn hostile_templates_end() {
         ("{{ raise_exception('no\nway') }}".to_string(), "no\\nway"),
         ("{{ messages[1].content.text.more }}".to_string(), ""),
         ("{{ undefined_function() }}".to_string(), "undefined_function"),
-        ("{% include 'default' %}".to_string(), "recursion"),
+        ("{% block b %}{{ self.b() }}{% endblock %}".to_string(), "recursion"),
+        ("{% block b %}{% set x = self.b() %}{% endblock %}".to_string(), "recursion"),
+        ("{% macro f(x) %}{{ caller() }}{% call f(x) %}{% endcall %}{% endmacro %}{% call f(1) %}{% endcall %}".to_string(), "recursion"),
+        (format!("{{{{ {}1 }}}}", "1 + ".repeat(100_000)), "operators"),
+        (format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), "operators"),
+        (format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(100_000)), "operators"),
+        (format!("{{{{ x{} }}}}", "|upper".repeat(100_000)), "operators"),
+        (format!("{{{{ x{} }}}}", ".y".repeat(100_000)), "operators"),
+        (format!("{{% if 1 %}}{}", "{% elif 1 %}".repeat(100_000)), "elif"),
+        ("{{ raise_exception('x' * 16000000) }}".to_string(), "xxx"),
+        // None of these is long by itself; all of them together are.
+        (
+            "{% set a = ['x'] * 200000 %}{% set b = ['x'] * 200000 %}{% for i in range(99999) %}{{ a == b }}{% endfor %}".to_string(),
+            "bytes",
+        ),
+        (
+            "{% set a = ['x'] * 200000 %}{% for i in range(99999) %}{{ a|select('in', a)|first }}{% endfor %}".to_string(),
+            "bytes",
+        ),
+        (
+            "{% set s = 'x' * 16000000 %}{% for i in range(99999) %}{{ s[i] }}{{ 'y' in s }}{{ s is lower }}{% endfor %}".to_string(),
+            "bytes",
+        ),
+        (
+            "{% set s = 'x' * 16000000 %}{{ s|trim(s ~ 'y') }}{{ s.strip(s) }}".to_string(),
+            "bytes",
+        ),
+        ("{% include 'default' %}".to_string(), "non-existing"),
         ("{% include '/etc/passwd' %}".to_string(), ""),
         ("{{ [] | tojson(separators=(1,)) }}".to_string(), ""),
         ("{{ 'x'[::0] }}".to_string(), "zero"),
@@ -55,6 +82,9 @@ fn hostile_templates_end() {
         ("{{ 'ab'[9223372036854775807:-9223372036854775808:-1] }}", "ba"),
         ("{{ 'ab'[::9223372036854775807] }}", "a"),
         ("{{ 'x'.center(99999999999) | length }}", "65536"),
+        // Chains as long as they may be, at the bottom of nested brackets.
+        (&format!("{{{{ {}1{}{} }}}}", "(".repeat(60), " + 1".repeat(180), ")".repeat(60)), "181"),
+        (&format!("{{% if 0 %}}{}2{{% endif %}}", "{% elif 0 %}1".repeat(240)), ""),
         ("{{ 1e999 | int }}{{ 'nan' | float | int }}", "00"),
     ] {
         assert_eq!(render(source).as_deref(), Ok(expected), "{source}");

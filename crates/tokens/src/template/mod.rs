@@ -2,28 +2,42 @@
 //!
 //! Templates are Jinja as Hugging Face Transformers renders it (blocks trimmed, loop controls, Python's string
 //! methods and printing; `raise_exception`, `strftime_now`, `tojson`). They come with models, so they are untrusted:
-//! they touch nothing outside their own values, and steps, recursion and output are limited. Not limited is the length
-//! of a single string on its way: a template that doubles one again and again is stopped only by its output.
+//! they touch nothing outside their own values; steps, recursion, what their values take and what they write are limited.
+//!
+//! MiniJinja parses, compiles and runs them. In between the parsed template is rewritten (`instrument.rs`), so that
+//! everything that makes a value is ours and knows how much may be made. That takes MiniJinja's unstable interface,
+//! which is why its version is fixed.
 
+mod budget;
 mod clock;
+mod filters;
+mod instrument;
+mod json;
+mod methods;
 mod python;
 mod rewrite;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use formats::gguf::Metadata;
 use formats::{Error, Result};
-use minijinja::Environment;
+use minijinja::machinery::{
+    CodeGenerator, Instruction, Instructions, eval, make_string_output, parse,
+};
 use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment};
 use serde_json::{Map, Value};
+
+use budget::{Budget, LONGEST};
 
 pub use clock::Now;
 
 /// Instructions a template may execute: far more than a thousand long messages need, about a second's worth.
 const FUEL: u64 = 20_000_000;
-/// Longest text that a template may write, in bytes.
-const LONGEST_PROMPT: usize = 64 << 20;
+/// Characters shown of a reason that a template gives.
+const LONGEST_REASON: usize = 1000;
 /// Longest source, in bytes.
 const LONGEST_SOURCE: usize = 4 << 20;
 /// Deepest nesting of macros and blocks.
@@ -32,9 +46,16 @@ const DEEPEST: usize = 200;
 /// The chat templates of one model: one without a name and any number by name.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    sources: BTreeMap<String, String>,
+    sources: BTreeMap<String, Source>,
+    syntax: SyntaxConfig,
     place: String,
+}
+
+/// A template as its file has it and as MiniJinja reads it.
+#[derive(Debug)]
+struct Source {
+    text: String,
+    rewritten: String,
 }
 
 /// What a template is asked to render.
@@ -134,21 +155,25 @@ impl ChatTemplate {
     /// # Errors
     /// None at all, or a syntax error.
     pub fn new(place: &str, sources: BTreeMap<String, String>) -> Result<Self> {
-        let mut environment =
-            environment().map_err(|e| Error::new(place, "a Jinja environment", e))?;
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let syntax = syntax.map_err(|e| Error::new(place, "a Jinja syntax", e))?;
         if sources.is_empty() {
             return Err(Error::new(place, "a chat template", "none"));
         }
-        for (name, source) in &sources {
-            if source.len() > LONGEST_SOURCE {
+        let mut read = BTreeMap::new();
+        for (name, text) in sources {
+            if text.len() > LONGEST_SOURCE {
                 let expected = format!("a chat template of at most {LONGEST_SOURCE} bytes");
-                return Err(Error::new(place, expected, source.len()));
+                return Err(Error::new(place, expected, text.len()));
             }
-            environment.add_template_owned(name.clone(), rewrite::rewrite(source)).map_err(
-                |e| Error::new(format!("{place}: {name}"), "a valid chat template", describe(&e)),
-            )?;
+            let invalid = |found: String| {
+                Error::new(format!("{place}: {name}"), "a valid chat template", found)
+            };
+            let rewritten = rewrite::rewrite(&text, &syntax).map_err(invalid)?;
+            compile(&name, &rewritten, &syntax).map_err(|e| invalid(describe(&e)))?;
+            read.insert(name, Source { text, rewritten });
         }
-        Ok(ChatTemplate { environment, sources, place: place.to_string() })
+        Ok(ChatTemplate { sources: read, syntax, place: place.to_string() })
     }
 
     /// Names of all templates.
@@ -158,15 +183,31 @@ impl ChatTemplate {
 
     /// The source of a template, or of the one that is rendered without tools.
     pub fn source(&self, name: Option<&str>) -> Option<&str> {
-        self.sources.get(self.choose(name, false)).map(String::as_str)
+        self.sources.get(self.choose(name, false)).map(|source| source.text.as_str())
     }
 
-    /// Names that the templates read but do not set, `enable_thinking` perhaps among them.
+    /// Names that the templates read before they set them, if they do; `enable_thinking` perhaps among them.
     pub fn variables(&self) -> BTreeSet<String> {
-        self.environment
-            .templates()
-            .flat_map(|(_, template)| template.undeclared_variables(false))
-            .collect()
+        let mut names = BTreeSet::new();
+        for (name, source) in &self.sources {
+            // It has been compiled before, so it can be again.
+            let Ok(code) = compile(name, &source.rewritten, &self.syntax) else { continue };
+            let mut set = BTreeSet::from(["loop", "caller", "self"]);
+            for part in std::iter::once(&code.main).chain(code.blocks.values()) {
+                for instruction in (0..).map_while(|at| part.get(at)) {
+                    match instruction {
+                        Instruction::Lookup(name) if !set.contains(name) => {
+                            names.insert(name.to_string());
+                        }
+                        Instruction::StoreLocal(name) => {
+                            set.insert(name);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        names
     }
 
     /// The prompt.
@@ -176,7 +217,7 @@ impl ChatTemplate {
     pub fn render(&self, request: &Request<'_>) -> Result<String> {
         let name = self.choose(request.name, request.tools.is_some_and(|tools| !is_empty(tools)));
         let place = format!("{}: {name}", self.place);
-        let template = self.environment.get_template(name).map_err(|_| {
+        let source = self.sources.get(name).ok_or_else(|| {
             Error::new(&place, self.names().collect::<Vec<_>>().join(" or "), format!("{name:?}"))
         })?;
         let mut context = Map::new();
@@ -195,21 +236,27 @@ impl ChatTemplate {
         let mut context: BTreeMap<String, minijinja::Value> =
             context.into_iter().map(|(name, value)| (name, python::value(&value))).collect();
         let now = request.now.unwrap_or_else(Now::of_system);
-        let clock = move |format: &str| now.format(format);
+        let budget = Budget::new();
+        let own = Arc::clone(&budget);
+        let clock = move |format: &str| own.text(now.format(format));
         context
             .entry("strftime_now".to_string())
             .or_insert_with(|| minijinja::Value::from_function(clock));
 
-        let mut prompt = Limited { text: Vec::new(), full: false };
-        match template.render_captured_to(context, &mut prompt) {
-            Ok(_) => String::from_utf8(prompt.text).map_err(|e| Error::new(place, "UTF-8", e)),
-            Err(_) if prompt.full => Err(Error::new(
-                place,
-                format!("a prompt of at most {LONGEST_PROMPT} bytes"),
-                "a longer one",
-            )),
-            Err(e) => Err(Error::new(place, "", describe(&e))),
+        let failed = |e: &minijinja::Error| Error::new(&place, "", describe(e));
+        let environment = environment(&budget);
+        let code = compile(name, &source.rewritten, &self.syntax).map_err(|e| failed(&e))?;
+        let mut prompt = String::new();
+        let mut out = make_string_output(&mut prompt);
+        let root = minijinja::Value::from(context);
+        eval(&environment, &code.main, root, &code.blocks, &mut out, AutoEscape::None)
+            .map_err(|e| failed(&e))?;
+        drop(out);
+        if prompt.len() > LONGEST {
+            let expected = format!("a prompt of at most {LONGEST} bytes");
+            return Err(Error::new(place, expected, prompt.len()));
         }
+        Ok(prompt)
     }
 
     fn choose<'a>(&'a self, name: Option<&'a str>, tools: bool) -> &'a str {
@@ -268,40 +315,39 @@ fn describe(error: &minijinja::Error) -> String {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
+    // What a template raises may be as long as a value.
+    let what: String = what.chars().take(LONGEST_REASON).collect();
     match error.line() {
         Some(line) => format!("{what}, in line {line}"),
         None => what,
     }
 }
 
-/// A writer that refuses more than [`LONGEST_PROMPT`].
-struct Limited {
-    text: Vec<u8>,
-    full: bool,
+/// A template's instructions, and those of its named blocks.
+struct Code<'a> {
+    main: Instructions<'a>,
+    blocks: BTreeMap<&'a str, Instructions<'a>>,
 }
 
-impl std::io::Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.text.len() + bytes.len() > LONGEST_PROMPT {
-            self.full = true;
-            return Err(std::io::ErrorKind::FileTooLarge.into());
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// Parses a template, rewrites what it makes values with, and compiles that.
+fn compile<'a>(
+    name: &'a str,
+    source: &'a str,
+    syntax: &SyntaxConfig,
+) -> std::result::Result<Code<'a>, minijinja::Error> {
+    let parsed = parse(source, name, syntax.clone())?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&instrument::statement(&parsed));
+    let (main, blocks) = generator.finish();
+    Ok(Code { main, blocks })
 }
 
-/// Jinja as Transformers configures it.
-fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
+/// Jinja as Transformers configures it, for one rendering. It has no templates: none can include another.
+fn environment(budget: &Arc<Budget>) -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(DEEPEST);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    python::install(&mut environment);
-    Ok(environment)
+    python::install(&mut environment, budget);
+    filters::install(&mut environment, budget);
+    environment
 }
