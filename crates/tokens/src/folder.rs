@@ -22,11 +22,27 @@ use crate::tokenizer::{Added, Model, Parts, Tokenizer};
 const LARGEST_FILE: u64 = 512 << 20;
 
 pub(crate) fn load(folder: &Path) -> Result<Tokenizer> {
-    let config = Config::read(folder)?;
-    if let Some(json) = read_json(&folder.join("tokenizer.json"))? {
-        return from_json(&folder.join("tokenizer.json").display().to_string(), json, &config);
+    let config = Config::read(folder).map_err(shortened)?;
+    let made = read(folder, &config);
+    made.map_err(shortened)
+}
+
+/// An error that shows no more of a file than fits a line: the part that is wrong may be all of it.
+pub(crate) fn shortened(mut error: Error) -> Error {
+    for text in [&mut error.place, &mut error.expected, &mut error.found] {
+        if let Some((end, _)) = text.char_indices().nth(300) {
+            text.truncate(end);
+            text.push_str("...");
+        }
     }
-    legacy(folder, &config)
+    error
+}
+
+fn read(folder: &Path, config: &Config) -> Result<Tokenizer> {
+    if let Some(json) = read_json(&folder.join("tokenizer.json"))? {
+        return from_json(&folder.join("tokenizer.json").display().to_string(), json, config);
+    }
+    legacy(folder, config)
 }
 
 /// A JSON file; `None` where there is none.
@@ -158,6 +174,7 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     let decoder = Decoder::parse(place, &json["decoder"])?;
     let normalizer = part(place, "normalizer", json["normalizer"].take())?;
     let pre_tokenizer = part(place, "pre_tokenizer", json["pre_tokenizer"].take())?;
+    check_templates(place, &json["post_processor"])?;
     let post: Option<PostProcessorWrapper> =
         part(place, "post_processor", json["post_processor"].take())?;
 
@@ -222,6 +239,12 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     let mut tokenizer = Tokenizer::new(place, parts)?;
     if let Some(post) = post {
         (tokenizer.before, tokenizer.after) = around(place, &post)?;
+        let size = tokenizer.vocab_size();
+        let strange = tokenizer.before.iter().chain(&tokenizer.after);
+        if let Some(id) = strange.copied().find(|id| *id as usize >= size) {
+            let place = format!("{place}: post_processor");
+            return Err(Error::new(place, format!("token ids below {size}"), id));
+        }
     }
     let find = |text: &str| vocabulary.get(text).copied();
     let ids = std::mem::take(&mut tokenizer.ids);
@@ -361,6 +384,24 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
         builder = builder.end_of_word_suffix(suffix);
     }
     builder.build().map_err(|e| Error::new(place, "a vocabulary with merges", e))
+}
+
+/// Checks the templates of a post-processor, or of those in a sequence, for what the crate takes for granted: the template
+/// of one text holds that text only, and special tokens that are listed.
+fn check_templates(place: &str, post: &Value) -> Result<()> {
+    for inner in post["processors"].as_array().into_iter().flatten() {
+        check_templates(place, inner)?;
+    }
+    for piece in post["single"].as_array().into_iter().flatten() {
+        let special = &piece["SpecialToken"]["id"];
+        let known = special.as_str().is_none_or(|id| post["special_tokens"].get(id).is_some());
+        let second = piece["Sequence"]["id"].as_str().is_some_and(|id| id != "A");
+        if !known || second {
+            let place = format!("{place}: post_processor: single");
+            return Err(Error::new(place, "sequence A and listed special tokens", piece));
+        }
+    }
+    Ok(())
 }
 
 /// The ids that a post-processor puts before and after a text.

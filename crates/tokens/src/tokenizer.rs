@@ -103,6 +103,7 @@ impl Tokenizer {
         let place = "tokenizer.json";
         let value = serde_json::from_slice(json).map_err(|e| Error::new(place, "JSON", e))?;
         crate::folder::from_json(place, value, &crate::folder::Config::default())
+            .map_err(crate::folder::shortened)
     }
 
     /// Ids of `text`.

@@ -237,6 +237,18 @@ fn what_is_no_tokenizer_is_an_error() {
             r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[{"id":-1}]}"#,
             "added_tokens",
         ),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"no","type_id":0}}],"pair":[],"special_tokens":{}}}"#,
+            "listed special tokens",
+        ),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"post_processor":{"type":"Sequence","processors":[{"type":"TemplateProcessing","single":[{"Sequence":{"id":"B","type_id":0}}],"pair":[],"special_tokens":{}}]}}"#,
+            "sequence A",
+        ),
+        (
+            r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"s","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"s":{"id":"s","ids":[9],"tokens":["s"]}}}}"#,
+            "token ids below 1",
+        ),
         (&whole[..whole.len() / 2], "JSON"),
     ];
     for (text, part) in cases {
