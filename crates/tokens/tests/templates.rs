@@ -153,6 +153,12 @@ fn our_own_templates_render_as_in_python() {
 }
 
 #[test]
+fn templates_are_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<ChatTemplate>();
+}
+
+#[test]
 fn templates_are_found_in_folders_and_metadata() {
     let folder = std::env::temp_dir().join(format!("delft-templates-{}", std::process::id()));
     std::fs::create_dir_all(folder.join("additional_chat_templates")).unwrap();
