@@ -5,6 +5,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod gpu;
+mod heap;
 mod metal;
 mod place;
 mod ranks;
@@ -17,6 +18,7 @@ use std::fmt;
 
 use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
+pub use heap::give_back;
 use ops::sample::{Choice, Options};
 pub use place::{Place, Several, SplitMode};
 use program::{Arguments, Program};

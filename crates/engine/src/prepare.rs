@@ -3,7 +3,6 @@
 use crate::defaults;
 use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_tokenizer};
 use crate::pool::{Pool, bound};
-use crate::resident::give_back;
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
 use formats::{Error, Result, Tensors};
@@ -108,7 +107,7 @@ impl Prepared {
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
         let (pool, groups) = (Pool::new(&self.load.blocks), program.groups());
-        give_back();
+        device::give_back();
         let executor = device.load(program, &tensors, self.load, progress)?;
         let info = Info {
             name: name(&tensors, &path),
@@ -124,7 +123,7 @@ impl Prepared {
             load_ms: self.start.elapsed().as_millis() as u64,
         };
         drop(tensors);
-        give_back();
+        device::give_back();
         Ok(Engine(Arc::new(Shared {
             pool,
             executor: Mutex::new(executor),

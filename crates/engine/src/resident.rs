@@ -8,13 +8,3 @@ pub fn peak_rss_bytes() -> u64 {
     line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok())
         .map_or(0, |kib| kib * 1024)
 }
-
-/// Gives the system back what was freed between things still in use: reading a large vocabulary leaves tens of MiB of it,
-/// which would stay beside the weights.
-pub(crate) fn give_back() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it concerns memory that nobody holds (malloc_trim(3)).
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
