@@ -93,8 +93,8 @@ impl Device for Split {
             all.next().unwrap_or(About { name: "none", threads: 0, isa: String::new() });
         let rest: Vec<About> = all.collect();
         let Some(second) = rest.first() else { return first };
-        let plural = if rest.len() > 1 { "s" } else { "" };
-        let on = format!("{} device{plural} {}, {}", rest.len(), second.name, second.isa);
+        let many = if rest.len() > 1 { format!("{} of ", rest.len()) } else { String::new() };
+        let on = format!("{many}{}, {}", second.name, second.isa);
         first.isa = match self.after {
             Some(last) => format!("{}; the last {last} layers on {on}", first.isa),
             None => format!("{}; further layers on {on}", first.isa),
