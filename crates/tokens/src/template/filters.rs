@@ -133,31 +133,44 @@ fn linear(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let plain = plain.into_iter().map(|(name, filter)| (name, filter, false));
     let lists = lists.into_iter().map(|(name, filter)| (name, filter, true));
     for (name, filter, listing) in plain.chain(lists) {
-        let own = Arc::clone(budget);
-        environment.add_filter(
-            name,
-            move |state: &mut State<'_, '_>,
-                  arguments: Rest<ValueOrKwargs>|
-                  -> Result<Value, Error> {
-                let arguments = arguments.into_values();
-                for argument in &arguments {
-                    let lazy = argument.kind() == ValueKind::Iterable;
-                    let entries = if listing || lazy { length(argument) } else { 0 };
-                    own.take(entries.saturating_mul(ENTRY))?;
+        counted(environment, budget, name, filter, listing, move |own, arguments| {
+            for argument in arguments {
+                let lazy = argument.kind() == ValueKind::Iterable;
+                let entries = if listing || lazy { length(argument) } else { 0 };
+                own.take(entries.saturating_mul(ENTRY))?;
+            }
+            // A test compares each of the values with its arguments.
+            if name.starts_with("select") || name.starts_with("reject") {
+                let values = arguments.first().map_or(0, length);
+                for argument in arguments.iter().skip(1) {
+                    own.take((own.bytes(argument)? / ENTRY).saturating_mul(values))?;
                 }
-                // A test compares each of the values with its arguments.
-                if name.starts_with("select") || name.starts_with("reject") {
-                    let values = arguments.first().map_or(0, length);
-                    for argument in arguments.iter().skip(1) {
-                        own.take((own.bytes(argument)? / ENTRY).saturating_mul(values))?;
-                    }
-                }
-                let made = filter.call(state, &arguments)?;
-                // What was there before is a list of the caller's or has been counted.
-                if listing || made.kind() == ValueKind::String { own.made(made) } else { Ok(made) }
-            },
-        );
+            }
+            Ok(())
+        });
     }
+}
+
+/// One of MiniJinja's filters, before which `take` takes what it may need, and whose result is counted: `listing` every
+/// result, else texts only, since what was there before is a list of the caller's or has been counted.
+fn counted(
+    environment: &mut Environment<'_>,
+    budget: &Arc<Budget>,
+    name: &'static str,
+    filter: Value,
+    listing: bool,
+    take: impl Fn(&Budget, &[Value]) -> Result<(), Error> + Send + Sync + 'static,
+) {
+    let own = Arc::clone(budget);
+    environment.add_filter(
+        name,
+        move |state: &mut State<'_, '_>, arguments: Rest<ValueOrKwargs>| -> Result<Value, Error> {
+            let arguments = arguments.into_values();
+            take(&own, &arguments)?;
+            let made = filter.call(state, &arguments)?;
+            if listing || made.kind() == ValueKind::String { own.made(made) } else { Ok(made) }
+        },
+    );
 }
 
 /// The characters, at most, or entries of a value.
@@ -239,32 +252,21 @@ fn growing(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
         // Even an empty slice is a list.
         ("slice", Value::from_function(filters::slice), 4 * ENTRY),
     ] {
-        let own = Arc::clone(budget);
-        environment.add_filter(
-            name,
-            move |state: &mut State<'_, '_>,
-                  arguments: Rest<ValueOrKwargs>|
-                  -> Result<Value, Error> {
-                let arguments = arguments.into_values();
-                let values = arguments.first().map_or(0, length);
-                let count = arguments.get(1).and_then(Value::as_usize).unwrap_or(0);
-                own.take(values.saturating_add(count).saturating_mul(entry))?;
-                own.made(filter.call(state, &arguments)?)
-            },
-        );
+        counted(environment, budget, name, filter, true, move |own, arguments| {
+            let values = arguments.first().map_or(0, length);
+            let count = arguments.get(1).and_then(Value::as_usize).unwrap_or(0);
+            own.take(values.saturating_add(count).saturating_mul(entry))
+        });
     }
-    let own = Arc::clone(budget);
     let format = Value::from_function(filters::format);
-    environment.add_filter(
-        "format",
-        move |state: &mut State<'_, '_>, arguments: Rest<ValueOrKwargs>| -> Result<Value, Error> {
-            let arguments = arguments.into_values();
-            if let Some((form, values)) = arguments.split_first() {
-                format_grows(&own, form.as_str().unwrap_or_default(), '%', values)?;
+    counted(environment, budget, "format", format, true, |own, arguments| {
+        match arguments.split_first() {
+            Some((form, values)) => {
+                format_grows(own, form.as_str().unwrap_or_default(), '%', values)
             }
-            own.made(format.call(state, &arguments)?)
-        },
-    );
+            None => Ok(()),
+        }
+    });
 }
 
 fn impossible(operator: &str, left: &Value, right: &Value) -> Error {
