@@ -31,7 +31,7 @@ impl Gpu {
 
 impl Buffer {
     /// Enqueues copying all bytes of a buffer of another `Gpu`: after what is enqueued there, and before what is enqueued here
-    /// from now on. The other's bytes are not to be written before the copy is done.
+    /// or there from now on.
     ///
     /// # Errors
     /// If the lengths differ, or the driver refuses.
@@ -40,40 +40,39 @@ impl Buffer {
             return Err(Error::new("cuda buffer", format!("{} bytes", self.len()), from.len()));
         }
         let (here, there) = (self.context(), from.context());
-        there.enter()?;
-        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let event = there.check("cuda event", made)?;
-        let copied = copy_after(event, here, there, self, from);
-        // SAFETY: made above. The driver keeps what still waits for it.
-        let destroyed = unsafe { result::event::destroy(event) };
-        copied.and_then(|()| there.check("cuda event", destroyed))
+        after(there, here)?;
+        here.enter()?;
+        // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream has drained, and both
+        // streams have the copy in front of what comes next.
+        let copied = unsafe {
+            sys::cuMemcpyPeerAsync(
+                self.address(),
+                here.handle,
+                from.address(),
+                there.handle,
+                self.len(),
+                here.stream,
+            )
+        };
+        here.check("cuda: copy between GPUs", copied.result())?;
+        after(here, there)
     }
 }
 
-fn copy_after(
-    event: sys::CUevent,
-    here: &Context,
-    there: &Context,
-    to: &Buffer,
-    from: &Buffer,
-) -> Result<()> {
+/// What is enqueued in one context from now on comes after what is enqueued in another so far.
+fn after(before: &Context, then: &Context) -> Result<()> {
+    before.enter()?;
+    let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+    let event = before.check("cuda event", made)?;
     // SAFETY: the event is of the context that is current, and so is the stream.
-    there.check("cuda event", unsafe { result::event::record(event, there.stream) })?;
-    here.enter()?;
-    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-    // SAFETY: a stream may wait for any context's event; both live.
-    here.check("cuda event", unsafe { result::stream::wait_event(here.stream, event, flags) })?;
-    // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream has drained: this one's has the
-    // copy in it, and the caller keeps the other until the copy is done.
-    let copied = unsafe {
-        sys::cuMemcpyPeerAsync(
-            to.address(),
-            here.handle,
-            from.address(),
-            there.handle,
-            to.len(),
-            here.stream,
-        )
-    };
-    here.check("cuda: copy between GPUs", copied.result())
+    let recorded = unsafe { result::event::record(event, before.stream) };
+    let waits = before.check("cuda event", recorded).and_then(|()| {
+        then.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: a stream may wait for any context's event; both live.
+        then.check("cuda event", unsafe { result::stream::wait_event(then.stream, event, flags) })
+    });
+    // SAFETY: made above. The driver keeps what still waits for it.
+    let destroyed = unsafe { result::event::destroy(event) };
+    waits.and_then(|()| before.check("cuda event", destroyed))
 }

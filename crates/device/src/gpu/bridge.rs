@@ -1,8 +1,8 @@
 //! How a value goes from a part of a Program on one GPU to the next part on another of its kind, without the host.
 //!
 //! The part in front leaves on the bridge where its result lies once the work that makes it is submitted; the part behind it
-//! fetches it from there before its own work. The host waits for the last part of every step, and so for all of them, before
-//! it begins another: nothing is written over that is still to be fetched.
+//! fetches it from there before its own work. The host need not wait for either: the device in front begins its next step's work
+//! only once this is fetched.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

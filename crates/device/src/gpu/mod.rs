@@ -176,7 +176,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Copies a buffer of another device to the first bytes of one of this, after what has been submitted there and before what
-    /// is submitted here from now on.
+    /// is submitted here or there from now on.
     ///
     /// # Errors
     /// If it is longer, or there is no way between the two.
