@@ -105,23 +105,23 @@ fn benches() -> Vec<Bench> {
     let (width, out) = (4096, 14336);
     let bench = |format: Format| {
         let formats = [format];
-        let task = Task { pair: true, ..Task::decode(&formats, width as u32, out as u32) };
-        let schedule = Schedule::pick(&task);
+        let task = Task::decode(&formats, width as u32, out as u32);
+        let schedule = Schedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: gate_up::<half::bf16, half::bf16>(format, true, 1, schedule),
+            kernel: gate_up::<f32, half::bf16>(format, true, 1, schedule),
             label: format!("{} {width} -> 2 x {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32)
                 .with_f32("eps", EPS),
             buffers: vec![
-                Fill::Noise(Scalar::BF16, width),
+                Fill::Noise(Scalar::F32, width),
                 Fill::Zeros(Scalar::BF16, out),
                 Fill::Noise(Scalar::F32, width),
                 Fill::Noise(Scalar::U32, bytes / 4),
                 Fill::Noise(Scalar::U32, bytes / 4),
             ],
-            bytes: (2 * bytes + 6 * width + 2 * out) as u64,
+            bytes: (2 * bytes + 8 * width + 2 * out) as u64,
             flops: 4 * (out * width) as u64,
             roof: Roof::Memory,
         }

@@ -105,17 +105,17 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task::decode(&[format], width as u32, out as u32));
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: linear_add::<half::bf16, half::bf16>(format, false, 1, schedule),
+            kernel: linear_add::<half::bf16, f32>(format, false, 1, schedule),
             label: format!("{} {width} -> {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32),
             buffers: vec![
                 Fill::Noise(Scalar::BF16, width),
-                Fill::Noise(Scalar::BF16, out),
-                Fill::Zeros(Scalar::BF16, out),
+                Fill::Noise(Scalar::F32, out),
+                Fill::Zeros(Scalar::F32, out),
                 Fill::Noise(Scalar::U32, bytes / 4),
             ],
-            bytes: (bytes + 2 * (width + 2 * out)) as u64,
+            bytes: (bytes + 2 * width + 8 * out) as u64,
             flops: 2 * (out * width) as u64,
             roof: Roof::Memory,
         }

@@ -192,19 +192,21 @@ fn benches() -> Vec<Bench> {
     let (width, outs) = (4096, [4096, 1024, 1024]);
     let bench = |format: Format| {
         let rows = outs.iter().sum::<usize>();
-        let schedule = Schedule::pick(&Task::decode(&[format; 3], width as u32, rows as u32));
+        let formats = [format; 3];
+        let task = Task::decode(&formats, width as u32, rows as u32);
+        let schedule = Schedule::pick(&Task { x: Scalar::F32, ..task });
         let mut numbers =
             numbers(schedule.groups(rows as u32, PROCESSORS), width).with_f32("eps", EPS);
-        let mut buffers = vec![Fill::Noise(Scalar::BF16, width), Fill::Noise(Scalar::F32, width)];
-        let mut bytes = 6 * width;
+        let mut buffers = vec![Fill::Noise(Scalar::F32, width), Fill::Noise(Scalar::F32, width)];
+        let mut bytes = 8 * width;
         for (j, out) in outs.into_iter().enumerate() {
             let matrix = cases::matrix_bytes(format, out, width);
-            buffers.extend([Fill::Zeros(Scalar::BF16, out), Fill::Noise(Scalar::U32, matrix / 4)]);
+            buffers.extend([Fill::Zeros(Scalar::F16, out), Fill::Noise(Scalar::U32, matrix / 4)]);
             numbers.set(&format!("out{j}"), out as u32);
             bytes += matrix + 2 * out;
         }
         Bench {
-            kernel: project::<half::bf16, half::bf16>(&[(format, false); 3], true, 1, schedule),
+            kernel: project::<f32, half::f16>(&[(format, false); 3], true, 1, schedule),
             label: format!("{} {width} -> {outs:?}", format.name()),
             numbers,
             buffers,

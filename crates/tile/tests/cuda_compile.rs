@@ -34,7 +34,7 @@ const PACKAGES: [&str; 5] = [
 ];
 
 /// Bytes of registers that the compiler may put aside by its own choice, to fit one more threadgroup on a multiprocessor: it does
-/// for half a percent of the kernels, at 64 and 168 registers of 255. The golden file names them.
+/// for a few of all kernels, at 64 and 168 registers of 255, and for none of those on record.
 const TRADED: u32 = 32;
 
 /// Instructions per file: starting the compiler costs as much as compiling about this many.
@@ -174,7 +174,7 @@ fn every_kernel_compiles_for_cuda_and_none_runs_out_of_registers() {
     }
     let spilled: Vec<String> = rows
         .iter()
-        .filter(|(_, u)| u.spills > TRADED)
+        .filter(|(_, u)| u.spills > if all { TRADED } else { 0 })
         .map(|(architecture, u)| format!("{} ({architecture}): {} bytes", u.kernel, u.spills))
         .collect();
     assert!(spilled.is_empty(), "registers are spilled:\n{}", spilled.join("\n"));

@@ -59,8 +59,8 @@ fn readers(program: &Program) -> Vec<Vec<&Node>> {
     readers
 }
 
-/// As [`types`], for steps of few rows: what is multiplied with a matrix of 16-bit numbers only is of their type, which halves
-/// what every threadgroup reads of it. Packed matrices take bytes, which they make themselves.
+/// As [`types`], for steps of few rows: of gates, which are long, every threadgroup of the product that follows reads all, so
+/// they have 16 bits unless its matrix has 32.
 pub(super) fn narrow_types(
     program: &Program,
     half: Scalar,
@@ -72,11 +72,12 @@ pub(super) fn narrow_types(
     for node in &program.nodes {
         let Op::GateUp { .. } = node.op else { continue };
         let v = node.outputs[0];
-        let dense = |n: &&Node| {
+        let narrow = |n: &&Node| {
             let matrix = n.weights.first().and_then(|w| formats[w.0]);
-            n.op == Op::LinearAdd && n.inputs[0] == v && matrix == Some(Format::Dense(wide))
+            let full = matrix == Some(Format::Dense(Scalar::F32));
+            n.op == Op::LinearAdd && n.inputs[0] == v && !full
         };
-        if wide != Scalar::F32 && readers[v.0].iter().all(dense) {
+        if readers[v.0].iter().all(narrow) {
             types[v.0] = wide;
         }
     }

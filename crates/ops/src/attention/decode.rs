@@ -104,7 +104,7 @@ impl Schedule {
     /// What a group does of a form, over a cache whose elements, as queries, have at most so many bytes.
     fn plan(self, form: Form, bytes: u32) -> Plan {
         let (simds, keys, most) = match self {
-            Schedule::Lanes { .. } => lanes::plan(form, bytes),
+            Schedule::Lanes { stages } => lanes::plan(form, bytes, stages),
             Schedule::Matrix { simds, keys, .. } => (simds, keys, matrix::HEADS),
         };
         let pack = (1..=most).rev().find(|p| form.group.is_multiple_of(*p)).unwrap_or(1);

@@ -67,7 +67,7 @@ const NEAREST: f32 = 12_582_912.0;
 const PER_STEP: f32 = 1.0 / 127.0;
 /// Activations that are all smaller than this count as zeros: the inverse of their scale may not exist.
 const TINY: f32 = 1e-30;
-/// Reads of a thread that are under way together while activations are staged.
+/// Reads of 16 bytes of a thread that are under way together while activations are staged.
 const MOST_ROUNDS: u32 = 8;
 
 /// Activations as the kernels that keep bytes see them: the reference of [`Activations::Bytes`].
@@ -246,7 +246,9 @@ impl<X: Float> Input<X> {
     fn unit_staged(&self) -> u32 {
         match &self.store {
             Store::None => 0,
-            Store::Copy { planes, .. } | Store::Bytes { planes, .. } => planes.unit,
+            Store::Copy { planes, .. } => planes.unit,
+            // Neighbouring lanes read neighbouring 16 bytes.
+            Store::Bytes { .. } => 16 / X::SCALAR.bytes() as u32,
         }
     }
 
@@ -350,14 +352,18 @@ impl<X: Float> Input<X> {
             let weight = known.cloned().or_else(|| self.norm.map(read));
             Unit { at, inside: at.lt(self.width / unit), x, weight }
         };
+        let mut together = |first: Val<u32>, rounds: u32, known: &[Vec<Val<f32>>]| {
+            let read = |round: u32| fetch(first + round, known.get(round as usize));
+            let fetched: Vec<Unit<X>> = (0..rounds).map(read).collect();
+            fetched.into_iter().for_each(&mut keep);
+        };
         let rounds = self.rounds(unit);
         if rounds <= MOST_ROUNDS {
-            let read = |round: u32| fetch(round.val(), self.weights.get(round as usize));
-            let fetched: Vec<Unit<X>> = (0..rounds).map(read).collect();
-            fetched.into_iter().for_each(keep);
+            together(0u32.val(), rounds, &self.weights);
         } else {
-            let rounds = (self.width / unit + (threads() - 1)) / threads();
-            range(0u32, rounds).each(|round| keep(fetch(round, None)));
+            let batch = MOST_ROUNDS * threads();
+            range(0u32, (self.width / unit + (batch - 1)) / batch)
+                .each(|i| together(i * MOST_ROUNDS, MOST_ROUNDS, &[]));
         }
     }
 
@@ -384,11 +390,13 @@ impl<X: Float> Input<X> {
         squares: Var<f32>,
     ) {
         let capacity = self.activations.capacity().unwrap_or(0);
-        self.units(row, 16, |unit| {
+        let count = self.unit_staged();
+        self.units(row, count, |unit| {
             let values = unit.values(squares);
             let max = values[1..].iter().fold(values[0].abs(), |max, v| max.max(v.abs()));
-            // Two neighbouring lanes share a scale.
-            let max = max.max(shuffle_xor(max, 1));
+            // So many neighbouring lanes share a scale.
+            let sharing = 32 / count;
+            let max = lanes(sharing).fold(max, |max, step| max.max(shuffle_xor(max, step)));
             let inverse = select(max.gt(TINY), 127.0f32.val() / max, 0.0);
             // The low bits of a float near 1.5 * 2^23 are those of its integer part.
             let code = |v: &Val<f32>| v.fma(inverse, NEAREST).bits::<u32>();
@@ -396,23 +404,22 @@ impl<X: Float> Input<X> {
                 values.chunks(4).map(|v| join(&v.iter().map(code).collect::<Vec<_>>())).collect();
             let ones = 0x0101_0101u32.val();
             let sum = words.iter().fold(0i32.val(), |sum, word| word.dot4(ones, sum));
-            let pair = sum + shuffle_xor(sum, 1);
+            let sum = lanes(per_sum / count).fold(sum, |sum, step| sum + shuffle_xor(sum, step));
             let scale = max * PER_STEP;
-            let even = (unit.at & 1u32).eq(0u32);
+            // The 16 of which these are some.
+            let (whole, part) = (unit.at / (16 / count), unit.at % (16 / count));
             test(unit.inside)
                 .then(|| {
-                    quads.set_vec(planes.place(row, unit.at) * 4u32, &words);
-                    if per_sum == 16 {
-                        sums.set(unit.at + row * capacity / 16, sum);
-                    }
-                    test(even)
+                    let at = planes.place(row, whole) * 4u32 + part * (count / 4);
+                    quads.set_vec(at, &words);
+                    test((unit.at % (per_sum / count)).eq(0u32))
                         .then(|| {
-                            let at = unit.at / 2u32 + row * capacity / 32;
-                            scales.set(at, scale);
-                            if per_sum == 32 {
-                                sums.set(at, pair);
-                            }
+                            let at = unit.at / (per_sum / count);
+                            sums.set(at + row * capacity / per_sum, sum);
                         })
+                        .otherwise(|| {});
+                    test((unit.at % sharing).eq(0u32))
+                        .then(|| scales.set(unit.at / sharing + row * capacity / 32, scale))
                         .otherwise(|| {});
                 })
                 .otherwise(|| {});
@@ -547,6 +554,11 @@ fn byte_dot(
         }
     }
     sum
+}
+
+/// The steps by which `count` neighbouring lanes, a power of two, are summed up.
+fn lanes(count: u32) -> impl Iterator<Item = u8> {
+    (0..count.ilog2()).map(|i| 1 << i)
 }
 
 /// The low bytes of four words as one, the first lowest.

@@ -112,7 +112,7 @@ impl<'a> Activations<'a> {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx | Isa::Avx512 if self.halves(isa) => halve(self, blocks, float),
+                Isa::Amx if self.halves(isa) => halve(self, blocks, float),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks),
                 #[cfg(target_arch = "x86_64")]

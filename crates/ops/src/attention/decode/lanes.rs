@@ -44,10 +44,11 @@ impl Lanes {
 }
 
 /// Simdgroups, keys that each takes at once, and the most heads that a group works for: registers hold a query and a sum
-/// for each head, shared memory a sum per simdgroup.
-pub(super) fn plan(form: Form, bytes: u32) -> (u32, u32, u32) {
+/// for each head, and the keys, if these do not come through shared memory; shared memory a sum per simdgroup.
+pub(super) fn plan(form: Form, bytes: u32, stages: u32) -> (u32, u32, u32) {
     let keys = AHEAD * 32 / Lanes::of(form, bytes).team;
-    (SIMDS, keys, (1024 / form.head_dim).clamp(1, 8))
+    let heads = if stages > 0 { 8 } else { 4 };
+    (SIMDS, keys, (1024 / form.head_dim).clamp(1, heads))
 }
 
 /// A running softmax per head: maximum, sum, and sum of values.
