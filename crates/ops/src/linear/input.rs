@@ -67,8 +67,11 @@ const NEAREST: f32 = 12_582_912.0;
 const PER_STEP: f32 = 1.0 / 127.0;
 /// Activations that are all smaller than this count as zeros: the inverse of their scale may not exist.
 const TINY: f32 = 1e-30;
-/// Reads of 16 bytes of a thread that are under way together while activations are staged.
-const MOST_ROUNDS: u32 = 8;
+/// Reads of 16 bytes of a thread that are under way together while activations are staged, of which 512 threads have
+/// fewer, since two groups of them leave each 64 registers.
+fn most_rounds() -> u32 {
+    if threads() < 512 { 8 } else { 2 }
+}
 
 /// Activations as the kernels that keep bytes see them: the reference of [`Activations::Bytes`].
 pub fn bytes(x: &[f32]) -> Vec<f32> {
@@ -358,12 +361,13 @@ impl<X: Float> Input<X> {
             fetched.into_iter().for_each(&mut keep);
         };
         let rounds = self.rounds(unit);
-        if rounds <= MOST_ROUNDS {
+        let most = most_rounds();
+        if rounds <= most {
             together(0u32.val(), rounds, &self.weights);
         } else {
-            let batch = MOST_ROUNDS * threads();
+            let batch = most * threads();
             range(0u32, (self.width / unit + (batch - 1)) / batch)
-                .each(|i| together(i * MOST_ROUNDS, MOST_ROUNDS, &[]));
+                .each(|i| together(i * most, most, &[]));
         }
     }
 
