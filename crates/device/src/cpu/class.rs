@@ -7,8 +7,12 @@ use program::{Plan, Program, plan_memory};
 /// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
 pub(super) const FEW: usize = 4;
 
-/// Panels of a product's part that pay for a pass over many rows.
+/// Rows up to which the workers' parts of a product are even shares of its bytes.
+pub(super) const EVEN: usize = 2 * FEW;
+
+/// Panels of a product's part that pay for a pass over more rows than that, and the most that a part has.
 pub(super) const PART: usize = 16;
+pub(super) const MOST_PART: usize = 2 * PART;
 
 /// The arena's layout for one shape class. All offsets are in bytes, multiples of 64.
 pub(super) struct Class {
@@ -65,8 +69,8 @@ fn widths(program: &Program) -> Widths {
 /// Elements of the largest part of `[rows, width]` that a worker has in hand at once, as [`deal`](super::replay) deals them.
 fn widest(rows: usize, width: usize, workers: usize) -> usize {
     let panels = width.div_ceil(ROWS);
-    let few = rows.min(2 * FEW) * (panels / workers + 1);
-    few.max(rows * panels.min(2 * PART)).next_multiple_of(4) * ROWS
+    let few = rows.min(EVEN) * (panels / workers + 1);
+    few.max(rows * panels.min(MOST_PART)).next_multiple_of(4) * ROWS
 }
 
 impl Class {

@@ -4,7 +4,7 @@
 //! columns or heads, and reads only what was complete before the first of them.
 
 use super::attention::{self, Call, LayerCache, Sequence};
-use super::class::{Class, FEW, PART};
+use super::class::{Class, EVEN, FEW, MOST_PART, PART};
 use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
 use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
@@ -492,7 +492,7 @@ fn deal<'a>(
     matrix: impl Fn(usize) -> &'a Matrix,
     mut f: impl FnMut(usize, Range<usize>),
 ) {
-    if rows <= 2 * FEW {
+    if rows <= EVEN {
         let cost = |i: usize| (matrix(i).resident_bytes() / matrix(i).panels().max(1)).max(1);
         let total: usize = (0..count).map(|i| matrix(i).panels() * cost(i)).sum();
         let share = share(total, worker.index, worker.count);
@@ -508,7 +508,7 @@ fn deal<'a>(
     let total: usize = (0..count).map(|i| matrix(i).panels()).sum();
     // Four parts each even out, but short ones would not pay for another pass over the rows.
     let share = total / worker.count;
-    let part = (share / 4).max(PART.min(share / 2)).clamp(2, 2 * PART) & !1;
+    let part = (share / 4).max(PART.min(share / 2)).clamp(2, MOST_PART) & !1;
     let parts = |i: usize| matrix(i).panels().div_ceil(part);
     while let Some(claimed) = worker.claim((0..count).map(parts).sum(), 1) {
         let (mut i, mut at) = (0, claimed.start);

@@ -4,7 +4,7 @@ use tile::case::Case;
 use tile::ir::Kernel;
 
 /// How many kernels of a family are taken, from its smallest to its largest.
-const OF_A_FAMILY: usize = 5;
+const OF_A_FAMILY: usize = 3;
 
 /// Whether DELFT_ALL_KERNELS asks for every kernel: minutes on a machine with few cores.
 pub(crate) fn all() -> bool {
