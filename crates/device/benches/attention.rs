@@ -35,7 +35,9 @@ fn main() {
             decode(isa, &team, depth);
         }
         for tokens in [512, 4096] {
-            prefill(isa, &team, tokens);
+            for rounded in [false, true] {
+                prefill(isa, &team, tokens, rounded);
+            }
         }
     }
 }
@@ -44,7 +46,7 @@ fn decode(isa: Isa, team: &Team, depth: usize) {
     let bytes = 2 * depth * SHAPE.kv_heads * SHAPE.head_dim * 2;
     let layers = (512 << 20) / bytes;
     let caches = filled(isa, depth, layers);
-    let (median, best) = measure(&caches, isa, team, depth - 1, 1);
+    let (median, best) = measure(&caches, isa, team, depth - 1, 1, false);
     let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
     let (micros, median, best) = (median * 1e6, rate(median), rate(best));
     println!(
@@ -53,14 +55,15 @@ fn decode(isa: Isa, team: &Team, depth: usize) {
     );
 }
 
-fn prefill(isa: Isa, team: &Team, tokens: usize) {
+fn prefill(isa: Isa, team: &Team, tokens: usize, rounded: bool) {
     let caches = filled(isa, tokens, 2);
-    let (median, best) = measure(&caches, isa, team, 0, tokens);
+    let (median, best) = measure(&caches, isa, team, 0, tokens, rounded);
     let seen = (tokens * (tokens + 1) / 2) as f64;
     let rate = |seconds: f64| 4.0 * seen * (SHAPE.heads * SHAPE.head_dim) as f64 / seconds / 1e9;
     let (millis, median, best) = (median * 1e3, rate(median), rate(best));
+    let kind = if rounded { "rounded" } else { "exact" };
     println!(
-        "{isa} x{} prefill of {tokens:>4}: {millis:>6.1} ms, {median:>5.0} GFLOP/s, best {best:>5.0}",
+        "{isa} x{} prefill of {tokens:>4}, {kind:>7}: {millis:>6.1} ms, {median:>5.0} GFLOP/s, best {best:>5.0}",
         team.count()
     );
 }
@@ -93,6 +96,7 @@ fn measure(
     team: &Team,
     position: usize,
     tokens: usize,
+    rounded: bool,
 ) -> (f64, f64) {
     let width = SHAPE.heads * SHAPE.head_dim;
     let q = noise(tokens * width);
@@ -112,6 +116,7 @@ fn measure(
             q: &q,
             q_stride: width,
             sinks: None,
+            rounded,
         };
         let start = Instant::now();
         // SAFETY: `out` and `scratch` are this job's alone, and the cache rests.

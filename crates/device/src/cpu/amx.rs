@@ -66,8 +66,25 @@ pub(super) struct Run {
     pub(super) tiles: usize,
 }
 
+/// Sums that are nothing yet.
+pub(super) const NOTHING: (*const u8, usize) = (std::ptr::null(), 0);
+
+/// Asks for the tile behind the one at a pointer, which the next round reads. Beside a busy thread of the same core loads of
+/// tiles overlap with nothing, so that a round would wait four times for the second-level cache.
+macro_rules! fetch {
+    ($from:literal) => {
+        concat!(
+            ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+            "prefetcht0 [{",
+            $from,
+            "} + 1024 + \\at]\n",
+            ".endr"
+        )
+    };
+}
+
 /// `to = from + the sum of all runs' left right` for `groups[0]` by `groups[1]` tiles, one or two of each. Sums are f32: from
-/// one tile to the next 64 bytes or 16 rows, and rows are the given bytes apart.
+/// one tile to the next 64 bytes or 16 rows, and rows are the given bytes apart. `from` is nothing at [`NOTHING`].
 ///
 /// # Safety
 /// The tiles are configured, and there; every run has a tile at least.
@@ -82,6 +99,12 @@ pub(super) unsafe fn multiply(
         // SAFETY: the caller's promises; nothing is written but the sums.
         unsafe {
             asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {x}, {x}",
+                "jz 3f",
                 "tileloadd tmm0, [{x} + {w}*1]",
                 "tileloadd tmm1, [{x} + {w}*1 + 64]",
                 "tileloadd tmm2, [{x2} + {w}*1]",
@@ -94,11 +117,15 @@ pub(super) unsafe fn multiply(
                 "mov {tiles}, [{run} + 32]",
                 "2:",
                 "tileloadd tmm6, [{w} + {row}*1]",
+                fetch!("w"),
                 "tileloadd tmm4, [{x} + {row}*1]",
-                "tileloadd tmm7, [{w2} + {row}*1]",
+                fetch!("x"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{x2} + {row}*1]",
+                "tileloadd tmm7, [{w2} + {row}*1]",
+                fetch!("w2"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{x2} + {row}*1]",
+                fetch!("x2"),
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {x}, 1024",
@@ -135,14 +162,15 @@ pub(super) unsafe fn multiply(
     for i in 0..groups[0] {
         for j in 0..groups[1] {
             let place = |row: usize| i * SIDE * row + 64 * j;
-            let (mut from, to) = (
-                (from.0.wrapping_add(place(from.1)), from.1),
-                (to.0.wrapping_add(place(to.1)), to.1),
-            );
+            let at = if from.0.is_null() { from.0 } else { from.0.wrapping_add(place(from.1)) };
+            let (mut from, to) = ((at, from.1), (to.0.wrapping_add(place(to.1)), to.1));
             for run in runs {
                 // SAFETY: as above.
                 unsafe {
                     asm!(
+                        "tilezero tmm0",
+                        "test {from}, {from}",
+                        "jz 2f",
                         "tileloadd tmm0, [{from} + {from_row}*1]",
                         "2:",
                         "tileloadd tmm4, [{x} + {row}*1]",

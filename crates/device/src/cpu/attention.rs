@@ -26,8 +26,11 @@ pub const CHUNK: usize = 256;
 /// Keys whose scores are in flight at once; divides [`CHUNK`].
 const TILE: usize = 64;
 
+/// The same for the tile unit, whose products are better the deeper they are.
+const DEEP: usize = 2 * TILE;
+
 /// Rows (tokens times heads of a group) of a prefill block, if the group is not larger by itself.
-const ROWS: usize = 96;
+const ROWS: usize = 192;
 
 /// The longest head.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -36,10 +39,7 @@ pub const MAX_HEAD_DIM: usize = 256;
 const Q_STRIDE: usize = MAX_HEAD_DIM + WIDEST;
 
 /// Distance between the rows of scores in scratch.
-const P_STRIDE: usize = TILE + WIDEST;
-
-/// Zeros in scratch: a tile of sums beside another.
-const ZEROS: usize = 4 * WIDEST * WIDEST;
+const P_STRIDE: usize = DEEP + WIDEST;
 
 /// What attention computes, whatever it is applied to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,6 +88,8 @@ pub struct Call<'a> {
     pub q_stride: usize,
     /// A logit per query head that takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// Whether products of many queries may round both sides to bf16 where that is faster, as those of quantised weights do.
+    pub rounded: bool,
 }
 
 impl Shape {
@@ -113,8 +115,8 @@ impl Shape {
 
     /// f32 of a worker's own scratch.
     fn work(&self) -> usize {
-        let row = Q_STRIDE + P_STRIDE + TILE + self.width() + 2;
-        let floats = self.rows() * row + TILE * (self.head_dim + self.width()) + ZEROS;
+        let row = Q_STRIDE + P_STRIDE + DEEP + self.width() + 2;
+        let floats = self.rows() * row + DEEP * (self.head_dim + self.width());
         floats.next_multiple_of(2 * WIDEST)
     }
 
@@ -150,9 +152,9 @@ struct Work {
     top: *mut f32,
     /// The sum of every row's probabilities so far, relative to `top`.
     weight: *mut f32,
-    /// A tile of keys: `[head_dim][TILE]`.
+    /// A tile of keys: `[head_dim][TILE]`, or what the tile unit takes.
     keys: *mut f32,
-    /// A tile of values: `[TILE][width]`.
+    /// A tile of values: `[TILE][width]`, or what the tile unit takes.
     values: *mut f32,
     #[cfg(target_arch = "x86_64")]
     tiles: Tiles,
@@ -164,8 +166,6 @@ struct Work {
 struct Tiles {
     /// Probabilities as it takes them.
     weights: *mut f32,
-    /// See [`ZEROS`]: not written yet.
-    zeros: *mut f32,
     /// Rows that there is room for.
     rows: usize,
 }
@@ -178,10 +178,10 @@ impl Work {
         let mut take =
             |n: usize| rest.split_off_mut(..n).map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr);
         Work {
-            keys: take(TILE * shape.head_dim),
-            values: take(TILE * shape.width()),
+            keys: take(DEEP * shape.head_dim),
+            values: take(DEEP * shape.width()),
             #[cfg(target_arch = "x86_64")]
-            tiles: Tiles { weights: take(rows * TILE), zeros: take(ZEROS), rows },
+            tiles: Tiles { weights: take(rows * DEEP), rows },
             sums: take(rows * shape.width()),
             q: take(rows * Q_STRIDE),
             p: take(rows * P_STRIDE),

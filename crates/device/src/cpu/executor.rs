@@ -32,6 +32,8 @@ pub(super) struct Loaded {
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
     pub(super) groups: Vec<usize>,
+    /// Whether all matrices that are multiplied with are quantised.
+    pub(super) quantised: bool,
 }
 
 /// See [`Executor`].
@@ -72,6 +74,12 @@ impl CpuExecutor {
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options, team.count());
+        let multiplied = program.nodes.iter().filter(|node| node.op != ops::Op::Embed);
+        let quantised = multiplied.flat_map(|node| &node.weights).all(|id| match &weights[id.0] {
+            Weight::Matrix(matrix) => matrix.dtype().is_block(),
+            Weight::Vector(_) => true,
+        });
+        let groups = program.layer_groups();
         let limits = options.limits(&program);
         let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
         Ok(CpuExecutor {
@@ -84,7 +92,7 @@ impl CpuExecutor {
             last: None,
             limits,
             caches,
-            loaded: Loaded { groups: program.layer_groups(), team, isa, program, weights, ropes },
+            loaded: Loaded { team, isa, program, weights, ropes, groups, quantised },
         })
     }
 

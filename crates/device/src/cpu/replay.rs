@@ -468,6 +468,7 @@ impl Replay<'_> {
             q,
             q_stride: width,
             sinks: None,
+            rounded: self.loaded.quantised,
         };
         // SAFETY: a barrier lies before and after every node; nothing else uses the scratch, and no claim is open.
         unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };

@@ -34,7 +34,8 @@ pub(super) unsafe fn block(
         match call.cache.geometry().element {
             #[cfg(target_arch = "x86_64")]
             CacheType::F16 if isa == Isa::Amx && tiles::takes(shape.head_dim) => {
-                tiles::kernel(call, sequence, kv_head, first, tokens, work);
+                let kernel = if call.rounded { tiles::kernel::<1> } else { tiles::kernel::<2> };
+                kernel(call, sequence, kv_head, first, tokens, work);
             }
             CacheType::F16 => {
                 dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));

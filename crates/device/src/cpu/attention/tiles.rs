@@ -1,10 +1,11 @@
 //! [`super::prefill`] on Intel's tile unit, for a cache of f16: both products of sums of two bf16, with nearly f32's accuracy.
 //!
 //! Queries and probabilities are split into two bf16, keys and values are such sums exactly. Of the four products of
-//! their parts that of the two small ones, some `2^-18` of the whole, is left out.
+//! their parts that of the two small ones, some `2^-18` of the whole, is left out. Calls that are [`super::Call::rounded`]
+//! do with the product of the greater parts.
 
 use super::cache::{GROUP, Half};
-use super::{Call, P_STRIDE, Sequence, TILE as KEYS, Work, softmax, visible};
+use super::{Call, DEEP as KEYS, P_STRIDE, Sequence, Work, softmax, visible};
 use crate::cpu::amx::{self, DEPTH, Run, SIDE, TILE};
 use crate::cpu::math::lanes::Avx512;
 use std::arch::x86_64::*;
@@ -18,12 +19,12 @@ pub(super) fn takes(head_dim: usize) -> bool {
     head_dim.is_multiple_of(DEPTH)
 }
 
-/// The kernel: tokens `first..first + tokens` of the sequence.
+/// The kernel: tokens `first..first + tokens` of the sequence. `PARTS`: those that numbers are split into, 1 or 2.
 ///
 /// # Safety
 /// The processor has the unit, the cache holds f16, [`takes`] its heads, and the promises of [`super::prefill::block`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn kernel(
+pub(super) unsafe fn kernel<const PARTS: usize>(
     call: &Call<'_>,
     sequence: &Sequence<'_>,
     kv_head: usize,
@@ -36,12 +37,14 @@ pub(super) unsafe fn kernel(
     let rows = tokens * group;
     let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
     let (lowest, end) = (sees(0).start, sees(rows - 1).end);
+    let products = 2 * PARTS - 1;
     // Tiles of a head's elements, and of a tile of keys.
     let (deep, long) = (dim / DEPTH, KEYS / DEPTH);
-    let queries = Split { start: work.q.cast(), plane: work.tiles.rows * dim * 2 };
-    let weights = Split { start: work.tiles.weights.cast(), plane: work.tiles.rows * KEYS * 2 };
-    let keys = Split { start: work.keys.cast(), plane: KEYS * dim * 2 };
-    let values = Split { start: work.values.cast(), plane: KEYS * dim * 2 };
+    let queries = Split::<PARTS> { start: work.q.cast(), plane: work.tiles.rows * dim * 2 };
+    let weights =
+        Split::<PARTS> { start: work.tiles.weights.cast(), plane: work.tiles.rows * KEYS * 2 };
+    let keys = Split::<PARTS> { start: work.keys.cast(), plane: KEYS * dim * 2 };
+    let values = Split::<PARTS> { start: work.values.cast(), plane: KEYS * dim * 2 };
     // SAFETY: `work` has room for the block's rows, rounded up to whole products; `check` vouches for the table, and
     // `visible` for the positions.
     unsafe {
@@ -51,7 +54,6 @@ pub(super) unsafe fn kernel(
             queries.row(row, deep, q.as_ptr(), shape.scale, 0..deep);
         }
         softmax::reset::<Avx512>(&work, rows, dim);
-        work.tiles.zeros.write_bytes(0, super::ZEROS);
         amx::configure();
         for start in (lowest / KEYS * KEYS..end).step_by(KEYS) {
             // The part of these keys that the block sees at all.
@@ -63,19 +65,26 @@ pub(super) unsafe fn kernel(
                     keys.pair(k * deep * TILE + 64 * i, f16(at), f16(at.add(GROUP)));
                 }
             }
-            for pair in 0..KEYS / 2 {
-                let of = |key: usize| {
-                    let there = seen.contains(&key);
-                    there.then(|| call.cache.values::<Half>(sequence.table, start + key, kv_head))
-                };
-                let (low, high) = (of(2 * pair), of(2 * pair + 1));
-                // What nobody sees may be anything, and nothing times NaN is NaN.
-                let number = |row: Option<*mut u16>, at: usize| {
-                    row.map_or(_mm512_setzero_ps(), |row| f16(row.add(at)))
-                };
-                for c in 0..dim / SIDE {
-                    let (low, high) = (number(low, c * SIDE), number(high, c * SIDE));
-                    values.pair(c * long * TILE + 64 * pair, low, high);
+            for k in 0..KEYS / GROUP {
+                let group = k * GROUP..(k + 1) * GROUP;
+                let from = (group.start < seen.end && seen.start < group.end).then(|| {
+                    call.cache.values::<Half>(sequence.table, start + group.start, kv_head)
+                });
+                for pair in 0..GROUP / 2 {
+                    // What nobody sees may be anything, and nothing times NaN is NaN.
+                    let of = |key: usize| {
+                        let there = seen.contains(&(group.start + key));
+                        from.filter(|_| there).map(|from| from.add(key * shape.width()))
+                    };
+                    let (low, high) = (of(2 * pair), of(2 * pair + 1));
+                    let number = |row: Option<*mut u16>, at: usize| {
+                        row.map_or(_mm512_setzero_ps(), |row| f16(row.add(at)))
+                    };
+                    let to = 64 * (group.start / 2 + pair);
+                    for c in 0..dim / SIDE {
+                        let (low, high) = (number(low, c * SIDE), number(high, c * SIDE));
+                        values.pair(c * long * TILE + to, low, high);
+                    }
                 }
             }
             for row in (0..rows).step_by(ROWS) {
@@ -86,12 +95,7 @@ pub(super) unsafe fn kernel(
                     let runs =
                         runs(&queries, row / SIDE * deep, &keys, column / SIDE * deep, deep, deep);
                     let to = p.add(4 * column);
-                    amx::multiply(
-                        &runs,
-                        [2, 2],
-                        (work.tiles.zeros.cast(), 128),
-                        (to, 4 * P_STRIDE),
-                    );
+                    amx::multiply(&runs[..products], [2, 2], amx::NOTHING, (to, 4 * P_STRIDE));
                 }
                 for row in row..rows.min(row + ROWS) {
                     let sees = sees(row);
@@ -114,7 +118,12 @@ pub(super) unsafe fn kernel(
                             n,
                         );
                         let to = sums.add(4 * column);
-                        amx::multiply(&runs, [2, 2], (to.cast_const(), 4 * dim), (to, 4 * dim));
+                        amx::multiply(
+                            &runs[..products],
+                            [2, 2],
+                            (to.cast_const(), 4 * dim),
+                            (to, 4 * dim),
+                        );
                     }
                 }
             }
@@ -134,14 +143,14 @@ unsafe fn f16(p: *const u16) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
 }
 
-/// Tiles of the greater parts of numbers, and as far behind them those of the smaller.
-struct Split {
+/// Tiles of the greater parts of numbers, and if there are two parts, as far behind them those of the smaller.
+struct Split<const PARTS: usize> {
     start: *mut u8,
     /// Bytes.
     plane: usize,
 }
 
-impl Split {
+impl<const PARTS: usize> Split<PARTS> {
     /// Writes numbers times `scale` to a row of left tiles, of which each 16 rows have `length`; of them those of `tiles`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -179,22 +188,25 @@ impl Split {
         // SAFETY: the caller has room for it.
         unsafe {
             _mm512_storeu_si512(self.start.add(to).cast(), first);
-            _mm512_storeu_si512(self.start.add(self.plane + to).cast(), second);
+            if PARTS == 2 {
+                _mm512_storeu_si512(self.start.add(self.plane + to).cast(), second);
+            }
         }
     }
 }
 
-/// The three products that make two by two tiles: of `tiles` each, those of the next 16 rows or columns `length` on.
-fn runs(
-    left: &Split,
+/// The products that make two by two tiles, three or with one part the first: of `tiles` each, those of the next 16 rows or
+/// columns `length` on.
+fn runs<const PARTS: usize>(
+    left: &Split<PARTS>,
     row: usize,
-    right: &Split,
+    right: &Split<PARTS>,
     column: usize,
     length: usize,
     tiles: usize,
 ) -> [Run; 3] {
     [(0, 0), (0, 1), (1, 0)].map(|(x, w)| {
-        let of = |side: &Split, plane: usize, first: usize| {
+        let of = |side: &Split<PARTS>, plane: usize, first: usize| {
             let start = side.start.wrapping_add(plane * side.plane + first * TILE).cast_const();
             [start, start.wrapping_add(length * TILE)]
         };

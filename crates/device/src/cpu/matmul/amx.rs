@@ -24,8 +24,8 @@ const WEIGHTS: usize = 1024;
 /// Blocks of a panel that are expanded together, at most. Every pass over the output costs more than a long stream.
 const BLOCKS: usize = 64;
 
-/// Bytes of scratch: the slab, 4 tiles of results, 4 tiles of zeros.
-pub(super) const SCRATCH: usize = SLAB + 8 * TILE;
+/// Bytes of scratch: the slab, 4 tiles of results.
+pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
 const SLAB: usize = WEIGHTS * TILE;
 
 /// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does better.
@@ -66,7 +66,6 @@ unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
     // scratch are the call's, the scratch being `SCRATCH` bytes and the lines being allocated to whole groups.
     unsafe {
         amx::configure();
-        call.scratch.add(SLAB + 4 * TILE).write_bytes(0, 4 * TILE);
         for panel in call.panels.clone().step_by(most) {
             let panels = most.min(call.panels.end - panel);
             for block in (0..total).step_by(BLOCKS) {
@@ -114,16 +113,15 @@ impl Tiles {
         // SAFETY: the slab holds the panels, the lines hold the groups; results go to the output only where it
         // has all of them, and to 4 tiles of scratch otherwise.
         unsafe {
-            let zeros = call.scratch.add(SLAB + 4 * TILE);
             let out = call.out.start.wrapping_add(self.token * call.out.stride + row).cast::<u8>();
             let stride = 4 * call.out.stride;
             if whole && (call.epilogue.bias.is_none() || !first) {
                 let add = call.epilogue.accumulate || !first;
-                let from = if add { (out.cast_const(), stride) } else { (zeros.cast_const(), 128) };
+                let from = if add { (out.cast_const(), stride) } else { amx::NOTHING };
                 return self.passes(call, weights, passes, from, (out, stride));
             }
             let results = call.scratch.add(SLAB);
-            self.passes(call, weights, passes, (zeros, 128), (results, 128));
+            self.passes(call, weights, passes, amx::NOTHING, (results, 128));
             for p in 0..self.panels {
                 for t in 0..tokens {
                     let y = Avx512::load_f32(results.cast::<f32>().add(32 * t + ROWS * p));
