@@ -69,17 +69,20 @@ pub(super) struct Run {
 /// Sums that are nothing yet.
 pub(super) const NOTHING: (*const u8, usize) = (std::ptr::null(), 0);
 
-/// Asks for the tile behind the one at a pointer, which the next round reads. Beside a busy thread of the same core loads of
-/// tiles overlap with nothing, so that a round would wait four times for the second-level cache.
+/// Asks for a half of the tile behind the one at a pointer, which the next round reads.
+///
+/// It has two uses, for one of which its place matters. A round reads the second-level cache while the products of the last one
+/// go on. And beside a busy thread of the same core tile instructions that follow each other closely take twice the time
+/// of those with others between them, of whatever kind: eight behind each are enough.
 macro_rules! fetch {
-    ($from:literal) => {
-        concat!(
-            ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
-            "prefetcht0 [{",
-            $from,
-            "} + 1024 + \\at]\n",
-            ".endr"
-        )
+    ($from:literal, low) => {
+        fetch!($from, "0, 64, 128, 192, 256, 320, 384, 448")
+    };
+    ($from:literal, high) => {
+        fetch!($from, "512, 576, 640, 704, 768, 832, 896, 960")
+    };
+    ($from:literal, $lines:literal) => {
+        concat!(".irp line, ", $lines, "\nprefetcht0 [{", $from, "} + 1024 + \\line]\n.endr")
     };
 }
 
@@ -117,17 +120,21 @@ pub(super) unsafe fn multiply(
                 "mov {tiles}, [{run} + 32]",
                 "2:",
                 "tileloadd tmm6, [{w} + {row}*1]",
-                fetch!("w"),
+                fetch!("w", low),
                 "tileloadd tmm4, [{x} + {row}*1]",
-                fetch!("x"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
+                fetch!("x", low),
                 "tileloadd tmm7, [{w2} + {row}*1]",
-                fetch!("w2"),
-                "tdpbf16ps tmm1, tmm4, tmm7",
+                fetch!("w2", low),
                 "tileloadd tmm5, [{x2} + {row}*1]",
-                fetch!("x2"),
+                fetch!("x2", low),
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                fetch!("w", high),
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                fetch!("x", high),
                 "tdpbf16ps tmm2, tmm5, tmm6",
+                fetch!("w2", high),
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                fetch!("x2", high),
                 "add {x}, 1024",
                 "add {x2}, 1024",
                 "add {w}, 1024",

@@ -165,12 +165,14 @@ impl Replay<'_> {
                 });
             }
             Op::Rope(rope) => {
-                let width = self.width(node.inputs[0]);
+                let (width, angles) = (self.width(node.inputs[0]), self.angles_of(rope));
                 for t in worker.split(rows) {
                     let range = t * width..(t + 1) * width;
                     self.copy_unless_in_place(index, node, 0, range.clone());
                     // SAFETY: each worker has its own tokens.
-                    self.turn(rope, t, unsafe { self.floats(self.offset(node.outputs[0]), range) });
+                    self.turn(rope, angles, t, unsafe {
+                        self.floats(self.offset(node.outputs[0]), range)
+                    });
                 }
             }
             Op::KvWrite { layer } => self.kv_write(*layer, node.inputs[0], node.inputs[1], worker),
@@ -372,11 +374,14 @@ impl Replay<'_> {
         }
     }
 
-    /// Rotates every head of token `t`'s row.
-    fn turn(&self, rope: &Rope, t: usize, row: &mut [f32]) {
+    /// Where the arena has the cosines and sines of a rotation.
+    fn angles_of(&self, rope: &Rope) -> (usize, usize) {
         let known = self.loaded.ropes.iter().position(|r| r == rope);
-        let (cos, sin) =
-            self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))];
+        self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))]
+    }
+
+    /// Rotates every head of token `t`'s row by the angles at such a place.
+    fn turn(&self, rope: &Rope, (cos, sin): (usize, usize), t: usize, row: &mut [f32]) {
         let pairs = rope.frequencies.len();
         let range = t * pairs..(t + 1) * pairs;
         // SAFETY: angles were complete before the first node and are only read.
@@ -393,8 +398,8 @@ impl Replay<'_> {
         let q_norm = op.q_norm.map(|eps| (eps, self.vector(node.weights[0])));
         let k_norm =
             op.k_norm.map(|eps| (eps, self.vector(node.weights[usize::from(op.q_norm.is_some())])));
-        for item in worker.split(self.arguments.tokens.len() * (heads + kv_heads)) {
-            let (t, h) = (item / (heads + kv_heads), item % (heads + kv_heads));
+        let angles = self.angles_of(&op.rope);
+        let turn = |t: usize, h: usize| {
             let (start, norm) = if h < heads {
                 let at = (t * heads + h) * d;
                 self.copy_unless_in_place(index, node, 0, at..at + d);
@@ -408,40 +413,57 @@ impl Replay<'_> {
             if let Some((eps, weight)) = norm {
                 math::rms_norm_in_place(self.loaded.isa, start, weight, eps);
             }
-            self.turn(&op.rope, t, start);
-            if h >= heads {
-                self.write(op.layer, k, v, t, h - heads);
+            self.turn(&op.rope, angles, t, start);
+        };
+        let (tokens, each) = (self.arguments.tokens.len(), heads + kv_heads);
+        if tokens <= FEW {
+            for item in worker.split(tokens * each) {
+                let (t, h) = (item / each, item % each);
+                turn(t, h);
+                if h >= heads {
+                    self.write(op.layer, k, v, t..t + 1, h - heads..h - heads + 1);
+                }
             }
+            return;
+        }
+        // Keys of neighbouring tokens share lines of the cache: so many are written one after the other, head by head.
+        let mine = worker.split_units(tokens, ROWS);
+        for first in mine.clone().step_by(ROWS) {
+            let near = first..mine.end.min(first + ROWS);
+            for item in near.start * each..near.end * each {
+                turn(item / each, item % each);
+            }
+            self.write(op.layer, k, v, near, 0..kv_heads);
         }
     }
 
     fn kv_write(&self, layer: usize, k: ValueId, v: ValueId, worker: &Worker<'_>) {
         let kv_heads = self.loaded.program.layers[layer].kv_heads;
         for item in worker.split(self.arguments.tokens.len() * kv_heads) {
-            self.write(layer, k, v, item / kv_heads, item % kv_heads);
+            let (t, head) = (item / kv_heads, item % kv_heads);
+            self.write(layer, k, v, t..t + 1, head..head + 1);
         }
     }
 
-    /// Stores one head of one token.
-    fn write(&self, layer: usize, k: ValueId, v: ValueId, t: usize, head: usize) {
+    /// Stores heads of tokens.
+    fn write(
+        &self,
+        layer: usize,
+        k: ValueId,
+        v: ValueId,
+        tokens: Range<usize>,
+        heads: Range<usize>,
+    ) {
         let width = self.width(k);
         let all = 0..self.arguments.tokens.len() * width;
         let table = self.arguments.tables[self.loaded.groups[layer]].blocks;
         let position = self.arguments.positions[0] as usize;
-        // SAFETY: this worker wrote this head of k, or nobody writes either; positions and heads are this worker's.
+        // SAFETY: this worker wrote these heads of k, or nobody writes them; positions and heads are this worker's.
         unsafe {
             let (k, v) =
                 (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all));
-            self.caches[layer].write(
-                self.loaded.isa,
-                table,
-                position,
-                k,
-                v,
-                width,
-                t..t + 1,
-                head..head + 1,
-            );
+            let isa = self.loaded.isa;
+            self.caches[layer].write(isa, table, position, k, v, width, tokens, heads);
         }
     }
 
