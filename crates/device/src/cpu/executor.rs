@@ -22,6 +22,13 @@ pub(super) enum Weight {
     Vector(Vec<f32>),
 }
 
+impl Weight {
+    /// Whether it is a matrix of floats, not of blocks.
+    pub(super) fn is_float_matrix(&self) -> bool {
+        matches!(self, Weight::Matrix(matrix) if !matrix.dtype().is_block())
+    }
+}
+
 /// What every replay reads and no replay changes.
 pub(super) struct Loaded {
     pub(super) team: Arc<Team>,
@@ -75,10 +82,8 @@ impl CpuExecutor {
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options, team.count());
         let multiplied = program.nodes.iter().filter(|node| node.op != ops::Op::Embed);
-        let quantised = multiplied.flat_map(|node| &node.weights).all(|id| match &weights[id.0] {
-            Weight::Matrix(matrix) => matrix.dtype().is_block(),
-            Weight::Vector(_) => true,
-        });
+        let quantised =
+            !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
         let groups = program.layer_groups();
         let limits = options.limits(&program);
         let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());

@@ -324,8 +324,7 @@ impl Replay<'_> {
         let x =
             unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
         let each = x.blocks().checked_div(rows).unwrap_or(0);
-        let float = |w: &WeightId| matches!(&self.loaded.weights[w.0], Weight::Matrix(m) if !m.dtype().is_block());
-        let float = node.weights.iter().any(float);
+        let float = node.weights.iter().any(|w| self.loaded.weights[w.0].is_float_matrix());
         let mine = if few { 0..rows } else { worker.split(rows) };
         // Rows are quantised while they are in the first cache.
         for first in mine.clone().step_by(NEAR) {

@@ -11,17 +11,17 @@ use super::lanes::Lanes;
 #[inline(always)]
 pub(crate) fn exp<L: Lanes>(x: L) -> L {
     let least = L::splat(-87.33);
-    let nothing = |y| L::select_lt(x, least, L::splat(0.0), y);
     // The constant comes first: a NaN in `x` is the second operand, which min and max return.
-    let x = least.max(L::splat(89.0).min(x));
-    let n = x.mul(L::splat(std::f32::consts::LOG2_E)).round();
-    let r = n.fma(L::splat(-0.693_359_4), x);
+    let limited = least.max(L::splat(89.0).min(x));
+    let n = limited.mul(L::splat(std::f32::consts::LOG2_E)).round();
+    let r = n.fma(L::splat(-0.693_359_4), limited);
     let r = n.fma(L::splat(2.121_944_4e-4), r);
     let mut p = L::splat(1.987_569_1e-4);
     for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = p.fma(r, L::splat(c));
     }
-    nothing(p.fma(r.mul(r), r).add(L::splat(1.0)).times_power(n))
+    let y = p.fma(r.mul(r), r).add(L::splat(1.0)).times_power(n);
+    L::select_lt(x, least, L::splat(0.0), y)
 }
 
 /// `1 / (1 + e^-x)`.
