@@ -179,9 +179,9 @@ unsafe fn expand<B: Block>(
     }
     // SAFETY: the panel has the blocks, `to` has room for them.
     unsafe {
-        for g in first / GROUP..(first + blocks).div_ceil(GROUP) {
-            let n = GROUP.min(total - g * GROUP);
-            let group = <Packed<B> as Source<Avx512>>::group(panel, g, n);
+        let groups = first / GROUP..(first + blocks).div_ceil(GROUP);
+        for g in groups.clone() {
+            let (group, n) = Packed::<B>::open::<Avx512>(panel, total, g, &groups);
             for b in 0..n {
                 <Packed<B> as Source<Avx512>>::fetch(group, b);
                 for h in 0..BLOCK / B::AFFINE.sub {

@@ -4,11 +4,9 @@
 //! one broadcast activation feed 16 multiply-adds.
 
 use super::lanes::Lanes;
+use super::layout::AHEAD;
 use super::{Call, ROWS};
 use formats::quant::plain;
-
-/// How far ahead panels are fetched, in bytes.
-const AHEAD: usize = 4096;
 
 /// A float weight type.
 pub(super) trait Element: 'static {
@@ -166,10 +164,13 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
         let whole = call.cols / C * C;
         for k in (0..whole).step_by(C) {
             for c in 0..C {
+                let column = (k + c) * ROWS * E::BYTES;
+                // Behind a panel's end comes the panel that is read after these.
+                let skip = if column + AHEAD < call.panel_bytes { 0 } else { P - 1 };
                 for p in 0..P {
-                    let at = weights[p].add((k + c) * ROWS * E::BYTES);
-                    if ((k + c) * ROWS * E::BYTES).is_multiple_of(64) {
-                        L::prefetch(at.wrapping_add(AHEAD));
+                    let at = weights[p].add(column);
+                    if column.is_multiple_of(64) {
+                        L::prefetch(at.wrapping_add(AHEAD + skip * call.panel_bytes));
                     }
                     let w = E::load::<L>(at);
                     for t in 0..N {

@@ -94,9 +94,9 @@ unsafe fn expand<B: Block>(
     unsafe {
         // As signed bytes all codes fit: those of 8 bits have the zero point 128.
         let zero = vdupq_n_u8(Packed::<B>::ZERO);
-        for g in first / GROUP..(first + blocks).div_ceil(GROUP) {
-            let n = GROUP.min(total - g * GROUP);
-            let group = <Packed<B> as Source<Neon<true>>>::group(panel, g, n);
+        let groups = first / GROUP..(first + blocks).div_ceil(GROUP);
+        for g in groups.clone() {
+            let (group, n) = Packed::<B>::open::<Neon<true>>(panel, total, g, &groups);
             for b in 0..n {
                 <Packed<B> as Source<Neon<true>>>::fetch(group, b);
                 for q in (0..BLOCK / 4).step_by(2) {

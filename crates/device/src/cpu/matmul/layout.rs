@@ -18,12 +18,13 @@ use super::product::Source;
 use super::{BLOCK, ROWS};
 use formats::quant::{Block, Offset, Parts, Scale, plain};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Blocks of 32 columns per group.
 pub(super) const GROUP: usize = 8;
 
-/// How far ahead of the reads the panels are fetched, in bytes: past what the hardware's prefetcher does unasked.
-const AHEAD: usize = 4096;
+/// How far ahead of the reads weights are fetched, in bytes: past what the hardware's prefetcher does unasked.
+pub(super) const AHEAD: usize = 4096;
 
 /// The panel layout of a block format, and the [`Source`] that reads it in place.
 pub(super) struct Packed<B>(PhantomData<B>);
@@ -67,6 +68,17 @@ impl<B: Block> Packed<B> {
         Self::head(blocks) + blocks * Self::CODES
     }
 
+    /// From a group of `groups`, which are read one after the other, to the one that is read about [`AHEAD`] bytes later: in the
+    /// same panel or, behind the last group, in the panel `next` bytes on. In bytes, and around zero.
+    fn ahead(g: usize, groups: &Range<usize>, next: usize) -> usize {
+        let bytes = Self::group_bytes(GROUP);
+        let distance = ((AHEAD + bytes / 2) / bytes).max(1);
+        if g + distance < groups.end {
+            return distance * bytes;
+        }
+        next.wrapping_add(distance * bytes).wrapping_sub(groups.len() * bytes)
+    }
+
     /// Bytes of a panel whose rows have `blocks` blocks of 32; a multiple of 64.
     pub(super) fn panel_bytes(blocks: usize) -> usize {
         let rest = match blocks % GROUP {
@@ -74,6 +86,24 @@ impl<B: Block> Packed<B> {
             rest => Self::group_bytes(rest),
         };
         blocks / GROUP * Self::group_bytes(GROUP) + rest
+    }
+
+    /// Opens group `g` of a panel of `total` blocks, with its number of blocks, where `groups` of this panel are read, and then
+    /// those of the next.
+    ///
+    /// # Safety
+    /// The panel holds the group, and the processor has `L`.
+    #[inline(always)]
+    pub(super) unsafe fn open<L: Lanes>(
+        panel: *const u8,
+        total: usize,
+        g: usize,
+        groups: &Range<usize>,
+    ) -> (Group<L::Floats>, usize) {
+        let blocks = GROUP.min(total - g * GROUP);
+        let ahead = Self::ahead(g, groups, Self::panel_bytes(total));
+        // SAFETY: the caller's promise.
+        unsafe { (<Self as Source<L>>::group(panel, g, blocks, ahead), blocks) }
     }
 
     /// Packs up to 16 rows of whole blocks (`B::BYTES` each); rows that are absent become zeros.
@@ -219,6 +249,7 @@ pub(super) struct Group<F> {
     head: *const u8,
     codes: *const u8,
     blocks: usize,
+    ahead: usize,
     d: F,
     min: F,
 }
@@ -234,18 +265,23 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     const BYTES: bool = Self::BITS == 8;
 
     #[inline(always)]
-    unsafe fn group(panel: *const u8, g: usize, blocks: usize) -> Self::Group {
+    fn ahead(g: usize, blocks: usize, panels: usize) -> usize {
+        Self::ahead(g, &(0..blocks.div_ceil(GROUP)), panels * Self::panel_bytes(blocks))
+    }
+    #[inline(always)]
+    unsafe fn group(panel: *const u8, g: usize, blocks: usize, ahead: usize) -> Self::Group {
         // SAFETY: the caller has a panel with a group `g` of `blocks` blocks; prefetches may go anywhere.
         unsafe {
             let head = panel.add(g * Self::group_bytes(GROUP));
             let bytes = Self::head(blocks);
             for line in 0..Self::head(GROUP) / 64 {
-                L::prefetch(head.wrapping_add(AHEAD + 64 * line));
+                L::prefetch(head.wrapping_add(ahead).wrapping_add(64 * line));
             }
             let mut group = Group {
                 head,
                 codes: head.add(bytes),
                 blocks,
+                ahead,
                 d: L::splat(0.0),
                 min: L::splat(0.0),
             };
@@ -263,7 +299,10 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     unsafe fn fetch(group: Self::Group, b: usize) {
         for line in 0..Self::CODES / 64 {
             // SAFETY: prefetches may go anywhere.
-            unsafe { L::prefetch(group.codes.wrapping_add(AHEAD + b * Self::CODES + 64 * line)) }
+            unsafe {
+                let codes = group.codes.wrapping_add(group.ahead);
+                L::prefetch(codes.wrapping_add(b * Self::CODES + 64 * line));
+            }
         }
     }
 

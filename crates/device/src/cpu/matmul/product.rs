@@ -32,9 +32,12 @@ pub(super) trait Source<L: Lanes> {
     /// Whether codes fill whole bytes.
     const BYTES: bool;
 
-    /// Opens group `g`, which has `blocks` blocks.
-    unsafe fn group(panel: *const u8, g: usize, blocks: usize) -> Self::Group;
-    /// Asks for the cache lines that follow block `b` at a distance.
+    /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where `panels` panels are read side
+    /// by side: in bytes, and around zero.
+    fn ahead(g: usize, blocks: usize, panels: usize) -> usize;
+    /// Opens group `g`, which has `blocks` blocks; what is fetched meanwhile lies `ahead` of it.
+    unsafe fn group(panel: *const u8, g: usize, blocks: usize, ahead: usize) -> Self::Group;
+    /// Asks for the cache lines ahead of block `b`.
     unsafe fn fetch(group: Self::Group, b: usize);
     /// Quad `q` (columns `4 q..4 q + 4`) of block `b`.
     unsafe fn quad(group: Self::Group, b: usize, q: usize) -> L::Bytes;
@@ -59,10 +62,10 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     unsafe {
         let mut acc = [[L::splat(0.0); N]; P];
         for g in 0..blocks.div_ceil(GROUP) {
-            let n = GROUP.min(blocks - g * GROUP);
-            let mut groups = [S::group(panels[0], g, n); P];
+            let (n, ahead) = (GROUP.min(blocks - g * GROUP), S::ahead(g, blocks, P));
+            let mut groups = [S::group(panels[0], g, n, ahead); P];
             for p in 1..P {
-                groups[p] = S::group(panels[p], g, n);
+                groups[p] = S::group(panels[p], g, n, ahead);
             }
             for b in 0..n {
                 for p in 0..P {
@@ -267,9 +270,9 @@ impl<B: Block> Slab<B> {
         // SAFETY: the panel holds the blocks, `to` is writable for `blocks * STEP` bytes.
         unsafe {
             let mut to = to;
-            for g in first / GROUP..(first + blocks).div_ceil(GROUP) {
-                let n = GROUP.min(total - g * GROUP);
-                let group = <Packed<B> as Source<L>>::group(panel, g, n);
+            let groups = first / GROUP..(first + blocks).div_ceil(GROUP);
+            for g in groups.clone() {
+                let (group, n) = Packed::<B>::open::<L>(panel, total, g, &groups);
                 for b in 0..n {
                     <Packed<B> as Source<L>>::fetch(group, b);
                     for q in 0..8 {
@@ -296,7 +299,11 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
     const BYTES: bool = !L::SIGNED || <Packed<B> as Source<L>>::BYTES;
 
     #[inline(always)]
-    unsafe fn group(panel: *const u8, g: usize, _: usize) -> *const u8 {
+    fn ahead(_: usize, _: usize, _: usize) -> usize {
+        0
+    }
+    #[inline(always)]
+    unsafe fn group(panel: *const u8, g: usize, _: usize, _: usize) -> *const u8 {
         // SAFETY: the caller's slab holds group `g`.
         unsafe { panel.add(g * GROUP * Self::STEP) }
     }
