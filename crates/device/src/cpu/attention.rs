@@ -279,8 +279,16 @@ pub unsafe fn run(
             Unit::Decode { sequence: index, kv_head, chunk } => {
                 let sequence = &call.sequences[index];
                 let range = chunks(shape, sequence);
+                let part = decode::Part { kv_head, chunk: range.start + chunk };
+                // If all workers are as fast, and there is more.
+                let next = match unit(call, (claimed.start + worker.count).min(units - 1)) {
+                    Unit::Decode { sequence, kv_head, chunk } if sequence == index => {
+                        decode::Part { kv_head, chunk: range.start + chunk }
+                    }
+                    _ => part,
+                };
                 // SAFETY: `check` holds; the work is this worker's own.
-                unsafe { decode::chunk(isa, call, sequence, kv_head, range.start + chunk, work) };
+                unsafe { decode::chunk(isa, call, sequence, part, next, work) };
                 if range.len() == 1 {
                     // SAFETY: as above: the item is this unit alone.
                     unsafe { softmax::finish(call, sequence.row, 1, kv_head, &work, out) };

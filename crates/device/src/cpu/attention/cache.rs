@@ -5,6 +5,7 @@
 //! keys and scores need no sums across lanes), then the values as `[block_tokens][width]` with `width` the head
 //! rounded up to whole vectors. The memory of a block is the operating system's until something is written there.
 
+use super::TILE;
 use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, WIDEST, dispatch};
@@ -164,6 +165,33 @@ impl LayerCache {
         }
     }
 
+    /// Where the groups of the tile from `position` on are, a multiple of [`GROUP`]: the keys and the values of each.
+    ///
+    /// They exist at any position, for a table is a ring; whether they hold anything is the caller's to know.
+    pub(super) fn tile<E: Store>(
+        &self,
+        table: &[u32],
+        position: usize,
+        head: usize,
+    ) -> Tile<E::Bits> {
+        let (geometry, tokens) = (&self.geometry, self.geometry.block_tokens);
+        let (mut block, mut slot) = self.slot(table, position);
+        let mut start = self.head::<E>(block, head).cast_const();
+        let mut tile = Tile { keys: [start; TILE / GROUP], values: [start; TILE / GROUP] };
+        for k in 0..TILE / GROUP {
+            if slot == tokens {
+                (block, slot) = self.slot(table, position + k * GROUP);
+                start = self.head::<E>(block, head).cast_const();
+            }
+            // A slot is below `block_tokens`: the group lies inside the head's keys and values.
+            tile.keys[k] = start.wrapping_add(slot * geometry.head_dim);
+            tile.values[k] =
+                start.wrapping_add(tokens * geometry.head_dim + slot * geometry.width());
+            slot += GROUP;
+        }
+        tile
+    }
+
     fn slot(&self, table: &[u32], position: usize) -> (usize, usize) {
         let tokens = self.geometry.block_tokens;
         (table[position / tokens % table.len()] as usize, position % tokens)
@@ -234,6 +262,15 @@ impl LayerCache {
         // SAFETY: both lie inside the pool; equal blocks are allowed by `copy`.
         unsafe { std::ptr::copy(start.add(from), start.add(to), self.geometry.layer_bytes()) };
     }
+}
+
+/// Where a tile's groups are.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<T> {
+    /// Of every group `[head_dim][GROUP]`.
+    pub(super) keys: [*const T; TILE / GROUP],
+    /// Of every group `[GROUP][width]`.
+    pub(super) values: [*const T; TILE / GROUP],
 }
 
 /// Rows to write: see [`LayerCache::write`].

@@ -1,13 +1,26 @@
 //! One query over one chunk of keys: every key and value is read from memory once, for all heads of the group.
+//!
+//! Tiles of keys and of values take turns, and each is fetched while the one before it is read: both fit the first cache.
 
-use super::cache::{Brain, GROUP, Half, Single, Store};
+use super::cache::{Brain, GROUP, Half, Single, Store, Tile};
 use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
 use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, dispatch};
+use std::ops::Range;
 
-/// Leaves the state of `sequence`'s query over chunk `chunk` (keys `chunk * CHUNK..`, as far as visible) in the
-/// first rows of `work`.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// What is read at once: keys `chunk * CHUNK..`, as far as visible, of a KV head.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) kv_head: usize,
+    pub(super) chunk: usize,
+}
+
+/// Leaves the state of `sequence`'s query over a part of what it sees in the first rows of `work`. `next` is what this thread
+/// will most likely read then.
 ///
 /// # Safety
 /// `check` holds for the call, `work` is the caller's own, and nobody writes what the sequence sees.
@@ -15,21 +28,21 @@ pub(super) unsafe fn chunk(
     isa: Isa,
     call: &Call<'_>,
     sequence: &Sequence<'_>,
-    kv_head: usize,
-    chunk: usize,
+    part: Part,
+    next: Part,
     work: Work,
 ) {
     // SAFETY: the caller's promises; the element is the cache's.
     unsafe {
         match call.cache.geometry().element {
             CacheType::F16 => {
-                dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
+                dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
             }
             CacheType::BF16 => {
-                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
+                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
             }
             CacheType::F32 => {
-                dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, chunk: usize, work: Work));
+                dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
             }
             CacheType::Q8_0 => unreachable!("no pool is made of it"),
         }
@@ -41,15 +54,15 @@ pub(super) unsafe fn chunk(
 unsafe fn kernel<L: Lanes, E: Store>(
     call: &Call<'_>,
     sequence: &Sequence<'_>,
-    kv_head: usize,
-    chunk: usize,
+    part: Part,
+    next: Part,
     work: Work,
 ) {
     let shape = &call.shape;
     let (group, dim, width) = (shape.group(), shape.head_dim, shape.width());
     let visible = visible(shape, sequence, sequence.position);
-    let seen = visible.start.max(chunk * CHUNK)..visible.end.min((chunk + 1) * CHUNK);
-    let q = &call.q[sequence.row * call.q_stride + kv_head * group * dim..][..group * dim];
+    let seen = visible.start.max(part.chunk * CHUNK)..visible.end.min((part.chunk + 1) * CHUNK);
+    let q = &call.q[sequence.row * call.q_stride + part.kv_head * group * dim..][..group * dim];
     // SAFETY: `work` has a group's rows; `check` vouches for the table, and `seen` for the positions.
     unsafe {
         for g in 0..group {
@@ -59,45 +72,39 @@ unsafe fn kernel<L: Lanes, E: Store>(
         }
         softmax::reset::<L>(&work, group, width);
         let mut start = seen.start / TILE * TILE;
+        let mut tile = call.cache.tile::<E>(sequence.table, start, part.kv_head);
         while start < seen.end {
+            let then = if start + TILE < seen.end {
+                call.cache.tile::<E>(sequence.table, start + TILE, part.kv_head)
+            } else {
+                let first = visible.start.max(next.chunk * CHUNK) / TILE * TILE;
+                call.cache.tile::<E>(sequence.table, first, next.kv_head)
+            };
             let from = seen.start.max(start) - start;
             let to = seen.end.min(start + TILE) - start;
-            // Whole groups of keys, from the first that is seen.
-            let (first, last) = (from / GROUP, to.div_ceil(GROUP));
-            let mut keys = [std::ptr::null(); TILE / GROUP];
-            for k in first..last {
-                keys[k] =
-                    call.cache.keys::<E>(sequence.table, start + k * GROUP, kv_head).cast_const();
-            }
-            // An unseen group in front stands in for itself with one that exists; its scores are masked.
-            for k in 0..first {
-                keys[k] = keys[first];
-            }
-            scores::<L, E>(group, last, dim, &work, &keys);
+            // Groups in front that are not seen: they exist, and their scores are masked.
+            let groups = to.div_ceil(GROUP);
+            scores::<L, E>(group, groups, dim, &work, &tile);
             for g in 0..group {
-                softmax::row::<L>(shape, &work, g, last * GROUP, from..to, width);
+                softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width);
             }
-            for k in first..last {
-                let (from, to) = (from.max(k * GROUP), to.min((k + 1) * GROUP));
-                let values = call.cache.values::<E>(sequence.table, start + from, kv_head);
-                sums::<L, E>(group, to - from, width, &work, from, values);
-            }
-            start += TILE;
+            sums::<L, E>(group, from..to, width, &work, &tile, &then);
+            (tile, start) = (then, start + TILE);
         }
     }
 }
 
-/// Scores of `rows` queries with `groups` groups of keys.
+/// Scores of `rows` queries with the first `groups` groups of a tile's keys, while its values are fetched.
 ///
 /// # Safety
-/// `work` has the rows; each of the first `groups` pointers is to a group of keys.
+/// `work` has the rows; the groups are there.
 #[inline(always)]
 unsafe fn scores<L: Lanes, E: Store>(
     rows: usize,
     groups: usize,
     dim: usize,
     work: &Work,
-    keys: &[*const E::Bits; TILE / GROUP],
+    tile: &Tile<E::Bits>,
 ) {
     // Rows and groups at a time, so that the sums fill the registers and hide the latency of the additions.
     // SAFETY: the steps stay inside `rows` and `groups`.
@@ -110,14 +117,14 @@ unsafe fn scores<L: Lanes, E: Store>(
                 16 => {
                     row += left.min(4);
                     match (left, groups) {
-                        (1, 4) => score::<L, E, 1, 4, 1>(q, dim, &keys[..], p),
-                        (2, 4) => score::<L, E, 2, 4, 1>(q, dim, &keys[..], p),
-                        (3, 4) => score::<L, E, 3, 4, 1>(q, dim, &keys[..], p),
-                        (4.., 4) => score::<L, E, 4, 4, 1>(q, dim, &keys[..], p),
-                        (4.., _) => each::<L, E, 4, 1>(q, dim, &keys[..groups], p),
-                        (3, _) => each::<L, E, 3, 1>(q, dim, &keys[..groups], p),
-                        (2, _) => each::<L, E, 2, 1>(q, dim, &keys[..groups], p),
-                        _ => each::<L, E, 1, 1>(q, dim, &keys[..groups], p),
+                        (1, 4) => score::<L, E, 1, 4, 1>(q, dim, tile, 0, p),
+                        (2, 4) => score::<L, E, 2, 4, 1>(q, dim, tile, 0, p),
+                        (3, 4) => score::<L, E, 3, 4, 1>(q, dim, tile, 0, p),
+                        (4.., 4) => score::<L, E, 4, 4, 1>(q, dim, tile, 0, p),
+                        (4.., _) => each::<L, E, 4, 1>(q, dim, tile, 0..groups, p),
+                        (3, _) => each::<L, E, 3, 1>(q, dim, tile, 0..groups, p),
+                        (2, _) => each::<L, E, 2, 1>(q, dim, tile, 0..groups, p),
+                        _ => each::<L, E, 1, 1>(q, dim, tile, 0..groups, p),
                     }
                 }
                 8 => {
@@ -125,26 +132,25 @@ unsafe fn scores<L: Lanes, E: Store>(
                     match left {
                         1 | 2 if groups.is_multiple_of(2) => {
                             for k in (0..groups).step_by(2) {
-                                let (keys, p) = (&keys[k..k + 2], p.add(k * GROUP));
                                 match left {
-                                    1 => score::<L, E, 1, 2, 2>(q, dim, keys, p),
-                                    _ => score::<L, E, 2, 2, 2>(q, dim, keys, p),
+                                    1 => score::<L, E, 1, 2, 2>(q, dim, tile, k, p),
+                                    _ => score::<L, E, 2, 2, 2>(q, dim, tile, k, p),
                                 }
                             }
                         }
-                        1 => each::<L, E, 1, 2>(q, dim, &keys[..groups], p),
-                        2 => each::<L, E, 2, 2>(q, dim, &keys[..groups], p),
-                        3 => each::<L, E, 3, 2>(q, dim, &keys[..groups], p),
-                        _ => each::<L, E, 4, 2>(q, dim, &keys[..groups], p),
+                        1 => each::<L, E, 1, 2>(q, dim, tile, 0..groups, p),
+                        2 => each::<L, E, 2, 2>(q, dim, tile, 0..groups, p),
+                        3 => each::<L, E, 3, 2>(q, dim, tile, 0..groups, p),
+                        _ => each::<L, E, 4, 2>(q, dim, tile, 0..groups, p),
                     }
                 }
                 _ => {
                     row += left.min(4);
                     match left {
-                        1 => each::<L, E, 1, 4>(q, dim, &keys[..groups], p),
-                        2 => each::<L, E, 2, 4>(q, dim, &keys[..groups], p),
-                        3 => each::<L, E, 3, 4>(q, dim, &keys[..groups], p),
-                        _ => each::<L, E, 4, 4>(q, dim, &keys[..groups], p),
+                        1 => each::<L, E, 1, 4>(q, dim, tile, 0..groups, p),
+                        2 => each::<L, E, 2, 4>(q, dim, tile, 0..groups, p),
+                        3 => each::<L, E, 3, 4>(q, dim, tile, 0..groups, p),
+                        _ => each::<L, E, 4, 4>(q, dim, tile, 0..groups, p),
                     }
                 }
             }
@@ -157,18 +163,17 @@ unsafe fn scores<L: Lanes, E: Store>(
 unsafe fn each<L: Lanes, E: Store, const ROWS: usize, const VECTORS: usize>(
     q: *const f32,
     dim: usize,
-    keys: &[*const E::Bits],
+    tile: &Tile<E::Bits>,
+    groups: Range<usize>,
     p: *mut f32,
 ) {
-    for (k, key) in keys.iter().enumerate() {
+    for k in groups {
         // SAFETY: the caller's promises.
-        unsafe {
-            score::<L, E, ROWS, 1, VECTORS>(q, dim, std::slice::from_ref(key), p.add(k * GROUP))
-        };
+        unsafe { score::<L, E, ROWS, 1, VECTORS>(q, dim, tile, k, p) };
     }
 }
 
-/// Scores of `ROWS` queries with `GROUPS` groups of keys, each `VECTORS` vectors wide.
+/// Scores of `ROWS` queries with `GROUPS` groups of a tile's keys from the one given, each `VECTORS` vectors wide.
 #[inline(always)]
 unsafe fn score<
     L: Lanes,
@@ -179,7 +184,8 @@ unsafe fn score<
 >(
     q: *const f32,
     dim: usize,
-    keys: &[*const E::Bits],
+    tile: &Tile<E::Bits>,
+    first: usize,
     p: *mut f32,
 ) {
     let mut sums = [[[L::splat(0.0); VECTORS]; GROUPS]; ROWS];
@@ -188,9 +194,10 @@ unsafe fn score<
         for i in 0..dim {
             let mut columns = [[L::splat(0.0); VECTORS]; GROUPS];
             for k in 0..GROUPS {
-                let key = keys[k].add(i * GROUP);
-                // The same place of the next tile: in the same block, most of the time.
-                prefetch(key.wrapping_add(TILE * dim));
+                let key = tile.keys[first + k].add(i * GROUP);
+                if (i * GROUP).is_multiple_of(LINE / size_of::<E::Bits>()) {
+                    prefetch(tile.values[first + k].wrapping_add(i * GROUP));
+                }
                 for v in 0..VECTORS {
                     columns[k][v] = E::load::<L>(key.add(v * L::N));
                 }
@@ -207,50 +214,52 @@ unsafe fn score<
         for r in 0..ROWS {
             for k in 0..GROUPS {
                 for v in 0..VECTORS {
-                    sums[r][k][v].store(p.add(r * P_STRIDE + k * GROUP + v * L::N));
+                    sums[r][k][v].store(p.add(r * P_STRIDE + (first + k) * GROUP + v * L::N));
                 }
             }
         }
     }
 }
 
-/// Adds `count` values, times the probabilities from column `from` on, to the sums of `rows` rows.
+/// Adds the tile's values `seen`, times their probabilities, to the sums of `rows` rows, while the keys of the tile that is read
+/// `then` are fetched.
 ///
 /// # Safety
-/// `work` has the rows; `values` points to `count` rows of `width`.
+/// `work` has the rows; the tile has values of `width` elements.
 #[inline(always)]
 unsafe fn sums<L: Lanes, E: Store>(
     rows: usize,
-    count: usize,
+    seen: Range<usize>,
     width: usize,
     work: &Work,
-    from: usize,
-    values: *const E::Bits,
+    tile: &Tile<E::Bits>,
+    then: &Tile<E::Bits>,
 ) {
     let vectors = width / L::N;
     // SAFETY: the steps stay inside `rows` and `width`.
     unsafe {
         let mut row = 0;
         while row < rows {
-            let p = work.p.add(row * P_STRIDE + from);
-            let sums = work.sums.add(row * width);
+            let (p, sums) = (work.p.add(row * P_STRIDE), work.sums.add(row * width));
             let left = rows - row;
             let mut column = 0;
             while column < vectors {
-                let (sums, values) = (sums.add(column * L::N), values.add(column * L::N));
                 // As many columns as the registers hold next to four rows; a narrow head takes what there is.
                 macro_rules! step {
                     ($columns:literal) => {{
+                        let (sums, at) = (sums.add(column * L::N), column * L::N);
+                        let seen = seen.clone();
                         match left {
-                            1 => sum::<L, E, 1, $columns>(p, count, values, width, sums),
-                            2 => sum::<L, E, 2, $columns>(p, count, values, width, sums),
-                            3 => sum::<L, E, 3, $columns>(p, count, values, width, sums),
-                            _ => sum::<L, E, 4, $columns>(p, count, values, width, sums),
+                            1 => sum::<L, E, 1, $columns>(p, seen, tile, then, at, width, sums),
+                            2 => sum::<L, E, 2, $columns>(p, seen, tile, then, at, width, sums),
+                            3 => sum::<L, E, 3, $columns>(p, seen, tile, then, at, width, sums),
+                            _ => sum::<L, E, 4, $columns>(p, seen, tile, then, at, width, sums),
                         }
                         column += $columns;
                     }};
                 }
                 match vectors - column {
+                    8.. if L::N == 16 && left <= 2 => step!(8),
                     4.. if L::N == 16 || left <= 2 => step!(4),
                     2.. => step!(2),
                     _ => step!(1),
@@ -261,16 +270,18 @@ unsafe fn sums<L: Lanes, E: Store>(
     }
 }
 
-/// Adds to the sums of `ROWS` rows in `COLUMNS` vectors.
+/// Adds to the sums of `ROWS` rows in `COLUMNS` vectors, which begin `first` elements into each value.
 #[inline(always)]
 unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
     p: *const f32,
-    count: usize,
-    values: *const E::Bits,
+    seen: Range<usize>,
+    tile: &Tile<E::Bits>,
+    then: &Tile<E::Bits>,
+    first: usize,
     width: usize,
     sums: *mut f32,
 ) {
-    // SAFETY: `count` values and probabilities exist, and the sums have the room.
+    // SAFETY: values and probabilities exist, and the sums have the room.
     unsafe {
         let mut totals = [[L::splat(0.0); COLUMNS]; ROWS];
         for r in 0..ROWS {
@@ -278,14 +289,15 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
                 totals[r][c] = L::load(sums.add(r * width + c * L::N));
             }
         }
-        for t in 0..count {
+        for t in seen {
+            let at = t % GROUP * width + first;
+            let (values, keys) = (tile.values[t / GROUP].add(at), then.keys[t / GROUP]);
             let mut value = [L::splat(0.0); COLUMNS];
             for c in 0..COLUMNS {
-                let at = values.add(t * width + c * L::N);
-                if (c * L::N).is_multiple_of(32) {
-                    prefetch(at.wrapping_add(TILE * width));
+                if (c * L::N).is_multiple_of(LINE / size_of::<E::Bits>()) {
+                    prefetch(keys.wrapping_add(at + c * L::N));
                 }
-                value[c] = E::load::<L>(at);
+                value[c] = E::load::<L>(values.add(c * L::N));
             }
             for r in 0..ROWS {
                 let p = L::splat(*p.add(r * P_STRIDE + t));

@@ -85,9 +85,9 @@ unsafe fn kernel<L: Lanes, E: Store>(
         while start < end {
             // The part of the tile that the block sees at all.
             let (from, to) = (lowest.max(start) - start, end.min(start + TILE) - start);
+            let tile = call.cache.tile::<E>(sequence.table, start, kv_head);
             for k in from / GROUP..to.div_ceil(GROUP) {
-                let position = start + k * GROUP;
-                let keys = call.cache.keys::<E>(sequence.table, position, kv_head).cast_const();
+                let keys = tile.keys[k];
                 for i in 0..dim {
                     for v in (0..GROUP).step_by(L::N) {
                         E::load::<L>(keys.add(i * GROUP + v))
@@ -95,8 +95,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     }
                 }
                 let (from, to) = (from.max(k * GROUP), to.min((k + 1) * GROUP));
-                let values =
-                    call.cache.values::<E>(sequence.table, start + from, kv_head).cast_const();
+                let values = tile.values[k].add(from % GROUP * width);
                 for i in (0..(to - from) * width).step_by(L::N) {
                     E::load::<L>(values.add(i)).store(work.values.add(from * width + i));
                 }
