@@ -416,12 +416,20 @@ impl Replay<'_> {
         };
         let (tokens, each) = (self.arguments.tokens.len(), heads + kv_heads);
         if tokens <= FEW {
-            for item in worker.split(tokens * each) {
-                let (t, h) = (item / each, item % each);
-                turn(t, h);
-                if h >= heads {
-                    self.write(op.layer, k, v, t..t + 1, h - heads..h - heads + 1);
-                }
+            let (queries, keys) = (worker.split(tokens * heads), worker.split(tokens * kv_heads));
+            // What will be written is far away, and comes while queries are turned.
+            let (table, position) = self.place(op.layer);
+            for item in keys.clone() {
+                let (t, h) = (item / kv_heads, item % kv_heads);
+                self.caches[op.layer].fetch(table, position + t, h);
+            }
+            for item in queries {
+                turn(item / heads, item % heads);
+            }
+            for item in keys {
+                let (t, h) = (item / kv_heads, item % kv_heads);
+                turn(t, heads + h);
+                self.write(op.layer, k, v, t..t + 1, h..h + 1);
             }
             return;
         }
@@ -455,8 +463,7 @@ impl Replay<'_> {
     ) {
         let width = self.width(k);
         let all = 0..self.arguments.tokens.len() * width;
-        let table = self.arguments.tables[self.loaded.groups[layer]].blocks;
-        let position = self.arguments.positions[0] as usize;
+        let (table, position) = self.place(layer);
         // SAFETY: this worker wrote these heads of k, or nobody writes them; positions and heads are this worker's.
         unsafe {
             let (k, v) =
@@ -464,6 +471,12 @@ impl Replay<'_> {
             let isa = self.loaded.isa;
             self.caches[layer].write(isa, table, position, k, v, width, tokens, heads);
         }
+    }
+
+    /// The blocks of a layer's cache, and the position of the first token in them.
+    fn place(&self, layer: usize) -> (&[u32], usize) {
+        let table = &self.arguments.tables[self.loaded.groups[layer]];
+        (table.blocks, self.arguments.positions[0] as usize)
     }
 
     fn attend(&self, op: &ops::Attention, node: &Node, worker: &Worker<'_>) {

@@ -10,6 +10,7 @@ use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, WIDEST, dispatch};
 use crate::cpu::math::to_f16_kernel;
+use crate::cpu::{LINE, prefetch};
 use formats::{Error, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -241,6 +242,31 @@ impl LayerCache {
                 }
                 CacheType::Q8_0 => unreachable!("no pool is made of it"),
             }
+        }
+    }
+
+    /// Asks for the lines that [`LayerCache::write`] will touch at one position of one head.
+    ///
+    /// # Panics
+    /// When the head or the block does not exist.
+    pub fn fetch(&self, table: &[u32], position: usize, head: usize) {
+        match self.geometry.element {
+            CacheType::F16 => self.fetch_as::<Half>(table, position, head),
+            CacheType::BF16 => self.fetch_as::<Brain>(table, position, head),
+            CacheType::F32 => self.fetch_as::<Single>(table, position, head),
+            CacheType::Q8_0 => unreachable!("no pool is made of it"),
+        }
+    }
+
+    fn fetch_as<E: Store>(&self, table: &[u32], position: usize, head: usize) {
+        let (dim, element) = (self.geometry.head_dim, size_of::<E::Bits>());
+        let keys = self.keys::<E>(table, position, head).cast::<u8>();
+        for line in (0..dim * GROUP * element).step_by(LINE) {
+            prefetch(keys.wrapping_add(line));
+        }
+        let value = self.values::<E>(table, position, head).cast::<u8>();
+        for line in (0..dim * element).step_by(LINE) {
+            prefetch(value.wrapping_add(line));
         }
     }
 

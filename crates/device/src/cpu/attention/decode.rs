@@ -7,10 +7,8 @@ use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visi
 use crate::CacheType;
 use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, dispatch};
+use crate::cpu::{LINE, prefetch};
 use std::ops::Range;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// What is read at once: keys `chunk * CHUNK..`, as far as visible, of a KV head.
 #[derive(Clone, Copy)]
@@ -289,9 +287,14 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
                 totals[r][c] = L::load(sums.add(r * width + c * L::N));
             }
         }
-        for t in seen {
-            let at = t % GROUP * width + first;
-            let (values, keys) = (tile.values[t / GROUP].add(at), then.keys[t / GROUP]);
+        for i in 0..TILE {
+            // A value of each group in turn: four streams of cache lines, where one alone is slower by an eighth.
+            let (k, t) = (i % (TILE / GROUP), i / (TILE / GROUP));
+            if !seen.contains(&(k * GROUP + t)) {
+                continue;
+            }
+            let at = t * width + first;
+            let (values, keys) = (tile.values[k].add(at), then.keys[k]);
             let mut value = [L::splat(0.0); COLUMNS];
             for c in 0..COLUMNS {
                 if (c * L::N).is_multiple_of(LINE / size_of::<E::Bits>()) {
@@ -300,7 +303,7 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
                 value[c] = E::load::<L>(values.add(c * L::N));
             }
             for r in 0..ROWS {
-                let p = L::splat(*p.add(r * P_STRIDE + t));
+                let p = L::splat(*p.add(r * P_STRIDE + k * GROUP + t));
                 for c in 0..COLUMNS {
                     totals[r][c] = value[c].fma(p, totals[r][c]);
                 }
@@ -312,21 +315,4 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
             }
         }
     }
-}
-
-/// Asks for a cache line; any address is allowed.
-#[inline(always)]
-fn prefetch<T>(p: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every x86-64 and never faults.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction is part of every aarch64 and never faults.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = p;
 }
