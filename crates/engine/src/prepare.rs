@@ -95,7 +95,7 @@ impl Prepared {
     /// # Errors
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
-        let Prepared { tensors, program, config, device, options, path, .. } = self;
+        let Prepared { mut tensors, program, config, device, options, path, .. } = self;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = match tensors.gguf() {
             Some(file) => ChatTemplate::from_gguf(file.metadata())?,
@@ -107,10 +107,12 @@ impl Prepared {
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
         let (pool, groups) = (Pool::new(&self.load.blocks), program.groups());
+        let name = name(&tensors, &path);
+        tensors.forget_metadata();
         device::give_back();
         let executor = device.load(program, &tensors, self.load, progress)?;
         let info = Info {
-            name: name(&tensors, &path),
+            name,
             architecture: config.architecture.name,
             parameters,
             file_bytes,

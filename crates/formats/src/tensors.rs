@@ -148,6 +148,13 @@ impl Tensors {
         self.iter().map(|tensor| tensor.bytes.len() as u64).sum()
     }
 
+    /// See [`Gguf::forget_metadata`].
+    pub fn forget_metadata(&mut self) {
+        if let Source::Gguf(gguf) = &mut self.source {
+            gguf.forget_metadata();
+        }
+    }
+
     /// Tells the kernel that a tensor's pages are no longer needed, e.g. once it is repacked. Its bytes stay valid:
     /// reading them reads the file again. Pages shared with a neighbour stay.
     pub fn release(&self, tensor: &Tensor<'_>) {

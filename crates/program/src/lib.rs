@@ -148,7 +148,7 @@ impl Program {
     }
 
     /// How many times each value is read; results count once more.
-    pub(crate) fn uses(&self) -> Vec<usize> {
+    pub fn uses(&self) -> Vec<usize> {
         let mut uses = vec![0; self.values.len()];
         for value in self.nodes.iter().flat_map(|node| &node.inputs).chain(&self.results) {
             uses[value.0] += 1;
@@ -157,7 +157,7 @@ impl Program {
     }
 
     /// The node that writes each value.
-    pub(crate) fn writers(&self) -> Vec<Option<usize>> {
+    pub fn writers(&self) -> Vec<Option<usize>> {
         let mut writers = vec![None; self.values.len()];
         for (i, node) in self.nodes.iter().enumerate() {
             for value in &node.outputs {

@@ -25,9 +25,9 @@ pub(super) struct Class {
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
     pub(super) lines: usize,
-    /// Worker `i`'s second operand of a gate, of the columns that it has in hand.
-    pub(super) up: usize,
-    pub(super) up_bytes: usize,
+    /// Worker `i`'s operands of a gate, of the columns that it has in hand: the second, then the first where it needs a place.
+    pub(super) hands: usize,
+    pub(super) hand_bytes: usize,
     /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
@@ -99,11 +99,11 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
-        let up_bytes = widest(rows, widths.gate, workers) * float;
-        let (normed, lines, up) = (
+        let hand_bytes = 2 * widest(rows, widths.gate, workers) * float;
+        let (normed, lines, hands) = (
             take(rows * widths.input * float),
             take((widths.lines)(rows)),
-            take(up_bytes * workers),
+            take(hand_bytes * workers),
         );
         let few = rows.min(FEW);
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
@@ -118,8 +118,8 @@ impl Class {
             angles,
             normed,
             lines,
-            up,
-            up_bytes,
+            hands,
+            hand_bytes,
             workers: start,
             worker_bytes,
             worker_lines,

@@ -41,6 +41,8 @@ pub(super) struct Loaded {
     pub(super) groups: Vec<usize>,
     /// Whether all matrices that are multiplied with are quantised.
     pub(super) quantised: bool,
+    /// See [`lined`].
+    pub(super) lined: Vec<bool>,
 }
 
 /// See [`Executor`].
@@ -84,6 +86,7 @@ impl CpuExecutor {
         let multiplied = program.nodes.iter().filter(|node| node.op != ops::Op::Embed);
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
+        let lined = lined(&program, &weights);
         let groups = program.layer_groups();
         let limits = options.limits(&program);
         let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
@@ -97,7 +100,7 @@ impl CpuExecutor {
             last: None,
             limits,
             caches,
-            loaded: Loaded { team, isa, program, weights, ropes, groups, quantised },
+            loaded: Loaded { team, isa, program, weights, ropes, groups, quantised, lined },
         })
     }
 
@@ -180,6 +183,22 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
     let len = buffer.len() / size_of::<f32>();
     // SAFETY: the buffer is borrowed exclusively, aligned to more than a float, and any bits are valid.
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
+}
+
+/// The values that, of many rows, never exist but as what the one product that reads them takes: gates of a quantised matrix.
+fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
+    let (uses, writers) = (program.uses(), program.writers());
+    let mut lined = vec![false; program.values.len()];
+    let products =
+        program.nodes.iter().filter(|node| matches!(node.op, Op::Linear | Op::LinearAdd));
+    for node in products {
+        let value = node.inputs[0].0;
+        lined[value] = uses[value] == 1
+            && writers[value]
+                .is_some_and(|writer| matches!(program.nodes[writer].op, Op::GateUp { .. }))
+            && !weights[node.weights[0].0].is_float_matrix();
+    }
+    lined
 }
 
 fn load_weights(

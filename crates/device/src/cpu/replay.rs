@@ -7,7 +7,7 @@ use super::attention::{self, Call, LayerCache, Sequence};
 use super::class::{Class, EVEN, FEW, MOST_PART, PART};
 use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
-use super::matmul::{Activations, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
+use super::matmul::{Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
 use super::profile::Spans;
 use super::team::{SharedSlice, Worker};
 use ops::project::Project;
@@ -244,34 +244,59 @@ impl Replay<'_> {
         let norm = norm.map(|eps| (self.vector(node.weights[0]), eps));
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
-        let (gate, width) = (self.start(node.outputs[0]), self.width(node.outputs[0]));
-        let up = self.class.up + worker.index * self.class.up_bytes;
+        let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
+        let hand = self.class.hands + worker.index * self.class.hand_bytes;
+        let lined = self.lined(value, rows);
         deal(
             worker,
-            x.tokens(),
+            rows,
             1,
             |_| self.matrix(both[0]),
             |_, panels| {
-                // This part of the second operand lies by itself: `[rows, wide]`, from the part's first column.
+                // The second operand of this part, and the first if only what it becomes is kept, lie by themselves:
+                // `[rows, wide]`, from the part's first column.
                 let wide = panels.len() * ROWS;
-                let start =
-                    self.arena.wrapping_add(up).cast::<f32>().wrapping_sub(panels.start * ROWS);
-                for (&weight, (out, stride)) in both.iter().zip([(gate, width), (start, wide)]) {
+                let beside = hand + rows * wide * size_of::<f32>();
+                let start = |at: usize| -> *mut f32 {
+                    self.arena.wrapping_add(at).cast::<f32>().wrapping_sub(panels.start * ROWS)
+                };
+                let gate = if lined { (start(beside), wide) } else { (self.start(value), width) };
+                for (&weight, (out, stride)) in both.iter().zip([gate, (start(hand), wide)]) {
                     let matrix = self.matrix(weight);
                     let product = Product { matrix, bias: None, out, stride, accumulate: false };
                     self.multiply(&product, &x, panels.clone(), worker);
                 }
-                for t in 0..x.tokens() {
+                // SAFETY: the part was written above; its lines, in the value's place, are this worker's own.
+                let part = unsafe {
+                    Activations::new(gate.0, gate.1, rows, width, self.start(value).cast())
+                };
+                for t in 0..rows {
                     let columns = columns(t, width, &panels);
+                    let (place, range) = match lined {
+                        true => (beside, t * wide..t * wide + columns.len()),
+                        false => (self.offset(value), columns.clone()),
+                    };
                     // SAFETY: each worker has its own columns.
                     let (gate, up) = unsafe {
-                        let part = t * wide..t * wide + columns.len();
-                        (self.floats(self.offset(node.outputs[0]), columns), self.floats(up, part))
+                        let up = t * wide..t * wide + columns.len();
+                        (self.floats(place, range), self.floats(hand, up))
                     };
                     math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
+                    if lined {
+                        // SAFETY: parts are whole blocks, and no other worker has these.
+                        unsafe {
+                            let blocks = columns.start / BLOCK..columns.end / BLOCK;
+                            part.quantise(self.loaded.isa, blocks, false);
+                        }
+                    }
                 }
             },
         );
+    }
+
+    /// Whether a value of so many rows is there as lines alone.
+    fn lined(&self, value: ValueId, rows: usize) -> bool {
+        rows > EVEN && self.loaded.lined[value.0]
     }
 
     fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
@@ -315,35 +340,41 @@ impl Replay<'_> {
         } else {
             (self.class.normed, self.class.lines)
         };
-        let start = match norm {
-            Some(_) => self.arena.wrapping_add(normed).cast(),
-            None => self.start(value),
-        };
         // SAFETY: the rows and the storage lie in the arena as the class laid them out for this many rows; nothing
         // else touches either until the next node.
-        let x =
-            unsafe { Activations::new(start, width, rows, width, self.arena.wrapping_add(lines)) };
-        let each = x.blocks().checked_div(rows).unwrap_or(0);
+        let activations = |start: usize, lines: usize| unsafe {
+            let (rows_at, lines) = (self.arena.wrapping_add(start), self.arena.wrapping_add(lines));
+            Activations::new(rows_at.cast(), width, rows, width, lines)
+        };
+        if self.lined(value, rows) {
+            return activations(self.offset(value), self.offset(value));
+        }
         let float = node.weights.iter().any(|w| self.loaded.weights[w.0].is_float_matrix());
         let mine = if few { 0..rows } else { worker.split(rows) };
-        // Rows are quantised while they are in the first cache.
+        // Rows are quantised while they are in the first cache, and stay there if nothing else reads them.
         for first in mine.clone().step_by(NEAR) {
             let near = first..mine.end.min(first + NEAR);
+            let mut start = self.offset(value);
             if let Some((weight, eps)) = norm {
-                let range = near.start * width..near.end * width;
+                let from = near.start * width..near.end * width;
+                let (place, to) =
+                    if few || float { (normed, from.clone()) } else { (own, 0..from.len()) };
+                start = (place + to.start * size_of::<f32>())
+                    .wrapping_sub(from.start * size_of::<f32>());
                 // SAFETY: the scratch rows are this worker's own; the input is only read.
-                let (x, y) = unsafe {
-                    (self.floats(self.offset(value), range.clone()), self.floats(normed, range))
-                };
+                let (x, y) =
+                    unsafe { (self.floats(self.offset(value), from), self.floats(place, to)) };
                 math::rms_norm(isa, x, weight, eps, y);
             }
+            let x = activations(start, lines);
+            let each = x.blocks().checked_div(rows).unwrap_or(0);
             // SAFETY: workers quantise their own rows, or all rows into storage of their own.
             unsafe { x.quantise(isa, near.start * each..near.end * each, float) };
         }
         if !few {
             worker.barrier();
         }
-        x
+        activations(if norm.is_some() { normed } else { self.offset(value) }, lines)
     }
 
     fn multiply(
@@ -509,8 +540,8 @@ impl Replay<'_> {
     }
 }
 
-/// Rows that are normed and quantised one after the other.
-const NEAR: usize = 4;
+/// Rows that are normed and quantised one after the other: as many as a worker has room for by itself.
+const NEAR: usize = FEW;
 
 /// The elements of row `t` that panels of a matrix of `width` rows write.
 fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {

@@ -79,6 +79,11 @@ impl Gguf {
         &self.header().metadata
     }
 
+    /// Drops the (first) file's metadata, most of which is the vocabulary: megabytes that a loaded model has elsewhere.
+    pub fn forget_metadata(&mut self) {
+        self.shards[0].header.metadata = Metadata::default();
+    }
+
     /// Number of tensors in the set.
     pub fn len(&self) -> usize {
         self.by_name.len()

@@ -68,10 +68,13 @@ impl<'a> Activations<'a> {
         planes * tokens.next_multiple_of(group(tokens)) * (cols / BLOCK) * size_of::<Line>()
     }
 
-    /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64.
+    /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64. Where no float
+    /// weights read them, half of that is enough for more than [`FEW`] rows, and the rows of a block are read when it is
+    /// quantised and then no more.
     ///
     /// # Safety
-    /// For `'a`, the rows are readable and the storage is initialised and used by nothing else.
+    /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as far as the above asks for
+    /// them.
     pub unsafe fn new(
         rows: *const f32,
         stride: usize,

@@ -32,7 +32,7 @@ use std::ops::Range;
 pub const ROWS: usize = 16;
 
 /// Columns per block: the activations' scales are exact per 32.
-const BLOCK: usize = 32;
+pub const BLOCK: usize = 32;
 
 /// Something that runs a function on several threads: a thread team, or the caller alone ([`Alone`]).
 pub trait Parallel {
