@@ -253,41 +253,39 @@ impl Replay<'_> {
             1,
             |_| self.matrix(both[0]),
             |_, panels| {
-                // The second operand of this part, and the first if only what it becomes is kept, lie by themselves:
-                // `[rows, wide]`, from the part's first column.
-                let wide = panels.len() * ROWS;
-                let beside = hand + rows * wide * size_of::<f32>();
-                let start = |at: usize| -> *mut f32 {
-                    self.arena.wrapping_add(at).cast::<f32>().wrapping_sub(panels.start * ROWS)
+                // Where both operands of this part are, from its first column, and f32 from one row to the next. The
+                // second, and the first if only what it becomes is kept, lie by themselves.
+                let columns = columns(0, width, &panels);
+                let (wide, float) = (panels.len() * ROWS, size_of::<f32>());
+                let first = match lined {
+                    true => (hand + rows * wide * float, wide),
+                    false => (self.offset(value) + columns.start * float, width),
                 };
-                let gate = if lined { (start(beside), wide) } else { (self.start(value), width) };
-                for (&weight, (out, stride)) in both.iter().zip([gate, (start(hand), wide)]) {
-                    let matrix = self.matrix(weight);
+                let operands = [first, (hand, wide)];
+                let row_0 = |at: usize| -> *mut f32 {
+                    self.arena.wrapping_add(at).cast::<f32>().wrapping_sub(columns.start)
+                };
+                for (&weight, (at, stride)) in both.iter().zip(operands) {
+                    let (matrix, out) = (self.matrix(weight), row_0(at));
                     let product = Product { matrix, bias: None, out, stride, accumulate: false };
                     self.multiply(&product, &x, panels.clone(), worker);
                 }
                 // SAFETY: the part was written above; its lines, in the value's place, are this worker's own.
                 let part = unsafe {
-                    Activations::new(gate.0, gate.1, rows, width, self.start(value).cast())
+                    let lines = self.start(value).cast();
+                    Activations::new(row_0(first.0), first.1, rows, width, lines)
                 };
                 for t in 0..rows {
-                    let columns = columns(t, width, &panels);
-                    let (place, range) = match lined {
-                        true => (beside, t * wide..t * wide + columns.len()),
-                        false => (self.offset(value), columns.clone()),
-                    };
                     // SAFETY: each worker has its own columns.
-                    let (gate, up) = unsafe {
-                        let up = t * wide..t * wide + columns.len();
-                        (self.floats(place, range), self.floats(hand, up))
-                    };
+                    let [gate, up] = operands.map(|(at, stride)| unsafe {
+                        self.floats(at, t * stride..t * stride + columns.len())
+                    });
                     math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
                     if lined {
+                        let [from, to] =
+                            [columns.start, columns.end].map(|column| (t * width + column) / BLOCK);
                         // SAFETY: parts are whole blocks, and no other worker has these.
-                        unsafe {
-                            let blocks = columns.start / BLOCK..columns.end / BLOCK;
-                            part.quantise(self.loaded.isa, blocks, false);
-                        }
+                        unsafe { part.quantise(self.loaded.isa, from..to, false) };
                     }
                 }
             },

@@ -69,7 +69,7 @@ impl<'a> Activations<'a> {
     }
 
     /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64. Where no float
-    /// weights read them, half of that is enough for more than [`FEW`] rows, and the rows of a block are read when it is
+    /// weights read them, half of that is enough for more than a few rows, and the rows of a block are read when it is
     /// quantised and then no more.
     ///
     /// # Safety
