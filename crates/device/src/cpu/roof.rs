@@ -1,6 +1,7 @@
 //! The roof of decoding: how fast memory can be read, measured by reading.
 
 use super::matmul::{Parallel, share};
+use super::{LINE, prefetch};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -60,12 +61,8 @@ fn read_plain(bytes: &[u8]) -> u64 {
             let chunk: &[u8; 128] =
                 bytes[stream * quarter + at..][..128].try_into().unwrap_or(&[0; 128]);
             add(chunk);
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch never faults.
-            unsafe {
-                use std::arch::x86_64::*;
-                _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4096).cast());
-                _mm_prefetch::<_MM_HINT_T0>(chunk.as_ptr().wrapping_add(4160).cast());
+            for line in [0, LINE] {
+                prefetch(chunk.as_ptr().wrapping_add(4096 + line));
             }
         }
     }

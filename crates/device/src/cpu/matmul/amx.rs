@@ -13,9 +13,9 @@
 use super::super::amx::{self, Run, TILE};
 use super::activations::TOKENS;
 use super::lanes::{Lanes, avx512::Avx512};
-use super::layout::{GROUP, Packed};
+use super::layout::{AHEAD, GROUP, Packed};
 use super::product::Source;
-use super::{BLOCK, Call, DType, Kernel, ROWS};
+use super::{BLOCK, Call, DType, Kernel, ROWS, prefetch};
 use formats::{quant::Block, with_block};
 use std::arch::x86_64::*;
 
@@ -227,7 +227,7 @@ unsafe fn expand_bf16(panel: *const u8, _: usize, first: usize, blocks: usize, t
                 to.add(64 * i),
                 _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)),
             );
-            Avx512::prefetch(at.wrapping_add(4096));
+            prefetch(at.wrapping_add(AHEAD));
         }
     }
 }
@@ -243,7 +243,7 @@ unsafe fn expand_f16(panel: *const u8, _: usize, first: usize, blocks: usize, to
             let [sum, rest] = amx::split_pair(low, high);
             Avx512::store_bytes(to.add(64 * i), sum);
             Avx512::store_bytes(to.add(blocks * TILE + 64 * i), rest);
-            Avx512::prefetch(at.wrapping_add(4096));
+            prefetch(at.wrapping_add(AHEAD));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::lanes::Lanes;
 use super::layout::AHEAD;
-use super::{Call, ROWS};
+use super::{Call, LINE, ROWS, prefetch};
 use formats::quant::plain;
 
 /// A float weight type.
@@ -169,8 +169,8 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
                 let skip = if column + AHEAD < call.panel_bytes { 0 } else { P - 1 };
                 for p in 0..P {
                     let at = weights[p].add(column);
-                    if column.is_multiple_of(64) {
-                        L::prefetch(at.wrapping_add(AHEAD + skip * call.panel_bytes));
+                    if column.is_multiple_of(LINE) {
+                        prefetch(at.wrapping_add(AHEAD + skip * call.panel_bytes));
                     }
                     let w = E::load::<L>(at);
                     for t in 0..N {

@@ -15,7 +15,7 @@
 
 use super::lanes::Lanes;
 use super::product::Source;
-use super::{BLOCK, ROWS};
+use super::{BLOCK, LINE, ROWS, prefetch};
 use formats::quant::{Block, Offset, Parts, Scale, plain};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -270,12 +270,12 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     }
     #[inline(always)]
     unsafe fn group(panel: *const u8, g: usize, blocks: usize, ahead: usize) -> Self::Group {
-        // SAFETY: the caller has a panel with a group `g` of `blocks` blocks; prefetches may go anywhere.
+        // SAFETY: the caller has a panel with a group `g` of `blocks` blocks.
         unsafe {
             let head = panel.add(g * Self::group_bytes(GROUP));
             let bytes = Self::head(blocks);
-            for line in 0..Self::head(GROUP) / 64 {
-                L::prefetch(head.wrapping_add(ahead).wrapping_add(64 * line));
+            for line in 0..Self::head(GROUP) / LINE {
+                prefetch(head.wrapping_add(ahead).wrapping_add(LINE * line));
             }
             let mut group = Group {
                 head,
@@ -297,12 +297,9 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
 
     #[inline(always)]
     unsafe fn fetch(group: Self::Group, b: usize) {
-        for line in 0..Self::CODES / 64 {
-            // SAFETY: prefetches may go anywhere.
-            unsafe {
-                let codes = group.codes.wrapping_add(group.ahead);
-                L::prefetch(codes.wrapping_add(b * Self::CODES + 64 * line));
-            }
+        for line in 0..Self::CODES / LINE {
+            let codes = group.codes.wrapping_add(group.ahead);
+            prefetch(codes.wrapping_add(b * Self::CODES + LINE * line));
         }
     }
 

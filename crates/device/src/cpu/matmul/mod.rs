@@ -20,6 +20,7 @@ mod product;
 mod tests;
 
 pub use super::isa::Isa;
+use super::{LINE, prefetch};
 pub use activations::Activations;
 pub use memory::Huge;
 pub use peak::{Unit, peak};

@@ -167,9 +167,4 @@ impl Lanes for Avx2 {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
     }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn prefetch(p: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
 }

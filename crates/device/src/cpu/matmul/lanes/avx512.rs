@@ -142,9 +142,4 @@ impl Lanes for Avx512 {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
     }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn prefetch(p: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
 }

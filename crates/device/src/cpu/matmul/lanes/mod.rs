@@ -74,7 +74,4 @@ pub(super) trait Lanes: 'static {
 
     /// [`Call::write`], compiled for this unit once rather than into every kernel.
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[Self::Floats], first: bool);
-
-    /// Asks for a cache line that will be read soon; any address.
-    unsafe fn prefetch(p: *const u8);
 }

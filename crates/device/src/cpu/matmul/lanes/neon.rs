@@ -189,11 +189,4 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
     }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe {
-            asm!("prfm pldl1keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags))
-        }
-    }
 }

@@ -124,6 +124,4 @@ impl Lanes for Scalar {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
     }
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 }
