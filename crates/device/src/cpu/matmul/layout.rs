@@ -262,7 +262,7 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
         Offset::Zero(zero) if !(L::SIGNED && Self::BITS == 8) => Some(7 - zero.ilog2()),
         _ => None,
     };
-    const BYTES: bool = Self::BITS == 8;
+    const BITS: usize = Self::BITS;
 
     #[inline(always)]
     fn ahead(g: usize, blocks: usize, panels: usize) -> usize {
@@ -318,6 +318,8 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 }};
             }
             match Self::BITS {
+                // What is stored has the zero point 128: flipping the top bit, by whichever addition, takes it off.
+                8 if L::SIGNED => L::add_byte(L::bytes(planes.add(64 * q)), 128),
                 8 => L::bytes(planes.add(64 * q)),
                 6 => {
                     L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, q / 4, 2 * (q % 4), 3, 4))

@@ -142,7 +142,8 @@ unsafe fn dots<L: Lanes, const N: usize>(rounds: usize) -> usize {
         let mut sums: [L::Ints; N] = std::array::from_fn(|i| L::ints(black_box(i as i32)));
         for _ in 0..rounds {
             for (sum, codes) in sums.iter_mut().zip(&codes) {
-                *sum = L::dot7(*sum, L::bytes(codes.as_ptr()), x);
+                let run = L::dot7(L::open(7, *sum), L::bytes(codes.as_ptr()), x);
+                *sum = L::close(7, *sum, run);
             }
             x ^= step;
         }

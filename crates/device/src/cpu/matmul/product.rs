@@ -29,8 +29,8 @@ pub(super) trait Source<L: Lanes> {
     const OFFSETS: bool;
     /// How far the bias of a [`Line`] (for zero point 128) is shifted right for this zero point; none for no bias.
     const BIAS: Option<u32>;
-    /// Whether codes fill whole bytes.
-    const BYTES: bool;
+    /// Bits of a code.
+    const BITS: usize;
 
     /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where `panels` panels are read side
     /// by side: in bytes, and around zero.
@@ -71,55 +71,104 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                 for p in 0..P {
                     S::fetch(groups[p], b);
                 }
-                for h in 0..BLOCK / S::SUB {
-                    let mut sums = [[L::ints(0); N]; P];
-                    if let Some(shift) = S::BIAS {
-                        for t in 0..N {
-                            let line = x.add(t);
-                            let bias =
-                                if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
-                            for p in 0..P {
-                                sums[p][t] = L::ints(bias >> shift);
-                            }
+                let (mut sums, mut runs) = ([[L::ints(0); N]; P], [[L::ints(0); N]; P]);
+                // One after the other in the text, so that where the bits of each quad are is known when this is compiled.
+                macro_rules! quads {
+                    ($($q:literal)*) => {$({
+                        let (h, within, depth) = ($q * 4 / S::SUB, $q % (S::SUB / 4), L::depth(S::BITS));
+                        if within == 0 {
+                            sums = start::<L, S, P, N>(x, h);
                         }
-                    }
-                    for q in h * (S::SUB / 4)..(h + 1) * (S::SUB / 4) {
-                        let mut codes = [S::quad(groups[0], b, q); P];
+                        let mut codes = [S::quad(groups[0], b, $q); P];
                         for p in 1..P {
-                            codes[p] = S::quad(groups[p], b, q);
+                            codes[p] = S::quad(groups[p], b, $q);
                         }
                         for t in 0..N {
-                            let word = x.add(t).cast::<i32>().add(q).read();
+                            let word = x.add(t).cast::<i32>().add($q).read();
                             for p in 0..P {
-                                sums[p][t] = if S::BYTES {
-                                    L::dot8(sums[p][t], codes[p], word)
+                                let (sum, mut run) = (sums[p][t], runs[p][t]);
+                                if within % depth == 0 {
+                                    run = L::open(S::BITS, sum);
+                                }
+                                run = if S::BITS == 8 {
+                                    L::dot8(run, codes[p], word)
                                 } else {
-                                    L::dot7(sums[p][t], codes[p], word)
+                                    L::dot7(run, codes[p], word)
                                 };
+                                runs[p][t] = run;
+                                if (within + 1) % depth.min(S::SUB / 4) == 0 {
+                                    sums[p][t] = L::close(S::BITS, sum, run);
+                                }
                             }
                         }
-                    }
-                    for p in 0..P {
-                        let scale = S::scale(groups[p], b, h);
-                        for t in 0..N {
-                            let scale = L::mul(scale, L::splat((*x.add(t)).scale));
-                            acc[p][t] = L::fma(L::floats(sums[p][t]), scale, acc[p][t]);
+                        if within + 1 == S::SUB / 4 {
+                            scale::<L, S, P, N>(&groups, b, h, x, &sums, &mut acc);
                         }
-                        if S::OFFSETS {
-                            let offset = S::offset(groups[p], b, h);
-                            for t in 0..N {
-                                let line = x.add(t);
-                                let sum =
-                                    if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
-                                acc[p][t] = L::fma(offset, L::splat(sum), acc[p][t]);
-                            }
-                        }
-                    }
+                    })*};
                 }
+                quads!(0 1 2 3 4 5 6 7);
                 x = x.add(step);
             }
         }
         acc
+    }
+}
+
+/// Where the sums of sub-block `h` of the block of lines at `x` start.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn start<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
+    x: *const Line,
+    h: usize,
+) -> [[L::Ints; N]; P] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[L::ints(0); N]; P];
+        if let Some(shift) = S::BIAS {
+            for t in 0..N {
+                let line = x.add(t);
+                let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
+                for p in 0..P {
+                    sums[p][t] = L::ints(bias >> shift);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Adds the sums of sub-block `h` of block `b` to the results, scaled, and its offsets.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn scale<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
+    groups: &[S::Group; P],
+    b: usize,
+    h: usize,
+    x: *const Line,
+    sums: &[[L::Ints; N]; P],
+    acc: &mut [[L::Floats; N]; P],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for p in 0..P {
+            let scale = S::scale(groups[p], b, h);
+            for t in 0..N {
+                let scale = L::mul(scale, L::splat((*x.add(t)).scale));
+                acc[p][t] = L::fma(L::floats(sums[p][t]), scale, acc[p][t]);
+            }
+            if S::OFFSETS {
+                let offset = S::offset(groups[p], b, h);
+                for t in 0..N {
+                    let line = x.add(t);
+                    let sum = if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
+                    acc[p][t] = L::fma(offset, L::splat(sum), acc[p][t]);
+                }
+            }
+        }
     }
 }
 
@@ -296,7 +345,7 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
         false if Self::MINS => None,
         false => Some(0),
     };
-    const BYTES: bool = !L::SIGNED || <Packed<B> as Source<L>>::BYTES;
+    const BITS: usize = if L::SIGNED { <Packed<B> as Source<L>>::BITS } else { 8 };
 
     #[inline(always)]
     fn ahead(_: usize, _: usize, _: usize) -> usize {

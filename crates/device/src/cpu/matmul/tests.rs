@@ -25,9 +25,13 @@ fn types() -> impl Iterator<Item = DType> {
     found.into_iter()
 }
 
-/// A matrix of noise, its source bytes, and its decoded weights.
+/// A matrix of noise, and its decoded weights.
 fn matrix(dtype: DType, rows: usize, cols: usize, noise: &mut Noise) -> (Matrix, Vec<f32>) {
-    let weights = noise.row(rows * cols);
+    packed(dtype, rows, cols, &noise.row(rows * cols))
+}
+
+/// A matrix of these weights, and what they decode to.
+fn packed(dtype: DType, rows: usize, cols: usize, weights: &[f32]) -> (Matrix, Vec<f32>) {
     let mut bytes = vec![0; dtype.bytes_for((rows * cols) as u64).unwrap() as usize];
     with_block!(dtype, B => {
         for (w, b) in weights.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)) {
@@ -197,6 +201,45 @@ fn products_match_f64_sums_on_every_instruction_set() {
                             );
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Codes and activations as great as they come, of the same signs everywhere: narrow sums that overflow would be far off.
+#[test]
+fn the_greatest_sums_fit() {
+    let (rows, cols) = (32, 512);
+    let mut scratch = Scratch::new().unwrap();
+    for dtype in types().filter(|dtype| dtype.is_block()) {
+        for sign in [1.0, -1.0] {
+            // The greatest of a block of the other sign, so that formats without a zero of their own reach the end of their codes.
+            let weights: Vec<f32> =
+                (0..rows * cols).map(|i| if i % 16 == 0 { -sign } else { 0.96 * sign }).collect();
+            let (w, decoded) = packed(dtype, rows, cols, &weights);
+            for (isa, tokens) in
+                Isa::available().iter().flat_map(|&isa| [1, 8, 16].map(|n| (isa, n)))
+            {
+                let rows_of_x = vec![1.0; tokens * cols];
+                let mut storage = Huge::zeroed(0).unwrap();
+                let x = activations(isa, &rows_of_x, cols, &mut storage);
+                let mut y = vec![0f32; tokens * rows];
+                let out = Output { start: y.as_mut_ptr(), stride: rows };
+                let (all, panels, epilogue) = (0..tokens, 0..w.panels(), Epilogue::default());
+                // SAFETY: `y` holds all tokens of all rows.
+                unsafe { multiply(isa, &w, &x, all, panels, out, epilogue, &mut scratch) };
+                for (i, y) in y.iter().enumerate() {
+                    let row = &decoded[i % rows * cols..][..cols];
+                    let expected = row.iter().map(|&w| f64::from(w)).sum::<f64>();
+                    // The tile unit reads weights as bf16.
+                    let close = if x.halves(isa) { 1.0 / 256.0 } else { 1e-6 };
+                    let (found, size) = (f64::from(*y), cols as f64);
+                    assert!(
+                        (found - expected).abs() <= close * size,
+                        "{} {isa}, {tokens} tokens: {found} for {expected}",
+                        dtype.name()
+                    );
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Sixteen lanes in two AVX2 registers.
 
 use super::{Call, Lanes};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C.
@@ -19,6 +20,35 @@ macro_rules! shift {
             _ => $v,
         }
     };
+}
+
+/// `run + vpmaddubsw(codes, x)`, in 16 bits. As instructions, since a compiler that may regroup these sums makes all products of a
+/// block first, for which there are not registers enough.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn multiply_add(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: registers only, and AVX2 is enabled.
+    unsafe {
+        asm!("vpmaddubsw {2}, {1}, {3}", "vpaddw {0}, {0}, {2}",
+            inout(ymm_reg) run, in(ymm_reg) codes, out(ymm_reg) _, in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    run
+}
+
+/// `run + codes . x`, in 32 bits, of signed codes. One side has to be unsigned, so the sign moves from the codes to `x`: the sums of
+/// two products stay below saturation, `2 * 128 * 127 < 2^15`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn multiply_add_signed(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    let (magnitudes, ones) = (_mm256_abs_epi8(codes), _mm256_set1_epi16(1));
+    // SAFETY: as above.
+    unsafe {
+        asm!("vpsignb {2}, {4}, {1}", "vpmaddubsw {2}, {3}, {2}", "vpmaddwd {2}, {2}, {5}", "vpaddd {0}, {0}, {2}",
+            inout(ymm_reg) run, in(ymm_reg) codes, out(ymm_reg) _, in(ymm_reg) magnitudes, in(ymm_reg) x, in(ymm_reg) ones,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    run
 }
 
 impl Lanes for Avx2 {
@@ -71,23 +101,39 @@ impl Lanes for Avx2 {
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot7(acc: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        // Codes below 128 cannot saturate the 16-bit pair sums: 2 * 127 * 127 < 2^15.
-        let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
-        let low = _mm256_madd_epi16(_mm256_maddubs_epi16(codes[0], x), ones);
-        let high = _mm256_madd_epi16(_mm256_maddubs_epi16(codes[1], x), ones);
-        [_mm256_add_epi32(acc[0], low), _mm256_add_epi32(acc[1], high)]
+    unsafe fn dot7(run: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        // The sums of two products saturate at 16 bits, which codes below 128 stay clear of: 2 * 127 * 127 < 2^15.
+        let x = _mm256_set1_epi32(x);
+        [multiply_add(run[0], codes[0], x), multiply_add(run[1], codes[1], x)]
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot8(acc: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        // A pair sum of unsigned bytes would saturate, so the sign moves from the code to x: 2 * 128 * 127 < 2^15.
-        let (x, flip, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi8(-128), _mm256_set1_epi16(1));
-        let (low, high) = (_mm256_xor_si256(codes[0], flip), _mm256_xor_si256(codes[1], flip));
-        let low = _mm256_maddubs_epi16(_mm256_abs_epi8(low), _mm256_sign_epi8(x, low));
-        let high = _mm256_maddubs_epi16(_mm256_abs_epi8(high), _mm256_sign_epi8(x, high));
-        let (low, high) = (_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones));
-        [_mm256_add_epi32(acc[0], low), _mm256_add_epi32(acc[1], high)]
+    unsafe fn dot8(run: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        let x = _mm256_set1_epi32(x);
+        [multiply_add_signed(run[0], codes[0], x), multiply_add_signed(run[1], codes[1], x)]
+    }
+    /// Runs of narrow codes are sums of 16 bits, which take half of the instructions: `8 * 2 * 15 * 127 < 2^15`, half as many
+    /// with every bit more. Those of whole bytes are sums of 32.
+    #[inline(always)]
+    fn depth(bits: usize) -> usize {
+        if bits == 8 { 8 } else { (128 >> bits).min(8) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn open(bits: usize, sum: [__m256i; 2]) -> [__m256i; 2] {
+        if bits == 8 { sum } else { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn close(bits: usize, sum: [__m256i; 2], run: [__m256i; 2]) -> [__m256i; 2] {
+        if bits == 8 {
+            return run;
+        }
+        let ones = _mm256_set1_epi16(1);
+        [
+            _mm256_add_epi32(sum[0], _mm256_madd_epi16(run[0], ones)),
+            _mm256_add_epi32(sum[1], _mm256_madd_epi16(run[1], ones)),
+        ]
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -26,7 +26,7 @@ pub(super) trait Lanes: 'static {
     /// 16 f32.
     type Floats: Copy;
 
-    /// Whether [`Lanes::dot8`] reads a code `c` as the signed `c - 128`, where others read it unsigned.
+    /// Whether [`Lanes::dot8`] takes signed codes, where others take unsigned ones.
     const SIGNED: bool;
 
     /// 64 bytes; any alignment.
@@ -44,10 +44,29 @@ pub(super) trait Lanes: 'static {
     /// Wrapping add of the same byte everywhere.
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes;
 
-    /// `acc[r] + sum over e of code[4 r + e] * x[e]`: codes below 128, `x` four signed bytes in `-127..=127`.
-    unsafe fn dot7(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
-    /// As [`Lanes::dot7`] for codes to 255; with [`Lanes::SIGNED`] the code `c` counts as `c - 128`.
-    unsafe fn dot8(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
+    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes below 128, `x` four signed bytes in `-127..=127`. For runs, see
+    /// [`Lanes::open`].
+    unsafe fn dot7(run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
+    /// As [`Lanes::dot7`] for codes of eight bits.
+    unsafe fn dot8(run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
+    /// How many dot products a run adds up, a power of two; 8, a whole block, where the run is simply the sum.
+    #[inline(always)]
+    fn depth(bits: usize) -> usize {
+        let _ = bits;
+        8
+    }
+    /// Begins a run of dot products with codes of so many bits, which will be added to `sum`.
+    #[inline(always)]
+    unsafe fn open(bits: usize, sum: Self::Ints) -> Self::Ints {
+        let _ = bits;
+        sum
+    }
+    /// `sum` with the run that was opened for it.
+    #[inline(always)]
+    unsafe fn close(bits: usize, sum: Self::Ints, run: Self::Ints) -> Self::Ints {
+        let _ = (bits, sum);
+        run
+    }
     /// The same integer in every lane.
     unsafe fn ints(v: i32) -> Self::Ints;
 

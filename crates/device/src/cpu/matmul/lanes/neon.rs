@@ -104,11 +104,8 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
     }
     #[inline(always)]
     unsafe fn dot8(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
-        // SAFETY: registers only. Flipping the top bit subtracts 128.
-        unsafe {
-            let (x, flip) = (vreinterpretq_s8_s32(vdupq_n_s32(x)), vdupq_n_u8(128));
-            four!(I => Self::signed(acc[I], vreinterpretq_s8_u8(veorq_u8(codes[I], flip)), x))
-        }
+        // SAFETY: no pointers; codes are signed here.
+        unsafe { Self::dot7(acc, codes, x) }
     }
     #[inline(always)]
     unsafe fn ints(v: i32) -> Self::Ints {
