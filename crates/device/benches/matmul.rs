@@ -1,5 +1,5 @@
 //! How close the matrix products come to the machine: decode against the bandwidth of plain reads, prefill against
-//! the peak of the byte dot product, both measured in the same run.
+//! the peak of the unit that multiplies, both measured in the same run.
 //!
 //! `cargo bench -p delft-device --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill] [pack]]`
 
@@ -59,36 +59,6 @@ fn bandwidth(threads: usize, buffer: &Huge) -> f64 {
     buffer.len() as f64 / seconds / 1e9
 }
 
-/// Gop/s of vpdpbusd alone, 0 where there is none.
-fn peak(threads: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512vnni") {
-        const ROUNDS: usize = 2_000_000;
-        // SAFETY: just asked.
-        let seconds = median(threads, 7, &|_| unsafe {
-            black_box(dots(ROUNDS));
-        });
-        return (threads * ROUNDS * 16 * 128) as f64 / seconds / 1e9;
-    }
-    let _ = threads;
-    0.0
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn dots(rounds: usize) -> i32 {
-    use std::arch::x86_64::*;
-    let mut sums = [_mm512_setzero_si512(); 16];
-    let (a, b) =
-        (_mm512_set1_epi32(black_box(0x01020304)), _mm512_set1_epi32(black_box(0x01010101)));
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, a, b);
-        }
-    }
-    sums.iter().map(|&sum| _mm512_reduce_add_epi32(sum)).fold(0, i32::wrapping_add)
-}
-
 /// Source bytes whose scales are small f16 numbers.
 fn source(dtype: DType, weights: usize) -> Vec<u8> {
     let row: Vec<f32> =
@@ -124,10 +94,6 @@ fn main() {
 
     let mut buffer = Huge::zeroed(640 << 20).unwrap();
     buffer.iter_mut().step_by(4096).for_each(|b| *b = 1);
-    let peaks: Vec<f64> = threads.iter().map(|&n| peak(n)).collect();
-    for (n, peak) in threads.iter().zip(&peaks) {
-        println!("{n} threads: vpdpbusd {peak:.0} Gop/s");
-    }
     let types = [
         DType::Q8_0,
         DType::Q4_0,
@@ -220,13 +186,15 @@ fn main() {
                 }
                 if wants(&is_part, "prefill") {
                     let panels = if slow { 8 } else { 192 };
+                    let unit = w.unit(isa, tokens);
+                    let peak = peak(&Threads(n), isa, unit, 9) / 1e9;
                     let rate = 2.0 * (panels * ROWS * cols * tokens) as f64
                         / run(tokens, panels, if slow { 1 } else { 9 })
                         / 1e9;
                     println!(
-                        "{:5} {isa:6} x{n} prefill: {rate:6.0} Gop/s = {:.2} of vpdpbusd",
+                        "{:5} {isa:6} x{n} prefill: {rate:6.0} Gop/s = {:.2} of {unit:?}'s {peak:.0}",
                         dtype.name(),
-                        rate / peaks[i]
+                        rate / peak
                     );
                 }
             }

@@ -181,6 +181,8 @@ pub struct Work {
     pub bytes: u64,
     /// Operations in dot products of bytes.
     pub bytes_dot: u64,
+    /// The same with codes of fewer than eight bits, where those take fewer instructions.
+    pub narrow_dot: u64,
     /// Operations on the tile unit.
     pub tiles: u64,
     /// Operations in f32.
@@ -190,7 +192,7 @@ pub struct Work {
 impl Work {
     /// Operations on all units.
     pub fn operations(&self) -> u64 {
-        self.bytes_dot + self.tiles + self.floats
+        self.bytes_dot + self.narrow_dot + self.tiles + self.floats
     }
 }
 
@@ -198,6 +200,7 @@ impl std::ops::AddAssign for Work {
     fn add_assign(&mut self, other: Work) {
         self.bytes += other.bytes;
         self.bytes_dot += other.bytes_dot;
+        self.narrow_dot += other.narrow_dot;
         self.tiles += other.tiles;
         self.floats += other.floats;
     }
@@ -236,6 +239,8 @@ pub struct Peaks {
     pub isa: &'static str,
     /// Dot products of bytes.
     pub bytes_dot: f64,
+    /// The same with codes of four bits, where those take fewer instructions.
+    pub narrow_dot: f64,
     /// The tile unit, in bf16.
     pub tiles: f64,
     /// Multiply-adds in f32.

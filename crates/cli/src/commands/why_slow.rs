@@ -132,6 +132,7 @@ impl Ceilings {
         let peaks = &self.limits.used;
         let units = [
             (work.bytes_dot, peaks.bytes_dot),
+            (work.narrow_dot, peaks.narrow_dot),
             (work.tiles, peaks.tiles),
             (work.floats, peaks.floats),
         ];
@@ -262,14 +263,15 @@ fn spread(steps: &[f64]) -> f64 {
 
 fn to_text(evidence: &Evidence, engine: &Engine) -> String {
     let peaks = &evidence.ceilings.limits.used;
-    let tiles = if peaks.tiles > 0.0 {
-        format!(", bf16 tiles {}", rate(peaks.tiles))
-    } else {
-        String::new()
+    let unit = |name: &str, peak: f64| match peak > 0.0 {
+        true => format!("{name} {}", rate(peak)),
+        false => String::new(),
     };
+    let narrow = unit(", of narrow codes", peaks.narrow_dot);
+    let tiles = unit(", bf16 tiles", peaks.tiles);
     let mut text = wrapped(&head::title(engine), "  ");
     text += &format!(
-        "roofs: reads {:.1} GB/s; products of bytes {}{tiles}, of f32 {}\n",
+        "roofs: reads {:.1} GB/s; products of bytes {}{narrow}{tiles}, of f32 {}\n",
         evidence.ceilings.reads / 1e9,
         rate(peaks.bytes_dot),
         rate(peaks.floats)
@@ -375,6 +377,7 @@ fn to_json(evidence: &Evidence) -> Value {
         json!({
             "isa": peaks.isa,
             "byte_dots_per_s": peaks.bytes_dot,
+            "narrow_dots_per_s": peaks.narrow_dot,
             "tiles_per_s": peaks.tiles,
             "floats_per_s": peaks.floats,
         })

@@ -342,9 +342,10 @@ impl Executor for CpuExecutor {
 
     fn limits(&self) -> Option<Limits> {
         let peaks = |isa: Isa| {
-            let [bytes_dot, tiles, floats] = [Unit::Bytes, Unit::Tiles, Unit::Floats]
-                .map(|unit| peak(&*self.loaded.team, isa, unit, 9));
-            Peaks { isa: isa.name(), bytes_dot, tiles, floats }
+            let [bytes_dot, narrow_dot, tiles, floats] =
+                [Unit::Bytes, Unit::Narrow, Unit::Tiles, Unit::Floats]
+                    .map(|unit| peak(&*self.loaded.team, isa, unit, 9));
+            Peaks { isa: isa.name(), bytes_dot, narrow_dot, tiles, floats }
         };
         let used = peaks(self.loaded.isa);
         let best = Isa::available().last().copied().unwrap_or(Isa::Scalar);

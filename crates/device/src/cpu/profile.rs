@@ -108,6 +108,7 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
         work.bytes += matrix.resident_bytes() as u64;
         *match matrix.unit(loaded.isa, rows) {
             Unit::Bytes => &mut work.bytes_dot,
+            Unit::Narrow => &mut work.narrow_dot,
             Unit::Tiles => &mut work.tiles,
             Unit::Floats => &mut work.floats,
         } += operations;

@@ -167,8 +167,8 @@ impl Evidence {
                     best.isa,
                     super::rate(used.bytes_dot),
                     super::rate(best.bytes_dot),
-                    super::rate(used.bytes_dot.max(used.tiles)),
-                    super::rate(best.bytes_dot.max(best.tiles)),
+                    super::rate(used.bytes_dot.max(used.narrow_dot).max(used.tiles)),
+                    super::rate(best.bytes_dot.max(best.narrow_dot).max(best.tiles)),
                 ),
                 mend: "leave the environment variable DELFT_ISA unset".into(),
             });
@@ -180,7 +180,7 @@ impl Evidence {
                 "This processor has {} and nothing wider (no AVX-512 VNNI, AMX or i8mm): at most {} in dot products of \
                  bytes, which prefill uses to {}.",
                 used.isa,
-                super::rate(used.bytes_dot),
+                super::rate(used.bytes_dot.max(used.narrow_dot)),
                 percent(share)
             ),
             mend: "nothing on this processor; a smaller model needs fewer operations".into(),
@@ -406,7 +406,8 @@ mod tests {
 
     /// A quiet machine on which everything runs at half of its roof: 10 GB/s, 100 Gop/s in f32.
     fn quiet() -> Evidence {
-        let peaks = Peaks { isa: "amx", bytes_dot: 2e12, tiles: 4e12, floats: 1e11 };
+        let peaks =
+            Peaks { isa: "amx", bytes_dot: 2e12, narrow_dot: 0.0, tiles: 4e12, floats: 1e11 };
         let phase = |bytes, floats| Phase {
             steps: 1,
             tokens: 1,

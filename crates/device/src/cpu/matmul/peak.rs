@@ -2,7 +2,8 @@
 //! each alone in a loop. What memory holds back, `roof` measures.
 
 use super::lanes::Lanes;
-use super::{DType, Isa, Matrix, Parallel};
+use super::{BLOCK, DType, Isa, Matrix, Parallel};
+use formats::{quant::Block, with_block};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -11,6 +12,8 @@ use std::time::Instant;
 pub enum Unit {
     /// Dot products of bytes.
     Bytes,
+    /// Dot products of bytes, where codes of fewer than eight bits take fewer instructions.
+    Narrow,
     /// The tile unit, in bf16.
     Tiles,
     /// Multiply-adds in f32.
@@ -23,7 +26,8 @@ impl Matrix {
         if super::tiled(isa, self.dtype, super::activations::halves(isa, rows, self.cols)) {
             return Unit::Tiles;
         }
-        if self.dtype.is_block() { Unit::Bytes } else { Unit::Floats }
+        let bits = with_block!(self.dtype, B => B::AFFINE.bits, else => return Unit::Floats);
+        if narrow(isa).is_some() && bits < 8 { Unit::Narrow } else { Unit::Bytes }
     }
 }
 
@@ -32,6 +36,7 @@ impl Matrix {
 pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f64 {
     let kernel = match unit {
         Unit::Bytes => bytes(isa),
+        Unit::Narrow => narrow(isa),
         Unit::Floats => floats(isa),
         Unit::Tiles => tiles(isa),
     };
@@ -70,11 +75,20 @@ fn bytes(isa: Isa) -> Option<Loop> {
         #[cfg(target_arch = "aarch64")]
         Isa::NeonI8mm => super::i8mm::products,
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDotprod => dots::<super::lanes::neon::Neon<true>, 4>,
+        Isa::NeonDotprod => dots::<super::lanes::neon::Neon<true>, 4, 8>,
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => dots::<super::lanes::neon::Neon<false>, 4>,
-        _ => dots::<super::lanes::scalar::Scalar, 2>,
+        Isa::Neon => dots::<super::lanes::neon::Neon<false>, 4, 8>,
+        _ => dots::<super::lanes::scalar::Scalar, 2, 8>,
     })
+}
+
+fn narrow(isa: Isa) -> Option<Loop> {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx2 {
+        return Some(x86::avx2_narrow);
+    }
+    let _ = isa;
+    None
 }
 
 fn floats(isa: Isa) -> Option<Loop> {
@@ -103,49 +117,60 @@ fn tiles(isa: Isa) -> Option<Loop> {
 mod x86 {
     use super::super::lanes::{avx2::Avx2, avx512::Avx512};
 
-    macro_rules! loops {
-        ($bytes:ident, $floats:ident, $lanes:ident, $features:literal, $b:literal, $f:literal) => {
+    macro_rules! bytes {
+        ($name:ident, $lanes:ident, $features:literal, $sums:literal, $bits:literal) => {
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn $bytes(rounds: usize) -> usize {
+            pub(super) unsafe fn $name(rounds: usize) -> usize {
                 // SAFETY: passed on.
-                unsafe { super::dots::<$lanes, $b>(rounds) }
-            }
-            #[target_feature(enable = $features)]
-            pub(super) unsafe fn $floats(rounds: usize) -> usize {
-                // SAFETY: passed on.
-                unsafe { super::fmas::<$lanes, $f>(rounds) }
+                unsafe { super::dots::<$lanes, $sums, $bits>(rounds) }
             }
         };
     }
-    loops!(
-        avx512_bytes,
-        avx512_floats,
-        Avx512,
-        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
-        12,
-        12
-    );
-    loops!(avx2_bytes, avx2_floats, Avx2, "avx2,fma,f16c", 4, 5);
+    macro_rules! floats {
+        ($name:ident, $lanes:ident, $features:literal, $sums:literal) => {
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name(rounds: usize) -> usize {
+                // SAFETY: passed on.
+                unsafe { super::fmas::<$lanes, $sums>(rounds) }
+            }
+        };
+    }
+    bytes!(avx512_bytes, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 12, 8);
+    floats!(avx512_floats, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 12);
+    bytes!(avx2_bytes, Avx2, "avx2,fma,f16c", 4, 8);
+    bytes!(avx2_narrow, Avx2, "avx2,fma,f16c", 4, 4);
+    floats!(avx2_floats, Avx2, "avx2,fma,f16c", 5);
 }
 
-/// `N` sums of byte products side by side.
+/// `N` sums of products of bytes side by side, a block at a time, with codes of `BITS` bits.
 ///
 /// # Safety
 /// The processor has `L`.
 #[inline(always)]
-unsafe fn dots<L: Lanes, const N: usize>(rounds: usize) -> usize {
+unsafe fn dots<L: Lanes, const N: usize, const BITS: usize>(rounds: usize) -> usize {
     // Codes in memory and activations that change: a compiler that knew either would lift the products out.
-    let codes = black_box([[1u8; 64]; N]);
+    let codes = black_box([[1u8; 64]; 2]);
     let (mut x, step) = (black_box(0x0101_0101), black_box(0x0000_0001));
+    const QUADS: usize = BLOCK / 4;
     // SAFETY: the caller's promise; each code block has 64 bytes.
     unsafe {
         let mut sums: [L::Ints; N] = std::array::from_fn(|i| L::ints(black_box(i as i32)));
         for _ in 0..rounds {
-            for (sum, codes) in sums.iter_mut().zip(&codes) {
-                let run = L::dot7(L::open(7, *sum), L::bytes(codes.as_ptr()), x);
-                *sum = L::close(7, *sum, run);
+            let mut runs = sums;
+            for q in 0..QUADS {
+                let codes = L::bytes(codes[q % 2].as_ptr());
+                for (sum, run) in sums.iter_mut().zip(&mut runs) {
+                    if q % L::depth(BITS) == 0 {
+                        *run = L::open(BITS, *sum);
+                    }
+                    *run =
+                        if BITS == 8 { L::dot8(*run, codes, x) } else { L::dot7(*run, codes, x) };
+                    if (q + 1) % L::depth(BITS) == 0 {
+                        *sum = L::close(BITS, *sum, *run);
+                    }
+                }
+                x ^= step;
             }
-            x ^= step;
         }
         let mut out = [0f32; 16];
         for sum in sums {
@@ -153,7 +178,7 @@ unsafe fn dots<L: Lanes, const N: usize>(rounds: usize) -> usize {
             black_box(&out);
         }
     }
-    rounds * N * 2 * 64
+    rounds * N * QUADS * 2 * 64
 }
 
 /// `N` sums of f32 products side by side.
@@ -191,6 +216,7 @@ mod tests {
         for &isa in Isa::available() {
             assert!(rate(isa, Unit::Bytes) > 1e6 && rate(isa, Unit::Floats) > 1e6, "{isa}");
             assert_eq!(rate(isa, Unit::Tiles) > 0.0, isa.name() == "amx", "{isa}");
+            assert_eq!(rate(isa, Unit::Narrow) > 0.0, isa.name() == "avx2", "{isa}");
         }
         // Factors of ten and more, far from what neighbours do to the best of several; an emulator, though, is as slow
         // in wide registers as in narrow ones.
