@@ -26,35 +26,47 @@ thread_local! {
 /// # Panics
 /// If called while another kernel is being built on this thread.
 pub fn build(name: &str, f: impl FnOnce()) -> Kernel {
-    let kernel = Kernel {
-        name: name.to_owned(),
-        params: vec![],
-        constants: vec![],
-        shared: vec![],
-        registers: vec![],
-        launch: Launch::default(),
-        body: Block::default(),
-        values: vec![],
-        sources: vec![String::new()],
-    };
-    /// Leaves no half-built kernel behind, should `f` panic.
-    struct Guard;
-    impl Drop for Guard {
-        fn drop(&mut self) {
-            CURRENT.with_borrow_mut(|current| *current = None);
-        }
-    }
-    CURRENT.with_borrow_mut(|current| {
-        assert!(current.is_none(), "{name}: a kernel is being built already");
-        *current = Some(Builder { kernel, open: vec![Block::default()] });
-    });
-    let guard = Guard;
+    let begun = Begun::new(name);
     f();
-    let built = CURRENT.with_borrow_mut(Option::take);
-    drop(guard);
-    let mut builder = built.expect("`f` cannot take the builder");
-    builder.kernel.body = builder.open.pop().unwrap_or_default();
-    builder.kernel
+    begun.end()
+}
+
+/// A kernel that is being built on this thread; leaves none half-built behind when dropped.
+struct Begun;
+
+// As everything below, no part of a generic function, which would be compiled for every kernel.
+impl Begun {
+    fn new(name: &str) -> Begun {
+        let kernel = Kernel {
+            name: name.to_owned(),
+            params: vec![],
+            constants: vec![],
+            shared: vec![],
+            registers: vec![],
+            launch: Launch::default(),
+            body: Block::default(),
+            values: vec![],
+            sources: vec![String::new()],
+        };
+        CURRENT.with_borrow_mut(|current| {
+            assert!(current.is_none(), "{name}: a kernel is being built already");
+            *current = Some(Builder { kernel, open: vec![Block::default()] });
+        });
+        Begun
+    }
+
+    fn end(self) -> Kernel {
+        let built = CURRENT.with_borrow_mut(Option::take);
+        let mut builder = built.expect("nothing but this takes the builder");
+        builder.kernel.body = builder.open.pop().unwrap_or_default();
+        builder.kernel
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|current| *current = None);
+    }
 }
 
 /// Runs `f` on the current builder.
@@ -106,8 +118,16 @@ pub(crate) fn fresh(ty: impl Into<Type>) -> Value {
 
 /// What `f` records, as a block.
 pub(crate) fn block(f: impl FnOnce()) -> Block {
-    with(|b| b.open.push(Block::default()));
+    open_block();
     f();
+    close_block()
+}
+
+fn open_block() {
+    with(|b| b.open.push(Block::default()));
+}
+
+fn close_block() -> Block {
     with(|b| b.open.pop().unwrap_or_default())
 }
 
