@@ -84,7 +84,8 @@ fn main() {
     };
     let is_type = |word: &str| DType::from_name(word).is_some();
     let is_isa = |word: &str| {
-        ["scalar", "neon", "neon-dotprod", "neon-i8mm", "avx2", "avx512", "amx"].contains(&word)
+        ["scalar", "neon", "neon-dotprod", "neon-i8mm", "avx2", "avxvnni", "avx512", "amx"]
+            .contains(&word)
     };
     let is_part = |word: &str| ["decode", "batch", "prefill", "pack"].contains(&word);
     let threads: Vec<usize> = [1, 2, 4, 8, 16]

@@ -247,6 +247,13 @@ pub struct Peaks {
     pub floats: f64,
 }
 
+impl Peaks {
+    /// That of the best unit.
+    pub fn greatest(&self) -> f64 {
+        self.bytes_dot.max(self.narrow_dot).max(self.tiles).max(self.floats)
+    }
+}
+
 /// What the machine could do, for comparison with what it does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {

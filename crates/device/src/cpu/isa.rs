@@ -4,7 +4,7 @@ use formats::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`, `avx512`, `amx`; `neon`,
+/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`, `avxvnni`, `avx512`, `amx`; `neon`,
 /// `neon-dotprod`, `neon-i8mm`.
 pub const VARIABLE: &str = "DELFT_ISA";
 
@@ -29,6 +29,9 @@ pub enum Isa {
     /// x86-64 with `avx2`, `fma` and `f16c`.
     #[non_exhaustive]
     Avx2,
+    /// [`Isa::Avx2`] and `avxvnni`: `vpdpbusd` on 256 bits, four products of bytes a lane.
+    #[non_exhaustive]
+    AvxVnni,
     /// [`Isa::Avx2`] and `avx512f`, `bw`, `dq`, `vl`, `vnni`.
     #[non_exhaustive]
     Avx512,
@@ -81,6 +84,7 @@ impl Isa {
             Isa::NeonDotprod => "neon-dotprod",
             Isa::NeonI8mm => "neon-i8mm",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -115,6 +119,10 @@ fn probe(all: &mut Vec<Isa>) {
         return;
     }
     all.push(Isa::Avx2);
+    // Of its own: some processors with AVX-512 VNNI lack it.
+    if is_x86_feature_detected!("avxvnni") {
+        all.push(Isa::AvxVnni);
+    }
     if !(is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")

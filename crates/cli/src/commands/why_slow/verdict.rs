@@ -167,20 +167,20 @@ impl Evidence {
                     best.isa,
                     super::rate(used.bytes_dot),
                     super::rate(best.bytes_dot),
-                    super::rate(used.bytes_dot.max(used.narrow_dot).max(used.tiles)),
-                    super::rate(best.bytes_dot.max(best.narrow_dot).max(best.tiles)),
+                    super::rate(used.greatest()),
+                    super::rate(best.greatest()),
                 ),
                 mend: "leave the environment variable DELFT_ISA unset".into(),
             });
         }
         let (share, _) = self.near(&self.prefill, false);
-        (matches!(used.isa, "scalar" | "avx2" | "neon" | "neon-dotprod") && share > 0.3).then(|| Verdict {
+        (matches!(used.isa, "scalar" | "avx2" | "avxvnni" | "neon" | "neon-dotprod") && share > 0.3).then(|| Verdict {
             cause: "instructions",
             found: format!(
                 "This processor has {} and nothing wider (no AVX-512 VNNI, AMX or i8mm): at most {} in dot products of \
                  bytes, which prefill uses to {}.",
                 used.isa,
-                super::rate(used.bytes_dot.max(used.narrow_dot)),
+                super::rate(used.greatest()),
                 percent(share)
             ),
             mend: "nothing on this processor; a smaller model needs fewer operations".into(),
@@ -190,7 +190,7 @@ impl Evidence {
     /// A type of weights that is read or multiplied far slower than another, or than memory and peaks allow.
     fn format(&self) -> Option<Verdict> {
         let peaks = &self.ceilings.limits.used;
-        let best = peaks.bytes_dot.max(peaks.tiles);
+        let best = peaks.greatest();
         for row in &self.prefill.formats {
             let share = row.seconds / self.prefill.seconds;
             let only_floats = row.work.floats > 0 && row.work.operations() == row.work.floats;

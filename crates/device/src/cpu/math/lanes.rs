@@ -139,7 +139,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::isa::Isa::Amx | $crate::cpu::isa::Isa::Avx512 => avx512($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::isa::Isa::Avx2 => avx2($($arg),*),
+            $crate::cpu::isa::Isa::Avx2 | $crate::cpu::isa::Isa::AvxVnni => avx2($($arg),*),
             // Advanced SIMD is part of every aarch64 target: no function of its own is needed.
             #[cfg(target_arch = "aarch64")]
             $crate::cpu::isa::Isa::Neon

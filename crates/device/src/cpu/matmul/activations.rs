@@ -119,7 +119,7 @@ impl<'a> Activations<'a> {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => quantise_avx2(self, blocks),
+                Isa::Avx2 | Isa::AvxVnni => quantise_avx2(self, blocks),
                 _ => quantise(self, blocks),
             }
         }

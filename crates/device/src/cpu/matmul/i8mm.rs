@@ -92,9 +92,8 @@ unsafe fn expand<B: Block>(
 ) {
     // SAFETY: the panel holds the blocks, `to` is writable for `blocks * Slab::STEP` bytes.
     unsafe {
-        // As signed bytes all codes fit; those of 8 bits are read as such.
-        let whole = <Packed<B> as Source<Neon<true>>>::BITS == 8;
-        let zero = vdupq_n_u8(if whole { 0 } else { Packed::<B>::ZERO });
+        // As signed bytes all codes fit.
+        let zero = vdupq_n_u8(<Packed<B> as Source<Neon<true>>>::ZERO);
         let groups = first / GROUP..(first + blocks).div_ceil(GROUP);
         for g in groups.clone() {
             let (group, n) = Packed::<B>::open::<Neon<true>>(panel, total, g, &groups);

@@ -51,7 +51,7 @@ impl<B: Block> Packed<B> {
         } else {
             B::ELEMENTS == Self::SUB && Self::SUB == BLOCK
         });
-        assert!(Self::MINS || Self::ZERO.is_power_of_two());
+        assert!(if Self::MINS { Self::BITS < 8 } else { Self::ZERO.is_power_of_two() });
     };
 
     /// Bytes before the codes of a group of `blocks`.
@@ -258,10 +258,7 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     type Group = Group<L::Floats>;
     const SUB: usize = B::AFFINE.sub;
     const OFFSETS: bool = Self::MINS;
-    const BIAS: Option<u32> = match B::AFFINE.offset {
-        Offset::Zero(zero) if !(L::SIGNED && Self::BITS == 8) => Some(7 - zero.ilog2()),
-        _ => None,
-    };
+    const ZERO: u8 = if L::SIGNED && Self::BITS == 8 { 0 } else { Self::ZERO };
     const BITS: usize = Self::BITS;
 
     #[inline(always)]

@@ -344,6 +344,8 @@ fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, _) => x86::avx2(dtype),
         #[cfg(target_arch = "x86_64")]
+        (Isa::AvxVnni, _) => x86::avx_vnni(dtype),
+        #[cfg(target_arch = "x86_64")]
         (Isa::Amx, true) => amx::kernel(dtype).unwrap_or_else(|| x86::avx512(dtype)),
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512 | Isa::Amx, _) => x86::avx512(dtype),
@@ -394,7 +396,7 @@ mod x86 {
 
     /// A function of the name that picks the kernel: tiles of quantised and of float weights, in panels by tokens.
     macro_rules! kernels {
-        ($name:ident, $lanes:ident, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
+        ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
             pub(super) fn $name(dtype: DType) -> Kernel {
                 #[target_feature(enable = $features)]
                 unsafe fn quantised<B: Block>(call: &Call) {
@@ -416,5 +418,6 @@ mod x86 {
         };
     }
     kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 4, 2 x 12);
-    kernels!(avx2, Avx2, "avx2,fma,f16c", 1 x 4, 1 x 5);
+    kernels!(avx2, Avx2<false>, "avx2,fma,f16c", 1 x 4, 1 x 5);
+    kernels!(avx_vnni, Avx2<true>, "avx2,fma,f16c", 1 x 4, 1 x 5);
 }

@@ -71,6 +71,8 @@ fn bytes(isa: Isa) -> Option<Loop> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => x86::avx512_bytes,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => x86::avx_vnni_bytes,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::avx2_bytes,
         #[cfg(target_arch = "aarch64")]
         Isa::NeonI8mm => super::i8mm::products,
@@ -96,7 +98,7 @@ fn floats(isa: Isa) -> Option<Loop> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => x86::avx512_floats,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => x86::avx2_floats,
+        Isa::Avx2 | Isa::AvxVnni => x86::avx2_floats,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => fmas::<super::lanes::neon::Neon<false>, 4>,
         _ => fmas::<super::lanes::scalar::Scalar, 3>,
@@ -118,7 +120,7 @@ mod x86 {
     use super::super::lanes::{avx2::Avx2, avx512::Avx512};
 
     macro_rules! bytes {
-        ($name:ident, $lanes:ident, $features:literal, $sums:literal, $bits:literal) => {
+        ($name:ident, $lanes:ty, $features:literal, $sums:literal, $bits:literal) => {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $name(rounds: usize) -> usize {
                 // SAFETY: passed on.
@@ -127,7 +129,7 @@ mod x86 {
         };
     }
     macro_rules! floats {
-        ($name:ident, $lanes:ident, $features:literal, $sums:literal) => {
+        ($name:ident, $lanes:ty, $features:literal, $sums:literal) => {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $name(rounds: usize) -> usize {
                 // SAFETY: passed on.
@@ -137,9 +139,10 @@ mod x86 {
     }
     bytes!(avx512_bytes, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 12, 8);
     floats!(avx512_floats, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 12);
-    bytes!(avx2_bytes, Avx2, "avx2,fma,f16c", 4, 8);
-    bytes!(avx2_narrow, Avx2, "avx2,fma,f16c", 4, 4);
-    floats!(avx2_floats, Avx2, "avx2,fma,f16c", 5);
+    bytes!(avx_vnni_bytes, Avx2<true>, "avx2,fma,f16c", 6, 8);
+    bytes!(avx2_bytes, Avx2<false>, "avx2,fma,f16c", 4, 8);
+    bytes!(avx2_narrow, Avx2<false>, "avx2,fma,f16c", 4, 4);
+    floats!(avx2_floats, Avx2<false>, "avx2,fma,f16c", 5);
 }
 
 /// `N` sums of products of bytes side by side, a block at a time, with codes of `BITS` bits.
@@ -163,8 +166,7 @@ unsafe fn dots<L: Lanes, const N: usize, const BITS: usize>(rounds: usize) -> us
                     if q % L::depth(BITS) == 0 {
                         *run = L::open(BITS, *sum);
                     }
-                    *run =
-                        if BITS == 8 { L::dot8(*run, codes, x) } else { L::dot7(*run, codes, x) };
+                    *run = L::dot(BITS, *run, codes, x);
                     if (q + 1) % L::depth(BITS) == 0 {
                         *sum = L::close(BITS, *sum, *run);
                     }

@@ -27,8 +27,8 @@ pub(super) trait Source<L: Lanes> {
     const SUB: usize;
     /// Whether sub-blocks have offsets.
     const OFFSETS: bool;
-    /// How far the bias of a [`Line`] (for zero point 128) is shifted right for this zero point; none for no bias.
-    const BIAS: Option<u32>;
+    /// The zero point that [`Source::quad`] leaves in codes, a power of two; 0 for none.
+    const ZERO: u8;
     /// Bits of a code.
     const BITS: usize;
 
@@ -90,11 +90,7 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                                 if within % depth == 0 {
                                     run = L::open(S::BITS, sum);
                                 }
-                                run = if S::BITS == 8 {
-                                    L::dot8(run, codes[p], word)
-                                } else {
-                                    L::dot7(run, codes[p], word)
-                                };
+                                run = L::dot(S::BITS, run, codes[p], word);
                                 runs[p][t] = run;
                                 if (within + 1) % depth.min(S::SUB / 4) == 0 {
                                     sums[p][t] = L::close(S::BITS, sum, run);
@@ -126,7 +122,9 @@ unsafe fn start<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[L::ints(0); N]; P];
-        if let Some(shift) = S::BIAS {
+        if S::ZERO > 0 {
+            // The bias of a line is for 128.
+            let shift = S::ZERO.leading_zeros();
             for t in 0..N {
                 let line = x.add(t);
                 let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
@@ -282,9 +280,9 @@ impl<B: Block> Slab<B> {
     /// Bytes per block.
     pub(super) const STEP: usize = 512 + 64 * Self::SUBS * (1 + Self::MINS as usize);
 
-    /// What is added to the codes of formats with a zero point, so that 128 becomes the zero point.
+    /// What is added to the codes of formats with a zero point, which becomes 128 where codes are unsigned.
     const fn rebias<L: Lanes>() -> u8 {
-        if Self::MINS || L::SIGNED { 0 } else { 128 - Packed::<B>::ZERO }
+        <Self as Source<L>>::ZERO - <Packed<B> as Source<L>>::ZERO
     }
 
     /// Writes the scales of block `b` as f32, then its offsets.
@@ -340,10 +338,10 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
     type Group = *const u8;
     const SUB: usize = B::AFFINE.sub;
     const OFFSETS: bool = Self::MINS;
-    const BIAS: Option<u32> = match L::SIGNED {
-        true => <Packed<B> as Source<L>>::BIAS,
-        false if Self::MINS => None,
-        false => Some(0),
+    const ZERO: u8 = match L::SIGNED {
+        true => <Packed<B> as Source<L>>::ZERO,
+        false if Self::MINS => 0,
+        false => 128,
     };
     const BITS: usize = if L::SIGNED { <Packed<B> as Source<L>>::BITS } else { 8 };
 

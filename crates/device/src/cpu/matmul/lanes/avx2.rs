@@ -1,11 +1,11 @@
-//! Sixteen lanes in two AVX2 registers.
+//! Sixteen lanes in two AVX2 registers, without a dot product of bytes and with AVX-VNNI's.
 
 use super::{Call, Lanes};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// AVX2, FMA and F16C.
-pub(in super::super) struct Avx2;
+/// AVX2, FMA and F16C; `VNNI`: and AVX-VNNI.
+pub(in super::super) struct Avx2<const VNNI: bool>;
 
 macro_rules! shift {
     ($by:ident, $v:expr, $n:expr) => {
@@ -51,11 +51,25 @@ fn multiply_add_signed(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i 
     run
 }
 
-impl Lanes for Avx2 {
+/// `sum + codes . x`, in 32 bits. As an instruction, since functions that enable AVX-VNNI for the intrinsic would not be inlined into
+/// those that cannot.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot_product(mut sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: registers only; `Lanes` asks for a processor with AVX-VNNI.
+    unsafe {
+        asm!("{{vex}} vpdpbusd {0}, {1}, {2}",
+            inout(ymm_reg) sum, in(ymm_reg) codes, in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Bytes = [__m256i; 2];
     type Ints = [__m256i; 2];
     type Floats = [__m256; 2];
-    const SIGNED: bool = true;
+    const SIGNED: bool = !VNNI;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -101,32 +115,32 @@ impl Lanes for Avx2 {
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot7(run: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        // The sums of two products saturate at 16 bits, which codes below 128 stay clear of: 2 * 127 * 127 < 2^15.
+    unsafe fn dot(bits: usize, run: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
         let x = _mm256_set1_epi32(x);
-        [multiply_add(run[0], codes[0], x), multiply_add(run[1], codes[1], x)]
+        match bits {
+            _ if VNNI => [dot_product(run[0], codes[0], x), dot_product(run[1], codes[1], x)],
+            8 => {
+                [multiply_add_signed(run[0], codes[0], x), multiply_add_signed(run[1], codes[1], x)]
+            }
+            // The sums of two products saturate at 16 bits, which codes below 128 stay clear of: 2 * 127 * 127 < 2^15.
+            _ => [multiply_add(run[0], codes[0], x), multiply_add(run[1], codes[1], x)],
+        }
     }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot8(run: [__m256i; 2], codes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        let x = _mm256_set1_epi32(x);
-        [multiply_add_signed(run[0], codes[0], x), multiply_add_signed(run[1], codes[1], x)]
-    }
-    /// Runs of narrow codes are sums of 16 bits, which take half of the instructions: `8 * 2 * 15 * 127 < 2^15`, half as many
+    /// Without AVX-VNNI, runs of narrow codes are sums of 16 bits, which take half of the instructions: `8 * 2 * 15 * 127 < 2^15`, half as many
     /// with every bit more. Those of whole bytes are sums of 32.
     #[inline(always)]
     fn depth(bits: usize) -> usize {
-        if bits == 8 { 8 } else { (128 >> bits).min(8) }
+        if VNNI || bits == 8 { 8 } else { (128 >> bits).min(8) }
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn open(bits: usize, sum: [__m256i; 2]) -> [__m256i; 2] {
-        if bits == 8 { sum } else { [_mm256_setzero_si256(); 2] }
+        if VNNI || bits == 8 { sum } else { [_mm256_setzero_si256(); 2] }
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn close(bits: usize, sum: [__m256i; 2], run: [__m256i; 2]) -> [__m256i; 2] {
-        if bits == 8 {
+        if VNNI || bits == 8 {
             return run;
         }
         let ones = _mm256_set1_epi16(1);

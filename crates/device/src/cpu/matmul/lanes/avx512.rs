@@ -67,12 +67,7 @@ impl Lanes for Avx512 {
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn dot7(acc: __m512i, codes: __m512i, x: i32) -> __m512i {
-        _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x))
-    }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn dot8(acc: __m512i, codes: __m512i, x: i32) -> __m512i {
+    unsafe fn dot(_: usize, acc: __m512i, codes: __m512i, x: i32) -> __m512i {
         _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x))
     }
     #[inline]

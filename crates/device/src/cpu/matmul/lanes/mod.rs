@@ -26,7 +26,7 @@ pub(super) trait Lanes: 'static {
     /// 16 f32.
     type Floats: Copy;
 
-    /// Whether [`Lanes::dot8`] takes signed codes, where others take unsigned ones.
+    /// Whether [`Lanes::dot`] takes codes of eight bits as signed ones. Others take all codes as unsigned.
     const SIGNED: bool;
 
     /// 64 bytes; any alignment.
@@ -44,11 +44,9 @@ pub(super) trait Lanes: 'static {
     /// Wrapping add of the same byte everywhere.
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes;
 
-    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes below 128, `x` four signed bytes in `-127..=127`. For runs, see
+    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes of so many bits, `x` four signed bytes in `-127..=127`. For runs, see
     /// [`Lanes::open`].
-    unsafe fn dot7(run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
-    /// As [`Lanes::dot7`] for codes of eight bits.
-    unsafe fn dot8(run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
+    unsafe fn dot(bits: usize, run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
     /// How many dot products a run adds up, a power of two; 8, a whole block, where the run is simply the sum.
     #[inline(always)]
     fn depth(bits: usize) -> usize {

@@ -95,17 +95,12 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
         unsafe { four!(I => vaddq_u8(v[I], vdupq_n_u8(n))) }
     }
     #[inline(always)]
-    unsafe fn dot7(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
-        // SAFETY: registers only. Codes below 128 are the same signed.
+    unsafe fn dot(_: usize, acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
+        // SAFETY: registers only. Codes of fewer than eight bits are the same signed.
         unsafe {
             let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
             four!(I => Self::signed(acc[I], vreinterpretq_s8_u8(codes[I]), x))
         }
-    }
-    #[inline(always)]
-    unsafe fn dot8(acc: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints {
-        // SAFETY: no pointers; codes are signed here.
-        unsafe { Self::dot7(acc, codes, x) }
     }
     #[inline(always)]
     unsafe fn ints(v: i32) -> Self::Ints {

@@ -58,17 +58,12 @@ impl Lanes for Scalar {
         v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| b.wrapping_add(n))))
     }
     #[inline(always)]
-    unsafe fn dot7(acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
+    unsafe fn dot(_: usize, acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
         let x = x.to_le_bytes().map(|b| i32::from(b as i8));
         zip(acc, codes, |acc, word| {
             let c = word.to_le_bytes().map(i32::from);
             acc + c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3]
         })
-    }
-    #[inline(always)]
-    unsafe fn dot8(acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
-        // SAFETY: no pointers; the same sum holds for all bytes here.
-        unsafe { Self::dot7(acc, codes, x) }
     }
     #[inline(always)]
     unsafe fn ints(v: i32) -> [i32; 16] {
