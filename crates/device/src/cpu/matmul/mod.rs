@@ -417,7 +417,7 @@ mod x86 {
             }
         };
     }
-    kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 4, 2 x 12);
+    kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 6, 2 x 12);
     kernels!(avx2, Avx2<false>, "avx2,fma,f16c", 1 x 4, 1 x 5);
     kernels!(avx_vnni, Avx2<true>, "avx2,fma,f16c", 1 x 4, 1 x 5);
 }

@@ -15,6 +15,7 @@ use super::layout::{GROUP, Packed};
 use super::{BLOCK, Call};
 use formats::quant::{Block, Offset};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Where [`tile`] reads weights: groups of at most [`GROUP`] blocks of 32 columns by 16 rows.
 ///
@@ -416,12 +417,33 @@ pub(super) unsafe fn many<L: Lanes, B: Block, const P: usize, const N: usize>(ca
     }
 }
 
+/// Tokens of the tiles at the end of a group that is no multiple of wider ones.
+const REST: usize = 4;
+
 /// `P` panels of a slab from `p`, times one group of tokens, `N` at a time.
 #[inline(always)]
 unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
     call: &Call,
     slab: &Expanded,
     token: usize,
+    p: usize,
+) {
+    const { assert!((TOKENS % N).is_multiple_of(REST)) };
+    let whole = TOKENS / N * N;
+    // SAFETY: passed on; the lanes are a group's.
+    unsafe {
+        slab_lanes::<L, B, P, N>(call, slab, token, 0..whole, p);
+        slab_lanes::<L, B, P, REST>(call, slab, token, whole..TOKENS, p);
+    }
+}
+
+/// As [`slab_tiles`], of some lanes of the group, a multiple of `N`.
+#[inline(always)]
+unsafe fn slab_lanes<L: Lanes, B: Block, const P: usize, const N: usize>(
+    call: &Call,
+    slab: &Expanded,
+    token: usize,
+    lanes: Range<usize>,
     p: usize,
 ) {
     // SAFETY: slab, lines and output are the call's.
@@ -431,7 +453,7 @@ unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
         for i in 1..P {
             panels[i] = slab.start.add((p + i) * panel_bytes);
         }
-        for lane in (0..TOKENS).step_by(N) {
+        for lane in lanes.step_by(N) {
             let first = token + lane;
             if first + N <= call.tokens.start || first >= call.tokens.end {
                 continue;
