@@ -38,6 +38,8 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Goes on past the model's end-of-generation tokens.
     pub ignore_end: bool,
+    /// Tells the log-probability of each token, which takes another pass over the vocabulary.
+    pub logprobs: bool,
     /// Cancels from elsewhere.
     pub cancel: CancelToken,
 }
@@ -79,8 +81,8 @@ pub struct Token {
     pub id: u32,
     /// Text that became complete with it; may be empty, or more than its own (held-back bytes of earlier tokens).
     pub text: String,
-    /// Natural logarithm of its probability among what the chain left.
-    pub logprob: f32,
+    /// Natural logarithm of its probability under the model itself, at temperature 1, if [`GenerateOptions::logprobs`] asks for it.
+    pub logprob: Option<f32>,
 }
 
 /// What a generation took.
@@ -186,7 +188,7 @@ impl<'a> Generation<'a> {
     }
 
     /// Computes what is not cached yet, chunk by chunk, and samples; `None` when cancelled.
-    fn sample(&mut self) -> Result<Option<(u32, f32)>> {
+    fn sample(&mut self) -> Result<Option<(u32, Option<f32>)>> {
         let (sampler, sequence, options) = (&mut self.sampler, &self.sequence, &self.options);
         loop {
             if options.cancel.is_cancelled() {
@@ -196,13 +198,17 @@ impl<'a> Generation<'a> {
             if let &[token] = rest
                 && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
             {
-                return Ok(Some((choice.token, choice.logprob)));
+                return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
             }
             let mut chosen = None;
             self.session.step(rest, rest.len() - 1, 0, &mut |_, logits| {
-                let choice =
-                    sampler.sample(logits, sequence, sequence.len() as u64, &options.sampling);
-                chosen = Some((choice.token, choice.logprob));
+                let (position, sampling) = (sequence.len() as u64, &options.sampling);
+                chosen = Some(if options.logprobs {
+                    let choice = sampler.sample(logits, sequence, position, sampling);
+                    (choice.token, Some(choice.logprob))
+                } else {
+                    (sampler.token(logits, sequence, position, sampling), None)
+                });
             })?;
             if chosen.is_some() {
                 return Ok(chosen);

@@ -201,7 +201,7 @@ impl Engine {
         self.0.template.as_ref()
     }
 
-    /// The sampling settings that the model's makers recommend; greedy where they say nothing.
+    /// The sampling settings that the model's makers recommend; what most programs take where they say nothing.
     pub fn sampling_defaults(&self) -> &Options {
         &self.0.defaults
     }

@@ -60,7 +60,7 @@ impl<'a> Profiler<'a> {
                 if !logits.is_empty() {
                     let start = Instant::now();
                     let position = sequence.len() as u64;
-                    token = self.sampler.sample(logits, &sequence, position, &self.sampling).token;
+                    token = self.sampler.token(logits, &sequence, position, &self.sampling);
                     sampling = start.elapsed().as_secs_f64();
                 }
             };

@@ -46,11 +46,12 @@ fn generate(
         sampling: sampling.clone(),
         max_tokens: Some(tokens),
         ignore_end: true,
+        logprobs: true,
         ..GenerateOptions::default()
     };
     let prompt: Vec<u32> = (1..12).collect();
     let tokens = session.generate(prompt, &options).unwrap();
-    tokens.map(|token| token.map(|t| (t.id, t.logprob)).unwrap()).collect()
+    tokens.map(|token| token.map(|t| (t.id, t.logprob.unwrap())).unwrap()).collect()
 }
 
 /// A context that forgets its oldest tokens forgets the same ones everywhere.

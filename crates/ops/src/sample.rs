@@ -64,8 +64,19 @@ impl Sampler {
     /// Samples the token at `position` (the index it will have in the sequence). `logits` is `[vocabulary]`; `history`
     /// is the sequence so far, of which the penalties see the last `last_n` tokens.
     ///
-    /// NaN counts as impossible. If every token is impossible (or there is none), the answer is token 0 with a
-    /// log-probability of -infinity.
+    /// NaN counts as impossible. If every token is impossible (or there is none), the answer is token 0.
+    pub fn token(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        position: u64,
+        options: &Options,
+    ) -> u32 {
+        self.pick(logits, history, position, options).unwrap_or(0)
+    }
+
+    /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; -infinity if every token is
+    /// impossible.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -73,21 +84,36 @@ impl Sampler {
         position: u64,
         options: &Options,
     ) -> Choice {
-        let adjusts = options.penalises() || !options.logit_bias.is_empty();
-        let mut adjusted = std::mem::take(&mut self.adjusted);
-        if adjusts {
-            adjusted.clear();
-            adjusted.extend_from_slice(logits);
-            self.adjust(&mut adjusted, history, options);
+        let Some(token) = self.pick(logits, history, position, options) else {
+            return Choice { token: 0, logprob: f32::NEG_INFINITY };
+        };
+        if options.adjusts() {
+            tops(logits, &mut self.tops);
         }
-        let token = self.choose(if adjusts { &adjusted } else { logits }, position, options);
-        self.adjusted = adjusted;
-        let Some(token) = token else { return Choice { token: 0, logprob: f32::NEG_INFINITY } };
-        tops(logits, &mut self.tops);
         let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let logit = logits[token as usize];
         let gap = if logit == greatest { 0.0 } else { f64::from(logit) - f64::from(greatest) };
         Choice { token, logprob: (gap - sum_exp(logits, greatest, 1.0).ln()) as f32 }
+    }
+
+    /// The chain; none if no token is possible.
+    fn pick(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        position: u64,
+        options: &Options,
+    ) -> Option<u32> {
+        if !options.adjusts() {
+            return self.choose(logits, position, options);
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        self.adjust(&mut adjusted, history, options);
+        let token = self.choose(&adjusted, position, options);
+        self.adjusted = adjusted;
+        token
     }
 
     /// Bias, then penalties, of a copy of the logits.
@@ -127,7 +153,7 @@ impl Sampler {
         }
     }
 
-    /// The rest of the chain; none if no token is possible.
+    /// The rest of the chain, which leaves the blocks' greatest logits behind.
     fn choose(&mut self, logits: &[f32], position: u64, options: &Options) -> Option<u32> {
         tops(logits, &mut self.tops);
         let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -100,6 +100,11 @@ impl Options {
                 || self.frequency_penalty != 0.0)
     }
 
+    /// Whether logits are changed before one is chosen.
+    pub(super) fn adjusts(&self) -> bool {
+        self.penalises() || !self.logit_bias.is_empty()
+    }
+
     /// What the differences of logits are multiplied with; 0 where the greatest logit is all that is wanted.
     pub(super) fn per_temperature(&self) -> f32 {
         if self.temperature == 0.0 || self.top_k == 1 { 0.0 } else { 1.0 / self.temperature }

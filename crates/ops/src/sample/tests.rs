@@ -196,11 +196,13 @@ fn log_probabilities_are_the_models_own() {
         logit_bias: vec![(4, 5.0)],
         ..Options::default()
     };
+    let plain = Options { repetition_penalty: 1.0, logit_bias: vec![], ..options.clone() };
     let mut sampler = Sampler::new();
-    for position in 0..50 {
-        let choice = sampler.sample(&logits, &[1, 2, 3], position, &options);
+    for (position, options) in (0..50).flat_map(|n| [(n, &options), (n, &plain)]) {
+        let choice = sampler.sample(&logits, &[1, 2, 3], position, options);
         let expected = f64::from(logits[choice.token as usize]) - total.ln();
         assert!((f64::from(choice.logprob) - expected).abs() < 2e-6, "{choice:?}, {expected}");
+        assert_eq!(sampler.token(&logits, &[1, 2, 3], position, options), choice.token);
     }
 }
 
