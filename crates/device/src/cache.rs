@@ -36,6 +36,7 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// The user's: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if the machine has no such place.
+    #[cfg(any(feature = "cuda", all(feature = "metal", target_vendor = "apple")))]
     pub(crate) fn of_user() -> Option<Cache> {
         let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
         let base = path("DELFT_CACHE").or_else(|| {
