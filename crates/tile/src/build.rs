@@ -8,7 +8,6 @@ use std::cell::RefCell;
 use std::panic::Location;
 
 use crate::ir::{Array, Block, Constant, Inst, Kernel, Literal, Node, Param, Place, Source, Value};
-use crate::launch::Launch;
 use crate::types::Type;
 
 /// The kernel under construction and the blocks that are open, outermost first.
@@ -37,20 +36,9 @@ struct Begun;
 // As everything below, no part of a generic function, which would be compiled for every kernel.
 impl Begun {
     fn new(name: &str) -> Begun {
-        let kernel = Kernel {
-            name: name.to_owned(),
-            params: vec![],
-            constants: vec![],
-            shared: vec![],
-            registers: vec![],
-            launch: Launch::default(),
-            body: Block::default(),
-            values: vec![],
-            sources: vec![String::new()],
-        };
         CURRENT.with_borrow_mut(|current| {
             assert!(current.is_none(), "{name}: a kernel is being built already");
-            *current = Some(Builder { kernel, open: vec![Block::default()] });
+            *current = Some(Builder { kernel: Kernel::empty(name), open: vec![Block::default()] });
         });
         Begun
     }

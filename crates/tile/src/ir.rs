@@ -513,6 +513,21 @@ impl Inst {
 }
 
 impl Kernel {
+    /// One that has nothing but a name: no parameters, an empty body, the default launch.
+    pub(crate) fn empty(name: &str) -> Kernel {
+        Kernel {
+            name: name.to_owned(),
+            params: vec![],
+            constants: vec![],
+            shared: vec![],
+            registers: vec![],
+            launch: Launch::default(),
+            body: Block::default(),
+            values: vec![],
+            sources: vec![String::new()],
+        }
+    }
+
     /// The type of a value.
     pub fn ty(&self, value: Value) -> Type {
         self.values[value.0 as usize]

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::body::Body;
 use super::lex::{self, Found, Line, Words, scalar, unknown};
 use super::print::access_name;
-use crate::ir::{Access, Array, Block, Constant, Kernel, Param, ParamKind};
-use crate::launch::{Extent, Launch, Mode, Requirement};
+use crate::ir::{Access, Array, Constant, Kernel, Param, ParamKind};
+use crate::launch::{Extent, Mode, Requirement};
 use crate::types::Scalar;
 use crate::verify::Fault;
 
@@ -41,33 +41,25 @@ pub(super) fn kernels(text: &str) -> Result<Vec<Kernel>, Fault> {
         source: String::new(),
         message,
     };
-    let lines = lex::lines(text).map_err(|(line, message)| fault(&empty(), line, message))?;
+    let lines =
+        lex::lines(text).map_err(|(line, message)| fault(&Kernel::empty(""), line, message))?;
     // Passes leave gaps in the numbers; sixteen for every byte is far more than they do.
     let budget = text.len().saturating_mul(16).saturating_add(4096);
-    let mut parser =
-        Parser { lines: lines.iter(), line: 0, kernel: empty(), symbols: HashMap::new(), budget };
+    let mut parser = Parser {
+        lines: lines.iter(),
+        line: 0,
+        kernel: Kernel::empty(""),
+        symbols: HashMap::new(),
+        budget,
+    };
     let mut found = Vec::new();
     while !parser.lines.as_slice().is_empty() {
         let parsed = parser.kernel();
-        let kernel = std::mem::replace(&mut parser.kernel, empty());
+        let kernel = std::mem::replace(&mut parser.kernel, Kernel::empty(""));
         parsed.map_err(|message| fault(&kernel, parser.line, message))?;
         found.push(kernel);
     }
     Ok(found)
-}
-
-fn empty() -> Kernel {
-    Kernel {
-        name: String::new(),
-        params: vec![],
-        constants: vec![],
-        shared: vec![],
-        registers: vec![],
-        launch: Launch::default(),
-        body: Block::default(),
-        values: vec![],
-        sources: vec![String::new()],
-    }
 }
 
 impl<'t> Parser<'t> {
