@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod diff;
 mod inspect;
+mod list;
 mod metallib;
 mod select;
 mod test;
@@ -59,6 +60,11 @@ enum Command {
         /// Only the emitted text.
         #[arg(long)]
         text: bool,
+    },
+    /// List every case, and every kernel with digests of its texts in which its own name does not count.
+    List {
+        /// Only kernels whose name or family contains this.
+        filter: Option<String>,
     },
     /// Compare two builds: kernels added, removed, with another contract or another text.
     Diff {
@@ -123,6 +129,7 @@ fn main() -> ExitCode {
         Command::Test { filter, on } => test::run(filter.as_deref(), on),
         Command::Bench { filter, json } => bench::run(filter.as_deref(), json),
         Command::Inspect { kernel, target, text } => inspect::run(&kernel, target, text),
+        Command::List { filter } => list::run(filter.as_deref()),
         Command::Diff { before, after } => diff::run(&before, after.as_deref()),
     };
     match outcome {

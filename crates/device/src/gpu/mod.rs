@@ -11,6 +11,7 @@ mod arena;
 mod bridge;
 mod executor;
 mod kv;
+mod launches;
 mod lower;
 pub(crate) mod meeting;
 pub(crate) mod meter;

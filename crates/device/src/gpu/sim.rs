@@ -18,7 +18,7 @@ use tile::{Kernel, types::Scalar};
 
 use super::meeting::Meeting;
 use super::meter::{Meter, Taken};
-use super::{Backend, Facts, ProductShape};
+use super::{Backend, Facts, ProductShape, launches};
 use crate::{About, Usage};
 
 /// What runs the kernels.
@@ -401,6 +401,7 @@ impl Backend for Sim {
 
     fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
         apart(&pipeline.kernel, buffers)?;
+        launches::note(&pipeline.kernel, numbers)?;
         let (pipeline, numbers) = (pipeline.clone(), numbers.clone());
         Ok(Launch(Work::Kernel(Bound { pipeline, numbers, buffers: buffers.to_vec() })))
     }
@@ -422,6 +423,7 @@ impl Backend for Sim {
         if adds != add.is_some() {
             return Err(Error::new("sim product", "what its shape says", "others"));
         }
+        launches::note_product(shape)?;
         let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
         Ok(Launch(Work::Product(Product { shape: *shape, x, w, add, y })))
     }
