@@ -79,6 +79,11 @@ pub(crate) fn from_env(variable: &dyn Fn(&str) -> Option<String>) -> Result<Hub>
         offline: yes("HF_HUB_OFFLINE"),
         retry_wait: Duration::from_secs(1),
         timeout: Duration::from_secs(30),
+        models: path("DELFT_MODELS").or_else(|| {
+            let settings = path("XDG_CONFIG_HOME")
+                .or_else(|| home_folder(variable).map(|home| home.join(".config")))?;
+            Some(settings.join("delft").join("models.toml")).filter(|file| file.is_file())
+        }),
     })
 }
 
@@ -240,6 +245,21 @@ fn walk(root: &Path) -> Result<Vec<(String, u64)>> {
     Ok(files)
 }
 
+/// The ids of the repositories in the cache.
+pub(crate) fn ids(hub: &Hub) -> Vec<String> {
+    let entries = fs::read_dir(&hub.cache).into_iter().flatten().flatten();
+    let mut ids: Vec<String> = entries.filter_map(|entry| id_of(&entry)).collect();
+    ids.sort();
+    ids
+}
+
+/// The id of the repository that a folder of the cache is.
+fn id_of(entry: &fs::DirEntry) -> Option<String> {
+    let name = entry.file_name().into_string().ok()?;
+    let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
+    spec::check_id("", &id).is_ok().then_some(id)
+}
+
 /// See [`Hub::list`].
 pub(crate) fn list(hub: &Hub) -> Result<Vec<Cached>> {
     let entries = match fs::read_dir(&hub.cache) {
@@ -249,11 +269,7 @@ pub(crate) fn list(hub: &Hub) -> Result<Vec<Cached>> {
     };
     let mut all = Vec::new();
     for entry in entries.flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let Some(id) = name.strip_prefix("models--").map(|id| id.replacen("--", "/", 1)) else {
-            continue;
-        };
-        if spec::check_id("", &id).is_ok() {
+        if let Some(id) = id_of(&entry) {
             all.extend(snapshots(&entry.path(), &id));
         }
     }

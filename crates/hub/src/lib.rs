@@ -1,8 +1,9 @@
 //! Finding models: the bundled one, local files and folders, and the Hugging Face hub with its shared cache.
 //!
-//! A model is named by one string (see [`Spec`]): an existing path, `org/name`, `org/name:file.gguf`,
-//! `org/name:Q4_K_M`, any of these with `@revision`, or nothing at all for the bundled model. [`resolve`] turns the
-//! name into a path without touching the network, [`pull`] downloads, [`list`] tells what is there.
+//! A model is named by one string (see [`Spec`]): an existing path, a short name (`qwen3:0.6b`), `org/name`,
+//! `org/name:file.gguf`, `org/name:Q4_K_M`, any of these with `@revision`, or nothing at all for the bundled model.
+//! [`resolve`] turns the name into a path without touching the network, [`pull`] downloads, [`list`] tells what is
+//! there, [`recognise`] tells names from other texts.
 //!
 //! The cache is laid out as Python's `huggingface_hub` lays it out, so both programs share one copy of a model.
 
@@ -10,6 +11,8 @@ mod bundled;
 mod cache;
 mod choose;
 mod http;
+mod likeness;
+mod names;
 mod pull;
 mod spec;
 
@@ -17,9 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use formats::{Error, Result};
+use names::Names;
 
 pub use bundled::bundled;
 pub use cache::{Cached, CachedFile};
+pub use likeness::{Likeness, recognise};
 pub use spec::Spec;
 
 /// A model that lies on this machine.
@@ -51,6 +56,12 @@ impl Model {
             }
         }
     }
+}
+
+/// Where a name leads.
+enum Target {
+    Path(PathBuf),
+    Hub(Spec),
 }
 
 /// The two forms in which models are stored.
@@ -116,37 +127,36 @@ pub struct Hub {
     pub retry_wait: Duration,
     /// The longest wait for a connection, and for any bytes on one.
     pub timeout: Duration,
+    /// The user's file of short names, where there is one.
+    pub models: Option<PathBuf>,
 }
 
 impl Hub {
     /// The hub that the environment names, read as `huggingface_hub` reads it: `HF_ENDPOINT`; `HF_TOKEN`, or the file
     /// `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_CACHE` or `$HF_HOME/hub`, with `HF_HOME` under `XDG_CACHE_HOME` or
-    /// `~/.cache`; `HF_HUB_OFFLINE`.
+    /// `~/.cache`; `HF_HUB_OFFLINE`. Short names are in the file `DELFT_MODELS`, or else `delft/models.toml` under
+    /// `XDG_CONFIG_HOME` or `~/.config`, if there is one.
     pub fn from_env() -> Result<Hub> {
         cache::from_env(&|name| std::env::var(name).ok())
     }
 
-    /// Finds a model without the network: an existing path first, then the cache; nothing named is the bundled model.
+    /// The short names: the program's own, and over them the user's.
+    pub(crate) fn names(&self) -> Result<Names> {
+        Names::with(self.models.as_deref())
+    }
+
+    /// Finds a model without the network: an existing path first, then short names, then the cache; nothing named is the
+    /// bundled model.
     pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
         let Some(text) = spec else {
             return Ok(Model { path: bundled()?, kind: Kind::GgufFile, source: Source::Bundled });
         };
-        if text.is_empty() {
-            return Err(Error::new("--model", "a path or a hub id", "an empty name"));
-        }
-        let path = Path::new(text);
-        if path.exists() {
-            return local(path);
-        }
-        let missing =
-            || Error::new(text, "a file, a folder or a hub id (org/name)", "nothing there");
-        if spec::is_surely_path(text) {
-            return Err(missing());
-        }
-        let spec = Spec::parse(text)?;
+        let spec = match self.target(text)? {
+            Target::Path(path) => return local(&path),
+            Target::Hub(spec) => spec,
+        };
         match cache::find(self, &spec)? {
             Some(model) => Ok(model),
-            None if !spec.id.contains('/') => Err(missing()),
             None => Err(Error::new(
                 text,
                 "a model in the cache",
@@ -156,12 +166,58 @@ impl Hub {
         }
     }
 
+    /// Where a name leads: to a path that holds a model, by a short name, to any other path, or to the hub.
+    fn target(&self, text: &str) -> Result<Target> {
+        if text.is_empty() {
+            return Err(Error::new("--model", "a path or a hub id", "an empty name"));
+        }
+        let path = Path::new(text);
+        if likeness::holds_model(path) {
+            return Ok(Target::Path(path.to_path_buf()));
+        }
+        if let Some(target) = self.names()?.expand(text) {
+            return if spec::is_surely_path(&target) {
+                Ok(Target::Path(PathBuf::from(target)))
+            } else {
+                Ok(Target::Hub(Spec::parse(&target)?))
+            };
+        }
+        if path.exists() {
+            return Ok(Target::Path(path.to_path_buf()));
+        }
+        let spec = if spec::is_surely_path(text) { None } else { Some(Spec::parse(text)?) };
+        match spec {
+            Some(spec) if spec.id.contains('/') || self.has(&spec) => Ok(Target::Hub(spec)),
+            _ => Err(self.nothing_there(text)),
+        }
+    }
+
+    /// Whether the cache holds anything of a repository. Those of the hub's first days have names without a slash.
+    fn has(&self, spec: &Spec) -> bool {
+        cache::folder(self, &spec.id).is_dir()
+    }
+
+    /// The error for a name that leads nowhere, with the names that may have been meant.
+    fn nothing_there(&self, text: &str) -> Error {
+        let expected = "a file, a folder, a short name or a hub id (org/name)";
+        let error = Error::new(text, expected, "nothing there");
+        match self.nearest(text) {
+            names if names.is_empty() => error,
+            names => error.hint(format!("the nearest names: {}", names.join(", "))),
+        }
+    }
+
     /// Downloads a model into the cache, or completes it there. Files that are there already are not fetched again.
     ///
     /// Every file is checked against the hub's digest (SHA-256 for large files, the git blob's SHA-1 for small ones)
     /// before it appears in the cache; what an interrupted download leaves behind is resumed by the next one.
     pub fn pull(&self, spec: &str, progress: &dyn Progress) -> Result<Model> {
-        pull::pull(self, &Spec::parse(spec)?, progress)
+        match self.target(spec)? {
+            Target::Hub(spec) => pull::pull(self, &spec, progress),
+            Target::Path(path) => {
+                Err(Error::new(path.display(), "a model of the hub", "a path on this machine"))
+            }
+        }
     }
 
     /// What lies in the cache, by id and commit. A cache that does not exist is empty.

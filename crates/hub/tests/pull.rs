@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{COMMIT, Reply, Server, file, info, noise, repository, sha256};
-use delft_hub::{Hub, Kind, Progress, Source};
+use delft_hub::{Hub, Kind, Likeness, Progress, Source};
 
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub {
@@ -18,6 +18,7 @@ fn hub(server: &Server, cache: &Path) -> Hub {
         offline: false,
         retry_wait: Duration::from_millis(1),
         timeout: Duration::from_secs(5),
+        models: None,
     }
 }
 
@@ -454,4 +455,40 @@ fn local_paths_come_first_and_say_what_is_wrong() {
         assert!(hub.resolve(Some(name)).is_err());
     }
     assert_eq!(hub.list().unwrap(), []);
+}
+
+#[test]
+fn short_names_lead_to_the_hub_and_the_nearest_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = gguf(1000);
+    let server = Server::start(move |request| repository(request, &files));
+    let models = folder.path().join("models.toml");
+    let hub = Hub { models: Some(models.clone()), ..hub(&server, &folder.path().join("cache")) };
+    let local = folder.path().join("local.gguf");
+    std::fs::write(&local, "GGUF").unwrap();
+    std::fs::write(&models, format!("small = \"org/name:Q8_0\"\nfile = \"{}\"\n", local.display()))
+        .unwrap();
+    let missing = hub.resolve(Some("small")).unwrap_err();
+    assert_eq!(missing.hint.as_deref(), Some("delft pull small"));
+    let model = hub.pull("small", &()).unwrap();
+    assert_eq!(model.name(), "org/name");
+    assert_eq!(hub.resolve(Some("small")).unwrap(), model);
+    assert_eq!(hub.resolve(Some("file")).unwrap().path, local);
+    assert_eq!(hub.recognise("small"), Likeness::Model);
+    for (name, expected) in [
+        ("qwen3:0.7b", "the nearest names: qwen3:0.6b"),
+        ("local.guf", "short name or a hub id (org/name), found nothing there"),
+        (folder.path().join("lokal.gguf").to_str().unwrap(), "local.gguf)"),
+    ] {
+        let error = hub.resolve(Some(name)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(hub.pull(name, &()).is_err(), "{name}");
+    }
+    assert!(hub.pull("file", &()).unwrap_err().to_string().contains("a path on this machine"));
+    std::fs::write(&models, "small = \"org/name\"\nbad = 1\n").unwrap();
+    for name in ["small", "bad"] {
+        let error = hub.resolve(Some(name)).unwrap_err().to_string();
+        assert!(error.contains("models.toml:2: expected a hub id or a path"), "{error}");
+        assert_eq!(hub.recognise(name), Likeness::Model, "the error is told, not a story");
+    }
 }
