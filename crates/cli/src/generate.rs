@@ -1,6 +1,6 @@
 //! One generation with its text handed on piece by piece, and what it took.
 
-use delft::{Engine, Finish, GenerateOptions, Metrics, Prompt, Session};
+use delft::{Engine, Finish, GenerateOptions, Metrics, Prompt, Session, Token};
 use serde_json::{Value, json};
 
 use crate::interrupt::Generating;
@@ -23,6 +23,18 @@ pub(crate) fn generate(
     options: &GenerateOptions,
     sink: &mut dyn FnMut(&str) -> Outcome,
 ) -> Outcome<Answer> {
+    generate_tokens(session, prompt, options, &mut |token| {
+        if token.text.is_empty() { Ok(()) } else { sink(&token.text) }
+    })
+}
+
+/// [`generate`], giving each token to `sink`, those too that complete no character.
+pub(crate) fn generate_tokens(
+    session: &mut Session,
+    prompt: Prompt,
+    options: &GenerateOptions,
+    sink: &mut dyn FnMut(&Token) -> Outcome,
+) -> Outcome<Answer> {
     let generating = Generating::begin();
     let options = GenerateOptions { cancel: generating.0.clone(), ..options.clone() };
     let mut generation = session.generate(prompt, &options)?;
@@ -31,10 +43,8 @@ pub(crate) fn generate(
     for token in &mut generation {
         let token = token?;
         tokens.push(token.id);
-        if !token.text.is_empty() {
-            text += &token.text;
-            sink(&token.text)?;
-        }
+        text += &token.text;
+        sink(&token)?;
     }
     let finish = generation.finish().cloned().unwrap_or(Finish::Cancelled);
     Ok(Answer { text, tokens, finish, metrics: generation.metrics() })

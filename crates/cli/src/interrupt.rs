@@ -8,7 +8,7 @@ static HANDLER: Once = Once::new();
 static RUNNING: Mutex<Option<CancelToken>> = Mutex::new(None);
 
 /// The exit status of a program that SIGINT ended, as shells count it.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 fn running() -> std::sync::MutexGuard<'static, Option<CancelToken>> {
     // The guarded value is replaced whole, so a panic elsewhere cannot leave it half-changed.
@@ -24,7 +24,7 @@ impl Generating {
             // Without a handler Ctrl-C just ends the program: nothing is lost but the metrics.
             let _ = ctrlc::set_handler(|| match &*running() {
                 Some(token) if !token.is_cancelled() => token.cancel(),
-                _ => std::process::exit(INTERRUPTED),
+                _ => std::process::exit(i32::from(INTERRUPTED)),
             });
         });
         let token = CancelToken::default();

@@ -54,6 +54,7 @@ fn main() -> ExitCode {
             report(&problem);
             ExitCode::from(2)
         }
+        Err(Stop::Interrupted) => ExitCode::from(interrupt::INTERRUPTED),
     }
 }
 

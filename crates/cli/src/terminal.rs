@@ -2,7 +2,11 @@
 //!
 //! Rust programs ignore SIGPIPE, so a reader that goes away shows as an error of `write`; here it becomes
 //! [`Stop::Closed`], which ends the program quietly.
+//!
+//! A model's text is a stranger's: at a terminal it is shown without what could steer the terminal ([`printable`]); a
+//! pipe gets its exact bytes ([`Page`]).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
@@ -18,6 +22,8 @@ pub(crate) enum Stop {
     Usage(String),
     /// Nobody reads our output any more; exit status 0.
     Closed,
+    /// Ctrl-C, and what there was until then has been written; exit status 130.
+    Interrupted,
 }
 
 /// `Result` of a command.
@@ -77,16 +83,67 @@ pub(crate) fn print(text: &str) -> Outcome {
 
 /// One JSON value on stdout: one line for programs, laid out for people at a terminal.
 pub(crate) fn print_json(value: &serde_json::Value) -> Outcome {
-    let pretty = io::stdout().is_terminal();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if pretty {
-        serde_json::to_writer_pretty(&mut out, value)?
+    if stdout_is_terminal() {
+        write!(out, "{}", escaped(&serde_json::to_string_pretty(value)?))?
     } else {
         serde_json::to_writer(&mut out, value)?
     }
     writeln!(out)?;
     out.flush()?;
     Ok(())
+}
+
+/// JSON whose strings hold nothing that steers a terminal: JSON itself only escapes characters below a blank.
+fn escaped(json: &str) -> Cow<'_, str> {
+    if !json.contains(steers) {
+        return json.into();
+    }
+    let escape = |c: char| if steers(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() };
+    json.chars().map(escape).collect::<String>().into()
+}
+
+/// Standard output for a model's text: the exact bytes in a pipe, at a terminal what it can show without harm.
+pub(crate) struct Page {
+    out: io::StdoutLock<'static>,
+    terminal: bool,
+    colours: bool,
+}
+
+impl Page {
+    pub(crate) fn new() -> Page {
+        let out = io::stdout();
+        let colours = anstream::AutoStream::choice(&out) != anstream::ColorChoice::Never;
+        Page { terminal: stdout_is_terminal(), colours, out: out.lock() }
+    }
+
+    /// Whether someone watches.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Writes a piece of text at once.
+    pub(crate) fn write(&mut self, text: &str) -> Outcome {
+        let text = if self.terminal { printable(text) } else { text.into() };
+        self.out.write_all(text.as_bytes())?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Writes text that is not the model's answer; a terminal shows it as such.
+    pub(crate) fn write_dimmed(&mut self, text: &str) -> Outcome {
+        if !self.colours {
+            return self.write(text);
+        }
+        write!(self.out, "{DIM}")?;
+        self.write(text)?;
+        write!(self.out, "{DIM:#}")?;
+        Ok(self.out.flush()?)
+    }
+}
+
+/// Whether someone watches standard output.
+pub(crate) fn stdout_is_terminal() -> bool {
+    io::stdout().is_terminal()
 }
 
 /// Whether someone watches stderr.
@@ -170,15 +227,39 @@ pub(crate) fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> St
     text
 }
 
-/// Text from a model's file without what could steer a terminal.
-pub(crate) fn harmless(text: &str) -> String {
+/// Whether a character makes a terminal do something, or show text in another order, instead of being seen.
+fn steers(c: char) -> bool {
+    let reorders = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    reorders || (c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+/// A model's text as a terminal may show it: line breaks and tabs as they are, other control characters as the pictures
+/// that Unicode has of them, and those without one as U+FFFD. Every character is judged by itself, so a sequence that
+/// is cut into pieces is as harmless as a whole one.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(steers) {
+        return text.into();
+    }
+    let picture = |c: char| match c {
+        // Before a line break it says nothing, and alone it would overwrite the line.
+        '\r' => None,
+        '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32),
+        '\u{7f}' => Some('\u{2421}'),
+        _ => Some(char::REPLACEMENT_CHARACTER),
+    };
     text.chars()
-        .flat_map(|c| {
-            if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
-                .chars()
-                .collect::<Vec<_>>()
-        })
-        .collect()
+        .filter_map(|c| if steers(c) { picture(c) } else { Some(c) })
+        .collect::<String>()
+        .into()
+}
+
+/// A name from a model's file, on one line and without what could steer a terminal.
+pub(crate) fn harmless(text: &str) -> String {
+    let escape = |c: char| {
+        let hidden = steers(c) || matches!(c, '\n' | '\t');
+        if hidden { c.escape_default().to_string() } else { c.to_string() }
+    };
+    text.chars().map(escape).collect()
 }
 
 #[cfg(test)]
@@ -202,6 +283,55 @@ mod tests {
             assert_eq!(count(value), text);
         }
         assert_eq!(harmless("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
+    }
+
+    #[test]
+    fn a_terminal_is_shown_nothing_that_steers_it() {
+        struct Case {
+            text: &'static str,
+            shown: &'static str,
+            why: &'static str,
+        }
+        let cases = [
+            Case { text: "a\tb\nc", shown: "a\tb\nc", why: "tabs and line breaks are text" },
+            Case {
+                text: "\u{1b}[2J",
+                shown: "\u{241b}[2J",
+                why: "a sequence that clears the screen",
+            },
+            Case { text: "\u{1b}", shown: "\u{241b}", why: "its first piece alone" },
+            Case { text: "a\r\nb\rc", shown: "a\nbc", why: "a return would overwrite the line" },
+            Case {
+                text: "\u{7}\u{8}\u{7f}",
+                shown: "\u{2407}\u{2408}\u{2421}",
+                why: "bell, backspace, delete",
+            },
+            Case {
+                text: "\u{9b}31m",
+                shown: "\u{fffd}31m",
+                why: "a sequence that begins with one C1 character",
+            },
+            Case {
+                text: "a\u{202e}b\u{2066}",
+                shown: "a\u{fffd}b\u{fffd}",
+                why: "text in another order",
+            },
+            Case {
+                text: "\u{5e9}\u{200f}!",
+                shown: "\u{5e9}\u{200f}!",
+                why: "a mark that Hebrew needs",
+            },
+            Case {
+                text: "na\u{ef}ve \u{1f98a}",
+                shown: "na\u{ef}ve \u{1f98a}",
+                why: "letters and pictures",
+            },
+        ];
+        for Case { text, shown, why } in cases {
+            assert_eq!(printable(text), shown, "{why}");
+        }
+        assert_eq!(escaped("\"a\u{9b}\u{202e}b\""), "\"a\\u009b\\u202eb\"");
+        assert_eq!(harmless("a\u{202e}b\tc"), "a\\u{202e}b\\tc");
     }
 
     #[test]
