@@ -11,6 +11,7 @@ mod pool;
 mod prepare;
 mod profile;
 mod prompt;
+pub mod reasoning;
 mod resident;
 mod session;
 mod stop;

@@ -2,6 +2,7 @@
 
 use crate::pool::Pool;
 use crate::prepare::Prepared;
+use crate::prompt::Prompt;
 use crate::session::Session;
 use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
 use formats::{Result, Tensors};
@@ -199,6 +200,14 @@ impl Engine {
     /// Its chat template, if one came with the weights.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.0.template.as_ref()
+    }
+
+    /// The tokens of a prompt, as [`Session::generate`] computes them.
+    ///
+    /// # Errors
+    /// A prompt that the model's tokenizer or chat template refuses, or a model without them.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        prompt.encode(self.tokenizer(), self.chat_template())
     }
 
     /// The sampling settings that the model's makers recommend; what most programs take where they say nothing.

@@ -36,7 +36,7 @@ impl StopStrings {
 }
 
 /// Length of the longest end of `text` that begins `stop`.
-fn overlap(text: &str, stop: &str) -> usize {
+pub(crate) fn overlap(text: &str, stop: &str) -> usize {
     (1..stop.len())
         .rev()
         .find(|&i| stop.is_char_boundary(i) && text.ends_with(&stop[..i]))
