@@ -21,7 +21,7 @@ pub use device::{
     Timing, Usage, Work,
 };
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
-pub use load::{Engine, Info, LoadOptions, Needs, read_tokenizer};
+pub use load::{Engine, Info, LoadOptions, Needs, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
 pub use prepare::Prepared;

@@ -280,3 +280,15 @@ pub fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
     let has = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.file(name).is_some());
     has.then(|| Tokenizer::from_folder(folder.path())).transpose()
 }
+
+/// The chat templates of a model's files, if it has one.
+///
+/// # Errors
+/// One that is there but damaged.
+pub fn read_template(tensors: &Tensors) -> Result<Option<ChatTemplate>> {
+    match (tensors.gguf(), tensors.folder()) {
+        (Some(file), _) => ChatTemplate::from_gguf(file.metadata()),
+        (None, Some(folder)) => ChatTemplate::from_folder(folder.path()),
+        (None, None) => Ok(None),
+    }
+}

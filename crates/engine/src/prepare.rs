@@ -1,7 +1,7 @@
 //! A model between its path and its weights: what can be told before anything large is allocated.
 
 use crate::defaults;
-use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_tokenizer};
+use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_template, read_tokenizer};
 use crate::pool::{Pool, bound};
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
@@ -11,7 +11,6 @@ use program::Program;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use tokens::ChatTemplate;
 
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
@@ -97,10 +96,7 @@ impl Prepared {
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
         let Prepared { mut tensors, program, config, device, options, path, .. } = self;
         let tokenizer = read_tokenizer(&tensors)?;
-        let template = match tensors.gguf() {
-            Some(file) => ChatTemplate::from_gguf(file.metadata())?,
-            None => ChatTemplate::from_folder(&path)?,
-        };
+        let template = read_template(&tensors)?;
         let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
         ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
         let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;

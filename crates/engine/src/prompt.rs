@@ -39,38 +39,63 @@ impl From<Vec<u32>> for Prompt {
 }
 
 impl Prompt {
-    pub(crate) fn encode(
+    /// The tokens that the model reads: text takes a tokenizer, a chat a template besides.
+    ///
+    /// # Errors
+    /// One of them that is missing; what the template raised.
+    pub fn encode(
         &self,
         tokenizer: Option<&Tokenizer>,
         template: Option<&ChatTemplate>,
     ) -> Result<Vec<u32>> {
-        let tokenizer = || {
-            tokenizer.ok_or_else(|| {
-                Error::new("prompt", "a model with a tokenizer", "none beside the weights")
-                    .hint("give token ids instead")
-            })
-        };
         match self {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => tokenizer()?.encode(text, Special { add: true, parse: false }),
-            Prompt::Chat { messages, extra } => {
-                let template = template.ok_or_else(|| {
-                    Error::new("chat", "a model with a chat template", "none")
-                        .hint("this is a base model: give it text to continue")
-                })?;
-                let tokenizer = tokenizer()?;
-                let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
-                let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
-                let request = Request {
-                    messages,
-                    add_generation_prompt: true,
-                    extra: extra.clone(),
-                    bos_token: bos.as_deref(),
-                    eos_token: eos.as_deref(),
-                    ..Request::default()
-                };
-                tokenizer.encode_chat(&template.render(&request)?)
+            Prompt::Text(text) => {
+                needed(tokenizer)?.encode(text, Special { add: true, parse: false })
+            }
+            Prompt::Chat { .. } => {
+                let text = self.render(tokenizer, template)?;
+                needed(tokenizer)?.encode_chat(&text)
             }
         }
     }
+
+    /// The text that the model reads: of a chat what the template makes of it, of tokens what they say.
+    ///
+    /// # Errors
+    /// As [`Prompt::encode`].
+    pub fn render(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        template: Option<&ChatTemplate>,
+    ) -> Result<String> {
+        let (messages, extra) = match self {
+            Prompt::Text(text) => return Ok(text.clone()),
+            Prompt::Tokens(tokens) => return Ok(needed(tokenizer)?.decode(tokens, false)),
+            Prompt::Chat { messages, extra } => (messages, extra),
+        };
+        let template = template.ok_or_else(|| {
+            Error::new("chat", "a model with a chat template", "none")
+                .hint("this is a base model: give it text to continue")
+        })?;
+        let tokenizer = needed(tokenizer)?;
+        let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
+        let request = Request {
+            messages,
+            add_generation_prompt: true,
+            extra: extra.clone(),
+            bos_token: bos.as_deref(),
+            eos_token: eos.as_deref(),
+            ..Request::default()
+        };
+        template.render(&request)
+    }
+}
+
+fn needed(tokenizer: Option<&Tokenizer>) -> Result<&Tokenizer> {
+    tokenizer.ok_or_else(|| {
+        Error::new("prompt", "a model with a tokenizer", "none beside the weights")
+            .hint("give token ids instead")
+    })
 }
