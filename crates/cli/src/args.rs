@@ -1,29 +1,50 @@
 //! The command line: every command, flag and help text.
+//!
+//! Flags have the names that llama.cpp's and Ollama's users know; where those have several, the others are hidden
+//! aliases. Which words name a model and which a prompt: `words`.
 
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use delft::Place;
 
+use crate::environment;
+
 /// Runs language models on the machine in front of you.
 #[derive(Debug, Parser)]
-#[command(name = "delft", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(
+    name = "delft",
+    version,
+    max_term_width = 100,
+    after_help = format!("{EXAMPLES}\n\ndelft --help lists exit codes and environment variables too."),
+    after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}\n\n{}", environment::help())
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 const EXAMPLES: &str = "\
-A model (-m) is a .gguf file, a Hugging Face folder, or a hub id: org/name, org/name:file.gguf, org/name:Q4_K_M, \
-each with an optional @revision. Without -m the bundled story model runs.
+A model is a .gguf file, a Hugging Face folder, a short name (qwen3:0.6b), or a hub id: org/name, org/name:file.gguf, \
+org/name:Q4_K_M, each with an optional @revision. It is the first word, or behind -m; left out, it is the bundled story \
+model.
 
 Examples:
-  delft run                                 a story from the bundled model
-  delft run \"The fox and the crow\" -n 200   continue a text
-  delft pull Qwen/Qwen3-0.6B                download a model
-  delft chat -m Qwen/Qwen3-0.6B             talk to it
-  delft run -m model.gguf < question.txt    prompt from a file
-  delft inspect -m model.gguf --ctx 8192    what it is and the memory it needs";
+  delft run                                     a story from the bundled model
+  delft run \"Once upon a time, a fox\"           continue a text
+  delft run qwen3:0.6b \"Why is the sky blue?\"  ask a model of the hub
+  delft chat Qwen/Qwen3-0.6B                    talk to one
+  git diff | delft run model.gguf \"Explain:\"    a prompt, and what it is about
+  delft inspect model.gguf --ctx 8192           what it is and the memory it needs";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done, or nobody reads the output any more
+  1    an error, told in one line on standard error
+  2    a command line that makes no sense
+  130  interrupted by Ctrl-C; what was written until then stays";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -60,8 +81,11 @@ pub(crate) enum Command {
 /// Which model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArg {
-    /// A .gguf file, a folder, or a hub id such as org/name:Q4_K_M [default: the bundled model]
-    #[arg(short, long, value_name = "MODEL")]
+    /// The model: a .gguf file, a folder, a short name (qwen3:0.6b) or a hub id (org/name:Q4_K_M) [default: the bundled model]
+    #[arg(value_name = "MODEL", index = 1, help_heading = None::<&'static str>)]
+    pub(crate) named: Option<String>,
+    /// The model, by option: then every word is the prompt
+    #[arg(short, long, value_name = "MODEL", alias = "hf-repo")]
     pub(crate) model: Option<String>,
 }
 
@@ -72,19 +96,19 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Most tokens of prompt and answer together [default: what the model was trained for]
-    #[arg(long, value_name = "N", value_parser = positive())]
+    #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Once the context is full, forget the oldest tokens instead of stopping
     #[arg(long)]
     pub(crate) rotate: bool,
     /// Threads [default: the physical cores]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u64>,
     /// Where to compute: cpu, cuda, cuda:N, metal, or several GPUs that share the model: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
     /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before them run on the CPU [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=MOST))]
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) gpu_layers: Option<u64>,
     /// How several GPUs share the model
     #[arg(long, value_enum, default_value_t = SplitArg::Layer)]
@@ -131,63 +155,91 @@ pub(crate) enum CacheArg {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling (defaults come from the model)")]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: until the model stops or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub(crate) max_tokens: Option<u64>,
-    /// Temperature; 0 always takes the likeliest token
-    #[arg(long, value_name = "T", value_parser = at_least_zero)]
+    /// Most tokens to generate; -1 is no limit [default: until the model stops or the context is full]
+    #[arg(short = 'n', long, aliases = ["n-predict", "predict"], value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
+    pub(crate) max_tokens: Option<OrNone>,
+    /// Temperature: higher is bolder; 0 always takes the likeliest token
+    #[arg(long, alias = "temperature", value_name = "T", value_parser = at_least_zero, allow_negative_numbers = true)]
     pub(crate) temp: Option<f32>,
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    /// Keep the K likeliest tokens; 0 or -1 keeps all
+    #[arg(long, value_name = "K", value_parser = top_k, allow_negative_numbers = true)]
     pub(crate) top_k: Option<u32>,
-    /// Keep the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", value_parser = probability)]
+    /// Keep the likeliest tokens that together have this probability; 1 keeps all
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Keep tokens at least this likely relative to the likeliest
-    #[arg(long, value_name = "P", value_parser = probability)]
+    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
-    /// Divide the scores of recent tokens by this; 1 is off
-    #[arg(long, value_name = "X", value_parser = above_zero)]
+    /// Divide the scores of recent tokens by this, so that they are repeated less; 1 is off
+    #[arg(long, alias = "repetition-penalty", value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub(crate) repeat_penalty: Option<f32>,
+    /// How many of the latest tokens the three penalties look at; -1 is all [default: 64]
+    #[arg(long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
+    pub(crate) repeat_last_n: Option<OrNone>,
     /// Subtract this from the score of every token that occurred
     #[arg(long, value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
     /// Subtract this from a token's score for each time it occurred
     #[arg(long, value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed: the same seed gives the same text [default: random]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    /// Seed: on the same machine, the same seed with the same settings gives the same text; -1 is a random one [default: -1]
+    #[arg(short, long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
+    pub(crate) seed: Option<OrNone>,
     /// End before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "reverse-prompt", value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
+    /// Go on when the model writes a token that ends its text
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
 }
 
 /// `delft run`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-The text goes to standard output, speed and memory to standard error. An instruction-tuned model (one with a chat \
-template) takes the prompt as a user's message; --raw continues the prompt as it stands.
-
-Examples:
-  delft run \"Once upon a time\" -n 100 --seed 7
-  delft run -m org/name --system \"Answer in one word.\" \"What is the capital of France?\"
-  git diff | delft run -m org/name --json")]
+#[command(
+    override_usage = "delft run [OPTIONS] [MODEL] [PROMPT]...",
+    after_help = format!("{RUN_EXAMPLES}\n\ndelft run --help says where a prompt may come from."),
+    after_long_help = format!("{RUN_PROMPTS}\n\n{RUN_EXAMPLES}")
+)]
 pub(crate) struct Run {
-    /// The prompt; standard input when left out or `-`
+    /// The prompt; behind a model several words are joined with blanks. `-` is standard input
+    #[arg(value_name = "PROMPT", index = 2)]
+    pub(crate) words: Vec<String>,
+    /// The prompt, whatever it looks like; a word beside it is the model
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
+    /// Take a file's text as the prompt, or add it to the prompt; `-` is standard input, for which this waits
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
+    /// A system message before the prompt
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
     /// Continue the prompt as it stands, without the chat template
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     pub(crate) raw: bool,
     /// Insist on the chat template; an error where the model has none
-    #[arg(long)]
+    #[arg(long, alias = "conversation")]
     pub(crate) chat: bool,
-    /// A system message before the prompt
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) system: Option<String>,
-    /// Print one JSON object: text, tokens, finish, metrics
+    /// A file with the chat template to use instead of the model's own (Jinja)
+    #[arg(long, visible_alias = "chat-template-file", value_name = "FILE", conflicts_with = "raw")]
+    pub(crate) template: Option<PathBuf>,
+    /// Continue the prompt as it stands (as --raw), and read the spellings of special tokens in it, such as <|im_start|>, as these tokens
+    #[arg(long, conflicts_with_all = ["chat", "system", "template"])]
+    pub(crate) special: bool,
+    /// Write the prompt in front of the text, in a pipe too [default: at a terminal, where the text continues it]
+    #[arg(long, conflicts_with_all = ["json", "json_lines"])]
+    pub(crate) echo: bool,
+    /// Never write the prompt
+    #[arg(long, alias = "no-display-prompt", conflicts_with = "echo")]
+    pub(crate) no_echo: bool,
+    /// Print the prompt as the model would get it, with its tokens, and stop; weights are not loaded
+    #[arg(long, alias = "verbose-prompt")]
+    pub(crate) show_prompt: bool,
+    /// Print one JSON object at the end: text, tokens, finish, metrics
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print a JSON object for each token as it comes, on a line of its own, then the object of --json
+    #[arg(long, alias = "stream-json", conflicts_with = "json")]
+    pub(crate) json_lines: bool,
     /// Say what is in effect: the model, the prompt's tokens, the sampling chain
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -200,6 +252,33 @@ pub(crate) struct Run {
     pub(crate) load: LoadArgs,
 }
 
+const RUN_EXAMPLES: &str = "\
+Examples:
+  delft run \"The old lighthouse keeper found a bottle\" --seed 7
+  delft run \"In the year 2150, the first children were born on Mars.\"
+  delft run \"Tell me a story about a dragon who loves cooking\" -n 200
+  delft run org/name --system \"Answer in one word.\" \"What is the capital of France?\"
+  delft run model.gguf -f question.txt
+  git diff | delft run org/name \"Explain this change:\" --json";
+
+const RUN_PROMPTS: &str = "\
+Model and prompt:
+  A lone word or quoted text is the prompt for the bundled model, unless it is a model's name: then the prompt comes \
+from standard input. A word that only looks like a model's name is refused. Behind a model, unquoted words are joined \
+with blanks. With -m all words are the prompt; -p is the prompt whatever it looks like.
+
+Where the prompt comes from:
+  The prompt, each file of -f, and what is piped in are joined in this order, with a blank line between them. A file \
+and standard input lose one line break at their end. Beside a prompt, standard input that stays silent for three seconds is \
+done without, and a line says so; -f - waits for it, < /dev/null says that there is none (as in a loop that reads lines).
+
+Standard output is the model's text and nothing else, speed and memory go to standard error. At a terminal the prompt is \
+shown, dimmed, before a text that continues it, and control characters in the text are shown as symbols; a pipe gets \
+the exact text. Ctrl-C ends the text, which stays, and the exit code is 130.
+
+An instruction-tuned model (one with a chat template) takes the prompt as a user's message; --raw continues it as it \
+stands. The bundled model's own opening, when there is no prompt at all, is always continued.";
+
 /// `delft chat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -207,8 +286,8 @@ Type /help for the commands inside. A line that ends with \\ goes on in the next
 goes on until one that ends with \"\"\". Ctrl-C ends an answer, Ctrl-D the conversation.
 
 Examples:
-  delft chat -m org/name --system \"You are a pirate.\"
-  printf 'Hello!\\nTell me more.\\n' | delft chat -m org/name")]
+  delft chat org/name --system \"You are a pirate.\"
+  printf 'Hello!\\nTell me more.\\n' | delft chat org/name")]
 pub(crate) struct Chat {
     /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
@@ -253,16 +332,13 @@ pub(crate) struct List {
 #[command(after_help = "\
 Examples:
   delft inspect
-  delft inspect -m model.gguf --ctx 32768 --device cuda
-  delft inspect -m org/name --tensors --json")]
+  delft inspect model.gguf --ctx 32768 --device cuda
+  delft inspect org/name --tensors --json")]
 pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The model, as with -m
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
-    pub(crate) named: Option<String>,
     /// Tell the memory for this context length
-    #[arg(long, value_name = "N", value_parser = positive())]
+    #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Where it would run: tells what it would take there beside what is free
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
@@ -280,25 +356,34 @@ pub(crate) struct Inspect {
 
 /// `delft tokenize`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "delft tokenize [OPTIONS] [MODEL] [TEXT]...",
+    after_help = "\
+A lone word or quoted text is the text, in the tokens of the bundled model, unless it is a model's name: then the text \
+comes from standard input. A file and standard input lose one line break at their end, as a prompt of delft run does.
+
 Examples:
-  delft tokenize -m org/name \"Hello, world\"
-  delft tokenize -m model.gguf --file text.txt --json
-  delft tokenize --show \"Once upon a time\"")]
+  delft tokenize org/name \"Hello, world\"
+  delft tokenize model.gguf --file text.txt --json
+  delft tokenize --show \"Once upon a time\""
+)]
 pub(crate) struct Tokenize {
-    /// The text; standard input when left out
-    #[arg(conflicts_with = "file")]
-    pub(crate) text: Option<String>,
+    /// The text; standard input when left out or `-`
+    #[arg(value_name = "TEXT", index = 2, conflicts_with = "file")]
+    pub(crate) words: Vec<String>,
+    /// The text, whatever it looks like; a word beside it is the model
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "file")]
+    pub(crate) prompt: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Read the text from a file
-    #[arg(long, value_name = "FILE")]
+    /// Read the text from a file; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Add no special tokens, such as the one that begins a text
     #[arg(long)]
     pub(crate) no_special: bool,
     /// Read the spelling of special tokens in the text as these tokens
-    #[arg(long)]
+    #[arg(long = "special", visible_alias = "parse-special")]
     pub(crate) parse_special: bool,
     /// Print each token with its text
     #[arg(long, conflicts_with = "json")]
@@ -315,14 +400,14 @@ Works without a tokenizer. With --json: {\"tokens\": [...], \"logits\": [[...], 
 logits per position asked for; otherwise the ten likeliest tokens of each.
 
 Examples:
-  delft logits -m model.gguf --tokens 1,2,3 --json
-  delft logits -m model.gguf --tokens 1,2,3 --all --generate 8 --json")]
+  delft logits model.gguf --tokens 1,2,3 --json
+  delft logits model.gguf --tokens 1,2,3 --all --generate 8 --json")]
 pub(crate) struct Logits {
     /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
     pub(crate) tokens: Vec<u32>,
     /// Rows for the last N positions [default: 1]
-    #[arg(long, value_name = "N", value_parser = positive(), conflicts_with = "all")]
+    #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true, conflicts_with = "all")]
     pub(crate) last: Option<u64>,
     /// Rows for all positions
     #[arg(long)]
@@ -344,23 +429,23 @@ pp is the processing of a prompt of P random tokens at once; tg is N single-toke
 cache, or one that holds D tokens. One unmeasured run comes first; the figure is the median of R runs.
 
 Examples:
-  delft bench -m model.gguf
-  delft bench -m model.gguf -p 512 -n 128 --threads 8 --repeat 5 --json")]
+  delft bench model.gguf
+  delft bench model.gguf -p 512 -n 128 --threads 8 --repeat 5 --json")]
 pub(crate) struct Bench {
     /// Prompt tokens; 0 leaves this measurement out
-    #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = clap::value_parser!(u64).range(0..=MOST))]
+    #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) prompt: u64,
     /// Generated tokens; 0 leaves this measurement out
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(0..=MOST))]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) generate: u64,
     /// Tokens in the cache before the measurement begins
-    #[arg(short, long, value_name = "D", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MOST))]
+    #[arg(short, long, value_name = "D", default_value_t = 0, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) depth: u64,
     /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding takes
     #[arg(long)]
     pub(crate) sampled: bool,
     /// Measured runs
-    #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = whole(1..=1000), allow_negative_numbers = true)]
     pub(crate) repeat: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -380,14 +465,14 @@ holds the model back, with the figure that shows it, and what mends it.
 
 Examples:
   delft why-slow
-  delft why-slow -m model.gguf -p 4096 -n 64
-  delft why-slow -m model.gguf --threads 8 --json")]
+  delft why-slow model.gguf -p 4096 -n 64
+  delft why-slow model.gguf --threads 8 --json")]
 pub(crate) struct WhySlow {
     /// Prompt tokens
-    #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = positive())]
+    #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) prompt: u64,
     /// Generated tokens
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = positive())]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) generate: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -398,7 +483,9 @@ pub(crate) struct WhySlow {
 
 /// `delft perplexity`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
 As llama.cpp defines it: the text's tokens are cut into chunks of N tokens (--ctx, here 512 unless given), each \
 evaluated on its own with its first token replaced by the model's beginning-of-text token where it has one; the \
 tokens of each chunk's second half are scored, and the perplexity is exp of their mean negative log-likelihood. The \
@@ -406,16 +493,18 @@ last, incomplete chunk is left out. With --stride S, windows of N tokens begin e
 S tokens of each are scored.
 
 Examples:
-  delft perplexity -m model.gguf wiki.test.raw
-  delft perplexity -m model.gguf wiki.test.raw --ctx 1024 --chunks 20 --json")]
+  delft perplexity model.gguf wiki.test.raw
+  delft perplexity model.gguf wiki.test.raw --ctx 1024 --chunks 20 --json"
+)]
 pub(crate) struct Perplexity {
-    /// The text file
+    /// The text file; `-` is standard input
+    #[arg(value_name = "FILE", index = 2)]
     pub(crate) file: PathBuf,
     /// Windows that begin every S tokens, of which the last S are scored
-    #[arg(long, value_name = "S", value_parser = positive())]
+    #[arg(long, value_name = "S", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) stride: Option<u64>,
     /// Stop after so many chunks
-    #[arg(long, value_name = "N", value_parser = positive())]
+    #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) chunks: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
@@ -427,8 +516,42 @@ pub(crate) struct Perplexity {
 /// More positions than any model has.
 const MOST: u64 = 1 << 24;
 
-fn positive() -> clap::builder::RangedU64ValueParser<u64> {
-    clap::value_parser!(u64).range(1..=MOST)
+fn positive() -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
+    whole(1..=MOST)
+}
+
+/// A whole number of a range.
+fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
+    move |text| {
+        let found = text.parse().ok().filter(|value| range.contains(value));
+        found.ok_or_else(|| {
+            format!("expected a whole number from {} to {}", range.start(), range.end())
+        })
+    }
+}
+
+/// A number, or none: what -1 means to a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OrNone(pub(crate) Option<u64>);
+
+fn or_none(text: &str) -> Result<OrNone, String> {
+    if text == "-1" {
+        return Ok(OrNone(None));
+    }
+    let found = text.parse().map(|value| OrNone(Some(value)));
+    found.map_err(|_| "expected a whole number, or -1".to_string())
+}
+
+fn top_k(text: &str) -> Result<u32, String> {
+    if text == "-1" {
+        return Ok(0);
+    }
+    text.parse().map_err(|_| "expected a whole number, or -1".to_string())
+}
+
+fn some_text(text: &str) -> Result<String, String> {
+    let some = (!text.is_empty()).then(|| text.to_string());
+    some.ok_or_else(|| "expected some text: nothing would be met at once".to_string())
 }
 
 fn number(text: &str, holds: impl Fn(f32) -> bool, expected: &str) -> Result<f32, String> {
@@ -436,6 +559,26 @@ fn number(text: &str, holds: impl Fn(f32) -> bool, expected: &str) -> Result<f32
         .ok()
         .filter(|value: &f32| value.is_finite() && holds(*value))
         .ok_or_else(|| format!("expected {expected}"))
+}
+
+/// llama.cpp's names of several letters behind one dash, which read as a cluster of short flags otherwise.
+const ONE_DASH: &[(&str, &str)] = &[
+    ("-ngl", "--gpu-layers"),
+    ("-sm", "--split-mode"),
+    ("-sys", "--system"),
+    ("-hf", "--model"),
+    ("-cnv", "--chat"),
+];
+
+/// The command line with each of [`ONE_DASH`] as the flag that it means; what stands behind `--` is left alone.
+pub(crate) fn spelled(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words = false;
+    let spell = |argument: OsString| {
+        words |= argument == "--";
+        let meant = ONE_DASH.iter().find(|(short, _)| !words && argument == *short);
+        meant.map_or(argument, |(_, long)| OsString::from(long))
+    };
+    arguments.map(spell).collect()
 }
 
 pub(crate) fn finite(text: &str) -> Result<f32, String> {
@@ -462,5 +605,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn names_of_one_dash_become_flags() {
+        let spell = |line: &str| {
+            let spelled = spelled(line.split(' ').map(OsString::from));
+            spelled
+                .into_iter()
+                .map(|word| word.into_string().unwrap())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(
+            spell("delft run -ngl 99 -n 5 -- -ngl"),
+            "delft run --gpu-layers 99 -n 5 -- -ngl"
+        );
+        assert_eq!(spell("delft run -hf org/name -p x"), "delft run --model org/name -p x");
+        let known = Cli::command();
+        let run = known.find_subcommand("run").unwrap();
+        for (short, long) in ONE_DASH {
+            let name = long.trim_start_matches('-');
+            assert!(run.get_arguments().any(|arg| arg.get_long() == Some(name)), "{short}: {long}");
+        }
     }
 }

@@ -5,13 +5,16 @@
 
 mod args;
 mod commands;
+mod environment;
 mod generate;
 mod interrupt;
 mod load;
 mod machine;
 mod progress;
+mod prompt;
 mod sampling;
 mod terminal;
+mod words;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,7 +28,7 @@ fn main() -> ExitCode {
         // The last net: nothing is known to end here. One line, and no half-dead threads behind it.
         let at = panic
             .location()
-            .map(|place| format!("{}:{}", place.file(), place.line()))
+            .map(|place| format!("{}:{}", short(place.file()), place.line()))
             .unwrap_or_default();
         let what = panic.payload();
         let what = what
@@ -36,7 +39,8 @@ fn main() -> ExitCode {
         report(&format_args!("internal error at {at}: {what} (hint: please report this)"));
         std::process::exit(1);
     }));
-    let cli = match Cli::try_parse() {
+    files_may_be_limited();
+    let mut cli = match Cli::try_parse_from(args::spelled(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version come this way too; whether anybody reads them does not matter.
@@ -44,7 +48,7 @@ fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
-    match run(cli.command) {
+    match cli.command.settle().and_then(|()| run(cli.command)) {
         Ok(()) | Err(Stop::Closed) => ExitCode::SUCCESS,
         Err(Stop::Error(error)) => {
             report(&error);
@@ -55,6 +59,30 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
         Err(Stop::Interrupted) => ExitCode::from(interrupt::INTERRUPTED),
+    }
+}
+
+/// Where a limit on the size of files is passed (`ulimit -f`), a write fails like one to a full disk, and is told so: the
+/// signal that would end the program first is only noted.
+fn files_may_be_limited() {
+    #[cfg(unix)]
+    {
+        let noted = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        // Where it cannot be registered the system's own way stays.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
+    }
+}
+
+/// A source file as its own package names it: where the program was built is nobody's business.
+fn short(file: &str) -> &str {
+    // The registry's folder has a subfolder for each registry.
+    let packaged = file.split_once("/registry/src/").or(file.split_once("\\registry\\src\\"));
+    match packaged.and_then(|(_, path)| path.split_once(['/', '\\'])) {
+        Some((_, path)) => path,
+        None => ["/crates/", "/library/"]
+            .iter()
+            .find_map(|part| file.rfind(part).map(|at| &file[at + 1..]))
+            .unwrap_or(file),
     }
 }
 
@@ -77,6 +105,29 @@ fn run(command: Command) -> Outcome {
             let mut out = std::io::stdout().lock();
             out.write_all(&script)?;
             Ok(out.flush()?)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short;
+
+    #[test]
+    fn source_files_are_named_without_the_builder_s_folders() {
+        let cases = [
+            (
+                "/home/x/.cargo/registry/src/index.crates.io-19/tokenizers-0.23.2/src/a.rs",
+                "tokenizers-0.23.2/src/a.rs",
+            ),
+            ("C:\\Users\\x\\.cargo\\registry\\src\\y\\b-1.0\\src\\a.rs", "b-1.0\\src\\a.rs"),
+            ("/home/x/delft/crates/hub/src/lib.rs", "crates/hub/src/lib.rs"),
+            ("crates/hub/src/lib.rs", "crates/hub/src/lib.rs"),
+            ("/rustc/0123/library/core/src/option.rs", "library/core/src/option.rs"),
+            ("src/main.rs", "src/main.rs"),
+        ];
+        for (file, shown) in cases {
+            assert_eq!(short(file), shown);
         }
     }
 }

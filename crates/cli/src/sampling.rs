@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use delft::{Engine, GenerateOptions};
 use serde_json::{Value, json};
 
-use crate::args::{self, SamplingArgs};
+use crate::args::{self, OrNone, SamplingArgs};
 
 /// What a generation shall do: the model's defaults with the flags over them.
 pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
@@ -18,13 +18,22 @@ pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
     set(&mut sampling.presence_penalty, args.presence_penalty);
     set(&mut sampling.frequency_penalty, args.frequency_penalty);
     sampling.top_k = args.top_k.map_or(sampling.top_k, |k| k as usize);
-    sampling.seed = args.seed.unwrap_or_else(random_seed);
+    if let Some(OrNone(last)) = args.repeat_last_n {
+        sampling.last_n = last.map_or(usize::MAX, whole);
+    }
+    sampling.seed = args.seed.and_then(|OrNone(seed)| seed).unwrap_or_else(random_seed);
     GenerateOptions {
         sampling,
-        max_tokens: args.max_tokens.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+        max_tokens: args.max_tokens.and_then(|OrNone(most)| most).map(whole),
         stop: args.stop.clone(),
+        ignore_end: args.ignore_eos,
         ..GenerateOptions::default()
     }
+}
+
+/// A count as far as this machine counts.
+fn whole(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 /// A seed that nobody chose, short enough to be typed again.

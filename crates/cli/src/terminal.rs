@@ -94,6 +94,15 @@ pub(crate) fn print_json(value: &serde_json::Value) -> Outcome {
     Ok(())
 }
 
+/// A JSON value on a line of its own, at once.
+pub(crate) fn print_json_line(value: &serde_json::Value) -> Outcome {
+    let line = value.to_string();
+    let line = if stdout_is_terminal() { escaped(&line) } else { line.as_str().into() };
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
 /// JSON whose strings hold nothing that steers a terminal: JSON itself only escapes characters below a blank.
 fn escaped(json: &str) -> Cow<'_, str> {
     if !json.contains(steers) {
@@ -154,18 +163,6 @@ pub(crate) fn stderr_is_terminal() -> bool {
 /// Whether someone types.
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
-}
-
-/// All of standard input, as text, without its last line break.
-pub(crate) fn read_stdin() -> Outcome<String> {
-    let mut text = String::new();
-    io::Read::read_to_string(&mut io::stdin().lock(), &mut text)
-        .map_err(|error| Error::io("standard input", error))?;
-    let end = text
-        .strip_suffix('\n')
-        .map_or(text.len(), |line| line.strip_suffix('\r').unwrap_or(line).len());
-    text.truncate(end);
-    Ok(text)
 }
 
 /// A text file as a whole.

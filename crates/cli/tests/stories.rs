@@ -4,14 +4,13 @@
 
 mod common;
 
-use common::{delft, fixture, status};
+use common::{delft, fed, fixture, status};
 use formats::DType;
 use formats::gguf::{TensorSpec, Writer};
 use formats::quant::Block;
 use serde_json::Value;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 fn json(output: &Output) -> Value {
     assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
@@ -20,18 +19,6 @@ fn json(output: &Output) -> Value {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// Runs with `input` on standard input.
-fn fed(command: &mut Command, input: &str) -> Output {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    child.wait_with_output().unwrap()
 }
 
 fn published() -> Option<PathBuf> {

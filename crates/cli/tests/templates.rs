@@ -3,46 +3,10 @@
 
 mod common;
 
-use common::{delft, fixture, status};
+use common::{delft, lettered, status};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::Path;
 use std::process::{Output, Stdio};
-
-/// `<|role|>content` for every message, then the assistant's turn.
-const TEMPLATE: &str = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}\
-                        {% if add_generation_prompt %}<|assistant|>{% endif %}";
-
-/// Writes the model; gives the ids of its special tokens by text.
-fn model(folder: &Path) {
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixture(&format!("llama3/{name}")), folder.join(name)).unwrap();
-    }
-    let specials = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"];
-    let characters = (b' '..=b'~').map(|byte| (byte as char).to_string());
-    let vocabulary: Vec<String> =
-        specials.iter().map(|text| text.to_string()).chain(characters).collect();
-    let ids: serde_json::Map<String, Value> =
-        vocabulary.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect();
-    let added: Vec<Value> = specials
-        .iter()
-        .enumerate()
-        .map(|(id, text)| {
-            json!({ "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": true })
-        })
-        .collect();
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
-        "pre_tokenizer": null, "post_processor": null, "decoder": { "type": "Fuse" },
-        "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": [] },
-    });
-    let config = json!({ "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "bos_token": "<s>",
-                         "eos_token": "</s>", "chat_template": TEMPLATE });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
-}
 
 fn json_of(output: &Output) -> Value {
     assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
@@ -52,7 +16,7 @@ fn json_of(output: &Output) -> Value {
 #[test]
 fn a_prompt_becomes_a_message_unless_it_is_raw() {
     let folder = tempfile::tempdir().unwrap();
-    model(folder.path());
+    lettered(folder.path());
     let run = |extra: &[&str]| {
         let output = delft()
             .args(["run", "hello", "-n", "4", "--temp", "0", "--json", "-m"])
@@ -90,7 +54,7 @@ fn a_prompt_becomes_a_message_unless_it_is_raw() {
 #[test]
 fn a_conversation_is_continued_and_its_prefix_reused() {
     let folder = tempfile::tempdir().unwrap();
-    model(folder.path());
+    lettered(folder.path());
     let saved = folder.path().join("talk.json");
     let mut child = delft()
         .args(["chat", "--system", "Be.", "-n", "3", "--temp", "0", "--verbose", "-m"])
@@ -130,7 +94,7 @@ fn a_conversation_is_continued_and_its_prefix_reused() {
 #[test]
 fn a_prompt_that_does_not_fit_is_one_line_with_advice() {
     let folder = tempfile::tempdir().unwrap();
-    model(folder.path());
+    lettered(folder.path());
     let output = delft()
         .args(["run", "--ctx", "16", "-m"])
         .arg(folder.path())

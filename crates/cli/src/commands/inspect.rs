@@ -33,7 +33,7 @@ struct Model {
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
-    let model = load::find(args.named.as_deref().or(args.model.model.as_deref()))?;
+    let model = load::find(args.model.model.as_deref())?;
     let tensors = load::open(&model)?;
     let report = report(&tensors, args);
     if args.json {

@@ -5,8 +5,8 @@ use delft::{Error, Session};
 use serde_json::json;
 
 use crate::args::Perplexity;
-use crate::load;
-use crate::terminal::{Outcome, aside, print, print_json, read_file, stderr_is_terminal};
+use crate::terminal::{Outcome, aside, print, print_json, stderr_is_terminal};
+use crate::{load, prompt};
 
 /// Tokens of a chunk unless said otherwise, as llama.cpp has it.
 const CONTEXT: usize = 512;
@@ -57,7 +57,7 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &Perplexity) -> Outcome {
-    let text = read_file(&args.file)?;
+    let text = prompt::read(&args.file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     if context < 4 {
         return Err(Error::new("--ctx", "at least 4 tokens", context).into());

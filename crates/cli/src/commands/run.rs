@@ -1,102 +1,148 @@
 //! `delft run`: one prompt, one text.
 
-use std::io::Write;
+use std::collections::BTreeMap;
 
-use delft::hub::{Model, Source};
-use delft::{Engine, Error, Prompt};
+use delft::tokens::{ChatTemplate, Special, Tokenizer};
+use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Token};
 use serde_json::{Value, json};
 
+use super::tokenize;
 use crate::args::Run;
-use crate::generate::generate;
-use crate::terminal::{Outcome, Stop, aside, print_json, read_stdin, stdin_is_terminal};
+use crate::generate::{Answer, generate_tokens};
+use crate::prompt::{self, Gathering};
+use crate::terminal::{
+    Outcome, Page, Stop, aside, print, print_json, print_json_line, printable, stdout_is_terminal,
+};
 use crate::{load, sampling};
 
 /// How the bundled model's stories begin when nobody says otherwise.
 const OPENING: &str = "Once upon a time";
 
-/// What the text continues.
+/// A prompt as text, and in the form that the model is given.
 struct Opening {
     text: String,
     /// The program chose it, so it belongs to the text shown.
-    shown: bool,
+    own: bool,
+    form: Form,
+}
+
+/// How a prompt's text becomes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// As it stands.
+    Plain,
+    /// As it stands, with spellings of special tokens read as these tokens.
+    Special,
+    /// As a user's message in the chat template.
+    Message,
 }
 
 pub(crate) fn run(args: &Run) -> Outcome {
-    // Standard input is read before the model is loaded: a prompt that is missing shall not cost that time.
-    let opening = opening(args)?;
-    let (engine, model) = load::engine(&args.load, args.verbose)?;
-    let (prompt, templated) = prompt(args, &engine, &model, &opening.text)?;
+    // What must be read is read before the model is loaded: a prompt that is missing shall not cost that time.
+    let gathering = prompt::gather(args.prompt.as_deref(), &args.file)?;
+    check(args, &gathering)?;
+    let template = args.template.as_deref().map(template).transpose()?;
+    if args.show_prompt {
+        return show(args, gathering, template);
+    }
+    let (engine, _) = load::engine(&args.load, args.verbose)?;
+    let template = template.as_ref().or(engine.chat_template());
+    let opening = opening(args, gathering, template)?;
+    let tokenizer = load::need_tokenizer(&engine)?;
+    let (_, tokens) = encode(args, &opening, tokenizer, template)?;
     let options = sampling::options(&engine, &args.sampling);
     if args.verbose {
-        describe(&engine, &prompt, templated, &options)?;
+        describe(&opening, &tokens, &options);
     }
     let mut session = engine.session();
-    let mut out = std::io::stdout().lock();
-    if opening.shown && !args.json {
-        write!(out, "{}", opening.text)?;
-        out.flush()?;
-    }
-    let answer = generate(&mut session, prompt, &options, &mut |piece| {
-        if !args.json {
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
+    let given = Prompt::Tokens(tokens);
+    let answer = if args.json {
+        let answer = generate_tokens(&mut session, given, &options, &mut |_| Ok(()))?;
+        print_json(&object(&engine, &opening, &options, &answer))?;
+        answer
+    } else if args.json_lines {
+        let mut line =
+            |token: &Token| print_json_line(&json!({ "token": token.id, "text": token.text }));
+        let answer = generate_tokens(&mut session, given, &options, &mut line)?;
+        print_json_line(&object(&engine, &opening, &options, &answer))?;
+        answer
+    } else {
+        let answer = stream(args, &opening, &mut |sink| {
+            generate_tokens(&mut session, given.clone(), &options, sink)
+        })?;
+        if !args.quiet {
+            aside(answer.summary(&engine));
         }
-        Ok(())
-    })?;
-    if args.json {
-        drop(out);
-        return print_json(&json!({
-            "model": engine.info().name,
-            "prompt": opening.text,
-            "text": answer.text,
-            "tokens": answer.tokens,
-            "finish": answer.finish.name(),
-            "sampling": sampling::to_json(&options),
-            "metrics": answer.metrics_json(),
-        }));
-    }
-    if !answer.text.ends_with('\n') {
-        writeln!(out)?;
-        out.flush()?;
-    }
-    if !args.quiet {
-        aside(answer.summary(&engine));
-    }
-    Ok(())
-}
-
-/// The prompt from the command line or standard input, or the bundled model's own opening.
-fn opening(args: &Run) -> Outcome<Opening> {
-    let bundled = args.load.model.model.is_none();
-    let given = |text: String| Ok(Opening { text, shown: false });
-    let text = match args.prompt.as_deref() {
-        Some("-") => read_stdin()?,
-        Some(text) => return given(text.to_string()),
-        None if stdin_is_terminal() => String::new(),
-        None => read_stdin()?,
+        answer
     };
-    match (text.is_empty(), bundled) {
-        (false, _) => given(text),
-        (true, true) => Ok(Opening { text: OPENING.to_string(), shown: true }),
-        (true, false) => Err(Stop::Usage(
-            "prompt: expected PROMPT or text on standard input, found none".to_string(),
-        )),
-    }
+    if answer.finish == Finish::Cancelled { Err(Stop::Interrupted) } else { Ok(()) }
 }
 
-/// The prompt as the engine takes it, and whether the chat template is applied.
-fn prompt(args: &Run, engine: &Engine, model: &Model, text: &str) -> Outcome<(Prompt, bool)> {
-    let instructed = engine.chat_template().is_some() && model.source != Source::Bundled;
-    if !(args.chat || (instructed && !args.raw)) {
-        if args.system.is_some() {
-            let error = Error::new("--system", "a model with a chat template", "none");
-            return Err(error.hint("write what you want to say into the prompt").into());
-        }
-        return Ok((Prompt::Text(text.to_string()), false));
+/// Refuses a missing prompt, unless it is the bundled model's to begin.
+fn check(args: &Run, gathering: &Gathering) -> Outcome {
+    let asked = args.chat || args.special || args.system.is_some() || args.template.is_some();
+    if !gathering.is_nothing() || (args.load.model.model.is_none() && !asked) {
+        return Ok(());
     }
-    let system = args.system.iter().map(|content| message("system", content));
-    let messages = system.chain([message("user", text)]).collect();
-    Ok((Prompt::Chat { messages, extra: serde_json::Map::new() }, true))
+    let error = Error::new("prompt", "PROMPT or text on standard input", "none");
+    let hint = match &args.load.model.model {
+        Some(model) => format!("to talk with the model: delft chat {model}"),
+        None => "delft run --help shows openings to try".to_string(),
+    };
+    Err(Stop::Usage(error.hint(hint).to_string()))
+}
+
+/// A chat template from a file.
+fn template(path: &std::path::Path) -> Outcome<ChatTemplate> {
+    let sources = BTreeMap::from([("template".to_string(), crate::terminal::read_file(path)?)]);
+    Ok(ChatTemplate::new(&path.display().to_string(), sources)?)
+}
+
+/// The prompt, or the bundled model's own opening where there is none, and its form for a model with this template.
+fn opening(args: &Run, gathering: Gathering, template: Option<&ChatTemplate>) -> Outcome<Opening> {
+    // A bundled model that has a template continues plain text all the same, and nobody asked it anything.
+    if gathering.is_nothing() {
+        return Ok(Opening { text: OPENING.to_string(), own: true, form: Form::Plain });
+    }
+    let form = if args.special {
+        Form::Special
+    } else if args.chat || (template.is_some() && !args.raw) {
+        Form::Message
+    } else if args.system.is_some() {
+        let error = Error::new("--system", "a model with a chat template", "none");
+        return Err(error.hint("write what you want to say into the prompt").into());
+    } else {
+        Form::Plain
+    };
+    Ok(Opening { text: gathering.finish()?, own: false, form })
+}
+
+/// The text that the model reads, and its tokens.
+fn encode(
+    args: &Run,
+    opening: &Opening,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Outcome<(String, Vec<u32>)> {
+    let text = opening.text.clone();
+    match opening.form {
+        Form::Plain => {
+            let tokens = tokenizer.encode(&text, Special { add: true, parse: false })?;
+            Ok((text, tokens))
+        }
+        // The spelling of the token that begins a text may be among them, and is not doubled.
+        Form::Special => {
+            Ok((tokenizer.encode_chat(&text)?, text)).map(|(tokens, text)| (text, tokens))
+        }
+        Form::Message => {
+            let system = args.system.iter().map(|content| message("system", content));
+            let messages = system.chain([message("user", &text)]).collect();
+            let prompt = Prompt::Chat { messages, extra: serde_json::Map::new() };
+            let rendered = prompt.render(Some(tokenizer), template)?;
+            let tokens = tokenizer.encode_chat(&rendered)?;
+            Ok((rendered, tokens))
+        }
+    }
 }
 
 /// A message as chat templates read it.
@@ -104,21 +150,93 @@ pub(crate) fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-fn describe(
-    engine: &Engine,
-    prompt: &Prompt,
-    templated: bool,
-    options: &delft::GenerateOptions,
-) -> Outcome {
-    let form = if templated { "chat template applied" } else { "as it stands" };
-    aside(format_args!("prompt: {form}"));
-    if let (Prompt::Text(text), Some(tokenizer)) = (prompt, engine.tokenizer()) {
-        let tokens = tokenizer.encode(text, delft::tokens::Special { add: true, parse: false })?;
-        aside(format_args!("prompt tokens: {tokens:?}"));
+/// `--show-prompt`: what the model would get, from the model's headers alone.
+fn show(args: &Run, gathering: Gathering, template: Option<ChatTemplate>) -> Outcome {
+    let model = load::find(args.load.model.model.as_deref())?;
+    let template = match template {
+        Some(template) => Some(template),
+        None => delft::read_template(&load::open(&model)?)?,
+    };
+    let opening = opening(args, gathering, template.as_ref())?;
+    let tokenizer = load::tokenizer(&model)?;
+    let (text, tokens) = encode(args, &opening, &tokenizer, template.as_ref())?;
+    if args.json || args.json_lines {
+        return print_json(&json!({ "prompt": text, "tokens": tokens }));
     }
+    let text = if stdout_is_terminal() { printable(&text) } else { text.as_str().into() };
+    print(&format!("{text}\n\n{}", tokenize::shown(&tokenizer, &tokens)))
+}
+
+fn describe(opening: &Opening, tokens: &[u32], options: &GenerateOptions) {
+    let form = match opening.form {
+        Form::Plain => "as it stands",
+        Form::Special => "as it stands, special tokens read",
+        Form::Message => "chat template applied",
+    };
+    aside(format_args!("prompt: {form}"));
+    aside(format_args!("prompt tokens: {tokens:?}"));
     let settings: Vec<String> =
         sampling::settings(options).iter().map(|(name, value)| format!("{name} {value}")).collect();
     aside(format_args!("settings: {}", settings.join(", ")));
     aside(format_args!("sampling: {}", options.sampling.describe()));
-    Ok(())
+}
+
+/// Writes the text as it comes, behind its prompt where that is shown.
+fn stream(
+    args: &Run,
+    opening: &Opening,
+    generate: &mut dyn FnMut(&mut dyn FnMut(&Token) -> Outcome) -> Outcome<Answer>,
+) -> Outcome<Answer> {
+    let mut page = Page::new();
+    // While a prompt is read a bar may stand where the text will begin, so the prompt is written with its first token.
+    let mut begun = false;
+    let mut begin = |page: &mut Page| {
+        if std::mem::replace(&mut begun, true) { Ok(()) } else { echo(args, opening, page) }
+    };
+    let answer = generate(&mut |token| {
+        begin(&mut page)?;
+        page.write(&token.text)
+    })?;
+    begin(&mut page)?;
+    if !answer.text.ends_with('\n') {
+        page.write("\n")?;
+    }
+    Ok(answer)
+}
+
+/// Writes the prompt where it is asked for, or helps a reader to follow: at a terminal, in front of its continuation.
+fn echo(args: &Run, opening: &Opening, page: &mut Page) -> Outcome {
+    if args.no_echo {
+        return Ok(());
+    }
+    if opening.own {
+        return page.write(&opening.text);
+    }
+    let continued = opening.form != Form::Message;
+    if args.echo {
+        page.write_dimmed(&opening.text)?;
+        return page.write(if continued { "" } else { "\n\n" });
+    }
+    if !(continued && page.is_terminal()) {
+        return Ok(());
+    }
+    // A long prompt has been read elsewhere; its end is what the text continues.
+    const SHOWN: usize = 600;
+    match opening.text.char_indices().nth_back(SHOWN) {
+        Some((at, _)) => page.write_dimmed(&format!("[..] {}", &opening.text[at..])),
+        None => page.write_dimmed(&opening.text),
+    }
+}
+
+/// All about a text, for machines.
+fn object(engine: &Engine, opening: &Opening, options: &GenerateOptions, answer: &Answer) -> Value {
+    json!({
+        "model": engine.info().name,
+        "prompt": opening.text,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "finish": answer.finish.name(),
+        "sampling": sampling::to_json(options),
+        "metrics": answer.metrics_json(),
+    })
 }

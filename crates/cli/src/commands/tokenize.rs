@@ -1,18 +1,14 @@
 //! `delft tokenize`: text to token ids, without loading the weights.
 
-use delft::tokens::Special;
+use delft::tokens::{Special, Tokenizer};
 use serde_json::json;
 
 use crate::args::Tokenize;
-use crate::load;
-use crate::terminal::{Outcome, harmless, print, read_file, read_stdin, table};
+use crate::terminal::{Outcome, harmless, print, table};
+use crate::{load, prompt};
 
 pub(crate) fn run(args: &Tokenize) -> Outcome {
-    let text = match (&args.text, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(file)) => read_file(file)?,
-        (None, None) => read_stdin()?,
-    };
+    let text = prompt::one(args.prompt.as_deref(), args.file.as_deref())?;
     let tokenizer = load::tokenizer(&load::find(args.model.model.as_deref())?)?;
     let tokens =
         tokenizer.encode(&text, Special { add: !args.no_special, parse: args.parse_special })?;
@@ -20,13 +16,14 @@ pub(crate) fn run(args: &Tokenize) -> Outcome {
         return print(&format!("{}\n", json!({ "tokens": tokens })));
     }
     if args.show {
-        let row = |id: &u32| vec![id.to_string(), harmless(&tokenizer.token_text(*id))];
-        return print(&table(
-            &["ID", "TEXT"],
-            &[true, false],
-            &tokens.iter().map(row).collect::<Vec<_>>(),
-        ));
+        return print(&shown(&tokenizer, &tokens));
     }
     let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
     print(&format!("{}\n", ids.join(" ")))
+}
+
+/// Tokens with their texts, one to a line.
+pub(super) fn shown(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+    let row = |id: &u32| vec![id.to_string(), harmless(&tokenizer.token_text(*id))];
+    table(&["ID", "TEXT"], &[true, false], &tokens.iter().map(row).collect::<Vec<_>>())
 }

@@ -1,7 +1,10 @@
 //! The binary under test, cut off from the user's own cache, settings and network.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
 
 /// The `delft` binary with an environment of its own.
 pub(crate) fn delft() -> Command {
@@ -36,4 +39,58 @@ pub(crate) fn fixture(name: &str) -> String {
     let path = models.join(name);
     assert!(path.exists(), "{} is missing", path.display());
     path.to_str().expect("a path in UTF-8").to_string()
+}
+
+/// Runs with `input` on standard input.
+#[allow(dead_code)] // Not every test file feeds one.
+pub(crate) fn fed(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    // A program that ends without reading all is no fault of the test's.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    child.wait_with_output().expect("the binary ends")
+}
+
+/// `<|role|>content` for every message, then the assistant's turn.
+#[allow(dead_code)]
+const TEMPLATE: &str = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}\
+                        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+/// Writes a model with a chat template: a reference checkpoint of 128 tokens given a vocabulary of single characters, so
+/// that its (meaningless) answers can be followed token by token.
+#[allow(dead_code)] // Not every test file needs one.
+pub(crate) fn lettered(folder: &Path) {
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(&format!("llama3/{name}")), folder.join(name)).unwrap();
+    }
+    let specials = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"];
+    let characters = (b' '..=b'~').map(|byte| (byte as char).to_string());
+    let vocabulary: Vec<String> =
+        specials.iter().map(|text| text.to_string()).chain(characters).collect();
+    let ids: serde_json::Map<String, Value> =
+        vocabulary.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect();
+    let added: Vec<Value> = specials
+        .iter()
+        .enumerate()
+        .map(|(id, text)| {
+            json!({ "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": true })
+        })
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": { "type": "Fuse" },
+        "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": [] },
+    });
+    let config = json!({ "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "bos_token": "<s>",
+                         "eos_token": "</s>", "chat_template": TEMPLATE });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
 }

@@ -1,0 +1,104 @@
+//! The environment variables that Delft reads, for `delft --help`; a test holds the table against the sources.
+
+/// Names that belong together, and what they are for.
+const VARIABLES: &[(&str, &str)] = &[
+    ("DELFT_HOME", "a folder in which the bundled model is looked for first"),
+    (
+        "DELFT_ISA",
+        "the CPU's instruction set, a lesser one than the best; an unknown name lists those that there are",
+    ),
+    (
+        "DELFT_CACHE",
+        "a folder for compiled GPU kernels [default: delft in XDG_CACHE_HOME or ~/.cache]",
+    ),
+    ("DELFT_METALLIB", "a library of kernels compiled for Metal"),
+    ("DELFT_NO_CUBLAS", "set: products on NVIDIA GPUs are Delft's own, not the vendor's"),
+    ("DELFT_SIM_MEMORY", "bytes that a simulated GPU has, for tests"),
+    (
+        "HF_HOME, XDG_CACHE_HOME",
+        "where the hub's cache lies: HF_HOME, else huggingface in XDG_CACHE_HOME or ~/.cache",
+    ),
+    (
+        "HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE",
+        "the folder of the models themselves [default: hub in HF_HOME]",
+    ),
+    ("HF_TOKEN, HUGGING_FACE_HUB_TOKEN", "the access token for private and gated models"),
+    ("HF_TOKEN_PATH", "a file with the token [default: token in HF_HOME]"),
+    ("HF_ENDPOINT", "the hub's address [default: https://huggingface.co]"),
+    ("HF_HUB_OFFLINE", "1: nothing is downloaded"),
+    (
+        "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY",
+        "the proxy for downloads, and hosts that need none",
+    ),
+    ("SSL_CERT_FILE", "a file of certificates to trust instead of those that Delft brings"),
+    (
+        "DELFT_MODELS, XDG_CONFIG_HOME",
+        "your file of short names: DELFT_MODELS, else delft/models.toml in XDG_CONFIG_HOME or ~/.config",
+    ),
+    ("XDG_DATA_HOME", "where the history of delft chat lies [default: ~/.local/share]"),
+    ("NO_COLOR, CLICOLOR_FORCE", "set: no colours at a terminal; colours everywhere"),
+];
+
+/// The section of `delft --help`.
+pub(crate) fn help() -> String {
+    let row = |(names, purpose): &(&str, &str)| format!("  {names}\n      {purpose}");
+    let rows: Vec<String> = VARIABLES.iter().map(row).collect();
+    format!("Environment variables:\n{}", rows.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Prefixes of names that are Delft's or the hub's.
+    const OURS: [&str; 5] = ["DELFT_", "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "XDG_"];
+
+    fn named(text: &str) -> BTreeSet<&str> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| OURS.iter().any(|ours| word.starts_with(ours))).collect()
+    }
+
+    /// Names in the sources' string literals; comments may tell of others.
+    fn read(folder: &Path, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            // This table reads nothing itself.
+            if path.ends_with("environment.rs") {
+                continue;
+            }
+            if path.is_dir() {
+                read(&path, found);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let whole = |quoted: &&str| named(quoted).contains(quoted);
+                found.extend(text.split('"').filter(whole).map(str::to_string));
+            }
+        }
+    }
+
+    #[test]
+    fn every_variable_that_is_read_is_in_the_help() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut read_somewhere = BTreeSet::new();
+        for entry in std::fs::read_dir(crates).unwrap() {
+            let sources = entry.unwrap().path().join("src");
+            // The kernels' own command is another program.
+            if sources.is_dir() && !sources.ends_with("tile-cli/src") {
+                read(&sources, &mut read_somewhere);
+            }
+        }
+        // Where the tests' data lies is no setting of the program.
+        read_somewhere.remove("DELFT_TEST_DATA");
+        let help = help();
+        let told = named(&help);
+        for name in &read_somewhere {
+            assert!(told.contains(name.as_str()), "{name} is read, but not in delft --help");
+        }
+        for name in told {
+            assert!(read_somewhere.contains(name), "{name} is in delft --help, but never read");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Which of a command's words name the model, and which are the prompt.
+//!
+//! Every command takes its model as the first word or with `-m`. Where a prompt may follow, or stand alone, [`split`]
+//! decides: a first word is a model if one is known by it, or if its form says so (`org/name`). A word that only looks
+//! like a model's name is refused with the names nearest to it, since a model that was meant would otherwise become the
+//! prompt of another one without a word.
+
+use delft::Error;
+use delft::hub::{self, Likeness};
+
+use crate::args::{Command, ModelArg};
+use crate::terminal::{Outcome, Stop};
+
+/// The model, and the prompt, as far as words name them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Named {
+    model: Option<String>,
+    prompt: Option<String>,
+}
+
+impl Command {
+    /// Moves each command's words to where it looks for its model and its prompt.
+    pub(crate) fn settle(&mut self) -> Outcome {
+        match self {
+            Command::Run(args) => settle(&mut args.load.model, &mut args.words, &mut args.prompt),
+            Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),
+            Command::Chat(args) => args.load.model.settle(),
+            Command::Inspect(args) => args.model.settle(),
+            Command::Logits(args) => args.load.model.settle(),
+            Command::Bench(args) => args.load.model.settle(),
+            Command::WhySlow(args) => args.load.model.settle(),
+            Command::Perplexity(args) => args.load.model.settle(),
+            Command::Pull(_) | Command::List(_) | Command::Completions { .. } => Ok(()),
+        }
+    }
+}
+
+impl ModelArg {
+    /// The first word is the model.
+    fn settle(&mut self) -> Outcome {
+        let Some(word) = self.named.take() else { return Ok(()) };
+        if let Some(model) = &self.model {
+            let found = format!("{word:?} and -m {model:?}");
+            return usage(Error::new("MODEL", "one model", found));
+        }
+        self.model = Some(word);
+        Ok(())
+    }
+}
+
+/// [`split`] for a command that takes a model and a prompt.
+fn settle(model: &mut ModelArg, words: &mut Vec<String>, prompt: &mut Option<String>) -> Outcome {
+    let words: Vec<String> = model.named.take().into_iter().chain(words.drain(..)).collect();
+    let named = split(model.model.take(), words, prompt.take(), &hub::recognise)?;
+    (model.model, *prompt) = (named.model, named.prompt);
+    Ok(())
+}
+
+/// The model and the prompt of a command line with `-m` and `-p`, as far as they are given, and these words.
+fn split(
+    model: Option<String>,
+    mut words: Vec<String>,
+    prompt: Option<String>,
+    recognise: &dyn Fn(&str) -> Likeness,
+) -> Outcome<Named> {
+    if prompt.is_some() {
+        return match (model, words.len()) {
+            (model, 0) => Ok(Named { model, prompt }),
+            (None, 1) => Ok(Named { model: words.pop(), prompt }),
+            (model, _) => {
+                let expected = if model.is_some() { "no words" } else { "one word, the model," };
+                usage(Error::new("-p", format!("{expected} beside it"), format!("{words:?}")))
+            }
+        };
+    }
+    let joined = |words: &[String]| (!words.is_empty()).then(|| words.join(" "));
+    let Some((first, rest)) = words.split_first().filter(|_| model.is_none()) else {
+        return Ok(Named { model, prompt: joined(&words) });
+    };
+    // `-` is standard input and the empty word an empty prompt: no model has such a name.
+    let likeness =
+        if matches!(first.as_str(), "" | "-") { Likeness::Other } else { recognise(first) };
+    match likeness {
+        Likeness::Model => Ok(Named { model: Some(first.clone()), prompt: joined(rest) }),
+        Likeness::Resembles(names) => {
+            let meant = match &names[..] {
+                [] => "delft list shows the models on this machine".to_string(),
+                names => format!("did you mean {}", names.join(", ")),
+            };
+            let error = Error::new(first, "a model or a prompt", "a model's name, but none known");
+            usage(error.hint(format!("{meant}; if it is the prompt: -p {}", quoted(first))))
+        }
+        Likeness::Other if rest.is_empty() => {
+            Ok(Named { model: None, prompt: Some(first.clone()) })
+        }
+        Likeness::Other => {
+            let error =
+                Error::new(first, "a model in front of the prompt", "no model of that name");
+            usage(
+                error
+                    .hint(format!("quote a prompt of several words: {}", quoted(&words.join(" ")))),
+            )
+        }
+    }
+}
+
+/// A text as one word of a shell, shortened where it is long.
+fn quoted(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let shown: String = text.chars().take(LONGEST).collect();
+    let more = if text.chars().nth(LONGEST).is_some() { ".." } else { "" };
+    format!("\"{}{more}\"", crate::terminal::harmless(&shown))
+}
+
+fn usage<T>(error: Error) -> Outcome<T> {
+    Err(Stop::Usage(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine that knows `tiny` and everything of the form `org/name`.
+    fn recognise(word: &str) -> Likeness {
+        match word {
+            "tiny" | "org/name" | "model.gguf" => Likeness::Model,
+            "tinny" => Likeness::Resembles(vec!["tiny".to_string()]),
+            "gone.gguf" => Likeness::Resembles(Vec::new()),
+            _ => Likeness::Other,
+        }
+    }
+
+    #[test]
+    fn the_first_word_is_the_model_if_it_names_one() {
+        struct Case {
+            model: Option<&'static str>,
+            words: &'static [&'static str],
+            prompt: Option<&'static str>,
+            /// Model and prompt, or a part of the refusal.
+            found: Result<(Option<&'static str>, Option<&'static str>), &'static str>,
+            why: &'static str,
+        }
+        let case = |model, words, prompt, found, why| Case { model, words, prompt, found, why };
+        let cases = [
+            case(None, &[], None, Ok((None, None)), "nothing: the bundled model tells a story"),
+            case(None, &["tiny"], None, Ok((Some("tiny"), None)), "a model alone"),
+            case(None, &["org/name"], None, Ok((Some("org/name"), None)), "a hub id alone"),
+            case(None, &["model.gguf"], None, Ok((Some("model.gguf"), None)), "a file alone"),
+            case(None, &["hello"], None, Ok((None, Some("hello"))), "a prompt of one word"),
+            case(
+                None,
+                &["Once upon a time"],
+                None,
+                Ok((None, Some("Once upon a time"))),
+                "a quoted prompt",
+            ),
+            case(None, &["-"], None, Ok((None, Some("-"))), "standard input"),
+            case(None, &[""], None, Ok((None, Some(""))), "the empty prompt"),
+            case(
+                None,
+                &["tiny", "hello"],
+                None,
+                Ok((Some("tiny"), Some("hello"))),
+                "model and prompt",
+            ),
+            case(
+                None,
+                &["tiny", "-"],
+                None,
+                Ok((Some("tiny"), Some("-"))),
+                "model and standard input",
+            ),
+            case(
+                None,
+                &["tiny", "why", "is", "it?"],
+                None,
+                Ok((Some("tiny"), Some("why is it?"))),
+                "a prompt that nobody quoted",
+            ),
+            case(
+                None,
+                &["tiny", "tiny"],
+                None,
+                Ok((Some("tiny"), Some("tiny"))),
+                "the second word is the prompt",
+            ),
+            case(
+                Some("x"),
+                &["tiny"],
+                None,
+                Ok((Some("x"), Some("tiny"))),
+                "with -m all words are the prompt",
+            ),
+            case(
+                Some("x"),
+                &["tinny", "a"],
+                None,
+                Ok((Some("x"), Some("tinny a"))),
+                "whatever they look like",
+            ),
+            case(Some("x"), &[], None, Ok((Some("x"), None)), "-m alone"),
+            case(
+                None,
+                &[],
+                Some("tinny"),
+                Ok((None, Some("tinny"))),
+                "with -p it is always the prompt",
+            ),
+            case(
+                None,
+                &["any"],
+                Some("a"),
+                Ok((Some("any"), Some("a"))),
+                "so the word beside it is the model",
+            ),
+            case(Some("x"), &[], Some("a"), Ok((Some("x"), Some("a"))), "both by option"),
+            case(Some("x"), &["y"], Some("a"), Err("no words beside it"), "nothing left to be"),
+            case(
+                None,
+                &["x", "y"],
+                Some("a"),
+                Err("one word, the model, beside it"),
+                "one too many",
+            ),
+            case(
+                None,
+                &["tinny"],
+                None,
+                Err("did you mean tiny"),
+                "a model that was meant is no prompt",
+            ),
+            case(
+                None,
+                &["tinny", "hello"],
+                None,
+                Err("did you mean tiny"),
+                "nor with a prompt behind it",
+            ),
+            case(None, &["gone.gguf"], None, Err("-p \"gone.gguf\""), "a file that is not there"),
+            case(
+                None,
+                &["Once", "upon"],
+                None,
+                Err("several words: \"Once upon\""),
+                "or a model is missing",
+            ),
+        ];
+        for Case { model, words, prompt, found, why } in cases {
+            let owned = |text: Option<&str>| text.map(str::to_string);
+            let list = words.iter().map(|word| word.to_string()).collect();
+            match (split(owned(model), list, owned(prompt), &recognise), found) {
+                (Ok(named), Ok((model, prompt))) => {
+                    let wanted = Named { model: owned(model), prompt: owned(prompt) };
+                    assert_eq!(named, wanted, "{why}");
+                }
+                (Err(Stop::Usage(said)), Err(part)) => {
+                    assert!(said.contains(part), "{why}: {said}")
+                }
+                (found, _) => panic!("{why}: {found:?}"),
+            }
+        }
+    }
+}
