@@ -62,8 +62,10 @@ impl Answer {
         // Not every system tells.
         let memory =
             if m.peak_rss_bytes > 0 { bytes(m.peak_rss_bytes) } else { "unknown".to_string() };
+        let read = m.reused_tokens + m.computed_tokens;
+        let of = if read < m.prompt_tokens { format!("{read} of ") } else { String::new() };
         format!(
-            "prefill {} tokens{reused}, {:.1} tok/s | decode {} tokens, {:.1} tok/s | memory {memory} | {}",
+            "prefill {of}{} tokens{reused}, {:.1} tok/s | decode {} tokens, {:.1} tok/s | memory {memory} | {}",
             m.prompt_tokens,
             m.prefill_rate(),
             m.generated_tokens,
@@ -78,6 +80,7 @@ impl Answer {
         json!({
             "prompt_tokens": m.prompt_tokens,
             "reused_tokens": m.reused_tokens,
+            "computed_tokens": m.computed_tokens,
             "generated_tokens": m.generated_tokens,
             "prefill_s": m.prefill.as_secs_f64(),
             "decode_s": m.decode.as_secs_f64(),

@@ -15,6 +15,7 @@ mod tests;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
 use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
@@ -308,10 +309,38 @@ pub trait Device: Send + Sync {
     ) -> Result<Box<dyn Executor>>;
 }
 
+/// What a caller wants to know of a replay while it goes on, and how to end it.
+#[derive(Clone, Copy)]
+pub struct Watch<'a> {
+    /// Set, at any time and from any thread, to end the replay early.
+    pub stop: &'a AtomicBool,
+    /// Told on the caller's thread, between operations, how much of the replay is done: 0 to 1. It holds up all threads that
+    /// compute, and the executor is not its to use.
+    pub progress: &'a (dyn Fn(f64) + Sync),
+}
+
+impl Watch<'_> {
+    /// Nobody watches.
+    pub const NONE: Watch<'static> = {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Watch { stop: &NEVER, progress: &|_| {} }
+    };
+}
+
 /// A loaded Program with its weights and its pool of cache blocks.
 pub trait Executor: Send {
     /// Replays the Program. A shape class seen before allocates nothing.
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()>;
+
+    /// As [`Executor::run`], with somebody who watches. False if the replay was stopped: there is no result, and what the cache
+    /// has at its positions is overwritten by whoever comes to them. A device that cannot look up between
+    /// operations, because all of them are handed over at once, finishes.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    fn run_watched(&mut self, arguments: &Arguments<'_>, _: &Watch<'_>) -> Result<bool> {
+        self.run(arguments).map(|()| true)
+    }
 
     /// Replays the Program for one token and chooses the next, on the device: the token that
     /// [`Sampler`](ops::sample::Sampler) chooses from these logits, given the `history` up to and with this token. None if the

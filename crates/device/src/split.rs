@@ -8,7 +8,7 @@ use formats::{Error, Result, Tensors};
 use ops::sample::{Choice, Options};
 use program::{Arguments, Program, Table};
 
-use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof};
+use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof, Watch};
 
 /// Cache groups of a Program at most, so that a replay maps its tables without allocating.
 const GROUPS: usize = 8;
@@ -164,24 +164,34 @@ impl Share {
 }
 
 impl SplitExecutor {
-    /// Replays all parts but the last, and does something with that and its input.
+    /// Replays all parts but the last, and does something with that and its input; `None` if that was stopped.
     fn lead<T>(
         &mut self,
         arguments: &Arguments<'_>,
-        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>) -> Result<T>,
-    ) -> Result<T> {
+        watch: &Watch<'_>,
+        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>, &Watch<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
         if arguments.tables.len() != self.groups {
             let expected = format!("tables of {} groups", self.groups);
             return Err(Error::new("step", expected, arguments.tables.len()));
         }
         let mut input = arguments.input;
-        for share in &mut self.front {
+        let parts = (self.front.len() + 1) as f64;
+        for (i, share) in self.front.iter_mut().enumerate() {
             let arguments = Arguments { outputs: &[], input, ..*arguments };
-            share.with(&arguments, |executor, arguments| executor.run(arguments))?;
+            let progress = |done: f64| (watch.progress)((i as f64 + done) / parts);
+            let watch = Watch { stop: watch.stop, progress: &progress };
+            if !share.with(&arguments, |part, arguments| part.run_watched(arguments, &watch))? {
+                return Ok(None);
+            }
             // Empty where the next takes it from the device.
             input = share.executor.result(0);
         }
-        self.last.with(&Arguments { input, ..*arguments }, f)
+        let progress = |done: f64| (watch.progress)((parts - 1.0 + done) / parts);
+        let watch = Watch { stop: watch.stop, progress: &progress };
+        self.last
+            .with(&Arguments { input, ..*arguments }, |last, arguments| f(last, arguments, &watch))
+            .map(Some)
     }
 
     fn all(&self) -> impl Iterator<Item = &dyn Executor> {
@@ -191,7 +201,14 @@ impl SplitExecutor {
 
 impl Executor for SplitExecutor {
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.lead(arguments, |last, arguments| last.run(arguments))
+        self.run_watched(arguments, &Watch::NONE).map(|_| ())
+    }
+
+    fn run_watched(&mut self, arguments: &Arguments<'_>, watch: &Watch<'_>) -> Result<bool> {
+        let run = |last: &mut dyn Executor, arguments: &Arguments<'_>, watch: &Watch<'_>| {
+            last.run_watched(arguments, watch)
+        };
+        Ok(self.lead(arguments, watch, run)? == Some(true))
     }
 
     fn choose(
@@ -202,9 +219,10 @@ impl Executor for SplitExecutor {
     ) -> Option<Result<Choice>> {
         let left = || Error::new("choose", "a token", "none");
         self.chooses().then(|| {
-            self.lead(arguments, |last, arguments| {
+            let choice = self.lead(arguments, &Watch::NONE, |last, arguments, _| {
                 last.choose(arguments, options, history).unwrap_or_else(|| Err(left()))
-            })
+            })?;
+            choice.ok_or_else(left)
         })
     }
 

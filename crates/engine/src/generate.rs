@@ -4,8 +4,10 @@ use crate::load::Shared;
 use crate::peak_rss_bytes;
 use crate::session::Session;
 use crate::stop::StopStrings;
+use device::{Executor, Watch};
 use formats::{Error, Result};
 use ops::sample::{Options, Sampler};
+use program::Arguments;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +18,8 @@ use tokens::Stream;
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// Asks every generation that holds this token to stop at its next token or prefill chunk.
+    /// Asks every generation that holds this token to stop: between two operations of a step on the CPU, between
+    /// steps elsewhere.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -24,6 +27,27 @@ impl CancelToken {
     /// Whether it was asked.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Told how much of a prompt is read: tokens done, and all that have to be computed. Cheap to clone.
+///
+/// It is called on the thread that asks for tokens: on the CPU after every operation, elsewhere after every step, and once at
+/// the end of the prompt. The computation waits for it, so whoever shows something looks at the time first; sessions of the same
+/// engine are not its to use.
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn(usize, usize) + Send + Sync>);
+
+impl Progress {
+    /// Tells `f`.
+    pub fn new(f: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Progress(Arc::new(f))
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
     }
 }
 
@@ -42,6 +66,8 @@ pub struct GenerateOptions {
     pub logprobs: bool,
     /// Cancels from elsewhere.
     pub cancel: CancelToken,
+    /// Told how far the prompt is read.
+    pub progress: Option<Progress>,
 }
 
 /// Why a generation ended.
@@ -92,10 +118,14 @@ pub struct Metrics {
     pub prompt_tokens: usize,
     /// Of those, tokens found in the cache.
     pub reused_tokens: usize,
+    /// Of those, tokens computed: all others, unless the generation was cancelled or failed before.
+    pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// From the start until the first token was chosen.
+    /// From the start until the first token was chosen, or until it was clear that there would be none.
     pub prefill: Duration,
+    /// From the start until the last of the computed tokens: without the time of a step that was given up.
+    pub computing: Duration,
     /// From then until the last.
     pub decode: Duration,
     /// Peak resident memory of the process in bytes.
@@ -103,9 +133,14 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Tokens of the prompt that were not found in the cache.
+    fn to_compute(&self) -> usize {
+        self.prompt_tokens - self.reused_tokens
+    }
+
     /// Prompt tokens computed per second.
     pub fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens - self.reused_tokens, self.prefill)
+        rate(self.computed_tokens, self.computing)
     }
 
     /// Tokens generated per second after the first.
@@ -131,6 +166,8 @@ pub struct Generation<'a> {
     stops: StopStrings,
     finish: Option<Finish>,
     metrics: Metrics,
+    /// Told of the prompt, until it is read.
+    progress: Option<Progress>,
 }
 
 impl<'a> Generation<'a> {
@@ -156,6 +193,7 @@ impl<'a> Generation<'a> {
             stream: shared.tokenizer.as_ref().map(|t| t.stream()),
             stops: StopStrings::new(&options.stop),
             sampler: Sampler::new(),
+            progress: options.progress.clone(),
             options: options.clone(),
             sequence: prompt,
             finish: None,
@@ -189,30 +227,68 @@ impl<'a> Generation<'a> {
 
     /// Computes what is not cached yet, chunk by chunk, and samples; `None` when cancelled.
     fn sample(&mut self) -> Result<Option<(u32, Option<f32>)>> {
-        let (sampler, sequence, options) = (&mut self.sampler, &self.sequence, &self.options);
+        let start = Instant::now();
         loop {
-            if options.cancel.is_cancelled() {
+            if self.options.cancel.is_cancelled() {
                 return Ok(None);
             }
-            let rest = &sequence[self.session.tokens().len()..];
-            if let &[token] = rest
-                && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
-            {
-                return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
-            }
-            let mut chosen = None;
-            self.session.step(rest, rest.len() - 1, 0, &mut |_, logits| {
-                let (position, sampling) = (sequence.len() as u64, &options.sampling);
-                chosen = Some(if options.logprobs {
-                    let choice = sampler.sample(logits, sequence, position, sampling);
-                    (choice.token, Some(choice.logprob))
-                } else {
-                    (sampler.token(logits, sequence, position, sampling), None)
-                });
-            })?;
+            let before = self.session.tokens().len();
+            let chosen = self.step()?;
+            self.read(self.session.tokens().len() - before, start.elapsed());
             if chosen.is_some() {
                 return Ok(chosen);
             }
+        }
+    }
+
+    /// Computes one chunk of what is not cached yet; the token that follows, if that was the last.
+    fn step(&mut self) -> Result<Option<(u32, Option<f32>)>> {
+        let (sampler, sequence, options) = (&mut self.sampler, &self.sequence, &self.options);
+        let rest = &sequence[self.session.tokens().len()..];
+        if let &[token] = rest
+            && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
+        {
+            return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
+        }
+        let (done, all) = (self.metrics.computed_tokens, self.metrics.to_compute());
+        let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
+            let tell = |part: f64| {
+                if let Some(Progress(progress)) = &self.progress {
+                    let rows = arguments.tokens.len() as f64;
+                    progress((done + (rows * part) as usize).min(all), all);
+                }
+            };
+            let watch = Watch { stop: &options.cancel.0, progress: &tell };
+            executor.run_watched(arguments, &watch)
+        };
+        let mut chosen = None;
+        let mut visit = |_, logits: &[f32]| {
+            let (position, sampling) = (sequence.len() as u64, &options.sampling);
+            chosen = Some(if options.logprobs {
+                let choice = sampler.sample(logits, sequence, position, sampling);
+                (choice.token, Some(choice.logprob))
+            } else {
+                (sampler.token(logits, sequence, position, sampling), None)
+            });
+        };
+        self.session.step_by(rest, rest.len() - 1, 0, &mut run, &mut visit)?;
+        Ok(chosen)
+    }
+
+    /// Counts tokens of the prompt that were computed, and says so after the last.
+    fn read(&mut self, tokens: usize, since: Duration) {
+        let metrics = &mut self.metrics;
+        let all = metrics.to_compute();
+        if tokens == 0 || metrics.computed_tokens == all {
+            return;
+        }
+        metrics.computed_tokens += tokens;
+        metrics.computing = since;
+        if let Some(Progress(progress)) = &self.progress {
+            progress(metrics.computed_tokens, all);
+        }
+        if metrics.computed_tokens == all {
+            self.progress = None;
         }
     }
 

@@ -20,7 +20,7 @@ pub use device::{
     About, CacheType, Dispatch, Limits, Memory, Peaks, Place, Plan, Profile, Roof, SplitMode,
     Timing, Usage, Work,
 };
-pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Token};
+pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;

@@ -48,29 +48,21 @@ impl<'a> Profiler<'a> {
         let sequence = [self.session.tokens(), tokens].concat();
         while done < tokens.len() && !silent {
             let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
-                match executor.run_timed(arguments)? {
-                    Some(profile) => replays.push(profile),
-                    None => silent = true,
-                }
-                Ok(())
+                let profile = executor.run_timed(arguments)?;
+                silent = profile.is_none();
+                replays.extend(profile);
+                Ok(!silent)
             };
             let rest = &tokens[done..];
             let mut visit = |_, logits: &[f32]| {
-                // A replay that did not take place left no logits.
-                if !logits.is_empty() {
-                    let start = Instant::now();
-                    let position = sequence.len() as u64;
-                    token = self.sampler.token(logits, &sequence, position, &self.sampling);
-                    sampling = start.elapsed().as_secs_f64();
-                }
+                let start = Instant::now();
+                let position = sequence.len() as u64;
+                token = self.sampler.token(logits, &sequence, position, &self.sampling);
+                sampling = start.elapsed().as_secs_f64();
             };
             done += self.session.step_by(rest, rest.len() - 1, done, &mut run, &mut visit)?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        if silent {
-            // The timeline counts tokens that were never computed.
-            self.session.clear();
-        }
         Ok((!silent).then_some(Step { token, replays, sampling, seconds }))
     }
 }

@@ -150,16 +150,20 @@ impl Session {
         base: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<usize> {
-        self.step_by(tokens, from, base, &mut |executor, arguments| executor.run(arguments), visit)
+        let run = &mut |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
+            executor.run(arguments).map(|()| true)
+        };
+        self.step_by(tokens, from, base, run, visit)
     }
 
-    /// [`Session::step`] with a replay of the caller's choice.
+    /// [`Session::step`] with a replay of the caller's choice, which tells whether it took place: if not, nothing has changed, and
+    /// the length is 0.
     pub(crate) fn step_by(
         &mut self,
         tokens: &[u32],
         from: usize,
         base: usize,
-        run: &mut dyn FnMut(&mut dyn Executor, &Arguments<'_>) -> Result<()>,
+        run: &mut dyn FnMut(&mut dyn Executor, &Arguments<'_>) -> Result<bool>,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<usize> {
         let shared = self.shared.clone();
@@ -183,10 +187,10 @@ impl Session {
             input: &[],
         };
         let done = run(&mut **executor, &arguments);
-        if done.is_err() {
+        if !matches!(done, Ok(true)) {
             self.truncate(start);
+            return done.map(|_| 0);
         }
-        done?;
         self.tokens.extend(&tokens[..rows]);
         let vocab = shared.config.vocab;
         for (&row, logits) in self.outputs.iter().zip(executor.result(0).chunks_exact(vocab)) {

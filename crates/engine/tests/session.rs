@@ -4,8 +4,9 @@ mod common;
 
 use common::{load, root};
 use delft_engine::{
-    CacheType, Engine, Finish, GenerateOptions, LoadOptions, Rows, SamplingOptions,
+    CacheType, Engine, Finish, GenerateOptions, LoadOptions, Progress, Rows, SamplingOptions,
 };
+use std::sync::{Arc, Mutex};
 
 fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
@@ -126,6 +127,94 @@ fn cancelling_stops_before_the_next_token() {
     options.cancel.cancel();
     assert!(generation.next().is_none());
     assert_eq!(generation.finish(), Some(&Finish::Cancelled));
+}
+
+/// All that a progress was told.
+type Told = Arc<Mutex<Vec<(usize, usize)>>>;
+
+/// Notes what it is told, and cancels once it has been told `calls` times.
+fn telling(options: &mut GenerateOptions, calls: usize) -> Told {
+    let told = Told::default();
+    let (list, cancel) = (told.clone(), options.cancel.clone());
+    options.progress = Some(Progress::new(move |done, all| {
+        let mut list = list.lock().unwrap();
+        list.push((done, all));
+        if list.len() == calls {
+            cancel.cancel();
+        }
+    }));
+    told
+}
+
+#[test]
+fn progress_tells_of_the_tokens_that_are_computed_and_of_no_others() {
+    for (place, options) in [
+        ("cpu", LoadOptions { chunk: 8, ..LoadOptions::default() }),
+        ("sim", LoadOptions { chunk: 8, ..LoadOptions::on("sim".parse().unwrap()) }),
+        ("cpu", LoadOptions { chunk: 512, ..LoadOptions::default() }),
+    ] {
+        let engine = engine("llama3", LoadOptions { context: Some(64), ..options });
+        let mut session = engine.session();
+        for (prompt, reused) in [(prompt(21), 0), (prompt(37), 21), (prompt(37), 36)] {
+            let all = prompt.len() - reused;
+            let mut options = greedy(1);
+            let told = telling(&mut options, usize::MAX);
+            let mut generation = session.generate(prompt, &options).unwrap();
+            while generation.next().is_some() {}
+            let metrics = generation.metrics();
+            assert_eq!((metrics.reused_tokens, metrics.computed_tokens), (reused, all), "{place}");
+            assert!(metrics.computing <= metrics.prefill);
+            let told = told.lock().unwrap();
+            assert!(told.is_sorted() && told.iter().all(|told| told.1 == all), "{told:?}");
+            assert_eq!(told.last(), Some(&(all, all)), "{place}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_is_given_up_leaves_what_was_computed_and_nothing_false() {
+    let prompt = prompt(40);
+    let options = LoadOptions {
+        chunk: 8,
+        context: Some(64),
+        cache_type: CacheType::F32,
+        ..Default::default()
+    };
+    for threads in [1, 2] {
+        let engine = engine("llama3", LoadOptions { threads: Some(threads), ..options.clone() });
+        let wanted = continuation(&engine, &prompt, 9);
+        let mut session = engine.session();
+        let mut before = 0;
+        // After operations of a step, and around its end.
+        for calls in [1, 3, 7, 14, 15, 16, 17] {
+            let mut options = greedy(9);
+            let told = telling(&mut options, calls);
+            let mut generation = session.generate(prompt.clone(), &options).unwrap();
+            assert!(generation.next().is_none(), "{calls} calls");
+            assert_eq!(generation.finish(), Some(&Finish::Cancelled));
+            let metrics = generation.metrics();
+            // A step whose last operation it was is over, and says so.
+            assert!(told.lock().unwrap().len() <= calls + 1, "nothing is computed after that");
+            assert_eq!(metrics.reused_tokens, before);
+            assert_eq!(metrics.computed_tokens % 8, 0, "whole steps");
+            drop(generation);
+            before += metrics.computed_tokens;
+            assert_eq!(session.tokens(), &prompt[..before]);
+            if calls == 1 {
+                assert_eq!((metrics.computed_tokens, metrics.prefill_rate()), (0, 0.0));
+            }
+            let mut other = engine.session();
+            let found: Vec<u32> = other
+                .generate(prompt.clone(), &greedy(9))
+                .unwrap()
+                .map(|token| token.unwrap().id)
+                .collect();
+            assert_eq!(found, wanted, "others do not notice");
+        }
+        assert!((8..40).contains(&before), "{before}");
+        let rest = session.generate(prompt.clone(), &greedy(9)).unwrap();
+        assert_eq!(rest.map(|token| token.unwrap().id).collect::<Vec<_>>(), wanted);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::profile::{Span, Spans, profile};
 use super::replay::Replay;
 use super::roof::read_rate;
 use super::team::{SharedSlice, Team, default_threads};
-use crate::{Executor, Limits, LoadOptions, Memory, Peaks, Profile, Roof};
+use crate::{Executor, Limits, LoadOptions, Memory, Peaks, Profile, Roof, Watch};
 use formats::{Error, Result, Tensors};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
@@ -238,8 +238,13 @@ fn load_weights(
 }
 
 impl CpuExecutor {
-    /// One replay, with the workers' times if asked for.
-    fn replay(&mut self, arguments: &Arguments<'_>, spans: Option<&Spans<'_>>) -> Result<()> {
+    /// One replay, with the workers' times if asked for; false if it was stopped.
+    fn replay(
+        &mut self,
+        arguments: &Arguments<'_>,
+        watch: &Watch<'_>,
+        spans: Option<&Spans<'_>>,
+    ) -> Result<bool> {
         self.last = None;
         arguments.check(&self.limits)?;
         let class = self.class(arguments.tokens.len(), arguments.outputs.len());
@@ -257,19 +262,24 @@ impl CpuExecutor {
             scratch: SharedSlice::new(&mut self.scratch),
             partials: SharedSlice::new(floats(&mut self.partials)),
             spans,
+            watch,
         };
-        replay.run();
+        let whole = replay.run();
         for (used, table) in self.used.iter_mut().zip(arguments.tables) {
             *used = table.blocks.iter().fold(*used, |used, &block| used.max(block as usize + 1));
         }
-        self.last = Some((class, arguments.tokens.len(), arguments.outputs.len()));
-        Ok(())
+        self.last = whole.then_some((class, arguments.tokens.len(), arguments.outputs.len()));
+        Ok(whole)
     }
 }
 
 impl Executor for CpuExecutor {
     fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.replay(arguments, None)
+        self.replay(arguments, &Watch::NONE, None).map(|_| ())
+    }
+
+    fn run_watched(&mut self, arguments: &Arguments<'_>, watch: &Watch<'_>) -> Result<bool> {
+        self.replay(arguments, watch, None)
     }
 
     fn result(&self, index: usize) -> &[f32] {
@@ -334,7 +344,7 @@ impl Executor for CpuExecutor {
         let mut slots =
             vec![Span::default(); self.loaded.program.nodes.len() * self.loaded.team.count()];
         let spans = Spans::new(&mut slots);
-        self.replay(arguments, Some(&spans))?;
+        self.replay(arguments, &Watch::NONE, Some(&spans))?;
         let seconds = spans.now();
         let geometries: Vec<Geometry> = self.caches.iter().map(|c| *c.geometry()).collect();
         Ok(Some(profile(&self.loaded, &geometries, arguments, &slots, seconds)))

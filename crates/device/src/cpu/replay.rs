@@ -10,6 +10,7 @@ use super::math::{self, Binary, Unary};
 use super::matmul::{Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
 use super::profile::Spans;
 use super::team::{SharedSlice, Worker};
+use crate::Watch;
 use ops::project::Project;
 use ops::{Op, Rope, RopeWrite, Rows};
 use program::{Arguments, Node, ValueId, WeightId};
@@ -25,6 +26,7 @@ pub(super) struct Replay<'a> {
     pub(super) partials: SharedSlice<'a, f32>,
     /// Where the workers of a timed replay note what each node took.
     pub(super) spans: Option<&'a Spans<'a>>,
+    pub(super) watch: &'a Watch<'a>,
 }
 
 // SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
@@ -41,21 +43,27 @@ struct Product<'a> {
 }
 
 impl Replay<'_> {
-    pub(super) fn run(&self) {
-        self.loaded.team.run(&|worker| {
+    /// Whether it came to its end.
+    pub(super) fn run(&self) -> bool {
+        let nodes = &self.loaded.program.nodes;
+        self.loaded.team.run_until(self.watch.stop, &|worker| {
             self.angles(worker);
-            worker.barrier();
-            for (i, node) in self.loaded.program.nodes.iter().enumerate() {
-                if self.rows(node) > 0 {
-                    let begin = self.spans.map(Spans::now);
-                    self.node(i, node, worker);
-                    if let (Some(spans), Some(begin)) = (self.spans, begin) {
-                        spans.note(i, worker, begin);
-                    }
-                    worker.barrier();
+            let mut going_on = worker.gather();
+            for (i, node) in nodes.iter().enumerate().filter(|(_, node)| self.rows(node) > 0) {
+                if !going_on {
+                    return;
+                }
+                let begin = self.spans.map(Spans::now);
+                self.node(i, node, worker);
+                if let (Some(spans), Some(begin)) = (self.spans, begin) {
+                    spans.note(i, worker, begin);
+                }
+                going_on = worker.gather();
+                if going_on && worker.index == 0 {
+                    (self.watch.progress)((i + 1) as f64 / nodes.len() as f64);
                 }
             }
-        });
+        })
     }
 
     /// `len` floats at a byte offset of the arena.

@@ -43,13 +43,20 @@ pub struct Worker<'a> {
     /// Workers in the team.
     pub count: usize,
     shared: &'a Shared,
+    /// Set when the job is to end early.
+    stop: &'a AtomicBool,
 }
 
 /// Keeps neighbours off one cache line (two, for the adjacent-line prefetcher).
 #[repr(align(128))]
 struct Padded<T>(T);
 
-type Job = *const (dyn Fn(&Worker<'_>) + Sync);
+/// What all workers run together.
+struct Job<'a> {
+    f: &'a (dyn Fn(&Worker<'_>) + Sync),
+    /// Set when it is to end early.
+    stop: &'a AtomicBool,
+}
 
 struct Shared {
     count: usize,
@@ -57,7 +64,7 @@ struct Shared {
     /// Jobs started so far.
     epoch: Padded<AtomicUsize>,
     /// The job of this epoch: written by the caller while every other worker waits for the epoch.
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<*const Job<'static>>>,
     stop: AtomicBool,
     start: Bell,
     /// Workers, other than the caller, that have not finished the job.
@@ -67,6 +74,8 @@ struct Shared {
     generation: Padded<AtomicUsize>,
     arrived: Padded<AtomicUsize>,
     passing: Bell,
+    /// What the last to arrive at a barrier saw of the job's wish to stop: the same for all who pass it.
+    stopping: AtomicBool,
     /// The next unclaimed item: see [`Worker::claim`].
     ticket: Padded<AtomicUsize>,
     /// A worker panicked: no barrier of this job will complete.
@@ -77,7 +86,7 @@ struct Shared {
 // SAFETY: every field but `job` is `Sync` by itself. `job` is written by the caller, who holds `Team::turn`, before
 // it advances `epoch` (release), while all workers wait for that (acquire); they read it and never write it.
 unsafe impl Sync for Shared {}
-// SAFETY: `job` is a pointer to a `Sync` closure that `Team::run` keeps alive while any worker may use it.
+// SAFETY: `job` is a pointer to a `Sync` closure and flag that `Team::run_until` keeps alive while any worker may use them.
 unsafe impl Send for Shared {}
 
 /// What a worker unwinds with when another one panicked: the caller gets the other one's message.
@@ -111,6 +120,7 @@ impl Team {
             generation: Padded(AtomicUsize::new(0)),
             arrived: Padded(AtomicUsize::new(0)),
             passing: Bell::default(),
+            stopping: AtomicBool::new(false),
             ticket: Padded(AtomicUsize::new(0)),
             broken: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -159,6 +169,13 @@ impl Team {
     /// With the panic of a worker, after all of them stopped; the team stays usable. Also when called from inside a
     /// job of the same team, which could never end.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        self.run_until(&NEVER, f);
+    }
+
+    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] finds nothing more, and [`Worker::gather`] says so.
+    /// False if a gathering did.
+    pub fn run_until(&self, stop: &AtomicBool, f: &(dyn Fn(&Worker<'_>) + Sync)) -> bool {
         let shared: &Shared = &self.shared;
         assert!(
             INSIDE.get() != std::ptr::from_ref(shared),
@@ -168,30 +185,30 @@ impl Team {
         shared.arrived.0.store(0, Ordering::Relaxed);
         shared.ticket.0.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
+        shared.stopping.store(false, Ordering::Relaxed);
         shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches
-        // the job; a panic of worker 0 is caught, so that nothing leaves earlier.
-        let job = unsafe {
-            std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(
-                std::ptr::from_ref(f),
-            )
-        };
+        let job = Job { f, stop };
+        // Only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches the job; a panic
+        // of worker 0 is caught, so that nothing leaves earlier.
+        let everlasting = std::ptr::from_ref(&job).cast::<Job<'static>>();
         // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else has access.
-        unsafe { *shared.job.get() = Some(job) };
+        unsafe { *shared.job.get() = Some(everlasting) };
         if shared.count > 1 {
             shared.epoch.0.fetch_add(1, Ordering::Release);
             shared.start.ring();
         }
         let outer = INSIDE.replace(shared);
-        work(shared, 0, f);
+        work(shared, 0, &job);
         INSIDE.set(outer);
         shared.finish.wait(shared.crowded, || shared.busy.0.load(Ordering::Acquire) == 0);
         let panic =
             if shared.broken.load(Ordering::Acquire) { lock(&shared.panic).take() } else { None };
+        let stopped = shared.stopping.load(Ordering::Relaxed);
         drop(turn);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+        !stopped
     }
 }
 
@@ -229,7 +246,7 @@ fn serve(shared: &Shared, index: usize) {
         }
         // SAFETY: the caller wrote the job before it advanced the epoch, and writes it again only after `busy` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: `Team::run` keeps the closure alive until this worker counts itself out of `busy`.
+            // SAFETY: `Team::run_until` keeps the job alive until this worker counts itself out of `busy`.
             work(shared, index, unsafe { &*job });
         }
         if shared.busy.0.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -239,9 +256,9 @@ fn serve(shared: &Shared, index: usize) {
 }
 
 /// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this worker.
-fn work(shared: &Shared, index: usize, f: &(dyn Fn(&Worker<'_>) + Sync)) {
-    let worker = Worker { index, count: shared.count, shared };
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(&worker))) {
+fn work(shared: &Shared, index: usize, job: &Job<'_>) {
+    let worker = Worker { index, count: shared.count, shared, stop: job.stop };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(&worker))) {
         if !panic.is::<Broken>() {
             lock(&shared.panic).get_or_insert(panic);
         }
@@ -258,6 +275,7 @@ impl Worker<'_> {
         let shared = self.shared;
         if self.count == 1 {
             shared.ticket.0.store(0, Ordering::Relaxed);
+            shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             return;
         }
         // The generation cannot move before this worker arrives: read first, it is the one being waited for.
@@ -265,6 +283,8 @@ impl Worker<'_> {
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.ticket.0.store(0, Ordering::Relaxed);
+            // One worker looks for all: whoever passes reads this before it can arrive at the next barrier.
+            shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             shared.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             shared.passing.ring();
             return;
@@ -274,6 +294,12 @@ impl Worker<'_> {
         if !passed() {
             resume_unwind(Box::new(Broken));
         }
+    }
+
+    /// [`Worker::barrier`], and whether the job goes on: false, for every worker alike, once it is to stop.
+    pub fn gather(&self) -> bool {
+        self.barrier();
+        !self.shared.stopping.load(Ordering::Relaxed)
     }
 
     /// This worker's contiguous share of `0..n`: shares differ by at most one.
@@ -313,10 +339,11 @@ impl Worker<'_> {
 
     /// The next `chunk` items of `0..n` that nobody has claimed, or `None` when all are taken: for items of uneven
     /// cost, or on a busy machine. One such loop at most between two barriers (or a barrier and an end of the job),
-    /// with the same `n` and `chunk` everywhere; no item is handed out twice between them.
+    /// with the same `n` and `chunk` everywhere; no item is handed out twice between them. A job that is to stop has no more
+    /// items: what they would have made is missing, which the next [`Worker::gather`] tells all.
     pub fn claim(&self, n: usize, chunk: usize) -> Option<Range<usize>> {
         // A load first: the counter stops growing once it is past the end, so that it cannot wrap.
-        if self.shared.ticket.0.load(Ordering::Relaxed) >= n {
+        if self.shared.ticket.0.load(Ordering::Relaxed) >= n || self.stop.load(Ordering::Relaxed) {
             return None;
         }
         let start = self.shared.ticket.0.fetch_add(chunk.max(1), Ordering::Relaxed);

@@ -103,7 +103,8 @@ fn shares_cover_everything_once() {
             let (mut plain, mut units, mut weighted) = (Vec::new(), Vec::new(), Vec::new());
             let mut costs = Vec::new();
             for index in 0..count {
-                let worker = Worker { index, count, shared: &team.shared };
+                let stop = &AtomicBool::new(false);
+                let worker = Worker { index, count, shared: &team.shared, stop };
                 plain.extend(worker.split(n));
                 units.extend(worker.split_units(n, 16));
                 let range = worker.split_weighted(n, |i| i as u64);
@@ -137,4 +138,38 @@ fn claims_hand_out_every_item_once_between_barriers() {
         }
     });
     assert!(taken.iter().all(|count| count.load(Ordering::Relaxed) == 50));
+}
+
+#[test]
+fn a_job_that_is_to_stop_ends_at_the_same_gathering_for_all() {
+    for threads in [1, 2, 4] {
+        let team = Team::new(threads).unwrap();
+        for after in [0, 1, 7, 40] {
+            let stop = AtomicBool::new(false);
+            let (claimed, passed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let whole = team.run_until(&stop, &|worker| {
+                for _ in 0..10 {
+                    while worker.claim(5, 1).is_some() {
+                        let before = claimed.fetch_add(1, Ordering::Relaxed);
+                        if before + 1 == after {
+                            stop.store(true, Ordering::Relaxed);
+                        }
+                    }
+                    if !worker.gather() {
+                        return;
+                    }
+                    passed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            // The flag may meet claims that are under way, one of each worker.
+            let (claimed, passed) = (claimed.into_inner(), passed.into_inner());
+            assert_eq!(whole, after == 0);
+            let (least, most) = if after == 0 { (50, 50) } else { (after, after + threads - 1) };
+            assert!((least..=most).contains(&claimed), "{claimed} items, {after} wanted");
+            let rounds = if after == 0 { 10 } else { (after - 1) / 5 };
+            assert_eq!(passed, rounds * threads, "{after}: all alike");
+            // The next job knows nothing of it.
+            assert!(team.run_until(&AtomicBool::new(false), &|worker| assert!(worker.gather())));
+        }
+    }
 }
