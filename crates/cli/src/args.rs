@@ -79,7 +79,7 @@ pub(crate) enum Command {
 }
 
 /// Which model.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArg {
     /// The model: a .gguf file, a folder, a short name (qwen3:0.6b) or a hub id (org/name:Q4_K_M) [default: the bundled model]
     #[arg(value_name = "MODEL", index = 1, help_heading = None::<&'static str>)]
@@ -90,7 +90,7 @@ pub(crate) struct ModelArg {
 }
 
 /// How it is loaded.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct LoadArgs {
     #[command(flatten)]
@@ -113,9 +113,9 @@ pub(crate) struct LoadArgs {
     /// How several GPUs share the model
     #[arg(long, value_enum, default_value_t = SplitArg::Layer)]
     pub(crate) split_mode: SplitArg,
-    /// How a GPU is given its work
-    #[arg(long, value_enum, default_value_t = DispatchArg::Graph)]
-    pub(crate) dispatch: DispatchArg,
+    /// How a GPU is given its work [default: graph]
+    #[arg(long, value_enum)]
+    pub(crate) dispatch: Option<DispatchArg>,
     /// Element type of the key/value cache; q8_0 on GPUs only
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
@@ -423,7 +423,7 @@ pub(crate) struct Logits {
 }
 
 /// `delft bench`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 pp is the processing of a prompt of P random tokens at once; tg is N single-token steps; both start from an empty \
 cache, or one that holds D tokens. One unmeasured run comes first; the figure is the median of R runs.

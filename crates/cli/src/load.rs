@@ -1,7 +1,7 @@
 //! From the loading flags to an engine.
 
 use delft::hub::{self, Model};
-use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Plan, SplitMode, Tensors};
+use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, SplitMode, Tensors};
 
 use delft::tokens::Tokenizer;
 
@@ -48,12 +48,24 @@ pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)>
     let (engine, model) = engine_with(args, args.ctx.map(|n| n as usize), verbose)?;
     let info = engine.info();
     if info.context > info.trained_context && !args.rotate {
-        aside(format_args!(
-            "the model was trained for {} tokens: beyond them it may ramble",
-            info.trained_context
-        ));
+        beyond(&engine, "it may ramble");
     }
     Ok((engine, model))
+}
+
+/// Says that the context is longer than the model was trained for, and what follows.
+pub(crate) fn beyond(engine: &Engine, consequence: &str) {
+    let trained = engine.info().trained_context;
+    aside(format_args!("the model was trained for {trained} tokens: beyond them {consequence}"));
+}
+
+/// The dispatch that the flags name; a CPU has none to choose.
+fn dispatch(args: &LoadArgs) -> Outcome<Dispatch> {
+    if args.dispatch.is_some() && args.device == Place::Cpu {
+        let error = Error::new("--dispatch", "a GPU to give work to", "the CPU alone");
+        return Err(error.hint("--device cuda or --device metal").into());
+    }
+    Ok(args.dispatch.map_or(Dispatch::default(), Dispatch::from))
 }
 
 /// [`engine`] with a context of the caller's choice.
@@ -69,7 +81,7 @@ pub(crate) fn engine_with(
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
         split_mode: args.split_mode.into(),
-        dispatch: args.dispatch.into(),
+        dispatch: dispatch(args)?,
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         ..LoadOptions::on(args.device)
     };

@@ -180,6 +180,38 @@ fn a_model_on_two_devices_gives_the_tokens_of_one() {
 }
 
 #[test]
+fn a_setting_without_effect_is_refused() {
+    let model = &fixture("llama3");
+    let logits = ["logits", "-m", model, "--tokens", "1", "--dispatch", "eager"];
+    let cases: &[(&[&str], &str)] = &[
+        (&logits, "--dispatch: expected a GPU"),
+        (&["bench", "-m", model, "--dispatch", "graph"], "--dispatch: expected a GPU"),
+        (&["perplexity", "-m", model, "--rotate", file!()], "--rotate: expected a command"),
+    ];
+    for (args, expected) in cases {
+        let output = delft().args(*args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(status(&output), 1, "{args:?}: {stderr}");
+        assert!(stderr.contains(expected) && stderr.lines().count() == 1, "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn measuring_beyond_the_trained_context_says_so() {
+    let model = &fixture("llama3");
+    for (args, told) in [
+        (["bench", "-p", "700"], true),
+        (["why-slow", "-p", "700"], true),
+        (["bench", "-p", "16"], false),
+    ] {
+        let output = delft().args(args).args(["-m", model, "-n", "2"]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(status(&output), 0, "{args:?}: {stderr}");
+        assert_eq!(stderr.contains("was trained for"), told, "{args:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_dispatch_is_chosen_by_name() {
     let of = |dispatch: &str| {
         delft()
@@ -282,45 +314,4 @@ fn a_truncated_model_is_one_error_line() {
             );
         }
     }
-}
-
-/// The first Ctrl-C ends the generation, and what there is so far is printed as usual.
-#[cfg(target_os = "linux")]
-#[test]
-fn an_interrupted_generation_ends_cleanly() {
-    let child = delft()
-        .args([
-            "logits",
-            "-m",
-            &fixture("llama3"),
-            "--tokens",
-            "5,6,7",
-            "--generate",
-            "1000000000",
-            "--rotate",
-            "--json",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = child.id();
-    // The kernel tells when the handler is in place: SIGINT is the second bit of the caught signals (proc(5)).
-    let catches = || {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let mask =
-            text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_string();
-        u64::from_str_radix(&mask, 16).unwrap() & 2 != 0
-    };
-    let start = std::time::Instant::now();
-    while !catches() {
-        assert!(start.elapsed().as_secs() < 60, "no handler after a minute");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    let sent =
-        std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
-    assert!(sent.success());
-    let found = json(&child.wait_with_output().unwrap());
-    assert!(!found["generated"].as_array().unwrap().is_empty());
 }

@@ -2,17 +2,26 @@
 
 use std::time::Instant;
 
+use delft::hub::Model;
 use delft::{Engine, Error, GenerateOptions, Memory, Plan, SamplingOptions, Session};
 use serde_json::{Value, json};
 
 use super::head;
 use crate::args::Bench;
+use crate::interrupt::{LastWords, SoFar};
 use crate::load;
 use crate::terminal::{Outcome, aside, bytes, print, print_json, stderr_is_terminal, table};
 
 /// Tokens per second of each measured run.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Runs(Vec<f64>);
+
+/// What was measured so far.
+#[derive(Debug, Default, Clone)]
+struct Measured {
+    pp: Runs,
+    tg: Runs,
+}
 
 impl Runs {
     fn median(&self) -> f64 {
@@ -55,15 +64,23 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         .into());
     }
     let (engine, model) = load::engine_with(&args.load, Some(context), false)?;
+    if needed > engine.info().trained_context {
+        load::beyond(&engine, "speed is all that this measures");
+    }
+    let measured = SoFar::<Measured>::default();
+    let report = Report { args: args.clone(), engine: engine.clone(), model };
+    let words = {
+        let (report, measured) = (report.clone(), measured.clone());
+        // The device computes on meanwhile, so that nothing can be asked of it.
+        LastWords::prepare(move || report.print(&measured.get(), None))
+    };
     let mut session = engine.session();
     let tokens = random_tokens(needed, engine.info().vocab);
-    let mut pp = Runs::default();
-    let mut tg = Runs::default();
     // pp and tg take turns, so that a neighbour's load meets both; the first round only warms up.
     for round in 0..=args.repeat {
         if prompt > 0 {
             let seconds = process(&mut session, &tokens, depth, prompt)?;
-            record(&mut pp, "pp", round, prompt, seconds);
+            measured.update(|m| record(&mut m.pp, "pp", round, prompt, seconds));
         }
         if generate > 0 {
             let seconds = if args.sampled {
@@ -71,51 +88,88 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             } else {
                 step(&mut session, &tokens, depth, generate)?
             };
-            record(&mut tg, "tg", round, generate, seconds);
+            measured.update(|m| record(&mut m.tg, "tg", round, generate, seconds));
         }
     }
+    let measured = measured.get();
     // Before the roof is measured, which takes memory of its own.
     let memory = engine.memory();
-    let roof = share_of_roof(&engine, args, &tg);
-    if args.json {
-        let figures = to_json(args, &engine, memory, &pp, &tg, &roof);
-        return print_json(&head::object(&engine, &model, figures));
+    let roof = share_of_roof(&engine, args, &measured.tg);
+    drop(words);
+    report.print(&measured, Some((memory, roof)))
+}
+
+/// What is told of a measurement.
+#[derive(Clone)]
+struct Report {
+    args: Bench,
+    engine: Engine,
+    model: Model,
+}
+
+impl Report {
+    /// With what the device holds and could do, unless Ctrl-C came before that was known.
+    fn print(&self, measured: &Measured, end: Option<(Memory, Share)>) -> Outcome {
+        if self.args.json {
+            let figures = to_json(&self.args, &self.engine, measured, end);
+            return print_json(&head::object(&self.engine, &self.model, figures));
+        }
+        print(&self.text(measured, end))
     }
-    let info = engine.info();
-    let at = if depth > 0 { format!(" @ d{depth}") } else { String::new() };
-    let row = |name: String, runs: &Runs, share: String| {
-        vec![
-            name,
-            format!("{:.2}", runs.median()),
-            format!("{:.2} +/- {:.2}", runs.mean(), runs.deviation()),
-            share,
-        ]
-    };
-    let mut rows = Vec::new();
-    if prompt > 0 {
-        rows.push(row(format!("pp{prompt}{at}"), &pp, String::new()));
+
+    fn text(&self, measured: &Measured, end: Option<(Memory, Share)>) -> String {
+        let (args, info) = (&self.args, self.engine.info());
+        let at = if args.depth > 0 { format!(" @ d{}", args.depth) } else { String::new() };
+        let row = |name: String, runs: &Runs, share: String| {
+            vec![
+                name,
+                format!("{:.2}", runs.median()),
+                format!("{:.2} +/- {:.2}", runs.mean(), runs.deviation()),
+                share,
+            ]
+        };
+        let share = end.map_or(String::new(), |(_, roof)| format!("{:.0}%", 100.0 * roof.share));
+        let rows = [
+            (args.prompt, format!("pp{}{at}", args.prompt), &measured.pp, String::new()),
+            (args.generate, format!("tg{}{at}", args.generate), &measured.tg, share),
+        ];
+        let rows: Vec<Vec<String>> = rows
+            .into_iter()
+            .filter(|(tokens, _, runs, _)| *tokens > 0 && !runs.0.is_empty())
+            .map(|(_, name, runs, share)| row(name, runs, share))
+            .collect();
+        let head = head::title(&self.engine) + "\n";
+        let body = table(
+            &["TEST", "TOK/S (MEDIAN)", "MEAN", "OF ROOF"],
+            &[false, true, true, true],
+            &rows,
+        );
+        let loaded = format!(
+            "loaded in {:.2} s, peak memory {}",
+            info.load_ms as f64 / 1000.0,
+            bytes(delft::peak_rss_bytes()),
+        );
+        let tail = match end {
+            None => {
+                let runs = measured.pp.0.len().max(measured.tg.0.len());
+                format!("{loaded}; interrupted after {runs} of {} runs", args.repeat)
+            }
+            Some((memory, roof)) => format!(
+                "{loaded}{}; roof: {} per token at {:.1} GB/s read",
+                memory.device.map_or(String::new(), |usage| format!(
+                    " and {} of the device",
+                    bytes(usage.peak as u64)
+                )),
+                bytes(roof.bytes as u64),
+                roof.rate / 1e9
+            ),
+        };
+        format!("{head}{body}{tail}\n")
     }
-    if generate > 0 {
-        rows.push(row(format!("tg{generate}{at}"), &tg, format!("{:.0}%", 100.0 * roof.share)));
-    }
-    let head = head::title(&engine) + "\n";
-    let tail = format!(
-        "loaded in {:.2} s, peak memory {}{}; roof: {} per token at {:.1} GB/s read\n",
-        info.load_ms as f64 / 1000.0,
-        bytes(delft::peak_rss_bytes()),
-        memory.device.map_or(String::new(), |usage| format!(
-            " and {} of the device",
-            bytes(usage.peak as u64)
-        )),
-        bytes(roof.bytes as u64),
-        roof.rate / 1e9
-    );
-    let body =
-        table(&["TEST", "TOK/S (MEDIAN)", "MEAN", "OF ROOF"], &[false, true, true, true], &rows);
-    print(&format!("{head}{body}{tail}"))
 }
 
 /// What decoding is measured against: bytes per token over the rate at which this run read them.
+#[derive(Clone, Copy)]
 struct Share {
     /// Weights, and the cached keys and values at the depth half-way through the measurement.
     bytes: f64,
@@ -144,10 +198,16 @@ fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) 
     }
 }
 
+/// Fills the cache with so many tokens, and waits until it has them: a device may still be at work on a step of which nobody
+/// has asked for logits.
+fn fill(session: &mut Session, tokens: &[u32]) -> Outcome {
+    session.clear();
+    Ok(session.evaluate(tokens, tokens.len().saturating_sub(1), &mut |_, _| {})?)
+}
+
 /// Seconds to process a prompt behind `depth` cached tokens, with the logits of its last token.
 fn process(session: &mut Session, tokens: &[u32], depth: usize, prompt: usize) -> Outcome<f64> {
-    session.clear();
-    session.evaluate(&tokens[..depth], depth, &mut |_, _| {})?;
+    fill(session, &tokens[..depth])?;
     let start = Instant::now();
     session.evaluate(&tokens[depth..depth + prompt], prompt - 1, &mut |_, _| {})?;
     Ok(start.elapsed().as_secs_f64())
@@ -155,8 +215,7 @@ fn process(session: &mut Session, tokens: &[u32], depth: usize, prompt: usize) -
 
 /// Seconds for single-token steps behind `depth` cached tokens, each with its logits.
 fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) -> Outcome<f64> {
-    session.clear();
-    session.evaluate(&tokens[..depth], depth, &mut |_, _| {})?;
+    fill(session, &tokens[..depth])?;
     let start = Instant::now();
     for token in tokens[depth..depth + generate].chunks(1) {
         session.evaluate(token, 0, &mut |_, _| {})?;
@@ -197,13 +256,11 @@ pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
 fn to_json(
     args: &Bench,
     engine: &Engine,
-    memory: Memory,
-    pp: &Runs,
-    tg: &Runs,
-    roof: &Share,
+    Measured { pp, tg }: &Measured,
+    end: Option<(Memory, Share)>,
 ) -> Value {
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
-    json!({
+    let mut figures = json!({
         "isa": engine.info().device.isa,
         "p": args.prompt,
         "n": args.generate,
@@ -214,16 +271,23 @@ fn to_json(
         "tg_tok_s": rate(tg),
         "pp_runs_tok_s": pp.0,
         "tg_runs_tok_s": tg.0,
+        "device_planned_bytes": peak(engine.plan()),
+    });
+    let Some((memory, roof)) = end else {
+        figures["interrupted"] = true.into();
+        return figures;
+    };
+    let more = json!({
         "read_bytes_per_s": roof.rate,
         "token_bytes": roof.bytes,
         "tg_of_roof": if tg.0.is_empty() { Value::Null } else { roof.share.into() },
         "weights_bytes": memory.weights,
         "cache_bytes": memory.cache,
         "activation_bytes": memory.arena,
-        "device_planned_bytes": peak(engine.plan()),
         "device_peak_bytes": memory.device.map(|usage| usage.peak),
         "device_limit_bytes": memory.device.map(|usage| usage.limit),
-    })
+    });
+    head::joined(figures, more)
 }
 
 /// What is planned for all devices together.

@@ -33,7 +33,12 @@ pub(super) fn object(engine: &Engine, model: &Model, rest: Value) -> Value {
         "load_s": info.load_ms as f64 / 1e3,
         "peak_rss_bytes": delft::peak_rss_bytes(),
     });
-    let entries = [head, rest].into_iter().filter_map(|part| match part {
+    joined(head, rest)
+}
+
+/// The entries of two objects as one.
+pub(super) fn joined(first: Value, rest: Value) -> Value {
+    let entries = [first, rest].into_iter().filter_map(|part| match part {
         Value::Object(entries) => Some(entries),
         _ => None,
     });

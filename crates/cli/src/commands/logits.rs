@@ -2,19 +2,27 @@
 
 use std::io::{self, Write};
 
-use delft::{Engine, GenerateOptions, Logits as Found, Prompt, Rows, SamplingOptions};
+use delft::{Engine, Finish, GenerateOptions, Logits as Found, Prompt, Rows, SamplingOptions};
 
 use crate::args::Logits;
 use crate::generate::generate;
+use crate::interrupt::LastWords;
 use crate::load;
-use crate::terminal::{Outcome, harmless, print, table};
+use crate::terminal::{Outcome, Stop, aside, harmless, print, table};
 
 pub(crate) fn run(args: &Logits) -> Outcome {
     let (engine, _) = load::engine(&args.load, false)?;
     let mut session = engine.session();
     let rows = if args.all { Rows::All } else { Rows::Last(args.last.unwrap_or(1) as usize) };
+    let (json, tokens) = (args.json, args.tokens.clone());
+    let vocab = engine.info().vocab;
+    let words = LastWords::prepare(move || {
+        let none = Found { vocab, data: Vec::new() };
+        if json { write_json(&tokens, &none, &[], true) } else { Ok(()) }
+    });
     let logits = session.logits(&args.tokens, rows)?;
-    let mut generated = Vec::new();
+    drop(words);
+    let (mut generated, mut interrupted) = (Vec::new(), false);
     if args.generate > 0 {
         // A comparison wants as many tokens as it asked for, whatever the model thinks of ending.
         let options = GenerateOptions {
@@ -23,19 +31,25 @@ pub(crate) fn run(args: &Logits) -> Outcome {
             ignore_end: true,
             ..GenerateOptions::default()
         };
-        generated =
-            generate(&mut session, Prompt::Tokens(args.tokens.clone()), &options, &mut |_| Ok(()))?
-                .tokens;
+        let prompt = Prompt::Tokens(args.tokens.clone());
+        let answer = generate(&mut session, prompt, &options, &mut |_| Ok(()))?;
+        interrupted = answer.finish == Finish::Cancelled;
+        generated = answer.tokens;
     }
     if args.json {
-        write_json(&args.tokens, &logits, &generated)
+        write_json(&args.tokens, &logits, &generated, interrupted)?;
     } else {
-        show(&engine, &args.tokens, &logits, &generated)
+        show(&engine, &args.tokens, &logits, &generated)?;
     }
+    if interrupted {
+        aside(format_args!("interrupted: {} of {} tokens", generated.len(), args.generate));
+        return Err(Stop::Interrupted);
+    }
+    Ok(())
 }
 
 /// Row by row, each number in as few digits as tell it from every other f32; what is not finite becomes null.
-fn write_json(tokens: &[u32], logits: &Found, generated: &[u32]) -> Outcome {
+fn write_json(tokens: &[u32], logits: &Found, generated: &[u32], interrupted: bool) -> Outcome {
     let mut out = io::BufWriter::new(io::stdout().lock());
     write!(out, "{{\"tokens\":")?;
     serde_json::to_writer(&mut out, tokens)?;
@@ -46,7 +60,7 @@ fn write_json(tokens: &[u32], logits: &Found, generated: &[u32]) -> Outcome {
     }
     write!(out, "],\"generated\":")?;
     serde_json::to_writer(&mut out, generated)?;
-    writeln!(out, "}}")?;
+    writeln!(out, "{}}}", if interrupted { ",\"interrupted\":true" } else { "" })?;
     Ok(out.flush()?)
 }
 

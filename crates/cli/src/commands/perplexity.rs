@@ -2,9 +2,10 @@
 
 use delft::tokens::Special;
 use delft::{Error, Session};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::Perplexity;
+use crate::interrupt::{LastWords, SoFar};
 use crate::terminal::{Outcome, aside, print, print_json, stderr_is_terminal};
 use crate::{load, prompt};
 
@@ -57,6 +58,10 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &Perplexity) -> Outcome {
+    if args.load.rotate {
+        let found = "perplexity, whose windows never do";
+        return Err(Error::new("--rotate", "a command whose context can fill up", found).into());
+    }
     let text = prompt::read(&args.file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     if context < 4 {
@@ -78,6 +83,19 @@ pub(crate) fn run(args: &Perplexity) -> Outcome {
             .hint("take a longer text or a smaller --ctx")
             .into());
     }
+    let head = json!({
+        "model": engine.info().name,
+        "file": args.file.display().to_string(),
+        "tokens": tokens.len(),
+        "ctx": context,
+        "stride": args.stride,
+    });
+    let report = Report { head, json: args.json };
+    let found = SoFar::<(usize, Score)>::default();
+    let words = {
+        let (report, found) = (report.clone(), found.clone());
+        LastWords::prepare(move || report.print(found.get(), true))
+    };
     let mut session = engine.session();
     let mut score = Score::default();
     for chunk in 0..plan.count {
@@ -86,29 +104,45 @@ pub(crate) fn run(args: &Perplexity) -> Outcome {
             window[0] = bos;
         }
         evaluate(&mut session, &window, plan.from, &mut score)?;
+        found.update(|found| *found = (chunk + 1, score));
         if stderr_is_terminal() {
             aside(format_args!("chunk {}/{}: {:.4}", chunk + 1, plan.count, score.perplexity()));
         }
     }
-    if args.json {
-        return print_json(&json!({
-            "model": engine.info().name,
-            "file": args.file.display().to_string(),
-            "tokens": tokens.len(),
-            "ctx": context,
-            "stride": args.stride,
-            "chunks": plan.count,
-            "scored": score.count,
-            "nll": score.sum / score.count as f64,
-            "perplexity": score.perplexity(),
-            "error": score.error(),
-        }));
+    drop(words);
+    report.print(found.get(), false)
+}
+
+/// How the result is told, whole or as far as it got.
+#[derive(Debug, Clone)]
+struct Report {
+    head: Value,
+    json: bool,
+}
+
+impl Report {
+    fn print(mut self, (chunks, score): (usize, Score), interrupted: bool) -> Outcome {
+        let (perplexity, error) = (score.perplexity(), score.error());
+        if !self.json {
+            if interrupted && score.count == 0 {
+                return Ok(());
+            }
+            let mark = if interrupted { ", then interrupted" } else { "" };
+            return print(&format!(
+                "perplexity {perplexity:.4} +/- {error:.4} ({} tokens scored in {chunks} chunks{mark})\n",
+                score.count
+            ));
+        }
+        self.head["chunks"] = chunks.into();
+        self.head["scored"] = score.count.into();
+        self.head["nll"] = (score.sum / score.count as f64).into();
+        self.head["perplexity"] = perplexity.into();
+        self.head["error"] = error.into();
+        if interrupted {
+            self.head["interrupted"] = true.into();
+        }
+        print_json(&self.head)
     }
-    let (perplexity, error) = (score.perplexity(), score.error());
-    print(&format!(
-        "perplexity {perplexity:.4} +/- {error:.4} ({} tokens scored in {} chunks)\n",
-        score.count, plan.count
-    ))
 }
 
 /// Adds the likelihoods of `window[from + 1..]`, each given what precedes it in the window.

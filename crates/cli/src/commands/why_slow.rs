@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::head;
 use crate::args::{CacheArg, WhySlow};
+use crate::interrupt::LastWords;
 use crate::load;
 use crate::machine::{Counters, load_average};
 use crate::terminal::{BOLD, Outcome, bytes, count, print, print_json, table};
@@ -158,6 +159,15 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
     let (load_average, before) = (load_average(), Counters::now());
     let (engine, model) = load::engine_with(&args.load, Some(context), false)?;
     let loaded = Counters::now();
+    if needed > engine.info().trained_context {
+        load::beyond(&engine, "speed is all that this measures");
+    }
+    let words = {
+        let (json, engine, model) = (args.json, engine.clone(), model.clone());
+        // Half of the figures would lead to half of the causes: there is nothing to tell but that.
+        let marked = move || head::object(&engine, &model, json!({ "interrupted": true }));
+        LastWords::prepare(move || if json { print_json(&marked()) } else { Ok(()) })
+    };
     let mut session = engine.session();
     let (tokens, start) =
         (super::bench::random_tokens(prompt, engine.info().vocab), Instant::now());
@@ -187,6 +197,7 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         prefill,
         decode,
     };
+    drop(words);
     if args.json {
         return print_json(&head::object(&engine, &model, to_json(&evidence)));
     }
