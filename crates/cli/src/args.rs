@@ -193,6 +193,17 @@ pub(crate) struct SamplingArgs {
     pub(crate) ignore_eos: bool,
 }
 
+/// What becomes of a model's reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ThinkArg {
+    /// The template tells the model to think; at a terminal its thoughts are dimmed
+    On,
+    /// The template tells it not to
+    Off,
+    /// It does as it is used to, and its thoughts are not written
+    Hide,
+}
+
 /// `delft run`.
 #[derive(Debug, Args)]
 #[command(
@@ -225,6 +236,9 @@ pub(crate) struct Run {
     /// Continue the prompt as it stands (as --raw), and read the spellings of special tokens in it, such as <|im_start|>, as these tokens
     #[arg(long, conflicts_with_all = ["chat", "system", "template"])]
     pub(crate) special: bool,
+    /// Whether the model thinks before it answers, by its template's switch, and whether that is shown
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) think: Option<ThinkArg>,
     /// Write the prompt in front of the text, in a pipe too [default: at a terminal, where the text continues it]
     #[arg(long, conflicts_with_all = ["json", "json_lines"])]
     pub(crate) echo: bool,

@@ -14,6 +14,7 @@ mod progress;
 mod prompt;
 mod sampling;
 mod terminal;
+mod waiting;
 mod words;
 
 use std::io::Write;

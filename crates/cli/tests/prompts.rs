@@ -479,3 +479,39 @@ fn a_template_file_that_is_missing_is_named() {
     assert_eq!(status(&output), 1);
     assert!(text(&output.stderr).contains("nowhere.jinja"));
 }
+
+#[test]
+fn thinking_is_switched_by_the_template_and_hidden_on_request() {
+    let (folder, model) = model();
+    let template = folder.path().join("thinks.jinja");
+    let source = "<|user|>{{ messages[-1].content }}<|assistant|><think>\
+                  {% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let run = |args: &[&str]| {
+        delft()
+            .args(["run", &model, "hello", "-n", "6", "--temp", "0", "-q", "--ignore-eos"])
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let own = ["--template", template.to_str().unwrap()];
+    let with = |args: &[&str]| run(&[&own[..], args].concat());
+
+    // The template opens the reasoning, and this model never closes it.
+    let thinks = json(&with(&["--json"]));
+    assert_eq!((&thinks["reasoning"], &thinks["answer"]), (&thinks["text"], &Value::from("")));
+    let plain = with(&[]);
+    assert_eq!(text(&plain.stdout).trim_end_matches('\n'), thinks["text"].as_str().unwrap());
+    assert_eq!(text(&with(&["--think", "hide"]).stdout), "\n");
+    assert_eq!(json(&with(&["--think", "on", "--json"]))["tokens"], thinks["tokens"]);
+    let answers = json(&with(&["--think", "off", "--json"]));
+    assert_eq!((&answers["reasoning"], &answers["answer"]), (&Value::Null, &answers["text"]));
+
+    for args in [&["--think", "off"][..], &["--think", "on", "--raw"]] {
+        let refused = run(args);
+        let stderr = text(&refused.stderr);
+        assert_eq!(status(&refused), 1, "{args:?}");
+        assert!(stderr.contains("--think: expected") && stderr.lines().count() == 1, "{stderr}");
+    }
+}

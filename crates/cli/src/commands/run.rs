@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use delft::reasoning::{Part, Splitter};
 use delft::tokens::{ChatTemplate, Special, Tokenizer};
 use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Token};
 use serde_json::{Value, json};
 
 use super::tokenize;
-use crate::args::Run;
+use crate::args::{Run, ThinkArg};
 use crate::generate::{Answer, generate_tokens};
 use crate::prompt::{self, Gathering};
 use crate::terminal::{
     Outcome, Page, Stop, aside, print, print_json, print_json_line, printable, stdout_is_terminal,
 };
+use crate::waiting::Waiting;
 use crate::{load, sampling};
 
 /// How the bundled model's stories begin when nobody says otherwise.
@@ -55,21 +57,23 @@ pub(crate) fn run(args: &Run) -> Outcome {
         describe(&opening, &tokens, &options);
     }
     let mut session = engine.session();
+    let splitter = Splitter::after_tokens(Some(tokenizer), &tokens);
     let given = Prompt::Tokens(tokens);
+    let object = |answer: &Answer| object(&engine, &opening, &options, answer, splitter.clone());
     let answer = if args.json {
         let answer = generate_tokens(&mut session, given, &options, &mut |_| Ok(()))?;
-        print_json(&object(&engine, &opening, &options, &answer))?;
+        print_json(&object(&answer))?;
         answer
     } else if args.json_lines {
         let mut line =
             |token: &Token| print_json_line(&json!({ "token": token.id, "text": token.text }));
         let answer = generate_tokens(&mut session, given, &options, &mut line)?;
-        print_json_line(&object(&engine, &opening, &options, &answer))?;
+        print_json_line(&object(&answer))?;
         answer
     } else {
-        let answer = stream(args, &opening, &mut |sink| {
-            generate_tokens(&mut session, given.clone(), &options, sink)
-        })?;
+        let mut writer = Writer::new(args, &opening, splitter.clone());
+        let answer = generate_tokens(&mut session, given, &options, &mut |t| writer.push(&t.text))?;
+        writer.finish()?;
         if !args.quiet {
             aside(answer.summary(&engine));
         }
@@ -111,6 +115,8 @@ fn opening(args: &Run, gathering: Gathering, template: Option<&ChatTemplate>) ->
     } else if args.system.is_some() {
         let error = Error::new("--system", "a model with a chat template", "none");
         return Err(error.hint("write what you want to say into the prompt").into());
+    } else if matches!(args.think, Some(ThinkArg::On | ThinkArg::Off)) {
+        return Err(Error::new("--think", "a model with a chat template", "none").into());
     } else {
         Form::Plain
     };
@@ -137,12 +143,38 @@ fn encode(
         Form::Message => {
             let system = args.system.iter().map(|content| message("system", content));
             let messages = system.chain([message("user", &text)]).collect();
-            let prompt = Prompt::Chat { messages, extra: serde_json::Map::new() };
+            let prompt = Prompt::Chat { messages, extra: switches(args.think, template)? };
             let rendered = prompt.render(Some(tokenizer), template)?;
             let tokens = tokenizer.encode_chat(&rendered)?;
             Ok((rendered, tokens))
         }
     }
+}
+
+/// What a template calls its switch for thinking.
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// The template's variables that turn thinking on or off.
+fn switches(
+    think: Option<ThinkArg>,
+    template: Option<&ChatTemplate>,
+) -> Outcome<serde_json::Map<String, Value>> {
+    let on = match think {
+        Some(ThinkArg::On) => true,
+        Some(ThinkArg::Off) => false,
+        Some(ThinkArg::Hide) | None => return Ok(serde_json::Map::new()),
+    };
+    let read = template.map(ChatTemplate::variables).unwrap_or_default();
+    let switches: serde_json::Map<String, Value> = SWITCHES
+        .iter()
+        .filter(|name| read.contains(**name))
+        .map(|name| (name.to_string(), on.into()))
+        .collect();
+    if switches.is_empty() {
+        let error = Error::new("--think", "a chat template with a switch for thinking", "none");
+        return Err(error.hint("--think hide leaves out what the model thinks").into());
+    }
+    Ok(switches)
 }
 
 /// A message as chat templates read it.
@@ -182,26 +214,77 @@ fn describe(opening: &Opening, tokens: &[u32], options: &GenerateOptions) {
 }
 
 /// Writes the text as it comes, behind its prompt where that is shown.
-fn stream(
-    args: &Run,
-    opening: &Opening,
-    generate: &mut dyn FnMut(&mut dyn FnMut(&Token) -> Outcome) -> Outcome<Answer>,
-) -> Outcome<Answer> {
-    let mut page = Page::new();
-    // While a prompt is read a bar may stand where the text will begin, so the prompt is written with its first token.
-    let mut begun = false;
-    let mut begin = |page: &mut Page| {
-        if std::mem::replace(&mut begun, true) { Ok(()) } else { echo(args, opening, page) }
-    };
-    let answer = generate(&mut |token| {
-        begin(&mut page)?;
-        page.write(&token.text)
-    })?;
-    begin(&mut page)?;
-    if !answer.text.ends_with('\n') {
-        page.write("\n")?;
+struct Writer<'a> {
+    args: &'a Run,
+    opening: &'a Opening,
+    page: Page,
+    begun: bool,
+    /// Tells reasoning from answer, where they are not written alike.
+    splitter: Option<Splitter>,
+    /// Tokens of a reasoning that is not shown, and the line that tells of them.
+    hidden: Option<(usize, Waiting)>,
+    /// Whether what was written last ended its line.
+    ended: bool,
+}
+
+impl<'a> Writer<'a> {
+    fn new(args: &'a Run, opening: &'a Opening, splitter: Splitter) -> Writer<'a> {
+        let page = Page::new();
+        let hides = args.think == Some(ThinkArg::Hide);
+        let hidden = hides.then(|| (0, Waiting::begin("thinking")));
+        let splitter = (hides || page.is_terminal()).then_some(splitter);
+        Writer { args, opening, page, begun: false, splitter, hidden, ended: false }
     }
-    Ok(answer)
+
+    /// While a prompt is read a bar may stand where the text will begin, so the prompt comes with the first token.
+    fn begin(&mut self) -> Outcome {
+        if std::mem::replace(&mut self.begun, true) {
+            return Ok(());
+        }
+        echo(self.args, self.opening, &mut self.page)
+    }
+
+    /// Writes a token's text.
+    fn push(&mut self, text: &str) -> Outcome {
+        self.begin()?;
+        let Some(splitter) = &mut self.splitter else { return self.write(Part::Answer, text) };
+        for span in splitter.push(text) {
+            self.write(span.part, &span.text)?;
+        }
+        let thinks = self.splitter.as_ref().is_some_and(Splitter::is_reasoning);
+        if let Some((tokens, waiting)) = self.hidden.as_mut().filter(|_| thinks) {
+            *tokens += 1;
+            waiting.at(*tokens, None);
+        }
+        Ok(())
+    }
+
+    /// Writes what was held back, and ends the line.
+    fn finish(mut self) -> Outcome {
+        self.begin()?;
+        for span in self.splitter.as_mut().map(Splitter::finish).unwrap_or_default() {
+            self.write(span.part, &span.text)?;
+        }
+        if self.ended { Ok(()) } else { self.page.write("\n") }
+    }
+
+    fn write(&mut self, part: Part, text: &str) -> Outcome {
+        if text.is_empty() {
+            return Ok(());
+        }
+        match (part, &mut self.hidden) {
+            (Part::Answer, hidden) => {
+                if let Some((_, waiting)) = hidden {
+                    waiting.end();
+                }
+                self.page.write(text)?
+            }
+            (_, Some(_)) => return Ok(()),
+            (_, None) => self.page.write_dimmed(text)?,
+        }
+        self.ended = text.ends_with('\n');
+        Ok(())
+    }
 }
 
 /// Writes the prompt where it is asked for, or helps a reader to follow: at a terminal, in front of its continuation.
@@ -228,12 +311,26 @@ fn echo(args: &Run, opening: &Opening, page: &mut Page) -> Outcome {
     }
 }
 
-/// All about a text, for machines.
-fn object(engine: &Engine, opening: &Opening, options: &GenerateOptions, answer: &Answer) -> Value {
+/// All about a text, for machines: as the model wrote it, and its answer apart from its reasoning.
+fn object(
+    engine: &Engine,
+    opening: &Opening,
+    options: &GenerateOptions,
+    answer: &Answer,
+    mut splitter: Splitter,
+) -> Value {
+    let mut spans = splitter.push(&answer.text);
+    spans.extend(splitter.finish());
+    let of = |part: Part| -> String {
+        spans.iter().filter(|span| span.part == part).map(|span| span.text.as_str()).collect()
+    };
+    let thinks = spans.iter().any(|span| span.part == Part::Reasoning);
     json!({
         "model": engine.info().name,
         "prompt": opening.text,
         "text": answer.text,
+        "reasoning": thinks.then(|| of(Part::Reasoning)),
+        "answer": of(Part::Answer),
         "tokens": answer.tokens,
         "finish": answer.finish.name(),
         "sampling": sampling::to_json(options),
