@@ -101,4 +101,15 @@ mod tests {
             assert!(read_somewhere.contains(name), "{name} is in delft --help, but never read");
         }
     }
+
+    #[test]
+    fn readme_has_the_same_table() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+        let readme = std::fs::read_to_string(path).unwrap();
+        for (names, purpose) in VARIABLES {
+            let names: Vec<String> = names.split(", ").map(|name| format!("`{name}`")).collect();
+            let row = format!("| {} | {purpose} |", names.join(", "));
+            assert!(readme.contains(&row), "README lacks {row}");
+        }
+    }
 }
