@@ -1,10 +1,13 @@
 //! One generation with its text handed on piece by piece, and what it took.
 
-use delft::{Engine, Finish, GenerateOptions, Metrics, Prompt, Session, Token};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use delft::{Engine, Finish, GenerateOptions, Metrics, Progress, Prompt, Session, Token};
 use serde_json::{Value, json};
 
 use crate::interrupt::Generating;
 use crate::terminal::{Outcome, bytes};
+use crate::waiting::Waiting;
 
 /// A finished generation.
 #[derive(Debug)]
@@ -16,7 +19,8 @@ pub(crate) struct Answer {
     pub(crate) metrics: Metrics,
 }
 
-/// Generates, giving each piece of text to `sink` as it comes. Ctrl-C ends it early.
+/// Generates, giving each piece of text to `sink` as it comes. Ctrl-C ends it early. While a long prompt is read a bar at the
+/// terminal tells how far it is, unless the options bring a progress of their own.
 pub(crate) fn generate(
     session: &mut Session,
     prompt: Prompt,
@@ -36,18 +40,43 @@ pub(crate) fn generate_tokens(
     sink: &mut dyn FnMut(&Token) -> Outcome,
 ) -> Outcome<Answer> {
     let generating = Generating::begin();
-    let options = GenerateOptions { cancel: generating.0.clone(), ..options.clone() };
+    let mut options = GenerateOptions { cancel: generating.0.clone(), ..options.clone() };
+    let reading = Reading::begin();
+    options.progress = options.progress.or(Some(reading.progress()));
     let mut generation = session.generate(prompt, &options)?;
     let mut text = String::new();
     let mut tokens = Vec::new();
     for token in &mut generation {
+        reading.end();
         let token = token?;
         tokens.push(token.id);
         text += &token.text;
         sink(&token)?;
     }
+    reading.end();
     let finish = generation.finish().cloned().unwrap_or(Finish::Cancelled);
     Ok(Answer { text, tokens, finish, metrics: generation.metrics() })
+}
+
+/// The bar that tells how far a prompt is read.
+struct Reading(Arc<Mutex<Waiting>>);
+
+impl Reading {
+    fn begin() -> Reading {
+        Reading(Arc::new(Mutex::new(Waiting::begin("reading the prompt"))))
+    }
+
+    fn progress(&self) -> Progress {
+        let waiting = self.0.clone();
+        Progress::new(move |done, all| {
+            let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if done < all { waiting.at(done, Some(all)) } else { waiting.end() }
+        })
+    }
+
+    fn end(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).end();
+    }
 }
 
 impl Answer {
