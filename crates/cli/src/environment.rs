@@ -13,7 +13,10 @@ const VARIABLES: &[(&str, &str)] = &[
     ),
     ("DELFT_METALLIB", "a library of kernels compiled for Metal"),
     ("DELFT_NO_CUBLAS", "set: products on NVIDIA GPUs are Delft's own, not the vendor's"),
-    ("DELFT_SIM_MEMORY, DELFT_SIM_LAUNCHES", "for tests: bytes that a simulated GPU has; a file in which its launches are noted"),
+    (
+        "DELFT_SIM_MEMORY, DELFT_SIM_LAUNCHES",
+        "for tests: bytes that a simulated GPU has; a file in which its launches are noted",
+    ),
     (
         "HF_HOME, XDG_CACHE_HOME",
         "where the hub's cache lies: HF_HOME, else huggingface in XDG_CACHE_HOME or ~/.cache",

@@ -6,7 +6,7 @@ use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, SplitM
 use delft::tokens::Tokenizer;
 
 use crate::args::{CacheArg, DispatchArg, LoadArgs, SplitArg};
-use crate::terminal::{Outcome, Stop, aside, bytes, stderr_is_terminal};
+use crate::terminal::{Outcome, Stop, aside, bytes, harmless, stderr_is_terminal};
 
 impl From<CacheArg> for CacheType {
     fn from(arg: CacheArg) -> Self {
@@ -94,7 +94,8 @@ pub(crate) fn engine_with(
         }
     }
     let bar = stderr_is_terminal().then(|| {
-        let bar = indicatif::ProgressBar::new(0).with_message(format!("loading {}", model.name()));
+        let bar = indicatif::ProgressBar::new(0)
+            .with_message(format!("loading {}", harmless(&model.name())));
         // Small models load before anybody could read the line.
         bar.set_style(crate::progress::style("{msg} {percent}%"));
         bar
@@ -117,9 +118,9 @@ pub(crate) fn engine_with(
         let info = engine.info();
         aside(format_args!(
             "model: {} ({}) from {}",
-            info.name,
+            harmless(&info.name),
             info.architecture,
-            model.path.display()
+            harmless(&model.path.display().to_string())
         ));
         aside(format_args!(
             "loaded: {} parameters, {} on {} in {:.2} s; context {} of {} trained",
@@ -131,7 +132,7 @@ pub(crate) fn engine_with(
             info.trained_context
         ));
         for warning in engine.tokenizer().map_or(&[][..], Tokenizer::warnings) {
-            aside(format_args!("tokenizer: {warning}"));
+            aside(format_args!("tokenizer: {}", harmless(warning)));
         }
     }
     Ok((engine, model))

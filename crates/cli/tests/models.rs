@@ -293,6 +293,32 @@ fn inspect_tells_sizes_and_memory_without_loading() {
 }
 
 #[test]
+fn a_model_s_name_cannot_write_lines_of_its_own() {
+    let source = formats::Gguf::open(Path::new(&fixture("llama3/model.f32.gguf"))).unwrap();
+    let mut metadata: Vec<_> =
+        source.metadata().iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
+    metadata.retain(|(key, _)| key != "general.name");
+    let name = "a\nb\u{202e}\u{1b}[2J".to_string();
+    metadata.push(("general.name".to_string(), formats::gguf::Value::String(name)));
+    let spec = |tensor: formats::Tensor| formats::gguf::TensorSpec {
+        name: tensor.name.to_string(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.to_vec(),
+    };
+    let specs: Vec<_> = source.iter().map(spec).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("named.gguf");
+    let mut file = formats::gguf::Writer::create(&path, &metadata, &specs).unwrap();
+    source.iter().for_each(|tensor| file.write(tensor.bytes).unwrap());
+    file.finish().unwrap();
+    // It has no tokenizer, so nothing is generated; its name is told before that shows.
+    let output =
+        delft().args(["run", "-v", "hello", "-m"]).arg(&path).stdin(Stdio::null()).output();
+    let stderr = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(stderr.contains("model: a\\nb\\u{202e}\\u{1b}[2J (llama)"), "{stderr}");
+}
+
+#[test]
 fn a_truncated_model_is_one_error_line() {
     let folder = tempfile::tempdir().unwrap();
     let whole = std::fs::read(fixture("llama3/model.f32.gguf")).unwrap();

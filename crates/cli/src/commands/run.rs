@@ -261,7 +261,10 @@ impl<'a> Writer<'a> {
 
     /// Writes what was held back, and ends the line.
     fn finish(mut self) -> Outcome {
-        self.begin()?;
+        // A text that was interrupted before it began has no line to end.
+        if !self.begun {
+            return Ok(());
+        }
         for span in self.splitter.as_mut().map(Splitter::finish).unwrap_or_default() {
             self.write(span.part, &span.text)?;
         }
@@ -306,7 +309,11 @@ fn echo(args: &Run, opening: &Opening, page: &mut Page) -> Outcome {
     // A long prompt has been read elsewhere; its end is what the text continues.
     const SHOWN: usize = 600;
     match opening.text.char_indices().nth_back(SHOWN) {
-        Some((at, _)) => page.write_dimmed(&format!("[..] {}", &opening.text[at..])),
+        Some((at, _)) => {
+            let end = &opening.text[at..];
+            let whole = end.split_once(char::is_whitespace).map_or(end, |(_, words)| words);
+            page.write_dimmed(&format!("[..] {whole}"))
+        }
         None => page.write_dimmed(&opening.text),
     }
 }
