@@ -85,7 +85,7 @@ pub(crate) fn engine_with(
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         ..LoadOptions::on(args.device)
     };
-    let prepared = Engine::prepare(&model.path, &options)?;
+    let prepared = Engine::prepare(&model.location, &options)?;
     if verbose {
         let names = args.device.each();
         for (plan, name) in prepared.plan().iter().zip(&names) {
@@ -120,7 +120,7 @@ pub(crate) fn engine_with(
             "model: {} ({}) from {}",
             harmless(&info.name),
             info.architecture,
-            harmless(&model.path.display().to_string())
+            harmless(&model.location.to_string())
         ));
         aside(format_args!(
             "loaded: {} parameters, {} on {} in {:.2} s; context {} of {} trained",
@@ -154,7 +154,7 @@ pub(crate) fn planned(plan: &Plan, context: usize) -> String {
 
 /// A model's files, mapped but not read.
 pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
-    Ok(Tensors::open(&model.path)?)
+    Ok(Tensors::open(&model.location)?)
 }
 
 /// A model's tokenizer, without its weights.

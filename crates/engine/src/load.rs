@@ -5,10 +5,9 @@ use crate::prepare::Prepared;
 use crate::prompt::Prompt;
 use crate::session::Session;
 use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
-use formats::{Result, Tensors};
+use formats::{Location, Result, Tensors};
 use models::Config;
 use ops::sample::Options;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokens::{ChatTemplate, Tokenizer};
 
@@ -135,38 +134,38 @@ pub(crate) struct Shared {
 }
 
 impl Engine {
-    /// Loads a `.gguf` file or a Hugging Face folder.
+    /// Loads a `.gguf` file or a Hugging Face folder, by its path, or a file that is part of the program.
     ///
     /// # Errors
     /// Anything missing, damaged or unsupported, by name.
-    pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Engine> {
-        Engine::load_with(path, options, &mut |_, _| {})
+    pub fn load(model: impl Into<Location>, options: &LoadOptions) -> Result<Engine> {
+        Engine::load_with(model, options, &mut |_, _| {})
     }
 
     /// [`Engine::load`], telling `progress` the bytes read so far and in all.
     pub fn load_with(
-        path: impl AsRef<Path>,
+        model: impl Into<Location>,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine> {
-        Engine::prepare(path, options)?.load(progress)
+        Engine::prepare(model, options)?.load(progress)
     }
 
     /// Opens a model and its device without reading weights: what is needed to tell its [`Prepared::plan`].
     ///
     /// # Errors
     /// As [`Engine::load`].
-    pub fn prepare(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Prepared> {
-        Prepared::new(path.as_ref(), options)
+    pub fn prepare(model: impl Into<Location>, options: &LoadOptions) -> Result<Prepared> {
+        Prepared::new(model.into(), options)
     }
 
-    /// What running the model at `path` would take at `context` positions, without reading its weights.
+    /// What running the model would take at `context` positions, without reading its weights.
     pub fn needs(
-        path: impl AsRef<Path>,
+        model: impl Into<Location>,
         context: Option<usize>,
         cache_type: CacheType,
     ) -> Result<Needs> {
-        let tensors = Tensors::open(path.as_ref())?;
+        let tensors = Tensors::open(model)?;
         let model = models::load(&tensors)?;
         let program = program::fuse(&model.record(false)?);
         let context = context.unwrap_or(model.config().context);

@@ -5,17 +5,15 @@ use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_template,
 use crate::pool::{Pool, bound};
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
-use formats::{Error, Result, Tensors};
+use formats::{Error, Location, Result, Tensors};
 use models::Config;
 use program::Program;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
     start: Instant,
-    path: PathBuf,
     options: LoadOptions,
     tensors: Tensors,
     program: Program,
@@ -28,9 +26,9 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    pub(crate) fn new(path: &Path, options: &LoadOptions) -> Result<Prepared> {
+    pub(crate) fn new(model: Location, options: &LoadOptions) -> Result<Prepared> {
         let start = Instant::now();
-        let tensors = Tensors::open(path)?;
+        let tensors = Tensors::open(model)?;
         let model = models::load(&tensors)?;
         let recorded = model.record(options.trace)?;
         let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
@@ -63,11 +61,9 @@ impl Prepared {
             dispatch: options.dispatch,
         };
         let plan = device.plan(&program, &tensors, &load)?;
-        let (path, options) = (path.to_path_buf(), options.clone());
         Ok(Prepared {
             start,
-            path,
-            options,
+            options: options.clone(),
             tensors,
             program,
             traces,
@@ -94,7 +90,7 @@ impl Prepared {
     /// # Errors
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
-        let Prepared { mut tensors, program, config, device, options, path, .. } = self;
+        let Prepared { mut tensors, program, config, device, options, .. } = self;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = read_template(&tensors)?;
         let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
@@ -103,7 +99,7 @@ impl Prepared {
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
         let (pool, groups) = (Pool::new(&self.load.blocks), program.groups());
-        let name = name(&tensors, &path);
+        let name = name(&tensors);
         tensors.forget_metadata();
         device::give_back();
         let executor = device.load(program, &tensors, self.load, progress)?;
@@ -169,7 +165,8 @@ fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
     }
 }
 
-fn name(tensors: &Tensors, path: &Path) -> String {
+fn name(tensors: &Tensors) -> String {
+    let path = tensors.path();
     let stated = tensors.gguf().and_then(|f| f.metadata().str("general.name").ok().flatten());
     let stem = || path.canonicalize().ok()?.file_stem().map(|s| s.to_string_lossy().into_owned());
     stated.map(str::to_owned).or_else(stem).unwrap_or_else(|| path.display().to_string())

@@ -1,34 +1,58 @@
-//! A whole file mapped read-only, with advice to the kernel about parts of it.
+//! A whole file mapped read-only, with advice to the kernel about parts of it; or a file that is part of the program.
 
+use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use crate::{Error, Result};
+use crate::{Error, Location, Result};
 
 /// A read-only mapping of a file. The file must not be changed or cut while it is mapped; replacing it (a new file
 /// renamed over the old) is fine.
-#[derive(Debug)]
 pub(crate) struct Map {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    File(Mmap),
+    /// Its pages are the system's own business: no advice is given about them.
+    Program {
+        name: &'static str,
+        bytes: &'static [u8],
+    },
 }
 
 impl Map {
     /// Maps the file. Nothing is read yet.
     pub(crate) fn open(path: &Path) -> Result<Map> {
         let io = |e| Error::io(path.display(), e);
-        let file = File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.is_dir() {
-            return Err(Error::new(path.display(), "a file", "a directory"));
+        // Before it is opened: to open a pipe that nobody writes to would wait for ever.
+        let kind = std::fs::metadata(path).map_err(io)?.file_type();
+        if !kind.is_file() {
+            return Err(Error::new(path.display(), "a file", kind_name(kind)));
         }
+        let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to this value. Another process that rewrites the file in place
         // could change bytes under us, which no mapping can prevent; the documentation asks callers not to, all
         // parsed numbers were copied out before use, and Delft's own writers only rename whole files into place.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Map { path: path.to_path_buf(), map })
+        Ok(Map { path: path.to_path_buf(), bytes: Bytes::File(map) })
+    }
+
+    /// A file that is part of the program; `name` stands for its path.
+    pub(crate) fn program(name: &'static str, bytes: &'static [u8]) -> Map {
+        Map { path: PathBuf::from(name), bytes: Bytes::Program { name, bytes } }
+    }
+
+    /// The file's location.
+    pub(crate) fn location(&self) -> Location {
+        match self.bytes {
+            Bytes::File(_) => Location::from(&self.path),
+            Bytes::Program { name, bytes } => Location::Program { name, bytes },
+        }
     }
 
     /// The file's path.
@@ -38,14 +62,18 @@ impl Map {
 
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.map
+        match &self.bytes {
+            Bytes::File(map) => map,
+            Bytes::Program { bytes, .. } => bytes,
+        }
     }
 
     /// Where `part` lies in this mapping, if it does.
     fn range_of(&self, part: &[u8]) -> Option<Range<usize>> {
-        let start = (part.as_ptr() as usize).checked_sub(self.map.as_ptr() as usize)?;
+        let whole = self.bytes();
+        let start = (part.as_ptr() as usize).checked_sub(whole.as_ptr() as usize)?;
         let end = start.checked_add(part.len())?;
-        (end <= self.map.len()).then_some(start..end)
+        (end <= whole.len()).then_some(start..end)
     }
 
     /// Gives the memory of whole pages inside `part` back; reading them again reads the file again. False when `part`
@@ -63,11 +91,11 @@ impl Map {
 
     #[cfg(unix)]
     fn forget(&self, start: usize, len: usize) {
+        let Bytes::File(map) = &self.bytes else { return };
         // SAFETY: the mapping is of a file, read-only and never written through, so dropped pages come back from the
         // file with the same bytes; slices lent earlier stay valid.
-        let result = unsafe {
-            self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
-        };
+        let result =
+            unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
         // Advice: a kernel that refuses costs memory, not correctness.
         drop(result);
     }
@@ -79,13 +107,36 @@ impl Map {
     pub(crate) fn touch(&self, part: &[u8]) -> bool {
         let Some(range) = self.range_of(part) else { return false };
         #[cfg(target_os = "linux")]
-        if self.map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len()).is_ok() {
+        if let Bytes::File(map) = &self.bytes
+            && map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len()).is_ok()
+        {
             return true;
         }
         // Older kernels and other systems: one read a page brings each in.
-        for &byte in self.map[range].iter().step_by(4096) {
+        for &byte in self.bytes()[range].iter().step_by(4096) {
             std::hint::black_box(byte);
         }
         true
     }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// A kind of file that is no model, in words.
+fn kind_name(kind: std::fs::FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    if kind.is_dir() { "a directory" } else { "a device" }
 }

@@ -6,7 +6,7 @@ use crate::error::clipped;
 use crate::folder::Folder;
 use crate::gguf::Gguf;
 use crate::map::Map;
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Location, Result};
 
 /// A view of one tensor in a mapped file.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,10 +59,20 @@ enum Source {
 }
 
 impl Tensors {
-    /// Opens a `.gguf` file (any one of a split set), a model folder, or the folder of a `.safetensors` file.
+    /// Opens a `.gguf` file (any one of a split set), a model folder, the folder of a `.safetensors` file, or a file
+    /// that is part of the program.
     ///
     /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place.
-    pub fn open(path: &Path) -> Result<Tensors> {
+    pub fn open(location: impl Into<Location>) -> Result<Tensors> {
+        match location.into() {
+            Location::Path(path) => Tensors::open_path(&path),
+            Location::Program { name, bytes } => {
+                Ok(Tensors { source: Source::Gguf(Gguf::program(name, bytes)?) })
+            }
+        }
+    }
+
+    fn open_path(path: &Path) -> Result<Tensors> {
         if path.is_dir() {
             return Ok(Tensors { source: Source::Folder(Folder::open(path)?) });
         }
@@ -101,7 +111,15 @@ impl Tensors {
         }
     }
 
-    /// The file or folder.
+    /// Where they are: what [`Tensors::open`] takes.
+    pub fn location(&self) -> Location {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.location(),
+            Source::Folder(folder) => Location::from(folder.path()),
+        }
+    }
+
+    /// The file or folder; a name in its place where the model is part of the program.
     pub fn path(&self) -> &Path {
         match &self.source {
             Source::Gguf(gguf) => gguf.path(),

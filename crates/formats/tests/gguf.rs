@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use build::GgufBytes;
 use delft_formats::gguf::{self, Array, TensorSpec, Value, Writer};
-use delft_formats::{DType, Gguf, Kind, Tensors};
+use delft_formats::{DType, Gguf, Kind, Location, Tensors};
 
 fn sample(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf").join(name)
@@ -506,4 +506,50 @@ fn paths_that_are_no_files_are_errors() {
     let empty = dir.path().join("empty.gguf");
     std::fs::write(&empty, b"").unwrap();
     assert!(Tensors::open(&empty).unwrap_err().to_string().contains("the magic"));
+}
+
+/// A pipe would be waited for, and a device read without end.
+#[cfg(unix)]
+#[test]
+fn pipes_sockets_and_devices_are_no_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe.gguf");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+    let socket = dir.path().join("socket.gguf");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (path, found) in
+        [(&*pipe, "a pipe"), (&*socket, "a socket"), (Path::new("/dev/null"), "a device")]
+    {
+        let error = Tensors::open(path).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: expected a file, found {found}", path.display()));
+    }
+}
+
+#[test]
+fn a_file_in_the_program_is_read_where_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let spec = TensorSpec { name: "x".into(), dtype: DType::F32, shape: vec![1 << 16] };
+    let metadata = [("general.architecture".to_string(), "llama".into())];
+    let mut writer = Writer::create(&path, &metadata, &[spec]).unwrap();
+    writer.write(&vec![7; 4 << 16]).unwrap();
+    writer.finish().unwrap();
+    let file = std::fs::read(&path).unwrap();
+    // One byte before it: what lies in a program begins anywhere.
+    let bytes: &'static [u8] = &Box::leak([&[0], &file[..]].concat().into_boxed_slice())[1..];
+    let location = Location::Program { name: "(bundled)", bytes };
+    let (inside, outside) = (Tensors::open(&location).unwrap(), Tensors::open(&path).unwrap());
+    assert_eq!((inside.location(), inside.path()), (location.clone(), Path::new("(bundled)")));
+    assert_eq!(outside.location(), Location::from(&path));
+    assert_eq!((location.path(), outside.location().path()), (None, Some(&*path)));
+    assert!(inside.iter().eq(outside.iter()));
+    let x = inside.get("x").unwrap();
+    assert!(bytes.as_ptr_range().contains(&x.bytes.as_ptr()), "nothing was copied");
+    inside.touch(x.bytes);
+    inside.release(&x);
+    assert_eq!(x.bytes, outside.get("x").unwrap().bytes);
+    assert_eq!(format!("{location} {location:?}"), "(bundled) Location((bundled))");
+    let cut = Location::Program { name: "(bundled)", bytes: &bytes[..file.len() - 1] };
+    assert!(Tensors::open(cut).unwrap_err().to_string().starts_with("(bundled): tensor x"));
 }

@@ -1,75 +1,40 @@
-//! The model that comes with the program: a GGUF file found without a path.
+//! The model that comes inside the program: a GGUF file among its read-only bytes, opened where it lies.
 
-use std::path::{Path, PathBuf};
-
-use formats::{Error, Result};
+use formats::{Location, Result};
 
 use crate::{Cached, CachedFile, Kind};
 
-/// The path of the model that came with the program.
-///
-/// It is the first `.gguf` file by name in the first of these folders that has one: `$DELFT_HOME`,
-/// `$DELFT_HOME/models`, the executable's folder, `../share/delft` seen from there, and the source tree's `models`.
-pub fn bundled() -> Result<PathBuf> {
-    let folders = folders();
-    match folders.iter().find_map(|folder| first_gguf(folder)) {
-        Some(path) => Ok(path),
-        None => {
-            let looked: Vec<String> =
-                folders.iter().map(|folder| folder.display().to_string()).collect();
-            Err(Error::new(
-                "the bundled model",
-                "a .gguf file",
-                format!("none in {}", looked.join(", ")),
-            )
-            .hint("name a model with -m, or set DELFT_HOME to the folder that holds one"))
-        }
-    }
+/// The bundled model's name wherever a path or an id would stand.
+pub(crate) const NAME: &str = "(bundled)";
+
+#[cfg(feature = "bundled-model")]
+static BYTES: &[u8] = include_bytes!(env!("DELFT_BUNDLED_MODEL"));
+
+/// Where the bundled model lies: in the program itself. No file stands in for it.
+#[cfg(feature = "bundled-model")]
+pub fn bundled() -> Result<Location> {
+    Ok(Location::Program { name: NAME, bytes: BYTES })
+}
+
+/// This program was built without a model in it.
+#[cfg(not(feature = "bundled-model"))]
+pub fn bundled() -> Result<Location> {
+    let error = formats::Error::new("the bundled model", "one in this program", "none");
+    Err(error.hint("name a model with -m, or build with the feature bundled-model"))
 }
 
 /// The bundled model as [`crate::list`] shows it.
 pub(crate) fn cached() -> Option<Cached> {
-    let path = bundled().ok()?;
-    let size = path.metadata().ok()?.len();
-    let name = path.file_name()?.to_string_lossy().into_owned();
+    let Ok(Location::Program { bytes, .. }) = bundled() else { return None };
+    let size = bytes.len() as u64;
     Some(Cached {
-        id: "(bundled)".to_string(),
+        id: NAME.to_string(),
         commit: String::new(),
         refs: Vec::new(),
-        files: vec![CachedFile { name, size }],
+        files: vec![CachedFile { name: NAME.to_string(), size }],
         bytes: size,
         partial_bytes: 0,
         kind: Some(Kind::GgufFile),
-        path,
+        path: None,
     })
-}
-
-fn folders() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    if let Some(home) = std::env::var_os("DELFT_HOME").filter(|home| !home.is_empty()) {
-        folders.push(PathBuf::from(&home));
-        folders.push(PathBuf::from(home).join("models"));
-    }
-    // The executable may be a link from a folder of commands: what lies beside it lies beside its target.
-    if let Some(folder) = std::env::current_exe()
-        .and_then(|exe| exe.canonicalize())
-        .ok()
-        .as_deref()
-        .and_then(Path::parent)
-    {
-        folders.push(folder.to_path_buf());
-        if let Some(prefix) = folder.parent() {
-            folders.push(prefix.join("share").join("delft"));
-        }
-    }
-    if let Some(root) = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2) {
-        folders.push(root.join("models"));
-    }
-    folders
-}
-
-fn first_gguf(folder: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(folder).ok()?;
-    let files = entries.flatten().map(|entry| entry.path());
-    files.filter(|path| path.extension().is_some_and(|e| e == "gguf") && path.is_file()).min()
 }

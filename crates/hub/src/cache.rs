@@ -34,8 +34,8 @@ pub struct Cached {
     pub partial_bytes: u64,
     /// How [`Hub::resolve`] would open it; None when it holds no model that it could open.
     pub kind: Option<Kind>,
-    /// The snapshot's folder, or the bundled file.
-    pub path: PathBuf,
+    /// The snapshot's folder; None for the bundled model.
+    pub path: Option<PathBuf>,
 }
 
 /// A file of a snapshot.
@@ -186,7 +186,8 @@ pub(crate) fn find(hub: &Hub, spec: &Spec) -> Result<Option<Model>> {
             }
         }
     }
-    Ok(Some(Model { path, kind: choice.kind, source: Source::Hub { id: spec.id.clone(), commit } }))
+    let source = Source::Hub { id: spec.id.clone(), commit };
+    Ok(Some(Model::at(path, choice.kind, source)))
 }
 
 /// The files without which a safetensors snapshot cannot be loaded: its config and every shard of its index.
@@ -320,7 +321,7 @@ fn snapshots(folder: &Path, id: &str) -> Vec<Cached> {
             bytes,
             partial_bytes,
             kind,
-            path,
+            path: Some(path),
         });
     }
     all

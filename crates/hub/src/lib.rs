@@ -19,7 +19,7 @@ mod spec;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use formats::{Error, Result};
+use formats::{Error, Location, Result};
 use names::Names;
 
 pub use bundled::bundled;
@@ -30,9 +30,9 @@ pub use spec::Spec;
 /// A model that lies on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
-    /// The GGUF file (the first one of a split set) or the folder.
-    pub path: PathBuf,
-    /// What lies at `path`.
+    /// The GGUF file (the first one of a split set), the folder, or the program.
+    pub location: Location,
+    /// What lies there.
     pub kind: Kind,
     /// Where it came from.
     pub source: Source,
@@ -44,17 +44,25 @@ impl Model {
         match &self.source {
             Source::Hub { id, .. } => id.clone(),
             Source::Local | Source::Bundled => {
-                let name = if self.kind == Kind::GgufFile {
-                    self.path.file_stem()
-                } else {
-                    self.path.file_name()
+                let name = match self.kind {
+                    Kind::GgufFile => self.path().and_then(Path::file_stem),
+                    Kind::Folder => self.path().and_then(Path::file_name),
                 };
                 name.map_or_else(
-                    || self.path.display().to_string(),
+                    || self.location.to_string(),
                     |name| name.to_string_lossy().into_owned(),
                 )
             }
         }
+    }
+
+    /// The file or folder; None for the bundled model.
+    pub fn path(&self) -> Option<&Path> {
+        self.location.path()
+    }
+
+    fn at(path: PathBuf, kind: Kind, source: Source) -> Model {
+        Model { location: Location::Path(path), kind, source }
     }
 }
 
@@ -149,7 +157,8 @@ impl Hub {
     /// bundled model.
     pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
         let Some(text) = spec else {
-            return Ok(Model { path: bundled()?, kind: Kind::GgufFile, source: Source::Bundled });
+            let location = bundled()?;
+            return Ok(Model { location, kind: Kind::GgufFile, source: Source::Bundled });
         };
         let spec = match self.target(text)? {
             Target::Path(path) => return local(&path),
@@ -254,12 +263,12 @@ fn local(path: &Path) -> Result<Model> {
                 .unwrap_or(Path::new("."));
             return local(folder);
         }
-        return Ok(Model { path: path.to_path_buf(), kind: Kind::GgufFile, source: Source::Local });
+        return Ok(Model::at(path.to_path_buf(), Kind::GgufFile, Source::Local));
     }
     if path.join("config.json").is_file() {
-        return Ok(Model { path: path.to_path_buf(), kind: Kind::Folder, source: Source::Local });
+        return Ok(Model::at(path.to_path_buf(), Kind::Folder, Source::Local));
     }
     let names = cache::names(path)?;
     let file = choose::gguf(&path.display().to_string(), None, &names)?;
-    Ok(Model { path: path.join(&file.files[0]), kind: Kind::GgufFile, source: Source::Local })
+    Ok(Model::at(path.join(&file.files[0]), Kind::GgufFile, Source::Local))
 }

@@ -109,7 +109,8 @@ pub(crate) fn pull(hub: &Hub, spec: &Spec, progress: &dyn Progress) -> Result<Mo
         Kind::Folder => snapshot,
         Kind::GgufFile => snapshot.join(&choice.files[0]),
     };
-    Ok(Model { path, kind: choice.kind, source: Source::Hub { id: spec.id.clone(), commit } })
+    let source = Source::Hub { id: spec.id.clone(), commit };
+    Ok(Model::at(path, choice.kind, source))
 }
 
 /// The commit that the revision stands at, and its files.

@@ -67,14 +67,14 @@ fn a_folder_of_safetensors_arrives_in_the_shared_layout_and_resolves() {
 
     let model = hub.pull("org/name", &()).unwrap();
     let root = cache.path().join("models--org--name");
-    assert_eq!(model.path, root.join("snapshots").join(COMMIT));
+    assert_eq!(model.path().unwrap(), root.join("snapshots").join(COMMIT));
     assert_eq!((model.kind, model.name()), (Kind::Folder, "org/name".to_string()));
     assert_eq!(
         model.source,
         Source::Hub { id: "org/name".to_string(), commit: COMMIT.to_string() }
     );
     for (name, bytes) in &files {
-        let path = model.path.join(name);
+        let path = model.path().unwrap().join(name);
         if *name == "pytorch_model.bin" {
             assert!(!path.exists(), "a pickle was fetched");
             continue;
@@ -108,7 +108,7 @@ fn a_folder_of_safetensors_arrives_in_the_shared_layout_and_resolves() {
         .sum();
     assert_eq!(listed[0].bytes, sizes);
 
-    std::fs::remove_file(model.path.join("model-00002-of-00002.safetensors")).unwrap();
+    std::fs::remove_file(model.path().unwrap().join("model-00002-of-00002.safetensors")).unwrap();
     let unfinished = hub.resolve(Some("org/name")).unwrap_err();
     assert!(
         unfinished.to_string().contains("model-00002-of-00002.safetensors in the cache"),
@@ -129,7 +129,7 @@ fn a_broken_connection_is_resumed_where_it_broke() {
         reply
     });
     let model = hub(&server, cache.path()).pull("org/name:Q8_0", &()).unwrap();
-    assert_eq!(std::fs::read(&model.path).unwrap(), bytes);
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
     let ranges: Vec<_> =
         server.asked("resolve").iter().map(|r| r.headers.get("range").cloned()).collect();
     assert_eq!(
@@ -163,7 +163,7 @@ fn an_interrupted_pull_is_resumed_by_the_next_one() {
 
     let told = Told::default();
     let model = hub.pull("org/name", &told).unwrap();
-    assert_eq!(std::fs::read(&model.path).unwrap(), bytes);
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
     assert!(
         told.0.lock().unwrap().contains(&"start m-Q8_0.gguf Some(300000) 100000".to_string()),
         "{:?}",
@@ -196,7 +196,7 @@ fn a_server_without_ranges_and_a_stale_partial_both_start_anew() {
         std::fs::write(&partial, stale).unwrap();
         let model = hub(&server, cache.path()).pull("org/name", &()).unwrap();
         assert_eq!(
-            std::fs::read(&model.path).unwrap(),
+            std::fs::read(model.path().unwrap()).unwrap(),
             bytes,
             "ranges {ranges}, {} stale bytes",
             stale.len()
@@ -268,7 +268,7 @@ fn the_token_stays_with_the_hub_when_it_redirects_to_storage() {
     });
     let hub = Hub { token: Some("hf_secret".to_string()), ..hub(&server, cache.path()) };
     let model = hub.pull("org/old", &()).unwrap();
-    assert_eq!(std::fs::read(&model.path).unwrap(), bytes);
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
     let seen = |server: &Server| -> Vec<bool> {
         server.log.lock().unwrap().iter().map(|r| r.headers.contains_key("authorization")).collect()
     };
@@ -394,7 +394,7 @@ fn a_mirror_that_lists_no_digests_is_read_by_its_headers() {
         repository(request, &files)
     });
     let model = hub(&server, cache.path()).pull("org/name", &()).unwrap();
-    assert_eq!(std::fs::read(&model.path).unwrap(), bytes);
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
 }
 
 #[test]
@@ -412,8 +412,11 @@ fn two_pulls_at_once_download_once() {
     let hub = hub(&server, cache.path());
     let told = Told::default();
     let paths: Vec<PathBuf> = std::thread::scope(|scope| {
-        let pulls: Vec<_> =
-            (0..2).map(|_| scope.spawn(|| hub.pull("org/name", &told).unwrap().path)).collect();
+        let pulls: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| hub.pull("org/name", &told).unwrap().path().unwrap().to_path_buf())
+            })
+            .collect();
         pulls.into_iter().map(|pull| pull.join().unwrap()).collect()
     });
     assert_eq!(paths[0], paths[1]);
@@ -439,9 +442,12 @@ fn local_paths_come_first_and_say_what_is_wrong() {
     std::fs::write(at("m.gguf"), "").unwrap();
     assert_eq!(hub.resolve(Some(&at("hf"))).unwrap().kind, Kind::Folder);
     assert_eq!(hub.resolve(Some(&at("m.gguf"))).unwrap().name(), "m");
-    assert_eq!(hub.resolve(Some(&at("ggufs"))).unwrap().path, folder.path().join("ggufs/a.gguf"));
     assert_eq!(
-        hub.resolve(Some(&at("hf/model.safetensors"))).unwrap().path,
+        hub.resolve(Some(&at("ggufs"))).unwrap().path().unwrap(),
+        folder.path().join("ggufs/a.gguf")
+    );
+    assert_eq!(
+        hub.resolve(Some(&at("hf/model.safetensors"))).unwrap().path().unwrap(),
         folder.path().join("hf")
     );
     for (name, expected) in [
@@ -473,7 +479,7 @@ fn short_names_lead_to_the_hub_and_the_nearest_are_told() {
     let model = hub.pull("small", &()).unwrap();
     assert_eq!(model.name(), "org/name");
     assert_eq!(hub.resolve(Some("small")).unwrap(), model);
-    assert_eq!(hub.resolve(Some("file")).unwrap().path, local);
+    assert_eq!(hub.resolve(Some("file")).unwrap().path().unwrap(), local);
     assert_eq!(hub.recognise("small"), Likeness::Model);
     for (name, expected) in [
         ("qwen3:0.7b", "the nearest names: qwen3:0.6b"),

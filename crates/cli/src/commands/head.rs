@@ -24,7 +24,7 @@ pub(super) fn object(engine: &Engine, model: &Model, rest: Value) -> Value {
     let info = engine.info();
     let head = json!({
         "model": info.name,
-        "path": model.path.display().to_string(),
+        "path": model.path().map(|path| path.display().to_string()),
         "architecture": info.architecture,
         "parameters": info.parameters,
         "file_bytes": info.file_bytes,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use delft::formats::gguf::{Array, Value};
 use delft::models::{self, Config};
-use delft::{CacheType, Engine, Error, LoadOptions, Needs, Place, Plan, Tensors};
+use delft::{CacheType, Engine, Error, LoadOptions, Location, Needs, Place, Plan, Tensors};
 use serde_json::{Value as Json, json};
 
 use crate::args::Inspect;
@@ -13,7 +13,7 @@ use crate::terminal::{BOLD, Outcome, bytes, count, harmless, print, print_json, 
 
 /// Everything that is shown.
 struct Report {
-    path: String,
+    location: Location,
     format: &'static str,
     parameters: u64,
     bytes: u64,
@@ -55,30 +55,23 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
     let model = models::config(tensors).and_then(|config| {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
-        let needs = Engine::needs(tensors.path(), Some(context), cache_type)?;
+        let needs = Engine::needs(tensors.location(), Some(context), cache_type)?;
         let plans = match args.device {
             Place::Cpu => vec![],
             device => {
                 let on = LoadOptions::on(device);
                 let options = LoadOptions { context: Some(context), cache_type, ..on };
-                Engine::prepare(tensors.path(), &options)?.plan().to_vec()
+                Engine::prepare(tensors.location(), &options)?.plan().to_vec()
             }
         };
         Ok(Model { config, context, needs, plans })
     });
     let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
-    Report {
-        path: tensors.path().display().to_string(),
-        format,
-        parameters,
-        bytes: total,
-        types,
-        model,
-    }
+    Report { location: tensors.location(), format, parameters, bytes: total, types, model }
 }
 
 fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
-    let mut text = format!("{BOLD}{}{BOLD:#}\n", harmless(&report.path));
+    let mut text = format!("{BOLD}{}{BOLD:#}\n", harmless(&report.location.to_string()));
     let mut line = |name: &str, value: String| text += &format!("  {name:<16}{value}\n");
     let version =
         tensors.gguf().map_or(String::new(), |file| format!(" version {}", file.header().version));
@@ -167,7 +160,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
         })
         .collect();
     let mut out = json!({
-        "path": report.path,
+        "path": report.location.path().map(|path| path.display().to_string()),
         "format": report.format,
         "parameters": report.parameters,
         "bytes": report.bytes,

@@ -19,7 +19,7 @@ pub(crate) fn run(args: &List) -> Outcome {
                 "kind": m.kind.map(kind),
                 "bytes": m.bytes,
                 "partial_bytes": m.partial_bytes,
-                "path": m.path.display().to_string(),
+                "path": m.path.as_ref().map(|path| path.display().to_string()),
                 "files": files,
             })
         };

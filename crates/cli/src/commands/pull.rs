@@ -10,5 +10,5 @@ pub(crate) fn run(args: &Pull) -> Outcome {
     let downloads = Downloads::new();
     let progress: &dyn Progress = if args.quiet { &() } else { &downloads };
     let model = hub::pull(&args.model, progress)?;
-    print(&format!("{}\n", model.path.display()))
+    print(&format!("{}\n", model.location))
 }

@@ -1,5 +1,6 @@
 //! The binary under test, cut off from the user's own cache, settings and network.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -7,15 +8,23 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 /// The `delft` binary with an environment of its own.
+#[allow(dead_code)] // Some test files start copies of it only.
 pub(crate) fn delft() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_delft"));
+    delft_at(env!("CARGO_BIN_EXE_delft"))
+}
+
+/// A copy of it somewhere else.
+pub(crate) fn delft_at(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(path);
     let nowhere = std::env::temp_dir().join("delft-tests-without-a-cache");
     for name in [
         "HF_HUB_CACHE",
         "HUGGINGFACE_HUB_CACHE",
         "HF_TOKEN",
         "XDG_CACHE_HOME",
-        "DELFT_HOME",
+        "HF_HUB_OFFLINE",
+        "DELFT_MODELS",
+        "XDG_CONFIG_HOME",
         "HTTP_PROXY",
         "http_proxy",
         "ALL_PROXY",
@@ -23,7 +32,11 @@ pub(crate) fn delft() -> Command {
     ] {
         command.env_remove(name);
     }
-    command.env("HF_HOME", nowhere).env("HF_ENDPOINT", "http://127.0.0.1:9").env("NO_COLOR", "1");
+    command
+        .env("HOME", &nowhere)
+        .env("HF_HOME", nowhere)
+        .env("HF_ENDPOINT", "http://127.0.0.1:9")
+        .env("NO_COLOR", "1");
     command
 }
 

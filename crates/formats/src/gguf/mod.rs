@@ -15,7 +15,7 @@ pub use write::{TensorSpec, Writer};
 
 use crate::map::Map;
 use crate::tensors::{Tensor, sorted_unique};
-use crate::{Error, Result};
+use crate::{Error, Location, Result};
 
 /// An open GGUF file, or all files of a split set.
 #[derive(Debug)]
@@ -33,8 +33,11 @@ struct Shard {
 
 impl Shard {
     fn open(path: &Path) -> Result<Shard> {
-        let map = Map::open(path)?;
-        let header = parse(map.bytes(), &path.display().to_string())?;
+        Shard::of(Map::open(path)?)
+    }
+
+    fn of(map: Map) -> Result<Shard> {
+        let header = parse(map.bytes(), &map.path().display().to_string())?;
         Ok(Shard { map, header })
     }
 }
@@ -49,19 +52,43 @@ impl Gguf {
         let shard = Shard::open(path)?;
         let count = shard.header.metadata.u32("split.count")?.unwrap_or(1);
         let shards = if count > 1 { open_set(path, count)? } else { vec![shard] };
+        Gguf::of(shards)
+    }
+
+    /// Opens a file that is part of the program; `name` stands for its path in messages.
+    ///
+    /// Errors: what [`parse`] refuses, a file of a split set.
+    pub fn program(name: &'static str, bytes: &'static [u8]) -> Result<Gguf> {
+        let shard = Shard::of(Map::program(name, bytes))?;
+        match shard.header.metadata.u32("split.count")? {
+            Some(count) if count > 1 => {
+                Err(Error::new(name, "one whole file", format!("one of {count} of a split set")))
+            }
+            _ => Gguf::of(vec![shard]),
+        }
+    }
+
+    /// The table of tensors over all shards.
+    fn of(shards: Vec<Shard>) -> Result<Gguf> {
         let places: Vec<(usize, usize)> = shards
             .iter()
             .enumerate()
             .flat_map(|(s, shard)| (0..shard.header.tensors.len()).map(move |t| (s, t)))
             .collect();
         let name = |(s, t): (usize, usize)| shards[s].header.tensors[t].name.as_str();
-        let by_name = sorted_unique(places, name, &path.display().to_string())?;
+        let place = shards[0].map.path().display().to_string();
+        let by_name = sorted_unique(places, name, &place)?;
         Ok(Gguf { shards, by_name })
     }
 
     /// The (first) file's path.
     pub fn path(&self) -> &Path {
         self.shards[0].map.path()
+    }
+
+    /// Where the (first) file lies.
+    pub fn location(&self) -> Location {
+        self.shards[0].map.location()
     }
 
     /// The paths of all files of the set, in order.
