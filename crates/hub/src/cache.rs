@@ -79,6 +79,7 @@ pub(crate) fn from_env(variable: &dyn Fn(&str) -> Option<String>) -> Result<Hub>
         offline: yes("HF_HUB_OFFLINE"),
         retry_wait: Duration::from_secs(1),
         timeout: Duration::from_secs(30),
+        room: None,
         models: path("DELFT_MODELS").or_else(|| {
             let settings = path("XDG_CONFIG_HOME")
                 .or_else(|| home_folder(variable).map(|home| home.join(".config")))?;

@@ -156,6 +156,11 @@ fn has_tag(name: &str, tag: &str) -> bool {
     })
 }
 
+/// Whether a file holds weights of a kind that is ever chosen.
+pub(crate) fn is_weights(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(".gguf")
+}
+
 fn is_standard_weight(name: &str) -> bool {
     name == "model.safetensors" || (name.starts_with("model-") && name.contains("-of-"))
 }

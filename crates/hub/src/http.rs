@@ -1,7 +1,7 @@
 //! Requests to the hub: redirects that never carry the token to another host, retries, and errors that help.
 
-use std::io::ErrorKind;
-use std::time::Duration;
+use std::io::{ErrorKind, Read};
+use std::time::{Duration, Instant};
 
 use formats::{Error, Result};
 use ureq::http::{Response, Uri};
@@ -18,11 +18,48 @@ pub(crate) struct Client<'a> {
     agent: Agent,
 }
 
+/// The part of a file that is asked for: from a byte on, to a last one or to its end.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Part {
+    pub(crate) from: u64,
+    pub(crate) last: Option<u64>,
+}
+
+impl Part {
+    pub(crate) fn from(from: u64) -> Part {
+        Part { from, last: None }
+    }
+
+    /// The `Range` header, which a whole file needs not.
+    fn header(&self) -> Option<String> {
+        match (self.from, self.last) {
+            (0, None) => None,
+            (from, None) => Some(format!("bytes={from}-")),
+            (from, Some(last)) => Some(format!("bytes={from}-{last}")),
+        }
+    }
+}
+
 /// A response after its redirects.
 pub(crate) struct Answer {
     pub(crate) response: Response<Body>,
+    /// Who answered in the end: the hub, or a storage that it redirected to.
+    pub(crate) host: String,
     /// The headers that the hub itself set on the way, before it redirected to the storage.
     pub(crate) etag: Option<String>,
+    /// The file's size, as the hub itself said on the way.
+    pub(crate) linked_size: Option<u64>,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.response.headers().get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The number of bytes that the answer says its body has.
+    pub(crate) fn length(&self) -> Option<u64> {
+        self.header("content-length")?.trim().parse().ok()
+    }
 }
 
 /// Why a request failed, and whether another attempt may help.
@@ -32,6 +69,12 @@ pub(crate) struct Failure {
     pub(crate) retry: Option<Duration>,
     /// The HTTP status, where the hub answered.
     pub(crate) status: Option<u16>,
+}
+
+impl Failure {
+    pub(crate) fn hint(self, hint: &str) -> Failure {
+        Failure { error: self.error.hint(hint), ..self }
+    }
 }
 
 impl From<Error> for Failure {
@@ -56,36 +99,66 @@ impl<'a> Client<'a> {
         Ok(Client { hub, agent: config.build().into() })
     }
 
-    /// One GET of `path` (below the endpoint) from byte `from` on, redirects followed. `place` names it in errors.
+    /// One GET of a part of `path` (below the endpoint), redirects followed. `place` names it in errors.
     pub(crate) fn get(
         &self,
         place: &str,
         path: &str,
-        from: u64,
+        part: Part,
+    ) -> std::result::Result<Answer, Failure> {
+        self.ask(place, path, part, false)
+    }
+
+    /// The headers of `path` by HEAD, which opens no body anywhere; by GET where a server does not know HEAD.
+    pub(crate) fn head(&self, place: &str, path: &str) -> std::result::Result<Answer, Failure> {
+        match self.ask(place, path, Part::default(), true) {
+            Err(failure) if matches!(failure.status, Some(405 | 501)) => {
+                self.ask(place, path, Part::default(), false)
+            }
+            answer => answer,
+        }
+    }
+
+    fn ask(
+        &self,
+        place: &str,
+        path: &str,
+        part: Part,
+        head: bool,
     ) -> std::result::Result<Answer, Failure> {
         const REDIRECTS: usize = 8;
         let home = parse(place, &self.hub.endpoint)?;
         let mut uri = parse(place, &format!("{}{path}", self.hub.endpoint))?;
-        let mut etag = None;
+        let (mut etag, mut linked_size) = (None, None);
         for _ in 0..REDIRECTS {
-            let mut request = self.agent.get(uri.clone()).header("accept-encoding", "identity");
-            if from > 0 {
-                request = request.header("range", format!("bytes={from}-"));
+            let request =
+                if head { self.agent.head(uri.clone()) } else { self.agent.get(uri.clone()) };
+            let mut request = request.header("accept-encoding", "identity");
+            if let Some(range) = part.header() {
+                request = request.header("range", range);
             }
             if let Some(token) = self.hub.token.as_ref().filter(|_| same_origin(&uri, &home)) {
                 request = request.header("authorization", format!("Bearer {token}"));
             }
-            let response = request.call().map_err(|error| self.broken(place, error))?;
+            let host = origin(&uri);
+            let response = request.call().map_err(|error| self.broken(place, &host, error))?;
             let header =
                 |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
-            if etag.is_none() && same_origin(&uri, &home) {
-                etag = header("x-linked-etag")
-                    .or_else(|| header("etag"))
-                    .map(|tag| tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase());
+            if same_origin(&uri, &home) {
+                let tag = header("x-linked-etag").or_else(|| header("etag"));
+                let plain =
+                    |tag: &str| tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
+                etag = etag.or(tag.map(plain));
+                let size = || header("x-linked-size")?.trim().parse().ok();
+                linked_size = linked_size.or_else(size);
             }
             let status = response.status().as_u16();
             match status {
-                200..=299 => return Ok(Answer { response, etag }),
+                200..=299 => return Ok(Answer { response, host, etag, linked_size }),
+                // The hub has said all that headers are asked for: its storage need not be troubled.
+                300..=399 if head && etag.is_some() && linked_size.is_some() => {
+                    return Ok(Answer { response, host, etag, linked_size });
+                }
                 301 | 302 | 303 | 307 | 308 => {
                     let target = header("location").unwrap_or_default();
                     uri = follow(place, &uri, target)?;
@@ -105,9 +178,13 @@ impl<'a> Client<'a> {
         progress: &dyn Progress,
     ) -> Result<Vec<u8>> {
         let attempt = || -> std::result::Result<Vec<u8>, Failure> {
-            let mut answer = self.get(place, path, 0)?;
-            let body = answer.response.body_mut().with_config().limit(limit).read_to_vec();
-            body.map_err(|error| self.broken(place, error))
+            let answer = self.get(place, path, Part::default())?;
+            let body = self.read(place, answer, limit.saturating_add(1))?;
+            if body.len() as u64 > limit {
+                let expected = format!("an answer of at most {limit} bytes");
+                return Err(Error::new(place, expected, "a longer one").into());
+            }
+            Ok(body)
         };
         let mut failures = 0;
         loop {
@@ -116,6 +193,22 @@ impl<'a> Client<'a> {
                 Err(failure) => self.wait(failure, &mut failures, progress)?,
             }
         }
+    }
+
+    /// The first bytes of an answer's body, at most `limit`.
+    pub(crate) fn read(
+        &self,
+        place: &str,
+        answer: Answer,
+        limit: u64,
+    ) -> std::result::Result<Vec<u8>, Failure> {
+        let mut bytes = Vec::new();
+        let host = answer.host;
+        let body = Steady::new(answer.response.into_body().into_reader(), self.hub.timeout);
+        body.take(limit)
+            .read_to_end(&mut bytes)
+            .map_err(|error| self.broken(place, &host, ureq::Error::from(error)))?;
+        Ok(bytes)
     }
 
     /// Waits before another attempt, longer each time; gives the error back when there shall be none.
@@ -140,10 +233,16 @@ impl<'a> Client<'a> {
     }
 
     /// The connection or its body broke.
-    pub(crate) fn broken(&self, place: &str, error: ureq::Error) -> Failure {
-        let host = &self.hub.endpoint;
+    pub(crate) fn broken(&self, place: &str, host: &str, error: ureq::Error) -> Failure {
         let network = |found: String| {
             Error::new(place, format!("an answer from {host}"), found).hint("is the network up?")
+        };
+        // Another attempt would meet the same certificate.
+        let tls = |found: String| {
+            Error::new(place, format!("a secure connection to {host}"), found).hint(
+                "behind a proxy that has certificates of its own, SSL_CERT_FILE names the file of them; a wrong \
+                 clock ends so, too",
+            )
         };
         let (error, again) = match error {
             ureq::Error::HostNotFound => (network("no such host".to_string()), false),
@@ -155,15 +254,16 @@ impl<'a> Client<'a> {
                 ErrorKind::UnexpectedEof => {
                     (network("the connection closed early".to_string()), true)
                 }
+                // So rustls hands on whatever is wrong with what the server sends.
+                ErrorKind::InvalidData => (tls(error.to_string()), false),
                 _ => (network(error.to_string()), true),
             },
+            error @ (ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::Pem(_)) => {
+                (tls(error.to_string()), false)
+            }
             ureq::Error::Timeout(what) => (network(format!("a timeout ({what})")), true),
             ureq::Error::ConnectionFailed => (network("no connection".to_string()), true),
             ureq::Error::BodyStalled => (network("the connection closed early".to_string()), true),
-            ureq::Error::BodyExceedsLimit(limit) => (
-                Error::new(place, format!("an answer of at most {limit} bytes"), "a longer one"),
-                false,
-            ),
             error => (network(error.to_string()), false),
         };
         Failure { error, retry: again.then_some(Duration::ZERO), status: None }
@@ -196,8 +296,11 @@ impl<'a> Client<'a> {
             (404, "EntryNotFound") => Error::new(place, "a file of that name", "404 not found"),
             (404, _) => Error::new(place, format!("a model at {endpoint}"), "404 not found")
                 .hint("check the name's spelling; a private model needs HF_TOKEN"),
-            (429, _) => Error::new(place, "a download", "429 too many requests")
-                .hint("wait a while, or set HF_TOKEN: accounts have higher limits"),
+            (429, _) => Error::new(place, "a download", "429 too many requests").hint(if with_token {
+                "wait a while, then run the same command again: it resumes"
+            } else {
+                "wait a while, or set HF_TOKEN: accounts have higher limits"
+            }),
             _ => Error::new(place, "a download", format!("HTTP status {status} {said}").trim_end()),
         };
         let asked: u64 = header("retry-after").parse().unwrap_or(0);
@@ -249,8 +352,55 @@ fn same_origin(uri: &Uri, home: &Uri) -> bool {
     uri.scheme_str() == home.scheme_str() && host(uri) == host(home) && port(uri) == port(home)
 }
 
+/// An address's scheme, host and port.
+fn origin(uri: &Uri) -> String {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    format!("{}://{authority}", uri.scheme_str().unwrap_or("https"))
+}
+
+/// A body that must keep coming: some bytes every now and then would hold the connection for ever.
+pub(crate) struct Steady<R> {
+    body: R,
+    period: Duration,
+    since: Instant,
+    bytes: u64,
+}
+
+impl<R: Read> Steady<R> {
+    pub(crate) fn new(body: R, period: Duration) -> Self {
+        Steady { body, period, since: Instant::now(), bytes: 0 }
+    }
+
+    /// The least that a period must bring: a kibibyte a second, near enough.
+    fn least(&self) -> u64 {
+        (self.period.as_millis() as u64).max(1)
+    }
+}
+
+impl<R: Read> Read for Steady<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.body.read(buffer)?;
+        self.bytes += count as u64;
+        if count > 0 && self.since.elapsed() >= self.period {
+            if self.bytes < self.least() {
+                let slow = format!("{} bytes in {:.0?}", self.bytes, self.period);
+                return Err(std::io::Error::new(ErrorKind::TimedOut, slow));
+            }
+            (self.since, self.bytes) = (Instant::now(), 0);
+        }
+        Ok(count)
+    }
+}
+
 /// The address that a `Location` header means, seen from `from`.
 fn follow(place: &str, from: &Uri, location: &str) -> Result<Uri> {
+    let named = location.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    });
+    if named.is_some_and(|scheme| !["http", "https"].contains(&&*scheme.to_ascii_lowercase())) {
+        return Err(Error::new(place, "a redirect to https", format!("one to {location}")));
+    }
     let scheme = from.scheme_str().unwrap_or("https");
     let authority = from.authority().map_or("", |authority| authority.as_str());
     let text = if location.starts_with("http://") || location.starts_with("https://") {
@@ -301,6 +451,10 @@ mod tests {
         }
         assert!(follow("x", &from, "http://hub.example/x").is_err());
         assert!(follow("x", &from, "http://[bad").is_err());
+        for target in ["file:///etc/passwd", "ftp://hub.example/x", "data:,x", "FILE:x"] {
+            let error = follow("x", &from, target).unwrap_err().to_string();
+            assert_eq!(error, format!("x: expected a redirect to https, found one to {target}"));
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod choose;
 mod http;
 mod likeness;
 mod names;
+mod offer;
 mod pull;
 mod spec;
 
@@ -25,6 +26,7 @@ use names::Names;
 pub use bundled::bundled;
 pub use cache::{Cached, CachedFile};
 pub use likeness::{Likeness, recognise};
+pub use offer::{Offer, Preview};
 pub use spec::Spec;
 
 /// A model that lies on this machine.
@@ -99,6 +101,11 @@ pub enum Source {
 
 /// Hears what a [`pull`] does. Every method has an empty default; calls come from the pulling thread.
 pub trait Progress {
+    /// A pull begins: the number of files that it brings, the bytes of these together where known, and how many of them
+    /// earlier downloads left here.
+    fn begin(&self, files: usize, bytes: Option<u64>, have: u64) {
+        let _ = (files, bytes, have);
+    }
     /// A file begins: its size where known (bytes) and how much of it was there already.
     fn start(&self, file: &str, size: Option<u64>, have: u64) {
         let _ = (file, size, have);
@@ -137,6 +144,8 @@ pub struct Hub {
     pub timeout: Duration,
     /// The user's file of short names, where there is one.
     pub models: Option<PathBuf>,
+    /// The most bytes that a pull may add to the cache; the disk's free bytes bound it in any case.
+    pub room: Option<u64>,
 }
 
 impl Hub {
@@ -216,17 +225,19 @@ impl Hub {
         }
     }
 
-    /// Downloads a model into the cache, or completes it there. Files that are there already are not fetched again.
-    ///
-    /// Every file is checked against the hub's digest (SHA-256 for large files, the git blob's SHA-1 for small ones)
-    /// before it appears in the cache; what an interrupted download leaves behind is resumed by the next one.
-    pub fn pull(&self, spec: &str, progress: &dyn Progress) -> Result<Model> {
-        match self.target(spec)? {
-            Target::Hub(spec) => pull::pull(self, &spec, progress),
+    /// Asks the hub what a model is made of. Nothing is fetched yet but the list of its files.
+    pub fn offer(&self, name: &str, progress: &dyn Progress) -> Result<Offer<'_>> {
+        match self.target(name)? {
+            Target::Hub(spec) => Offer::ask(self, spec, progress),
             Target::Path(path) => {
                 Err(Error::new(path.display(), "a model of the hub", "a path on this machine"))
             }
         }
+    }
+
+    /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then [`Offer::fetch`].
+    pub fn pull(&self, name: &str, progress: &dyn Progress) -> Result<Model> {
+        self.offer(name, progress)?.fetch(progress)
     }
 
     /// What lies in the cache, by id and commit. A cache that does not exist is empty.

@@ -1,26 +1,20 @@
-//! Downloading a model into the cache: what the hub lists, which files are wanted, and each file's safe arrival.
+//! The safe arrival of one file in the cache: its size and digest, the connections that bring it, and what breaks them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use formats::{Error, Result};
 use sha2::Digest;
 
-use crate::http::{Client, Failure, encode};
-use crate::{Hub, Kind, Model, Progress, Source, Spec, cache, choose, spec};
-
-/// A file as the hub lists it.
-#[derive(Debug, Clone)]
-struct Listed {
-    name: String,
-    size: Option<u64>,
-    digest: Option<Check>,
-}
+use crate::http::{Client, Failure, Part, Steady};
+use crate::offer::{Listed, check_room, room};
+use crate::{Progress, cache};
 
 /// What a file's bytes must hash to. Its hexadecimal digits also name the blob, as they are the hub's ETag.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Check {
+pub(crate) enum Check {
     /// Large files: SHA-256 of the bytes.
     Sha256(String),
     /// Files kept in git itself: SHA-1 of `blob <size>\0` and the bytes.
@@ -28,7 +22,7 @@ enum Check {
 }
 
 impl Check {
-    fn of(digits: &str) -> Option<Check> {
+    pub(crate) fn of(digits: &str) -> Option<Check> {
         let hex = digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         match digits.len() {
             64 if hex => Some(Check::Sha256(digits.to_string())),
@@ -37,7 +31,7 @@ impl Check {
         }
     }
 
-    fn digits(&self) -> &str {
+    pub(crate) fn digits(&self) -> &str {
         match self {
             Check::Sha256(digits) | Check::GitBlob(digits) => digits,
         }
@@ -78,121 +72,55 @@ impl Hasher {
     }
 }
 
-/// See [`Hub::pull`].
-pub(crate) fn pull(hub: &Hub, spec: &Spec, progress: &dyn Progress) -> Result<Model> {
-    if hub.offline {
-        return Err(
-            Error::new(&spec.id, "the network", "HF_HUB_OFFLINE").hint("unset it to download")
-        );
-    }
-    let client = Client::new(hub)?;
-    let (commit, listed) = info(&client, spec, progress)?;
-    let names: Vec<String> = listed.iter().map(|file| file.name.clone()).collect();
-    let choice = choose::choose(&spec.id, spec.file.as_deref(), &names)?;
-    if !choice.others.is_empty() {
-        let others = choice.others.len();
-        progress.note(&format!(
-            "chose {} among {} files ({}:FILE or :TAG names another)",
-            choice.files[0],
-            others + 1,
-            spec.id
-        ));
-    }
-    let folder = cache::folder(hub, &spec.id);
-    for file in listed.iter().filter(|file| choice.files.contains(&file.name)) {
-        fetch(&client, spec, &commit, file, progress)?;
-    }
-    // Python's cache scanner calls a ref without its snapshot corrupt, so the ref comes last.
-    cache::write_ref(&folder, &spec.revision, &commit)?;
-    let snapshot = folder.join("snapshots").join(&commit);
-    let path = match choice.kind {
-        Kind::Folder => snapshot,
-        Kind::GgufFile => snapshot.join(&choice.files[0]),
-    };
-    let source = Source::Hub { id: spec.id.clone(), commit };
-    Ok(Model::at(path, choice.kind, source))
+/// Whether a whole file of that size lies at a path. Without a size, any file is whole: none gets its name earlier.
+pub(crate) fn whole_on_disk(path: &Path, size: Option<u64>) -> bool {
+    let have = fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| m.len());
+    have.is_some() && (size.is_none() || have == size)
 }
 
-/// The commit that the revision stands at, and its files.
-fn info(client: &Client, spec: &Spec, progress: &dyn Progress) -> Result<(String, Vec<Listed>)> {
-    const LIMIT: u64 = 64 << 20;
-    let place = if spec.revision == "main" {
-        spec.id.clone()
-    } else {
-        format!("{}@{}", spec.id, spec.revision)
-    };
-    let path =
-        format!("/api/models/{}/revision/{}?blobs=true", spec.id, encode(&spec.revision, false));
-    let body = client.get_small(&place, &path, LIMIT, progress)?;
-    let wrong = |expected: &str, found: String| {
-        let hint = format!("is {} a hub's address?", client.hub.endpoint);
-        Error::new(format!("{place}: the hub's answer"), expected, found).hint(hint)
-    };
-    let json: serde_json::Value = serde_json::from_slice(&body)
-        .map_err(|error| wrong("JSON", format!("something else ({error})")))?;
-    let commit = json["sha"].as_str().filter(|sha| cache::is_commit(sha));
-    let commit = commit.ok_or_else(|| wrong("a commit in \"sha\"", json["sha"].to_string()))?;
-    let siblings = json["siblings"]
-        .as_array()
-        .ok_or_else(|| wrong("a list \"siblings\"", "none".to_string()))?;
-    let mut listed = Vec::new();
-    for file in siblings {
-        let name = file["rfilename"]
-            .as_str()
-            .ok_or_else(|| wrong("\"rfilename\" of each file", file.to_string()))?;
-        spec::check_relative(&place, "file names", name)?;
-        let large = file["lfs"]["sha256"].as_str().or_else(|| file["lfs"]["oid"].as_str());
-        let digest = large.or_else(|| file["blobId"].as_str()).and_then(Check::of);
-        let size = file["lfs"]["size"].as_u64().or_else(|| file["size"].as_u64());
-        listed.push(Listed { name: name.to_string(), size, digest });
-    }
-    Ok((commit.to_ascii_lowercase(), listed))
-}
-
-/// Brings one file into the cache.
-fn fetch(
+/// Brings one file into a repository's folder of the cache; `place` names it in errors, `path` on the hub.
+pub(crate) fn fetch(
     client: &Client,
-    spec: &Spec,
+    folder: &Path,
+    id: &str,
     commit: &str,
     file: &Listed,
+    place: &str,
+    path: &str,
     progress: &dyn Progress,
 ) -> Result<()> {
-    let folder = cache::folder(client.hub, &spec.id);
-    let place = format!("{}: {}", spec.id, file.name);
-    let path = format!("/{}/resolve/{commit}/{}", spec.id, encode(&file.name, true));
-    let size_on_disk =
-        |path: &Path| fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| m.len());
+    let pointer = folder.join("snapshots").join(commit).join(&file.name);
+    if file.digest.is_some() && whole_on_disk(&pointer, file.size) {
+        return Ok(());
+    }
     // A mirror may list no digests: then the download's own headers tell.
     let (digest, size) = match &file.digest {
         Some(digest) => (digest.clone(), file.size),
-        None => head(client, &place, &path, file.size, progress)?,
+        None => head(client, place, path, file.size, progress)?,
     };
-    let pointer = folder.join("snapshots").join(commit).join(&file.name);
-    let whole = |have: Option<u64>| have.is_some() && (size.is_none() || have == size);
-    if whole(size_on_disk(&pointer)) {
-        progress.start(&file.name, size, size_on_disk(&pointer).unwrap_or(0));
-        progress.done(&file.name);
+    if whole_on_disk(&pointer, size) {
         return Ok(());
     }
     let blobs = folder.join("blobs");
     fs::create_dir_all(&blobs).map_err(|error| disk(&blobs, error))?;
-    let _lock =
-        lock(&cache::lock_path(client.hub, &spec.id, digest.digits()), &file.name, progress)?;
     let blob = blobs.join(digest.digits());
-    if !whole(size_on_disk(&blob)) {
+    let lock_path = cache::lock_path(client.hub, id, digest.digits());
+    let _held = lock(&lock_path, &file.name, progress)?;
+    if !whole_on_disk(&blob, size) {
         let partial = blobs.join(format!("{}.incomplete", digest.digits()));
-        download(client, &place, &path, &file.name, size, &digest, &partial, progress)?;
+        let wanted = Wanted { place, path, name: &file.name, size, digest: &digest };
+        download(client, &wanted, &partial, progress)?;
         fs::rename(&partial, &blob).map_err(|error| disk(&blob, error))?;
     } else {
-        let have = size_on_disk(&blob).unwrap_or(0);
+        let have = fs::metadata(&blob).map_or(0, |metadata| metadata.len());
         progress.start(&file.name, size, have);
     }
-    cache::link(&folder, commit, &file.name, digest.digits())?;
+    cache::link(folder, commit, &file.name, digest.digits())?;
     progress.done(&file.name);
     Ok(())
 }
 
-/// Digest and size from the headers of a download that is not read.
+/// A file's digest and size from its headers.
 fn head(
     client: &Client,
     place: &str,
@@ -202,15 +130,37 @@ fn head(
 ) -> Result<(Check, Option<u64>)> {
     let mut failures = 0;
     loop {
-        match client.get(place, path, 0) {
+        match client.head(place, path) {
             Ok(answer) => {
-                let tag = answer.etag.unwrap_or_default();
-                let digest = Check::of(&tag).ok_or_else(|| {
+                let tag = answer.etag.as_deref().unwrap_or_default();
+                let digest = Check::of(tag).ok_or_else(|| {
                     Error::new(place, "a digest in the ETag header", format!("\"{tag}\""))
                 })?;
-                return Ok((digest, size.or(answer.response.body().content_length())));
+                let redirected = answer.response.status().is_redirection();
+                let announced = answer.length().filter(|_| !redirected);
+                return Ok((digest, agreed(place, size, answer.linked_size, announced)?));
             }
             Err(failure) => client.wait(failure, &mut failures, progress)?,
+        }
+    }
+}
+
+/// The one size of a file that the hub's list, the hub's headers and the storage's name, as far as they name any.
+fn agreed(
+    place: &str,
+    listed: Option<u64>,
+    linked: Option<u64>,
+    announced: Option<u64>,
+) -> Result<Option<u64>> {
+    let told = [("the list", listed), ("X-Linked-Size", linked), ("the download", announced)];
+    let mut told = told.iter().filter_map(|&(who, size)| Some((who, size?)));
+    let Some((first, size)) = told.next() else { return Ok(None) };
+    match told.find(|&(_, other)| other != size) {
+        None => Ok(Some(size)),
+        Some((who, other)) => {
+            let expected = format!("{size} bytes, as {first} says");
+            Err(Error::new(place, expected, format!("{other}, as {who} says"))
+                .hint("something between here and the hub changes what it sends"))
         }
     }
 }
@@ -236,17 +186,33 @@ fn lock(path: &Path, name: &str, progress: &dyn Progress) -> Result<File> {
     Ok(file)
 }
 
+/// A file that is wanted whole.
+struct Wanted<'a> {
+    /// Its name in errors.
+    place: &'a str,
+    /// Its path on the hub.
+    path: &'a str,
+    name: &'a str,
+    size: Option<u64>,
+    digest: &'a Check,
+}
+
+/// Advice where a download broke.
+const RESUME: &str = "run the same command again: it resumes";
+
+/// What a connection must bring beyond the most that was ever there, so that its breaking is not counted.
+const GAIN: u64 = 256 << 10;
+
 /// Fills `partial` with the file and verifies it, resuming what is there and resuming again when the connection breaks.
+///
+/// It ends: only connections that bring [`GAIN`] bytes more than there ever were are free, all others count.
 fn download(
     client: &Client,
-    place: &str,
-    path: &str,
-    name: &str,
-    size: Option<u64>,
-    digest: &Check,
+    wanted: &Wanted<'_>,
     partial: &Path,
     progress: &dyn Progress,
 ) -> Result<()> {
+    let Wanted { place, name, size, digest, .. } = *wanted;
     let mut file = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -259,18 +225,21 @@ fn download(
     if length(&file)? > size.unwrap_or(u64::MAX) {
         file.set_len(0).map_err(|error| disk(partial, error))?;
     }
-    let mut resumed = length(&file)? > 0;
-    progress.start(name, size, length(&file)?);
+    let mut most = length(&file)?;
+    let mut resumed = most > 0;
+    progress.start(name, size, most);
     let mut failures = 0;
     loop {
-        let before = length(&file)?;
-        if size != Some(before) || before == 0 {
-            match receive(client, place, path, name, size, &mut file, partial, progress) {
+        let have = length(&file)?;
+        if size != Some(have) || have == 0 {
+            match receive(client, wanted, &mut file, partial, progress) {
                 Ok(()) => {}
                 Err(failure) => {
-                    if length(&file)? > before {
+                    let have = length(&file)?;
+                    if have >= most.saturating_add(GAIN) {
                         failures = 0;
                     }
+                    most = most.max(have);
                     client.wait(failure, &mut failures, progress)?;
                     continue;
                 }
@@ -290,59 +259,72 @@ fn download(
         }
         progress
             .note(&format!("{name}: what an earlier download left does not match; starting anew"));
-        resumed = false;
+        (resumed, most) = (false, 0);
     }
 }
 
-/// Appends one response to the partial file.
+/// Appends one response to the partial file. Its announced size is checked before the first byte is written.
 fn receive(
     client: &Client,
-    place: &str,
-    path: &str,
-    name: &str,
-    size: Option<u64>,
+    wanted: &Wanted<'_>,
     file: &mut File,
     partial: &Path,
     progress: &dyn Progress,
 ) -> std::result::Result<(), Failure> {
+    let Wanted { place, path, name, size, .. } = *wanted;
     let stuck = |error| Failure::from(disk(partial, error));
+    let again = |error| Failure { error, retry: Some(Duration::ZERO), status: None };
     let mut have = file.seek(SeekFrom::End(0)).map_err(stuck)?;
-    let answer = match client.get(place, path, have) {
+    let answer = match client.get(place, path, Part::from(have)) {
         Ok(answer) => answer,
         // 416: what is there is longer than the file, as nobody said how long that is. Begin anew.
         Err(failure) if failure.status == Some(416) && have > 0 => {
             file.set_len(0).map_err(stuck)?;
-            return Err(Failure { retry: Some(std::time::Duration::ZERO), ..failure });
+            return Err(Failure { retry: Some(Duration::ZERO), ..failure });
         }
         Err(failure) => return Err(failure),
     };
-    let range =
-        answer.response.headers().get("content-range").and_then(|value| value.to_str().ok());
-    let starts = |range: &str| {
-        range.trim().strip_prefix("bytes ").and_then(|r| r.split('-').next()?.parse::<u64>().ok())
-    };
-    let continues =
-        answer.response.status().as_u16() == 206 && range.and_then(starts) == Some(have);
-    if have > 0 && !continues {
+    let range = answer.header("content-range").and_then(Range::parse);
+    let partly = answer.response.status().as_u16() == 206;
+    if partly && range.map_or(have > 0, |range| range.first != have) {
+        // Some other part, whose bytes would be written to a wrong place. Begin anew, without asking for a part.
+        let found = answer.header("content-range").unwrap_or("no Content-Range").to_string();
+        file.set_len(0).map_err(stuck)?;
+        progress.at(name, 0);
+        return Err(again(Error::new(place, format!("the bytes from {have} on"), found)));
+    }
+    if have > 0 && !partly {
         // The server sends the whole file again.
         file.set_len(0).map_err(stuck)?;
         have = file.seek(SeekFrom::Start(0)).map_err(stuck)?;
         progress.at(name, have);
     }
-    let length = answer.response.body().content_length();
-    let total = size.or(length.and_then(|length| length.checked_add(have)));
-    let mut body = answer.response.into_body().into_reader();
+    let whole = match range.filter(|_| partly).and_then(|range| range.whole) {
+        Some(whole) => Some(whole),
+        None => answer.length().map(|length| length.saturating_add(have)),
+    };
+    let total = agreed(place, size, answer.linked_size, whole)?;
+    if let Some(total) = total {
+        check_room(client.hub, total.saturating_sub(have))?;
+    }
+    // A body of unknown length ends at the disk's at the latest.
+    let most = total.or(room(client.hub).map(|free| free.saturating_add(have)));
+    let host = answer.host;
+    let mut body = Steady::new(answer.response.into_body().into_reader(), client.hub.timeout);
     let mut buffer = vec![0; 256 << 10];
     loop {
         let count = match body.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(client.broken(place, ureq::Error::from(error))),
+            Err(error) => {
+                let failure = client.broken(place, &host, ureq::Error::from(error));
+                return Err(failure.hint(RESUME));
+            }
         };
-        if total.is_some_and(|total| have + count as u64 > total) {
+        if most.is_some_and(|most| have + count as u64 > most) {
             file.set_len(0).map_err(stuck)?;
-            let expected = format!("{} bytes", total.unwrap_or_default());
+            let expected = format!("at most {} bytes", most.unwrap_or_default());
             return Err(Error::new(place, expected, "more").into());
         }
         file.write_all(&buffer[..count]).map_err(stuck)?;
@@ -351,15 +333,31 @@ fn receive(
     }
     match total {
         Some(total) if have < total => {
-            let error = Error::new(
-                place,
-                format!("{total} bytes"),
-                format!("{have}, then the connection closed"),
-            );
-            let error = error.hint("run the same command again to resume");
-            Err(Failure { error, retry: Some(std::time::Duration::ZERO), status: None })
+            let found = format!("{have}, then the connection closed");
+            let error = Error::new(place, format!("{total} bytes"), found);
+            Err(again(error.hint(RESUME)))
         }
         _ => Ok(()),
+    }
+}
+
+/// A `Content-Range` header: `bytes 100-199/1000`, where `*` stands for an unknown size of the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    first: u64,
+    whole: Option<u64>,
+}
+
+impl Range {
+    fn parse(text: &str) -> Option<Range> {
+        let (span, whole) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = span.split_once('-')?;
+        let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        let whole = match whole.trim() {
+            "*" => None,
+            whole => Some(whole.parse().ok()?),
+        };
+        (first <= last && whole.is_none_or(|whole| last < whole)).then_some(Range { first, whole })
     }
 }
 
@@ -408,6 +406,49 @@ mod tests {
         }
         assert_eq!(Check::of("../../x"), None);
         assert_eq!(Check::of(&"Z".repeat(40)), None);
+    }
+
+    #[test]
+    fn ranges_are_read_strictly() {
+        let range = |first, whole| Some(Range { first, whole });
+        let cases = [
+            ("bytes 0-99/100", range(0, Some(100))),
+            ("bytes 100-199/*", range(100, None)),
+            (" bytes 5-5/6 ", range(5, Some(6))),
+            ("bytes 5-4/6", None),
+            ("bytes 5-6/6", None),
+            ("bytes */100", None),
+            ("bytes 0-9", None),
+            ("items 0-9/10", None),
+            ("bytes -5-9/10", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Range::parse(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_must_agree() {
+        let cases = [
+            (None, None, None, Ok(None)),
+            (Some(5), None, None, Ok(Some(5))),
+            (None, Some(5), Some(5), Ok(Some(5))),
+            (
+                Some(5),
+                Some(6),
+                None,
+                Err("expected 5 bytes, as the list says, found 6, as X-Linked-Size says"),
+            ),
+            (None, Some(5), Some(1 << 62), Err("found 4611686018427387904, as the download says")),
+        ];
+        for (listed, linked, announced, expected) in cases {
+            match (agreed("x", listed, linked, announced), expected) {
+                (Ok(size), Ok(expected)) => assert_eq!(size, expected),
+                (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+                (found, expected) => panic!("{found:?} for {expected:?}"),
+            }
+        }
     }
 
     #[test]

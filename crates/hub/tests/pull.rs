@@ -7,8 +7,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{COMMIT, Reply, Server, file, info, noise, repository, sha256};
-use delft_hub::{Hub, Kind, Likeness, Progress, Source};
+use common::{
+    COMMIT, Length, Reply, Request, Server, bare_info, file, info, noise, repository, sha256,
+};
+use delft_hub::{Hub, Kind, Likeness, Preview, Progress, Source};
 
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub {
@@ -19,6 +21,7 @@ fn hub(server: &Server, cache: &Path) -> Hub {
         retry_wait: Duration::from_millis(1),
         timeout: Duration::from_secs(5),
         models: None,
+        room: None,
     }
 }
 
@@ -35,6 +38,9 @@ fn partial(cache: &Path, bytes: &[u8]) -> PathBuf {
 struct Told(Mutex<Vec<String>>);
 
 impl Progress for Told {
+    fn begin(&self, files: usize, bytes: Option<u64>, have: u64) {
+        self.0.lock().unwrap().push(format!("begin {files} {bytes:?} {have}"));
+    }
     fn start(&self, file: &str, size: Option<u64>, have: u64) {
         self.0.lock().unwrap().push(format!("start {file} {size:?} {have}"));
     }
@@ -241,8 +247,269 @@ fn a_longer_body_than_announced_is_refused() {
         }
         reply
     });
-    let error = hub(&server, cache.path()).pull("org/name", &()).unwrap_err();
-    assert!(error.to_string().contains("expected 50000 bytes, found more"), "{error}");
+    let error = hub(&server, cache.path()).pull("org/name", &()).unwrap_err().to_string();
+    let told = "expected 50000 bytes, as the list says, found 50099, as the download says";
+    assert!(error.contains(told), "{error}");
+}
+
+/// Faults of a hub, or of what is between here and there. Each must end, after few requests.
+#[test]
+fn every_fault_ends() {
+    type Fault = fn(&Request, Reply, usize) -> Reply;
+    struct Case {
+        name: &'static str,
+        /// The request, the right answer, and the number of the request for this file.
+        fault: Fault,
+        /// Whether the list tells sizes.
+        listed: bool,
+        expected: &'static str,
+        /// Requests for the file at most.
+        requests: usize,
+    }
+    let cases = [
+        Case {
+            name: "another length than the list's, far beyond any disk",
+            fault: |_, reply, _| Reply { length: Length::Said(1 << 62), ..reply },
+            listed: true,
+            expected: "expected 600000 bytes, as the list says, found 4611686018427387904, as the download says",
+            requests: 1,
+        },
+        Case {
+            name: "the same where the list tells no sizes",
+            fault: |_, reply, _| Reply { length: Length::Said(1 << 62), ..reply },
+            listed: false,
+            expected: "expected 4.0 EiB free for the download, found",
+            requests: 2,
+        },
+        Case {
+            name: "another size in the hub's own header",
+            fault: |_, reply, _| reply.header("x-linked-size", "600001"),
+            listed: true,
+            expected: "expected 600000 bytes, as the list says, found 600001, as X-Linked-Size says",
+            requests: 1,
+        },
+        Case {
+            name: "a body that breaks, then answers with parts that nobody asked for",
+            fault: |request, reply, _| match request.headers.contains_key("range") {
+                true => Reply {
+                    headers: vec![("content-range".into(), "bytes 7-9/600000".into())],
+                    ..reply
+                },
+                false => Reply { cut: Some(300_000), ..reply },
+            },
+            listed: true,
+            expected: "found",
+            requests: 12,
+        },
+        Case {
+            name: "a part without a range, after a break",
+            fault: |request, reply, _| match request.headers.contains_key("range") {
+                true => Reply { headers: Vec::new(), ..reply },
+                false => Reply { cut: Some(300_000), ..reply },
+            },
+            listed: true,
+            expected: "found",
+            requests: 12,
+        },
+        Case {
+            name: "a part of a file of another size",
+            fault: |request, reply, _| match request.headers.contains_key("range") {
+                true => Reply {
+                    headers: vec![("content-range".into(), "bytes 300000-599999/700000".into())],
+                    ..reply
+                },
+                false => Reply { cut: Some(300_000), ..reply },
+            },
+            listed: true,
+            expected: "found 700000, as the download says",
+            requests: 2,
+        },
+        Case {
+            name: "bodies that break at the same place, without ranges",
+            fault: |_, reply, _| Reply {
+                cut: Some(400_000),
+                status: 200,
+                body: noise(600_000),
+                ..reply
+            },
+            listed: true,
+            expected: "the connection closed early (hint: run the same command again: it resumes)",
+            requests: 7,
+        },
+        Case {
+            name: "a body that brings a few bytes each time",
+            fault: |_, reply, _| Reply { cut: Some(1000), ..reply },
+            listed: true,
+            expected: "the connection closed early",
+            requests: 5,
+        },
+        Case {
+            name: "a body that trickles",
+            fault: |_, reply, _| Reply { trickle: Duration::from_millis(20), ..reply },
+            listed: true,
+            expected: "bytes in 150ms",
+            requests: 5,
+        },
+        Case {
+            name: "a body without a length, longer than listed",
+            fault: |_, reply, _| Reply {
+                length: Length::Unsaid,
+                body: [&reply.body[..], &[0; 9]].concat(),
+                ..reply
+            },
+            listed: true,
+            expected: "expected at most 600000 bytes, found more",
+            requests: 1,
+        },
+        Case {
+            name: "nothing satisfies the range",
+            fault: |_, reply, number| match number {
+                0 => Reply { cut: Some(1000), ..reply },
+                number if number % 2 == 1 => Reply::status(416),
+                _ => Reply { cut: Some(1000), status: 200, body: noise(600_000), ..reply },
+            },
+            listed: true,
+            expected: "found",
+            requests: 6,
+        },
+        Case {
+            name: "a redirect to a file of this machine",
+            fault: |_, _, _| Reply::status(302).header("location", "file:///etc/passwd"),
+            listed: true,
+            expected: "expected a redirect to https, found one to file:///etc/passwd",
+            requests: 1,
+        },
+    ];
+    for case in cases {
+        let cache = tempfile::tempdir().unwrap();
+        let files = vec![("m.gguf", noise(600_000))];
+        let (count, listed) = (AtomicUsize::new(0), case.listed);
+        let server = Server::start(move |request| {
+            if request.path.starts_with("/api") {
+                return if listed { info(&files) } else { bare_info("m.gguf") };
+            }
+            let number = count.fetch_add(1, Ordering::SeqCst);
+            (case.fault)(request, repository(request, &files), number)
+        });
+        let hub = Hub { timeout: Duration::from_millis(150), ..hub(&server, cache.path()) };
+        let error = hub.pull("org/name", &()).unwrap_err().to_string();
+        assert!(error.contains(case.expected), "{}: {error}", case.name);
+        let requests = server.asked("resolve").len();
+        assert!(requests <= case.requests, "{}: {requests} requests", case.name);
+        assert!(hub.resolve(Some("org/name")).is_err(), "{}", case.name);
+    }
+}
+
+#[test]
+fn a_wrong_part_is_thrown_away_and_the_file_asked_for_anew() {
+    let cache = tempfile::tempdir().unwrap();
+    let files = gguf(600_000);
+    let bytes = files[1].1.clone();
+    let count = AtomicUsize::new(0);
+    let server = Server::start(move |request| {
+        let reply = repository(request, &files);
+        match request.path.contains("resolve").then(|| count.fetch_add(1, Ordering::SeqCst)) {
+            Some(0) => Reply { cut: Some(300_000), ..reply },
+            Some(1) => Reply { headers: Vec::new(), ..reply }
+                .header("content-range", "bytes 100000-599999/600000"),
+            _ => reply,
+        }
+    });
+    let model = hub(&server, cache.path()).pull("org/name", &()).unwrap();
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
+    let ranges: Vec<_> =
+        server.asked("resolve").iter().map(|r| r.headers.get("range").cloned()).collect();
+    assert_eq!(ranges, [None, Some("bytes=300000-".to_string()), None]);
+}
+
+#[test]
+fn too_little_room_is_told_before_the_first_byte() {
+    let cache = tempfile::tempdir().unwrap();
+    let files = gguf(300_000);
+    let bytes = files[1].1.clone();
+    let server = Server::start(move |request| repository(request, &files));
+    let hub = Hub { room: Some(250_000), ..hub(&server, &cache.path().join("new/cache")) };
+    let error = hub.pull("org/name", &()).unwrap_err().to_string();
+    assert!(error.contains("expected 293.0 KiB free for the download, found 244.1 KiB"), "{error}");
+    assert!(server.asked("resolve").is_empty() && !cache.path().join("new").exists());
+    // An earlier download left a part of it: the rest fits.
+    let partial = partial(&hub.cache, &bytes);
+    std::fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    std::fs::write(&partial, &bytes[..100_000]).unwrap();
+    let offer = hub.offer("org/name", &()).unwrap();
+    assert_eq!((offer.missing(), offer.missing_bytes()), (1, Some(200_000)));
+    assert_eq!((offer.id(), offer.file()), ("org/name", Some("m-Q8_0.gguf")));
+    let told = Told::default();
+    let model = offer.fetch(&told).unwrap();
+    assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
+    assert_eq!(told.0.lock().unwrap()[0], "begin 1 Some(300000) 100000");
+    let again = hub.offer("org/name", &()).unwrap();
+    assert_eq!((again.missing(), again.missing_bytes()), (0, Some(0)));
+}
+
+/// What a server without TLS, or a broken proxy, does to a secure connection.
+#[test]
+fn a_connection_that_is_not_secure_is_not_tried_again() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = std::sync::Arc::new(AtomicUsize::new(0));
+    let seen = connections.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            seen.fetch_add(1, Ordering::SeqCst);
+            let mut hello = [0; 64];
+            let _ = std::io::Read::read(&mut stream, &mut hello);
+            let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(|_| Reply::status(500));
+    let hub = Hub { endpoint: format!("https://{address}"), ..hub(&server, cache.path()) };
+    let error = hub.pull("org/name", &()).unwrap_err().to_string();
+    let expected = format!("org/name: expected a secure connection to https://{address}, found ");
+    assert!(error.starts_with(&expected) && error.contains("SSL_CERT_FILE"), "{error}");
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_preview_tells_what_a_model_is_before_its_weights() {
+    let cache = tempfile::tempdir().unwrap();
+    // Two keys, of which the second lies beyond what is read.
+    let mut beginning = b"GGUF\x03\0\0\0".to_vec();
+    beginning.extend([0u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
+    for (key, value) in
+        [("general.architecture", "mamba".to_string()), ("long", "x".repeat(400_000))]
+    {
+        beginning.extend((key.len() as u64).to_le_bytes());
+        beginning.extend(key.as_bytes());
+        beginning.extend(8u32.to_le_bytes());
+        beginning.extend((value.len() as u64).to_le_bytes());
+        beginning.extend(value.as_bytes());
+    }
+    for ranges in [true, false] {
+        let served = vec![("m.gguf", beginning.clone())];
+        let server = Server::start(move |request| {
+            let mut request = request.clone();
+            if !ranges {
+                request.headers.remove("range");
+            }
+            repository(&request, &served)
+        });
+        let hub = hub(&server, cache.path());
+        let offer = hub.offer("org/name", &()).unwrap();
+        let Some(Preview::Gguf(keys)) = offer.preview(&()).unwrap() else { panic!("no keys") };
+        assert_eq!(keys.str("general.architecture").unwrap(), Some("mamba"));
+        assert_eq!(keys.len(), 1);
+        assert_eq!(server.asked("resolve")[0].headers["range"], "bytes=0-262143");
+    }
+    let served = vec![("config.json", b"{\"a\": 1}".to_vec()), ("model.safetensors", noise(10))];
+    let server = Server::start(move |request| repository(request, &served));
+    let hub = hub(&server, cache.path());
+    let offer = hub.offer("org/name", &()).unwrap();
+    let Some(Preview::Config(config)) = offer.preview(&()).unwrap() else { panic!("no config") };
+    assert_eq!(config, serde_json::json!({ "a": 1 }));
+    assert!(server.asked("safetensors").is_empty());
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept");
 }
 
 #[test]
@@ -292,7 +559,8 @@ fn refusals_say_what_to_do() {
         (403, "", Some("hf_x"), "may lack read access"),
         (404, "RepoNotFound", None, "expected a model at "),
         (404, "RevisionNotFound", None, "expected a branch, tag or commit of that name"),
-        (429, "", None, "too many requests"),
+        (429, "", None, "429 too many requests (hint: wait a while, or set HF_TOKEN"),
+        (429, "", Some("hf_x"), "429 too many requests (hint: wait a while, then run the same"),
         (418, "", None, "HTTP status 418"),
     ];
     let cache = tempfile::tempdir().unwrap();
@@ -383,18 +651,52 @@ fn a_mirror_that_lists_no_digests_is_read_by_its_headers() {
     let bytes = files[1].1.clone();
     let server = Server::start(move |request| {
         if request.path.starts_with("/api") {
-            let mut reply = info(&[]);
-            let siblings = "\"siblings\":[{\"rfilename\":\"m-Q8_0.gguf\"}]";
-            reply.body = String::from_utf8(reply.body)
-                .unwrap()
-                .replace("\"siblings\":[]", siblings)
-                .into_bytes();
-            return reply;
+            bare_info("m-Q8_0.gguf")
+        } else {
+            repository(request, &files)
         }
-        repository(request, &files)
     });
     let model = hub(&server, cache.path()).pull("org/name", &()).unwrap();
     assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
+    let methods: Vec<_> = server.asked("resolve").into_iter().map(|r| r.method).collect();
+    assert_eq!(methods, ["HEAD", "GET"]);
+}
+
+#[test]
+fn headers_are_asked_of_the_hub_alone_and_by_get_where_head_is_unknown() {
+    let files = gguf(60_000);
+    let bytes = files[1].1.clone();
+    let stored = bytes.clone();
+    let storage = Server::start(move |request| file(request, &stored));
+    for knows_head in [true, false] {
+        let cache = tempfile::tempdir().unwrap();
+        let (target, digest) = (format!("{}/blob", storage.url), sha256(&bytes));
+        let server = Server::start(move |request| match &*request.path {
+            path if path.starts_with("/api") => bare_info("m-Q8_0.gguf"),
+            _ if request.method == "HEAD" && !knows_head => Reply::status(405),
+            _ => Reply::status(302)
+                .header("location", target.clone())
+                .header("x-linked-etag", format!("\"{digest}\""))
+                .header("x-linked-size", "60000"),
+        });
+        storage.log.lock().unwrap().clear();
+        let model = hub(&server, cache.path()).pull("org/name", &()).unwrap();
+        assert_eq!(std::fs::read(model.path().unwrap()).unwrap(), bytes);
+        let methods = |server: &Server, part: &str| -> Vec<String> {
+            server.asked(part).into_iter().map(|request| request.method).collect()
+        };
+        let (hub, store): (&[&str], &[&str]) = match knows_head {
+            true => (&["HEAD", "GET"], &["GET"]),
+            false => (&["HEAD", "GET", "GET"], &["GET", "GET"]),
+        };
+        assert_eq!(
+            (methods(&server, "resolve"), methods(&storage, "blob")),
+            (
+                hub.iter().map(|m| m.to_string()).collect(),
+                store.iter().map(|m| m.to_string()).collect()
+            )
+        );
+    }
 }
 
 #[test]

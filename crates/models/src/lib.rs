@@ -103,6 +103,31 @@ pub fn config_from_json(
     hugging_face::config(json, place, weights)
 }
 
+/// Whether Delft knows the architecture that a GGUF file's first keys name; nothing named is no error here.
+///
+/// # Errors
+/// An architecture that is not in the registry.
+pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()> {
+    match metadata.str("general.architecture")? {
+        Some(name) if by_name(name).is_none() => Err(unknown(place, name)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether Delft knows the architecture and all settings of a `config.json`, before there are weights.
+///
+/// # Errors
+/// As [`config_from_json`].
+pub fn check_json(json: &serde_json::Value, place: &str) -> Result<()> {
+    struct None;
+    impl Weights for None {
+        fn find(&self, _: &str) -> Option<Stored> {
+            Option::None
+        }
+    }
+    config_from_json(json, place, &None).map(|_| ())
+}
+
 /// Builds the model behind `tensors`: every weight found, every shape checked.
 pub fn load(tensors: &Tensors) -> Result<Model> {
     let (config, names) = with_names(tensors)?;

@@ -56,23 +56,7 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// the bad bytes replaced. Memory use is bounded by a small multiple of the header's size in the file.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let mut cursor = Cursor::new(bytes, place);
-    let magic: [u8; 4] = cursor.array("the magic \"GGUF\"")?;
-    if &magic != b"GGUF" {
-        let found = format!("{:?}", String::from_utf8_lossy(&magic));
-        return Err(Error::new(place, "a GGUF file, which begins with \"GGUF\"", found));
-    }
-    let version = cursor.u32("the version")?;
-    match version {
-        1..=3 => {}
-        swapped if (1..=3).contains(&swapped.swap_bytes()) => {
-            return Err(Error::new(place, "a little-endian GGUF file", "a big-endian one")
-                .hint("convert it with gguf-py's gguf_convert_endian script"));
-        }
-        other => {
-            return Err(Error::new(place, "GGUF version 1, 2 or 3", format!("version {other}")));
-        }
-    }
-    cursor.wide = version > 1;
+    let version = read_version(&mut cursor, place)?;
     let width = if cursor.wide { 8 } else { 4 };
     // The least a tensor can take: an empty name, a rank, one dimension, a type and an offset; then the same for a key.
     let tensor_count = cursor.count("a tensor count", width + 4 + width + 4 + 8)?;
@@ -80,11 +64,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
 
     let mut entries = Vec::with_capacity(key_count);
     for _ in 0..key_count {
-        let key = cursor.name("a metadata key")?;
-        let place = format!("{place}: {}", clipped(&key));
-        let id = cursor.u32("a metadata type")?;
-        let value = Value::read(&mut cursor, id, &place).map_err(|e| Error { place, ..e })?;
-        entries.push((key, value));
+        entries.push(read_entry(&mut cursor, place)?);
     }
     let metadata = Metadata::new(place, entries)?;
     let alignment = alignment(&metadata, place)?;
@@ -106,6 +86,55 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     }
     check_distinct(&tensors, place)?;
     Ok(Header { version, alignment, metadata, tensors, data_start })
+}
+
+/// Reads the keys and values at the beginning of a GGUF file, of which `bytes` hold the first part: those that fit in
+/// it. `place` names the file in errors.
+///
+/// What a model is comes before its vocabulary, so some hundred kibibytes tell it.
+pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
+    let mut cursor = Cursor::new(bytes, place);
+    read_version(&mut cursor, place)?;
+    cursor.length("a tensor count")?;
+    let key_count = cursor.length("a metadata count")?;
+    let mut entries = Vec::new();
+    for _ in 0..key_count {
+        // Where the bytes end, and where they are damaged: the whole header is read when the file is opened.
+        let Ok(entry) = read_entry(&mut cursor, place) else { break };
+        entries.push(entry);
+    }
+    Metadata::new(place, entries)
+}
+
+/// Checks the magic and the version, and sets the cursor's width by it.
+fn read_version(cursor: &mut Cursor<'_>, place: &str) -> Result<u32> {
+    let magic: [u8; 4] = cursor.array("the magic \"GGUF\"")?;
+    if &magic != b"GGUF" {
+        let found = format!("{:?}", String::from_utf8_lossy(&magic));
+        return Err(Error::new(place, "a GGUF file, which begins with \"GGUF\"", found));
+    }
+    let version = cursor.u32("the version")?;
+    match version {
+        1..=3 => {}
+        swapped if (1..=3).contains(&swapped.swap_bytes()) => {
+            return Err(Error::new(place, "a little-endian GGUF file", "a big-endian one")
+                .hint("convert it with gguf-py's gguf_convert_endian script"));
+        }
+        other => {
+            return Err(Error::new(place, "GGUF version 1, 2 or 3", format!("version {other}")));
+        }
+    }
+    cursor.wide = version > 1;
+    Ok(version)
+}
+
+/// One key and its value.
+fn read_entry(cursor: &mut Cursor<'_>, place: &str) -> Result<(String, Value)> {
+    let key = cursor.name("a metadata key")?;
+    let place = format!("{place}: {}", clipped(&key));
+    let id = cursor.u32("a metadata type")?;
+    let value = Value::read(cursor, id, &place).map_err(|e| Error { place, ..e })?;
+    Ok((key, value))
 }
 
 /// `general.alignment`, or 32.

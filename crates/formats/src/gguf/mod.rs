@@ -8,7 +8,7 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
-pub use header::{Header, TensorInfo, parse};
+pub use header::{Header, TensorInfo, first_keys, parse};
 pub use metadata::Metadata;
 pub use value::{Array, Value};
 pub use write::{TensorSpec, Writer};

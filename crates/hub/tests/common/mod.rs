@@ -11,6 +11,7 @@ use sha2::Digest;
 /// A request as the server saw it.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
+    pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) headers: HashMap<String, String>,
 }
@@ -25,6 +26,21 @@ pub(crate) struct Reply {
     pub(crate) cut: Option<usize>,
     /// Pause before the body.
     pub(crate) pause: Duration,
+    /// Pause after each byte of the body.
+    pub(crate) trickle: Duration,
+    /// What the header says of the body's length.
+    pub(crate) length: Length,
+}
+
+/// A `Content-Length` header.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) enum Length {
+    #[default]
+    True,
+    /// Another number than the body has bytes.
+    Said(u64),
+    /// No such header: the body ends with the connection.
+    Unsaid,
 }
 
 impl Reply {
@@ -79,7 +95,8 @@ fn serve(stream: TcpStream, handler: &dyn Fn(&Request) -> Reply, log: &Mutex<Vec
         if reader.read_line(&mut line).unwrap_or(0) == 0 {
             return;
         }
-        let path = line.split_whitespace().nth(1).unwrap_or_default().to_string();
+        let mut words = line.split_whitespace().map(str::to_string);
+        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let mut headers = HashMap::new();
         loop {
             let mut line = String::new();
@@ -91,11 +108,15 @@ fn serve(stream: TcpStream, handler: &dyn Fn(&Request) -> Reply, log: &Mutex<Vec
                 None => break,
             };
         }
-        let request = Request { path, headers };
+        let request = Request { method, path, headers };
         log.lock().unwrap().push(request.clone());
         let reply = handler(&request);
-        let mut head =
-            format!("HTTP/1.1 {} X\r\ncontent-length: {}\r\n", reply.status, reply.body.len());
+        let mut head = format!("HTTP/1.1 {} X\r\n", reply.status);
+        match reply.length {
+            Length::True => head += &format!("content-length: {}\r\n", reply.body.len()),
+            Length::Said(length) => head += &format!("content-length: {length}\r\n"),
+            Length::Unsaid => head += "connection: close\r\n",
+        }
         for (name, value) in &reply.headers {
             head += &format!("{name}: {value}\r\n");
         }
@@ -103,8 +124,18 @@ fn serve(stream: TcpStream, handler: &dyn Fn(&Request) -> Reply, log: &Mutex<Vec
         if writer.write_all(format!("{head}\r\n").as_bytes()).is_err() {
             return;
         }
+        if request.method == "HEAD" {
+            continue;
+        }
         std::thread::sleep(reply.pause);
-        if writer.write_all(&reply.body[..end]).is_err() || reply.cut.is_some() {
+        let pieces = if reply.trickle.is_zero() { reply.body.len().max(1) } else { 1 };
+        for piece in reply.body[..end].chunks(pieces) {
+            if writer.write_all(piece).is_err() {
+                return;
+            }
+            std::thread::sleep(reply.trickle);
+        }
+        if reply.cut.is_some() || !matches!(reply.length, Length::True) {
             return;
         }
     }
@@ -146,16 +177,25 @@ pub(crate) fn info(files: &[(&str, Vec<u8>)]) -> Reply {
     Reply { status: 200, body: body.into_bytes(), ..Reply::default() }
 }
 
+/// The model info of a mirror that lists neither sizes nor digests.
+pub(crate) fn bare_info(file: &str) -> Reply {
+    let json = serde_json::json!({ "sha": COMMIT, "siblings": [{ "rfilename": file }] });
+    Reply { status: 200, body: json.to_string().into_bytes(), ..Reply::default() }
+}
+
 /// A file with `Range` honoured.
 pub(crate) fn file(request: &Request, bytes: &[u8]) -> Reply {
-    let range = request
-        .headers
-        .get("range")
-        .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let last = bytes.len().saturating_sub(1);
+    let range = request.headers.get("range").and_then(|range| {
+        let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
+        Some((from.parse::<usize>().ok()?, to.parse().map_or(last, |to: usize| to.min(last))))
+    });
     match range {
-        Some(from) if from >= bytes.len() => Reply::status(416),
-        Some(from) => Reply { status: 206, body: bytes[from..].to_vec(), ..Reply::default() }
-            .header("content-range", format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len())),
+        Some((from, _)) if from >= bytes.len() => Reply::status(416),
+        Some((from, to)) => {
+            Reply { status: 206, body: bytes[from..=to].to_vec(), ..Reply::default() }
+                .header("content-range", format!("bytes {from}-{to}/{}", bytes.len()))
+        }
         None => Reply { status: 200, body: bytes.to_vec(), ..Reply::default() },
     }
 }
