@@ -2,7 +2,6 @@
 
 /// Names that belong together, and what they are for.
 const VARIABLES: &[(&str, &str)] = &[
-    ("DELFT_HOME", "a folder in which the bundled model is looked for first"),
     (
         "DELFT_ISA",
         "the CPU's instruction set, a lesser one than the best; an unknown name lists those that there are",
@@ -93,8 +92,9 @@ mod tests {
                 read(&sources, &mut read_somewhere);
             }
         }
-        // Where the tests' data lies is no setting of the program.
+        // Where the tests' data lies is no setting of the program, nor is the path that a build script passes on.
         read_somewhere.remove("DELFT_TEST_DATA");
+        read_somewhere.remove("DELFT_BUNDLED_MODEL");
         let help = help();
         let told = named(&help);
         for name in &read_somewhere {

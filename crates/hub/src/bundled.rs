@@ -33,7 +33,9 @@ pub(crate) fn cached() -> Option<Cached> {
         refs: Vec::new(),
         files: vec![CachedFile { name: NAME.to_string(), size }],
         bytes: size,
+        own_bytes: size,
         partial_bytes: 0,
+        modified: None,
         kind: Some(Kind::GgufFile),
         path: None,
     })

@@ -11,18 +11,18 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use formats::{Error, Result};
 
-use crate::{Hub, Kind, Model, Source, Spec, choose, spec};
+use crate::{Found, Hub, Kind, Model, Source, Spec, choose, spec};
 
 /// One commit of one repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cached {
     /// `org/name`, or `(bundled)`.
     pub id: String,
-    /// The commit; empty for the bundled model.
+    /// The commit; empty for the bundled model, and where downloads have begun and none has finished.
     pub commit: String,
     /// Branches and tags that stood at this commit when they were last fetched.
     pub refs: Vec<String>,
@@ -30,8 +30,12 @@ pub struct Cached {
     pub files: Vec<CachedFile>,
     /// Bytes on disk, each blob counted once.
     pub bytes: u64,
-    /// Bytes of downloads of this repository that have not finished.
+    /// Those of `bytes` that no earlier entry of the same repository holds, too.
+    pub own_bytes: u64,
+    /// Bytes of downloads of this repository that have not finished; told with its first entry.
     pub partial_bytes: u64,
+    /// When it was fetched, or last completed.
+    pub modified: Option<SystemTime>,
     /// How [`Hub::resolve`] would open it; None when it holds no model that it could open.
     pub kind: Option<Kind>,
     /// The snapshot's folder; None for the bundled model.
@@ -141,9 +145,14 @@ fn folder_name(id: &str) -> String {
     format!("models--{}", id.replace('/', "--"))
 }
 
+/// The folder of a repository's locks.
+pub(crate) fn locks(hub: &Hub, id: &str) -> PathBuf {
+    hub.cache.join(".locks").join(folder_name(id))
+}
+
 /// The lock that guards one blob.
 pub(crate) fn lock_path(hub: &Hub, id: &str, digest: &str) -> PathBuf {
-    hub.cache.join(".locks").join(folder_name(id)).join(format!("{digest}.lock"))
+    locks(hub, id).join(format!("{digest}.lock"))
 }
 
 /// Whether a text is a commit: 40 hexadecimal digits.
@@ -151,26 +160,33 @@ pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// The model that the cache holds under a name, if it does. A model with a part missing is an error that says so.
-pub(crate) fn find(hub: &Hub, spec: &Spec) -> Result<Option<Model>> {
-    let folder = folder(hub, &spec.id);
-    let commit = match read_small(&folder.join("refs").join(&spec.revision)) {
-        Ok(commit) if is_commit(&commit) => commit,
-        _ if is_commit(&spec.revision) => spec.revision.clone(),
-        _ => return Ok(None),
-    };
-    let snapshot = folder.join("snapshots").join(&commit);
-    if !snapshot.is_dir() {
-        return Ok(None);
+/// The commit that a revision of a repository stood at when it was last fetched.
+pub(crate) fn commit_of(folder: &Path, revision: &str) -> Option<String> {
+    match read_small(&folder.join("refs").join(revision)) {
+        Ok(commit) if is_commit(&commit) => Some(commit),
+        _ => is_commit(revision).then(|| revision.to_string()),
     }
+}
+
+/// The model that the cache holds under a name that the user spelt as `text`.
+pub(crate) fn find(hub: &Hub, spec: &Spec, text: &str) -> Result<Found> {
+    let folder = folder(hub, &spec.id);
+    let again = format!("delft pull {text}");
+    let commit = commit_of(&folder, &spec.revision);
+    let snapshot = commit.map(|commit| (folder.join("snapshots").join(&commit), commit));
+    let Some((snapshot, commit)) = snapshot.filter(|(snapshot, _)| snapshot.is_dir()) else {
+        let found = format!("none in {}", hub.cache.display());
+        let error = Error::new(text, "a model in the cache", found);
+        return Ok(Found::Absent(error.hint(again)));
+    };
     let place = spec.id.as_str();
     let names = names(&snapshot)?;
-    let again = format!("delft pull {place}");
-    let choice =
-        choose::choose(place, spec.file.as_deref(), &names).map_err(|error| match error.hint {
-            Some(_) => error,
-            None => error.hint(&again),
-        })?;
+    let choice = match choose::choose(place, spec.file.as_deref(), &names) {
+        Ok(choice) => choice,
+        // A question of which one, or a file that no pull would bring.
+        Err(error) if error.hint.is_some() => return Err(error),
+        Err(error) => return Ok(Found::Absent(error.hint(again))),
+    };
     let path = match choice.kind {
         Kind::Folder => snapshot.clone(),
         Kind::GgufFile => snapshot.join(&choice.files[0]),
@@ -178,17 +194,14 @@ pub(crate) fn find(hub: &Hub, spec: &Spec) -> Result<Option<Model>> {
     if choice.kind == Kind::Folder {
         for needed in needed(&snapshot)? {
             if !names.contains(&needed) {
-                return Err(Error::new(
-                    place,
-                    format!("{needed} in the cache"),
-                    "an unfinished download",
-                )
-                .hint(again));
+                let expected = format!("{needed} in the cache");
+                let error = Error::new(place, expected, "an unfinished download");
+                return Ok(Found::Absent(error.hint(again)));
             }
         }
     }
     let source = Source::Hub { id: spec.id.clone(), commit };
-    Ok(Some(Model::at(path, choice.kind, source)))
+    Ok(Found::Here(Model::at(path, choice.kind, source)))
 }
 
 /// The files without which a safetensors snapshot cannot be loaded: its config and every shard of its index.
@@ -215,10 +228,19 @@ pub(crate) fn names(root: &Path) -> Result<Vec<String>> {
     Ok(walk(root)?.into_iter().map(|(name, _)| name).collect())
 }
 
+/// The names of the files of a folder, none below it.
+pub(crate) fn names_directly_in(folder: &Path) -> Result<Vec<String>> {
+    Ok(walk_to(folder, 0)?.into_iter().map(|(name, _)| name).collect())
+}
+
 /// Names and sizes of the files under a folder, sorted by name.
-fn walk(root: &Path) -> Result<Vec<(String, u64)>> {
-    // Repositories are shallow; the limits keep a folder such as `/` from being searched to its end.
-    const DEPTH: usize = 4;
+pub(crate) fn walk(root: &Path) -> Result<Vec<(String, u64)>> {
+    // Repositories are shallow.
+    walk_to(root, 4)
+}
+
+/// [`walk`] down to a depth; 0 is the folder alone.
+fn walk_to(root: &Path, deepest: usize) -> Result<Vec<(String, u64)>> {
     const FILES: usize = 100_000;
     let mut files = Vec::new();
     let mut folders = vec![(root.to_path_buf(), String::new(), 0)];
@@ -232,7 +254,7 @@ fn walk(root: &Path) -> Result<Vec<(String, u64)>> {
             let Ok(name) = entry.file_name().into_string() else { continue };
             let Ok(own) = entry.file_type() else { continue };
             if own.is_dir() {
-                if depth < DEPTH {
+                if depth < deepest {
                     folders.push((entry.path(), format!("{prefix}{name}/"), depth + 1));
                 }
             } else if let Ok(target) = fs::metadata(entry.path())
@@ -272,60 +294,118 @@ pub(crate) fn list(hub: &Hub) -> Result<Vec<Cached>> {
     let mut all = Vec::new();
     for entry in entries.flatten() {
         if let Some(id) = id_of(&entry) {
-            all.extend(snapshots(&entry.path(), &id));
+            all.extend(of_repository(&entry.path(), &id));
         }
     }
     all.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
     Ok(all)
 }
 
-/// The snapshots of one repository. A folder that cannot be read has none.
-fn snapshots(folder: &Path, id: &str) -> Vec<Cached> {
-    let refs: Vec<(String, String)> = names(&folder.join("refs"))
-        .unwrap_or_default()
+/// The snapshots of one repository, or one entry for what has been downloaded of it so far. A folder that cannot be read
+/// has none.
+fn of_repository(folder: &Path, id: &str) -> Vec<Cached> {
+    let refs = refs(folder);
+    let mut held = BTreeSet::new();
+    let mut all: Vec<Cached> = commits(folder)
         .into_iter()
-        .filter_map(|name| {
-            read_small(&folder.join("refs").join(&name)).ok().map(|commit| (name, commit))
-        })
+        .filter_map(|commit| snapshot(folder, id, commit, &refs, &mut held))
         .collect();
-    let blobs = walk(&folder.join("blobs")).unwrap_or_default();
-    let partial_bytes =
-        blobs.iter().filter(|(name, _)| name.ends_with(".incomplete")).map(|(_, size)| size).sum();
-    let mut all = Vec::new();
-    for entry in fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten() {
-        let Ok(commit) = entry.file_name().into_string() else { continue };
-        let path = entry.path();
-        let Ok(files) = walk(&path) else { continue };
-        let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
-        // Two names may share a blob; its bytes count once.
-        let mut blobs = BTreeSet::new();
-        let mut once = |name: &str| {
-            blobs.insert(path.join(name).canonicalize().unwrap_or_else(|_| path.join(name)))
-        };
-        let bytes = files.iter().filter(|(name, _)| once(name)).map(|(_, size)| size).sum();
-        let has = |end: &str| names.iter().any(|name| name.ends_with(end));
-        let kind = if has(".safetensors") && names.iter().any(|name| name == "config.json") {
-            Some(Kind::Folder)
-        } else if has(".gguf") {
-            Some(Kind::GgufFile)
-        } else {
-            None
-        };
-        let refs =
-            refs.iter().filter(|(_, at)| *at == commit).map(|(name, _)| name.clone()).collect();
-        let files = files.into_iter().map(|(name, size)| CachedFile { name, size }).collect();
-        all.push(Cached {
+    let partial = partial_bytes(folder);
+    match all.first_mut() {
+        Some(first) => first.partial_bytes = partial,
+        None if partial > 0 => all.push(Cached {
             id: id.to_string(),
-            commit,
-            refs,
-            files,
-            bytes,
-            partial_bytes,
-            kind,
-            path: Some(path),
-        });
+            commit: String::new(),
+            refs: Vec::new(),
+            files: Vec::new(),
+            bytes: 0,
+            own_bytes: 0,
+            partial_bytes: partial,
+            modified: modified(&folder.join("blobs")),
+            kind: None,
+            path: Some(folder.to_path_buf()),
+        }),
+        None => {}
     }
     all
+}
+
+/// Branches and tags, and the commits that they stood at.
+pub(crate) fn refs(folder: &Path) -> Vec<(String, String)> {
+    let names = names(&folder.join("refs")).unwrap_or_default();
+    let read =
+        |name: String| Some((name.clone(), read_small(&folder.join("refs").join(name)).ok()?));
+    names.into_iter().filter_map(read).collect()
+}
+
+/// The commits of which there are snapshots, sorted.
+pub(crate) fn commits(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten();
+    let mut commits: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    commits.sort();
+    commits
+}
+
+/// Bytes of unfinished downloads.
+pub(crate) fn partial_bytes(folder: &Path) -> u64 {
+    let blobs = walk(&folder.join("blobs")).unwrap_or_default();
+    blobs.iter().filter(|(name, _)| name.ends_with(".incomplete")).map(|(_, size)| size).sum()
+}
+
+/// The file that holds a snapshot's file: its blob, or itself where links are not to be had.
+pub(crate) fn blob_of(pointer: &Path) -> PathBuf {
+    pointer.canonicalize().unwrap_or_else(|_| pointer.to_path_buf())
+}
+
+/// One snapshot; `held` are the blobs of those before it.
+fn snapshot(
+    folder: &Path,
+    id: &str,
+    commit: String,
+    refs: &[(String, String)],
+    held: &mut BTreeSet<PathBuf>,
+) -> Option<Cached> {
+    let path = folder.join("snapshots").join(&commit);
+    let files = walk(&path).ok()?;
+    // Two names may share a blob; its bytes count once.
+    let mut own = BTreeSet::new();
+    let (mut bytes, mut own_bytes) = (0, 0);
+    for (name, size) in &files {
+        let blob = blob_of(&path.join(name));
+        if own.insert(blob.clone()) {
+            bytes += size;
+            own_bytes += if held.insert(blob) { *size } else { 0 };
+        }
+    }
+    let has = |end: &str| files.iter().any(|(name, _)| name.ends_with(end));
+    let kind = if has(".safetensors") && files.iter().any(|(name, _)| name == "config.json") {
+        Some(Kind::Folder)
+    } else if has(".gguf") {
+        Some(Kind::GgufFile)
+    } else {
+        None
+    };
+    let refs = refs.iter().filter(|(_, at)| *at == commit).map(|(name, _)| name.clone()).collect();
+    let modified = modified(&path);
+    let files = files.into_iter().map(|(name, size)| CachedFile { name, size }).collect();
+    Some(Cached {
+        id: id.to_string(),
+        commit,
+        refs,
+        files,
+        bytes,
+        own_bytes,
+        partial_bytes: 0,
+        modified,
+        kind,
+        path: Some(path),
+    })
+}
+
+/// When something was last put into a folder.
+fn modified(folder: &Path) -> Option<SystemTime> {
+    fs::metadata(folder).ok()?.modified().ok()
 }
 
 /// Makes `snapshots/<commit>/<file>` lead to `blobs/<digest>`: by a relative link, or where the file system has none by a

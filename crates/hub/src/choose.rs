@@ -85,9 +85,7 @@ pub(crate) fn gguf(place: &str, wanted: Option<&str>, names: &[String]) -> Resul
     }
     if sets.is_empty() {
         let error = Error::new(place, "safetensors or GGUF weights", found(&sets));
-        let pickled =
-            |name: &String| [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| name.ends_with(end));
-        return Err(match names.iter().find(|name| pickled(name)) {
+        return Err(match names.iter().find(|name| is_pickle(name)) {
             Some(name) => error.hint(format!(
                 "{name} is a pickle, which can run code; look for a safetensors conversion"
             )),
@@ -154,6 +152,18 @@ fn has_tag(name: &str, tag: &str) -> bool {
         let inside = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         !inside(before) && !inside(after)
     })
+}
+
+/// Whether a file is named as pickled weights are. Other files that end in `.bin` may be anything.
+fn is_pickle(name: &str) -> bool {
+    let base = name.rsplit('/').next().unwrap_or(name);
+    let stems = ["pytorch_model", "adapter_model", "model", "consolidated"];
+    let bin = base.strip_suffix(".bin").is_some_and(|stem| {
+        stems.iter().any(|name| {
+            stem.strip_prefix(name).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+        })
+    });
+    bin || [".pt", ".pth", ".ckpt"].iter().any(|end| base.ends_with(end))
 }
 
 /// Whether a file holds weights of a kind that is ever chosen.
@@ -250,5 +260,20 @@ mod tests {
         let error = choose("a/b", None, &names("config.json pytorch_model.bin")).unwrap_err();
         assert!(error.to_string().contains("pytorch_model.bin is a pickle"), "{error}");
         assert!(choose("a/b", Some("pytorch_model.bin"), &names("pytorch_model.bin")).is_err());
+        let cases = [
+            ("pytorch_model-00001-of-00002.bin", true),
+            ("sub/model.bin", true),
+            ("adapter_model.bin", true),
+            ("consolidated.00.pth", true),
+            ("epoch.ckpt", true),
+            ("valgrind.bin", false),
+            ("models.bin", false),
+            ("modeling.bin", false),
+            ("vocab.bin", false),
+        ];
+        for (name, pickle) in cases {
+            let error = choose("a/b", None, &names(name)).unwrap_err();
+            assert_eq!(error.to_string().contains("is a pickle"), pickle, "{name}: {error}");
+        }
     }
 }

@@ -15,6 +15,7 @@ mod likeness;
 mod names;
 mod offer;
 mod pull;
+mod remove;
 mod spec;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub use bundled::bundled;
 pub use cache::{Cached, CachedFile};
 pub use likeness::{Likeness, recognise};
 pub use offer::{Offer, Preview};
+pub use remove::Removal;
 pub use spec::Spec;
 
 /// A model that lies on this machine.
@@ -63,9 +65,26 @@ impl Model {
         self.location.path()
     }
 
+    /// The model in the program itself.
+    ///
+    /// # Errors
+    /// A program that was built without one.
+    pub fn bundled() -> Result<Model> {
+        Ok(Model { location: bundled()?, kind: Kind::GgufFile, source: Source::Bundled })
+    }
+
     fn at(path: PathBuf, kind: Kind, source: Source) -> Model {
         Model { location: Location::Path(path), kind, source }
     }
+}
+
+/// A model on this machine, or one that a pull would bring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// It is here.
+    Here(Model),
+    /// The name of a model on the hub that is not here, or not whole: the error to tell where it shall not be fetched.
+    Absent(Error),
 }
 
 /// Where a name leads.
@@ -165,22 +184,18 @@ impl Hub {
     /// Finds a model without the network: an existing path first, then short names, then the cache; nothing named is the
     /// bundled model.
     pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
-        let Some(text) = spec else {
-            let location = bundled()?;
-            return Ok(Model { location, kind: Kind::GgufFile, source: Source::Bundled });
-        };
-        let spec = match self.target(text)? {
-            Target::Path(path) => return local(&path),
-            Target::Hub(spec) => spec,
-        };
-        match cache::find(self, &spec)? {
-            Some(model) => Ok(model),
-            None => Err(Error::new(
-                text,
-                "a model in the cache",
-                format!("none in {}", self.cache.display()),
-            )
-            .hint(format!("delft pull {text}"))),
+        match spec.map(|text| self.find(text)) {
+            None => Model::bundled(),
+            Some(Ok(Found::Here(model))) => Ok(model),
+            Some(Ok(Found::Absent(error)) | Err(error)) => Err(error),
+        }
+    }
+
+    /// Finds a model as [`Hub::resolve`] does, and tells apart the names of models that a pull would bring.
+    pub fn find(&self, name: &str) -> Result<Found> {
+        match self.target(name)? {
+            Target::Path(path) => local(&path).map(Found::Here),
+            Target::Hub(spec) => cache::find(self, &spec, name),
         }
     }
 
@@ -240,6 +255,16 @@ impl Hub {
         self.offer(name, progress)?.fetch(progress)
     }
 
+    /// What removing a model from the cache would take away: all of a repository, with unfinished downloads; one revision
+    /// of it (`org/name@revision`); or one GGUF file (`org/name:TAG`, or a short name that stands for one).
+    pub fn removal(&self, name: &str) -> Result<Removal> {
+        match self.target(name)? {
+            Target::Hub(spec) => Removal::of(self, &spec, name),
+            Target::Path(path) => Err(Error::new(path.display(), "a model of the cache", "a path")
+                .hint("delft removes only what it fetched")),
+        }
+    }
+
     /// What lies in the cache, by id and commit. A cache that does not exist is empty.
     pub fn list(&self) -> Result<Vec<Cached>> {
         cache::list(self)
@@ -248,7 +273,11 @@ impl Hub {
 
 /// [`Hub::resolve`] with the environment's hub.
 pub fn resolve(spec: Option<&str>) -> Result<Model> {
-    Hub::from_env()?.resolve(spec)
+    match spec {
+        // It needs no folder of the user's.
+        None => Model::bundled(),
+        spec => Hub::from_env()?.resolve(spec),
+    }
 }
 
 /// [`Hub::pull`] with the environment's hub.
@@ -265,6 +294,11 @@ pub fn list() -> Result<Vec<Cached>> {
 
 /// A model at a path that exists.
 fn local(path: &Path) -> Result<Model> {
+    if path.exists() && !path.is_dir() && !path.is_file() {
+        // To open a pipe would wait for somebody to write to it.
+        let found = "a pipe, socket or device";
+        return Err(Error::new(path.display(), "a file or a folder", found));
+    }
     if !path.is_dir() {
         // One file of a folder stands for the folder: weights without their configuration mean nothing.
         if path.extension().is_some_and(|e| e == "safetensors") {
@@ -279,7 +313,7 @@ fn local(path: &Path) -> Result<Model> {
     if path.join("config.json").is_file() {
         return Ok(Model::at(path.to_path_buf(), Kind::Folder, Source::Local));
     }
-    let names = cache::names(path)?;
+    let names = cache::names_directly_in(path)?;
     let file = choose::gguf(&path.display().to_string(), None, &names)?;
     Ok(Model::at(path.join(&file.files[0]), Kind::GgufFile, Source::Local))
 }
