@@ -68,6 +68,8 @@ pub(crate) enum Command {
     WhySlow(WhySlow),
     /// Measure the perplexity of a text
     Perplexity(Perplexity),
+    /// Tell what was found on this machine, what will be used, and why
+    Doctor(Doctor),
     /// Print a completion script for a shell
     #[command(
         after_help = "Example:\n  delft completions bash > ~/.local/share/bash-completion/completions/delft"
@@ -75,6 +77,12 @@ pub(crate) enum Command {
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, one for each command
+    #[command(after_help = "Example:\n  delft man ~/.local/share/man/man1 && man delft")]
+    Man {
+        /// The folder to write them to
+        folder: PathBuf,
     },
 }
 
@@ -525,6 +533,21 @@ pub(crate) struct Perplexity {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+}
+
+/// `delft doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Lists instruction sets, threads, memory, GPUs with their drivers and libraries, caches, and the environment variables \
+that are set. Nothing is loaded or fetched.
+
+Examples:
+  delft doctor
+  delft doctor --json")]
+pub(crate) struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// More positions than any model has.

@@ -48,6 +48,20 @@ pub(crate) fn help() -> String {
     format!("Environment variables:\n{}", rows.join("\n"))
 }
 
+/// Those that are set, with their values; a token's is not told.
+pub(crate) fn set() -> Vec<(&'static str, String)> {
+    let names = VARIABLES.iter().flat_map(|(names, _)| names.split(", "));
+    let told = |name: &'static str| {
+        let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+        let secret = name.ends_with("_TOKEN") && !value.is_empty();
+        Some((name, if secret { "(set)".to_string() } else { value }))
+    };
+    let mut set: Vec<_> = names.filter_map(told).collect();
+    set.sort();
+    set.dedup();
+    set
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

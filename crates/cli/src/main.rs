@@ -99,6 +99,8 @@ fn run(command: Command) -> Outcome {
         Command::Bench(args) => commands::bench::run(&args),
         Command::WhySlow(args) => commands::why_slow::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Man { folder } => commands::man::run(&folder),
         Command::Completions { shell } => {
             // Into memory first: the generator would panic on a closed pipe.
             let mut script = Vec::new();

@@ -30,7 +30,11 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
-            Command::Pull(_) | Command::List(_) | Command::Completions { .. } => Ok(()),
+            Command::Pull(_)
+            | Command::List(_)
+            | Command::Doctor(_)
+            | Command::Completions { .. }
+            | Command::Man { .. } => Ok(()),
         }
     }
 }

@@ -28,6 +28,17 @@ pub(crate) fn key(parts: &[&str]) -> Key {
     hash.finalize().into()
 }
 
+/// Where the user's compiled kernels are kept: `kernels` in `DELFT_CACHE`, else in `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if
+/// the machine has no such place.
+pub(crate) fn folder_of_user() -> Option<PathBuf> {
+    let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = path("DELFT_CACHE").or_else(|| {
+        let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+        Some(cache?.join("delft"))
+    });
+    Some(base?.join("kernels"))
+}
+
 /// A folder of compiled kernels.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
@@ -35,15 +46,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The user's: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if the machine has no such place.
+    /// The user's, in [`folder_of_user`]. None if the machine has no such place.
     #[cfg(any(feature = "cuda", all(feature = "metal", target_vendor = "apple")))]
     pub(crate) fn of_user() -> Option<Cache> {
-        let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let base = path("DELFT_CACHE").or_else(|| {
-            let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
-            Some(cache?.join("delft"))
-        });
-        Some(Cache { folder: base?.join("kernels") })
+        Some(Cache { folder: folder_of_user()? })
     }
 
     #[cfg(test)]

@@ -10,6 +10,7 @@ mod metal;
 mod place;
 mod ranks;
 mod split;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use ops::sample::{Choice, Options};
 pub use place::{Place, Several, SplitMode};
 use program::{Arguments, Program};
 pub use split::Split;
+pub use survey::{Gpus, Library, Processor, Survey, survey};
 
 /// The element type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -17,8 +17,8 @@ mod session;
 mod stop;
 
 pub use device::{
-    About, CacheType, Dispatch, Limits, Memory, Peaks, Place, Plan, Profile, Roof, SplitMode,
-    Timing, Usage, Work,
+    About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
+    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
 };
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token};
 pub use load::{Engine, Info, LoadOptions, Needs, read_template, read_tokenizer};

@@ -2,10 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 mod head;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod run;

@@ -31,6 +31,7 @@ use formats::{Error, Result};
 
 use crate::cache::Key;
 use crate::gpu::meter::Meter;
+use crate::survey::{Gpus, Library};
 
 pub use backend::Cuda;
 pub use compile::Compiler;
@@ -303,6 +304,29 @@ fn facts(device: sys::CUdevice) -> Outcome<Facts> {
         shared: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         driver: library::shown(driver),
     })
+}
+
+/// What there is of NVIDIA's on this machine. Contexts are not made: it costs what starting the driver costs.
+pub(crate) fn survey() -> Gpus {
+    let found = library::driver().and_then(|()| {
+        let count = result::device::get_count().map_err(|e| fault("cuda", e))?;
+        let describe = |index| result::device::get(index).and_then(facts).map(|f| f.to_string());
+        let all: Outcome<Vec<String>> = (0..count).map(describe).collect();
+        match all.map_err(|e| fault("cuda", e))? {
+            none if none.is_empty() => Err(Error::new("cuda", "an NVIDIA GPU", "none")),
+            some => Ok(some),
+        }
+    });
+    let library = |name, purpose, found| Library { name, purpose, found };
+    let libraries = match found {
+        Ok(_) => vec![
+            library("NVRTC", "compiles kernels", library::nvrtc()),
+            library("cuBLASLt", "multiplies the matrices of prompts", library::cublaslt()),
+            library("NCCL", "adds up over GPUs that share each layer", nccl::present()),
+        ],
+        Err(_) => Vec::new(),
+    };
+    Gpus { kind: "cuda", found, libraries }
 }
 
 #[cfg(test)]

@@ -43,6 +43,14 @@ struct Nccl {
     said: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
+/// Looks for the library.
+///
+/// # Errors
+/// If it is nowhere to be found.
+pub(super) fn present() -> Result<()> {
+    Nccl::get().map(|_| ())
+}
+
 impl Nccl {
     /// The library, loaded once.
     fn get() -> Result<&'static Nccl> {
