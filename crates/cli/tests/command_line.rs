@@ -164,3 +164,33 @@ fn a_cached_model_is_listed_by_name() {
     let cells: Vec<_> = line.split_whitespace().collect();
     assert_eq!(cells, ["org/name", "01234567", "main", "gguf", "1", "2.0", "KiB"]);
 }
+
+#[test]
+fn the_doctor_tells_what_is_used_and_keeps_tokens_to_itself() {
+    let output = delft()
+        .args(["doctor", "--json"])
+        .env("HF_TOKEN", "hf_secret")
+        .env("DELFT_ISA", "scalar")
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 0);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["processor"]["used"], "scalar");
+    assert_eq!(found["settings"]["DELFT_ISA"], "scalar");
+    assert_eq!(found["settings"]["HF_TOKEN"], "(set)");
+    assert!(found["gpus"].as_array().is_some_and(|kinds| !kinds.is_empty()));
+
+    let output = delft().args(["doctor"]).env("DELFT_ISA", "none").output().unwrap();
+    assert_eq!(status(&output), 0, "what cannot be used is told, not an error");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("cannot be used") && text.contains("DELFT_ISA=none"), "{text}");
+}
+
+#[test]
+fn manual_pages_are_written_for_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = delft().arg("man").arg(folder.path()).output().unwrap();
+    assert_eq!(status(&output), 0);
+    let page = std::fs::read_to_string(folder.path().join("delft-run.1")).unwrap();
+    assert!(page.contains(".TH delft-run 1"), "{page}");
+}
