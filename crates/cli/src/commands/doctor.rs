@@ -26,7 +26,9 @@ pub(crate) fn run(args: &Doctor) -> Outcome {
     }
     match &environment::set()[..] {
         [] => report.line("settings", "no environment variable of Delft or the hub is set".into()),
-        set => set.iter().for_each(|(name, value)| report.line("settings", format!("{name}={value}"))),
+        set => {
+            set.iter().for_each(|(name, value)| report.line("settings", format!("{name}={value}")))
+        }
     }
     print(&report.text)
 }
@@ -53,7 +55,9 @@ fn processor(processor: &Processor, report: &mut Report) {
         Ok(used) if Some(used) == processor.sets.last() => {
             report.line("processor", format!("{used} is used, the best of {sets}"));
         }
-        Ok(used) => report.line("processor", format!("{used} is used of {sets}, as DELFT_ISA says")),
+        Ok(used) => {
+            report.line("processor", format!("{used} is used of {sets}, as DELFT_ISA says"))
+        }
         Err(why) => report.line("processor", format!("cannot be used: {why}")),
     }
     let (threads, all) = (processor.threads, processor.hardware_threads);
@@ -131,7 +135,8 @@ fn to_json(survey: &Survey, models: &Models) -> Value {
             "libraries": libraries.collect::<Vec<_>>(),
         })
     });
-    let settings = environment::set().into_iter().map(|(name, value)| (name.to_string(), value.into()));
+    let settings =
+        environment::set().into_iter().map(|(name, value)| (name.to_string(), value.into()));
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "system": std::env::consts::OS,
