@@ -92,7 +92,7 @@ pub(crate) struct ModelArg {
     /// The model: a .gguf file, a folder, a short name (qwen3:0.6b) or a hub id (org/name:Q4_K_M) [default: the bundled model]
     #[arg(value_name = "MODEL", index = 1, help_heading = None::<&'static str>)]
     pub(crate) named: Option<String>,
-    /// The model, by option: then every word is the prompt
+    /// The model by option instead; then every word belongs to the prompt, where a command has one
     #[arg(short, long, value_name = "MODEL", alias = "hf-repo")]
     pub(crate) model: Option<String>,
 }

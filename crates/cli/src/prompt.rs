@@ -72,7 +72,7 @@ pub(crate) fn gather(prompt: Option<&str>, files: &[PathBuf]) -> Outcome<Gatheri
     let mut piped = None;
     if !stdin_is_terminal() && !named.iter().any(|name| is_stdin(name)) {
         if parts.is_empty() {
-            parts.push(read(Path::new("-"))?);
+            parts.push(Piped::begin().wait()?);
         } else {
             piped = Some(Piped::begin());
         }
@@ -128,17 +128,33 @@ impl Piped {
 
     /// The text, or none from an input that stayed silent.
     fn finish(self) -> Outcome<Option<String>> {
-        let left = PATIENCE.saturating_sub(self.since.elapsed());
-        if self.begun.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+        if self.is_silent() {
             note(format_args!(
                 "nothing came on standard input within {} s: going on without it (-f - waits, < /dev/null says that there is none)",
                 PATIENCE.as_secs()
             ));
             return Ok(None);
         }
+        self.text().map(Some)
+    }
+
+    /// The text, however long it takes: nothing else is the prompt.
+    fn wait(self) -> Outcome<String> {
+        if self.is_silent() {
+            note("waiting for the prompt on standard input (< /dev/null says that there is none)");
+        }
+        self.text()
+    }
+
+    fn is_silent(&self) -> bool {
+        let left = PATIENCE.saturating_sub(self.since.elapsed());
+        self.begun.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
+    }
+
+    fn text(self) -> Outcome<String> {
         let text = self.text.join().unwrap_or_else(|_| Err(io::Error::other("reading it failed")));
         let text = text.map_err(|error| Error::io("standard input", error))?;
-        Ok(Some(without_last_break(text)))
+        Ok(without_last_break(text))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher};
 
-use delft::{Engine, GenerateOptions};
+use delft::{Engine, GenerateOptions, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::args::{self, OrNone, SamplingArgs};
@@ -19,12 +19,12 @@ pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
     set(&mut sampling.frequency_penalty, args.frequency_penalty);
     sampling.top_k = args.top_k.map_or(sampling.top_k, |k| k as usize);
     if let Some(OrNone(last)) = args.repeat_last_n {
-        sampling.last_n = last.map_or(usize::MAX, whole);
+        sampling.last_n = last.map_or(usize::MAX, count);
     }
     sampling.seed = args.seed.and_then(|OrNone(seed)| seed).unwrap_or_else(random_seed);
     GenerateOptions {
         sampling,
-        max_tokens: args.max_tokens.and_then(|OrNone(most)| most).map(whole),
+        max_tokens: args.max_tokens.and_then(|OrNone(most)| most).map(count),
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
         ..GenerateOptions::default()
@@ -32,8 +32,13 @@ pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
 }
 
 /// A count as far as this machine counts.
-fn whole(n: u64) -> usize {
+fn count(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// How far back the penalties look; `None` to the beginning.
+fn last_n(options: &SamplingOptions) -> Option<usize> {
+    Some(options.last_n).filter(|n| *n < usize::MAX)
 }
 
 /// A seed that nobody chose, short enough to be typed again.
@@ -53,6 +58,7 @@ pub(crate) fn settings(options: &GenerateOptions) -> Vec<(&'static str, String)>
         ("top-p", sampling.top_p.to_string()),
         ("min-p", sampling.min_p.to_string()),
         ("repeat-penalty", sampling.repetition_penalty.to_string()),
+        ("repeat-last-n", last_n(sampling).map_or("all".to_string(), |n| n.to_string())),
         ("presence-penalty", sampling.presence_penalty.to_string()),
         ("frequency-penalty", sampling.frequency_penalty.to_string()),
         ("seed", sampling.seed.to_string()),
@@ -72,6 +78,8 @@ pub(crate) fn set(options: &mut GenerateOptions, key: &str, value: &str) -> Resu
         "repeat-penalty" => sampling.repetition_penalty = args::above_zero(value)?,
         "presence-penalty" => sampling.presence_penalty = args::finite(value)?,
         "frequency-penalty" => sampling.frequency_penalty = args::finite(value)?,
+        "repeat-last-n" if value == "all" => sampling.last_n = usize::MAX,
+        "repeat-last-n" => sampling.last_n = whole()? as usize,
         "top-k" => sampling.top_k = whole()? as usize,
         "seed" => sampling.seed = whole()?,
         "max-tokens" => options.max_tokens = Some(whole()? as usize).filter(|n| *n > 0),
@@ -95,6 +103,7 @@ pub(crate) fn to_json(options: &GenerateOptions) -> Value {
         "top_p": short(sampling.top_p),
         "min_p": short(sampling.min_p),
         "repeat_penalty": short(sampling.repetition_penalty),
+        "repeat_last_n": last_n(sampling),
         "presence_penalty": short(sampling.presence_penalty),
         "frequency_penalty": short(sampling.frequency_penalty),
         "seed": sampling.seed,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{delft, fed, lettered, status};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -156,6 +156,26 @@ fn a_silent_standard_input_is_not_waited_for_beside_a_prompt() {
     assert_eq!(status(&output), 0);
     let stderr = text(&output.stderr);
     assert!(stderr.contains("going on without it") && stderr.lines().count() == 1, "{stderr}");
+}
+
+/// Without a prompt, standard input is the prompt, and worth waiting for; a line says for what.
+#[test]
+fn a_prompt_that_takes_its_time_is_waited_for() {
+    let (_folder, model) = model();
+    let mut child = delft()
+        .args(["run", "--json", "-n", "2", "-m", &model])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("waiting for the prompt on standard input"), "{line}");
+    child.stdin.take().unwrap().write_all(b"late\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(json(&output)["prompt"], "late");
 }
 
 #[test]

@@ -199,14 +199,19 @@ fn show(args: &Run, gathering: Gathering, template: Option<ChatTemplate>) -> Out
     print(&format!("{text}\n\n{}", tokenize::shown(&tokenizer, &tokens)))
 }
 
+/// `--verbose`: what is in effect.
 fn describe(opening: &Opening, tokens: &[u32], options: &GenerateOptions) {
+    /// Tokens that are shown of a long prompt; --show-prompt shows all.
+    const SHOWN: usize = 100;
     let form = match opening.form {
         Form::Plain => "as it stands",
         Form::Special => "as it stands, special tokens read",
         Form::Message => "chat template applied",
     };
     aside(format_args!("prompt: {form}"));
-    aside(format_args!("prompt tokens: {tokens:?}"));
+    let first = &tokens[..tokens.len().min(SHOWN)];
+    let more = if tokens.len() > SHOWN { " and more" } else { "" };
+    aside(format_args!("prompt tokens: {first:?}{more} ({})", tokens.len()));
     let settings: Vec<String> =
         sampling::settings(options).iter().map(|(name, value)| format!("{name} {value}")).collect();
     aside(format_args!("settings: {}", settings.join(", ")));
