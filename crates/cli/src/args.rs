@@ -49,12 +49,14 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Generate text from a prompt
+    #[command(alias = "generate")]
     Run(Run),
     /// Talk with a model
     Chat(Chat),
     /// Download a model from the Hugging Face hub into the shared cache
     Pull(Pull),
     /// List the models on this machine
+    #[command(alias = "ls")]
     List(List),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),

@@ -41,11 +41,15 @@ fn main() -> ExitCode {
         std::process::exit(1);
     }));
     files_may_be_limited();
-    let mut cli = match Cli::try_parse_from(args::spelled(std::env::args_os())) {
+    let arguments = args::spelled(std::env::args_os());
+    let mut cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version come this way too; whether anybody reads them does not matter.
             let _ = error.print();
+            if let Some(hint) = words::without_command(&arguments).filter(|_| error.use_stderr()) {
+                terminal::note(hint);
+            }
             return ExitCode::from(error.exit_code() as u8);
         }
     };

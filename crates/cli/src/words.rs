@@ -5,11 +5,14 @@
 //! like a model's name is refused with the names nearest to it, since a model that was meant would otherwise become the
 //! prompt of another one without a word.
 
+use std::ffi::OsString;
+
+use clap::CommandFactory;
 use delft::Error;
 use delft::hub::{self, Likeness};
 
-use crate::args::{Command, ModelArg};
-use crate::terminal::{Outcome, Stop};
+use crate::args::{Cli, Command, ModelArg};
+use crate::terminal::{Outcome, Stop, harmless};
 
 /// The model, and the prompt, as far as words name them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -108,12 +111,30 @@ fn split(
     }
 }
 
+/// What someone meant who named no command: a prompt, a model, or the flags of a program that has none.
+pub(crate) fn without_command(arguments: &[OsString]) -> Option<String> {
+    let first = arguments.get(1)?.to_str()?;
+    let known = Cli::command();
+    if known.find_subcommand(first).is_some() {
+        return None;
+    }
+    let flag = first.starts_with('-');
+    let prompt = first.contains(char::is_whitespace);
+    if !(flag || prompt || hub::recognise(first) == Likeness::Model) {
+        return None;
+    }
+    Some(format!(
+        "to write text, name the command: delft run {}",
+        if prompt { quoted(first) } else { harmless(first) }
+    ))
+}
+
 /// A text as one word of a shell, shortened where it is long.
 fn quoted(text: &str) -> String {
     const LONGEST: usize = 60;
     let shown: String = text.chars().take(LONGEST).collect();
     let more = if text.chars().nth(LONGEST).is_some() { ".." } else { "" };
-    format!("\"{}{more}\"", crate::terminal::harmless(&shown))
+    format!("\"{}{more}\"", harmless(&shown))
 }
 
 fn usage<T>(error: Error) -> Outcome<T> {

@@ -38,6 +38,26 @@ fn a_command_line_that_makes_no_sense_exits_with_2() {
 }
 
 #[test]
+fn whoever_names_no_command_is_told_of_run() {
+    let cases: &[(&[&str], Option<&str>)] = &[
+        (&["Once upon a time"], Some("delft run \"Once upon a time\"")),
+        (&["org/name", "hello"], Some("delft run org/name")),
+        (&["-m", "model.gguf", "-p", "hello"], Some("delft run -m")),
+        (&["nonsense"], None),
+        (&["run", "--nonsense"], None),
+        (&[], None),
+    ];
+    for (args, hint) in cases {
+        let output = delft().args(*args).stdin(Stdio::null()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(status(&output), 2, "{args:?}");
+        let told = stderr.contains("name the command");
+        assert_eq!(told, hint.is_some(), "{args:?}: {stderr}");
+        assert!(hint.is_none_or(|hint| stderr.contains(hint)), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
 fn errors_are_one_line_that_tells_where_to_look() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
