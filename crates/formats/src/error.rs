@@ -66,6 +66,16 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// A tensor's shape as errors show it: hostile files state thousands of dimensions.
+pub fn shape(dims: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let text: Vec<String> = dims.iter().take(SHOWN).map(usize::to_string).collect();
+    match dims.len() {
+        0..=SHOWN => format!("[{}]", text.join(", ")),
+        count => format!("[{}, ..] of {count} dimensions", text.join(", ")),
+    }
+}
+
 /// A name from a file, short enough for an error: hostile names can be megabytes long.
 pub(crate) fn clipped(name: &str) -> String {
     match name.char_indices().nth(80) {

@@ -112,6 +112,11 @@ impl Folder {
         self.files[self.by_name[found].0].get(name)
     }
 
+    /// Whether the folder holds an adapter too, which the weights alone do not contain.
+    pub fn has_adapter(&self) -> bool {
+        self.file(ADAPTER_WEIGHTS).is_some()
+    }
+
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
         self.files.iter().map(Safetensors::map)
     }
@@ -142,12 +147,39 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
 }
 
 fn no_config(path: &Path) -> Error {
-    let error =
-        Error::new(path.join("config.json").display(), "a model's configuration", "no such file");
-    match files_ending(path, "gguf").ok().and_then(|files| files.into_iter().next()) {
-        Some(gguf) => error.hint(format!("the folder holds a GGUF file: open {}", gguf.display())),
-        None => error,
+    if let Some(error) = adapter_alone(path) {
+        return error;
     }
+    let first = |extension: &str| files_ending(path, extension).ok()?.into_iter().next();
+    let place = path.join("config.json");
+    let error = |expected: &str| Error::new(place.display(), expected, "no such file");
+    match (first("safetensors"), first("gguf")) {
+        (Some(weights), _) => {
+            let name = weights.file_name().unwrap_or_default().to_string_lossy();
+            error(&format!("the configuration of the weights in {}", clipped(&name)))
+                .hint("fetch the whole model, its config.json among it")
+        }
+        (None, Some(gguf)) => error("a model's configuration")
+            .hint(format!("the folder holds a GGUF file: open {}", gguf.display())),
+        (None, None) => error("a model's configuration"),
+    }
+}
+
+/// The settings of an adapter (LoRA and the like), as PEFT writes them.
+const ADAPTER: &str = "adapter_config.json";
+/// Its weights.
+const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+
+/// The error for a folder that holds an adapter and no model: it names the model that belongs to it.
+fn adapter_alone(folder: &Path) -> Option<Error> {
+    let path = folder.join(ADAPTER);
+    let settings = read_json(&path).ok()??;
+    let error = Error::new(path.display(), "a model", "an adapter, which works on top of a model");
+    let base = settings.get("base_model_name_or_path").and_then(Value::as_str);
+    Some(match base {
+        Some(base) => error.hint(format!("its model is {}", clipped(base))),
+        None => error,
+    })
 }
 
 /// The folder's files with an extension, in the order of their names.
@@ -170,8 +202,13 @@ type Opened = (Vec<Safetensors>, Vec<(usize, usize)>);
 /// The weights of a folder without an index.
 fn open_all(folder: &Path) -> Result<Opened> {
     let single = folder.join("model.safetensors");
-    let paths = if single.is_file() { vec![single] } else { files_ending(folder, "safetensors")? };
+    let mut paths =
+        if single.is_file() { vec![single] } else { files_ending(folder, "safetensors")? };
+    paths.retain(|path| path.file_name() != Some(OsStr::new(ADAPTER_WEIGHTS)));
     if paths.is_empty() {
+        if let Some(error) = adapter_alone(folder) {
+            return Err(error);
+        }
         let error = Error::new(folder.display(), "weights in *.safetensors", "none");
         let pickled = ["bin", "pt", "pth"]
             .iter()
@@ -195,17 +232,17 @@ fn open_all(folder: &Path) -> Result<Opened> {
 fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
     let place = index.display();
     let Some(map) = json.get("weight_map").and_then(Value::as_object) else {
-        return Err(Error::new(place, "an object \"weight_map\"", "none"));
+        return Err(Error::new(format!("{place}: weight_map"), "an object", "none"));
     };
     if map.is_empty() {
-        return Err(Error::new(place, "tensors in \"weight_map\"", "none"));
+        return Err(Error::new(format!("{place}: weight_map"), "tensors and their files", "none"));
     }
     let mut files: Vec<Safetensors> = Vec::new();
     let mut numbers: HashMap<&str, usize> = HashMap::new();
     let mut wanted = Vec::with_capacity(map.len());
     for (tensor, shard) in map {
         let Some(shard) = shard.as_str() else {
-            let place = format!("{place}: {}", clipped(tensor));
+            let place = format!("{place}: weight_map: {}", clipped(tensor));
             return Err(Error::new(place, "the name of a file", "another value"));
         };
         let number = match numbers.get(shard) {
@@ -256,7 +293,7 @@ fn check_shard_name(shard: &str, index: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(
-        index.display(),
+        format!("{}: weight_map", index.display()),
         "shards named NAME.safetensors inside the folder",
         clipped(shard),
     ))

@@ -15,7 +15,7 @@ pub mod safetensors;
 mod tensors;
 
 pub use dtype::DType;
-pub use error::{Error, Result};
+pub use error::{Error, Result, shape};
 pub use folder::Folder;
 pub use gguf::Gguf;
 pub use location::Location;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::aside::Aside;
-use crate::error::clipped;
+use crate::error::{clipped, shape};
 use crate::map::Map;
 use crate::tensors::{Tensor, sorted_unique};
 use crate::{DType, Error, Result};
@@ -312,7 +312,7 @@ pub fn write<'a>(
         let elements = tensor.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64));
         let expected = elements.and_then(|n| tensor.dtype.bytes_for(n));
         if expected != Some(tensor.bytes.len() as u64) {
-            let expected = format!("the bytes of {} {:?}", tensor.dtype, tensor.shape);
+            let expected = format!("the bytes of {} {}", tensor.dtype, shape(tensor.shape));
             return Err(Error::new(at(), expected, format!("{} bytes", tensor.bytes.len())));
         }
         let begin = end;

@@ -253,7 +253,11 @@ fn folders_open_with_and_without_an_index() {
 fn broken_folders_are_refused_with_a_reason() {
     let a = || ("m.safetensors", shard(&["a"]));
     let cases: Vec<(&str, Vec<Named<'_>>, &str)> = vec![
-        ("no config", vec![a()], "config.json: expected a model's configuration"),
+        (
+            "no config",
+            vec![a()],
+            "config.json: expected the configuration of the weights in m.safetensors, found no such file",
+        ),
         ("gguf inside", vec![("x.gguf", vec![])], "x.gguf"),
         (
             "config not JSON",
@@ -279,7 +283,11 @@ fn broken_folders_are_refused_with_a_reason() {
             "tensor b, which model.safetensors",
         ),
         ("no map", vec![config(), (INDEX, b"{}".to_vec()), a()], "weight_map"),
-        ("empty map", vec![config(), index("{}"), a()], "tensors in \"weight_map\""),
+        (
+            "empty map",
+            vec![config(), index("{}"), a()],
+            "weight_map: expected tensors and their files, found none",
+        ),
         ("map of numbers", vec![config(), index(r#"{"a":1}"#), a()], "the name of a file"),
         ("index not JSON", vec![config(), (INDEX, b"nul".to_vec()), a()], "expected JSON"),
     ];

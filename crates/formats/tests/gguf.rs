@@ -73,7 +73,7 @@ fn sample_of_the_gguf_package_reads_back() {
             ["t.ints", "expected array of u32", "found array of 3 i32"],
         ),
         (meta.strings("t.string").unwrap_err(), ["t.string", "array of string", "found string"]),
-        (meta.missing("x.y"), ["sample.gguf", "metadata key x.y", "no such key"]),
+        (meta.missing("x.y"), ["sample.gguf", "x.y: expected a value", "no such key"]),
     ] {
         let text = error.to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
@@ -474,6 +474,12 @@ fn hostile_headers_are_refused_with_a_reason() {
             "do not overlap",
         ),
         (
+            "gap",
+            v3().tensor(b"a", &[1], 0, 0).tensor(b"b", &[1], 0, 64).data(96).build(),
+            "tensor b: expected data offset 32, where the tensor before it ends, found 64",
+        ),
+        ("gap first", v3().tensor(b"a", &[1], 0, 32).data(64).build(), "expected data offset 0"),
+        (
             "name twice",
             v3().tensor(b"a", &[1], 0, 0).tensor(b"a", &[1], 0, 32).data(96).build(),
             "a twice",
@@ -494,6 +500,49 @@ fn hostile_headers_are_refused_with_a_reason() {
         assert!(error.contains(part), "{case}: {error:?} lacks {part:?}");
         assert!(error.len() < 600 && !error.contains(['\n', '\x1b']), "{case}: {error:?}");
     }
+}
+
+/// Files of one alignment that state another, with headers of every length: none is read at the wrong place.
+#[test]
+fn data_is_never_read_at_another_alignment_than_it_was_written_with() {
+    let (mut refused, mut read) = (0, 0);
+    for (written, stated) in [(64, 32), (32, 64), (128, 32), (32, 16), (256, 64)] {
+        for length in 1..=64 {
+            for (rows, why) in [(64, "fits both"), (9, "padded")] {
+                let name = "n".repeat(length);
+                let next = (rows as u64 * 4).next_multiple_of(u64::from(written));
+                let file = GgufBytes::new(3)
+                    .alignment(written)
+                    .tensor(name.as_bytes(), &[rows], 0, 0)
+                    .tensor(b"last", &[rows], 0, next)
+                    // The first bytes are not zeros, so that they are told from padding.
+                    .data(2 * next as usize);
+                let mut bytes = file.build();
+                let truth = gguf::parse(&bytes, "m").unwrap();
+                // The value of general.alignment, the only key.
+                let key = bytes.windows(17).position(|w| w == b"general.alignment").unwrap();
+                bytes[key + 21..key + 25].copy_from_slice(&u32::to_le_bytes(stated));
+                let case = format!("{written} stated as {stated}, {length}, {why}");
+                match gguf::parse(&bytes, "m") {
+                    Ok(header) => {
+                        assert_eq!(header.tensors, truth.tensors, "{case}");
+                        read += 1;
+                    }
+                    Err(error) => {
+                        let error = error.to_string();
+                        assert!(
+                            ["general.alignment", "aligned", "cut short"]
+                                .iter()
+                                .any(|part| error.contains(part)),
+                            "{case}: {error}"
+                        );
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 300 && read > 100, "{refused} refused, {read} read");
 }
 
 #[test]

@@ -310,10 +310,16 @@ fn local(path: &Path) -> Result<Model> {
         }
         return Ok(Model::at(path.to_path_buf(), Kind::GgufFile, Source::Local));
     }
-    if path.join("config.json").is_file() {
-        return Ok(Model::at(path.to_path_buf(), Kind::Folder, Source::Local));
+    let folder = || Model::at(path.to_path_buf(), Kind::Folder, Source::Local);
+    if ["config.json", "adapter_config.json"].iter().any(|name| path.join(name).is_file()) {
+        return Ok(folder());
     }
     let names = cache::names_directly_in(path)?;
+    let has = |end: &str| names.iter().any(|name| name.ends_with(end));
+    if has(".safetensors") && !has(".gguf") {
+        // Opening it tells what is missing beside the weights.
+        return Ok(folder());
+    }
     let file = choose::gguf(&path.display().to_string(), None, &names)?;
     Ok(Model::at(path.join(&file.files[0]), Kind::GgufFile, Source::Local))
 }

@@ -11,7 +11,7 @@
 use super::cursor::Cursor;
 use super::metadata::Metadata;
 use super::value::Value;
-use crate::error::clipped;
+use crate::error::{clipped, shape as shape_text};
 use crate::{DType, Error, Result};
 
 /// What a GGUF file says before its data.
@@ -52,7 +52,7 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Reads the header of a whole GGUF file; `place` names the file in errors.
 ///
 /// Everything the result says has been checked against `bytes`: counts, names, shapes, alignment, and that tensors lie
-/// inside the file and apart from each other. Keys and tensor names must be UTF-8; string values that are not have
+/// inside the file one behind the other, with no more between them than padding. Keys and tensor names must be UTF-8; string values that are not have
 /// the bad bytes replaced. Memory use is bounded by a small multiple of the header's size in the file.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let mut cursor = Cursor::new(bytes, place);
@@ -85,6 +85,8 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
         place_tensor(tensor, data_start, bytes.len() as u64, place)?;
     }
     check_distinct(&tensors, place)?;
+    check_layout(&tensors, data_start, alignment, place)?;
+    check_alignment(&tensors, bytes, (end, data_start), alignment, place)?;
     Ok(Header { version, alignment, metadata, tensors, data_start })
 }
 
@@ -110,7 +112,14 @@ pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
 fn read_version(cursor: &mut Cursor<'_>, place: &str) -> Result<u32> {
     let magic: [u8; 4] = cursor.array("the magic \"GGUF\"")?;
     if &magic != b"GGUF" {
-        let found = format!("{:?}", String::from_utf8_lossy(&magic));
+        let found = match &magic {
+            // A file of another kind is told by its first bytes.
+            b"PK\x03\x04" => "a ZIP archive, as PyTorch writes".to_string(),
+            b"ggml" | b"ggjt" | b"ggmf" | b"lmgg" | b"tjgg" | b"fmgg" => {
+                "a GGML file, GGUF's predecessor".to_string()
+            }
+            other => format!("{:?}", String::from_utf8_lossy(other)),
+        };
         return Err(Error::new(place, "a GGUF file, which begins with \"GGUF\"", found));
     }
     let version = cursor.u32("the version")?;
@@ -182,9 +191,9 @@ pub(super) fn byte_len(dtype: DType, shape: &[usize], at: impl Fn() -> String) -
         return Err(Error::new(at(), expected, format!("rows of {row}")));
     }
     let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64));
-    elements
-        .and_then(|n| dtype.bytes_for(n))
-        .ok_or_else(|| Error::new(at(), "a size that fits 64 bits", format!("{dtype} {shape:?}")))
+    elements.and_then(|n| dtype.bytes_for(n)).ok_or_else(|| {
+        Error::new(at(), "a size that fits 64 bits", format!("{dtype} {}", shape_text(shape)))
+    })
 }
 
 /// Turns the offset into a place in the file, and checks that the data is there.
@@ -222,6 +231,64 @@ fn check_distinct(tensors: &[TensorInfo], place: &str) -> Result<()> {
     if let Some(pair) = order.windows(2).find(|pair| pair[0].start + pair[0].len > pair[1].start) {
         let found = format!("{} inside {}", clipped(&pair[1].name), clipped(&pair[0].name));
         return Err(Error::new(place, "tensors that do not overlap", found));
+    }
+    Ok(())
+}
+
+/// Writers pad every tensor to the alignment and leave no other gap. A file whose tensors lie otherwise was written with
+/// another alignment than it states, or its offsets are damaged: in both cases the data would be taken for other weights.
+fn check_layout(tensors: &[TensorInfo], start: u64, alignment: u64, place: &str) -> Result<()> {
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_unstable_by_key(|tensor| tensor.start);
+    let mut next = Some(start);
+    for tensor in order {
+        if next != Some(tensor.start) {
+            let at = format!("{place}: tensor {}", clipped(&tensor.name));
+            let expected = match next {
+                Some(next) => {
+                    format!("data offset {}, where the tensor before it ends", next - start)
+                }
+                None => "an offset that fits 64 bits".to_string(),
+            };
+            let hint =
+                format!("general.alignment = {alignment} may not be how the file was written");
+            return Err(Error::new(at, expected, tensor.start - start).hint(hint));
+        }
+        next = tensor
+            .start
+            .checked_add(tensor.len)
+            .and_then(|end| end.checked_next_multiple_of(alignment));
+    }
+    Ok(())
+}
+
+/// The largest alignment that [`check_alignment`] looks for.
+const LARGEST_ALIGNMENT: u64 = 1 << 16;
+
+/// Refuses a file that was written with a larger alignment than it states where every tensor fits both, so that only the
+/// beginning of the data tells: all of it would be read some bytes too early. Such a file is longer than it should be by just
+/// those bytes, which are zeros.
+fn check_alignment(
+    tensors: &[TensorInfo],
+    bytes: &[u8],
+    (header, start): (u64, u64),
+    stated: u64,
+    place: &str,
+) -> Result<()> {
+    let Some(data) = tensors.iter().map(|t| t.start + t.len - start).max() else { return Ok(()) };
+    let Some(extra) = (bytes.len() as u64).checked_sub(start + data) else { return Ok(()) };
+    let mut alignment = stated;
+    while alignment < LARGEST_ALIGNMENT {
+        alignment *= 2;
+        let shift = header.next_multiple_of(alignment) - start;
+        let padding = data.next_multiple_of(alignment) - data;
+        let fits = tensors.iter().all(|t| (t.start - start).is_multiple_of(alignment));
+        let longer = extra == shift || extra == shift + padding;
+        let zeros = || bytes.iter().skip(start as usize).take(shift as usize).all(|&b| b == 0);
+        if shift > 0 && fits && longer && zeros() {
+            let expected = format!("{alignment}, by which the data is aligned");
+            return Err(Error::new(format!("{place}: general.alignment"), expected, stated));
+        }
     }
     Ok(())
 }

@@ -49,9 +49,17 @@ impl Metadata {
         Some(&self.entries[self.by_key[found]].1)
     }
 
+    /// The file and one of its keys, as errors name them.
+    pub fn at(&self, key: &str) -> String {
+        match self.place.as_str() {
+            "" => clipped(key),
+            file => format!("{file}: {}", clipped(key)),
+        }
+    }
+
     /// The error for a key that the caller cannot do without.
     pub fn missing(&self, key: &str) -> Error {
-        Error::new(&self.place, format!("metadata key {key}"), "no such key")
+        Error::new(self.at(key), "a value", "no such key")
     }
 
     /// A string.
@@ -135,11 +143,12 @@ impl Metadata {
         match convert(value) {
             Some(converted) => Ok(Some(converted)),
             None => {
-                let found = match value.integer() {
-                    Some(integer) => format!("{} {integer}", value.kind()),
-                    None => value.kind(),
+                let found = match (value, value.integer()) {
+                    (_, Some(integer)) => format!("{} {integer}", value.kind()),
+                    (Value::String(text), None) => format!("string {:?}", clipped(text)),
+                    (_, None) => value.kind(),
                 };
-                Err(Error::new(format!("{}: {}", self.place, clipped(key)), expected, found))
+                Err(Error::new(self.at(key), expected, found))
             }
         }
     }

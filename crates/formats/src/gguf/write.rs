@@ -6,7 +6,7 @@ use super::header::{MAX_RANK, alignment, byte_len};
 use super::metadata::Metadata;
 use super::value::{Value, write_string};
 use crate::aside::Aside;
-use crate::error::clipped;
+use crate::error::{clipped, shape};
 use crate::{DType, Error, Result};
 
 /// What a tensor to be written is.
@@ -73,7 +73,7 @@ impl Writer {
                 return Err(Error::new(
                     at(),
                     "1 to 4 dimensions, none of them 0",
-                    format!("{:?}", tensor.shape),
+                    shape(&tensor.shape),
                 ));
             }
             let Some(id) = tensor.dtype.ggml_id() else {
