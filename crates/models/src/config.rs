@@ -2,7 +2,8 @@
 
 use crate::Architecture;
 use crate::rope::{Scaling, frequencies};
-use formats::{Error, Result};
+use crate::stated::Stated;
+use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing, Rope};
 
 /// Hyperparameters of a decoder.
@@ -34,115 +35,88 @@ pub struct Config {
     pub tied: bool,
     /// The rotation of q and k.
     pub rope: Rope,
+    /// What the file leaves out or says oddly and what was assumed, one line each.
+    pub warnings: Vec<String>,
 }
 
 /// The unchecked numbers that both dialects give.
 #[derive(Debug)]
 pub(crate) struct Raw {
     pub(crate) architecture: &'static Architecture,
-    pub(crate) place: String,
-    pub(crate) hidden: usize,
-    pub(crate) layers: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: Option<usize>,
-    pub(crate) feed_forward: usize,
-    pub(crate) vocab: usize,
-    pub(crate) norm_eps: f64,
+    pub(crate) hidden: Stated<usize>,
+    pub(crate) layers: Stated<usize>,
+    pub(crate) heads: Stated<usize>,
+    pub(crate) kv_heads: Stated<usize>,
+    pub(crate) head_dim: Option<Stated<usize>>,
+    pub(crate) feed_forward: Stated<usize>,
+    pub(crate) vocab: Stated<usize>,
+    pub(crate) norm_eps: Stated<f64>,
     pub(crate) windows: Vec<Option<usize>>,
-    pub(crate) context: usize,
+    pub(crate) context: Stated<usize>,
     pub(crate) tied: bool,
-    pub(crate) theta: f64,
-    pub(crate) rotary: Option<usize>,
-    pub(crate) scaling: Scaling,
+    pub(crate) theta: Stated<f64>,
+    pub(crate) rotary: Option<Stated<usize>>,
+    pub(crate) scaling: Stated<Scaling>,
     pub(crate) pairing: Pairing,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Larger than any model's, small enough that products of two cannot overflow.
-const LIMIT: usize = 1 << 28;
+pub(crate) const LIMIT: usize = 1 << 28;
+/// More layers than any model has.
+pub(crate) const LAYERS: usize = 4096;
 
 impl Raw {
     pub(crate) fn check(self) -> Result<Config> {
-        let place = |key: &str| format!("{}: {key}", self.place);
-        let named = [
-            ("hidden size", self.hidden, LIMIT),
-            ("layers", self.layers, 4096),
-            ("attention heads", self.heads, 1 << 16),
-            ("key/value heads", self.kv_heads, 1 << 16),
-            ("feed-forward size", self.feed_forward, LIMIT),
-            ("vocabulary", self.vocab, LIMIT),
-            ("context length", self.context, LIMIT),
-            ("head_dim", self.head_dim.unwrap_or(1), 1 << 14),
-        ];
-        for (name, value, limit) in named {
-            if value == 0 || value > limit {
-                return Err(Error::new(place(name), format!("1..={limit}"), value));
-            }
+        let (hidden, layers) = (self.hidden.within(1..=LIMIT)?, self.layers.within(1..=LAYERS)?);
+        let heads = self.heads.within(1..=1 << 16)?;
+        let kv_heads = self.kv_heads.within(1..=1 << 16)?;
+        if !heads.is_multiple_of(kv_heads) {
+            let expected = format!("a multiple of {} = {kv_heads}", self.kv_heads.key());
+            return Err(self.heads.wrong(expected, heads));
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            let expected = format!("a multiple of {} key/value heads", self.kv_heads);
-            return Err(Error::new(place("attention heads"), expected, self.heads));
-        }
-        let head_dim = match self.head_dim {
-            Some(head_dim) => head_dim,
-            None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
+        let head_dim = match &self.head_dim {
+            Some(head_dim) => head_dim.within(1..=1 << 14)?,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
-                let expected = format!("a multiple of {} heads, or head_dim", self.heads);
-                return Err(Error::new(place("hidden size"), expected, self.hidden));
+                let expected = format!("a multiple of {} = {heads}", self.heads.key());
+                return Err(self.hidden.wrong(expected, hidden));
             }
         };
-        let rotary = self.rotary.unwrap_or(head_dim);
-        if rotary == 0 || !rotary.is_multiple_of(2) || rotary > head_dim {
-            return Err(Error::new(
-                place("rotary dimensions"),
-                format!("an even number up to {head_dim}"),
-                rotary,
-            ));
+        let rotary = match &self.rotary {
+            Some(rotary) if !rotary.value.is_multiple_of(2) => {
+                return Err(rotary.wrong(format!("an even number up to {head_dim}"), rotary.value));
+            }
+            Some(rotary) => rotary.within(2..=head_dim)?,
+            None if head_dim.is_multiple_of(2) => head_dim,
+            None => {
+                let source = self.head_dim.as_ref().unwrap_or(&self.hidden);
+                return Err(source.wrong("heads of an even size, to be rotated", head_dim));
+            }
+        };
+        let norm_eps = self.norm_eps.positive()?;
+        if norm_eps >= 1.0 {
+            return Err(self.norm_eps.wrong("a number below 1", norm_eps));
         }
-        if !(self.theta.is_finite() && self.theta > 0.0) {
-            return Err(Error::new(place("rope theta"), "a positive number", self.theta));
-        }
-        if !(0.0..1.0).contains(&self.norm_eps) {
-            return Err(Error::new(place("norm epsilon"), "a number in 0..1", self.norm_eps));
-        }
-        if self.windows.contains(&Some(0)) {
-            return Err(Error::new(place("sliding window"), "at least 1", 0));
-        }
-        if !self.windows.is_empty() && self.windows.len() != self.layers {
-            return Err(Error::new(
-                place("layer types"),
-                format!("{} entries", self.layers),
-                self.windows.len(),
-            ));
-        }
-        let frequencies = frequencies(self.theta, rotary, &self.scaling)?;
-        if frequencies.iter().chain([&self.scaling.magnitude()]).any(|f| !f.is_finite()) {
-            return Err(Error::new(
-                place("rope scaling"),
-                "finite frequencies",
-                format!("{:?}", self.scaling),
-            ));
-        }
+        let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling)?;
+        let context = self.context.within(1..=LIMIT)?;
+        let magnitude = self.scaling.value.magnitude();
         Ok(Config {
             architecture: self.architecture,
-            hidden: self.hidden,
-            layers: self.layers,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
+            hidden,
+            layers,
+            heads,
+            kv_heads,
             head_dim,
-            feed_forward: self.feed_forward,
-            vocab: self.vocab,
-            norm_eps: self.norm_eps as f32,
+            feed_forward: self.feed_forward.within(1..=LIMIT)?,
+            vocab: self.vocab.within(1..=LIMIT)?,
+            norm_eps: norm_eps as f32,
             windows: self.windows,
             // A stretched context may be meant by its factor alone.
-            context: self.context.max(self.scaling.context().unwrap_or(0)),
+            context: context.max(self.scaling.value.context().unwrap_or(0)),
             tied: self.tied,
-            rope: Rope {
-                head_dim,
-                pairing: self.pairing,
-                frequencies,
-                magnitude: self.scaling.magnitude(),
-            },
+            rope: Rope { head_dim, pairing: self.pairing, frequencies, magnitude },
+            warnings: self.warnings,
         })
     }
 }

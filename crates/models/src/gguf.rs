@@ -1,109 +1,201 @@
 //! The model's configuration in GGUF metadata.
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::rope::{Scaling, Yarn};
-use crate::{Names, by_name, unknown};
+use crate::stated::{Keys, Stated};
+use crate::{Architecture, Names, by_name, unknown};
 use formats::gguf::Metadata;
-use formats::{Error, Result, Tensors};
+use formats::{Error, Result, Tensors, shape};
 use nn::{Pairing, Weights};
+
+/// The keys under `general.architecture`'s prefix.
+struct Prefixed<'a> {
+    metadata: &'a Metadata,
+    file: &'a str,
+    prefix: &'a str,
+}
+
+impl Keys for Prefixed<'_> {
+    fn file(&self) -> &str {
+        self.file
+    }
+
+    fn spelled(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    fn whole(&self, key: &str) -> Result<Option<usize>> {
+        Ok(self.metadata.u32(&self.spelled(key))?.map(|n| n as usize))
+    }
+
+    fn real(&self, key: &str) -> Result<Option<f64>> {
+        self.metadata.f64(&self.spelled(key))
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.metadata.str(&self.spelled(key))
+    }
+}
 
 /// Reads the hyperparameters under `general.architecture`'s prefix.
 pub(crate) fn config(
     metadata: &Metadata,
-    place: &str,
+    file: &str,
     names: &Names<'_>,
     tensors: &Tensors,
 ) -> Result<Config> {
-    let name = metadata
-        .str("general.architecture")?
-        .ok_or_else(|| metadata.missing("general.architecture"))?;
-    let architecture = by_name(name).ok_or_else(|| unknown(place, name))?;
-    let key = |part: &str| format!("{name}.{part}");
-    let size = |part: &str| Ok(metadata.u32(&key(part))?.map(|n| n as usize));
-    let need = |part: &str| size(part)?.ok_or_else(|| metadata.missing(&key(part)));
-    let number = |part: &str| metadata.f64(&key(part));
-    let embed = names
-        .find("embed")
-        .ok_or_else(|| Error::new(place, "a tensor token_embd.weight", "none"))?;
-    let (heads, layers) = (need("attention.head_count")?, need("block_count")?);
-    let head_dim = size("attention.key_length")?;
-    if let (Some(keys), Some(values)) = (head_dim, size("attention.value_length")?)
-        && keys != values
+    check_kind(metadata)?;
+    let architecture = architecture(metadata)?;
+    let keys = Prefixed { metadata, file, prefix: architecture.name };
+    check_experts(&keys)?;
+    let embed = names.find("embed").ok_or_else(|| no_weights(names, tensors))?;
+    check_vocabulary(metadata, &embed.name, embed.shape[0])?;
+    let (heads, layers) = (keys.needed("attention.head_count")?, keys.needed("block_count")?);
+    let head_dim = keys.size("attention.key_length")?;
+    if let (Some(key), Some(value)) = (&head_dim, keys.size("attention.value_length")?)
+        && key.value != value.value
     {
-        return Err(Error::new(
-            format!("{place}: {}", key("attention.value_length")),
-            keys,
-            values,
-        ));
+        let expected = format!("{}, as {} says", key.value, key.key());
+        return Err(value.wrong(expected, value.value));
     }
-    let window = size("attention.sliding_window")?.filter(|w| *w > 0);
+    let mut warnings = Vec::new();
+    let context = keys.size("context_length")?.unwrap_or_else(|| {
+        let usual = keys.stated("context_length", 2048);
+        warnings.push(format!("{} is missing: a context of 2048 is assumed", usual.key()));
+        usual
+    });
+    let window = keys.size("attention.sliding_window")?.filter(|w| w.value > 0);
     Raw {
         architecture,
-        place: place.to_owned(),
-        hidden: need("embedding_length")?,
+        hidden: keys.needed("embedding_length")?,
+        windows: window.map_or_else(Vec::new, |w| vec![Some(w.value); layers.value.min(LAYERS)]),
         layers,
+        kv_heads: match keys.size("attention.head_count_kv")? {
+            Some(heads) => heads,
+            None => heads.clone(),
+        },
         heads,
-        kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
-        feed_forward: need("feed_forward_length")?,
-        vocab: embed.shape[0],
-        norm_eps: number("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5),
-        windows: window.map_or_else(Vec::new, |w| vec![Some(w); layers.min(4096)]),
-        context: size("context_length")?.unwrap_or(2048),
+        feed_forward: keys.needed("feed_forward_length")?,
+        vocab: keys.stated("vocab_size", embed.shape[0]),
+        norm_eps: keys.needed_number("attention.layer_norm_rms_epsilon")?,
+        context,
         tied: names.find("head").is_none(),
-        theta: number("rope.freq_base")?.unwrap_or(10_000.0),
-        rotary: size("rope.dimension_count")?,
-        scaling: scaling(metadata, name, place, names, tensors)?,
+        theta: keys.number_or("rope.freq_base", 10_000.0)?,
+        rotary: keys.size("rope.dimension_count")?,
+        scaling: scaling(&keys, names, tensors)?,
         pairing: if architecture.adjacent_rope_in_gguf { Pairing::Adjacent } else { Pairing::Half },
+        warnings,
     }
     .check()
 }
 
-fn scaling(
-    metadata: &Metadata,
-    name: &str,
-    place: &str,
-    names: &Names<'_>,
-    tensors: &Tensors,
-) -> Result<Scaling> {
+/// Kinds of GGUF files that hold no model by themselves, as `general.type` names them, and what they are.
+const OTHERS: &[(&str, &str)] = &[
+    ("adapter", "an adapter, which works on top of a model"),
+    ("mmproj", "a projector, which lets a model see or hear"),
+    ("imatrix", "statistics for quantising a model"),
+    ("vocab", "a vocabulary alone"),
+];
+
+fn check_kind(metadata: &Metadata) -> Result<()> {
+    let stated = metadata.str("general.type")?;
+    match OTHERS.iter().find(|(kind, _)| Some(*kind) == stated) {
+        Some((kind, what)) => {
+            Err(Error::new(metadata.at("general.type"), "model", format!("{kind}: {what}")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn architecture(metadata: &Metadata) -> Result<&'static Architecture> {
+    const KEY: &str = "general.architecture";
+    let name = metadata.str(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
+    by_name(name).ok_or_else(|| unknown(metadata.at(KEY), name))
+}
+
+/// No architecture here mixes experts: such a file under a dense model's name would lose most of its weights.
+fn check_experts(keys: &Prefixed<'_>) -> Result<()> {
+    let (all, used) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
+    let count = all.as_ref().map_or(0, |all| all.value);
+    if let Some(used) = used.filter(|used| used.value > count) {
+        let expected = format!("at most {} = {count}", keys.spelled("expert_count"));
+        return Err(used.wrong(expected, used.value));
+    }
+    match all {
+        Some(all) if all.value > 0 => Err(all
+            .wrong("0: a model without experts", all.value)
+            .hint("mixtures of experts are not supported yet")),
+        _ => Ok(()),
+    }
+}
+
+/// Why there is no embedding: an empty file, or one of another kind of model.
+fn no_weights(names: &Names<'_>, tensors: &Tensors) -> Error {
+    if tensors.is_empty() {
+        return Error::new(names.file, "a model's weights", "metadata alone")
+            .hint("this may be a vocabulary file, or one part of a split model");
+    }
+    Error::new(names.place("embed"), "a tensor", "none in the file")
+}
+
+/// GGUF has a text for every row of the embedding: where counts differ, tokens or rows are missing.
+fn check_vocabulary(metadata: &Metadata, embed: &str, rows: usize) -> Result<()> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    let found = metadata.strings(KEY)?.map(<[String]>::len);
+    match found.filter(|found| *found != rows) {
+        Some(found) => {
+            let expected = format!("{rows} tokens, one for each row of {embed}");
+            Err(Error::new(metadata.at(KEY), expected, found))
+        }
+        None => Ok(()),
+    }
+}
+
+fn scaling(keys: &Prefixed<'_>, names: &Names<'_>, tensors: &Tensors) -> Result<Stated<Scaling>> {
+    const KEY: &str = "rope.scaling.type";
     if let Some(tensor) = names.find("rope_factors").and_then(|stored| tensors.get(&stored.name)) {
         // One factor per pair: a larger tensor is a lie, and is not decoded.
         let count: usize = tensor.shape.iter().product();
         if tensor.shape.len() != 1 || count > 1 << 13 {
-            let found = format!("{:?}", tensor.shape);
-            return Err(Error::new(
-                format!("{place}: rope_freqs.weight"),
-                "one factor per pair",
-                found,
-            ));
+            let place = names.place("rope_factors");
+            return Err(Error::new(place, "one factor per pair", shape(tensor.shape)));
         }
-        return Ok(Scaling::Factors(tensor.to_f32()?));
+        let factors = tensor.to_f32().map_err(|e| names.within("rope_factors", e))?;
+        // The tensor itself states them.
+        return Ok(
+            Prefixed { prefix: "rope_freqs", ..*keys }.stated("weight", Scaling::Factors(factors))
+        );
     }
-    let key = format!("{name}.rope.scaling.type");
-    let factor = match metadata.f64(&format!("{name}.rope.scaling.factor"))? {
+    let factor = match keys.number("rope.scaling.factor")? {
         Some(factor) => Some(factor),
-        None => metadata.f64(&format!("{name}.rope.scale_linear"))?,
+        None => keys.number("rope.scale_linear")?,
     };
-    match (metadata.str(&key)?, factor) {
-        (Some("none"), _) | (_, None) => Ok(Scaling::None),
-        (None | Some("linear"), Some(factor)) => Ok(Scaling::Linear { factor }),
+    let scaling = match (keys.text(KEY)?, factor) {
+        (Some("none"), _) | (_, None) => Scaling::None,
+        (None | Some("linear"), Some(factor)) => Scaling::Linear { factor: factor.positive()? },
         (Some("yarn"), Some(factor)) => {
-            let of = |part: &str| metadata.f64(&format!("{name}.rope.scaling.{part}"));
-            let original = match of("original_context_length")? {
-                Some(original) => original,
-                None => metadata.f64(&format!("{name}.context_length"))?.unwrap_or(0.0),
+            let part = |part: &str| keys.number(&format!("rope.scaling.{part}"));
+            let or = |name: &str, usual: f64| {
+                part(name)?.map_or(Ok(usual), |number: Stated<f64>| number.positive())
             };
-            Ok(Scaling::Yarn(Yarn {
-                factor,
-                original,
-                fast: of("yarn_beta_fast")?.unwrap_or(32.0),
-                slow: of("yarn_beta_slow")?.unwrap_or(1.0),
+            let original = match part("original_context_length")? {
+                Some(original) => original,
+                None => keys.needed_number("context_length")?,
+            };
+            let stretched = factor.positive()?;
+            let yarn = Yarn {
+                factor: stretched,
+                original: original.positive()?,
+                fast: or("yarn_beta_fast", 32.0)?,
+                slow: or("yarn_beta_slow", 1.0)?,
                 truncate: true,
-                magnitude: of("attn_factor")?.unwrap_or(1.0) * Yarn::magnitude(factor, 1.0),
-            }))
+                magnitude: or("attn_factor", 1.0)? * Yarn::magnitude(stretched, 1.0),
+            };
+            yarn.check(&factor, LIMIT)?;
+            Scaling::Yarn(yarn)
         }
-        (Some(other), _) => {
-            Err(Error::new(format!("{place}: {key}"), "none, linear or yarn", other))
-        }
-    }
+        (Some(other), _) => return Err(keys.wrong(KEY, "none, linear or yarn", other)),
+    };
+    Ok(keys.stated(KEY, scaling))
 }

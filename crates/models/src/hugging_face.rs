@@ -1,16 +1,20 @@
 //! `config.json`, in the dialect of Transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::names::Dialect;
 use crate::rope::{Scaling, Yarn};
+use crate::stated::{Keys, Stated};
 use crate::{Architecture, by_class, by_name};
 use formats::{Error, Result};
 use nn::{Pairing, Weights};
 use serde_json::Value;
 
-/// A JSON object with the place it came from.
+/// A JSON object of a file, and the keys that lead to it.
+#[derive(Clone, Copy)]
 struct Object<'a> {
-    place: &'a str,
+    file: &'a str,
+    /// Empty, or the key of the object with a dot behind it.
+    prefix: &'a str,
     value: &'a Value,
 }
 
@@ -19,103 +23,161 @@ impl Object<'_> {
         self.value.get(key).filter(|v| !v.is_null())
     }
 
-    fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.odd(key, "true or false", value))
+    }
+
+    /// An error about a value, of which it shows the beginning.
+    fn odd(&self, key: &str, expected: &str, found: &Value) -> Error {
         let mut found = found.to_string();
         if let Some((end, _)) = found.char_indices().nth(60) {
             found.truncate(end);
         }
-        Error::new(format!("{}: {key}", self.place), expected, found)
+        self.wrong(key, expected, found)
+    }
+}
+
+impl Keys for Object<'_> {
+    fn file(&self) -> &str {
+        self.file
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>> {
+    fn spelled(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn whole(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        size.map(Some).ok_or_else(|| self.wrong(key, "a whole number", value))
+        let whole = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        whole.map(Some).ok_or_else(|| self.odd(key, "a whole number", value))
     }
 
-    fn needed(&self, key: &str) -> Result<usize> {
-        self.size(key)?.ok_or_else(|| {
-            Error::new(format!("{}: {key}", self.place), "a whole number", "nothing")
-        })
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>> {
+    fn real(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| self.wrong(key, "a number", value))
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, "true or false", value))
+        value.as_f64().map(Some).ok_or_else(|| self.odd(key, "a number", value))
     }
 
     fn text(&self, key: &str) -> Result<Option<&str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "text", value))
+        value.as_str().map(Some).ok_or_else(|| self.odd(key, "text", value))
     }
 }
 
 /// Reads `config.json`, filling from the weights what it may leave out.
-pub(crate) fn config(json: &Value, place: &str, names: &dyn Weights) -> Result<Config> {
+pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Config> {
     if !json.is_object() {
-        return Err(Error::new(place, "a JSON object", "something else"));
+        return Err(Error::new(file, "a JSON object", "something else"));
     }
+    let whole = Object { file, prefix: "", value: json };
     // Multimodal configurations keep the decoder's part in an object of its own.
-    let value = json.get("text_config").filter(|v| v.is_object()).unwrap_or(json);
-    let object = Object { place, value };
-    let architecture = architecture(&Object { place, value: json }, &object, names)?;
+    let inner = json.get("text_config").filter(|v| v.is_object());
+    let object = inner.map_or(whole, |value| Object { prefix: "text_config.", value, ..whole });
+    for object in [&whole, &object] {
+        check_plain(object)?;
+        check_dense(object)?;
+    }
+    let mut warnings = Vec::new();
+    let architecture = architecture(&whole, &object, names, &mut warnings)?;
     let layers = object.needed("num_hidden_layers")?;
     let heads = object.needed("num_attention_heads")?;
     if let Some(activation) = object.text("hidden_act")?
         && activation != "silu"
     {
-        return Err(Error::new(format!("{place}: hidden_act"), "silu", activation));
+        return Err(object.wrong("hidden_act", "silu", activation));
     }
     let head_dim = match object.size("head_dim")? {
         Some(head_dim) => Some(head_dim),
-        None => head_dim_of_weights(names, heads),
+        None => head_dim_of_weights(names, heads.value).map(|dim| object.stated("head_dim", dim)),
     };
-    let parameters = object.get("rope_parameters").or_else(|| object.get("rope_scaling"));
-    let rope = Object { place, value: parameters.unwrap_or(&Value::Null) };
+    let (key, parameters) = ["rope_parameters", "rope_scaling"]
+        .into_iter()
+        .find_map(|key| Some((key, object.get(key)?)))
+        .unwrap_or(("rope_parameters", &Value::Null));
+    let prefix = format!("{}{key}.", object.prefix);
+    let rope = Object { prefix: &prefix, value: parameters, ..object };
     let theta = match rope.number("rope_theta")? {
         Some(theta) => theta,
-        None => object.number("rope_theta")?.unwrap_or(10_000.0),
+        None => object.number_or("rope_theta", 10_000.0)?,
     };
     let partial = match rope.number("partial_rotary_factor")? {
         Some(factor) => Some(factor),
         None => object.number("partial_rotary_factor")?,
     };
     let head = names.find("head").is_some();
-    let tied = match value.get("tie_word_embeddings").and_then(Value::as_bool) {
+    let tied = match object.flag("tie_word_embeddings")? {
         Some(tied) => tied,
-        None => json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(!head),
+        None => whole.flag("tie_word_embeddings")?.unwrap_or(!head),
     };
+    let context = object.size("max_position_embeddings")?.unwrap_or_else(|| {
+        let usual = object.stated("max_position_embeddings", 2048);
+        warnings.push(format!("{} is missing: a context of 2048 is assumed", usual.key()));
+        usual
+    });
     Raw {
         architecture,
-        place: place.to_owned(),
         hidden: object.needed("hidden_size")?,
+        windows: windows(&object, architecture, &layers)?,
         layers,
+        kv_heads: match object.size("num_key_value_heads")? {
+            Some(heads) => heads,
+            None => heads.clone(),
+        },
         heads,
-        kv_heads: object.size("num_key_value_heads")?.unwrap_or(heads),
+        rotary: partial
+            .zip(head_dim.as_ref())
+            .map(|(factor, dim)| factor.map(|factor| (factor * dim.value as f64) as usize)),
         head_dim,
         feed_forward: object.needed("intermediate_size")?,
         vocab: object.needed("vocab_size")?,
-        norm_eps: object.number("rms_norm_eps")?.unwrap_or(1e-6),
-        windows: windows(&object, architecture, layers)?,
-        context: object.size("max_position_embeddings")?.unwrap_or(2048),
+        norm_eps: object.number_or("rms_norm_eps", 1e-6)?,
+        context,
         tied,
         theta,
-        rotary: partial.zip(head_dim).map(|(factor, dim)| (factor * dim as f64) as usize),
-        scaling: scaling(&rope, &object)?,
+        scaling: object.stated(key, scaling(&rope, &object)?),
         pairing: Pairing::Half,
+        warnings,
     }
     .check()
+}
+
+/// Weights that were quantised otherwise than by their element type would be read as numbers that they are not.
+fn check_plain(object: &Object<'_>) -> Result<()> {
+    for key in ["quantization_config", "quantization"] {
+        let Some(settings) = object.get(key) else { continue };
+        let expected = "weights of the type F32, F16 or BF16";
+        let error = match settings.get("quant_method").and_then(Value::as_str) {
+            Some(method) => {
+                let method: String = method.chars().take(60).collect();
+                object.wrong(&format!("{key}.quant_method"), expected, method)
+            }
+            None => object.odd(key, expected, settings),
+        };
+        return Err(error.hint("a GGUF file of this model has quantised weights that run here"));
+    }
+    Ok(())
+}
+
+/// No architecture here mixes experts.
+fn check_dense(object: &Object<'_>) -> Result<()> {
+    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+        let Some(all) = object.size(key)?.filter(|all| all.value > 0) else { continue };
+        if let Some(used) = object.size("num_experts_per_tok")?.filter(|u| u.value > all.value) {
+            let expected = format!("at most {} = {}", all.key(), all.value);
+            return Err(used.wrong(expected, used.value));
+        }
+        return Err(all
+            .wrong("0: a model without experts", all.value)
+            .hint("mixtures of experts are not supported yet"));
+    }
+    Ok(())
 }
 
 fn architecture(
     outer: &Object<'_>,
     object: &Object<'_>,
     names: &dyn Weights,
+    warnings: &mut Vec<String>,
 ) -> Result<&'static Architecture> {
     for object in [object, outer] {
         let known = object
@@ -129,8 +191,9 @@ fn architecture(
             return Ok(known);
         }
     }
+    let place = |key: &str| format!("{}: {key}", outer.file);
     if let Some(name) = outer.text("model_type")? {
-        return Err(crate::unknown(outer.place, name));
+        return Err(crate::unknown(place("model_type"), name));
     }
     // Old exports name no architecture: the weights tell Qwen3 from Qwen2 from Llama.
     let has = |canonical| names.find(canonical).is_some();
@@ -139,7 +202,8 @@ fn architecture(
         (_, true) => "qwen2",
         _ => "llama",
     };
-    by_name(name).ok_or_else(|| crate::unknown(outer.place, name))
+    warnings.push(format!("model_type is missing: taken for {name} by the names of its weights"));
+    by_name(name).ok_or_else(|| crate::unknown(place("model_type"), name))
 }
 
 /// `head_dim` from the rows of q, for configurations that leave it out.
@@ -151,7 +215,7 @@ fn head_dim_of_weights(names: &dyn Weights, heads: usize) -> Option<usize> {
 fn windows(
     object: &Object<'_>,
     architecture: &Architecture,
-    layers: usize,
+    layers: &Stated<usize>,
 ) -> Result<Vec<Option<usize>>> {
     let window = object.size("sliding_window")?;
     let used = match architecture.name {
@@ -161,75 +225,84 @@ fn windows(
         _ => object.flag("use_sliding_window")?.unwrap_or(false),
     };
     let Some(window) = window.filter(|_| used) else { return Ok(Vec::new()) };
+    let window = window.within(1..=LIMIT)?;
     if let Some(types) = object.get("layer_types") {
-        let types = types.as_array().ok_or_else(|| object.wrong("layer_types", "a list", types))?;
+        let list = types.as_array().ok_or_else(|| object.odd("layer_types", "a list", types))?;
+        if list.len() != layers.value {
+            let expected = format!("{} entries, as {} says", layers.value, layers.key());
+            return Err(object.wrong("layer_types", expected, list.len()));
+        }
         let one = |kind: &Value| match kind.as_str() {
             Some("sliding_attention") => Ok(Some(window)),
             Some("full_attention") => Ok(None),
-            _ => Err(object.wrong("layer_types", "full_attention or sliding_attention", kind)),
+            _ => Err(object.odd("layer_types", "full_attention or sliding_attention", kind)),
         };
-        return types.iter().map(one).collect();
+        return list.iter().map(one).collect();
     }
     // Without a list, Qwen windows the layers from max_window_layers up; Mistral all of them.
     let full = if architecture.name == "mistral" {
         0
     } else {
-        object.size("max_window_layers")?.unwrap_or(layers)
+        object.size("max_window_layers")?.map_or(layers.value, |first| first.value)
     };
-    Ok((0..layers.min(4096)).map(|i| (i >= full).then_some(window)).collect())
+    Ok((0..layers.value.min(LAYERS)).map(|i| (i >= full).then_some(window)).collect())
 }
 
 fn scaling(rope: &Object<'_>, object: &Object<'_>) -> Result<Scaling> {
-    let kind = match rope.text("rope_type")? {
-        Some(kind) => Some(kind),
-        None => rope.text("type")?,
+    let (key, kind) = match rope.text("rope_type")? {
+        Some(kind) => ("rope_type", Some(kind)),
+        None => ("type", rope.text("type")?),
     };
-    let need = |key: &str| {
-        rope.number(key)?
-            .ok_or_else(|| Error::new(format!("{}: rope {key}", rope.place), "a number", "nothing"))
-    };
+    let need = |key: &str| rope.needed_number(key)?.positive();
+    let trained = || object.needed_number("max_position_embeddings");
     let original = || match rope.number("original_max_position_embeddings")? {
-        Some(original) => Ok(original),
-        None => Ok(object.needed("max_position_embeddings")? as f64),
+        Some(original) => original.positive(),
+        None => trained()?.positive(),
     };
     match kind {
         None | Some("default") => Ok(Scaling::None),
         Some("linear") => Ok(Scaling::Linear { factor: need("factor")? }),
-        Some("llama3") => Ok(Scaling::Llama3 {
-            factor: need("factor")?,
-            low: need("low_freq_factor")?,
-            high: need("high_freq_factor")?,
-            original: original()?,
-        }),
+        Some("llama3") => {
+            let (low, high) = (need("low_freq_factor")?, rope.needed_number("high_freq_factor")?);
+            if high.positive()? <= low {
+                let expected = format!("more than low_freq_factor = {low}");
+                return Err(high.wrong(expected, high.value));
+            }
+            Ok(Scaling::Llama3 {
+                factor: need("factor")?,
+                low,
+                high: high.value,
+                original: original()?,
+            })
+        }
         Some("yarn") => {
             let original = original()?;
-            let factor = match rope.number("factor")? {
+            let stretched = match rope.number("factor")? {
                 Some(factor) => factor,
-                None => object.needed("max_position_embeddings")? as f64 / original,
+                None => trained()?.map(|context| context / original),
             };
-            let or = |key: &str, usual: f64| Ok(rope.number(key)?.unwrap_or(usual));
-            let scale = |key: &str| Ok(rope.number(key)?.filter(|scale| *scale != 0.0));
+            let factor = stretched.positive()?;
+            let or = |key: &str, usual: f64| rope.number_or(key, usual)?.positive();
+            let scale = |key: &str| Ok(rope.real(key)?.filter(|scale| *scale != 0.0));
             let magnitude = match rope.number("attention_factor")? {
-                Some(magnitude) => magnitude,
+                Some(magnitude) => magnitude.positive()?,
                 None => match (scale("mscale")?, scale("mscale_all_dim")?) {
                     (Some(a), Some(b)) => Yarn::magnitude(factor, a) / Yarn::magnitude(factor, b),
                     _ => Yarn::magnitude(factor, 1.0),
                 },
             };
-            Ok(Scaling::Yarn(Yarn {
+            let yarn = Yarn {
                 factor,
                 original,
                 fast: or("beta_fast", 32.0)?,
                 slow: or("beta_slow", 1.0)?,
                 truncate: rope.flag("truncate")?.unwrap_or(true),
                 magnitude,
-            }))
+            };
+            yarn.check(&stretched, LIMIT)?;
+            Ok(Scaling::Yarn(yarn))
         }
-        Some(other) => Err(Error::new(
-            format!("{}: rope type", rope.place),
-            "default, linear, llama3 or yarn",
-            other,
-        )),
+        Some(other) => Err(rope.wrong(key, "default, linear, llama3 or yarn", other)),
     }
 }
 

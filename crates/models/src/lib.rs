@@ -13,6 +13,8 @@ mod names;
 mod qwen2;
 mod qwen3;
 mod rope;
+mod stated;
+mod unused;
 
 use formats::{Error, Result, Tensors};
 use names::Dialect;
@@ -45,16 +47,26 @@ fn by_class(class: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().copied().find(|a| a.class == class)
 }
 
-fn unknown(place: &str, name: &str) -> Error {
+/// The error for an architecture that is not in the registry; `place` is the key that names it.
+fn unknown(place: String, name: &str) -> Error {
     let known: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name).collect();
-    Error::new(format!("{place}: architecture"), known.join(", "), name)
-        .hint("this architecture is not supported yet")
+    let name: String = name.chars().take(60).collect();
+    Error::new(place, known.join(", "), name).hint("this architecture is not supported yet")
 }
 
 /// Finds stored tensors by canonical name.
 pub(crate) struct Names<'a> {
     tensors: &'a Tensors,
     dialect: Dialect,
+    /// The file or folder, as errors name it.
+    file: &'a str,
+}
+
+impl Names<'_> {
+    /// An error about the tensor behind a canonical name, where the error itself knows less.
+    pub(crate) fn within(&self, canonical: &str, error: Error) -> Error {
+        Error { place: self.place(canonical), ..error }
+    }
 }
 
 impl Weights for Names<'_> {
@@ -63,6 +75,13 @@ impl Weights for Names<'_> {
             let tensor = self.tensors.get(&name)?;
             Some(Stored { shape: tensor.shape.to_vec(), name })
         })
+    }
+
+    fn place(&self, canonical: &str) -> String {
+        let first = || names::candidates(canonical, self.dialect).into_iter().next();
+        let stored = self.find(canonical).map(|stored| stored.name).or_else(first);
+        let stored = stored.map_or(String::new(), |stored| format!("{stored} "));
+        format!("{}: {stored}({canonical})", self.file)
     }
 }
 
@@ -74,21 +93,30 @@ pub struct Model {
 }
 
 /// Reads the configuration of the file or folder behind `tensors`, without looking at the weights' data.
+///
+/// # Errors
+/// What is missing, of another type, or out of range, by file and key; a file that holds no model of a known architecture.
 pub fn config(tensors: &Tensors) -> Result<Config> {
-    with_names(tensors).map(|(config, _)| config)
+    let file = tensors.path().display().to_string();
+    with_names(tensors, &file).map(|(config, _)| config)
 }
 
-fn with_names(tensors: &Tensors) -> Result<(Config, Names<'_>)> {
-    let place = tensors.path().display().to_string();
-    if let Some(file) = tensors.gguf() {
-        let names = Names { tensors, dialect: Dialect::Gguf };
-        return Ok((gguf::config(file.metadata(), &place, &names, tensors)?, names));
+fn with_names<'a>(tensors: &'a Tensors, file: &'a str) -> Result<(Config, Names<'a>)> {
+    if let Some(gguf) = tensors.gguf() {
+        let names = Names { tensors, dialect: Dialect::Gguf, file };
+        return Ok((gguf::config(gguf.metadata(), file, &names, tensors)?, names));
     }
     let folder = tensors
         .folder()
-        .ok_or_else(|| Error::new(&place, "a GGUF file or a model folder", "neither"))?;
-    let names = Names { tensors, dialect: hugging_face::DIALECT };
-    Ok((hugging_face::config(folder.config(), &format!("{place}/config.json"), &names)?, names))
+        .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
+    let names = Names { tensors, dialect: hugging_face::DIALECT, file };
+    let place = folder.path().join("config.json").display().to_string();
+    let mut config = hugging_face::config(folder.config(), &place, &names)?;
+    if folder.has_adapter() {
+        let name = "adapter_model.safetensors";
+        config.warnings.push(format!("{name}: the adapter beside the weights is not applied"));
+    }
+    Ok((config, names))
 }
 
 /// Reads the value of a `config.json` found at `place`; `weights` fill in what it leaves out.
@@ -109,7 +137,7 @@ pub fn config_from_json(
 /// An architecture that is not in the registry.
 pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()> {
     match metadata.str("general.architecture")? {
-        Some(name) if by_name(name).is_none() => Err(unknown(place, name)),
+        Some(name) if by_name(name).is_none() => Err(unknown(format!("{place}: general.architecture"), name)),
         _ => Ok(()),
     }
 }
@@ -128,16 +156,25 @@ pub fn check_json(json: &serde_json::Value, place: &str) -> Result<()> {
     config_from_json(json, place, &None).map(|_| ())
 }
 
-/// Builds the model behind `tensors`: every weight found, every shape checked.
+/// Builds the model behind `tensors`: every weight found, every shape and type checked.
+///
+/// # Errors
+/// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no weights, by file and name; in
+/// a GGUF file, tensors that the architecture has no use for.
 pub fn load(tensors: &Tensors) -> Result<Model> {
-    let (config, names) = with_names(tensors)?;
+    let file = tensors.path().display().to_string();
+    let (mut config, names) = with_names(tensors, &file)?;
     let builder = Builder::new(&names);
-    let in_model = |error: Error| Error {
-        place: format!("{}: {}", config.architecture.name, error.place),
-        ..error
-    };
-    let decoder = (config.architecture.build)(&builder, &config).map_err(in_model)?;
+    let decoder = (config.architecture.build)(&builder, &config)?;
     let blank = builder.program();
+    for weight in &blank.weights {
+        let Some(tensor) = tensors.get(&weight.stored) else { continue };
+        if !tensor.dtype.is_float() {
+            let place = names.place(&weight.name);
+            return Err(Error::new(place, "a tensor of floats or quantised blocks", tensor.dtype));
+        }
+    }
+    config.warnings.extend(unused::check(&blank, tensors, &names)?);
     Ok(Model { config, decoder, blank })
 }
 
@@ -148,6 +185,9 @@ impl Model {
     }
 
     /// Records one forward pass. With `tracing`, the embeddings and every block's output are results too.
+    ///
+    /// # Errors
+    /// Layers that do not fit together, which is a fault of the architecture, not of a file.
     pub fn record(&self, tracing: bool) -> Result<Program> {
         let step = Step::new(self.blank.clone(), tracing);
         let logits = self.decoder.forward(&step);

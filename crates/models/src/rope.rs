@@ -1,6 +1,7 @@
 //! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, or stored per-pair factors.
 
-use formats::{Error, Result};
+use crate::stated::Stated;
+use formats::Result;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
@@ -56,6 +57,16 @@ impl Yarn {
         if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
     }
 
+    /// Refuses a stretched context of more than `most` positions; `factor` states by how much it is stretched.
+    pub(crate) fn check(&self, factor: &Stated<f64>, most: usize) -> Result<()> {
+        let context = self.factor * self.original;
+        if context > most as f64 {
+            let expected = format!("at most {most} positions of {} each", self.original);
+            return Err(factor.wrong(expected, format!("{} times as many", self.factor)));
+        }
+        Ok(())
+    }
+
     /// How much of pair `i` of `dims / 2` is interpolated, from 0 to 1.
     fn interpolated(&self, i: usize, dims: usize, theta: f64) -> f64 {
         // The pair that turns so many times within the trained context.
@@ -85,16 +96,19 @@ impl Scaling {
 }
 
 /// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled.
-pub(crate) fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<Arc<[f32]>> {
-    let pairs = dims / 2;
-    if let Scaling::Factors(factors) = scaling
-        && (factors.len() != pairs || factors.iter().any(|f| !f.is_finite() || *f <= 0.0))
-    {
-        return Err(Error::new(
-            "rope_freqs",
-            format!("{pairs} positive factors"),
-            format!("{} values", factors.len()),
-        ));
+///
+/// # Errors
+/// Factors that are not one positive number for each pair, or frequencies that are no numbers, where `scaling` is stated.
+pub(crate) fn frequencies(theta: f64, dims: usize, stated: &Stated<Scaling>) -> Result<Arc<[f32]>> {
+    let (pairs, scaling) = (dims / 2, &stated.value);
+    if let Scaling::Factors(factors) = scaling {
+        let odd = factors.iter().find(|f| !f.is_finite() || **f <= 0.0);
+        if let Some(found) = odd {
+            return Err(stated.wrong("positive factors", found));
+        }
+        if factors.len() != pairs {
+            return Err(stated.wrong(format!("{pairs} factors"), factors.len()));
+        }
     }
     // Reference implementations hold the base frequencies in f32; agreeing with them matters at long positions.
     let base = |i: usize| (1.0 / (theta as f32).powf((2 * i) as f32 / dims as f32)) as f64;
@@ -121,12 +135,62 @@ pub(crate) fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<
             }
         }
     };
-    Ok((0..pairs).map(|i| scaled(i) as f32).collect())
+    let frequencies: Arc<[f32]> = (0..pairs).map(|i| scaled(i) as f32).collect();
+    let magnitude = scaling.magnitude();
+    if let Some(odd) = frequencies.iter().chain([&magnitude]).find(|f| !f.is_finite()) {
+        return Err(stated.wrong("a scaling with finite frequencies", odd));
+    }
+    Ok(frequencies)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stated::Keys;
+
+    /// A file that states nothing.
+    struct Nothing;
+
+    impl Keys for Nothing {
+        fn file(&self) -> &str {
+            "file"
+        }
+
+        fn spelled(&self, key: &str) -> String {
+            key.to_owned()
+        }
+
+        fn whole(&self, _: &str) -> Result<Option<usize>> {
+            Ok(None)
+        }
+
+        fn real(&self, _: &str) -> Result<Option<f64>> {
+            Ok(None)
+        }
+
+        fn text(&self, _: &str) -> Result<Option<&str>> {
+            Ok(None)
+        }
+    }
+
+    fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<Arc<[f32]>> {
+        super::frequencies(theta, dims, &Nothing.stated("scaling", scaling.clone()))
+    }
+
+    #[test]
+    fn frequencies_that_are_no_numbers_are_refused_by_key() {
+        for (scaling, expected) in [
+            (Scaling::Linear { factor: 0.0 }, "file: scaling: expected a scaling with finite"),
+            (
+                Scaling::Factors(vec![1.0, -1.0]),
+                "file: scaling: expected positive factors, found -1",
+            ),
+            (Scaling::Factors(vec![1.0]), "file: scaling: expected 2 factors, found 1"),
+        ] {
+            let error = frequencies(10_000.0, 4, &scaling).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
 
     #[test]
     fn llama3_keeps_short_waves_and_stretches_long_ones() {

@@ -1,6 +1,6 @@
 //! Where layers get their weights: canonical names, checked shapes, cache layers.
 
-use formats::{Error, Result};
+use formats::{Error, Result, shape};
 use program::{CacheLayer, Program, Weight, WeightId};
 use std::cell::RefCell;
 
@@ -17,6 +17,11 @@ pub struct Stored {
 pub trait Weights {
     /// The stored tensor behind a canonical name such as `blocks.3.attention.q`, if the file has it.
     fn find(&self, canonical: &str) -> Option<Stored>;
+
+    /// Where a canonical name's tensor is, or would be, as errors say it: the file, and the name there.
+    fn place(&self, canonical: &str) -> String {
+        canonical.to_owned()
+    }
 }
 
 /// Whether a linear layer has a bias.
@@ -43,24 +48,24 @@ impl<'a> Builder<'a> {
         Builder { weights, found: RefCell::default(), layers: RefCell::default() }
     }
 
-    /// The weight named `name`, which must have `shape`.
-    pub fn weight(&self, name: &str, shape: &[usize]) -> Result<WeightId> {
-        self.optional(name, shape)?.ok_or_else(|| {
-            Error::new(name, format!("a tensor {shape:?}"), "none in the file")
-                .hint("the file is incomplete, or not of the architecture that it names")
+    /// The weight named `name`, which must have the shape `dims`.
+    pub fn weight(&self, name: &str, dims: &[usize]) -> Result<WeightId> {
+        self.optional(name, dims)?.ok_or_else(|| {
+            Error::new(
+                self.weights.place(name),
+                format!("a tensor {}", shape(dims)),
+                "none in the file",
+            )
+            .hint("the file is incomplete, or not of the architecture that it names")
         })
     }
 
-    /// The weight named `name` if the file has it; then it must have `shape`.
-    pub fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<WeightId>> {
+    /// The weight named `name` if the file has it; then it must have the shape `dims`.
+    pub fn optional(&self, name: &str, dims: &[usize]) -> Result<Option<WeightId>> {
         let Some(stored) = self.weights.find(name) else { return Ok(None) };
-        if stored.shape != shape {
-            return Err(Error::new(
-                format!("{name} ({})", stored.name),
-                format!("{shape:?}"),
-                format!("{:?}", stored.shape),
-            )
-            .hint("the configuration does not fit these weights"));
+        if stored.shape != dims {
+            return Err(Error::new(self.weights.place(name), shape(dims), shape(&stored.shape))
+                .hint("the configuration does not fit these weights"));
         }
         let mut found = self.found.borrow_mut();
         // A tied head is the embedding by another name: one weight, one copy in memory.

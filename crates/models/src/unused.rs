@@ -1,0 +1,43 @@
+//! Tensors that a file holds and its architecture has no use for: a model computed without them is another model.
+
+use crate::Names;
+use crate::names::Dialect;
+use formats::{Error, Result, Tensors};
+use program::Program;
+use std::collections::HashSet;
+
+/// Parts of names of tensors that are computed from the configuration, and stored for programs that do not.
+const DERIVED: &[&str] =
+    &["rotary_emb.inv_freq", "attn_rot_embd", "rope_freqs", "attn.bias", "masked_bias"];
+
+/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does. Checkpoints of Hugging Face may
+/// hold more than the decoder (parts for images, heads for training): there, unread tensors of blocks are worth a warning.
+pub(crate) fn check(
+    program: &Program,
+    tensors: &Tensors,
+    names: &Names<'_>,
+) -> Result<Option<String>> {
+    let used: HashSet<&str> = program.weights.iter().map(|w| w.stored.as_str()).collect();
+    let derived = |name: &str| DERIVED.iter().any(|part| name.contains(part));
+    // Where the decoder's blocks are, as the first of them is named.
+    let prefix = program.weights.iter().find_map(|w| w.stored.split_once(".0.")).map(|s| s.0);
+    let of_blocks = |name: &str| {
+        prefix.is_some_and(|prefix| name.strip_prefix(prefix).is_some_and(|n| n.starts_with('.')))
+    };
+    let gguf = names.dialect == Dialect::Gguf;
+    let mut unread = tensors
+        .names()
+        .filter(|name| !used.contains(name) && !derived(name) && (gguf || of_blocks(name)));
+    let Some(first) = unread.next() else { return Ok(None) };
+    let more = match unread.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    let shown: String = first.chars().take(80).collect();
+    if !gguf {
+        return Ok(Some(format!("{shown}{more}: not used by this architecture")));
+    }
+    let found = format!("{shown}{more}, which it has no use for");
+    Err(Error::new(names.file, "the tensors of its architecture and block_count", found)
+        .hint("the metadata may describe another model"))
+}
