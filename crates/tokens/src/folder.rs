@@ -14,7 +14,8 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Token};
 
 use crate::decoder::Decoder;
-use crate::gguf::{GgufVocabulary, kind};
+use crate::faults::{self, caught};
+use crate::gguf::{GgufVocabulary, Origin, kind};
 use crate::pieces::Pieces;
 use crate::tokenizer::{Added, Model, Parts, Tokenizer};
 
@@ -23,7 +24,7 @@ const LARGEST_FILE: u64 = 512 << 20;
 
 pub(crate) fn load(folder: &Path) -> Result<Tokenizer> {
     let config = Config::read(folder).map_err(shortened)?;
-    let made = read(folder, &config);
+    let made = caught(&folder.display().to_string(), || read(folder, &config));
     made.map_err(shortened)
 }
 
@@ -130,6 +131,14 @@ impl Config {
         tokenizer.unk = named("unk_token");
         tokenizer.pad = named("pad_token");
         tokenizer.end.extend(tokenizer.eos);
+        for (name, id) in [("bos_token", tokenizer.bos), ("eos_token", tokenizer.eos)] {
+            if let (Some(text), None) = (self.named.get(name), id) {
+                let text: String = text.chars().take(40).collect();
+                tokenizer.warnings.push(format!(
+                    "tokenizer_config.json: {name} {text:?} is no token of the vocabulary: there is none"
+                ));
+            }
+        }
         if tokenizer.bos.is_none() {
             tokenizer.bos =
                 tokenizer.before.first().copied().filter(|_| tokenizer.before.len() == 1);
@@ -172,9 +181,9 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
         return Err(Error::new(place, "a JSON object", "another value"));
     }
     let decoder = Decoder::parse(place, &json["decoder"])?;
+    faults::check(place, &json)?;
     let normalizer = part(place, "normalizer", json["normalizer"].take())?;
     let pre_tokenizer = part(place, "pre_tokenizer", json["pre_tokenizer"].take())?;
-    check_templates(place, &json["post_processor"])?;
     let post: Option<PostProcessorWrapper> =
         part(place, "post_processor", json["post_processor"].take())?;
 
@@ -203,14 +212,14 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     }
 
     let count = vocabulary.len() + added.len();
-    let last = vocabulary.values().chain(added.keys()).max().copied();
-    let Some(last) = last.filter(|last| *last as usize <= 2 * count + 65536) else {
-        return Err(Error::new(
-            format!("{place}: model: vocab"),
-            "ids without large gaps",
-            format!("{last:?}"),
-        ));
+    let place_of_ids = format!("{place}: model: vocab");
+    let Some(last) = vocabulary.values().chain(added.keys()).max().copied() else {
+        return Err(Error::new(place_of_ids, "tokens", "none"));
     };
+    if last as usize > 2 * count + 65536 {
+        let found = format!("{count} tokens with ids up to {last}");
+        return Err(Error::new(place_of_ids, "ids without large gaps", found));
+    }
     let mut texts: Vec<Option<&str>> = vec![None; last as usize + 1];
     for (text, id) in &vocabulary {
         texts[*id as usize] = Some(text);
@@ -282,6 +291,10 @@ fn model(place: &str, mut value: Value, added: &BTreeMap<u32, AddedToken>) -> Re
     let kind = value["type"].as_str().unwrap_or("").to_string();
     match kind.as_str() {
         "BPE" | "" if value["merges"].is_array() => bpe(&place, value).map(Into::into),
+        "BPE" => {
+            let found = if value["merges"].is_null() { "none" } else { "something else" };
+            Err(Error::new(format!("{place}: merges"), "a list of pairs of tokens", found))
+        }
         "Unigram" => {
             // The model finds any text of its list, so special tokens must not be there by their text.
             let unknown = value["unk_id"].as_u64();
@@ -386,24 +399,6 @@ fn bpe(place: &str, mut value: Value) -> Result<BPE> {
     builder.build().map_err(|e| Error::new(place, "a vocabulary with merges", e))
 }
 
-/// Checks the templates of a post-processor, or of those in a sequence, for what the crate takes for granted: the template
-/// of one text holds that text only, and special tokens that are listed.
-fn check_templates(place: &str, post: &Value) -> Result<()> {
-    for inner in post["processors"].as_array().into_iter().flatten() {
-        check_templates(place, inner)?;
-    }
-    for piece in post["single"].as_array().into_iter().flatten() {
-        let special = &piece["SpecialToken"]["id"];
-        let known = special.as_str().is_none_or(|id| post["special_tokens"].get(id).is_some());
-        let second = piece["Sequence"]["id"].as_str().is_some_and(|id| id != "A");
-        if !known || second {
-            let place = format!("{place}: post_processor: single");
-            return Err(Error::new(place, "sequence A and listed special tokens", piece));
-        }
-    }
-    Ok(())
-}
-
 /// The ids that a post-processor puts before and after a text.
 fn around(place: &str, post: &PostProcessorWrapper) -> Result<(Vec<u32>, Vec<u32>)> {
     let wrong = |found: String| {
@@ -479,6 +474,7 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
         tokens,
         token_types,
         merges: lines.map(str::to_string).collect(),
+        origin: Origin::Folder(folder.display().to_string()),
         ..GgufVocabulary::default()
     };
     let mut tokenizer = Tokenizer::from_vocabulary(vocabulary)?;

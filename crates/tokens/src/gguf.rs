@@ -4,6 +4,7 @@
 //! SentencePiece unigram. Kinds that no decoder-only model uses (`bert`, `rwkv`, `plamo2`) are refused by name.
 
 use std::collections::{BTreeSet, HashSet};
+use std::fmt::Display;
 
 use formats::gguf::Metadata;
 use formats::{Error, Result};
@@ -17,6 +18,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizers;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
+use crate::faults::caught;
 use crate::pieces::{Leading, Pieces, byte_level, byte_token};
 use crate::pre::{self, Alphabet, PreTokenizer};
 use crate::spm::Spm;
@@ -36,6 +38,38 @@ pub mod kind {
     pub const UNUSED: i32 = 5;
     /// `<0xXX>`: one byte.
     pub const BYTE: i32 = 6;
+}
+
+/// Where a vocabulary is from, which is how errors name its parts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Origin {
+    /// No file: the keys of GGUF alone.
+    #[default]
+    Memory,
+    /// A GGUF file.
+    Gguf(String),
+    /// A folder with `vocab.json` and `merges.txt`.
+    Folder(String),
+}
+
+impl Origin {
+    /// The file and its part that says what the key `tokenizer.ggml.NAME` says.
+    fn at(&self, name: &str) -> String {
+        match self {
+            Origin::Memory => format!("{PLACE}.{name}"),
+            Origin::Gguf(file) => format!("{file}: {PLACE}.{name}"),
+            Origin::Folder(folder) if name == "merges" => format!("{folder}/merges.txt"),
+            Origin::Folder(folder) => format!("{folder}/vocab.json"),
+        }
+    }
+
+    /// The file.
+    fn file(&self) -> &str {
+        match self {
+            Origin::Memory => PLACE,
+            Origin::Gguf(file) | Origin::Folder(file) => file,
+        }
+    }
 }
 
 /// The vocabulary of a GGUF file; each field is the key `tokenizer.ggml.` of the same name unless said otherwise.
@@ -77,6 +111,10 @@ pub struct GgufVocabulary {
     pub charsmap: bool,
     /// `general.name`, by which a few models' special tokens are known to swallow spaces.
     pub name: Option<String>,
+    /// Where it is from.
+    pub origin: Origin,
+    /// What was odd and what was assumed, one line each.
+    pub warnings: Vec<String>,
 }
 
 const PLACE: &str = "tokenizer.ggml";
@@ -95,17 +133,20 @@ impl Tokenizer {
     /// # Errors
     /// A kind that is not known, by name, or arrays that do not fit together.
     pub fn from_vocabulary(vocabulary: GgufVocabulary) -> Result<Self> {
-        let vocabulary = vocabulary.checked()?;
-        match vocabulary.model.as_str() {
-            "llama" => spm(vocabulary),
-            "gpt2" | "gemma4" => bpe(vocabulary),
-            "t5" => unigram(vocabulary),
-            other => Err(Error::new(
-                format!("{PLACE}.model"),
-                "gpt2, llama, gemma4 or t5",
-                format!("{other:?}"),
-            )),
-        }
+        let file = vocabulary.origin.file().to_string();
+        let make = || {
+            let vocabulary = vocabulary.checked()?;
+            match vocabulary.model.as_str() {
+                "llama" => spm(vocabulary),
+                "gpt2" | "gemma4" => bpe(vocabulary),
+                "t5" => unigram(vocabulary),
+                other => {
+                    let found: String = other.chars().take(60).collect();
+                    Err(vocabulary.wrong("model", "gpt2, llama, gemma4 or t5", found))
+                }
+            }
+        };
+        caught(&file, make)
     }
 }
 
@@ -122,9 +163,14 @@ impl GgufVocabulary {
         let texts =
             |name: &str| Ok::<_, Error>(metadata.strings(&key(name))?.map(<[String]>::to_vec));
         // Converters have written "none" as -1 too.
-        let lenient = |name: &str| {
-            Ok::<_, Error>(if metadata.i32(&key(name)) == Ok(Some(-1)) { None } else { id(name)? })
-        };
+        let none = |name: &str| metadata.i32(&key(name)) == Ok(Some(-1));
+        let lenient = |name: &str| Ok::<_, Error>(if none(name) { None } else { id(name)? });
+        let mut warnings = Vec::new();
+        let mut add_bos = flag("add_bos_token")?;
+        if none("bos_token_id") {
+            add_bos = Some(false);
+            warnings.push(format!("{} is -1: no BOS is put before texts", key("bos_token_id")));
+        }
         Ok(GgufVocabulary {
             model: text("model")?.ok_or_else(|| metadata.missing(&key("model")))?,
             pre: text("pre")?,
@@ -138,7 +184,7 @@ impl GgufVocabulary {
             eom: lenient("eom_token_id")?,
             unk: lenient("unknown_token_id")?,
             pad: lenient("padding_token_id")?,
-            add_bos: flag("add_bos_token")?,
+            add_bos,
             add_eos: flag("add_eos_token")?,
             add_space_prefix: flag("add_space_prefix")?,
             remove_extra_whitespaces: flag("remove_extra_whitespaces")?,
@@ -147,24 +193,43 @@ impl GgufVocabulary {
                 _ => false,
             },
             name: metadata.str("general.name")?.map(str::to_string),
+            origin: Origin::Gguf(metadata.place().to_string()),
+            warnings,
         })
     }
 
-    /// The same with lengths checked, empty texts named, ids outside the vocabulary gone.
+    /// An error about what the key `tokenizer.ggml.NAME` says.
+    fn wrong(&self, name: &str, expected: impl Display, found: impl Display) -> Error {
+        Error::new(self.origin.at(name), expected, found)
+    }
+
+    /// The same with lengths and ids checked, empty texts named, ids that are not needed and lie outside the vocabulary gone.
     fn checked(self) -> Result<GgufVocabulary> {
         let mut v = self;
         let count = v.tokens.len();
         if count == 0 || u32::try_from(count).is_err() {
-            return Err(Error::new(format!("{PLACE}.tokens"), "at least one token", count));
+            return Err(v.wrong("tokens", "at least one token", count));
         }
         for (name, length) in [("scores", v.scores.len()), ("token_type", v.token_types.len())] {
             if length != 0 && length != count {
-                return Err(Error::new(
-                    format!("{PLACE}.{name}"),
-                    format!("{count} values, one per token"),
-                    length,
+                return Err(v.wrong(name, format!("{count} values, one per token"), length));
+            }
+        }
+        // A model whose end is no token can never say that it is done.
+        for (name, id) in [("eos", v.eos), ("eot", v.eot), ("eom", v.eom)] {
+            if let Some(id) = id.filter(|id| *id as usize >= count) {
+                return Err(v.wrong(
+                    &format!("{name}_token_id"),
+                    format!("an id below {count}"),
+                    id,
                 ));
             }
+        }
+        if let Some(id) = v.bos.filter(|id| *id as usize >= count) {
+            let then = if v.model == "llama" { "1 is taken" } else { "no BOS is put before texts" };
+            v.warnings
+                .push(format!("{PLACE}.bos_token_id = {id} is outside the {count} tokens: {then}"));
+            v.add_bos = if v.model == "llama" { v.add_bos } else { Some(false) };
         }
         v.token_types.resize(count, kind::NORMAL);
         for (id, token) in v.tokens.iter_mut().enumerate() {
@@ -172,7 +237,7 @@ impl GgufVocabulary {
                 *token = format!("[EMPTY_{id}]");
             }
         }
-        for id in [&mut v.bos, &mut v.eos, &mut v.eot, &mut v.eom, &mut v.unk, &mut v.pad] {
+        for id in [&mut v.bos, &mut v.unk, &mut v.pad] {
             *id = id.filter(|id| (*id as usize) < count);
         }
         Ok(v)
@@ -223,11 +288,7 @@ impl GgufVocabulary {
                 _ => piece(token),
             };
             if !pieces.push(&bytes, self.is_control(id)) {
-                return Err(Error::new(
-                    format!("{PLACE}.tokens"),
-                    "less than 4 GiB of text",
-                    "more",
-                ));
+                return Err(self.wrong("tokens", "less than 4 GiB of text", "more"));
             }
         }
         Ok(pieces)
@@ -235,19 +296,20 @@ impl GgufVocabulary {
 
     /// The finished tokenizer: special ids and what is put around a text.
     fn finish(&self, parts: Parts, add_bos: bool, add_eos: bool) -> Result<Tokenizer> {
-        let mut tokenizer = Tokenizer::new(PLACE, parts)?;
+        let mut tokenizer = Tokenizer::new(self.origin.file(), parts)?;
+        tokenizer.warnings.splice(0..0, self.warnings.iter().cloned());
         (tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.pad) =
             (self.bos, self.eos, self.unk, self.pad);
         tokenizer.end.extend([self.eos, self.eot, self.eom].into_iter().flatten());
-        for (wanted, id, place, name) in [
-            (self.add_bos.unwrap_or(add_bos), self.bos, &mut tokenizer.before, "bos"),
-            (self.add_eos.unwrap_or(add_eos), self.eos, &mut tokenizer.after, "eos"),
+        for (wanted, id, place, name, side) in [
+            (self.add_bos.unwrap_or(add_bos), self.bos, &mut tokenizer.before, "bos", "before"),
+            (self.add_eos.unwrap_or(add_eos), self.eos, &mut tokenizer.after, "eos", "behind"),
         ] {
             match id {
                 Some(id) if wanted => place.push(id),
-                None if wanted => tokenizer
-                    .warnings
-                    .push(format!("{PLACE}.add_{name}_token is true, but there is no {name}_token_id: none is added")),
+                None if wanted => tokenizer.warnings.push(format!(
+                    "{PLACE}.{name}_token_id is missing: nothing is put {side} texts"
+                )),
                 _ => {}
             }
         }
@@ -276,11 +338,7 @@ fn escape(add_space_prefix: bool) -> Result<NormalizerWrapper> {
 /// SentencePiece BPE with scores.
 fn spm(mut v: GgufVocabulary) -> Result<Tokenizer> {
     if v.scores.is_empty() {
-        return Err(Error::new(
-            format!("{PLACE}.scores"),
-            "one score per token of a llama vocabulary",
-            "none",
-        ));
+        return Err(v.wrong("scores", "one score per token of a llama vocabulary", "none"));
     }
     // These ids are the convention of the format where the keys are absent.
     let token = |id: u32| ((id as usize) < v.tokens.len()).then_some(id);
@@ -305,7 +363,7 @@ fn spm(mut v: GgufVocabulary) -> Result<Tokenizer> {
     let mut warnings = Vec::new();
     if bytes != 256 {
         warnings.push(format!(
-            "{PLACE}.tokens: {bytes} of 256 byte tokens: characters outside the vocabulary become the unknown token"
+            "{PLACE}.tokens has {bytes} of 256 byte tokens: unknown characters become the unknown token"
         ));
     }
     let prefix = v.add_space_prefix.unwrap_or(true);
@@ -333,21 +391,25 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
     }
     if vocabulary.len() != v.tokens.len() {
         let count = v.tokens.len() - vocabulary.len();
-        warnings.push(format!(
-            "{PLACE}.tokens: {count} texts occur twice: the first id of each is used"
-        ));
+        warnings
+            .push(format!("{PLACE}.tokens has {count} texts twice: the first id of each is used"));
+    }
+    if v.merges.is_empty() {
+        let expected = format!("the merges of a {} vocabulary, which make its tokens", v.model);
+        return Err(v.wrong("merges", expected, "none"));
     }
     let mut merges = Vec::with_capacity(v.merges.len());
     let mut union = String::new();
     let mut odd = 0usize;
-    for merge in &v.merges {
+    for (number, merge) in v.merges.iter().enumerate() {
         // A space that begins the line belongs to the left token.
         let split = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
         let Some((left, right)) =
             split.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
         else {
-            odd += 1;
-            continue;
+            let shown: String = merge.chars().take(40).collect();
+            let expected = "two tokens with a blank between them";
+            return Err(v.wrong("merges", expected, format!("{shown:?} as number {number}")));
         };
         union.clear();
         union.push_str(left);
@@ -362,16 +424,14 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
             odd += 1;
         }
     }
-    if merges.is_empty() {
-        return Err(Error::new(
-            format!("{PLACE}.merges"),
-            "merges between tokens of the vocabulary",
-            "none",
-        ));
+    if odd > merges.len() {
+        let found = format!("{odd} of {} that name others", v.merges.len());
+        return Err(v.wrong("merges", "merges between tokens of this vocabulary", found));
     }
     if odd > 0 {
         warnings.push(format!(
-            "{PLACE}.merges: {odd} name tokens outside the vocabulary and are passed over"
+            "{PLACE}.merges: {odd} of {} name tokens that do not exist: they are passed over",
+            v.merges.len()
         ));
     }
     let mut builder = BPE::builder()
@@ -381,7 +441,7 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
     if let Some(unk) = v.unk.filter(|_| text_alphabet).and_then(|id| v.tokens.get(id as usize)) {
         builder = builder.unk_token(unk.clone()).fuse_unk(true);
     }
-    let model = builder.build().map_err(|e| Error::new(PLACE, "a vocabulary with merges", e))?;
+    let model = builder.build().map_err(|e| v.wrong("merges", "merges of this vocabulary", e))?;
 
     let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
     for regex in row.splits {
@@ -390,9 +450,7 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
             SplitDelimiterBehavior::Isolated,
             false,
         );
-        steps.push(
-            split.map_err(|e| Error::new(format!("{PLACE}.pre"), "a valid regex", e))?.into(),
-        );
+        steps.push(split.map_err(|e| v.wrong("pre", "a valid regex", e))?.into());
     }
     let prefix = v.add_space_prefix.unwrap_or(false);
     let (normalizer, piece): (_, fn(&str) -> Vec<u8>) = if text_alphabet {
@@ -422,15 +480,13 @@ fn bpe(v: GgufVocabulary) -> Result<Tokenizer> {
 fn pre_tokenizer(name: Option<&str>, warnings: &mut Vec<String>) -> &'static PreTokenizer {
     let known = name.and_then(pre::find);
     if known.is_none() {
-        let names: Vec<&str> =
-            pre::TABLE.iter().flat_map(|row| row.names.iter().copied()).collect();
-        warnings.push(match name {
-            None => format!("{PLACE}.pre is absent: text is cut as by \"default\", which may not be how the model was trained"),
-            Some(name) => format!(
-                "{PLACE}.pre {name:?} is not known: text is cut as by \"default\", which may not be how the model was trained; known are {}",
-                names.join(", ")
-            ),
-        });
+        let found = match name {
+            None => "is missing".to_string(),
+            Some(name) => format!("{:?} is not known", name.chars().take(40).collect::<String>()),
+        };
+        warnings.push(format!(
+            "{PLACE}.pre {found}: text is cut by \"default\", perhaps not as in training"
+        ));
     }
     known.unwrap_or(&pre::TABLE[0])
 }
@@ -438,19 +494,13 @@ fn pre_tokenizer(name: Option<&str>, warnings: &mut Vec<String>) -> &'static Pre
 /// SentencePiece unigram.
 fn unigram(mut v: GgufVocabulary) -> Result<Tokenizer> {
     if v.charsmap {
-        return Err(Error::new(
-            format!("{PLACE}.precompiled_charsmap"),
-            "a unigram vocabulary without a normalisation table",
-            "one",
-        )
-        .hint("load the model's Hugging Face folder, whose tokenizer.json states the same"));
+        let expected = "a unigram vocabulary without a normalisation table";
+        return Err(v
+            .wrong("precompiled_charsmap", expected, "one")
+            .hint("load the model's Hugging Face folder, whose tokenizer.json states the same"));
     }
     if v.scores.is_empty() {
-        return Err(Error::new(
-            format!("{PLACE}.scores"),
-            "one score per token of a t5 vocabulary",
-            "none",
-        ));
+        return Err(v.wrong("scores", "one score per token of a t5 vocabulary", "none"));
     }
     v.eos = v.eos.or_else(|| (v.tokens.len() > 1).then_some(1));
     v.unk = v.unk.or_else(|| v.of_kind(kind::UNKNOWN).next().map(|(id, _)| id));
@@ -467,7 +517,7 @@ fn unigram(mut v: GgufVocabulary) -> Result<Tokenizer> {
         })
         .collect();
     let model = Unigram::from(vocabulary, v.unk.map(|id| id as usize), bytes.len() == 256)
-        .map_err(|e| Error::new(PLACE, "a unigram vocabulary", e))?;
+        .map_err(|e| v.wrong("tokens", "a unigram vocabulary", e))?;
     let prefix = v.add_space_prefix.unwrap_or(true);
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
     if v.remove_extra_whitespaces.unwrap_or(false) {

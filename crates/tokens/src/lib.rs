@@ -5,6 +5,7 @@
 //! what is wrong with them is an error, never a panic.
 
 mod decoder;
+mod faults;
 mod folder;
 pub mod gguf;
 mod pieces;

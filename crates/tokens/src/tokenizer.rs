@@ -16,6 +16,7 @@ use tokenizers::{
     AddedToken, AddedVocabulary, Model as _, OffsetReferential, OffsetType, PreTokenizer as _,
 };
 
+use crate::faults::caught;
 use crate::pieces::Pieces;
 use crate::spm::Spm;
 use crate::stream::Stream;
@@ -31,6 +32,8 @@ pub struct Special {
 
 /// A model's vocabulary and how text becomes it. Made by [`Tokenizer::from_folder`] or [`Tokenizer::from_gguf`].
 pub struct Tokenizer {
+    /// The file, as errors name it.
+    place: String,
     pub(crate) model: Model,
     pub(crate) normalizer: Option<NormalizerWrapper>,
     pub(crate) pre_tokenizer: Option<PreTokenizerWrapper>,
@@ -102,7 +105,8 @@ impl Tokenizer {
     pub fn from_json(json: &[u8]) -> Result<Self> {
         let place = "tokenizer.json";
         let value = serde_json::from_slice(json).map_err(|e| Error::new(place, "JSON", e))?;
-        crate::folder::from_json(place, value, &crate::folder::Config::default())
+        let config = crate::folder::Config::default();
+        caught(place, || crate::folder::from_json(place, value, &config))
             .map_err(crate::folder::shortened)
     }
 
@@ -137,8 +141,12 @@ impl Tokenizer {
     }
 
     fn encode_to(&self, text: &str, parse: bool, ids: &mut Vec<u32>) -> Result<()> {
+        caught(&self.place, || self.append(text, parse, ids))
+    }
+
+    fn append(&self, text: &str, parse: bool, ids: &mut Vec<u32>) -> Result<()> {
         let failed =
-            |e: tokenizers::Error| Error::new("tokenizer", "text this vocabulary can write", e);
+            |e: tokenizers::Error| Error::new(&self.place, "text this vocabulary can write", e);
         let added = if parse { &self.added } else { &self.plain };
         let mut words = added.extract_and_normalize(self.normalizer.as_ref(), text);
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
@@ -250,6 +258,7 @@ impl Tokenizer {
 
     pub(crate) fn new(place: &str, parts: Parts) -> Result<Self> {
         let Parts { model, normalizer, pre_tokenizer, added: tokens, pieces, warnings } = parts;
+        crate::faults::check_added(place, tokens.iter().map(|added| &added.token))?;
         let added = added_vocabulary(place, &tokens, normalizer.as_ref())?;
         let mut plain = added.clone();
         plain.set_encode_special_tokens(true);
@@ -258,6 +267,7 @@ impl Tokenizer {
             ids.entry(token.content).or_insert(id);
         }
         let mut tokenizer = Tokenizer {
+            place: place.to_string(),
             model,
             normalizer,
             pre_tokenizer,

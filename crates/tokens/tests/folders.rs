@@ -273,9 +273,16 @@ fn what_is_no_tokenizer_is_an_error() {
         error(GgufVocabulary { scores: vec![0.0], ..vocabulary("llama") }).contains("3 values")
     );
     assert!(error(GgufVocabulary::default()).contains("tokens"));
-    let merges = vec!["a b".to_string(), "a c".to_string(), "x".to_string(), String::new()];
+    let merges = |merges: &[&str]| merges.iter().map(|m| m.to_string()).collect::<Vec<_>>();
+    for blankless in ["x", ""] {
+        let merges = merges(&["a b", blankless]);
+        let error = error(GgufVocabulary { merges, ..vocabulary("gpt2") });
+        assert!(error.contains("merges: expected two tokens with a blank"), "{error}");
+    }
+    let outside = GgufVocabulary { eos: Some(3), ..vocabulary("llama") };
+    assert!(error(outside).contains("eos_token_id: expected an id below 3, found 3"));
     let odd = GgufVocabulary {
-        merges,
+        merges: merges(&["a b", "a c"]),
         pre: Some("nobody".to_string()),
         bos: Some(9),
         add_bos: Some(true),
@@ -286,7 +293,7 @@ fn what_is_no_tokenizer_is_an_error() {
     let warnings = tokenizer.warnings().join("\n");
     assert!(
         warnings.contains("nobody")
-            && warnings.contains("3 name tokens")
+            && warnings.contains("1 of 2 name tokens")
             && warnings.contains("bos"),
         "{warnings}"
     );

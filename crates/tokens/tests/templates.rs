@@ -2,7 +2,7 @@
 
 mod common;
 
-use delft_tokens::template::Now;
+use delft_tokens::template::{Now, fold_system};
 use delft_tokens::{ChatTemplate, Request};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -23,6 +23,16 @@ const DIFFERENT: &[(&str, &str)] = &[
         "llama-cpp-deepseek-r1.jinja",
         "Python cannot write `map(...)` as JSON; here it is a list, as in llama.cpp, for which this was written",
     ),
+];
+
+/// Templates that in Python can be used with tools only, or with variables that Transformers does not set. Here they render what
+/// they say without.
+const FORGIVEN: &[&str] = &[
+    "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
+    "fireworks-ai-llama-3-firefunction-v2.jinja",
 ];
 
 /// 2024-02-29 15:04:05, the moment at which the expectations were made.
@@ -54,7 +64,7 @@ fn every_published_template_renders_as_in_python() {
     expected.remove(CASES).unwrap();
     assert!(expected.len() > 50 && conversations.len() > 20);
     let (mut equal, mut raised, mut wrong) = (0, 0, Vec::new());
-    let mut different = 0;
+    let (mut different, mut forgiven) = (0, 0);
     for (name, hashes) in &expected {
         let source = std::fs::read_to_string(folder.join(name)).unwrap();
         let template = match ChatTemplate::from_source(&source) {
@@ -81,13 +91,63 @@ fn every_published_template_renders_as_in_python() {
                 (Ok(prompt), Some(_)) => {
                     wrong.push(format!("{case}: another prompt: {} bytes", prompt.len()))
                 }
+                (Ok(_), None) if FORGIVEN.contains(&name.as_str()) => forgiven += 1,
                 (Ok(_), None) => wrong.push(format!("{case}: Python raises")),
                 (Err(error), Some(_)) => wrong.push(format!("{case}: {error}")),
             }
         }
     }
-    println!("{equal} prompts equal, {raised} raise in both, {different} differ on purpose");
+    println!(
+        "{equal} prompts equal, {raised} raise in both, {different} differ on purpose, {forgiven} raise in Python alone"
+    );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What any chat needs of any template: one question and two, with and without a system message, whose text must arrive.
+#[test]
+fn every_published_template_renders_a_plain_conversation() {
+    let Some(folder) = common::data("suites/llama.cpp-templates") else { return };
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let turns =
+        [message("user", "first"), message("assistant", "reply"), message("user", "second")];
+    let (mut rendered, mut folded) = (0, Vec::new());
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "jinja") {
+            continue;
+        }
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let template = ChatTemplate::from_source(&source).unwrap();
+        for (system, count) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
+            let system = system.then(|| message("system", "instruction"));
+            let messages: Vec<Value> = system.into_iter().chain(turns[..count].to_vec()).collect();
+            let mut request = Request {
+                messages: &messages,
+                add_generation_prompt: true,
+                bos_token: Some("<s>"),
+                eos_token: Some("</s>"),
+                now: Some(NOW),
+                ..Request::default()
+            };
+            let without;
+            if !template.takes_system(&request) {
+                folded.push(name.clone());
+                without = fold_system(&messages);
+                request.messages = &without;
+            }
+            let case = format!("{name}, {} messages", messages.len());
+            let prompt = template.render(&request).unwrap_or_else(|e| panic!("{case}: {e}"));
+            for message in &messages {
+                let text = message["content"].as_str().unwrap();
+                assert!(prompt.contains(text), "{case}: {text} is missing: {prompt}");
+            }
+            rendered += 1;
+        }
+    }
+    folded.dedup();
+    println!("{rendered} prompts; a system message is folded in {}", folded.join(", "));
+    assert!(rendered > 200 && folded.iter().any(|name| name.starts_with("google-gemma-2")));
 }
 
 #[test]

@@ -49,6 +49,11 @@ impl Metadata {
         Some(&self.entries[self.by_key[found]].1)
     }
 
+    /// The file, as errors name it.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
     /// The file and one of its keys, as errors name them.
     pub fn at(&self, key: &str) -> String {
         match self.place.as_str() {

@@ -11,6 +11,7 @@
 mod budget;
 mod clock;
 mod filters;
+mod fold;
 mod instrument;
 mod json;
 mod methods;
@@ -33,6 +34,7 @@ use serde_json::{Map, Value};
 use budget::{Budget, LONGEST};
 
 pub use clock::Now;
+pub use fold::fold_system;
 
 /// Instructions a template may execute: far more than a thousand long messages need, about a second's worth.
 const FUEL: u64 = 20_000_000;
@@ -48,15 +50,21 @@ const DEEPEST: usize = 200;
 pub struct ChatTemplate {
     sources: BTreeMap<String, Source>,
     syntax: SyntaxConfig,
+    /// Where templates are looked for, for errors about one that is not there.
     place: String,
 }
 
 /// A template as its file has it and as MiniJinja reads it.
 #[derive(Debug)]
 struct Source {
+    /// The file, and the key in it.
+    place: String,
     text: String,
     rewritten: String,
 }
+
+/// Templates as they are found: by name, the place and the text.
+type Found = BTreeMap<String, (String, String)>;
 
 /// What a template is asked to render.
 #[derive(Debug, Clone, Default)]
@@ -91,7 +99,8 @@ impl ChatTemplate {
     /// # Errors
     /// A syntax error, with its line.
     pub fn from_source(source: &str) -> Result<Self> {
-        Self::new("chat template", BTreeMap::from([(DEFAULT.to_string(), source.to_string())]))
+        let found = ("chat template".to_string(), source.to_string());
+        Self::read("chat template", BTreeMap::from([(DEFAULT.to_string(), found)]))
     }
 
     /// The templates of a Hugging Face folder: `chat_template.jinja` and `additional_chat_templates/*.jinja` (or
@@ -101,15 +110,17 @@ impl ChatTemplate {
     /// # Errors
     /// Files that cannot be read, or a syntax error.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
-        let mut sources = BTreeMap::new();
-        if let Some(value) = crate::folder::read_json(&folder.join("chat_template.json"))? {
-            add_config(&mut sources, &value["chat_template"]);
+        let mut sources = Found::new();
+        for name in ["chat_template.json", "tokenizer_config.json"] {
+            let path = folder.join(name);
+            if let Some(value) = crate::folder::read_json(&path)? {
+                let place = format!("{}: chat_template", path.display());
+                add_config(&mut sources, &place, &value["chat_template"]);
+            }
         }
-        if let Some(config) = crate::folder::read_json(&folder.join("tokenizer_config.json"))? {
-            add_config(&mut sources, &config["chat_template"]);
-        }
-        if let Some(source) = crate::folder::read_text(&folder.join("chat_template.jinja"))? {
-            sources.insert(DEFAULT.to_string(), source);
+        let path = folder.join("chat_template.jinja");
+        if let Some(source) = crate::folder::read_text(&path)? {
+            sources.insert(DEFAULT.to_string(), (path.display().to_string(), source));
         }
         for inner in ["additional_chat_templates", "chat_templates"] {
             let Ok(entries) = std::fs::read_dir(folder.join(inner)) else { continue };
@@ -120,14 +131,14 @@ impl ChatTemplate {
                 if let (true, Some(name), Some(source)) =
                     (jinja, name, crate::folder::read_text(&path)?)
                 {
-                    sources.insert(name, source);
+                    sources.insert(name, (path.display().to_string(), source));
                 }
             }
         }
         if sources.is_empty() {
             return Ok(None);
         }
-        Self::new(&folder.display().to_string(), sources).map(Some)
+        Self::read(&folder.display().to_string(), sources).map(Some)
     }
 
     /// The templates of a GGUF file: `tokenizer.chat_template` and, by name, `tokenizer.chat_template.NAME`. `None`
@@ -136,42 +147,48 @@ impl ChatTemplate {
     /// # Errors
     /// A key of another type than text, or a syntax error.
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>> {
-        let mut sources = BTreeMap::new();
+        let mut sources = Found::new();
         for (key, _) in metadata.iter() {
             let Some(rest) = key.strip_prefix("tokenizer.chat_template") else { continue };
             let name = if rest.is_empty() { Some(DEFAULT) } else { rest.strip_prefix('.') };
             if let (Some(name), Some(source)) = (name, metadata.str(key)?) {
-                sources.insert(name.to_string(), source.to_string());
+                sources.insert(name.to_string(), (metadata.at(key), source.to_string()));
             }
         }
         if sources.is_empty() {
             return Ok(None);
         }
-        Self::new("tokenizer.chat_template", sources).map(Some)
+        Self::read(&metadata.at("tokenizer.chat_template"), sources).map(Some)
     }
 
-    /// The templates of these names and sources; the default one is named `default`.
+    /// The templates of these names and sources, found at `place`; the default one is named `default`.
     ///
     /// # Errors
     /// None at all, or a syntax error.
     pub fn new(place: &str, sources: BTreeMap<String, String>) -> Result<Self> {
+        let found = |(name, text)| {
+            let place = format!("{place}: {name}");
+            (name, (place, text))
+        };
+        Self::read(place, sources.into_iter().map(found).collect())
+    }
+
+    fn read(place: &str, sources: Found) -> Result<Self> {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.map_err(|e| Error::new(place, "a Jinja syntax", e))?;
         if sources.is_empty() {
             return Err(Error::new(place, "a chat template", "none"));
         }
         let mut read = BTreeMap::new();
-        for (name, text) in sources {
+        for (name, (place, text)) in sources {
             if text.len() > LONGEST_SOURCE {
                 let expected = format!("a chat template of at most {LONGEST_SOURCE} bytes");
                 return Err(Error::new(place, expected, text.len()));
             }
-            let invalid = |found: String| {
-                Error::new(format!("{place}: {name}"), "a valid chat template", found)
-            };
+            let invalid = |found: String| Error::new(&place, "a valid chat template", found);
             let rewritten = rewrite::rewrite(&text, &syntax).map_err(invalid)?;
             compile(&name, &rewritten, &syntax).map_err(|e| invalid(describe(&e)))?;
-            read.insert(name, Source { text, rewritten });
+            read.insert(name, Source { place, text, rewritten });
         }
         Ok(ChatTemplate { sources: read, syntax, place: place.to_string() })
     }
@@ -212,22 +229,66 @@ impl ChatTemplate {
 
     /// The prompt.
     ///
+    /// Transformers gives a template none for tools and documents that it does not have. Some templates were written only to be
+    /// used with them, and fail at that: they are given another try with these undefined, and one with empty lists, both with
+    /// the variables that their own models' programs set.
+    ///
     /// # Errors
     /// What the template raised, or why it could not be executed, with the line; a limit that was passed.
     pub fn render(&self, request: &Request<'_>) -> Result<String> {
+        let strict = self.render_with(request, Absent::None);
+        let absent = request.tools.is_none() || request.documents.is_none();
+        let source = || self.source(request.name).unwrap_or_default();
+        if strict.is_err() && absent && NEEDED.iter().any(|name| source().contains(name)) {
+            return self
+                .render_with(request, Absent::Undefined)
+                .or_else(|_| self.render_with(request, Absent::Empty))
+                .or(strict);
+        }
+        strict
+    }
+
+    /// Whether a system message of a conversation reaches the model: some templates refuse it, and others leave it out.
+    pub fn takes_system(&self, request: &Request<'_>) -> bool {
+        const PROBE: &str = "systemprobe";
+        let messages = [
+            serde_json::json!({ "role": "system", "content": PROBE }),
+            serde_json::json!({ "role": "user", "content": "userprobe" }),
+        ];
+        let prompt = self.render(&Request { messages: &messages, ..request.clone() });
+        prompt.is_ok_and(|prompt| prompt.contains(PROBE))
+    }
+
+    fn render_with(&self, request: &Request<'_>, absent: Absent) -> Result<String> {
         let name = self.choose(request.name, request.tools.is_some_and(|tools| !is_empty(tools)));
-        let place = format!("{}: {name}", self.place);
         let source = self.sources.get(name).ok_or_else(|| {
-            Error::new(&place, self.names().collect::<Vec<_>>().join(" or "), format!("{name:?}"))
+            let names = self.names().collect::<Vec<_>>().join(" or ");
+            Error::new(&self.place, names, format!("{name:?}"))
         })?;
+        let place = &source.place;
         let mut context = Map::new();
         for (name, text) in [("bos_token", request.bos_token), ("eos_token", request.eos_token)] {
             context.extend(text.map(|text| (name.to_string(), Value::from(text))));
         }
         context
             .insert("messages".to_string(), request.messages.iter().map(alias_reasoning).collect());
-        context.insert("tools".to_string(), request.tools.cloned().unwrap_or(Value::Null));
-        context.insert("documents".to_string(), request.documents.cloned().unwrap_or(Value::Null));
+        let now = request.now.unwrap_or_else(Now::of_system);
+        for (name, value) in [("tools", request.tools), ("documents", request.documents)] {
+            match (value, absent) {
+                (Some(value), _) => drop(context.insert(name.to_string(), value.clone())),
+                (None, Absent::None) => drop(context.insert(name.to_string(), Value::Null)),
+                (None, Absent::Undefined) => {}
+                (None, Absent::Empty) => {
+                    drop(context.insert(name.to_string(), Value::Array(vec![])))
+                }
+            }
+        }
+        if absent != Absent::None {
+            let tools = request.tools.map_or(String::new(), Value::to_string);
+            context.insert("functions".to_string(), Value::from(tools));
+            let date = now.format("%b %d %Y %H:%M:%S GMT");
+            context.insert("datetime".to_string(), Value::from(date));
+        }
         context.insert(
             "add_generation_prompt".to_string(),
             Value::from(request.add_generation_prompt),
@@ -235,7 +296,6 @@ impl ChatTemplate {
         context.extend(request.extra.clone());
         let mut context: BTreeMap<String, minijinja::Value> =
             context.into_iter().map(|(name, value)| (name, python::value(&value))).collect();
-        let now = request.now.unwrap_or_else(Now::of_system);
         let budget = Budget::new();
         let own = Arc::clone(&budget);
         let clock = move |format: &str| own.text(now.format(format));
@@ -243,7 +303,7 @@ impl ChatTemplate {
             .entry("strftime_now".to_string())
             .or_insert_with(|| minijinja::Value::from_function(clock));
 
-        let failed = |e: &minijinja::Error| Error::new(&place, "", describe(e));
+        let failed = |e: &minijinja::Error| Error::new(place, "", describe(e));
         let environment = environment(&budget);
         let code = compile(name, &source.rewritten, &self.syntax).map_err(|e| failed(&e))?;
         let mut prompt = String::new();
@@ -272,18 +332,33 @@ impl ChatTemplate {
     }
 }
 
+/// What a template sees of tools and documents that a request does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// Python's None, as with Transformers.
+    None,
+    /// Nothing.
+    Undefined,
+    /// An empty list.
+    Empty,
+}
+
+/// Variables without which some templates fail though they could do without.
+const NEEDED: [&str; 4] = ["tools", "documents", "functions", "datetime"];
+
 fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }
 
-/// `chat_template` of a configuration: a string, or a list of named ones.
-fn add_config(sources: &mut BTreeMap<String, String>, value: &Value) {
+/// `chat_template` of a configuration at `place`: a string, or a list of named ones.
+fn add_config(sources: &mut Found, place: &str, value: &Value) {
     if let Some(source) = value.as_str() {
-        sources.insert(DEFAULT.to_string(), source.to_string());
+        sources.insert(DEFAULT.to_string(), (place.to_string(), source.to_string()));
     }
     for entry in value.as_array().into_iter().flatten() {
         if let (Some(name), Some(source)) = (entry["name"].as_str(), entry["template"].as_str()) {
-            sources.insert(name.to_string(), source.to_string());
+            let shown: String = name.chars().take(60).collect();
+            sources.insert(name.to_string(), (format!("{place}: {shown}"), source.to_string()));
         }
     }
 }
