@@ -131,11 +131,16 @@ pub(crate) fn engine_with(
             info.context,
             info.trained_context
         ));
-        for warning in engine.tokenizer().map_or(&[][..], Tokenizer::warnings) {
-            aside(format_args!("tokenizer: {}", harmless(warning)));
-        }
     }
+    warn(engine.warnings());
     Ok((engine, model))
+}
+
+/// Says what is odd about a model's files.
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        aside(format_args!("warning: {}", harmless(warning)));
+    }
 }
 
 /// A device's parts of a plan, and what is free there.
@@ -160,7 +165,10 @@ pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
 /// A model's tokenizer, without its weights.
 pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
     let found = delft::read_tokenizer(&open(model)?)?;
-    Ok(found.ok_or_else(|| Error::new(model.name(), "a tokenizer beside the weights", "none"))?)
+    let found =
+        found.ok_or_else(|| Error::new(model.name(), "a tokenizer beside the weights", "none"))?;
+    warn(found.warnings());
+    Ok(found)
 }
 
 /// The tokenizer of a loaded model, for commands that cannot do without.

@@ -131,6 +131,7 @@ pub(crate) struct Shared {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) defaults: Options,
     pub(crate) plan: Vec<Plan>,
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Engine {
@@ -160,6 +161,9 @@ impl Engine {
     }
 
     /// What running the model would take at `context` positions, without reading its weights.
+    ///
+    /// # Errors
+    /// As [`Engine::prepare`], but for the device's.
     pub fn needs(
         model: impl Into<Location>,
         context: Option<usize>,
@@ -217,6 +221,12 @@ impl Engine {
     /// Ids that end generation.
     pub fn end_tokens(&self) -> &[u32] {
         &self.0.ends
+    }
+
+    /// What is odd about the model's files and what was assumed, one short line each: what its user should know before relying on
+    /// what it says.
+    pub fn warnings(&self) -> &[String] {
+        &self.0.warnings
     }
 
     /// Names of the traced values, in the order of [`Session::traced`].

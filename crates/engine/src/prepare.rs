@@ -1,6 +1,6 @@
 //! A model between its path and its weights: what can be told before anything large is allocated.
 
-use crate::defaults;
+use crate::defaults::{self, Defaults};
 use crate::load::{Engine, Info, LoadOptions, OUTPUT_ROWS, Shared, read_template, read_tokenizer};
 use crate::pool::{Pool, bound};
 use crate::session::GROUPS;
@@ -10,6 +10,7 @@ use models::Config;
 use program::Program;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use tokens::Tokenizer;
 
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
@@ -93,8 +94,11 @@ impl Prepared {
         let Prepared { mut tensors, program, config, device, options, .. } = self;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = read_template(&tensors)?;
-        let (sampling, mut ends) = defaults::read(&tensors, config.vocab)?;
-        ends.extend(tokenizer.iter().flat_map(|t| t.eos().iter().copied()));
+        let Defaults { sampling, ends, warnings } =
+            defaults::read(&tensors, config.vocab, tokenizer.as_ref())?;
+        let of_tokenizer = tokenizer.as_ref().map_or(&[][..], Tokenizer::warnings);
+        let warnings =
+            config.warnings.iter().chain(of_tokenizer).chain(&warnings).map(brief).collect();
         let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
@@ -131,6 +135,7 @@ impl Prepared {
             template,
             defaults: sampling,
             plan: self.plan,
+            warnings,
         })))
     }
 }
@@ -162,6 +167,15 @@ fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
         }
         _ if tensor => device.open_ranks(),
         _ => device.open(threads),
+    }
+}
+
+/// A warning as one short line, whatever names of the file are in it.
+fn brief(warning: &String) -> String {
+    const LONGEST: usize = 150;
+    match warning.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &warning[..end]),
+        None => warning.clone(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use formats::{Error, Result};
 use serde_json::Value;
+use tokens::template::fold_system;
 use tokens::{ChatTemplate, Request, Special, Tokenizer};
 
 /// A prompt in one of three forms.
@@ -82,14 +83,26 @@ impl Prompt {
         let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
         let request = Request {
-            messages,
-            add_generation_prompt: true,
-            extra: extra.clone(),
             bos_token: bos.as_deref(),
             eos_token: eos.as_deref(),
-            ..Request::default()
+            ..request(extra)
         };
-        template.render(&request)
+        let folded;
+        let messages = if folds(messages, template, &request) {
+            folded = fold_system(messages);
+            &folded[..]
+        } else {
+            messages
+        };
+        template.render(&Request { messages, ..request })
+    }
+
+    /// What is done to the prompt so that a template takes it, in one line; `None` if it is taken as it is.
+    pub fn remark(&self, template: Option<&ChatTemplate>) -> Option<&'static str> {
+        let Prompt::Chat { messages, extra } = self else { return None };
+        folds(messages, template?, &request(extra)).then_some(
+            "the chat template takes no system message: it is put in front of the user's",
+        )
     }
 }
 
@@ -98,4 +111,22 @@ fn needed(tokenizer: Option<&Tokenizer>) -> Result<&Tokenizer> {
         Error::new("prompt", "a model with a tokenizer", "none beside the weights")
             .hint("give token ids instead")
     })
+}
+
+/// What every chat asks of a template.
+fn request(extra: &serde_json::Map<String, Value>) -> Request<'_> {
+    Request {
+        tools: extra.get("tools"),
+        documents: extra.get("documents"),
+        add_generation_prompt: true,
+        extra: extra.clone(),
+        bos_token: Some(""),
+        eos_token: Some(""),
+        ..Request::default()
+    }
+}
+
+/// Whether the messages have a system message for a template that takes none.
+fn folds(messages: &[Value], template: &ChatTemplate, request: &Request<'_>) -> bool {
+    messages.iter().any(|message| message["role"] == "system") && !template.takes_system(request)
 }
