@@ -82,11 +82,8 @@ impl Prompt {
         let tokenizer = needed(tokenizer)?;
         let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
-        let request = Request {
-            bos_token: bos.as_deref(),
-            eos_token: eos.as_deref(),
-            ..request(extra)
-        };
+        let request =
+            Request { bos_token: bos.as_deref(), eos_token: eos.as_deref(), ..request(extra) };
         let folded;
         let messages = if folds(messages, template, &request) {
             folded = fold_system(messages);

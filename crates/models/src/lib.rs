@@ -137,7 +137,9 @@ pub fn config_from_json(
 /// An architecture that is not in the registry.
 pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()> {
     match metadata.str("general.architecture")? {
-        Some(name) if by_name(name).is_none() => Err(unknown(format!("{place}: general.architecture"), name)),
+        Some(name) if by_name(name).is_none() => {
+            Err(unknown(format!("{place}: general.architecture"), name))
+        }
         _ => Ok(()),
     }
 }

@@ -144,6 +144,9 @@ fn encode(
             let system = args.system.iter().map(|content| message("system", content));
             let messages = system.chain([message("user", &text)]).collect();
             let prompt = Prompt::Chat { messages, extra: switches(args.think, template)? };
+            if let Some(remark) = prompt.remark(template) {
+                aside(format_args!("warning: {remark}"));
+            }
             let rendered = prompt.render(Some(tokenizer), template)?;
             let tokens = tokenizer.encode_chat(&rendered)?;
             Ok((rendered, tokens))
