@@ -246,7 +246,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "offsets beyond",
-        |m| m.header = |header, _| header[NORM]["data_offsets"] = json!([1 << 40, 1 << 41]),
+        |m| m.header = |header, _| header[NORM]["data_offsets"] = json!([1_u64 << 40, 1_u64 << 41]),
         Refused(&[NORM, "data offsets in order"])
     ),
     case!(
