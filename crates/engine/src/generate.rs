@@ -134,7 +134,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Tokens of the prompt that were not found in the cache.
-    fn to_compute(&self) -> usize {
+    fn uncached(&self) -> usize {
         self.prompt_tokens - self.reused_tokens
     }
 
@@ -250,7 +250,7 @@ impl<'a> Generation<'a> {
         {
             return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
         }
-        let (done, all) = (self.metrics.computed_tokens, self.metrics.to_compute());
+        let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
         let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
             let tell = |part: f64| {
                 if let Some(Progress(progress)) = &self.progress {
@@ -278,7 +278,7 @@ impl<'a> Generation<'a> {
     /// Counts tokens of the prompt that were computed, and says so after the last.
     fn read(&mut self, tokens: usize, since: Duration) {
         let metrics = &mut self.metrics;
-        let all = metrics.to_compute();
+        let all = metrics.uncached();
         if tokens == 0 || metrics.computed_tokens == all {
             return;
         }

@@ -97,8 +97,8 @@ impl Prepared {
         let Defaults { sampling, ends, warnings } =
             defaults::read(&tensors, config.vocab, tokenizer.as_ref())?;
         let of_tokenizer = tokenizer.as_ref().map_or(&[][..], Tokenizer::warnings);
-        let warnings =
-            config.warnings.iter().chain(of_tokenizer).chain(&warnings).map(brief).collect();
+        let warnings = config.warnings.iter().chain(of_tokenizer).chain(&warnings);
+        let warnings = warnings.map(|warning| brief(warning)).collect();
         let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
@@ -171,11 +171,11 @@ fn open(options: &LoadOptions, layers: usize) -> Result<Box<dyn Device>> {
 }
 
 /// A warning as one short line, whatever names of the file are in it.
-fn brief(warning: &String) -> String {
+fn brief(warning: &str) -> String {
     const LONGEST: usize = 150;
     match warning.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", &warning[..end]),
-        None => warning.clone(),
+        None => warning.to_string(),
     }
 }
 

@@ -508,9 +508,9 @@ fn data_is_never_read_at_another_alignment_than_it_was_written_with() {
     let (mut refused, mut read) = (0, 0);
     for (written, stated) in [(64, 32), (32, 64), (128, 32), (32, 16), (256, 64)] {
         for length in 1..=64 {
-            for (rows, why) in [(64, "fits both"), (9, "padded")] {
+            for (rows, why) in [(64_u64, "fits both"), (9, "padded")] {
                 let name = "n".repeat(length);
-                let next = (rows as u64 * 4).next_multiple_of(u64::from(written));
+                let next = (rows * 4).next_multiple_of(u64::from(written));
                 let file = GgufBytes::new(3)
                     .alignment(written)
                     .tensor(name.as_bytes(), &[rows], 0, 0)
