@@ -58,6 +58,10 @@ pub(crate) enum Command {
     /// List the models on this machine
     #[command(alias = "ls")]
     List(List),
+    /// Show a model in a few lines
+    Show(Show),
+    /// Remove models from the cache
+    Rm(Rm),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),
     /// Turn text into token ids
@@ -97,6 +101,9 @@ pub(crate) struct ModelArg {
     /// The model by option instead; then every word belongs to the prompt, where a command has one
     #[arg(short, long, value_name = "MODEL", alias = "hf-repo")]
     pub(crate) model: Option<String>,
+    /// Fetch a model that is not on this machine without asking
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 }
 
 /// How it is loaded.
@@ -329,18 +336,55 @@ pub(crate) struct Chat {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Files go to the cache that Python's huggingface_hub uses (HF_HUB_CACHE, HF_HOME). A private or gated model needs \
-HF_TOKEN. An interrupted download is resumed. The path of the model goes to standard output.
+HF_TOKEN. An interrupted download is resumed. The path of the model goes to standard output. A model that Delft cannot \
+run is refused before its weights come, by its configuration or its first keys.
 
 Examples:
+  delft pull qwen3:0.6b
   delft pull Qwen/Qwen3-0.6B
   delft pull Qwen/Qwen3-0.6B-GGUF:Q8_0
   delft pull org/name:model-Q4_K_M.gguf@main")]
 pub(crate) struct Pull {
-    /// org/name[:FILE or :TAG][@REVISION]
+    /// A short name, or org/name[:FILE or :TAG][@REVISION]
     pub(crate) model: String,
+    /// Fetch it even if Delft cannot run it
+    #[arg(long)]
+    pub(crate) force: bool,
     /// No progress on standard error
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+/// `delft show`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  delft show
+  delft show qwen3:0.6b --json")]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `delft rm`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+org/name is all of a repository, unfinished downloads too; org/name@REVISION one revision of it; org/name:TAG, or a \
+short name, one GGUF file. What another revision uses stays.
+
+Examples:
+  delft rm qwen3:0.6b
+  delft rm org/name org/other --yes")]
+pub(crate) struct Rm {
+    /// Short names, or org/name[:FILE or :TAG][@REVISION]
+    #[arg(value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
+    /// Remove them without asking
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 }
 
 /// `delft list`.

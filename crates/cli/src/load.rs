@@ -1,11 +1,12 @@
 //! From the loading flags to an engine.
 
-use delft::hub::{self, Model};
+use delft::hub::{Found, Hub, Model};
 use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, SplitMode, Tensors};
 
 use delft::tokens::Tokenizer;
 
-use crate::args::{CacheArg, DispatchArg, LoadArgs, SplitArg};
+use crate::args::{CacheArg, DispatchArg, LoadArgs, ModelArg, SplitArg};
+use crate::fetch;
 use crate::terminal::{Outcome, Stop, aside, bytes, harmless, stderr_is_terminal};
 
 impl From<CacheArg> for CacheType {
@@ -38,9 +39,14 @@ impl From<SplitArg> for SplitMode {
     }
 }
 
-/// The model that the flags name, found on this machine.
-pub(crate) fn find(model: Option<&str>) -> Outcome<Model> {
-    Ok(hub::resolve(model)?)
+/// The model that the command line names: found on this machine, or else fetched, if that is wanted.
+pub(crate) fn find(args: &ModelArg) -> Outcome<Model> {
+    let Some(name) = args.model.as_deref() else { return Ok(Model::bundled()?) };
+    let hub = Hub::from_env()?;
+    match hub.find(name)? {
+        Found::Here(model) => Ok(model),
+        Found::Absent(error) => fetch::absent(&hub, name, args.yes, error),
+    }
 }
 
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
@@ -74,7 +80,7 @@ pub(crate) fn engine_with(
     context: Option<usize>,
     verbose: bool,
 ) -> Outcome<(Engine, Model)> {
-    let model = find(args.model.model.as_deref())?;
+    let model = find(&args.model)?;
     let options = LoadOptions {
         threads: args.threads.map(|n| n as usize),
         context,

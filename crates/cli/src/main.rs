@@ -6,6 +6,7 @@
 mod args;
 mod commands;
 mod environment;
+mod fetch;
 mod generate;
 mod interrupt;
 mod load;
@@ -97,6 +98,8 @@ fn run(command: Command) -> Outcome {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),
+        Command::Show(args) => commands::show::run(&args),
+        Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),

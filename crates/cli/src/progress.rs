@@ -1,4 +1,4 @@
-//! Progress bars on a terminal, a line per file elsewhere.
+//! Progress of downloads: one bar over all files on a terminal, a line per file elsewhere.
 
 use std::cell::RefCell;
 
@@ -17,44 +17,100 @@ pub(crate) fn style(template: &str) -> ProgressStyle {
 /// Shows downloads on stderr.
 pub(crate) struct Downloads {
     terminal: bool,
+    tally: RefCell<Tally>,
     bar: RefCell<Option<ProgressBar>>,
+}
+
+/// How much of all files is here.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    files: usize,
+    /// Files that have begun.
+    begun: usize,
+    /// Bytes of finished files.
+    finished: u64,
+    /// Bytes of the file that is arriving.
+    current: u64,
+    /// Bytes that earlier downloads left of files that have not begun.
+    waiting: u64,
+}
+
+impl Tally {
+    fn start(&mut self, have: u64) {
+        self.begun += 1;
+        self.waiting = self.waiting.saturating_sub(have);
+        self.current = have;
+    }
+
+    fn done(&mut self) {
+        self.finished += std::mem::take(&mut self.current);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.finished + self.current + self.waiting
+    }
 }
 
 impl Downloads {
     pub(crate) fn new() -> Self {
-        Downloads { terminal: stderr_is_terminal(), bar: RefCell::new(None) }
+        Downloads {
+            terminal: stderr_is_terminal(),
+            tally: RefCell::default(),
+            bar: RefCell::new(None),
+        }
+    }
+
+    fn show(&self) {
+        if let Some(bar) = &*self.bar.borrow() {
+            bar.set_position(self.tally.borrow().bytes());
+        }
     }
 }
 
 impl Progress for Downloads {
-    fn start(&self, file: &str, size: Option<u64>, have: u64) {
+    fn begin(&self, files: usize, size: Option<u64>, have: u64) {
+        *self.tally.borrow_mut() = Tally { files, waiting: have, ..Tally::default() };
         if self.terminal {
-            let bar = ProgressBar::new(size.unwrap_or(have))
-                .with_message(file.to_string())
-                .with_position(have);
-            bar.set_style(style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}"));
+            let bar = ProgressBar::new(size.unwrap_or_default()).with_position(have);
+            bar.set_style(style(match size {
+                Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+                None => "{msg} {bytes} {bytes_per_sec}",
+            }));
             // The bytes that were there already are no part of the speed.
             bar.reset_eta();
             *self.bar.borrow_mut() = Some(bar);
+        } else if files > 1 {
+            let size = size.map_or(String::new(), |size| format!(", {}", bytes(size)));
+            note(format_args!("{files} files{size}"));
+        }
+    }
+
+    fn start(&self, file: &str, size: Option<u64>, have: u64) {
+        self.tally.borrow_mut().start(have);
+        if let Some(bar) = &*self.bar.borrow() {
+            let Tally { files, begun, .. } = *self.tally.borrow();
+            let place = if files > 1 { format!(" ({begun} of {files})") } else { String::new() };
+            bar.set_message(format!("{file}{place}"));
         } else if size != Some(have) {
             let resumed =
                 if have > 0 { format!(", resumed at {}", bytes(have)) } else { String::new() };
-            note(format_args!(
-                "{file}: {}{resumed}",
-                size.map_or("size unknown".to_string(), bytes)
-            ));
+            let size = size.map_or("size unknown".to_string(), bytes);
+            note(format_args!("{file}: {size}{resumed}"));
         }
+        self.show();
     }
 
     fn at(&self, _: &str, have: u64) {
-        if let Some(bar) = &*self.bar.borrow() {
-            bar.set_position(have);
-        }
+        self.tally.borrow_mut().current = have;
+        self.show();
     }
 
     fn done(&self, file: &str) {
-        match self.bar.borrow_mut().take() {
-            Some(bar) => bar.finish(),
+        self.tally.borrow_mut().done();
+        let Tally { files, begun, .. } = *self.tally.borrow();
+        match &*self.bar.borrow() {
+            Some(bar) if begun == files => bar.finish(),
+            Some(_) => self.show(),
             None => aside(format_args!("{file}: done")),
         }
     }
@@ -64,5 +120,31 @@ impl Progress for Downloads {
             Some(bar) => bar.suspend(|| note(text)),
             None => note(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_counts_every_byte_once() {
+        let mut tally = Tally { files: 2, waiting: 300, ..Tally::default() };
+        let mut seen = vec![tally.bytes()];
+        tally.start(100);
+        seen.push(tally.bytes());
+        tally.current = 400;
+        seen.push(tally.bytes());
+        tally.done();
+        seen.push(tally.bytes());
+        tally.start(200);
+        // It did not match, and begins anew.
+        tally.current = 0;
+        seen.push(tally.bytes());
+        tally.current = 500;
+        tally.done();
+        seen.push(tally.bytes());
+        assert_eq!(seen, [300, 300, 600, 600, 400, 900]);
+        assert_eq!((tally.begun, tally.files), (2, 2));
     }
 }

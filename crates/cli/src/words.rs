@@ -29,12 +29,14 @@ impl Command {
             Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),
             Command::Chat(args) => args.load.model.settle(),
             Command::Inspect(args) => args.model.settle(),
+            Command::Show(args) => args.model.settle(),
             Command::Logits(args) => args.load.model.settle(),
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
             Command::Pull(_)
             | Command::List(_)
+            | Command::Rm(_)
             | Command::Doctor(_)
             | Command::Completions { .. }
             | Command::Man { .. } => Ok(()),

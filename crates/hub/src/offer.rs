@@ -193,12 +193,14 @@ impl<'a> Offer<'a> {
         folder.join("snapshots").join(&self.commit).join(&file.name)
     }
 
-    /// Bytes of a file that an earlier download left.
+    /// Bytes of a file that earlier downloads left.
     fn partial(&self, file: &Listed) -> u64 {
         let Some(digest) = &file.digest else { return 0 };
         let blobs = cache::folder(self.client.hub, &self.spec.id).join("blobs");
-        let partial = blobs.join(format!("{}.incomplete", digest.digits()));
-        partial.metadata().map_or(0, |metadata| metadata.len())
+        let size = |name: &str| blobs.join(name).metadata().map(|metadata| metadata.len());
+        // Another revision may have brought it whole.
+        let whole = size(digest.digits()).ok().filter(|&have| file.size == Some(have));
+        whole.or(size(&format!("{}.incomplete", digest.digits())).ok()).unwrap_or(0)
     }
 
     fn place(&self, file: &Listed) -> String {

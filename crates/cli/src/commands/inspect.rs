@@ -11,14 +11,39 @@ use crate::args::Inspect;
 use crate::load;
 use crate::terminal::{BOLD, Outcome, bytes, count, harmless, print, print_json, table};
 
+/// What a model's tensors add up to.
+#[derive(Default)]
+pub(super) struct Sizes {
+    pub(super) parameters: u64,
+    pub(super) bytes: u64,
+    /// Tensors, elements and bytes by element type.
+    types: BTreeMap<&'static str, (usize, u64, u64)>,
+}
+
+impl Sizes {
+    pub(super) fn of(tensors: &Tensors) -> Sizes {
+        let mut sizes = Sizes::default();
+        for tensor in tensors.iter() {
+            let (elements, size) = (tensor.elements() as u64, tensor.bytes.len() as u64);
+            let entry = sizes.types.entry(tensor.dtype.name()).or_default();
+            *entry = (entry.0 + 1, entry.1 + elements, entry.2 + size);
+            sizes.parameters += elements;
+            sizes.bytes += size;
+        }
+        sizes
+    }
+
+    /// The type of most elements.
+    pub(super) fn main_type(&self) -> Option<&'static str> {
+        self.types.iter().max_by_key(|(_, (_, elements, _))| *elements).map(|(name, _)| *name)
+    }
+}
+
 /// Everything that is shown.
 struct Report {
     location: Location,
     format: &'static str,
-    parameters: u64,
-    bytes: u64,
-    /// Tensors, elements and bytes by element type.
-    types: BTreeMap<&'static str, (usize, u64, u64)>,
+    sizes: Sizes,
     /// What Delft makes of it, or why it cannot run it.
     model: Result<Model, Error>,
 }
@@ -33,7 +58,7 @@ struct Model {
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
-    let model = load::find(args.model.model.as_deref())?;
+    let model = load::find(&args.model)?;
     let tensors = load::open(&model)?;
     let report = report(&tensors, args);
     if args.json {
@@ -44,14 +69,6 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
 }
 
 fn report(tensors: &Tensors, args: &Inspect) -> Report {
-    let mut types: BTreeMap<&'static str, (usize, u64, u64)> = BTreeMap::new();
-    let (mut parameters, mut total) = (0, 0);
-    for tensor in tensors.iter() {
-        let (elements, size) = (tensor.elements() as u64, tensor.bytes.len() as u64);
-        let entry = types.entry(tensor.dtype.name()).or_default();
-        *entry = (entry.0 + 1, entry.1 + elements, entry.2 + size);
-        (parameters, total) = (parameters + elements, total + size);
-    }
     let model = models::config(tensors).and_then(|config| {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
@@ -67,7 +84,7 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
         Ok(Model { config, context, needs, plans })
     });
     let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
-    Report { location: tensors.location(), format, parameters, bytes: total, types, model }
+    Report { location: tensors.location(), format, sizes: Sizes::of(tensors), model }
 }
 
 fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
@@ -76,8 +93,8 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
     let version =
         tensors.gguf().map_or(String::new(), |file| format!(" version {}", file.header().version));
     line("format", format!("{}{version}", report.format));
-    line("parameters", format!("{} in {} tensors", count(report.parameters), tensors.len()));
-    line("weights", bytes(report.bytes));
+    line("parameters", format!("{} in {} tensors", count(report.sizes.parameters), tensors.len()));
+    line("weights", bytes(report.sizes.bytes));
     match &report.model {
         Ok(Model { config, context, needs, plans }) => {
             line("architecture", config.architecture.name.to_string());
@@ -119,6 +136,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
         Err(error) => line("cannot run", error.to_string()),
     }
     let rows: Vec<Vec<String>> = report
+        .sizes
         .types
         .iter()
         .map(|(name, (tensors, elements, size))| {
@@ -153,6 +171,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
 
 fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
     let types: serde_json::Map<String, Json> = report
+        .sizes
         .types
         .iter()
         .map(|(name, (tensors, elements, size))| {
@@ -162,8 +181,8 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
     let mut out = json!({
         "path": report.location.path().map(|path| path.display().to_string()),
         "format": report.format,
-        "parameters": report.parameters,
-        "bytes": report.bytes,
+        "parameters": report.sizes.parameters,
+        "bytes": report.sizes.bytes,
         "types": types,
     });
     match &report.model {

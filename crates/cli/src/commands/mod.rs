@@ -10,6 +10,8 @@ pub(crate) mod logits;
 pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
+pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod show;
 pub(crate) mod tokenize;
 pub(crate) mod why_slow;

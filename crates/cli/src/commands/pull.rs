@@ -1,14 +1,20 @@
 //! `delft pull`: from the hub into the cache.
 
-use delft::hub::{self, Progress};
+use delft::hub::{Hub, Progress};
 
 use crate::args::Pull;
+use crate::fetch;
 use crate::progress::Downloads;
 use crate::terminal::{Outcome, print};
 
 pub(crate) fn run(args: &Pull) -> Outcome {
     let downloads = Downloads::new();
     let progress: &dyn Progress = if args.quiet { &() } else { &downloads };
-    let model = hub::pull(&args.model, progress)?;
+    let hub = Hub::from_env()?;
+    let offer = hub.offer(&args.model, progress)?;
+    if !args.force {
+        fetch::check(&offer, progress, "--force")?;
+    }
+    let model = offer.fetch(progress)?;
     print(&format!("{}\n", model.location))
 }

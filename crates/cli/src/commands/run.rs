@@ -187,7 +187,7 @@ pub(crate) fn message(role: &str, content: &str) -> Value {
 
 /// `--show-prompt`: what the model would get, from the model's headers alone.
 fn show(args: &Run, gathering: Gathering, template: Option<ChatTemplate>) -> Outcome {
-    let model = load::find(args.load.model.model.as_deref())?;
+    let model = load::find(&args.load.model)?;
     let template = match template {
         Some(template) => Some(template),
         None => delft::read_template(&load::open(&model)?)?,

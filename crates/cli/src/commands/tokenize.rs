@@ -9,7 +9,7 @@ use crate::{load, prompt};
 
 pub(crate) fn run(args: &Tokenize) -> Outcome {
     let text = prompt::one(args.prompt.as_deref(), args.file.as_deref())?;
-    let tokenizer = load::tokenizer(&load::find(args.model.model.as_deref())?)?;
+    let tokenizer = load::tokenizer(&load::find(&args.model)?)?;
     let tokens =
         tokenizer.encode(&text, Special { add: !args.no_special, parse: args.parse_special })?;
     if args.json {

@@ -1,0 +1,71 @@
+//! Models that are not on this machine yet: whether Delft can run them, whether they are wanted, and their arrival.
+
+use std::io::{BufRead, Write};
+
+use delft::hub::{Hub, Model, Offer, Preview, Progress};
+use delft::{Error, models};
+
+use crate::progress::Downloads;
+use crate::terminal::{Outcome, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
+
+/// Fetches a model that a command needs and that is not here: after a question at a terminal, without one only with
+/// `--yes`. `absent` is the error where it is not fetched.
+pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome<Model> {
+    if hub.offline {
+        return Err(absent.hint("HF_HUB_OFFLINE is set: unset it to fetch the model").into());
+    }
+    if !yes && !(stdin_is_terminal() && stderr_is_terminal()) {
+        return Err(absent.hint(format!("delft pull {name}, or --yes")).into());
+    }
+    let downloads = Downloads::new();
+    let offer = hub.offer(name, &downloads)?;
+    check(&offer, &downloads, "delft pull --force")?;
+    if !yes && !confirm(&question(name, &offer))? {
+        return Err(absent.into());
+    }
+    Ok(offer.fetch(&downloads)?)
+}
+
+/// Refuses a model that Delft cannot run, by its configuration or its first keys, before its weights come. `force` is
+/// the command that fetches it all the same.
+pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> Outcome {
+    if offer.missing() == 0 {
+        return Ok(());
+    }
+    let file = offer.file().unwrap_or("config.json");
+    let place = format!("{}: {file}", offer.id());
+    let verdict = match offer.preview(progress)? {
+        Some(Preview::Config(json)) => models::check_json(&json, &place),
+        Some(Preview::Gguf(keys)) => models::check_gguf(&keys, &place),
+        None => Ok(()),
+    };
+    verdict.map_err(|error| {
+        let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".to_string());
+        error.hint(format!("{why}; {force} fetches it all the same")).into()
+    })
+}
+
+/// The model, its size, and where it goes.
+fn question(name: &str, offer: &Offer<'_>) -> String {
+    let file = offer.file().map_or(String::new(), |file| format!("{file}, "));
+    let size = offer.missing_bytes().map_or("of unknown size".to_string(), bytes);
+    let what =
+        if name == offer.id() { name.to_string() } else { format!("{name} ({})", offer.id()) };
+    format!(
+        "{} is not on this machine ({file}{size}). Fetch it into {}?",
+        harmless(&what),
+        offer.cache().display()
+    )
+}
+
+/// Asks at the terminal; return alone means yes.
+pub(crate) fn confirm(question: &str) -> Outcome<bool> {
+    let mut terminal = anstream::stderr().lock();
+    // Where the question cannot be written nobody answers it.
+    let _ = write!(terminal, "{question} [Y/n] ").and_then(|()| terminal.flush());
+    drop(terminal);
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    let read = read.map_err(|error| Error::io("standard input", error))?;
+    Ok(read > 0 && matches!(&*answer.trim().to_lowercase(), "" | "y" | "yes"))
+}
