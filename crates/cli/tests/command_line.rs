@@ -69,7 +69,10 @@ fn errors_are_one_line_that_tells_where_to_look() {
     let cases: &[(&[&str], &str)] = &[
         (&["run", "-m", "MISSING.gguf", "x"], "nothing there"),
         (&["run", "-m", "org/name", "x"], "(hint: delft pull org/name, or --yes)"),
-        (&["run", "-m", "org/name:Q4_K_M@v1", "x"], "(hint: delft pull org/name:Q4_K_M@v1, or --yes)"),
+        (
+            &["run", "-m", "org/name:Q4_K_M@v1", "x"],
+            "(hint: delft pull org/name:Q4_K_M@v1, or --yes)",
+        ),
         (&["run", "-m", &at("empty.gguf"), "x"], "empty.gguf"),
         (&["run", "-m", &at("text.gguf"), "x"], "text.gguf"),
         (&["inspect", &at("cut.gguf")], "cut.gguf"),

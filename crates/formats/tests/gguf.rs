@@ -602,3 +602,38 @@ fn a_file_in_the_program_is_read_where_it_lies() {
     let cut = Location::Program { name: "(bundled)", bytes: &bytes[..file.len() - 1] };
     assert!(Tensors::open(cut).unwrap_err().to_string().starts_with("(bundled): tensor x"));
 }
+
+#[test]
+fn the_first_keys_are_read_from_the_beginning_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let words: Vec<String> = (0..50).map(|i| format!("word {i}")).collect();
+    let metadata = [
+        ("general.architecture".to_string(), "llama".into()),
+        ("llama.block_count".to_string(), 7u32.into()),
+        ("words".to_string(), Array::String(words).into()),
+        ("last".to_string(), true.into()),
+    ];
+    Writer::create(&path, &metadata, &[]).unwrap().finish().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let mut counts = Vec::new();
+    for end in 0..=bytes.len() {
+        let Ok(keys) = gguf::first_keys(&bytes[..end], "x") else { continue };
+        let all = metadata.iter().map(|(key, value)| (key.as_str(), value));
+        assert!(keys.iter().eq(all.take(keys.len())), "{end}");
+        counts.push(keys.len());
+    }
+    assert!(counts.is_sorted() && counts.first() == Some(&0) && counts.last() == Some(&4));
+    for (bytes, part) in [
+        (&b""[..], "the magic"),
+        (b"GGML\0\0\0\0", "begins with"),
+        (b"GGUF\x09\0\0\0", "version 9"),
+    ] {
+        let error = gguf::first_keys(bytes, "x").unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    // A count beyond all bounds, and a string longer than the file, end where the bytes do.
+    let mut hostile = b"GGUF\x03\0\0\0".to_vec();
+    hostile.extend([u64::MAX; 3].map(u64::to_le_bytes).concat());
+    assert!(gguf::first_keys(&hostile, "x").unwrap().is_empty());
+}

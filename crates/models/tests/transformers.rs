@@ -148,3 +148,36 @@ fn both_dialects_of_config_agree() {
     }
     assert!(seen >= 1);
 }
+
+/// A model that runs must not be refused before its weights are there.
+#[test]
+fn a_configuration_is_judged_without_weights_as_with_them() {
+    let mut seen = 0;
+    for case in cases() {
+        let Ok(text) = std::fs::read(case.join("config.json")) else { continue };
+        let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        if delft_models::config(&Tensors::open(&case).unwrap()).is_ok() {
+            delft_models::check_json(&json, "config.json").unwrap_or_else(|e| panic!("{e}"));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 10, "{seen}");
+    let other = serde_json::json!({ "model_type": "mamba", "architectures": ["MambaForCausalLM"] });
+    let error = delft_models::check_json(&other, "config.json").unwrap_err().to_string();
+    assert!(error.contains("found mamba (hint: "), "{error}");
+}
+
+#[test]
+fn the_first_keys_tell_the_architecture() {
+    let cases = [(Some("qwen3"), None), (Some("mamba"), Some("found mamba")), (None, None)];
+    for (architecture, expected) in cases {
+        let entry = |name: &str| ("general.architecture".to_string(), name.into());
+        let keys = architecture.map(entry).into_iter().collect();
+        let metadata = formats::gguf::Metadata::new("m.gguf", keys).unwrap();
+        match (delft_models::check_gguf(&metadata, "m.gguf"), expected) {
+            (Ok(()), None) => {}
+            (Err(error), Some(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (found, _) => panic!("{architecture:?}: {found:?}"),
+        }
+    }
+}
