@@ -14,13 +14,13 @@ pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome
     if hub.offline {
         return Err(absent.hint("HF_HUB_OFFLINE is set: unset it to fetch the model").into());
     }
-    if !yes && !(stdin_is_terminal() && stderr_is_terminal()) {
+    if !yes && !somebody_is_there() {
         return Err(absent.hint(format!("delft pull {name}, or --yes")).into());
     }
     let downloads = Downloads::new();
     let offer = hub.offer(name, &downloads)?;
     check(&offer, &downloads, "delft pull --force")?;
-    if !yes && !confirm(&question(name, &offer))? {
+    if !yes && !confirm(&question(name, &offer), true)? {
         return Err(absent.into());
     }
     Ok(offer.fetch(&downloads)?)
@@ -58,14 +58,23 @@ fn question(name: &str, offer: &Offer<'_>) -> String {
     )
 }
 
-/// Asks at the terminal; return alone means yes.
-pub(crate) fn confirm(question: &str) -> Outcome<bool> {
+/// Whether a question can be asked.
+pub(crate) fn somebody_is_there() -> bool {
+    stdin_is_terminal() && stderr_is_terminal()
+}
+
+/// Asks at the terminal; return alone means what is `usual`.
+pub(crate) fn confirm(question: &str, usual: bool) -> Outcome<bool> {
+    let choice = if usual { "[Y/n]" } else { "[y/N]" };
     let mut terminal = anstream::stderr().lock();
     // Where the question cannot be written nobody answers it.
-    let _ = write!(terminal, "{question} [Y/n] ").and_then(|()| terminal.flush());
+    let _ = write!(terminal, "{question} {choice} ").and_then(|()| terminal.flush());
     drop(terminal);
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     let read = read.map_err(|error| Error::io("standard input", error))?;
-    Ok(read > 0 && matches!(&*answer.trim().to_lowercase(), "" | "y" | "yes"))
+    Ok(match &*answer.trim().to_lowercase() {
+        "" => usual && read > 0,
+        answer => matches!(answer, "y" | "yes"),
+    })
 }

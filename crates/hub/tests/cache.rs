@@ -283,13 +283,11 @@ fn a_pipe_is_no_model() {
 #[test]
 fn the_bundled_model_is_there_or_the_error_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    match hub(folder.path()).resolve(None) {
-        Ok(model) => {
-            assert!(cfg!(feature = "bundled-model"));
-            assert_eq!((model.path(), model.name().as_str()), (None, "(bundled)"));
-        }
+    let found = hub(folder.path()).resolve(None);
+    assert_eq!(found.is_ok(), cfg!(feature = "bundled-model"));
+    match found {
+        Ok(model) => assert_eq!((model.path(), model.name().as_str()), (None, "(bundled)")),
         Err(error) => {
-            assert!(!cfg!(feature = "bundled-model"));
             let hint = "(hint: name a model with -m, or build with the feature bundled-model)";
             assert!(error.to_string().ends_with(hint), "{error}");
         }

@@ -5,7 +5,7 @@ use delft::hub::{Hub, Removal};
 
 use crate::args::Rm;
 use crate::fetch;
-use crate::terminal::{Outcome, aside, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
+use crate::terminal::{Outcome, aside, bytes, harmless};
 
 pub(crate) fn run(args: &Rm) -> Outcome {
     let hub = Hub::from_env()?;
@@ -20,12 +20,13 @@ pub(crate) fn run(args: &Rm) -> Outcome {
 
 fn remove(name: &str, removal: Removal, yes: bool) -> Outcome {
     if !yes {
-        if !(stdin_is_terminal() && stderr_is_terminal()) {
+        if !fetch::somebody_is_there() {
             let error = Error::new(name, "--yes, or a terminal to ask at", "neither");
             return Err(error.into());
         }
-        if !fetch::confirm(&format!("Remove {}?", described(&removal)))? {
-            return Ok(aside(format_args!("{}: kept", harmless(name))));
+        if !fetch::confirm(&format!("Remove {}?", described(&removal)), false)? {
+            aside(format_args!("{}: kept", harmless(name)));
+            return Ok(());
         }
     }
     let done = format!("removed {}", described(&removal));
