@@ -6,6 +6,7 @@
 mod aside;
 mod dtype;
 mod error;
+mod finite;
 mod folder;
 pub mod gguf;
 mod location;
@@ -16,6 +17,7 @@ mod tensors;
 
 pub use dtype::DType;
 pub use error::{Error, Result, shape};
+pub use finite::NotFinite;
 pub use folder::Folder;
 pub use gguf::Gguf;
 pub use location::Location;

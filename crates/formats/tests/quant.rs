@@ -256,3 +256,70 @@ fn dtype_tables_agree() {
     assert!(DType::Q4_0.decode(&[0; 17], &mut [0.0; 32]).is_err());
     assert!(DType::Q4_0.decode(&[0; 18], &mut [0.0; 31]).is_err());
 }
+
+#[test]
+fn a_block_is_finite_if_its_halves_are() {
+    fn check<B: Block>(dtype: DType) {
+        let mut noise = noise(29);
+        let mut weights = vec![0.0; B::ELEMENTS];
+        for round in 0..2000 {
+            let mut block: Vec<u8> = (0..B::BYTES).map(|_| noise()).collect();
+            for &at in B::HALVES {
+                // An exponent with a zero in it: any finite f16.
+                block[at + 1] &= !0x40;
+            }
+            B::decode(&block, &mut weights);
+            assert!(weights.iter().all(|w| w.is_finite()), "{dtype}: {block:?}");
+            assert_eq!(dtype.not_finite(&block), None);
+            let at = B::HALVES[round % B::HALVES.len()];
+            let bits = [0x7c00u16, 0xfc00, 0x7e00, 0x7c01, 0xffff][round % 5];
+            block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+            let found = dtype.not_finite(&block).unwrap();
+            assert_eq!((found.element, found.shared), (0, B::ELEMENTS));
+            assert_eq!(found.value.is_nan(), bits & 0x3ff != 0);
+            if bits & 0x3ff != 0 {
+                B::decode(&block, &mut weights);
+                assert!(weights.iter().any(|w| w.is_nan()), "{dtype}: byte {at} is no number");
+            }
+        }
+    }
+    for dtype in blocks() {
+        with_block!(dtype, B => check::<B>(dtype), else => unreachable!());
+    }
+}
+
+#[test]
+fn the_first_weight_that_is_not_finite_is_found_wherever_it_lies() {
+    let types = DType::ALL.into_iter().filter(|d| d.is_block() || *d == DType::F64);
+    for dtype in types.chain([DType::F32, DType::F16, DType::BF16]) {
+        let (elements, size) = (dtype.block_elements(), dtype.block_bytes());
+        for blocks in [1, 2, 3, 127, 128, 129, 4097] {
+            let clean = vec![0; blocks * size];
+            assert_eq!(dtype.not_finite(&clean), None, "{dtype}");
+            for (at, value) in
+                [(0, f32::NAN), (blocks / 2, f32::INFINITY), (blocks - 1, -f32::INFINITY)]
+            {
+                let mut bytes = clean.clone();
+                let mut later = |at: usize, value: f32| {
+                    let to = &mut bytes[at * size..][..size];
+                    let half = plain::f32_to_f16(value).to_le_bytes();
+                    with_block!(dtype, B => {
+                        let last = B::HALVES[B::HALVES.len() - 1];
+                        to[last..last + 2].copy_from_slice(&half);
+                    }, else => dtype.encode(&[value], to).unwrap());
+                };
+                later(at, value);
+                later(blocks - 1, if at == blocks - 1 { value } else { f32::NAN });
+                let found = dtype.not_finite(&bytes).unwrap();
+                assert_eq!(
+                    (found.element, found.shared),
+                    (at * elements, elements),
+                    "{dtype} {blocks}"
+                );
+                assert_eq!(found.value.to_string(), value.to_string(), "{dtype}");
+            }
+        }
+    }
+    assert_eq!(DType::I32.not_finite(&[0xff; 64]), None);
+    assert_eq!(DType::F32.not_finite(&[0, 0, 0, 0, 0xff, 0xff, 0xff]), None, "no whole number");
+}

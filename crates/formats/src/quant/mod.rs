@@ -119,6 +119,9 @@ pub trait Block: 'static {
     const BYTES: usize;
     /// How codes turn into weights.
     const AFFINE: Affine;
+    /// The bytes at which its f16 numbers lie: the scale and the `min` of [`Parts`]. Whatever else a block holds are whole
+    /// numbers, so that its weights are finite if these are.
+    const HALVES: &'static [usize];
 
     /// Block bytes (`BYTES`) to weights (`ELEMENTS`).
     fn decode(block: &[u8], weights: &mut [f32]);

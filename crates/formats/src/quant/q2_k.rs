@@ -18,6 +18,7 @@ impl Block for Q2K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;
     const AFFINE: Affine = Affine { bits: 2, sub: 16, scale: Scale::Super, offset: Offset::Min };
+    const HALVES: &'static [usize] = &[80, 82];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let (d, min) = (half_at(block, 80), half_at(block, 82));

@@ -28,6 +28,7 @@ impl Block for Q3K {
     const BYTES: usize = 110;
     const AFFINE: Affine =
         Affine { bits: 3, sub: 16, scale: Scale::Super, offset: Offset::Zero(4) };
+    const HALVES: &'static [usize] = &[108];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let d = half_at(block, 108);

@@ -17,6 +17,7 @@ impl Block for Q4_0 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;
     const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Zero(8) };
+    const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let d = half_at(block, 0);

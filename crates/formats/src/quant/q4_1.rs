@@ -18,6 +18,7 @@ impl Block for Q4_1 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 20;
     const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Min };
+    const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let (d, m) = (half_at(block, 0), half_at(block, 2));

@@ -18,6 +18,7 @@ impl Block for Q4K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;
     const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Super, offset: Offset::Min };
+    const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let (d, min) = (half_at(block, 0), half_at(block, 2));

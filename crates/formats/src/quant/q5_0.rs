@@ -19,6 +19,7 @@ impl Block for Q5_0 {
     const BYTES: usize = 22;
     const AFFINE: Affine =
         Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Zero(16) };
+    const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let d = half_at(block, 0);

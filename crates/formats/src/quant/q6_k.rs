@@ -20,6 +20,7 @@ impl Block for Q6K {
     const BYTES: usize = 210;
     const AFFINE: Affine =
         Affine { bits: 6, sub: 16, scale: Scale::Super, offset: Offset::Zero(32) };
+    const HALVES: &'static [usize] = &[208];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let d = half_at(block, 208);

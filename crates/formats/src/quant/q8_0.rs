@@ -17,6 +17,7 @@ impl Block for Q8_0 {
     const BYTES: usize = 34;
     const AFFINE: Affine =
         Affine { bits: 8, sub: 32, scale: Scale::Half, offset: Offset::Zero(128) };
+    const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {
         let d = half_at(block, 0);
