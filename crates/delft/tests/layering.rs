@@ -171,11 +171,15 @@ fn formats_and_operations_know_no_device() {
     }
 }
 
+/// The one file elsewhere that has some: it keeps a process alive whose mapped file shrinks.
+const FAULTS: &str = "crates/formats/src/fault.rs";
+
 #[test]
 fn foreign_functions_stay_in_the_device_layer() {
     for (name, _) in LAYERS.iter().filter(|l| l.0 != "delft-device") {
         let folder = format!("crates/{}/src", name.strip_prefix("delft-").unwrap_or(name));
-        for (path, text) in sources(&folder) {
+        for (path, text) in sources(&folder).into_iter().filter(|(path, _)| !path.ends_with(FAULTS))
+        {
             let code = code(&without_strings(&text));
             let foreign =
                 code.contains("extern \"\"") || words(&code).any(|w| w == "libc" || w == "asm");

@@ -6,6 +6,7 @@
 mod aside;
 mod dtype;
 mod error;
+mod fault;
 mod finite;
 mod folder;
 pub mod gguf;

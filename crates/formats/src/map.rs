@@ -7,17 +7,23 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use crate::fault::Guard;
 use crate::{Error, Location, Result};
 
-/// A read-only mapping of a file. The file must not be changed or cut while it is mapped; replacing it (a new file
-/// renamed over the old) is fine.
+/// A read-only mapping of a file. The file must not be changed while it is mapped; replacing it (a new file renamed over the
+/// old) is fine. If it is cut, its end reads as zeros: see [`Map::whole`].
 pub(crate) struct Map {
     path: PathBuf,
     bytes: Bytes,
 }
 
 enum Bytes {
-    File(Mmap),
+    File {
+        /// Before the mapping, so that nobody watches over addresses that are free.
+        guard: Guard,
+        file: File,
+        map: Mmap,
+    },
     /// Its pages are the system's own business: no advice is given about them.
     Program {
         name: &'static str,
@@ -37,9 +43,11 @@ impl Map {
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to this value. Another process that rewrites the file in place
         // could change bytes under us, which no mapping can prevent; the documentation asks callers not to, all
-        // parsed numbers were copied out before use, and Delft's own writers only rename whole files into place.
+        // parsed numbers were copied out before use, and Delft's own writers only rename whole files into place. One that
+        // cuts it is met by the guard.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Map { path: path.to_path_buf(), bytes: Bytes::File(map) })
+        let bytes = Bytes::File { guard: Guard::over(&map), file, map };
+        Ok(Map { path: path.to_path_buf(), bytes })
     }
 
     /// A file that is part of the program; `name` stands for its path.
@@ -50,9 +58,29 @@ impl Map {
     /// The file's location.
     pub(crate) fn location(&self) -> Location {
         match self.bytes {
-            Bytes::File(_) => Location::from(&self.path),
+            Bytes::File { .. } => Location::from(&self.path),
             Bytes::Program { name, bytes } => Location::Program { name, bytes },
         }
+    }
+
+    /// Checks that all that has been read so far was the file's.
+    ///
+    /// # Errors
+    /// If the file became shorter than what was read of it.
+    pub(crate) fn whole(&self) -> Result<()> {
+        let Bytes::File { guard, file, map } = &self.bytes else { return Ok(()) };
+        if !guard.damaged() {
+            return Ok(());
+        }
+        let size = map.len();
+        let found = match file.metadata() {
+            Ok(now) if now.len() < size as u64 => {
+                format!("{}: the file became shorter while it was read", now.len())
+            }
+            _ => "fewer while it was read".to_owned(),
+        };
+        let error = Error::new(self.path.display(), format!("{size} bytes"), found);
+        Err(error.hint("wait until nothing writes to it any more, or download it again"))
     }
 
     /// The file's path.
@@ -63,9 +91,14 @@ impl Map {
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::File(map) => map,
+            Bytes::File { map, .. } => map,
             Bytes::Program { bytes, .. } => bytes,
         }
+    }
+
+    /// Whether `part` is of this mapping.
+    pub(crate) fn holds(&self, part: &[u8]) -> bool {
+        self.range_of(part).is_some()
     }
 
     /// Where `part` lies in this mapping, if it does.
@@ -91,7 +124,7 @@ impl Map {
 
     #[cfg(unix)]
     fn forget(&self, start: usize, len: usize) {
-        let Bytes::File(map) = &self.bytes else { return };
+        let Bytes::File { map, .. } = &self.bytes else { return };
         // SAFETY: the mapping is of a file, read-only and never written through, so dropped pages come back from the
         // file with the same bytes; slices lent earlier stay valid.
         let result =
@@ -107,7 +140,7 @@ impl Map {
     pub(crate) fn touch(&self, part: &[u8]) -> bool {
         let Some(range) = self.range_of(part) else { return false };
         #[cfg(target_os = "linux")]
-        if let Bytes::File(map) = &self.bytes
+        if let Bytes::File { map, .. } = &self.bytes
             && map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len()).is_ok()
         {
             return true;

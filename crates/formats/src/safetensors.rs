@@ -245,7 +245,10 @@ impl Safetensors {
     pub fn open(path: &Path) -> Result<Safetensors> {
         let map = Map::open(path)?;
         let place = path.display().to_string();
-        let header = parse(map.bytes(), &place)?;
+        let header = parse(map.bytes(), &place);
+        // First: what a file that shrinks has lost reads as nonsense.
+        map.whole()?;
+        let header = header?;
         let indices = (0..header.tensors.len()).collect();
         let by_name = sorted_unique(indices, |i| header.tensors[i].name.as_str(), &place)?;
         Ok(Safetensors { map, header, by_name })

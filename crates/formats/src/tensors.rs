@@ -62,7 +62,8 @@ impl Tensors {
     /// Opens a `.gguf` file (any one of a split set), a model folder, the folder of a `.safetensors` file, or a file
     /// that is part of the program.
     ///
-    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place.
+    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place. See
+    /// [`Tensors::whole`] for those that are cut.
     pub fn open(location: impl Into<Location>) -> Result<Tensors> {
         match location.into() {
             Location::Path(path) => Tensors::open_path(&path),
@@ -177,6 +178,19 @@ impl Tensors {
     /// reading them reads the file again. Pages shared with a neighbour stay.
     pub fn release(&self, tensor: &Tensor<'_>) {
         self.maps().any(|map| map.release(tensor.bytes));
+    }
+
+    /// The file that holds a tensor.
+    pub fn file(&self, tensor: &Tensor<'_>) -> Option<&Path> {
+        self.maps().find(|map| map.holds(tensor.bytes)).map(Map::path)
+    }
+
+    /// Checks that all that has been read so far was in the files; to be asked once everything that counts is read.
+    ///
+    /// # Errors
+    /// If a file became shorter than what was read of it: what was beyond its end read as zeros.
+    pub fn whole(&self) -> Result<()> {
+        self.maps().try_for_each(Map::whole)
     }
 
     /// Reads `bytes`, a tensor's or a part of them, into memory ahead of use. Calls from several threads overlap.

@@ -37,8 +37,10 @@ impl Shard {
     }
 
     fn of(map: Map) -> Result<Shard> {
-        let header = parse(map.bytes(), &map.path().display().to_string())?;
-        Ok(Shard { map, header })
+        let header = parse(map.bytes(), &map.path().display().to_string());
+        // First: what a file that shrinks has lost reads as nonsense.
+        map.whole()?;
+        Ok(Shard { map, header: header? })
     }
 }
 
