@@ -6,7 +6,7 @@ use crate::session::Session;
 use crate::stop::StopStrings;
 use device::{Executor, Watch};
 use formats::{Error, Result};
-use ops::sample::{Options, Sampler};
+use ops::sample::{Options, Sampler, broken};
 use program::Arguments;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -248,6 +248,10 @@ impl<'a> Generation<'a> {
         if let &[token] = rest
             && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
         {
+            // NaN, or minus infinity where nothing is possible.
+            if !choice.logprob.is_finite() {
+                return Err(not_finite(self.session, sequence, f32::NAN));
+            }
             return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
         }
         let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
@@ -262,7 +266,9 @@ impl<'a> Generation<'a> {
             executor.run_watched(arguments, &watch)
         };
         let mut chosen = None;
+        let mut found = None;
         let mut visit = |_, logits: &[f32]| {
+            found = broken(logits);
             let (position, sampling) = (sequence.len() as u64, &options.sampling);
             chosen = Some(if options.logprobs {
                 let choice = sampler.sample(logits, sequence, position, sampling);
@@ -272,6 +278,9 @@ impl<'a> Generation<'a> {
             });
         };
         self.session.step_by(rest, rest.len() - 1, 0, &mut run, &mut visit)?;
+        if let Some((_, value)) = found {
+            return Err(not_finite(self.session, sequence, value));
+        }
         Ok(chosen)
     }
 
@@ -324,6 +333,14 @@ impl<'a> Generation<'a> {
         }
         Ok(Some(Token { id, text, logprob }))
     }
+}
+
+/// The error of logits from which nothing may be chosen. The session forgets all: what it cached may be of the same kind.
+fn not_finite(session: &mut Session, sequence: &[u32], value: f32) -> Error {
+    session.clear();
+    let place = format!("logits at position {}", sequence.len() - 1);
+    let error = Error::new(place, "finite numbers", value);
+    error.hint("the weights are damaged, or their products exceed what f32 and f16 hold")
 }
 
 impl Iterator for Generation<'_> {

@@ -16,15 +16,30 @@ mod wide;
 
 pub use options::Options;
 
-use wide::{BLOCK, block_sums, prefix_floor, sum_exp, tops, weight};
+use wide::{BLOCK, any_broken, block_sums, prefix_floor, sum_exp, tops, weight};
 
 /// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
     /// The token.
     pub token: u32,
-    /// Natural logarithm of its probability under the model itself: of the logits as they came, at temperature 1.
+    /// Natural logarithm of its probability under the model itself: of the logits as they came, at temperature 1. NaN if one
+    /// of those is NaN or infinity.
     pub logprob: f32,
+}
+
+/// The first logit of a row from which nothing may be chosen, with its token: NaN or infinity, or minus infinity where no logit
+/// is more. Single ones of minus infinity are tokens that a model rules out.
+///
+/// The chain itself passes over NaN, so that it gives a token whatever comes: who runs a model asks here first.
+pub fn broken(logits: &[f32]) -> Option<(u32, f32)> {
+    let find = |odd: fn(&f32) -> bool| logits.iter().position(odd);
+    let first = match any_broken(logits) {
+        true => find(|x| x.is_nan() || *x == f32::INFINITY),
+        false if logits.iter().all(|x| *x == f32::NEG_INFINITY) => Some(0),
+        false => None,
+    };
+    first.and_then(|token| Some((token as u32, *logits.get(token)?)))
 }
 
 /// A token that the filters have kept so far.
@@ -76,7 +91,7 @@ impl Sampler {
     }
 
     /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; -infinity if every token is
-    /// impossible.
+    /// impossible, NaN of logits that are [`broken`] otherwise.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -84,7 +99,11 @@ impl Sampler {
         position: u64,
         options: &Options,
     ) -> Choice {
-        let Some(token) = self.pick(logits, history, position, options) else {
+        let token = self.pick(logits, history, position, options);
+        if any_broken(logits) {
+            return Choice { token: token.unwrap_or(0), logprob: f32::NAN };
+        }
+        let Some(token) = token else {
             return Choice { token: 0, logprob: f32::NEG_INFINITY };
         };
         if options.adjusts() {

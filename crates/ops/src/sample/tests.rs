@@ -207,6 +207,25 @@ fn log_probabilities_are_the_models_own() {
 }
 
 #[test]
+fn logits_that_nothing_may_be_chosen_from_are_found() {
+    let (nan, infinity) = (f32::NAN, f32::INFINITY);
+    for (change, expected, why) in [
+        (&[][..], None, "numbers"),
+        (&[(3, -infinity), (199, -infinity)], None, "tokens that are ruled out"),
+        (&[(0, nan)], Some((0, nan)), "the first"),
+        (&[(199, -nan)], Some((199, -nan)), "the last, of the other sign"),
+        (&[(64, infinity), (150, nan)], Some((64, infinity)), "infinity"),
+        (&[(7, f32::MAX), (8, f32::MIN)], None, "the greatest numbers"),
+    ] {
+        let mut logits: Vec<f32> = (0..200).map(|i| (i % 7) as f32 - 3.0).collect();
+        change.iter().for_each(|&(at, x)| logits[at] = x);
+        assert_eq!(format!("{:?}", broken(&logits)), format!("{expected:?}"), "{why}");
+    }
+    assert_eq!(broken(&[-infinity; 70]), Some((0, -infinity)), "all are ruled out");
+    assert_eq!(broken(&[]), None);
+}
+
+#[test]
 fn edges() {
     let mut sampler = Sampler::new();
     let infinity = f32::INFINITY;
@@ -221,14 +240,19 @@ fn edges() {
         let mut only = vec![-infinity; 500];
         only[321] = -7.0;
         assert_eq!(one(&only), Choice { token: 321, logprob: 0.0 });
-        only[321] = f32::NAN;
-        only[77] = 2.0;
-        assert_eq!(one(&only), Choice { token: 77, logprob: 0.0 });
-        only[400] = infinity;
-        assert_eq!(one(&only), Choice { token: 400, logprob: 0.0 });
-        for impossible in [&[][..], &[-infinity; 9], &[f32::NAN; 9]] {
+        for impossible in [&[][..], &[-infinity; 9]] {
             assert_eq!(one(impossible), Choice { token: 0, logprob: -infinity });
         }
+        // A token comes of everything, but no probability.
+        only[321] = f32::NAN;
+        only[77] = 2.0;
+        let Choice { token, logprob } = one(&only);
+        assert!(token == 77 && logprob.is_nan(), "{token}, {logprob}");
+        only[400] = infinity;
+        let Choice { token, logprob } = one(&only);
+        assert!(token == 400 && logprob.is_nan(), "{token}, {logprob}");
+        let Choice { token, logprob } = one(&[f32::NAN; 9]);
+        assert!(token == 0 && logprob.is_nan(), "{token}, {logprob}");
     }
     let greedy = Options::greedy();
     assert_eq!(sampler.sample(&[1.0, f32::NAN, 3.0, 3.0], &[], 0, &greedy).token, 2);

@@ -91,6 +91,11 @@ widened! {
 }
 
 widened! {
+    /// Whether a number is NaN or infinity.
+    any_broken = any_broken_plain(x: &[f32]) -> bool
+}
+
+widened! {
     /// A number such that those of `x` above it have at least `wanted(total)` of all [`weight`]s, and hardly more; and
     /// that total. By a histogram: `top` is finite.
     prefix_floor = prefix_floor_plain(
@@ -174,6 +179,16 @@ fn prefix_floor_plain(
         }
     }
     (f32::MIN, total)
+}
+
+#[inline(always)]
+fn any_broken_plain(x: &[f32]) -> bool {
+    // Of NaN all bits of the exponent are set, and one of the others.
+    let broken = |x: &f32| {
+        let bits = x.to_bits();
+        u32::from(bits & 0x7fff_ffff > 0x7f80_0000) | u32::from(bits == 0x7f80_0000)
+    };
+    x.chunks(BLOCK).any(|block| block.iter().fold(0, |any, x| any | broken(x)) != 0)
 }
 
 #[inline(always)]

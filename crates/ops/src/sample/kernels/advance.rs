@@ -22,11 +22,20 @@ pub const EMPTY: u32 = u32::MAX;
 
 /// Below every logit, and still a number.
 const LEAST: f32 = -3.0e38;
+/// What a sum of weights, none of which is negative, becomes by a logit that is [`broken`].
+const SPOILT: f32 = -1.0e30;
+
+/// Whether a logit is NaN or infinity: by its bits, since a compiler may take all numbers for finite ones.
+#[track_caller]
+fn broken(x: Val<f32>) -> Val<bool> {
+    let (bits, infinity) = (x.bits::<u32>(), f32::INFINITY.to_bits());
+    Order::gt(bits & 0x7fff_ffffu32, infinity) | Order::eq(bits, infinity)
+}
 
 /// Hands the `picked` token of every row on. For the next step: to `tokens`, `positions`, the position in `settings`, and the
 /// row's window in `history`, which keeps its latest `spans[row]` tokens (0: none is kept). For the host: token and the
 /// bits of its log-probability under `logits` `[rows, vocab]` as they came, to `mail` `[rows, NOTES, 2]` at the position
-/// modulo [`NOTES`], in one store. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`) is zero before and
+/// modulo [`NOTES`], in one store; NaN if a logit is NaN or infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`) is zero before and
 /// after.
 #[kernel]
 pub fn advance(
@@ -62,19 +71,25 @@ pub fn advance(
     let last = Shared::<u32>::named("last", 1);
     let row = group_id_of(1);
     let start = group_id() * SHARE + thread_id();
-    let known = |x: Val<f32>| select(Order::gt(x, LEAST), x, LEAST);
-    // Beyond the end there is what weighs nothing.
-    let own: Vec<Val<f32>> = (0..EACH)
+    // Beyond the end the last logit is looked at again.
+    let loaded: Vec<(Val<u32>, Val<f32>)> = (0..EACH)
         .map(|i| {
             let at = start + i * THREADS;
-            let x = known(logits.get(row * vocab + at.min(vocab - 1)));
-            select(Order::lt(at, vocab), x, LEAST)
+            (at, logits.get(row * vocab + at.min(vocab - 1)))
         })
         .collect();
+    let spoilt = loaded.iter().map(|(_, x)| broken(*x));
+    let spoilt = spoilt.reduce(|a, b| a | b).expect("a thread has logits");
+    // Beyond the end there is what weighs nothing.
+    let known = |(at, x): (Val<u32>, Val<f32>)| {
+        let counts = Order::lt(at, vocab) & Order::gt(x, LEAST);
+        select(broken(x), LEAST, select(counts, x, LEAST))
+    };
+    let own: Vec<Val<f32>> = loaded.into_iter().map(known).collect();
     let greatest = group_max(own.iter().copied().reduce(Val::max).expect("a thread has logits"));
     let weights = own.into_iter().map(|x| (x - greatest).exp());
     let weights = weights.reduce(|a, b| a + b).expect("a thread has logits");
-    let sum = group_sum(weights);
+    let sum = group_sum(select(spoilt, SPOILT, weights));
     let part = (row * groups(0) + group_id()) * 2;
     if thread_id() == 0 {
         sums[part] = greatest;
@@ -86,22 +101,28 @@ pub fn advance(
     barrier();
     if last[0u32] == groups(0) - 1 {
         let (top, total) = (Var::new(LEAST.val()), Var::new(0.0f32));
+        let spoilt = Var::new(0u32);
         for i in strided(groups(0)) {
             let part = (row * groups(0) + i) * 2;
             let (greatest, sum) = (sums[part], sums[part + 1]);
+            spoilt.set(select(Order::lt(sum, 0.0), 1u32, spoilt.get()));
             let higher = top.get().max(greatest);
             let before = total.get() * (top.get() - higher).exp();
             total.set(before + sum * (greatest - higher).exp());
             top.set(higher);
         }
         let highest = group_max(top.get());
-        let all = group_sum(total.get() * (top.get() - highest).exp());
+        let total = total.get() * (top.get() - highest).exp();
+        // Set, and not added, since the factor before it may be zero.
+        let all = group_sum(select(Order::gt(spoilt.get(), 0u32), SPOILT, total));
         if thread_id() == 0 {
             let token = picked[row];
             let logit = logits[row * vocab + token];
             let possible = Order::gt(logit, LEAST) & Order::gt(highest, LEAST);
-            let logprob = logit - highest - all.ln();
+            // The greatest logit alone weighs 1.
+            let logprob = logit - highest - all.max(1.0).ln();
             let logprob = select(possible, logprob, f32::NEG_INFINITY);
+            let told = select(Order::lt(all, 0.0), f32::NAN.to_bits(), logprob.bits());
             tokens[row] = token;
             positions[row] = positions[row] + 1;
             let words = row * SETTINGS;
@@ -119,7 +140,7 @@ pub fn advance(
                 settings[words + 12] = from + drop;
                 settings[words + 13] = more - drop;
             }
-            mail.set_vec((row * NOTES + position % NOTES) * 2, &[token, logprob.bits()]);
+            mail.set_vec((row * NOTES + position % NOTES) * 2, &[token, told]);
             arrived[row] = 0;
         }
     }
@@ -159,20 +180,28 @@ pub(crate) fn reference(
     let all: f64 = possible.map(|x| (wide(x) - greatest).exp()).sum();
     let logit = wide(&logits[token as usize]);
     let known = logit > f64::from(LEAST) && greatest > f64::from(LEAST);
-    let logprob = if known { logit - greatest - all.ln() } else { f64::NEG_INFINITY };
+    let logprob = match crate::sample::broken(logits) {
+        Some((_, x)) if x != f32::NEG_INFINITY => f64::NAN,
+        _ if known => logit - greatest - all.ln(),
+        _ => f64::NEG_INFINITY,
+    };
     Next { settings, history, logprob }
 }
 
 /// One row: vocabulary, token, tokens kept and how many there are, the position before, a change, and why.
 type Row = (usize, u32, u32, u32, u64, fn(&mut [f32]), &'static str);
 
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 11] = [
     (1, 0, 0, 0, 0, |_| (), "one token"),
     (200, 7, 5, 5, 11, |_| (), "a window that is full"),
     (200, 199, 5, 2, 7, |_| (), "a window that grows"),
     (4096, 4000, 0, 0, u32::MAX as u64, |_| (), "a position of two words"),
     (4097, 4096, 64, 63, 9, |x| x[4096] = 14.0, "the only one in its part"),
     (9000, 3, 1, 1, 3, |x| x[5..900].fill(f32::NAN), "NaN beside it"),
+    (9000, 3, 1, 1, 3, |x| x[8999] = f32::NAN, "NaN in the last place, in another part"),
+    (9000, 4, 0, 0, 3, |x| (x[4], x[5000]) = (f32::INFINITY, 90.0), "infinity is chosen"),
+    (9000, 4, 0, 0, 3, |x| (x[0], x[8000]) = (-f32::NAN, 1e30), "the spoilt part weighs nothing"),
+    (300, 0, 0, 0, 5, |x| x[9..].fill(f32::NEG_INFINITY), "most of it ruled out"),
     (300, 0, 0, 0, 5, |x| x.fill(f32::NEG_INFINITY), "nothing possible"),
 ];
 
