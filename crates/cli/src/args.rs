@@ -136,6 +136,9 @@ pub(crate) struct LoadArgs {
     /// Element type of the key/value cache; q8_0 on GPUs only
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
+    /// Load weights that are NaN or infinite as they are, instead of refusing the model
+    #[arg(long)]
+    pub(crate) allow_nan: bool,
 }
 
 /// A dispatch by name.

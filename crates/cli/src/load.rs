@@ -89,6 +89,7 @@ pub(crate) fn engine_with(
         split_mode: args.split_mode.into(),
         dispatch: dispatch(args)?,
         gpu_layers: args.gpu_layers.map(|n| n as usize),
+        allow_nan: args.allow_nan,
         ..LoadOptions::on(args.device)
     };
     let prepared = Engine::prepare(&model.location, &options)?;

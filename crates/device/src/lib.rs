@@ -4,10 +4,12 @@ mod cache;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod finite;
 pub mod gpu;
 mod heap;
 mod metal;
 mod place;
+mod plan;
 mod ranks;
 mod split;
 mod survey;
@@ -18,11 +20,12 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
-use formats::{DType, Error, Result, Tensors};
+use formats::{DType, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
 use ops::sample::{Choice, Options};
 pub use place::{Place, Several, SplitMode};
+pub use plan::Plan;
 use program::{Arguments, Program};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
@@ -65,6 +68,8 @@ pub struct LoadOptions {
     pub context: Vec<usize>,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
+    /// Loads weights that are NaN or infinite as they are; else they are refused.
+    pub allow_nan: bool,
 }
 
 impl LoadOptions {
@@ -116,52 +121,6 @@ impl Memory {
                 (one, other) => one.or(other),
             },
         })
-    }
-}
-
-/// Bytes of a device's own memory that a Program will take, known before any is allocated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// Weights, as packed for the device.
-    pub weights: usize,
-    /// Keys and values of one whole context.
-    pub cache: usize,
-    /// Activations.
-    pub arena: usize,
-    /// Everything else: what attention, sampling and products work with, and what the cache takes twice while it grows.
-    pub working: usize,
-    /// What this process's buffers take already.
-    pub active: usize,
-    /// What is left of the device's memory; `None` where it cannot be told.
-    pub free: Option<usize>,
-}
-
-impl Plan {
-    /// What is to be allocated.
-    pub fn needed(&self) -> usize {
-        self.weights + self.cache + self.arena + self.working
-    }
-
-    /// The peak that [`Usage`] is expected to tell once a whole context has been used.
-    pub fn peak(&self) -> usize {
-        self.active + self.needed()
-    }
-
-    /// Why it does not fit, and a context that would, if one is known.
-    pub(crate) fn refusal(&self, device: &str, context: Option<usize>) -> Error {
-        let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        let expected = format!(
-            "{} of its memory (weights {}, cache {}, activations {}, working memory {})",
-            mib(self.needed()),
-            mib(self.weights),
-            mib(self.cache),
-            mib(self.arena),
-            mib(self.working)
-        );
-        let found = format!("{} free", mib(self.free.unwrap_or(0)));
-        let other = "fewer layers on it with --gpu-layers, a model of fewer bits, or --device cpu";
-        let hint = context.map_or(other.to_owned(), |n| format!("--ctx {n} would fit"));
-        Error::new(device, expected, found).hint(hint)
     }
 }
 
@@ -291,17 +250,24 @@ pub trait Device: Send + Sync {
     /// What it is.
     fn about(&self) -> About;
 
-    /// What loading `program` and using it with a whole context will take of the memory of each device that has its own, in their
-    /// order.
+    /// What loading `program` and using it with a whole context will take of the device's memory; of each device's where they are
+    /// several, in their order.
     ///
     /// # Errors
     /// A Program or weights that the device cannot load.
-    fn plan(&self, _: &Program, _: &Tensors, _: &LoadOptions) -> Result<Vec<Plan>> {
-        Ok(Vec::new())
-    }
+    fn plan(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Vec<Plan>>;
 
     /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
     /// `progress` is told bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// What does not fit by its plan, before anything is allocated; weights that are missing, damaged or, unless
+    /// [`LoadOptions::allow_nan`] says otherwise, not finite.
     fn load(
         &self,
         program: Program,

@@ -37,6 +37,8 @@ pub struct LoadOptions {
     pub chunk: usize,
     /// Keeps named intermediate values, for inspection.
     pub trace: bool,
+    /// Loads weights that are NaN or infinite as they are; else they are refused.
+    pub allow_nan: bool,
 }
 
 impl Default for LoadOptions {
@@ -53,6 +55,7 @@ impl Default for LoadOptions {
             sessions: 16,
             chunk: Place::Cpu.chunk(),
             trace: false,
+            allow_nan: false,
         }
     }
 }

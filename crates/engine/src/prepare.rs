@@ -60,6 +60,7 @@ impl Prepared {
             blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
             context: one,
             dispatch: options.dispatch,
+            allow_nan: options.allow_nan,
         };
         let plan = device.plan(&program, &tensors, &load)?;
         Ok(Prepared {
@@ -106,7 +107,10 @@ impl Prepared {
         let name = name(&tensors);
         tensors.forget_metadata();
         device::give_back();
-        let executor = device.load(program, &tensors, self.load, progress)?;
+        let executor = device.load(program, &tensors, self.load, progress);
+        // First: of a file that became shorter, what it lost reads as weights of zero, or as nonsense.
+        tensors.whole()?;
+        let executor = executor?;
         let info = Info {
             name,
             architecture: config.architecture.name,

@@ -4,14 +4,17 @@ use super::attention::{Geometry, LayerCache, Shape};
 use super::class::Class;
 use super::isa::Isa;
 use super::matmul::{Huge, Matrix, Parallel, Scratch, Unit, peak};
+use super::memory;
 use super::profile::{Span, Spans, profile};
 use super::replay::Replay;
 use super::roof::read_rate;
 use super::team::{SharedSlice, Team, default_threads};
-use crate::{Executor, Limits, LoadOptions, Memory, Peaks, Profile, Roof, Watch};
-use formats::{Error, Result, Tensors};
+use crate::{
+    Executor, Limits, LoadOptions, Memory, Peaks, Plan, Profile, Roof, Watch, finite, plan,
+};
+use formats::{Error, NotFinite, Result, Tensors};
 use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, Program, ValueId};
+use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, ValueId};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -79,10 +82,14 @@ impl CpuExecutor {
         if program.nodes.iter().any(|node| node.op == ops::Op::AllReduce) {
             return Err(Error::new("cpu", "a Program of its own", "a rank's"));
         }
-        let weights = load_weights(&program, tensors, &team, progress)?;
+        let planned = plan(&program, tensors, &options, team.count())?;
+        plan::check("cpu", &options, &planned, &|options| {
+            plan(&program, tensors, options, team.count())
+        })?;
+        let weights = load_weights(&program, tensors, &options, &team, progress)?;
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
-        let partials = partials(&program, &options, team.count());
+        let partials = partials(&program, &options.blocks, team.count());
         let multiplied = program.nodes.iter().filter(|node| node.op != ops::Op::Embed);
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
@@ -119,6 +126,66 @@ impl CpuExecutor {
     }
 }
 
+/// What loading a Program and using it with a whole context takes.
+pub(super) fn plan(
+    program: &Program,
+    tensors: &Tensors,
+    options: &LoadOptions,
+    threads: usize,
+) -> Result<Plan> {
+    let weights = program.weights.iter().map(|weight| weight_bytes(weight, tensors));
+    let weights = weights.collect::<Result<Vec<usize>>>()?;
+    let (cache, reserved) = (
+        cache_bytes(program, options, &options.context)?,
+        cache_bytes(program, options, &options.blocks)?,
+    );
+    let limits = options.limits(program);
+    let arena = Class::new(program, &program.ropes(), limits.tokens, limits.outputs, threads).bytes;
+    let partials = partials(program, &options.context, threads).saturating_mul(size_of::<f32>());
+    let free = memory::free();
+    // Of addresses, the pools take as many as all sessions together, and each matrix whole huge pages.
+    let unused = reserved.saturating_sub(cache).saturating_add(weights.len() * Huge::PAGE);
+    let addresses = free.addresses.map(|addresses| addresses.saturating_sub(unused));
+    Ok(Plan {
+        host: true,
+        weights: weights.into_iter().fold(0, usize::saturating_add),
+        cache,
+        arena,
+        working: partials.saturating_add(threads * Scratch::BYTES),
+        active: 0,
+        free: [free.memory, addresses].into_iter().flatten().min(),
+    })
+}
+
+/// Bytes of a weight in the form in which it is kept.
+fn weight_bytes(weight: &program::Weight, tensors: &Tensors) -> Result<usize> {
+    let tensor = weight.tensor(tensors)?;
+    Ok(match *weight.shape.as_slice() {
+        [rows, cols] => Matrix::packed_bytes(tensor.dtype, rows, cols),
+        _ => tensor.elements().saturating_mul(size_of::<f32>()),
+    })
+}
+
+/// Bytes of so many blocks of each group.
+fn cache_bytes(program: &Program, options: &LoadOptions, blocks: &[usize]) -> Result<usize> {
+    let groups = program.layer_groups();
+    program.layers.iter().zip(&groups).try_fold(0usize, |sum, (layer, &group)| {
+        let blocks = blocks.get(group).copied().unwrap_or(0);
+        Ok(sum.saturating_add(geometry(options, layer, blocks).bytes(1)?))
+    })
+}
+
+/// The shape of a layer's cache.
+fn geometry(options: &LoadOptions, layer: &CacheLayer, blocks: usize) -> Geometry {
+    Geometry {
+        element: options.cache_type,
+        blocks,
+        block_tokens: BLOCK_TOKENS,
+        kv_heads: layer.kv_heads,
+        head_dim: layer.head_dim,
+    }
+}
+
 /// One pool for each group of layers.
 fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
     let groups = program.layer_groups();
@@ -126,13 +193,7 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
     for (group, &blocks) in options.blocks.iter().enumerate() {
         let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
         let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
-        let geometry = Geometry {
-            element: options.cache_type,
-            blocks,
-            block_tokens: BLOCK_TOKENS,
-            kv_heads: first.kv_heads,
-            head_dim: first.head_dim,
-        };
+        let geometry = geometry(options, &first, blocks);
         for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
             if (program.layers[layer].kv_heads, program.layers[layer].head_dim)
                 != (first.kv_heads, first.head_dim)
@@ -152,11 +213,12 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
         .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
-/// Floats of working memory for the hungriest attention.
-fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
+/// Floats of working memory for the hungriest attention over so many blocks of each group.
+fn partials(program: &Program, blocks: &[usize], threads: usize) -> usize {
     let groups = program.layer_groups();
     let one = |op: &ops::Attention| {
-        shape(op).scratch_len(threads, 1, options.blocks[groups[op.layer]] * BLOCK_TOKENS)
+        let blocks = blocks.get(groups[op.layer]).copied().unwrap_or(1);
+        shape(op).scratch_len(threads, 1, blocks * BLOCK_TOKENS)
     };
     program
         .nodes
@@ -204,6 +266,7 @@ fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
 fn load_weights(
     program: &Program,
     tensors: &Tensors,
+    options: &LoadOptions,
     team: &Team,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight>> {
@@ -214,23 +277,29 @@ fn load_weights(
         let tensor = weight.tensor(tensors)?;
         let named =
             |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
-        weights.push(match *weight.shape.as_slice() {
+        let (packed, not_finite) = match *weight.shape.as_slice() {
             [rows, cols] => {
                 let matrix =
                     Matrix::pack(tensor.dtype, rows, cols, tensor.bytes, team).map_err(named)?;
                 // One copy in memory: the file's pages are not needed again.
                 tensors.release(&tensor);
-                Weight::Matrix(matrix)
+                let not_finite = matrix.not_finite();
+                (Weight::Matrix(matrix), not_finite)
             }
             [len] => {
                 let mut values = vec![0.0; len];
                 tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
-                Weight::Vector(values)
+                let not_finite = NotFinite::among(&values);
+                (Weight::Vector(values), not_finite)
             }
             _ => {
                 return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
             }
-        });
+        };
+        if let Some(found) = not_finite.filter(|_| !options.allow_nan) {
+            return Err(finite::refusal(weight, tensors, &tensor, found));
+        }
+        weights.push(packed);
         done += tensor.bytes.len() as u64;
         progress(done, total);
     }

@@ -8,12 +8,13 @@ mod executor;
 pub mod isa;
 pub mod math;
 pub mod matmul;
+mod memory;
 mod profile;
 mod replay;
 pub mod roof;
 pub mod team;
 
-use crate::{About, Device, Executor, LoadOptions};
+use crate::{About, Device, Executor, LoadOptions, Plan};
 use formats::{Result, Tensors};
 use isa::Isa;
 use program::Program;
@@ -40,6 +41,15 @@ impl Cpu {
 impl Device for Cpu {
     fn about(&self) -> About {
         About { name: "cpu", threads: self.team.count(), isa: self.isa.to_string() }
+    }
+
+    fn plan(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Vec<Plan>> {
+        Ok(vec![executor::plan(program, tensors, options, self.team.count())?])
     }
 
     fn load(

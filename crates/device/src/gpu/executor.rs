@@ -18,7 +18,7 @@ use super::run::{Chooser, Choosing, STEPS};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
-use crate::{Executor, LoadOptions, Memory, Roof};
+use crate::{Executor, LoadOptions, Memory, Roof, plan};
 
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
 const KEPT: usize = 64;
@@ -94,14 +94,16 @@ impl<B: Backend> GpuExecutor<B> {
         let formats = weights::formats(&program, tensors)?;
         let lowering = Lowering::new(program, backend.facts(), options.cache_type, formats)?;
         let planned = sizes::plan(&*backend, &lowering, &options)?;
-        sizes::check(&*backend, &lowering, &options, &planned)?;
+        plan::check(backend.about().name, &options, &planned, &|options| {
+            sizes::plan(&*backend, &lowering, options)
+        })?;
         let limits = options.limits(&lowering.program);
         let windows = lowering.program.groups();
         if limits.blocks.len() != windows.len() {
             return Err(Error::new("cache", "blocks for every group", limits.blocks.len()));
         }
         let sizes = Sizes::new(&lowering, &limits, options.dispatch);
-        let weights = weights::load(&*backend, &lowering.program, tensors, progress)?;
+        let weights = weights::load(&*backend, &lowering.program, tensors, &options, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };

@@ -87,6 +87,7 @@ pub(super) fn plan<B: Backend>(
         }
     };
     Ok(Plan {
+        host: false,
         weights: weights::bytes(program, &lowering.formats),
         cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * context(i)).sum(),
         arena: sizes.arena,
@@ -94,27 +95,4 @@ pub(super) fn plan<B: Backend>(
         active: backend.usage().map_or(0, |usage| usage.active),
         free: backend.free()?,
     })
-}
-
-/// Checks that a plan fits what is free.
-///
-/// # Errors
-/// The plan's figures, with a context half, a quarter, .. as long that would fit.
-pub(super) fn check<B: Backend>(
-    backend: &B,
-    lowering: &Lowering,
-    options: &LoadOptions,
-    planned: &Plan,
-) -> Result<()> {
-    let Some(free) = planned.free.filter(|free| planned.needed() > *free) else { return Ok(()) };
-    let longest = options.context.iter().copied().max().unwrap_or(1);
-    let shorter = std::iter::successors(Some(longest / 2), |blocks| Some(blocks / 2));
-    let fits = shorter.take_while(|blocks| *blocks > 0).find(|most| {
-        let context: Vec<usize> = options.context.iter().map(|c| (*c).min(*most)).collect();
-        let share = |((all, whole), part): ((&usize, &usize), &usize)| all / whole.max(&1) * part;
-        let blocks = options.blocks.iter().zip(&options.context).zip(&context).map(share).collect();
-        let options = LoadOptions { blocks, context, ..options.clone() };
-        plan(backend, lowering, &options).is_ok_and(|plan| plan.needed() <= free)
-    });
-    Err(planned.refusal(backend.about().name, fits.map(|blocks| blocks * BLOCK_TOKENS)))
 }

@@ -1,10 +1,11 @@
 //! Weights on the device: matrices in planes, vectors in f32.
 
-use formats::{Error, Result, Tensor, Tensors};
+use formats::{Error, NotFinite, Result, Tensor, Tensors};
 use ops::packed::{self, Format, Planes};
 use program::Program;
 
 use super::Backend;
+use crate::{LoadOptions, finite};
 
 /// A weight on the device.
 pub(super) struct Weight<B> {
@@ -42,11 +43,32 @@ pub(super) fn bytes(program: &Program, formats: &[Option<Format>]) -> usize {
     program.weights.iter().zip(formats).map(one).sum()
 }
 
+/// Rows that each core takes of so many, and none fewer than a thread is worth.
+fn share(rows: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    rows.div_ceil(cores).max(64)
+}
+
+/// The first weight of a tensor that is not finite, looked for on all cores.
+fn not_finite(tensor: &Tensor<'_>, rows: usize) -> Option<NotFinite> {
+    let (share, per_row) = (share(rows), tensor.bytes.len() / rows.max(1));
+    if share >= rows || per_row * rows != tensor.bytes.len() {
+        return tensor.dtype.not_finite(tensor.bytes);
+    }
+    let elements = share * (per_row / tensor.dtype.block_bytes() * tensor.dtype.block_elements());
+    std::thread::scope(|scope| {
+        let parts = tensor.bytes.chunks(share * per_row);
+        let threads: Vec<_> =
+            parts.map(|bytes| scope.spawn(move || tensor.dtype.not_finite(bytes))).collect();
+        let found = threads.into_iter().map(|thread| thread.join().ok().flatten());
+        let first = found.enumerate().find_map(|(i, found)| Some((i, found?)));
+        first.map(|(i, found)| NotFinite { element: i * elements + found.element, ..found })
+    })
+}
+
 /// Packs a matrix on all cores.
 fn pack(tensor: &Tensor<'_>, rows: usize, cols: usize) -> Result<Planes> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = rows.div_ceil(cores).max(64);
-    let per_row = tensor.bytes.len() / rows.max(1);
+    let (share, per_row) = (share(rows), tensor.bytes.len() / rows.max(1));
     if share >= rows || per_row * rows != tensor.bytes.len() {
         return packed::pack(tensor.dtype, tensor.bytes, rows, cols);
     }
@@ -76,6 +98,7 @@ pub(super) fn load<B: Backend>(
     backend: &B,
     program: &Program,
     tensors: &Tensors,
+    options: &LoadOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
     let total = program.stored_bytes(tensors)?;
@@ -88,8 +111,13 @@ pub(super) fn load<B: Backend>(
         let upload = |bytes: &[u8]| -> Result<_> {
             Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len() })
         };
+        let refuse = |found: Option<NotFinite>| match found.filter(|_| !options.allow_nan) {
+            Some(found) => Err(finite::refusal(weight, tensors, &whole, found)),
+            None => Ok(()),
+        };
         let uploaded = match *weight.shape.as_slice() {
             [rows, cols] => {
+                refuse(not_finite(&tensor, rows))?;
                 match Format::of(tensor.dtype) {
                     // Rows of numbers lie in the file as they do on the device.
                     Some(format @ Format::Dense(_)) => {
@@ -105,6 +133,7 @@ pub(super) fn load<B: Backend>(
             [len] => {
                 let mut values = vec![0.0_f32; len];
                 tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
+                refuse(NotFinite::among(&values))?;
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 upload(&bytes).map_err(named)?
             }

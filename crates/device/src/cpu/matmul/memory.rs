@@ -6,7 +6,7 @@
 use formats::{Error, Result};
 
 /// Alignment and rounding of a [`Huge`] buffer: one huge page.
-const PAGE: usize = 2 << 20;
+const PAGE: usize = Huge::PAGE;
 
 /// An owned, zeroed byte buffer aligned to 2 MiB.
 ///
@@ -23,6 +23,9 @@ unsafe impl Send for Huge {}
 unsafe impl Sync for Huge {}
 
 impl Huge {
+    /// Bytes of a huge page: its addresses are whole ones.
+    pub const PAGE: usize = 2 << 20;
+
     /// `len` zero bytes.
     ///
     /// # Errors

@@ -25,9 +25,10 @@ pub use activations::Activations;
 pub use memory::Huge;
 pub use peak::{Unit, peak};
 
-use formats::{DType, Error, Result, with_block};
+use formats::{DType, Error, NotFinite, Result, with_block};
 use lanes::Lanes;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Rows per panel: the lanes of a 512-bit register.
 pub const ROWS: usize = 16;
@@ -57,6 +58,7 @@ pub struct Matrix {
     cols: usize,
     panel_bytes: usize,
     data: Huge,
+    not_finite: Option<NotFinite>,
 }
 
 impl Matrix {
@@ -98,11 +100,11 @@ impl Matrix {
                 expected.map_or("a size that fits in memory".into(), |n| format!("{n} bytes"));
             return Err(Error::new(place(), expected, format!("{} bytes", bytes.len())));
         }
-        let panel_bytes = with_block!(dtype, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
-            else => float::panel_bytes(cols, dtype.block_bytes()));
+        let panel_bytes = panel_bytes(dtype, cols);
         let panels = rows.div_ceil(ROWS);
-        let matrix =
-            Matrix { dtype, rows, cols, panel_bytes, data: Huge::zeroed(panels * panel_bytes)? };
+        let data = Huge::zeroed(panels * panel_bytes)?;
+        let mut matrix = Matrix { dtype, rows, cols, panel_bytes, data, not_finite: None };
+        let first_odd: Mutex<Option<NotFinite>> = Mutex::new(None);
         let pack: fn(&[&[u8]], &mut [u8]) = match dtype {
             DType::F32 => float::pack::<4>,
             DType::F16 | DType::BF16 => float::pack::<2>,
@@ -117,6 +119,14 @@ impl Matrix {
                 let count = ROWS.min(rows - first);
                 for (r, source) in source[..count].iter_mut().enumerate() {
                     *source = &bytes[(first + r) * row_bytes..][..row_bytes];
+                    // Here, since packing reads the row next: it comes from memory once.
+                    if let Some(found) = dtype.not_finite(source) {
+                        let element = (first + r) * cols + found.element;
+                        let mut least = first_odd.lock().unwrap_or_else(PoisonError::into_inner);
+                        if least.is_none_or(|least| element < least.element) {
+                            *least = Some(NotFinite { element, ..found });
+                        }
+                    }
                 }
                 // SAFETY: panels do not overlap, lie in the buffer, and each belongs to one index.
                 let to = unsafe {
@@ -128,7 +138,18 @@ impl Matrix {
                 pack(&source[..count], to);
             }
         });
+        matrix.not_finite = first_odd.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(matrix)
+    }
+
+    /// Bytes that [`Matrix::pack`] takes for such a matrix, of a type that it takes, with columns in whole blocks.
+    pub fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(ROWS).saturating_mul(panel_bytes(dtype, cols))
+    }
+
+    /// The first weight that is not finite, as packing met it.
+    pub fn not_finite(&self) -> Option<NotFinite> {
+        self.not_finite
     }
 
     /// Output features.
@@ -180,6 +201,12 @@ impl Matrix {
     }
 }
 
+/// Bytes of a panel of [`ROWS`] rows.
+fn panel_bytes(dtype: DType, cols: usize) -> usize {
+    with_block!(dtype, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
+        else => float::panel_bytes(cols, dtype.block_bytes()))
+}
+
 /// The `index`-th of `count` nearly equal ranges of `0..n`.
 pub fn share(n: usize, index: usize, count: usize) -> Range<usize> {
     n * index / count..n * (index + 1) / count
@@ -212,17 +239,27 @@ pub struct Epilogue<'a> {
 pub struct Scratch(Huge);
 
 impl Scratch {
+    /// How much it is.
+    #[cfg(target_arch = "x86_64")]
+    pub const BYTES: usize = more(product::SCRATCH, amx::SCRATCH);
+    /// How much it is.
+    #[cfg(target_arch = "aarch64")]
+    pub const BYTES: usize = more(product::SCRATCH, i8mm::SCRATCH);
+    /// How much it is.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pub const BYTES: usize = product::SCRATCH;
+
     /// # Errors
     /// When there is no memory.
     pub fn new() -> Result<Scratch> {
-        #[cfg(target_arch = "x86_64")]
-        let bytes = product::SCRATCH.max(amx::SCRATCH);
-        #[cfg(target_arch = "aarch64")]
-        let bytes = product::SCRATCH.max(i8mm::SCRATCH);
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let bytes = product::SCRATCH;
-        Ok(Scratch(Huge::zeroed(bytes)?))
+        Ok(Scratch(Huge::zeroed(Scratch::BYTES)?))
     }
+}
+
+/// The greater of two, in constants.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const fn more(a: usize, b: usize) -> usize {
+    if a > b { a } else { b }
 }
 
 /// One call of [`multiply`], as the kernels see it.
