@@ -27,17 +27,20 @@ use terminal::{Outcome, Stop, report};
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
+        if delft::formats::expected() {
+            // Who catches it makes an error of it.
+            return;
+        }
         // The last net: nothing is known to end here. One line, and no half-dead threads behind it.
         let at = panic
             .location()
             .map(|place| format!("{}:{}", short(place.file()), place.line()))
             .unwrap_or_default();
-        let what = panic.payload();
-        let what = what
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| what.downcast_ref::<String>().map(String::as_str));
-        let what = terminal::harmless(what.unwrap_or("a panic"));
+        let what = match delft::formats::words_of(panic.payload()) {
+            "" => "a panic",
+            words => words,
+        };
+        let what = terminal::harmless(what);
         report(&format_args!("internal error at {at}: {what} (hint: please report this)"));
         std::process::exit(1);
     }));

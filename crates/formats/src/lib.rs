@@ -4,6 +4,7 @@
 //! arithmetic, and no allocation is proportional to a number that was not checked against the file's size.
 
 mod aside;
+mod caught;
 mod dtype;
 mod error;
 mod fault;
@@ -16,6 +17,7 @@ pub mod quant;
 pub mod safetensors;
 mod tensors;
 
+pub use caught::{caught, expected, words_of};
 pub use dtype::DType;
 pub use error::{Error, Result, shape};
 pub use finite::NotFinite;
