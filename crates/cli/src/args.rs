@@ -112,7 +112,7 @@ pub(crate) struct ModelArg {
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Most tokens of prompt and answer together [default: what the model was trained for]
+    /// Most tokens of prompt and answer together [default: what the model was trained for, or less where memory is short]
     #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Once the context is full, forget the oldest tokens instead of stopping
@@ -121,8 +121,8 @@ pub(crate) struct LoadArgs {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: cpu, cuda, cuda:N, metal, or several GPUs that share the model: cuda:0,1
-    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
+    /// Where to compute: auto (a GPU that the model fits, else the CPU), cpu, cuda, cuda:N, metal, or several GPUs that share the model: cuda:0,1
+    #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
     pub(crate) device: Place,
     /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before them run on the CPU [default: all]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]
@@ -139,6 +139,25 @@ pub(crate) struct LoadArgs {
     /// Load weights that are NaN or infinite as they are, instead of refusing the model
     #[arg(long)]
     pub(crate) allow_nan: bool,
+    /// Whether nothing is said that only people want to know: with -q and --json.
+    #[arg(skip)]
+    pub(crate) quiet: bool,
+}
+
+impl Command {
+    /// Tells the loading whether to be quiet.
+    pub(crate) fn quieten(&mut self) {
+        let (load, quiet) = match self {
+            Command::Run(args) => (&mut args.load, args.quiet || args.json || args.json_lines),
+            Command::Chat(args) => (&mut args.load, false),
+            Command::Logits(args) => (&mut args.load, args.json),
+            Command::Bench(args) => (&mut args.load, args.json),
+            Command::WhySlow(args) => (&mut args.load, args.json),
+            Command::Perplexity(args) => (&mut args.load, args.json),
+            _ => return,
+        };
+        load.quiet = quiet;
+    }
 }
 
 /// A dispatch by name.
@@ -412,7 +431,7 @@ pub(crate) struct Inspect {
     #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Where it would run: tells what it would take there beside what is free
-    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
+    #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
     pub(crate) device: Place,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]

@@ -2,6 +2,7 @@
 
 /// Names that belong together, and what they are for.
 const VARIABLES: &[(&str, &str)] = &[
+    ("DELFT_DEVICE", "where --device auto computes, by the names that --device takes"),
     (
         "DELFT_ISA",
         "the CPU's instruction set, a lesser one than the best; an unknown name lists those that there are",

@@ -93,11 +93,18 @@ pub(crate) fn engine_with(
         ..LoadOptions::on(args.device)
     };
     let prepared = Engine::prepare(&model.location, &options)?;
+    if prepared.shortened() {
+        aside(format_args!(
+            "context {} instead of the model's own, for which memory is short (--ctx sets it)",
+            prepared.context()
+        ));
+    }
+    if let Some(why) = prepared.why().filter(|_| stderr_is_terminal() && !args.quiet) {
+        aside(format_args!("runs on {why}"));
+    }
     if verbose {
-        let names = args.device.each();
-        for (plan, name) in prepared.plan().iter().zip(&names) {
-            let of = if names.len() > 1 { format!(" of {name}") } else { String::new() };
-            aside(format_args!("device memory{of}: {}", planned(plan, prepared.context())));
+        for (plan, place) in prepared.plan().iter().zip(prepared.places()) {
+            aside(format_args!("memory of {place}: {}", planned(plan, prepared.context())));
         }
     }
     let bar = stderr_is_terminal().then(|| {

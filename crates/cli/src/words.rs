@@ -24,6 +24,7 @@ struct Named {
 impl Command {
     /// Moves each command's words to where it looks for its model and its prompt.
     pub(crate) fn settle(&mut self) -> Outcome {
+        self.quieten();
         match self {
             Command::Run(args) => settle(&mut args.load.model, &mut args.words, &mut args.prompt),
             Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),

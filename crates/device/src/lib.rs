@@ -24,7 +24,7 @@ use formats::{DType, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
 use ops::sample::{Choice, Options};
-pub use place::{Place, Several, SplitMode};
+pub use place::{Place, Several, SplitMode, gpus};
 pub use plan::Plan;
 use program::{Arguments, Program};
 pub use split::Split;

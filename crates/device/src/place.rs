@@ -12,10 +12,12 @@ use crate::gpu::sim;
 use crate::ranks::Ranks;
 use crate::{Device, Split, cpu, gpu, metal};
 
-/// Where to compute: `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
+/// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
 /// `sim,sim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Place {
+    /// A GPU if there is one that the model fits, else the processor.
+    Auto,
     /// The processor.
     #[default]
     Cpu,
@@ -58,7 +60,8 @@ pub enum SplitMode {
     Tensor,
 }
 
-const PLACES: [(&str, Place); 6] = [
+const PLACES: [(&str, Place); 7] = [
+    ("auto", Place::Auto),
     ("cpu", Place::Cpu),
     ("cuda", Place::Cuda(0)),
     ("metal", Place::Metal),
@@ -78,9 +81,9 @@ impl FromStr for Place {
             return Ok(*place);
         }
         let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-        number
-            .map(Place::Cuda)
-            .ok_or_else(|| Error::new("device", "cpu, cuda, cuda:N, cuda:N,N.. or metal", name))
+        number.map(Place::Cuda).ok_or_else(|| {
+            Error::new("device", "auto, cpu, cuda, cuda:N, cuda:N,N.. or metal", name)
+        })
     }
 }
 
@@ -100,7 +103,7 @@ fn several(names: &str) -> Result<Several> {
             Place::Cuda(number) => (Kind::Cuda, number),
             Place::Sim(engine) => (Kind::Sim(engine), 0),
             Place::SimMetal => (Kind::SimMetal, 0),
-            Place::Cpu | Place::Metal | Place::Several(_) => {
+            Place::Auto | Place::Cpu | Place::Metal | Place::Several(_) => {
                 return Err(wrong("several NVIDIA GPUs: cuda:0,1"));
             }
         };
@@ -112,6 +115,16 @@ fn several(names: &str) -> Result<Several> {
         list.count += 1;
     }
     found.ok_or_else(|| wrong("several GPUs"))
+}
+
+/// The GPUs of this machine that [`Place::Auto`] tries, in that order. Where there is no driver this takes well under a
+/// millisecond. Metal's is not among them: its driver has not run on a GPU of Apple's yet, so it is used where it is named.
+pub fn gpus() -> Vec<Place> {
+    #[cfg(feature = "cuda")]
+    if crate::cuda::present() {
+        return vec![Place::Cuda(0)];
+    }
+    Vec::new()
 }
 
 impl Several {
@@ -152,7 +165,7 @@ impl Place {
     pub fn chunk(self) -> usize {
         match self {
             Place::Cuda(_) => 2048,
-            Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
+            Place::Auto | Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
             Place::Several(several) => several.places().next().map_or(512, Place::chunk),
         }
     }
@@ -171,6 +184,10 @@ impl Place {
     /// If this machine has no such device.
     pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
         match self {
+            Place::Auto => {
+                let gpu = gpus().into_iter().find_map(|gpu| gpu.open(threads).ok());
+                gpu.map_or_else(|| Place::Cpu.open(threads), Ok)
+            }
             Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
             #[cfg(feature = "cuda")]
             Place::Cuda(number) => {
@@ -243,7 +260,9 @@ mod tests {
             assert_eq!(place.each().len(), name.split(',').count());
         }
         let many = vec!["sim"; Several::MOST + 1].join(",");
-        for name in ["cuda:0,sim", "cpu,cuda", "metal,metal", "sim,1", "cuda:0,", ",", &many] {
+        for name in
+            ["cuda:0,sim", "cpu,cuda", "auto,cuda", "metal,metal", "sim,1", "cuda:0,", ",", &many]
+        {
             let why = name.parse::<Place>().unwrap_err().to_string();
             assert!(why.starts_with("device: expected"), "{name}: {why}");
         }

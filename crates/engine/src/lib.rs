@@ -4,6 +4,7 @@
 //! owns tokens and the cache blocks that hold them; what must be computed for a new prompt (prefill, decode, or
 //! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
 
+mod choose;
 mod defaults;
 mod generate;
 mod load;
@@ -21,7 +22,7 @@ pub use device::{
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
 };
 pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token};
-pub use load::{Engine, Info, LoadOptions, Needs, read_template, read_tokenizer};
+pub use load::{Engine, Info, LoadOptions, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
 pub use prepare::Prepared;

@@ -25,7 +25,8 @@ pub struct LoadOptions {
     pub gpu_layers: Option<usize>,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
-    /// Positions a session may hold; `None`: as many as the model was trained for.
+    /// Positions a session may hold; `None`: as many as the model was trained for, or where memory is short the greatest power of
+    /// two that fits, but no fewer than 2,048.
     pub context: Option<usize>,
     /// Whether a full context drops its oldest positions instead of ending generation.
     pub rotate: bool,
@@ -33,8 +34,8 @@ pub struct LoadOptions {
     pub cache_type: CacheType,
     /// Sessions that may hold a full context at the same time.
     pub sessions: usize,
-    /// Tokens computed together in prefill.
-    pub chunk: usize,
+    /// Tokens computed together in prefill; `None`: as many as keep the device busy.
+    pub chunk: Option<usize>,
     /// Keeps named intermediate values, for inspection.
     pub trace: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
@@ -53,7 +54,7 @@ impl Default for LoadOptions {
             rotate: false,
             cache_type: CacheType::F16,
             sessions: 16,
-            chunk: Place::Cpu.chunk(),
+            chunk: None,
             trace: false,
             allow_nan: false,
         }
@@ -61,9 +62,14 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// The default on a device: prompts in chunks of a size that keeps it busy.
+    /// The default on a device.
     pub fn on(device: Place) -> Self {
-        LoadOptions { device, chunk: device.chunk(), ..LoadOptions::default() }
+        LoadOptions { device, ..LoadOptions::default() }
+    }
+
+    /// Tokens computed together in prefill.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk.unwrap_or_else(|| self.device.chunk())
     }
 
     /// A group's window and context as its block tables keep them: a rotating context is a window over no end.
@@ -104,17 +110,6 @@ pub struct Info {
     pub device: About,
     /// Milliseconds from the path to ready.
     pub load_ms: u64,
-}
-
-/// Bytes that running a model takes, known before its weights are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
-    /// Weights, one copy.
-    pub weights: u64,
-    /// Keys and values at the context asked for.
-    pub cache: u64,
-    /// Activations.
-    pub activations: u64,
 }
 
 /// A loaded model on a device. Cheap to share: sessions hold a reference to it.
@@ -161,31 +156,6 @@ impl Engine {
     /// As [`Engine::load`].
     pub fn prepare(model: impl Into<Location>, options: &LoadOptions) -> Result<Prepared> {
         Prepared::new(model.into(), options)
-    }
-
-    /// What running the model would take at `context` positions, without reading its weights.
-    ///
-    /// # Errors
-    /// As [`Engine::prepare`], but for the device's.
-    pub fn needs(
-        model: impl Into<Location>,
-        context: Option<usize>,
-        cache_type: CacheType,
-    ) -> Result<Needs> {
-        let tensors = Tensors::open(model)?;
-        let model = models::load(&tensors)?;
-        let program = program::fuse(&model.record(false)?);
-        let context = context.unwrap_or(model.config().context);
-        let chunk = LoadOptions::default().chunk.min(context.max(1));
-        let per_layer = |layer: &program::CacheLayer| {
-            let positions = layer.window.map_or(context, |w| context.min(w + chunk)) as u64;
-            2 * positions * (layer.kv_heads * cache_type.bytes(layer.head_dim)) as u64
-        };
-        Ok(Needs {
-            weights: program.stored_bytes(&tensors)?,
-            cache: program.layers.iter().map(per_layer).sum(),
-            activations: program::plan_memory(&program, chunk, OUTPUT_ROWS.min(chunk)).bytes as u64,
-        })
     }
 
     /// What the model is.
@@ -237,7 +207,7 @@ impl Engine {
         &self.0.traces
     }
 
-    /// What was planned of the memory of each device that has its own, before anything was loaded.
+    /// What was planned of the memory of each device, before anything was loaded.
     pub fn plan(&self) -> &[Plan] {
         &self.0.plan
     }

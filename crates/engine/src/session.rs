@@ -51,7 +51,7 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let (context, chunk) = (shared.info.context, shared.options.chunk);
+        let (context, chunk) = (shared.info.context, shared.options.chunk());
         let table = |(group, &window): (usize, &Option<usize>)| {
             let (window, context) = shared.options.span(window, context);
             BlockTable::new(&shared.pool, group, window, context, chunk)
@@ -167,7 +167,7 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<usize> {
         let shared = self.shared.clone();
-        let mut rows = tokens.len().min(shared.options.chunk);
+        let mut rows = tokens.len().min(shared.options.chunk());
         if from < rows {
             rows = rows.min((from + OUTPUT_ROWS).max(1));
         }

@@ -51,7 +51,7 @@ fn run(path: &Path) -> Option<String> {
     let options = LoadOptions {
         threads: Some(1),
         context: Some(64),
-        chunk: 16,
+        chunk: Some(16),
         sessions: 1,
         ..Default::default()
     };

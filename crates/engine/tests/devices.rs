@@ -63,7 +63,7 @@ fn a_rotating_context_is_the_cpus() {
             cache_type: CacheType::F32,
             context: Some(100),
             rotate: true,
-            chunk: 32,
+            chunk: Some(32),
             ..LoadOptions::on(device)
         };
         let engine = load(&path, &options);
@@ -110,7 +110,7 @@ fn a_q8_0_cache_is_near() {
 /// Logits of a prompt in parts, of steps, and tokens that the device chooses, twice in turns.
 fn all(path: &Path, device: &str, dispatch: Dispatch) -> (Vec<f32>, Vec<u32>) {
     let on = LoadOptions::on(device.parse().unwrap());
-    let engine = load(path, &LoadOptions { dispatch, context: Some(60), chunk: 9, ..on });
+    let engine = load(path, &LoadOptions { dispatch, context: Some(60), chunk: Some(9), ..on });
     let tokens: Vec<u32> = (0..33).map(|i| (i * 37 + 11) % 100).collect();
     let (mut one, mut other) = (engine.session(), engine.session());
     let mut logits = one.logits(&tokens, Rows::Last(3)).unwrap().data;

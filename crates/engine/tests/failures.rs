@@ -13,7 +13,7 @@ fn engine(dispatch: Dispatch) -> Engine {
         dispatch,
         cache_type: CacheType::F32,
         context: Some(64),
-        chunk: 8,
+        chunk: Some(8),
         ..LoadOptions::on("sim".parse().unwrap())
     };
     load(&root().join("llama3"), &options)

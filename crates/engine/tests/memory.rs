@@ -1,4 +1,4 @@
-//! What a GPU's memory is said to hold, beside what it holds.
+//! What a device's memory is said to hold, beside what it holds.
 
 mod common;
 
@@ -29,17 +29,23 @@ fn the_plan_is_the_peak() {
         let device: Place = device.parse().unwrap();
         let options = LoadOptions {
             context: Some(context),
-            chunk: 64,
+            chunk: Some(64),
             cache_type,
             gpu_layers: layers,
             split_mode,
             ..LoadOptions::on(device)
         };
         let path = root().join(case);
-        let planned = Engine::prepare(&path, &options).unwrap().plan().to_vec();
-        assert_eq!(planned.len(), device.each().len());
+        let prepared = Engine::prepare(&path, &options).unwrap();
+        let planned = prepared.plan().to_vec();
+        let on_cpu = usize::from(layers.is_some());
+        assert_eq!(planned.len(), on_cpu + device.each().len());
+        assert_eq!(prepared.places()[on_cpu..], device.each());
+        // What the machine has left changes from one moment to the next.
+        let lasting = |plan: &Plan| Plan { free: plan.free.filter(|_| !plan.host), ..*plan };
         let engine = load(&path, &options);
-        assert_eq!(engine.plan(), planned, "{case}");
+        let lasts = |plans: &[Plan]| plans.iter().map(lasting).collect::<Vec<_>>();
+        assert_eq!(lasts(engine.plan()), lasts(&planned), "{case}");
         let mut session = engine.session();
         let prompt: Vec<u32> = (0..context as u32 - 4).map(|i| i * 7 % 100).collect();
         let generate = GenerateOptions {
@@ -55,7 +61,7 @@ fn the_plan_is_the_peak() {
         let tokens: Vec<_> = tokens.map(|token| token.unwrap().id).collect();
         assert_eq!(tokens.len(), 5, "{case}");
         let used = engine.memory().device.unwrap();
-        let planned: usize = planned.iter().map(Plan::peak).sum();
+        let planned: usize = planned.iter().filter(|plan| !plan.host).map(Plan::peak).sum();
         let (planned, peak) = (planned as f64, used.peak as f64);
         assert!(
             (planned / peak - 1.0).abs() <= 0.05,
@@ -66,10 +72,45 @@ fn the_plan_is_the_peak() {
 }
 
 #[test]
-fn the_cpu_has_no_memory_of_its_own() {
+fn the_cpu_plans_what_its_executor_holds() {
+    for (case, context, rotate) in [
+        ("llama3", 500, false),
+        ("llama-k-quants/model.q4_k_m.gguf", 300, false),
+        ("mistral-long", 500, false),
+        ("mistral-long", 100, true),
+    ] {
+        let path = root().join(case);
+        let options = LoadOptions { context: Some(context), rotate, ..LoadOptions::default() };
+        let engine = load(&path, &options);
+        let [plan] = engine.plan() else { panic!("{case}: one plan") };
+        assert!(plan.host && plan.free.is_none_or(|free| free > plan.needed()));
+        let mut session = engine.session();
+        let tokens: Vec<u32> = (0..context as u32).map(|i| i * 7 % 60).collect();
+        session.evaluate(&tokens, tokens.len(), &mut |_, _| {}).unwrap();
+        if rotate {
+            session.evaluate(&tokens, 0, &mut |_, _| {}).unwrap();
+        }
+        let held = engine.memory();
+        assert_eq!((plan.weights, held.device), (held.weights, None), "{case}");
+        assert_eq!(plan.cache, held.cache, "{case}: every block of it was used");
+        assert!(plan.arena >= held.arena && held.arena > 0, "{case}: {plan:?}, {held:?}");
+    }
+}
+
+#[test]
+fn what_the_machine_has_no_memory_for_is_refused_before_it_is_taken() {
     let path = root().join("llama3");
-    assert!(Engine::prepare(&path, &LoadOptions::default()).unwrap().plan().is_empty());
-    assert!(load(&path, &LoadOptions::default()).memory().device.is_none());
+    let options = LoadOptions { context: Some(1 << 40), ..LoadOptions::default() };
+    let prepared = Engine::prepare(&path, &options).unwrap();
+    if prepared.plan()[0].free.is_none() {
+        return println!("skipped: this system does not tell what memory is free");
+    }
+    let why = prepared.load(&mut |_, _| panic!("weights are read")).err().unwrap().to_string();
+    assert!(why.starts_with("cpu: expected ") && why.contains(" free (hint: --ctx "), "{why}");
+    let told: usize =
+        why.split("--ctx ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let fits = LoadOptions { context: Some(told), ..LoadOptions::default() };
+    assert!(told.is_power_of_two() && Engine::load(&path, &fits).is_ok(), "{why}");
 }
 
 #[test]

@@ -33,7 +33,8 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decoding_allocates_nothing() {
     for case in ["llama3", "qwen3", "mistral-long"] {
-        let engine = load(&root().join(case), &LoadOptions { chunk: 64, ..Default::default() });
+        let engine =
+            load(&root().join(case), &LoadOptions { chunk: Some(64), ..Default::default() });
         let mut session = engine.session();
         let prompt: Vec<u32> = (0..300).map(|i| i % 100).collect();
         let tokens: Vec<u32> =

@@ -62,7 +62,7 @@ fn chunked_prefill_equals_whole_and_steps() {
         let whole = engine(case, LoadOptions { cache_type: CacheType::F32, ..Default::default() });
         let chunked = engine(
             case,
-            LoadOptions { cache_type: CacheType::F32, chunk: 64, ..Default::default() },
+            LoadOptions { cache_type: CacheType::F32, chunk: Some(64), ..Default::default() },
         );
         let tokens = prompt(400);
         let a = whole.session().logits(&tokens, Rows::Last(3)).unwrap();
@@ -91,7 +91,8 @@ fn a_full_context_says_so() {
 
 #[test]
 fn a_rotating_context_goes_on() {
-    let options = LoadOptions { context: Some(256), rotate: true, chunk: 64, ..Default::default() };
+    let options =
+        LoadOptions { context: Some(256), rotate: true, chunk: Some(64), ..Default::default() };
     let engine = engine("llama3", options);
     let mut session = engine.session();
     session.logits(&prompt(40), Rows::Last(1)).unwrap();
@@ -220,7 +221,8 @@ fn a_prompt_that_is_given_up_leaves_what_was_computed_and_nothing_false() {
 #[test]
 fn seeds_decide_samples_and_nothing_else_does() {
     let one = engine("qwen3", LoadOptions { threads: Some(1), ..Default::default() });
-    let two = engine("qwen3", LoadOptions { threads: Some(2), chunk: 5, ..Default::default() });
+    let two =
+        engine("qwen3", LoadOptions { threads: Some(2), chunk: Some(5), ..Default::default() });
     let sample = |engine: &Engine, seed| {
         let sampling = SamplingOptions { temperature: 1.0, seed, ..Default::default() };
         let options = GenerateOptions { sampling, ..greedy(20) };

@@ -31,7 +31,11 @@ fn f32_checkpoints_agree_to_1e_4() {
         let expected = Expected::open(&case.join("expected.safetensors"));
         // bf16 and f16 checkpoints are exact in f32 too: products take stored weights as they are.
         for chunk in [512, 7] {
-            let options = LoadOptions { cache_type: CacheType::F32, chunk, ..Default::default() };
+            let options = LoadOptions {
+                cache_type: CacheType::F32,
+                chunk: Some(chunk),
+                ..Default::default()
+            };
             let worst = worst(&case, &expected, &options);
             assert!(worst <= 1e-4, "{}: chunks of {chunk}: {worst:e}", case.display());
         }
@@ -97,7 +101,8 @@ fn simulated(device: &str, only: &[&str]) {
             (CacheType::F32, exact, 7),
             (CacheType::F16, 2e-2_f32.max(exact), 512),
         ] {
-            let options = LoadOptions { device, cache_type, chunk, ..Default::default() };
+            let options =
+                LoadOptions { device, cache_type, chunk: Some(chunk), ..Default::default() };
             let worst = worst(&path, &expected, &options);
             let what = format!("{}: {device}, {cache_type:?} in chunks of {chunk}", path.display());
             println!("{what}: {worst:e}");
@@ -153,7 +158,7 @@ fn shared_by_two(device: &str) {
         ] {
             let split_mode = SplitMode::Tensor;
             let on = LoadOptions::on(device);
-            let options = LoadOptions { split_mode, cache_type, chunk, ..on };
+            let options = LoadOptions { split_mode, cache_type, chunk: Some(chunk), ..on };
             if let Err(why) = Engine::prepare(&path, &options) {
                 let why = why.to_string();
                 let known = ["key/value heads that 2 GPUs can share", "parts of whole blocks of"];
@@ -186,7 +191,7 @@ fn on_two_devices(device: &str) {
         {
             let device = device.parse().unwrap();
             let on = LoadOptions::on(device);
-            let options = LoadOptions { gpu_layers: Some(1), cache_type, chunk, ..on };
+            let options = LoadOptions { gpu_layers: Some(1), cache_type, chunk: Some(chunk), ..on };
             let worst = worst(&case, &expected, &options);
             let what = format!("{}: {cache_type:?} in chunks of {chunk}", case.display());
             assert!(worst <= bound, "{what}: {worst:e}");

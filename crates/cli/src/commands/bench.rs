@@ -290,9 +290,10 @@ fn to_json(
     head::joined(figures, more)
 }
 
-/// What is planned for all devices together.
+/// What is planned for all devices with memory of their own together.
 fn peak(plans: &[Plan]) -> Option<usize> {
-    (!plans.is_empty()).then(|| plans.iter().map(Plan::peak).sum())
+    let own = || plans.iter().filter(|plan| !plan.host);
+    own().next().is_some().then(|| own().map(Plan::peak).sum())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use delft::formats::gguf::{Array, Value};
 use delft::models::{self, Config};
-use delft::{CacheType, Engine, Error, LoadOptions, Location, Needs, Place, Plan, Tensors};
+use delft::{CacheType, Engine, Error, LoadOptions, Location, Place, Plan, Tensors};
 use serde_json::{Value as Json, json};
 
 use crate::args::Inspect;
@@ -52,9 +52,8 @@ struct Report {
 struct Model {
     config: Config,
     context: usize,
-    needs: Needs,
-    /// On GPUs, of each.
-    plans: Vec<Plan>,
+    /// What each device would take.
+    plans: Vec<(Place, Plan)>,
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
@@ -72,16 +71,12 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
     let model = models::config(tensors).and_then(|config| {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
-        let needs = Engine::needs(tensors.location(), Some(context), cache_type)?;
-        let plans = match args.device {
-            Place::Cpu => vec![],
-            device => {
-                let on = LoadOptions::on(device);
-                let options = LoadOptions { context: Some(context), cache_type, ..on };
-                Engine::prepare(tensors.location(), &options)?.plan().to_vec()
-            }
-        };
-        Ok(Model { config, context, needs, plans })
+        let on = LoadOptions::on(args.device);
+        let options = LoadOptions { context: Some(context), cache_type, ..on };
+        let prepared = Engine::prepare(tensors.location(), &options)?;
+        let places = prepared.places().iter().copied();
+        let plans = places.zip(prepared.plan().iter().copied()).collect();
+        Ok(Model { config, context, plans })
     });
     let format = if tensors.gguf().is_some() { "gguf" } else { "safetensors" };
     Report { location: tensors.location(), format, sizes: Sizes::of(tensors), model }
@@ -96,7 +91,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
     line("parameters", format!("{} in {} tensors", count(report.sizes.parameters), tensors.len()));
     line("weights", bytes(report.sizes.bytes));
     match &report.model {
-        Ok(Model { config, context, needs, plans }) => {
+        Ok(Model { config, context, plans }) => {
             line("architecture", config.architecture.name.to_string());
             line("layers", config.layers.to_string());
             line("hidden", config.hidden.to_string());
@@ -118,19 +113,16 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
             );
             line("trained context", config.context.to_string());
             text += &format!("\n{BOLD}memory at {context} tokens{BOLD:#}\n");
-            let names = args.device.each();
             let mut row =
-                |(name, value): (&str, u64)| text += &format!("  {name:<16}{:>10}\n", bytes(value));
-            match &plans[..] {
-                [] => parts(needs).into_iter().for_each(row),
-                [one] => planned(one).into_iter().for_each(row),
-                several => {
-                    for (plan, device) in several.iter().zip(names) {
-                        for (name, value) in planned(plan) {
-                            row((&format!("{device} {name}"), value));
-                        }
-                    }
+                |name: &str, value: u64| text += &format!("  {name:<16}{:>10}\n", bytes(value));
+            for (place, plan) in plans {
+                let of = if plans.len() > 1 { format!("{place} ") } else { String::new() };
+                for (name, value) in planned(plan) {
+                    row(&format!("{of}{name}"), value);
                 }
+            }
+            if let Some((place, _)) = plans.iter().find(|(_, plan)| !plan.fits()) {
+                text += &format!("  does not fit {place}: a shorter --ctx may\n");
             }
         }
         Err(error) => line("cannot run", error.to_string()),
@@ -186,7 +178,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
         "types": types,
     });
     match &report.model {
-        Ok(Model { config, context, needs, plans }) => {
+        Ok(Model { config, context, plans }) => {
             out["architecture"] = config.architecture.name.into();
             out["layers"] = config.layers.into();
             out["hidden"] = config.hidden.into();
@@ -197,20 +189,26 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
             out["vocab"] = config.vocab.into();
             out["trained_context"] = config.context.into();
             out["tied"] = config.tied.into();
-            let [weights, cache, activations, total] = parts(needs).map(|(_, value)| value);
+            let all = |part: fn(&Plan) -> usize| -> Json {
+                plans.iter().map(|(_, plan)| part(plan)).fold(0, usize::saturating_add).into()
+            };
             out["memory"] = json!({
                 "ctx": context,
-                "weights_bytes": weights,
-                "cache_bytes": cache,
-                "activation_bytes": activations,
-                "total_bytes": total,
+                "weights_bytes": all(|plan| plan.weights),
+                "cache_bytes": all(|plan| plan.cache),
+                "activation_bytes": all(|plan| plan.arena),
+                "working_bytes": all(|plan| plan.working),
+                "total_bytes": all(Plan::needed),
+                "fits": plans.iter().all(|(_, plan)| plan.fits()),
             });
             let part = |(name, value): (&str, u64)| (format!("{name}_bytes"), value.into());
-            let share = |plan: &Plan| -> Json {
-                Json::Object(planned(plan).into_iter().map(part).collect())
+            let share = |(place, plan): &(Place, Plan)| -> Json {
+                let name = ("device".to_owned(), place.to_string().into());
+                Json::Object(
+                    [name].into_iter().chain(planned(plan).into_iter().map(part)).collect(),
+                )
             };
             match &plans[..] {
-                [] => {}
                 [one] => out["device_memory"] = share(one),
                 several => out["device_memory"] = several.iter().map(share).collect(),
             }
@@ -225,17 +223,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
     out
 }
 
-fn parts(needs: &Needs) -> [(&'static str, u64); 4] {
-    let total = needs.weights.saturating_add(needs.cache).saturating_add(needs.activations);
-    [
-        ("weights", needs.weights),
-        ("cache", needs.cache),
-        ("activations", needs.activations),
-        ("total", total),
-    ]
-}
-
-/// What a GPU's memory would hold, and what is free there.
+/// What a device's memory would hold, and what is free there.
 fn planned(plan: &Plan) -> Vec<(&'static str, u64)> {
     let parts = [
         ("weights", Some(plan.weights)),

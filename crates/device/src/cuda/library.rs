@@ -35,6 +35,19 @@ fn start() -> Result<()> {
     driver::result::init().map_err(|e| super::fault("cuda", e))
 }
 
+/// Whether this machine has a GPU, or a driver that does not say that there is none: why such a one cannot be used is told by
+/// whoever opens it.
+pub fn present() -> bool {
+    // SAFETY: loading the driver runs its initialisers, which have no preconditions.
+    if !unsafe { driver::sys::is_culib_present() } {
+        return false;
+    }
+    match driver::result::init() {
+        Ok(()) => driver::result::device::get_count().map_or(true, |count| count > 0),
+        Err(error) => error.0 != driver::sys::CUresult::CUDA_ERROR_NO_DEVICE,
+    }
+}
+
 /// `13000` as `13.0`.
 pub(super) fn shown(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)

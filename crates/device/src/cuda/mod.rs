@@ -36,6 +36,7 @@ use crate::survey::{Gpus, Library};
 pub use backend::Cuda;
 pub use compile::Compiler;
 pub use graph::{Event, Graph, Timing, Work};
+pub use library::present;
 pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
 pub use nccl::{AllReduce, Sums};

@@ -1,0 +1,285 @@
+//! Where a model runs and with how long a context: what its plans say, before anything is loaded.
+//!
+//! Of [`Place::Auto`] comes the first GPU that the model fits, else the CPU. A context that nobody asked for gives way to a
+//! shorter one where memory is short; one that was asked for does not.
+
+use crate::load::{LoadOptions, OUTPUT_ROWS};
+use crate::pool::bound;
+use crate::session::GROUPS;
+use device::{Device, Place, Plan, Split, SplitMode};
+use formats::{Error, Result, Tensors};
+use program::Program;
+
+/// Names the place that [`Place::Auto`] is.
+const VARIABLE: &str = "DELFT_DEVICE";
+
+/// The shortest context that is chosen for want of memory: with less, a conversation ends before it has begun.
+const SHORTEST: usize = 2048;
+
+/// What is to be loaded, as its files have it.
+pub(crate) struct Recorded<'a> {
+    pub(crate) tensors: &'a Tensors,
+    /// Its cache not yet bound by a context that rotates.
+    pub(crate) program: &'a Program,
+    /// Positions that it was trained for.
+    pub(crate) trained: usize,
+}
+
+/// A model's Program on a device that is open, and what it will take there.
+pub(crate) struct Chosen {
+    pub(crate) program: Program,
+    /// With the place where it runs.
+    pub(crate) options: LoadOptions,
+    pub(crate) device: Box<dyn Device>,
+    /// Each device, in the order of the plans.
+    pub(crate) places: Vec<Place>,
+    pub(crate) load: device::LoadOptions,
+    pub(crate) plan: Vec<Plan>,
+    pub(crate) context: usize,
+    /// Why it runs there, if there was something to choose between.
+    pub(crate) why: Option<String>,
+}
+
+impl Chosen {
+    fn fits(&self) -> bool {
+        self.plan.iter().all(Plan::fits)
+    }
+}
+
+/// Chooses among what this machine has.
+pub(crate) fn choose(model: &Recorded<'_>, options: &LoadOptions) -> Result<Chosen> {
+    if options.device != Place::Auto {
+        return on(model, options, options.device);
+    }
+    match std::env::var(VARIABLE) {
+        Ok(name) if !name.is_empty() => {
+            let place =
+                name.parse().map_err(|e: Error| Error { place: VARIABLE.to_owned(), ..e })?;
+            match place {
+                Place::Auto => among(model, options, &device::gpus()),
+                place => on(model, options, place),
+            }
+        }
+        _ => among(model, options, &device::gpus()),
+    }
+}
+
+/// The first of these GPUs that the model fits, else the CPU.
+fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[Place]) -> Result<Chosen> {
+    let mut against = None;
+    if options.gpu_layers == Some(0) {
+        return on(model, &LoadOptions { gpu_layers: None, ..options.clone() }, Place::Cpu);
+    }
+    let asked = options.gpu_layers.is_some();
+    for &place in gpus {
+        let found = match on(model, options, place) {
+            Ok(chosen) if chosen.fits() => {
+                let why = format!("{place}: {}", chosen.device.about().isa);
+                return Ok(Chosen { why: Some(why), ..chosen });
+            }
+            // Who says how many layers go there is told how many would fit.
+            Ok(chosen) if asked => return Ok(chosen),
+            Ok(chosen) => lack(&chosen.plan),
+            Err(error) if asked => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        against.get_or_insert(format!("the CPU, not {place}: {found}"));
+    }
+    Ok(Chosen { why: against, ..on(model, options, Place::Cpu)? })
+}
+
+/// What the first of some plans lacks that does not fit.
+fn lack(plans: &[Plan]) -> String {
+    let gib = |bytes: usize| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    let short = plans.iter().find(|plan| !plan.fits());
+    short.map_or(String::new(), |plan| {
+        format!("the model takes {}, {} are free", gib(plan.needed()), gib(plan.free.unwrap_or(0)))
+    })
+}
+
+/// The model at one place, with the context asked for; else with the trained one, or the greatest power of two below it that
+/// fits. What fits at no length is left as it is, to be refused when it is loaded.
+fn on(model: &Recorded<'_>, options: &LoadOptions, place: Place) -> Result<Chosen> {
+    let options = LoadOptions { device: place, ..options.clone() };
+    let (device, places) = open(&options, model.program.layers.len())?;
+    let whole = options.context.unwrap_or(model.trained);
+    let mut chosen = lay_out(model, options, device, places, whole)?;
+    if chosen.fits() || chosen.options.context.is_some() {
+        return Ok(chosen);
+    }
+    let longest = whole.checked_next_power_of_two().map_or(1 << (usize::BITS - 1), |n| n / 2);
+    let shorter = std::iter::successors(Some(longest), |context| Some(context / 2));
+    for context in shorter.take_while(|context| *context >= SHORTEST) {
+        chosen = chosen.with(model, context)?;
+        if chosen.fits() {
+            return Ok(chosen);
+        }
+    }
+    chosen.with(model, whole)
+}
+
+impl Chosen {
+    /// The same with another context.
+    fn with(self, model: &Recorded<'_>, context: usize) -> Result<Chosen> {
+        lay_out(model, self.options, self.device, self.places, context)
+    }
+}
+
+/// Plans the model on a device with so many positions.
+fn lay_out(
+    model: &Recorded<'_>,
+    options: LoadOptions,
+    device: Box<dyn Device>,
+    places: Vec<Place>,
+    context: usize,
+) -> Result<Chosen> {
+    let mut program = model.program.clone();
+    if options.rotate {
+        program.bound(context);
+    }
+    let groups = program.groups();
+    if groups.len() > GROUPS {
+        let expected = format!("layers with at most {GROUPS} different windows");
+        return Err(Error::new("windows", expected, groups.len()));
+    }
+    let chunk = options.chunk();
+    let blocks = |&window: &Option<usize>| {
+        let (window, context) = options.span(window, context);
+        bound(window, context, chunk)
+    };
+    let one: Vec<usize> = groups.iter().map(blocks).collect();
+    let load = device::LoadOptions {
+        cache_type: options.cache_type,
+        rows: (chunk, OUTPUT_ROWS.min(chunk)),
+        blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
+        context: one,
+        dispatch: options.dispatch,
+        allow_nan: options.allow_nan,
+    };
+    let plan = device.plan(&program, model.tensors, &load)?;
+    Ok(Chosen { program, options, device, places, load, plan, context, why: None })
+}
+
+/// The device, or the CPU and GPUs for the last of so many layers; and each of them.
+fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
+    let LoadOptions { device, threads, trace, .. } = *options;
+    let tensor = options.split_mode == SplitMode::Tensor;
+    match options.gpu_layers {
+        Some(_) if tensor => {
+            let found = "some on the CPU by --gpu-layers";
+            Err(Error::new("--split-mode tensor", "all layers on the GPUs", found))
+        }
+        Some(_) if device == Place::Cpu => {
+            let error = Error::new("--gpu-layers", "a GPU to put layers on", "the CPU alone");
+            Err(error.hint("--device cuda or --device metal"))
+        }
+        Some(0) => Ok((Place::Cpu.open(threads)?, vec![Place::Cpu])),
+        Some(last) if last < layers => {
+            if trace {
+                return Err(Error::new("a trace", "a model on one device", "one on several"));
+            }
+            let places: Vec<Place> = [Place::Cpu].into_iter().chain(device.each()).collect();
+            let devices = places.iter().map(|place| place.open(threads)).collect::<Result<_>>()?;
+            Ok((Box::new(Split::new(devices, Some(last))), places))
+        }
+        _ if trace && device.each().len() > 1 => {
+            Err(Error::new("a trace", "a model on one device", device))
+        }
+        _ if tensor => Ok((device.open_ranks()?, device.each())),
+        _ => Ok((device.open(threads)?, device.each())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// A context that no machine has memory for, of a model that takes some hundred bytes for each position.
+    const ENDLESS: usize = 1 << 42;
+    /// No machine has so many.
+    const ABSENT: Place = Place::Cuda(9999);
+
+    fn with<T>(trained: usize, test: impl FnOnce(&Recorded<'_>) -> T) -> T {
+        let folder = "../../tests/reference/models/llama3";
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let tensors = Tensors::open(&folder).unwrap();
+        let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+        test(&Recorded { tensors: &tensors, program: &program, trained })
+    }
+
+    fn sim() -> Place {
+        "sim".parse().unwrap()
+    }
+
+    fn auto() -> LoadOptions {
+        LoadOptions { threads: Some(1), ..LoadOptions::on(Place::Auto) }
+    }
+
+    #[test]
+    fn the_first_gpu_that_the_model_fits_is_chosen_else_the_cpu() {
+        let layers = |gpu_layers| LoadOptions { gpu_layers: Some(gpu_layers), ..auto() };
+        let endless = || LoadOptions { context: Some(ENDLESS), ..auto() };
+        let cases = [
+            (vec![], auto(), vec![Place::Cpu], None, "a machine without a GPU"),
+            (vec![sim()], auto(), vec![sim()], Some("sim: "), "one that fits"),
+            (vec![ABSENT, sim()], auto(), vec![sim()], Some("sim: "), "the first does not open"),
+            (vec![ABSENT], auto(), vec![Place::Cpu], Some("the CPU, not cuda:9999: "), "none does"),
+            (
+                vec![sim()],
+                endless(),
+                vec![Place::Cpu],
+                Some("the CPU, not sim: the model takes"),
+                "too small",
+            ),
+            (vec![sim()], layers(0), vec![Place::Cpu], None, "no layers are wanted there"),
+            (vec![sim()], layers(1), vec![Place::Cpu, sim()], Some("sim: "), "some layers"),
+            (vec![sim()], layers(99), vec![sim()], Some("sim: "), "all layers"),
+        ];
+        for (gpus, options, places, said, why) in cases {
+            let chosen = with(2048, |model| among(model, &options, &gpus)).unwrap();
+            assert_eq!(chosen.places, places, "{why}");
+            assert_eq!(chosen.plan.len(), places.len(), "{why}");
+            assert_eq!(chosen.options.device, *places.last().unwrap(), "{why}");
+            let found = chosen.why.unwrap_or_default();
+            assert!(found.starts_with(said.unwrap_or_default()), "{why}: {found}");
+            assert_eq!(found.is_empty(), said.is_none(), "{why}: {found}");
+        }
+        for (gpus, why) in [(vec![], "a GPU to put layers on"), (vec![ABSENT], "cuda")] {
+            let error = with(2048, |model| among(model, &layers(1), &gpus)).err().unwrap();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_follows_from_the_place_follows_from_the_one_chosen() {
+        let chosen = |options: LoadOptions| with(2048, |model| among(model, &options, &[sim()]));
+        assert_eq!(chosen(auto()).unwrap().load.rows.0, sim().chunk());
+        let chunk = Some(7);
+        assert_eq!(chosen(LoadOptions { chunk, ..auto() }).unwrap().load.rows.0, 7);
+    }
+
+    #[test]
+    fn a_context_that_nobody_asked_for_is_as_long_as_memory_allows() {
+        for rotate in [false, true] {
+            let options = LoadOptions { rotate, ..LoadOptions::default() };
+            let chosen = with(ENDLESS, |model| on(model, &options, Place::Cpu)).unwrap();
+            if chosen.plan[0].free.is_none() {
+                return println!("skipped: this system does not tell what memory is free");
+            }
+            assert!(chosen.fits() && chosen.context.is_power_of_two());
+            assert!((SHORTEST..ENDLESS).contains(&chosen.context), "{}", chosen.context);
+            let windows = chosen.program.groups();
+            assert_eq!(windows[0].is_some_and(|window| window <= chosen.context), rotate);
+        }
+        for (trained, asked, context, why) in [
+            (ENDLESS, Some(ENDLESS), ENDLESS, "it was asked for"),
+            (3000, None, 3000, "all of it fits"),
+            (100, None, 100, "shorter than what memory would shorten to"),
+        ] {
+            let options = LoadOptions { context: asked, ..LoadOptions::default() };
+            let chosen = with(trained, |model| on(model, &options, Place::Cpu)).unwrap();
+            assert_eq!(chosen.context, context, "{why}");
+        }
+    }
+}
