@@ -65,13 +65,13 @@ pub(crate) fn beyond(engine: &Engine, consequence: &str) {
     aside(format_args!("the model was trained for {trained} tokens: beyond them {consequence}"));
 }
 
-/// The dispatch that the flags name; a CPU has none to choose.
-fn dispatch(args: &LoadArgs) -> Outcome<Dispatch> {
-    if args.dispatch.is_some() && args.device == Place::Cpu {
+/// Checks that a dispatch that the flags name has an effect; a CPU has none to choose.
+fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
+    if args.dispatch.is_some() && places == [Place::Cpu] {
         let error = Error::new("--dispatch", "a GPU to give work to", "the CPU alone");
         return Err(error.hint("--device cuda or --device metal").into());
     }
-    Ok(args.dispatch.map_or(Dispatch::default(), Dispatch::from))
+    Ok(())
 }
 
 /// [`engine`] with a context of the caller's choice.
@@ -87,12 +87,13 @@ pub(crate) fn engine_with(
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
         split_mode: args.split_mode.into(),
-        dispatch: dispatch(args)?,
+        dispatch: args.dispatch.map_or(Dispatch::default(), Dispatch::from),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         allow_nan: args.allow_nan,
         ..LoadOptions::on(args.device)
     };
     let prepared = Engine::prepare(&model.location, &options)?;
+    has_dispatch(args, prepared.places())?;
     if prepared.shortened() {
         aside(format_args!(
             "context {} instead of the model's own, for which memory is short (--ctx sets it)",

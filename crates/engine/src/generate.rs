@@ -335,12 +335,25 @@ impl<'a> Generation<'a> {
     }
 }
 
+/// Checks that the logits behind the token at a position are some that may be used: finite, but for tokens that are ruled out by
+/// minus infinity.
+///
+/// # Errors
+/// The position, and the first number that is none.
+pub fn check_logits(logits: &[f32], position: usize) -> Result<()> {
+    broken(logits).map_or(Ok(()), |(_, value)| Err(no_number(position, value)))
+}
+
+fn no_number(position: usize, value: f32) -> Error {
+    let place = format!("logits at position {position}");
+    let error = Error::new(place, "finite numbers", value);
+    error.hint("the weights are damaged, or their products exceed what f32 and f16 hold")
+}
+
 /// The error of logits from which nothing may be chosen. The session forgets all: what it cached may be of the same kind.
 fn not_finite(session: &mut Session, sequence: &[u32], value: f32) -> Error {
     session.clear();
-    let place = format!("logits at position {}", sequence.len() - 1);
-    let error = Error::new(place, "finite numbers", value);
-    error.hint("the weights are damaged, or their products exceed what f32 and f16 hold")
+    no_number(sequence.len() - 1, value)
 }
 
 impl Iterator for Generation<'_> {

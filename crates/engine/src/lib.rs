@@ -21,7 +21,9 @@ pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
 };
-pub use generate::{CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token};
+pub use generate::{
+    CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
+};
 pub use load::{Engine, Info, LoadOptions, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;

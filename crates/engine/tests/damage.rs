@@ -103,3 +103,28 @@ fn damaged_configurations() {
     check("config.json", "llama3", 2048, 1000);
     check("config.json", "qwen2-window", 2048, 1000);
 }
+
+/// A download or a copy over a file in use: what is gone reads as zeros, and loading says so at its end.
+#[test]
+fn a_file_that_shrinks_while_it_is_loaded_is_refused() {
+    for device in ["cpu", "sim"] {
+        for (kept, why) in [(0, "all of it"), (4096, "all but the header"), (200_000, "its end")] {
+            let aside = tempfile::tempdir().unwrap();
+            let model = aside.path().join("model.gguf");
+            std::fs::copy(root().join("llama-k-quants/model.q4_k_m.gguf"), &model).unwrap();
+            let options = LoadOptions {
+                threads: Some(1),
+                context: Some(64),
+                ..LoadOptions::on(device.parse().unwrap())
+            };
+            let prepared = Engine::prepare(&model, &options).unwrap();
+            let size = std::fs::metadata(&model).unwrap().len();
+            let file = std::fs::OpenOptions::new().write(true).open(&model).unwrap();
+            let loaded = prepared.load(&mut |_, _| file.set_len(kept).unwrap());
+            let error = loaded.err().unwrap_or_else(|| panic!("{device}, {why}: loaded"));
+            let said = format!("expected {size} bytes, found {kept}: the file became shorter");
+            let (error, path) = (error.to_string(), model.display().to_string());
+            assert!(error.starts_with(&path) && error.contains(&said), "{device}, {why}: {error}");
+        }
+    }
+}

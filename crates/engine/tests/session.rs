@@ -150,9 +150,9 @@ fn telling(options: &mut GenerateOptions, calls: usize) -> Told {
 #[test]
 fn progress_tells_of_the_tokens_that_are_computed_and_of_no_others() {
     for (place, options) in [
-        ("cpu", LoadOptions { chunk: 8, ..LoadOptions::default() }),
-        ("sim", LoadOptions { chunk: 8, ..LoadOptions::on("sim".parse().unwrap()) }),
-        ("cpu", LoadOptions { chunk: 512, ..LoadOptions::default() }),
+        ("cpu", LoadOptions { chunk: Some(8), ..LoadOptions::default() }),
+        ("sim", LoadOptions { chunk: Some(8), ..LoadOptions::on("sim".parse().unwrap()) }),
+        ("cpu", LoadOptions { chunk: Some(512), ..LoadOptions::default() }),
     ] {
         let engine = engine("llama3", LoadOptions { context: Some(64), ..options });
         let mut session = engine.session();
@@ -176,7 +176,7 @@ fn progress_tells_of_the_tokens_that_are_computed_and_of_no_others() {
 fn a_prompt_that_is_given_up_leaves_what_was_computed_and_nothing_false() {
     let prompt = prompt(40);
     let options = LoadOptions {
-        chunk: 8,
+        chunk: Some(8),
         context: Some(64),
         cache_type: CacheType::F32,
         ..Default::default()

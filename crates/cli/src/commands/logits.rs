@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use delft::{Engine, Finish, GenerateOptions, Logits as Found, Prompt, Rows, SamplingOptions};
+use delft::{
+    Engine, Finish, GenerateOptions, Logits as Found, Prompt, Rows, SamplingOptions, check_logits,
+};
 
 use crate::args::Logits;
 use crate::generate::generate;
@@ -22,8 +24,10 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     });
     let logits = session.logits(&args.tokens, rows)?;
     drop(words);
+    let first = args.tokens.len().saturating_sub(logits.rows().count());
+    let numbers = logits.rows().zip(first..).try_for_each(|(row, at)| check_logits(row, at));
     let (mut generated, mut interrupted) = (Vec::new(), false);
-    if args.generate > 0 {
+    if args.generate > 0 && numbers.is_ok() {
         // A comparison wants as many tokens as it asked for, whatever the model thinks of ending.
         let options = GenerateOptions {
             sampling: SamplingOptions::greedy(),
@@ -41,6 +45,8 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     } else {
         show(&engine, &args.tokens, &logits, &generated)?;
     }
+    // What there is, is shown all the same: whoever compares wants to see where it begins.
+    numbers?;
     if interrupted {
         aside(format_args!("interrupted: {} of {} tokens", generated.len(), args.generate));
         return Err(Stop::Interrupted);

@@ -1,7 +1,7 @@
 //! `delft perplexity`: `exp` of the mean negative log-likelihood of a text's tokens, chunk by chunk.
 
 use delft::tokens::Special;
-use delft::{Error, Session};
+use delft::{Error, Session, check_logits};
 use serde_json::{Value, json};
 
 use crate::args::Perplexity;
@@ -150,13 +150,23 @@ fn evaluate(session: &mut Session, window: &[u32], from: usize, score: &mut Scor
     session.clear();
     // The last token has no successor to be scored by.
     let inputs = &window[..window.len() - 1];
+    let mut found = Ok(());
     session.evaluate(inputs, from, &mut |row, logits| {
+        if found.is_ok() {
+            found = check_logits(logits, row);
+        }
         let nll = negative_log_likelihood(logits, window[row + 1]);
         score.count += 1;
         score.sum += nll;
         score.squares += nll * nll;
     })?;
-    Ok(())
+    found?;
+    if score.sum.is_finite() {
+        return Ok(());
+    }
+    let error =
+        Error::new("perplexity", "tokens that the model holds possible", "one that it rules out");
+    Err(error.into())
 }
 
 /// `ln(sum(exp(logits))) - logits[token]`, in f64 and shifted by the largest so that nothing overflows.
