@@ -25,10 +25,7 @@ enum Bytes {
         map: Mmap,
     },
     /// Its pages are the system's own business: no advice is given about them.
-    Program {
-        name: &'static str,
-        bytes: &'static [u8],
-    },
+    Program { name: &'static str, bytes: &'static [u8] },
 }
 
 impl Map {

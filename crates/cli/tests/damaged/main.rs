@@ -35,7 +35,7 @@ fn attempt(path: &Path) -> Result<Vec<String>, String> {
     let options = LoadOptions {
         threads: Some(1),
         context: Some(16),
-        chunk: 16,
+        chunk: Some(16),
         sessions: 1,
         ..LoadOptions::default()
     };
