@@ -1,6 +1,6 @@
 //! Where a model runs and with how long a context: what its plans say, before anything is loaded.
 //!
-//! Of [`Place::Auto`] comes the first GPU that the model fits, else the CPU. A context that nobody asked for gives way to a
+//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context that nobody asked for gives way to a
 //! shorter one where memory is short; one that was asked for does not.
 
 use crate::load::{LoadOptions, OUTPUT_ROWS};

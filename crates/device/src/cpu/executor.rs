@@ -143,7 +143,7 @@ pub(super) fn plan(
     let arena = Class::new(program, &program.ropes(), limits.tokens, limits.outputs, threads).bytes;
     let partials = partials(program, &options.context, threads).saturating_mul(size_of::<f32>());
     let free = memory::free();
-    // Of addresses, the pools take as many as all sessions together, and each matrix whole huge pages.
+    // The pools take addresses for all sessions together, and each matrix takes whole huge pages.
     let unused = reserved.saturating_sub(cache).saturating_add(weights.len() * Huge::PAGE);
     let addresses = free.addresses.map(|addresses| addresses.saturating_sub(unused));
     Ok(Plan {
