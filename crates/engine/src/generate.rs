@@ -2,6 +2,7 @@
 
 use crate::load::Shared;
 use crate::peak_rss_bytes;
+use crate::reasoning;
 use crate::session::Session;
 use crate::stop::StopStrings;
 use device::{Executor, Watch};
@@ -190,7 +191,7 @@ impl<'a> Generation<'a> {
                 reused_tokens: reused,
                 ..Metrics::default()
             },
-            stream: shared.tokenizer.as_ref().map(|t| t.stream()),
+            stream: shared.tokenizer.as_ref().map(reasoning::stream),
             stops: StopStrings::new(&options.stop),
             sampler: Sampler::new(),
             progress: options.progress.clone(),

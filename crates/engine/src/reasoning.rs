@@ -6,7 +6,7 @@
 //! are what the model talks about.
 
 use crate::stop::overlap;
-use tokens::Tokenizer;
+use tokens::{Stream, Tokenizer};
 
 /// Kinds of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,17 @@ enum State {
     Between,
 }
 
+/// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens.
+pub(crate) fn stream(tokenizer: &Tokenizer) -> Stream {
+    let mut marks: Vec<&str> = PAIRS.iter().flat_map(|(open, close)| [*open, *close]).collect();
+    marks.push("<|channel>");
+    if tokenizer.special_id(CHANNEL).is_some() {
+        // Elsewhere these have other meanings.
+        marks.extend(ENDS.iter().chain(&[MESSAGE]));
+    }
+    tokenizer.stream_showing(&marks)
+}
+
 /// Tells reasoning from answer in one text that comes in pieces.
 #[derive(Debug, Clone)]
 pub struct Splitter {
@@ -113,9 +124,12 @@ impl Splitter {
         spans.0
     }
 
-    /// Ends the text; gives what was held back.
+    /// Ends the text; gives what was held back. A text that goes on after all may be pushed as before.
     pub fn finish(&mut self) -> Vec<Span> {
         let mut spans = Spans::default();
+        if let State::Channel(name) = &mut self.state {
+            *name += &self.held;
+        }
         let part = match &self.state {
             State::Start { after_mark } if self.held.trim_start().is_empty() && *after_mark => {
                 Part::Mark
@@ -125,6 +139,12 @@ impl Splitter {
             State::Message(part) => *part,
             State::Opened(_) | State::Channel(_) | State::Between => Part::Mark,
         };
+        if part == Part::Answer
+            && !self.held.is_empty()
+            && matches!(self.state, State::Start { .. })
+        {
+            self.state = State::Answer;
+        }
         self.take(self.held.len(), part, &mut spans);
         spans.0
     }
@@ -473,6 +493,31 @@ mod tests {
                 &text[at..end]
             });
             assert_eq!(split(prompt, letters), expected, "{why}, letter by letter");
+        }
+    }
+
+    #[test]
+    fn a_text_that_was_ended_may_go_on() {
+        let cases = [
+            ("<think>a ", "b</think>c", "a b", "c"),
+            ("<|channel|>ana", "lysis<|message|>a<|end|>", "a", ""),
+            ("one <", "two", "", "one <two"),
+            ("<th", "ink>", "", "<think>"),
+        ];
+        for (first, rest, reasoning, answer) in cases {
+            let mut splitter = Splitter::default();
+            let mut spans = splitter.push(first);
+            spans.extend(splitter.finish());
+            spans.extend(splitter.push(rest));
+            spans.extend(splitter.finish());
+            let of = |part| -> String {
+                spans.iter().filter(|s| s.part == part).map(|s| s.text.as_str()).collect()
+            };
+            assert_eq!(
+                (of(Reasoning).as_str(), of(Answer).as_str()),
+                (reasoning, answer),
+                "{first}"
+            );
         }
     }
 

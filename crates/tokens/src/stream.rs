@@ -12,6 +12,8 @@ use crate::pieces::{Leading, Pieces};
 pub struct Stream {
     pieces: Arc<Pieces>,
     skip_special: bool,
+    /// Special tokens that are text all the same.
+    shown: Vec<u32>,
     /// The first bytes of an unfinished character, at most three.
     pending: Vec<u8>,
     leading: Leading,
@@ -20,7 +22,12 @@ pub struct Stream {
 impl Stream {
     pub(crate) fn new(pieces: Arc<Pieces>, skip_special: bool) -> Self {
         let leading = pieces.leading;
-        Stream { pieces, skip_special, pending: Vec::new(), leading }
+        Stream { pieces, skip_special, shown: Vec::new(), pending: Vec::new(), leading }
+    }
+
+    /// The same, where these special tokens are text all the same.
+    pub(crate) fn showing(self, shown: Vec<u32>) -> Self {
+        Stream { shown, ..self }
     }
 
     /// Takes the next token; the text that is now certain, if there is any. Ids outside the vocabulary say nothing.
@@ -32,7 +39,7 @@ impl Stream {
 
     /// As [`Stream::push`], appending to `text`.
     pub fn push_to(&mut self, id: u32, text: &mut String) {
-        if self.skip_special && self.pieces.is_special(id) {
+        if self.skip_special && self.pieces.is_special(id) && !self.shown.contains(&id) {
             return;
         }
         let mut piece = self.pieces.get(id);

@@ -184,6 +184,11 @@ impl Tokenizer {
         self.stream_with(true)
     }
 
+    /// A detokeniser for one text; special tokens say nothing but for those with these texts.
+    pub fn stream_showing(&self, texts: &[&str]) -> Stream {
+        self.stream().showing(texts.iter().filter_map(|text| self.special_id(text)).collect())
+    }
+
     /// A detokeniser for one text that shows special tokens or skips them.
     pub fn stream_with(&self, skip_special: bool) -> Stream {
         Stream::new(self.pieces.clone(), skip_special)
