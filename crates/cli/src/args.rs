@@ -345,6 +345,12 @@ pub(crate) struct Chat {
     /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+    /// Answers as they come: no wrapped lines, no colours, reasoning with its marks
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Whether the model thinks before it answers, by its template's switch, and whether that is shown
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) think: Option<ThinkArg>,
     /// Say what is in effect, and speed and memory after each answer
     #[arg(short, long)]
     pub(crate) verbose: bool,

@@ -36,6 +36,7 @@ fn set(now: Running) {
 }
 
 fn end() -> ! {
+    crate::quiet::end();
     std::process::exit(INTERRUPTED.into())
 }
 

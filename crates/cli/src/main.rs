@@ -11,12 +11,15 @@ mod generate;
 mod interrupt;
 mod load;
 mod machine;
+mod markdown;
 mod progress;
 mod prompt;
+mod quiet;
 mod sampling;
 mod terminal;
 mod waiting;
 mod words;
+mod wrap;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         };
         let what = terminal::harmless(what);
         report(&format_args!("internal error at {at}: {what} (hint: please report this)"));
+        quiet::end();
         std::process::exit(1);
     }));
     files_may_be_limited();

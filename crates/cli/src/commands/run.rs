@@ -157,7 +157,17 @@ fn encode(
 /// What a template calls its switch for thinking.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// The template's variables that turn thinking on or off.
+/// The template's variables that turn thinking on or off, as many as it reads.
+pub(crate) fn thinking(
+    on: bool,
+    template: Option<&ChatTemplate>,
+) -> serde_json::Map<String, Value> {
+    let read = template.map(ChatTemplate::variables).unwrap_or_default();
+    let switches = SWITCHES.iter().filter(|name| read.contains(**name));
+    switches.map(|name| (name.to_string(), on.into())).collect()
+}
+
+/// The template's variables as `--think` has them.
 fn switches(
     think: Option<ThinkArg>,
     template: Option<&ChatTemplate>,
@@ -167,12 +177,7 @@ fn switches(
         Some(ThinkArg::Off) => false,
         Some(ThinkArg::Hide) | None => return Ok(serde_json::Map::new()),
     };
-    let read = template.map(ChatTemplate::variables).unwrap_or_default();
-    let switches: serde_json::Map<String, Value> = SWITCHES
-        .iter()
-        .filter(|name| read.contains(**name))
-        .map(|name| (name.to_string(), on.into()))
-        .collect();
+    let switches = thinking(on, template);
     if switches.is_empty() {
         let error = Error::new("--think", "a chat template with a switch for thinking", "none");
         return Err(error.hint("--think hide leaves out what the model thinks").into());

@@ -56,7 +56,7 @@ pub(crate) fn fixture(name: &str) -> String {
 
 /// Runs with `input` on standard input.
 #[allow(dead_code)] // Not every test file feeds one.
-pub(crate) fn fed(command: &mut Command, input: &str) -> Output {
+pub(crate) fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> Output {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -65,7 +65,7 @@ pub(crate) fn fed(command: &mut Command, input: &str) -> Output {
         .expect("the binary starts");
     let mut stdin = child.stdin.take().expect("a pipe");
     // A program that ends without reading all is no fault of the test's.
-    let _ = stdin.write_all(input.as_bytes());
+    let _ = stdin.write_all(input.as_ref());
     drop(stdin);
     child.wait_with_output().expect("the binary ends")
 }
@@ -75,6 +75,18 @@ pub(crate) fn fed(command: &mut Command, input: &str) -> Output {
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}\
                         {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
+/// Tokens that are no text, from id 0 on.
+#[allow(dead_code)]
+pub(crate) const SPECIALS: [&str; 6] =
+    ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"];
+
+/// Every special token, then every character of ASCII that is seen.
+#[allow(dead_code)]
+pub(crate) fn letters() -> Vec<String> {
+    let characters = (b' '..=b'~').map(|byte| (byte as char).to_string());
+    SPECIALS.map(String::from).into_iter().chain(characters).collect()
+}
+
 /// Writes a model with a chat template: a reference checkpoint of 128 tokens given a vocabulary of single characters, so
 /// that its (meaningless) answers can be followed token by token.
 #[allow(dead_code)] // Not every test file needs one.
@@ -82,15 +94,21 @@ pub(crate) fn lettered(folder: &Path) {
     for name in ["config.json", "model.safetensors"] {
         std::fs::copy(fixture(&format!("llama3/{name}")), folder.join(name)).unwrap();
     }
-    let specials = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"];
-    let characters = (b' '..=b'~').map(|byte| (byte as char).to_string());
-    let vocabulary: Vec<String> =
-        specials.iter().map(|text| text.to_string()).chain(characters).collect();
+    tokenizer(folder, &letters(), Some(TEMPLATE));
+}
+
+/// Writes a tokenizer with these tokens, none of which is merged from others, and a chat template. Those between `<|` and
+/// `|>` are special.
+#[allow(dead_code)]
+pub(crate) fn tokenizer(folder: &Path, vocabulary: &[String], template: Option<&str>) {
     let ids: serde_json::Map<String, Value> =
         vocabulary.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect();
-    let added: Vec<Value> = specials
+    let special =
+        |text: &str| SPECIALS.contains(&text) || (text.starts_with("<|") && text.ends_with("|>"));
+    let added: Vec<Value> = vocabulary
         .iter()
         .enumerate()
+        .filter(|(_, text)| special(text))
         .map(|(id, text)| {
             json!({ "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
                     "normalized": false, "special": true })
@@ -102,8 +120,11 @@ pub(crate) fn lettered(folder: &Path) {
         "model": { "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
                    "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": [] },
     });
-    let config = json!({ "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "bos_token": "<s>",
-                         "eos_token": "</s>", "chat_template": TEMPLATE });
+    let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "bos_token": "<s>",
+                             "eos_token": "</s>" });
+    if let Some(template) = template {
+        config["chat_template"] = template.into();
+    }
     std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
 }
