@@ -133,6 +133,9 @@ pub(crate) struct LoadArgs {
     /// How a GPU is given its work [default: graph]
     #[arg(long, value_enum)]
     pub(crate) dispatch: Option<DispatchArg>,
+    /// Tokens of a prompt that are computed together [default: 512, on NVIDIA GPUs 2048]
+    #[arg(long, aliases = ["ubatch-size", "batch-size"], value_name = "N", value_parser = whole(1..=MOST), allow_negative_numbers = true)]
+    pub(crate) chunk: Option<u64>,
     /// Element type of the key/value cache; q8_0 on GPUs only
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use formats::Result;
 
+use crate::Place;
 use crate::cpu::isa::Isa;
-use crate::cpu::team;
+use crate::cpu::{self, team};
 
 /// What [`survey`] found.
 #[derive(Debug, Clone)]
@@ -15,6 +16,8 @@ pub struct Survey {
     pub processor: Processor,
     /// Each kind of GPU that this build knows.
     pub gpus: Vec<Gpus>,
+    /// Where a model goes by itself if it fits, in this order; behind them comes the CPU.
+    pub preferred: Vec<Place>,
     /// Where compiled kernels are kept from one run to the next; `None` where there is no such place.
     pub kernels: Option<PathBuf>,
 }
@@ -30,6 +33,8 @@ pub struct Processor {
     pub hardware_threads: usize,
     /// Threads that compute unless told otherwise: one for each physical core, within the process's quota.
     pub threads: usize,
+    /// Bytes of memory that this process may still take, its container's limits counted; `None` where the system does not tell.
+    pub free: Option<usize>,
 }
 
 /// GPUs of one kind.
@@ -62,6 +67,7 @@ pub fn survey() -> Survey {
         used: Isa::detect().map(Isa::name),
         hardware_threads: std::thread::available_parallelism().map_or(1, usize::from),
         threads: team::default_threads(),
+        free: cpu::free_memory(),
     };
     let mut gpus = Vec::new();
     #[cfg(feature = "cuda")]
@@ -70,7 +76,8 @@ pub fn survey() -> Survey {
         let found = crate::metal::open().map(|device| vec![device.about().isa]);
         gpus.push(Gpus { kind: "metal", found, libraries: Vec::new() });
     }
-    Survey { processor, gpus, kernels: crate::cache::folder_of_user() }
+    let preferred = crate::gpus();
+    Survey { processor, gpus, preferred, kernels: crate::cache::folder_of_user() }
 }
 
 #[cfg(test)]

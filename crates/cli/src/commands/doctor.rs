@@ -20,6 +20,7 @@ pub(crate) fn run(args: &Doctor) -> Outcome {
     for gpus in &survey.gpus {
         graphics(gpus, &mut report);
     }
+    report.line("device", device(&survey));
     models.tell(&mut report);
     if let Some(folder) = &survey.kernels {
         report.line("kernels", format!("compiled ones are kept in {}", folder.display()));
@@ -63,6 +64,25 @@ fn processor(processor: &Processor, report: &mut Report) {
     let (threads, all) = (processor.threads, processor.hardware_threads);
     let why = "one for each physical core, as far as the quota goes; --threads sets it";
     report.line("processor", format!("{threads} of {all} hardware threads are used: {why}"));
+    let free = match processor.free {
+        Some(free) => format!("{} can be taken, the limits of containers counted", bytes(free as u64)),
+        None => "this system does not tell how much is free: no model is refused for it".to_string(),
+    };
+    report.line("memory", free);
+}
+
+/// Where a model runs that is not told where.
+fn device(survey: &Survey) -> String {
+    if let Some(named) = std::env::var("DELFT_DEVICE").ok().filter(|name| !name.is_empty()) {
+        return format!("{named} is used, as DELFT_DEVICE says; --device names another");
+    }
+    match &survey.preferred[..] {
+        [] => "the CPU is used: there is no GPU that can be".to_string(),
+        gpus => {
+            let names: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+            format!("{} is used for models that fit it, else the CPU", names.join(", then "))
+        }
+    }
 }
 
 fn graphics(gpus: &Gpus, report: &mut Report) {
@@ -121,7 +141,7 @@ impl Models {
 }
 
 fn to_json(survey: &Survey, models: &Models) -> Value {
-    let Processor { sets, used, hardware_threads, threads } = &survey.processor;
+    let Processor { sets, used, hardware_threads, threads, free } = &survey.processor;
     let gpus = survey.gpus.iter().map(|gpus| {
         let found = gpus.found.as_ref();
         let libraries = gpus.libraries.iter().map(|library| {
@@ -148,6 +168,8 @@ fn to_json(survey: &Survey, models: &Models) -> Value {
             "hardware_threads": hardware_threads,
             "threads": threads,
         },
+        "free_bytes": free,
+        "preferred": survey.preferred.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "gpus": gpus.collect::<Vec<_>>(),
         "models": {
             "cache": models.cache.as_ref().ok().map(|path| path.display().to_string()),

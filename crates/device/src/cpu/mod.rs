@@ -38,6 +38,11 @@ impl Cpu {
     }
 }
 
+/// Bytes of memory that this process may still take; `None` where the system does not tell.
+pub(crate) fn free_memory() -> Option<usize> {
+    memory::free().memory
+}
+
 impl Device for Cpu {
     fn about(&self) -> About {
         About { name: "cpu", threads: self.team.count(), isa: self.isa.to_string() }
