@@ -112,9 +112,10 @@ impl Folder {
         self.files[self.by_name[found].0].get(name)
     }
 
-    /// Whether the folder holds an adapter too, which the weights alone do not contain.
-    pub fn has_adapter(&self) -> bool {
-        self.file(ADAPTER_WEIGHTS).is_some()
+    /// What is in the folder and does not belong to the model, in one line.
+    pub fn remark(&self) -> Option<String> {
+        self.file(ADAPTER_WEIGHTS)
+            .map(|_| format!("{ADAPTER_WEIGHTS}: the adapter beside the weights is not applied"))
     }
 
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
@@ -138,8 +139,18 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
         return Err(Error::new(place, format!("at most {MAX_JSON} bytes of JSON"), size));
     }
     let bytes = fs::read(path).map_err(|e| Error::io(place, e))?;
-    let json: Value = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::new(path.display(), "JSON", clipped(&e.to_string())))?;
+    let json: Value = serde_json::from_slice(&bytes).map_err(|e| {
+        let error =
+            Error::new(path.display(), "", format!("no valid JSON: {}", clipped(&e.to_string())));
+        let python = ["NaN", "Infinity"]
+            .iter()
+            .any(|word| bytes.windows(word.len()).any(|part| part == word.as_bytes()));
+        if python {
+            error.hint("NaN and Infinity, which Python writes, are not JSON")
+        } else {
+            error
+        }
+    })?;
     if !json.is_object() {
         return Err(Error::new(path.display(), "a JSON object", "another value"));
     }

@@ -27,6 +27,17 @@ impl Tensor<'_> {
         self.shape.iter().product()
     }
 
+    /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place` begins the error.
+    ///
+    /// # Errors
+    /// Another type.
+    pub fn check_numbers(&self, place: impl FnOnce() -> String) -> Result<()> {
+        if self.dtype.is_float() {
+            return Ok(());
+        }
+        Err(Error::new(place(), "a tensor of floats or quantised blocks", self.dtype))
+    }
+
     /// All elements as f32. Errors: an integer type.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.elements()];

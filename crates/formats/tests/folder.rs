@@ -262,7 +262,7 @@ fn broken_folders_are_refused_with_a_reason() {
         (
             "config not JSON",
             vec![("config.json", b"{".to_vec()), a()],
-            "config.json: expected JSON",
+            "config.json: no valid JSON: ",
         ),
         ("config not an object", vec![("config.json", b"[]".to_vec()), a()], "a JSON object"),
         ("no weights", vec![config()], "weights in *.safetensors, found none"),
@@ -289,7 +289,7 @@ fn broken_folders_are_refused_with_a_reason() {
             "weight_map: expected tensors and their files, found none",
         ),
         ("map of numbers", vec![config(), index(r#"{"a":1}"#), a()], "the name of a file"),
-        ("index not JSON", vec![config(), (INDEX, b"nul".to_vec()), a()], "expected JSON"),
+        ("index not JSON", vec![config(), (INDEX, b"nul".to_vec()), a()], "no valid JSON"),
     ];
     for (case, files, part) in cases {
         let dir = folder(&files);

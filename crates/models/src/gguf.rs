@@ -3,6 +3,7 @@
 use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::rope::{Scaling, Yarn};
 use crate::stated::{Keys, Stated};
+use crate::unsupported;
 use crate::{Architecture, Names, by_name, unknown};
 use formats::gguf::Metadata;
 use formats::{Error, Result, Tensors, shape};
@@ -44,10 +45,10 @@ pub(crate) fn config(
     names: &Names<'_>,
     tensors: &Tensors,
 ) -> Result<Config> {
-    check_kind(metadata)?;
+    metadata.check_model()?;
     let architecture = architecture(metadata)?;
     let keys = Prefixed { metadata, file, prefix: architecture.name };
-    check_experts(&keys)?;
+    unsupported::check_experts(&keys, "expert_count", "expert_used_count")?;
     let embed = names.find("embed").ok_or_else(|| no_weights(names, tensors))?;
     check_vocabulary(metadata, &embed.name, embed.shape[0])?;
     let (heads, layers) = (keys.needed("attention.head_count")?, keys.needed("block_count")?);
@@ -90,44 +91,10 @@ pub(crate) fn config(
     .check()
 }
 
-/// Kinds of GGUF files that hold no model by themselves, as `general.type` names them, and what they are.
-const OTHERS: &[(&str, &str)] = &[
-    ("adapter", "an adapter, which works on top of a model"),
-    ("mmproj", "a projector, which lets a model see or hear"),
-    ("imatrix", "statistics for quantising a model"),
-    ("vocab", "a vocabulary alone"),
-];
-
-fn check_kind(metadata: &Metadata) -> Result<()> {
-    let stated = metadata.str("general.type")?;
-    match OTHERS.iter().find(|(kind, _)| Some(*kind) == stated) {
-        Some((kind, what)) => {
-            Err(Error::new(metadata.at("general.type"), "model", format!("{kind}: {what}")))
-        }
-        None => Ok(()),
-    }
-}
-
 fn architecture(metadata: &Metadata) -> Result<&'static Architecture> {
     const KEY: &str = "general.architecture";
     let name = metadata.str(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
     by_name(name).ok_or_else(|| unknown(metadata.at(KEY), name))
-}
-
-/// No architecture here mixes experts: such a file under a dense model's name would lose most of its weights.
-fn check_experts(keys: &Prefixed<'_>) -> Result<()> {
-    let (all, used) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
-    let count = all.as_ref().map_or(0, |all| all.value);
-    if let Some(used) = used.filter(|used| used.value > count) {
-        let expected = format!("at most {} = {count}", keys.spelled("expert_count"));
-        return Err(used.wrong(expected, used.value));
-    }
-    match all {
-        Some(all) if all.value > 0 => Err(all
-            .wrong("0: a model without experts", all.value)
-            .hint("mixtures of experts are not supported yet")),
-        _ => Ok(()),
-    }
 }
 
 /// Why there is no embedding: an empty file, or one of another kind of model.

@@ -1,68 +1,15 @@
 //! `config.json`, in the dialect of Transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
 
 use crate::config::{Config, LAYERS, LIMIT, Raw};
+use crate::json::Object;
 use crate::names::Dialect;
 use crate::rope::{Scaling, Yarn};
 use crate::stated::{Keys, Stated};
+use crate::unsupported;
 use crate::{Architecture, by_class, by_name};
 use formats::{Error, Result};
 use nn::{Pairing, Weights};
 use serde_json::Value;
-
-/// A JSON object of a file, and the keys that lead to it.
-#[derive(Clone, Copy)]
-struct Object<'a> {
-    file: &'a str,
-    /// Empty, or the key of the object with a dot behind it.
-    prefix: &'a str,
-    value: &'a Value,
-}
-
-impl Object<'_> {
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.value.get(key).filter(|v| !v.is_null())
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.odd(key, "true or false", value))
-    }
-
-    /// An error about a value, of which it shows the beginning.
-    fn odd(&self, key: &str, expected: &str, found: &Value) -> Error {
-        let mut found = found.to_string();
-        if let Some((end, _)) = found.char_indices().nth(60) {
-            found.truncate(end);
-        }
-        self.wrong(key, expected, found)
-    }
-}
-
-impl Keys for Object<'_> {
-    fn file(&self) -> &str {
-        self.file
-    }
-
-    fn spelled(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
-    }
-
-    fn whole(&self, key: &str) -> Result<Option<usize>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let whole = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        whole.map(Some).ok_or_else(|| self.odd(key, "a whole number", value))
-    }
-
-    fn real(&self, key: &str) -> Result<Option<f64>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| self.odd(key, "a number", value))
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.odd(key, "text", value))
-    }
-}
 
 /// Reads `config.json`, filling from the weights what it may leave out.
 pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Config> {
@@ -74,8 +21,7 @@ pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Co
     let inner = json.get("text_config").filter(|v| v.is_object());
     let object = inner.map_or(whole, |value| Object { prefix: "text_config.", value, ..whole });
     for object in [&whole, &object] {
-        check_plain(object)?;
-        check_dense(object)?;
+        unsupported::check_json(object)?;
     }
     let mut warnings = Vec::new();
     let architecture = architecture(&whole, &object, names, &mut warnings)?;
@@ -139,38 +85,6 @@ pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Co
         warnings,
     }
     .check()
-}
-
-/// Weights that were quantised otherwise than by their element type would be read as numbers that they are not.
-fn check_plain(object: &Object<'_>) -> Result<()> {
-    for key in ["quantization_config", "quantization"] {
-        let Some(settings) = object.get(key) else { continue };
-        let expected = "weights of the type F32, F16 or BF16";
-        let error = match settings.get("quant_method").and_then(Value::as_str) {
-            Some(method) => {
-                let method: String = method.chars().take(60).collect();
-                object.wrong(&format!("{key}.quant_method"), expected, method)
-            }
-            None => object.odd(key, expected, settings),
-        };
-        return Err(error.hint("a GGUF file of this model has quantised weights that run here"));
-    }
-    Ok(())
-}
-
-/// No architecture here mixes experts.
-fn check_dense(object: &Object<'_>) -> Result<()> {
-    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        let Some(all) = object.size(key)?.filter(|all| all.value > 0) else { continue };
-        if let Some(used) = object.size("num_experts_per_tok")?.filter(|u| u.value > all.value) {
-            let expected = format!("at most {} = {}", all.key(), all.value);
-            return Err(used.wrong(expected, used.value));
-        }
-        return Err(all
-            .wrong("0: a model without experts", all.value)
-            .hint("mixtures of experts are not supported yet"));
-    }
-    Ok(())
 }
 
 fn architecture(

@@ -7,6 +7,7 @@ mod config;
 mod decoder;
 mod gguf;
 mod hugging_face;
+mod json;
 mod llama;
 mod mistral;
 mod names;
@@ -14,6 +15,7 @@ mod qwen2;
 mod qwen3;
 mod rope;
 mod stated;
+mod unsupported;
 mod unused;
 
 use formats::{Error, Result, Tensors};
@@ -112,10 +114,7 @@ fn with_names<'a>(tensors: &'a Tensors, file: &'a str) -> Result<(Config, Names<
     let names = Names { tensors, dialect: hugging_face::DIALECT, file };
     let place = folder.path().join("config.json").display().to_string();
     let mut config = hugging_face::config(folder.config(), &place, &names)?;
-    if folder.has_adapter() {
-        let name = "adapter_model.safetensors";
-        config.warnings.push(format!("{name}: the adapter beside the weights is not applied"));
-    }
+    config.warnings.extend(folder.remark());
     Ok((config, names))
 }
 
@@ -171,10 +170,7 @@ pub fn load(tensors: &Tensors) -> Result<Model> {
     let blank = builder.program();
     for weight in &blank.weights {
         let Some(tensor) = tensors.get(&weight.stored) else { continue };
-        if !tensor.dtype.is_float() {
-            let place = names.place(&weight.name);
-            return Err(Error::new(place, "a tensor of floats or quantised blocks", tensor.dtype));
-        }
+        tensor.check_numbers(|| names.place(&weight.name))?;
     }
     config.warnings.extend(unused::check(&blank, tensors, &names)?);
     Ok(Model { config, decoder, blank })

@@ -35,7 +35,7 @@ impl Stated<usize> {
         if range.contains(&self.value) {
             return Ok(self.value);
         }
-        Err(self.wrong(format!("{}..={}", range.start(), range.end()), self.value))
+        Err(self.wrong(format!("{} to {}", range.start(), range.end()), self.value))
     }
 }
 

@@ -49,6 +49,9 @@ impl<'a> Builder<'a> {
     }
 
     /// The weight named `name`, which must have the shape `dims`.
+    ///
+    /// # Errors
+    /// No such weight, or one of another shape, by file and name.
     pub fn weight(&self, name: &str, dims: &[usize]) -> Result<WeightId> {
         self.optional(name, dims)?.ok_or_else(|| {
             Error::new(
@@ -61,6 +64,9 @@ impl<'a> Builder<'a> {
     }
 
     /// The weight named `name` if the file has it; then it must have the shape `dims`.
+    ///
+    /// # Errors
+    /// A weight of another shape, by file and name.
     pub fn optional(&self, name: &str, dims: &[usize]) -> Result<Option<WeightId>> {
         let Some(stored) = self.weights.find(name) else { return Ok(None) };
         if stored.shape != dims {

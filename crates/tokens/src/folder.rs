@@ -5,6 +5,7 @@
 //! `vocab.json` and `merges.txt` are read as the GGUF vocabulary that says the same.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::path::Path;
 
 use formats::{Error, Result};
@@ -49,8 +50,13 @@ fn read(folder: &Path, config: &Config) -> Result<Tokenizer> {
 /// A JSON file; `None` where there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text(path)? else { return Ok(None) };
-    let value = serde_json::from_str(&text).map_err(|e| Error::new(path.display(), "JSON", e))?;
+    let value = serde_json::from_str(&text).map_err(|e| no_json(path.display(), &e))?;
     Ok(Some(value))
+}
+
+/// The error for a text that is no JSON.
+pub(crate) fn no_json(place: impl Display, error: &serde_json::Error) -> Error {
+    Error::new(place, "", format!("no valid JSON: {error}"))
 }
 
 /// A text file; `None` where there is none.

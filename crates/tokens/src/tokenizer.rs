@@ -104,7 +104,7 @@ impl Tokenizer {
     /// As [`Tokenizer::from_folder`].
     pub fn from_json(json: &[u8]) -> Result<Self> {
         let place = "tokenizer.json";
-        let value = serde_json::from_slice(json).map_err(|e| Error::new(place, "JSON", e))?;
+        let value = serde_json::from_slice(json).map_err(|e| crate::folder::no_json(place, &e))?;
         let config = crate::folder::Config::default();
         caught(place, || crate::folder::from_json(place, value, &config))
             .map_err(crate::folder::shortened)

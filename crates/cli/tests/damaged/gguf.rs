@@ -244,7 +244,11 @@ pub(crate) const CASES: &[Case<Model>] = &[
         |m| m.set("general.type", "adapter"),
         Refused(&["general.type", "an adapter"])
     ),
-    case!("a projector", |m| m.set("general.type", "mmproj"), Refused(&["general.type", "mmproj"])),
+    case!(
+        "a projector",
+        |m| m.set("general.type", "mmproj"),
+        Refused(&["general.type", "a projector"])
+    ),
     case!("a vocabulary", |m| m.tensors.clear(), Refused(&["weights", "metadata alone"])),
     case!(
         "no architecture",
@@ -398,7 +402,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "0 layers",
         |m| m.llama("block_count", 0_u32),
-        Refused(&["llama.block_count", "1..=4096, found 0"])
+        Refused(&["llama.block_count", "1 to 4096, found 0"])
     ),
     case!(
         "layers huge",
@@ -579,6 +583,11 @@ pub(crate) const CASES: &[Case<Model>] = &[
             m.llama("expert_used_count", 4_u32);
         },
         Refused(&["llama.expert_used_count", "at most llama.expert_count = 2", "found 4"])
+    ),
+    case!(
+        "experts used and none there",
+        |m| m.llama("expert_used_count", 2_u32),
+        Refused(&["llama.expert_used_count", "at most llama.expert_count = 0", "found 2"])
     ),
     case!("0 experts", |m| m.llama("expert_count", 0_u32), Runs),
     // Vocabulary.

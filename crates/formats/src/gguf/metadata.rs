@@ -14,6 +14,14 @@ pub struct Metadata {
     by_key: Vec<usize>,
 }
 
+/// Kinds of GGUF files that hold no model by themselves, as `general.type` names them, and what they are.
+const OTHERS: &[(&str, &str)] = &[
+    ("adapter", "an adapter, which works on top of a model"),
+    ("mmproj", "a projector (mmproj), which lets a model see or hear"),
+    ("imatrix", "statistics (imatrix) for quantising a model"),
+    ("vocab", "a vocabulary alone"),
+];
+
 impl Metadata {
     /// A table of entries; `place` (a file) begins every error. Errors: a key that comes twice.
     pub fn new(place: &str, entries: Vec<(String, Value)>) -> Result<Metadata> {
@@ -65,6 +73,19 @@ impl Metadata {
     /// The error for a key that the caller cannot do without.
     pub fn missing(&self, key: &str) -> Error {
         Error::new(self.at(key), "a value", "no such key")
+    }
+
+    /// Whether the file holds a model and not something that goes with one, as far as `general.type` says.
+    ///
+    /// # Errors
+    /// A file of a kind that is known to hold no model.
+    pub fn check_model(&self) -> Result<()> {
+        const KEY: &str = "general.type";
+        let stated = self.str(KEY)?;
+        match OTHERS.iter().find(|(kind, _)| Some(*kind) == stated) {
+            Some((_, what)) => Err(Error::new(self.at(KEY), "a model", what)),
+            None => Ok(()),
+        }
     }
 
     /// A string.
