@@ -30,10 +30,6 @@ use terminal::{Outcome, Stop, report};
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
-        if delft::formats::expected() {
-            // Who catches it makes an error of it.
-            return;
-        }
         // The last net: nothing is known to end here. One line, and no half-dead threads behind it.
         let at = panic
             .location()

@@ -17,7 +17,7 @@ pub mod quant;
 pub mod safetensors;
 mod tensors;
 
-pub use caught::{caught, expected, words_of};
+pub use caught::{caught, words_of};
 pub use dtype::DType;
 pub use error::{Error, Result, shape};
 pub use finite::NotFinite;

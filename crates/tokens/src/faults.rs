@@ -1,10 +1,7 @@
 //! What the `tokenizers` crate takes for granted, checked before it is given a file's parts: where it does not hold, the crate
 //! panics. [`caught`] is the last net below these checks.
 
-use std::cell::Cell;
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::sync::Once;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -125,33 +122,10 @@ fn check_charsmap(place: &str, part: &Value) -> Result<()> {
     Ok(())
 }
 
-thread_local! {
-    /// Whether this thread catches the panics of what it calls.
-    static CATCHING: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Runs `work`, and turns a panic in it into an error at `place` without a word on standard error.
-///
-/// The process's panic hook is wrapped once, and does nothing for a thread that is in here. Programs that abort at a panic have
-/// no such net.
 pub(crate) fn caught<T>(place: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    static HOOK: Once = Once::new();
-    if cfg!(panic = "abort") || std::thread::panicking() {
-        return work();
-    }
-    HOOK.call_once(|| {
-        let before = take_hook();
-        set_hook(Box::new(move |panic| {
-            if !CATCHING.get() {
-                before(panic);
-            }
-        }));
-    });
-    let outer = CATCHING.replace(true);
     // What a panic leaves half-done is dropped with the tokenizer, or is a cache that is only cleared.
-    let done = catch_unwind(AssertUnwindSafe(work));
-    CATCHING.set(outer);
-    done.unwrap_or_else(|_| {
+    formats::caught(work).unwrap_or_else(|_| {
         Err(Error::new(place, "a tokenizer whose parts fit together", "one that breaks in use"))
     })
 }
@@ -169,7 +143,6 @@ mod tests {
             "some/tokenizer.json: expected a tokenizer whose parts fit together, found one that breaks in use"
         );
         assert_eq!(caught("m", || Ok(1)), Ok(1));
-        assert!(!CATCHING.get());
     }
 
     /// A table that writes "A" for "a": the root's node is 256, the unit of `a` there leads to node 512.

@@ -12,9 +12,9 @@ type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 /// Bytes that can still be written to, and that can still be reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Free {
-    /// Of memory; `None` where nobody tells.
+    /// Memory; `None` where nobody tells.
     pub(super) memory: Option<usize>,
-    /// Of addresses; `None` where they are not limited.
+    /// Addresses; `None` where they are not limited.
     pub(super) addresses: Option<usize>,
 }
 

@@ -183,7 +183,7 @@ fn prefix_floor_plain(
 
 #[inline(always)]
 fn any_broken_plain(x: &[f32]) -> bool {
-    // Of NaN all bits of the exponent are set, and one of the others.
+    // All bits of a NaN's exponent are set, and one of the others.
     let broken = |x: &f32| {
         let bits = x.to_bits();
         u32::from(bits & 0x7fff_ffff > 0x7f80_0000) | u32::from(bits == 0x7f80_0000)
