@@ -338,7 +338,7 @@ fn at_a_terminal(model: &str, args: &str) -> Option<String> {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_terminal_shows_the_prompt_dimmed_and_nothing_that_steers_it() {
-    let (_folder, model) = model();
+    let (folder, model) = model();
     let fixed = "-n 4 --temp 0 -q";
     let Some(shown) = at_a_terminal(&model, &format!("--raw {fixed} hello")) else { return };
     let plain = delft()
@@ -350,6 +350,12 @@ fn a_terminal_shows_the_prompt_dimmed_and_nothing_that_steers_it() {
     assert!(shown.contains(&format!("\u{1b}[2mhello\u{1b}[0m{}", plain.trim_end())), "{shown:?}");
     let message = at_a_terminal(&model, &format!("{fixed} hello")).unwrap();
     assert!(!message.contains("hello"), "{message:?}");
+    // Thoughts are dimmed too.
+    let template = folder.path().join("thinks.jinja");
+    std::fs::write(&template, "{{ messages[-1].content }}<think>").unwrap();
+    let thinks = at_a_terminal(&model, &format!("{fixed} --template {} hello", template.display()));
+    let thinks = thinks.unwrap();
+    assert!(thinks.starts_with("\u{1b}[2m") && !thinks.contains("hello"), "{thinks:?}");
     let hostile =
         at_a_terminal(&model, &format!("{fixed} --show-prompt \"$(printf 'a\\033[2Jb')\""));
     let hostile = hostile.unwrap();
