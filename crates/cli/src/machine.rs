@@ -53,6 +53,33 @@ impl Counters {
     }
 }
 
+/// Bytes of the last caches of all processors that are running, each counted once however many share it; `None` where the
+/// system does not say.
+pub(crate) fn cache_bytes() -> Option<u64> {
+    let mut seen: Vec<(u64, String, u64)> = Vec::new();
+    for cpu in std::fs::read_dir("/sys/devices/system/cpu").ok()?.flatten() {
+        let Ok(caches) = std::fs::read_dir(cpu.path().join("cache")) else { continue };
+        for cache in caches.flatten() {
+            let file = |name: &str| read_to_string(cache.path().join(name)).unwrap_or_default();
+            let found = (
+                number(Some(&file("level"))),
+                file("shared_cpu_list"),
+                kibibytes(file("size").trim()).unwrap_or(0),
+            );
+            if !seen.contains(&found) {
+                seen.push(found);
+            }
+        }
+    }
+    let last = seen.iter().map(|cache| cache.0).max()?;
+    Some(seen.iter().filter(|cache| cache.0 == last).map(|cache| cache.2).sum())
+}
+
+/// `32768K` in bytes.
+fn kibibytes(text: &str) -> Option<u64> {
+    text.strip_suffix('K')?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 fn number(text: Option<&str>) -> u64 {
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
@@ -74,5 +101,12 @@ mod tests {
         assert!(between.waiting >= 0.0 && between.stolen >= 0.0);
         assert_eq!(before.since(after).major_faults, 0);
         assert!(load_average().unwrap() >= 0.0);
+    }
+
+    #[test]
+    fn caches_are_counted_where_the_system_tells() {
+        assert_eq!(kibibytes("32768K"), Some(32 << 20));
+        assert_eq!(kibibytes("32M"), None);
+        assert!(cache_bytes().is_none_or(|bytes| bytes >= 1 << 16 || bytes == 0));
     }
 }

@@ -65,8 +65,12 @@ fn processor(processor: &Processor, report: &mut Report) {
     let why = "one for each physical core, as far as the quota goes; --threads sets it";
     report.line("processor", format!("{threads} of {all} hardware threads are used: {why}"));
     let free = match processor.free {
-        Some(free) => format!("{} can be taken, the limits of containers counted", bytes(free as u64)),
-        None => "this system does not tell how much is free: no model is refused for it".to_string(),
+        Some(free) => {
+            format!("{} can be taken, the limits of containers counted", bytes(free as u64))
+        }
+        None => {
+            "this system does not tell how much is free: no model is refused for it".to_string()
+        }
     };
     report.line("memory", free);
 }

@@ -15,7 +15,7 @@ use super::head;
 use crate::args::{CacheArg, WhySlow};
 use crate::interrupt::LastWords;
 use crate::load;
-use crate::machine::{Counters, load_average};
+use crate::machine::{Counters, cache_bytes, load_average};
 use crate::terminal::{BOLD, Outcome, bytes, count, print, print_json, table};
 use verdict::Evidence;
 
@@ -119,8 +119,10 @@ impl Bound {
         seconds
     }
 
-    fn name(self) -> &'static str {
+    /// What it is called where a token's reads come from the caches, or do not.
+    fn name(self, cached: bool) -> &'static str {
         match self {
+            Bound::Memory(_) if cached => "cache",
             Bound::Memory(_) => "memory",
             Bound::Arithmetic(_) => "arithmetic",
         }
@@ -188,6 +190,7 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         single_cache: args.load.cache_type == CacheArg::F32,
         bits: 8.0 * engine.info().file_bytes as f64 / engine.info().parameters.max(1) as f64,
         ceilings: Ceilings { reads, limits },
+        cache: cache_bytes(),
         spread: spread(&steps),
         load_average,
         load_seconds: engine.info().load_ms as f64 / 1e3,
@@ -281,11 +284,16 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
     let narrow = unit(", of narrow codes", peaks.narrow_dot);
     let tiles = unit(", bf16 tiles", peaks.tiles);
     let mut text = wrapped(&head::title(engine), "  ");
-    text += &format!(
-        "roofs: reads {:.1} GB/s; products of bytes {}{narrow}{tiles}, of f32 {}\n",
-        evidence.ceilings.reads / 1e9,
-        rate(peaks.bytes_dot),
-        rate(peaks.floats)
+    let from = if evidence.cached() { " from the processor's cache" } else { "" };
+    let beside = if evidence.disturbed() { "; too low, since other programs ran" } else { "" };
+    text += &wrapped(
+        &format!(
+            "roofs: reads {:.1} GB/s{from}; products of bytes {}{narrow}{tiles}, of f32 {}{beside}",
+            evidence.ceilings.reads / 1e9,
+            rate(peaks.bytes_dot),
+            rate(peaks.floats)
+        ),
+        "  ",
     );
     let (prefill, decode) = (&evidence.prefill, &evidence.decode);
     text += &format!(
@@ -294,7 +302,7 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
         prefill.seconds * 1e3,
         prefill.rate()
     );
-    text += &phase_table(prefill, &evidence.ceilings);
+    text += &phase_table(prefill, evidence);
     text += &format!(
         "\n{BOLD}decode at depth {}{BOLD:#}, mean of {} tokens: {:.3} ms, {:.1} tok/s\n",
         evidence.depth,
@@ -302,7 +310,7 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
         decode.seconds * 1e3,
         decode.rate()
     );
-    text += &phase_table(decode, &evidence.ceilings);
+    text += &phase_table(decode, evidence);
     text += &format!("\n{BOLD}what holds it back{BOLD:#}\n");
     for (i, verdict) in evidence.verdicts().iter().enumerate() {
         text += &wrapped(&format!("{}. {}", i + 1, verdict.found), "   ");
@@ -339,7 +347,8 @@ fn wrapped(paragraph: &str, indent: &str) -> String {
     text + &line + "\n"
 }
 
-fn phase_table(phase: &Phase, ceilings: &Ceilings) -> String {
+fn phase_table(phase: &Phase, evidence: &Evidence) -> String {
+    let (ceilings, cached) = (&evidence.ceilings, evidence.cached());
     let share = |seconds: f64| format!("{:.1}%", 100.0 * seconds / phase.seconds.max(1e-12));
     let time = |seconds: f64| format!("{:.3}", seconds * 1e3);
     let steps = phase.steps.max(1) as u64;
@@ -364,7 +373,7 @@ fn phase_table(phase: &Phase, ceilings: &Ceilings) -> String {
             &kind.work,
             kind.seconds,
             bound.seconds(),
-            bound.name(),
+            bound.name(cached),
         ));
         all += kind.work;
         (least, number) = (least + bound.seconds(), number + kind.count);
@@ -413,8 +422,10 @@ fn to_json(evidence: &Evidence) -> Value {
         "read_bytes_per_s": evidence.ceilings.reads,
         "peaks": peaks(&evidence.ceilings.limits.used),
         "best_peaks": peaks(&evidence.ceilings.limits.best),
-        "prefill": phase_json(&evidence.prefill, &evidence.ceilings),
-        "decode": phase_json(&evidence.decode, &evidence.ceilings),
+        "cache_bytes": evidence.cache,
+        "disturbed": evidence.disturbed(),
+        "prefill": phase_json(&evidence.prefill, evidence),
+        "decode": phase_json(&evidence.decode, evidence),
         "depth": evidence.depth,
         "spread": evidence.spread,
         "load_average": evidence.load_average,
@@ -426,7 +437,8 @@ fn to_json(evidence: &Evidence) -> Value {
 }
 
 /// Figures of a whole prefill, or of one token of a decode.
-fn phase_json(phase: &Phase, ceilings: &Ceilings) -> Value {
+fn phase_json(phase: &Phase, evidence: &Evidence) -> Value {
+    let ceilings = &evidence.ceilings;
     let steps = phase.steps.max(1) as f64;
     let row = |row: &Row| {
         let bound = ceilings.bound(&row.work, phase.steps);
@@ -439,7 +451,7 @@ fn phase_json(phase: &Phase, ceilings: &Ceilings) -> Value {
             "busy_s": row.busy,
             "share": row.seconds / phase.seconds.max(1e-12),
             "of_roof": bound.seconds() / row.seconds.max(1e-12),
-            "bound_by": bound.name(),
+            "bound_by": bound.name(evidence.cached()),
         })
     };
     json!({

@@ -15,6 +15,8 @@ pub(super) struct Evidence {
     /// Bits per weight of the file.
     pub(super) bits: f64,
     pub(super) ceilings: Ceilings,
+    /// Bytes of the processor's last caches, where the system tells.
+    pub(super) cache: Option<u64>,
     /// The slowest tenth of untimed decode steps against the median one.
     pub(super) spread: f64,
     /// Of the last minute before the model was loaded.
@@ -61,8 +63,10 @@ impl Evidence {
     /// All causes found, those that spoil other figures first; never empty.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut found: Vec<Verdict> = [
+            // Too many threads keep each other waiting, which looks like a busy machine.
+            self.threads().filter(|_| self.too_many()),
             self.busy(),
-            self.threads(),
+            self.threads().filter(|_| !self.too_many()),
             self.paging(),
             self.loading(),
             self.instructions(),
@@ -83,6 +87,26 @@ impl Evidence {
         found
     }
 
+    /// Whether threads outnumber cores.
+    fn too_many(&self) -> bool {
+        self.threads > self.ceilings.limits.cores
+    }
+
+    /// Whether what a token reads lies in the processor's caches.
+    pub(super) fn cached(&self) -> bool {
+        self.cache.is_some_and(|cache| self.token_bytes() < cache)
+    }
+
+    fn token_bytes(&self) -> u64 {
+        let bytes: u64 = self.decode.kinds.iter().map(|row| row.work.bytes).sum();
+        bytes / self.decode.steps.max(1) as u64
+    }
+
+    /// Whether other programs took part of the machine, so that its roofs were measured too low.
+    pub(super) fn disturbed(&self) -> bool {
+        self.busy().is_some()
+    }
+
     fn busy(&self) -> Option<Verdict> {
         let cores = self.ceilings.limits.cores;
         let load = self.load_average.unwrap_or(0.0);
@@ -91,27 +115,31 @@ impl Evidence {
         let stolen = running.stolen / (self.seconds * cores as f64).max(1e-9);
         // Half a core of others is more than what a terminal and a desktop take.
         let crowd = load > 0.5 && load + self.threads.min(cores) as f64 > cores as f64 + 0.5;
-        if waiting < WAITING && stolen < STOLEN && self.spread < SPREAD && !crowd {
+        let own = (1.0 - cores as f64 / self.threads.max(1) as f64).max(0.0);
+        let waited = waiting - own >= WAITING;
+        let uneven = self.spread >= SPREAD && !self.too_many();
+        if !waited && stolen < STOLEN && !uneven && !crowd {
             return None;
         }
-        let idle = (cores as f64 - load).floor().max(1.0) as usize;
-        let fewer = if idle < self.threads {
-            format!(", or take the cores they leave with --threads {idle}")
-        } else {
-            String::new()
-        };
         Some(Verdict {
             cause: "busy",
             found: format!(
                 "The machine is busy: threads waited {} of the time for a core ({} involuntary switches), a \
                  host took {} of it, the slowest tenth of decode steps took {:.2} times the median or more, \
-                 and {load:.1} programs wanted the {cores} cores in the minute before.",
+                 and {load:.1} programs wanted {} in the minute before.",
                 percent(waiting),
                 running.involuntary_switches,
                 percent(stolen),
                 self.spread,
+                plural(cores, "core"),
             ),
-            mend: format!("end other programs (top shows them){fewer}; then measure again"),
+            mend: if self.threads > 1 {
+                "end other programs (top shows them), then measure again; until then decode takes fewer threads by \
+                 itself wherever those are faster, but not in these measurements"
+                    .into()
+            } else {
+                "end other programs (top shows them), then measure again".into()
+            },
         })
     }
 
@@ -120,11 +148,12 @@ impl Evidence {
         let found = match threads.cmp(&cores) {
             std::cmp::Ordering::Equal => return None,
             std::cmp::Ordering::Less => format!(
-                "Fewer threads than cores: {threads} of the {cores} physical cores that this process may use."
+                "Fewer threads than cores: {threads} of the {} that this process may use.",
+                plural(cores, "physical core")
             ),
             std::cmp::Ordering::Greater => format!(
-                "More threads than cores: {threads} on {cores} cores; waiting for each other takes {} of a decode \
-                 step.",
+                "More threads than cores: {threads} on {}; waiting for each other takes {} of a decode step.",
+                plural(cores, "core"),
                 percent(self.waits(&self.decode))
             ),
         };
@@ -282,17 +311,21 @@ impl Evidence {
         };
         let (prefill, decode) = (idle(&self.prefill), idle(&self.decode));
         let worse = prefill.max(decode);
-        (self.threads > 1 && worse > IMBALANCE).then(|| Verdict {
+        (self.threads > 1 && !self.too_many() && worse > IMBALANCE).then(|| Verdict {
             cause: "imbalance",
             found: format!(
                 "Threads wait for the slowest of them inside operations: {} of the prefill, {} of a decode step.",
                 percent(prefill),
                 percent(decode)
             ),
-            mend: format!(
-                "one core is busy or slower than the others, or the operations are too small to share: try --threads {}",
-                self.threads - 1
-            ),
+            mend: if self.disturbed() {
+                "what other programs cause of it ends with them".into()
+            } else {
+                format!(
+                    "one core is slower than the others, or the operations are too small to share: try --threads {}",
+                    self.threads - 1
+                )
+            },
         })
     }
 
@@ -305,7 +338,7 @@ impl Evidence {
         let share = self.waits(&self.decode);
         let operations: f64 = self.decode.kinds.iter().map(|row| row.count).sum();
         let seconds: f64 = self.decode.kinds.iter().map(|row| row.seconds).sum();
-        (share > BARRIERS).then(|| Verdict {
+        (share > BARRIERS && !self.too_many() && !self.disturbed()).then(|| Verdict {
             cause: "barriers",
             found: format!(
                 "The model is small for this machine: {operations:.0} operations of {:.1} us in a decode step, and {} of \
@@ -337,17 +370,24 @@ impl Evidence {
 
     fn memory(&self) -> Option<Verdict> {
         let (reached, share) = self.near(&self.decode, true);
-        let steps = self.decode.steps.max(1) as u64;
-        let read: u64 = self.decode.kinds.iter().map(|row| row.work.bytes).sum::<u64>() / steps;
+        let read = self.token_bytes();
+        let (limit, lies) = match self.cache.filter(|_| self.cached()) {
+            Some(cache) => (
+                "The processor's cache is",
+                format!(", which lie in its {}, not in memory", bytes(cache)),
+            ),
+            None => ("Memory is", String::new()),
+        };
         (reached > NEAR).then(|| Verdict {
-            cause: "memory",
+            cause: if self.cached() { "cache" } else { "memory" },
             found: format!(
-                "Memory is the limit of decode: a token reads {} at {:.1} GB/s, {} of the {:.1} GB/s that plain reads \
-                 reach ({} of the step is bound by them).",
+                "{limit} the limit of decode: a token reads {}{lies}, at {:.1} GB/s, {} of the {:.1} GB/s that plain \
+                 reads reach{} ({} of the step is bound by them).",
                 bytes(read),
                 read as f64 / self.decode.seconds / 1e9,
                 percent(reached),
                 self.ceilings.reads / 1e9,
+                self.doubt(reached),
                 percent(share)
             ),
             mend: format!(
@@ -357,13 +397,24 @@ impl Evidence {
         })
     }
 
+    /// What to think of a roof that was measured beside other programs, or that was exceeded.
+    fn doubt(&self, reached: f64) -> &'static str {
+        match (self.disturbed(), reached > 1.0) {
+            (true, true) => " beside other programs, which is too low a figure",
+            (true, false) => " beside other programs",
+            (false, true) => " on the same data, which is too low a figure",
+            (false, false) => "",
+        }
+    }
+
     fn arithmetic(&self) -> Option<Verdict> {
         let (reached, share) = self.near(&self.prefill, false);
         (reached > NEAR).then(|| Verdict {
             cause: "arithmetic",
             found: format!(
-                "Arithmetic is the limit of prefill: {} of its peaks ({} of the time is bound by them).",
+                "Arithmetic is the limit of prefill: {} of the peaks measured{} ({} of the time is bound by them).",
                 percent(reached),
+                self.doubt(reached).replace(" on the same data", ""),
                 percent(share)
             ),
             mend: "shorter prompts, or a chat, which does not compute again what it shares with the last turn".into(),
@@ -386,6 +437,11 @@ impl Evidence {
             mend: "no flag mends that".into(),
         })
     }
+}
+
+/// `1 core`, `2 cores`.
+fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// `3.4%`.
@@ -423,6 +479,7 @@ mod tests {
             depth: 100,
             single_cache: false,
             bits: 8.5,
+            cache: Some(32 << 20),
             ceilings: Ceilings {
                 reads: 1e10,
                 limits: Limits { cores: 4, used: peaks, best: peaks },
@@ -443,7 +500,7 @@ mod tests {
         type Spoil = fn(&mut Evidence);
         let cases: &[(&str, &str, &str, Spoil)] = &[
             ("none", "linear", "no flag", |_| {}),
-            ("busy", "25%", "--threads", |e| {
+            ("busy", "25%", "fewer threads by itself", |e| {
                 e.running = Some(Counters { waiting: 10.0, ..Counters::default() });
                 e.load_average = Some(2.0);
             }),
@@ -451,9 +508,18 @@ mod tests {
                 e.running = Some(Counters { stolen: 4.0, ..Counters::default() });
             }),
             ("busy", "1.60 times", "top", |e| e.spread = 1.6),
-            ("busy", "2.5 programs", "--threads 1", |e| e.load_average = Some(2.5)),
+            ("busy", "2.5 programs wanted 4 cores", "top", |e| e.load_average = Some(2.5)),
             ("threads", "2 of the 4", "--threads 4", |e| e.threads = 2),
             ("threads", "9 on 4 cores", "--threads 4", |e| e.threads = 9),
+            ("threads", "3 on 1 core;", "--threads 1,", |e| {
+                (e.threads, e.ceilings.limits.cores) = (3, 1);
+            }),
+            ("threads", "8 on 4 cores", "--threads 4", |e| {
+                // What they do to each other: half of the time without a core, and steps of all lengths.
+                e.threads = 8;
+                e.running = Some(Counters { waiting: 41.0, ..Counters::default() });
+                (e.spread, e.decode.barriers, e.decode.kinds[0].busy) = (2.0, 0.4, 0.5);
+            }),
             ("paging", "500 pages", "--ctx", |e| {
                 e.running = Some(Counters { major_faults: 500, ..Counters::default() });
             }),
@@ -483,6 +549,11 @@ mod tests {
             ("memory", "of the 10.0 GB/s", "8.5 bits", |e| {
                 e.decode.kinds[0].work.bytes = 9_000_000_000;
             }),
+            ("cache", "lie in its 32.0 MiB, not in memory", "8.5 bits", |e| {
+                e.decode.kinds[0].work.bytes = 9_000_000;
+                e.decode.kinds[1].work.bytes = 90_000;
+                e.ceilings.reads = 1e7;
+            }),
         ];
         for &(cause, figure, mend, spoil) in cases {
             let mut evidence = quiet();
@@ -495,9 +566,37 @@ mod tests {
         let mut evidence = quiet();
         evidence.prefill.kinds[0].work.floats = 90_000_000_000;
         assert_eq!(evidence.verdicts()[0].cause, "arithmetic");
+        assert!(evidence.verdicts()[0].found.contains("88% of the peaks measured (98%"));
         evidence.single_cache = true;
         evidence.decode.kinds[1].seconds = 0.9;
         evidence.decode.kinds[1].busy = 0.9;
         assert!(evidence.verdicts().iter().any(|v| v.mend.contains("--cache-type f16")));
+    }
+
+    #[test]
+    fn a_roof_that_was_measured_beside_others_is_no_fact() {
+        let mut evidence = quiet();
+        evidence.prefill.kinds[0].work.floats = 150_000_000_000;
+        evidence.decode.kinds[0].work.bytes = 15_000_000_000;
+        evidence.decode.kinds[0].busy = 0.5;
+        evidence.running = Some(Counters { waiting: 10.0, ..Counters::default() });
+        let found = evidence.verdicts();
+        let causes: Vec<_> = found.iter().map(|v| v.cause).collect();
+        assert_eq!(causes, ["busy", "imbalance", "memory", "arithmetic"]);
+        for roof in &found[2..] {
+            let doubt = "beside other programs, which is too low a figure";
+            assert!(roof.found.contains(doubt), "{found:?}");
+        }
+        // One piece of advice on threads at most.
+        assert!(!found.iter().any(|v| v.mend.contains("--threads")), "{found:?}");
+    }
+
+    #[test]
+    fn too_many_threads_come_first_and_other_programs_only_with_evidence_of_their_own() {
+        let mut evidence = quiet();
+        evidence.threads = 8;
+        evidence.running = Some(Counters { waiting: 60.0, ..Counters::default() });
+        let causes: Vec<_> = evidence.verdicts().iter().map(|v| v.cause).collect();
+        assert_eq!(causes, ["threads", "busy"]);
     }
 }
