@@ -1,6 +1,7 @@
 //! Progress of downloads: one bar over all files on a terminal, a line per file elsewhere.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::time::Instant;
 
 use delft::hub::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,6 +20,8 @@ pub(crate) struct Downloads {
     terminal: bool,
     tally: RefCell<Tally>,
     bar: RefCell<Option<ProgressBar>>,
+    /// When it began, and the bytes that were there already.
+    began: Cell<(Instant, u64)>,
 }
 
 /// How much of all files is here.
@@ -57,6 +60,7 @@ impl Downloads {
             terminal: stderr_is_terminal(),
             tally: RefCell::default(),
             bar: RefCell::new(None),
+            began: Cell::new((Instant::now(), 0)),
         }
     }
 
@@ -76,9 +80,11 @@ impl Progress for Downloads {
                 Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
                 None => "{msg} {bytes} {bytes_per_sec}",
             }));
-            // The bytes that were there already are no part of the speed.
+            // The bytes that were there already are no part of the speed: they are counted, then the clock begins.
+            bar.tick();
             bar.reset_eta();
             *self.bar.borrow_mut() = Some(bar);
+            self.began.set((Instant::now(), have));
         } else if files > 1 {
             let size = size.map_or(String::new(), |size| format!(", {}", bytes(size)));
             note(format_args!("{files} files{size}"));
@@ -107,11 +113,20 @@ impl Progress for Downloads {
 
     fn done(&self, file: &str) {
         self.tally.borrow_mut().done();
-        let Tally { files, begun, .. } = *self.tally.borrow();
-        match &*self.bar.borrow() {
-            Some(bar) if begun == files => bar.finish(),
-            Some(_) => self.show(),
-            None => aside(format_args!("{file}: done")),
+        let Tally { files, begun, finished, .. } = *self.tally.borrow();
+        if begun == files
+            && let Some(bar) = self.bar.take()
+        {
+            // The bar's own average would count what was there already.
+            bar.finish_and_clear();
+            let (since, had) = self.began.get();
+            let (fetched, seconds) = (finished.saturating_sub(had), since.elapsed().as_secs_f64());
+            let rate = bytes((fetched as f64 / seconds.max(1e-3)) as u64);
+            aside(format_args!("fetched {} in {seconds:.1} s, {rate}/s", bytes(fetched)));
+        } else if self.terminal {
+            self.show();
+        } else {
+            aside(format_args!("{file}: done"));
         }
     }
 

@@ -100,7 +100,7 @@ fn home_folder(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
 }
 
 /// `~` and `$NAME` or `${NAME}`, as Python's `expanduser` and `expandvars` read them: unknown names stay as they are.
-fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> PathBuf {
+pub(crate) fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     let mut out = String::new();
     let mut rest = value;
     while let Some(at) = rest.find('$') {

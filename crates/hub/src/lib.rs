@@ -210,7 +210,7 @@ impl Hub {
         }
         if let Some(target) = self.names()?.expand(text) {
             return if spec::is_surely_path(&target) {
-                Ok(Target::Path(PathBuf::from(target)))
+                Ok(Target::Path(self.own_path(&target)))
             } else {
                 Ok(Target::Hub(Spec::parse(&target)?))
             };
@@ -223,6 +223,13 @@ impl Hub {
             Some(spec) if spec.id.contains('/') || self.has(&spec) => Ok(Target::Hub(spec)),
             _ => Err(self.nothing_there(text)),
         }
+    }
+
+    /// A path as the user's file of names gives it: `~` is the home folder, and others are seen from the file's folder.
+    fn own_path(&self, path: &str) -> PathBuf {
+        let path = cache::expand(path, &|name| std::env::var(name).ok());
+        let folder = self.models.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+        folder.join(path)
     }
 
     /// Whether the cache holds anything of a repository. Those of the hub's first days have names without a slash.

@@ -22,7 +22,7 @@ pub(crate) struct Names {
     families: BTreeMap<String, Family>,
 }
 
-/// One family of models; a single name is a family whose only tag is empty.
+/// One family of models; a single name is a family whose default is the empty tag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Family {
     default: Option<String>,
@@ -67,9 +67,9 @@ impl Names {
                 DeValue::Table(tags) => self.add_family(&key, tags, &place, &at)?,
                 _ => {
                     let target = target(value, &at)?;
-                    let tags = BTreeMap::from([(String::new(), target)]);
-                    let family = Family { default: Some(String::new()), tags };
-                    self.families.insert(key, family);
+                    let family = self.families.entry(key).or_default();
+                    family.tags.insert(String::new(), target);
+                    family.default = Some(String::new());
                 }
             }
         }
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn short_names_stand_for_models() {
         let mut names = Names::built_in().unwrap();
-        let own = "work = \"/data/work.gguf\"\nHouse = \"acme/house@v2\"\n\
+        let own = "work = \"/data/work.gguf\"\nHouse = \"acme/house@v2\"\nqwq = \"acme/qwq\"\n\
                    [qwen3]\n\"0.6b\" = \"acme/qwen-GGUF:Q6_K\"\ndefault = \"0.6b\"\n\
                    [\"acme1.5\"]\nbig = \"acme/big-GGUF:q4_k_m@v1\"\n";
         names.add(own, "own.toml").unwrap();
@@ -260,6 +260,8 @@ mod tests {
             ("hello", None),
             ("qwen3", Some("acme/qwen-GGUF:Q6_K")),
             ("qwen3:4b", Some("Qwen/Qwen3-4B-GGUF:Q4_K_M")),
+            ("qwq", Some("acme/qwq")),
+            ("qwq:32b", Some("Qwen/QwQ-32B-GGUF:Q4_K_M")),
             ("work", Some("/data/work.gguf")),
             ("work:q8_0", None),
             ("work@v1", None),

@@ -240,7 +240,8 @@ pub(crate) fn room(hub: &Hub) -> Option<u64> {
 
 #[cfg(unix)]
 fn free_bytes(folder: &Path) -> Option<u64> {
-    let disk = rustix::fs::statvfs(folder).ok()?;
+    // A file system without a size of its own tells nothing.
+    let disk = rustix::fs::statvfs(folder).ok().filter(|disk| disk.f_blocks > 0)?;
     disk.f_frsize.checked_mul(disk.f_bavail)
 }
 

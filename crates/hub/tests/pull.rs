@@ -774,14 +774,15 @@ fn short_names_lead_to_the_hub_and_the_nearest_are_told() {
     let hub = Hub { models: Some(models.clone()), ..hub(&server, &folder.path().join("cache")) };
     let local = folder.path().join("local.gguf");
     std::fs::write(&local, "GGUF").unwrap();
-    std::fs::write(&models, format!("small = \"org/name:Q8_0\"\nfile = \"{}\"\n", local.display()))
-        .unwrap();
+    let own = "small = \"org/name:Q8_0\"\nbeside = \"./local.gguf\"\n";
+    std::fs::write(&models, format!("{own}file = \"{}\"\n", local.display())).unwrap();
     let missing = hub.resolve(Some("small")).unwrap_err();
     assert_eq!(missing.hint.as_deref(), Some("delft pull small"));
     let model = hub.pull("small", &()).unwrap();
     assert_eq!(model.name(), "org/name");
     assert_eq!(hub.resolve(Some("small")).unwrap(), model);
     assert_eq!(hub.resolve(Some("file")).unwrap().path().unwrap(), local);
+    assert!(hub.resolve(Some("beside")).unwrap().path().unwrap().ends_with("local.gguf"));
     assert_eq!(hub.recognise("small"), Likeness::Model);
     for (name, expected) in [
         ("qwen3:0.7b", "the nearest names: qwen3:0.6b"),
