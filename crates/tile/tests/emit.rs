@@ -235,6 +235,8 @@ fn what_a_language_lacks_is_refused_by_name_and_line() {
     assert!(found.contains("at most 32768 bytes of shared memory, found 40000"), "{found}");
     let found = refused(&kernels::hoard(100_000), Dialect::Cuda);
     assert!(found.contains("at most 232448 bytes of shared memory, found 400000"), "{found}");
+    let found = refused(&kernels::tally(), Dialect::Metal);
+    assert!(found.contains("found both in `counts`"), "{found}");
     let mut kernel = kernels::hoard(8);
     kernel.name = "while".to_owned();
     assert!(refused(&kernel, Dialect::Cuda).contains("found a keyword"));

@@ -161,7 +161,7 @@ fn histogram(x: In<u32>, counts: InOut<u32>, total: Out<u32>, n: Arg<u32>) {
         if arrived + 1 == groups(0) {
             let mut sum = Var::new(0u32);
             for i in range(0, 16) {
-                sum += counts.get_with(i, tile::ir::Hint::Coherent);
+                sum += counts.atomic(AtomicOp::Add, i, 0);
             }
             total[0] = sum.get();
         }

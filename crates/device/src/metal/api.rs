@@ -30,6 +30,9 @@ pub(crate) struct Facts {
     pub(crate) memory: usize,
     /// Bytes of threadgroup memory that a threadgroup can have.
     pub(crate) shared: u32,
+    /// Whether pipelines that only indirect commands name have to be named by the encoder too. GPUs before Apple's family 9 (M3, A17)
+    /// do not keep them where the GPU can reach them, and a step that meets one that is not there faults.
+    pub(crate) touches: bool,
 }
 
 /// A function of a library, as a pipeline is made of it.
@@ -75,12 +78,17 @@ pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// Sets one such word, for work that is committed later.
     fn put(&self, to: &Self::Memory, at: usize, word: u32) -> Result<()>;
 
-    /// Keeps memory where the GPU can reach it, until [`depart`](Api::depart). Whether the system has this:
-    /// if not, memory that is reached through indirect commands must be [named](Encoder::uses).
-    fn reside(&self, memory: &Self::Memory) -> bool;
+    /// Keeps memory where the GPU can reach it, by whatever names it, until [`depart`](Api::depart).
+    fn reside(&self, memory: &Self::Memory);
 
     /// Ends what [`reside`](Api::reside) began.
     fn depart(&self, memory: &Self::Memory);
+
+    /// Asks the system again to keep what resides: it lets go of a program's memory about a second after the last work.
+    fn keep(&self);
+
+    /// Bytes that this process has of the GPU's memory, as the system counts them.
+    fn allocated(&self) -> usize;
 
     /// Compiles a text in a version of the language.
     fn compile(&self, text: &str, version: (u32, u32)) -> Result<Self::Library>;
@@ -111,12 +119,13 @@ pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// A new command buffer, whose encoder starts after all work committed before, and whose dispatches may overlap.
     fn encoder(&self) -> Result<Self::Encoder<'_>>;
 
-    /// Waits until the first of what is committed and not waited for is done or has failed. False: there was none.
-    fn advance(&self) -> bool;
+    /// Waits until the first of what is committed and not waited for is done or has failed, and tells the seconds that the GPU
+    /// worked on it. None: there was none.
+    fn advance(&self) -> Option<f64>;
 
-    /// Waits until everything committed is done or has failed.
-    fn finish(&self) {
-        while self.advance() {}
+    /// Does something that makes many of the system's objects, which are given back at its end.
+    fn pooled<R>(&self, work: impl FnOnce() -> R) -> R {
+        work()
     }
 
     /// What failed first since this was asked last, of what is finished.
@@ -143,11 +152,11 @@ pub(crate) trait Encoder<A: Api>: Commands<A> {
     /// Binds a number.
     fn word(&mut self, index: usize, word: u32);
 
-    /// Names memory that indirect commands read or write.
-    fn uses(&mut self, memory: &A::Memory);
+    /// Names a pipeline that indirect commands run, without running it: see [`Facts::touches`].
+    fn touch(&mut self, pipeline: &A::Pipeline);
 
-    /// Runs the first `count` indirect commands.
-    fn execute(&mut self, indirect: &A::Indirect, count: usize);
+    /// Runs these of the indirect commands.
+    fn execute(&mut self, indirect: &A::Indirect, commands: Range<usize>);
 
     /// Ends the encoder and hands everything to the GPU.
     fn commit(self) -> Result<()>;

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block2::RcBlock;
@@ -23,8 +24,9 @@ use objc2_metal::{
     MTLComputePipelineDescriptor, MTLComputePipelineState, MTLCreateSystemDefaultDevice,
     MTLDataType, MTLDevice, MTLDispatchType, MTLFence, MTLFunctionConstantValues, MTLGPUFamily,
     MTLIndirectCommandBuffer, MTLIndirectCommandBufferDescriptor, MTLIndirectCommandType,
-    MTLIndirectComputeCommand, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption,
-    MTLResidencySet, MTLResidencySetDescriptor, MTLResourceOptions, MTLResourceUsage, MTLSize,
+    MTLIndirectComputeCommand, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions,
+    MTLMathMode, MTLPipelineOption, MTLResidencySet, MTLResidencySetDescriptor, MTLResourceOptions,
+    MTLSize,
 };
 use tile::types::Scalar;
 
@@ -54,9 +56,11 @@ pub(crate) struct Metal {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
     /// Orders the encoders of all command buffers: memory is not tracked.
-    fence: Object<dyn MTLFence>,
-    /// Holds all memory, where the system has it. True: changed since it was committed.
-    resident: Option<Mutex<(Object<dyn MTLResidencySet>, bool)>>,
+    fence: Mutex<Object<dyn MTLFence>>,
+    /// Whether work failed since the fence was made: nobody says that what failed has updated it.
+    stale: AtomicBool,
+    /// Holds all memory. True: changed since it was committed.
+    resident: Mutex<(Object<dyn MTLResidencySet>, bool)>,
     facts: Facts,
     /// Command buffers that are not waited for, and the first failure not told yet.
     committed: Mutex<VecDeque<Object<dyn MTLCommandBuffer>>>,
@@ -90,14 +94,27 @@ fn size([width, height, depth]: [u32; 3]) -> MTLSize {
     MTLSize { width: width as usize, height: height as usize, depth: depth as usize }
 }
 
+/// The default device, or the first of all: sessions without a display have no default.
+fn default_device() -> Option<Retained<ProtocolObject<dyn MTLDevice>>> {
+    let default = MTLCreateSystemDefaultDevice();
+    #[cfg(target_os = "macos")]
+    let default = default.or_else(|| objc2_metal::MTLCopyAllDevices().firstObject());
+    default
+}
+
 impl Metal {
     /// The default device.
     ///
     /// # Errors
-    /// If there is none, or it is older than Apple's M1 and A14.
+    /// If there is none, it is older than Apple's M1 and A14, or the system is older than macOS 15 and iOS 18.
     pub(crate) fn open() -> Result<Metal> {
         autoreleasepool(|_| {
-            let device = MTLCreateSystemDefaultDevice()
+            let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+            if !available!(macos = 15.0, ios = 18.0, tvos = 18.0, visionos = 2.0) {
+                let error = Error::new("metal", "macOS 15 or iOS 18", system);
+                return Err(error.hint("--device cpu"));
+            }
+            let device = default_device()
                 .ok_or_else(|| Error::new("metal", "a GPU", "none").hint("--device cpu"))?;
             let name = device.name().to_string();
             if !device.supportsFamily(MTLGPUFamily::Apple7) {
@@ -106,26 +123,23 @@ impl Metal {
             }
             let queue = device.newCommandQueue().ok_or_else(|| none("a queue"))?;
             let fence = device.newFence().ok_or_else(|| none("a fence"))?;
-            let resident = if available!(macos = 15.0, ios = 18.0, tvos = 18.0, visionos = 2.0) {
-                let set = device
-                    .newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new())
-                    .map_err(|e| wrong("metal residency set", &e))?;
-                queue.addResidencySet(&set);
-                Some(Mutex::new((Object(set), false)))
-            } else {
-                None
-            };
-            let system = NSProcessInfo::processInfo().operatingSystemVersionString();
+            let set = device
+                .newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new())
+                .map_err(|e| wrong("metal residency set", &e))?;
+            queue.addResidencySet(&set);
+            let resident = Mutex::new((Object(set), false));
             let facts = Facts {
                 name,
-                system: system.to_string(),
+                system,
                 longest: device.maxBufferLength(),
                 memory: device.recommendedMaxWorkingSetSize() as usize,
                 shared: device.maxThreadgroupMemoryLength() as u32,
+                touches: !device.supportsFamily(MTLGPUFamily::Apple9),
             };
-            let (committed, failure) = Default::default();
-            let (device, queue, fence) = (Object(device), Object(queue), Object(fence));
-            Ok(Metal { device, queue, fence, resident, facts, committed, failure })
+            let (committed, failure, stale) = Default::default();
+            let (device, queue) = (Object(device), Object(queue));
+            let fence = Mutex::new(Object(fence));
+            Ok(Metal { device, queue, fence, stale, resident, facts, committed, failure })
         })
     }
 
@@ -260,17 +274,26 @@ impl Api for Metal {
         Ok(())
     }
 
-    fn reside(&self, memory: &Self::Memory) -> bool {
-        let Some(resident) = &self.resident else { return false };
-        let mut resident = lock(resident);
+    fn reside(&self, memory: &Self::Memory) {
+        let mut resident = lock(&self.resident);
         resident.0.0.addAllocation(ProtocolObject::from_ref(&*memory.0));
         resident.1 = true;
-        true
+    }
+
+    fn keep(&self) {
+        lock(&self.resident).0.0.requestResidency();
+    }
+
+    fn allocated(&self) -> usize {
+        self.device.0.currentAllocatedSize()
+    }
+
+    fn pooled<R>(&self, work: impl FnOnce() -> R) -> R {
+        autoreleasepool(|_| work())
     }
 
     fn depart(&self, memory: &Self::Memory) {
-        let Some(resident) = &self.resident else { return };
-        let resident = lock(resident);
+        let resident = lock(&self.resident);
         resident.0.0.removeAllocation(ProtocolObject::from_ref(&*memory.0));
         // At once, or the set would keep the memory until the next step.
         resident.0.0.commit();
@@ -279,23 +302,13 @@ impl Api for Metal {
     fn compile(&self, text: &str, version: (u32, u32)) -> Result<Self::Library> {
         autoreleasepool(|_| {
             let options = MTLCompileOptions::new();
-            let safe = available!(macos = 15.0, ios = 18.0, tvos = 18.0, visionos = 2.0);
-            if version >= (3, 2) {
-                if !safe {
-                    let found = self.facts.system.as_str();
-                    return Err(Error::new("metal", "macOS 15 or iOS 18", found));
-                }
-                options.setLanguageVersion(MTLLanguageVersion::Version3_2);
-            } else {
-                options.setLanguageVersion(MTLLanguageVersion::Version3_1);
-            }
-            // Masks are infinite, so infinities must mean what they say.
-            if safe {
-                options.setMathMode(MTLMathMode::Safe);
-            } else {
-                #[expect(deprecated, reason = "what older systems have instead")]
-                options.setFastMathEnabled(false);
-            }
+            options.setLanguageVersion(match version {
+                (3, 2) => MTLLanguageVersion::Version3_2,
+                _ => MTLLanguageVersion::Version3_1,
+            });
+            // Masks are infinite, so infinities must mean what they say; and functions are as exact as in a metallib.
+            options.setMathMode(MTLMathMode::Safe);
+            options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
             let source = NSString::from_str(text);
             let made = self.device.0.newLibraryWithSource_options_error(&source, Some(&options));
             made.map(Object).map_err(|e| wrong("metal", &e))
@@ -386,8 +399,8 @@ impl Api for Metal {
     }
 
     fn encoder(&self) -> Result<Encoder<'_>> {
-        if let Some(resident) = &self.resident {
-            let mut resident = lock(resident);
+        {
+            let mut resident = lock(&self.resident);
             if std::mem::take(&mut resident.1) {
                 resident.0.0.commit();
                 resident.0.0.requestResidency();
@@ -398,30 +411,41 @@ impl Api for Metal {
             let encoder = buffer
                 .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
                 .ok_or_else(|| none("a compute encoder"))?;
-            // Nothing to wait for if all is finished: the fence need not have been updated then.
-            if !lock(&self.committed).is_empty() {
-                encoder.waitForFence(&self.fence.0);
+            let mut fence = lock(&self.fence);
+            if lock(&self.committed).is_empty() {
+                // Nothing to wait for: the fence need not have been updated, and one that failed work was to update is let go.
+                if self.stale.swap(false, Ordering::Relaxed) {
+                    *fence = Object(self.device.0.newFence().ok_or_else(|| none("a fence"))?);
+                }
+            } else {
+                encoder.waitForFence(&fence.0);
             }
-            Ok(Encoder { of: self, buffer: Some(buffer), encoder })
+            let fence = fence.0.clone();
+            Ok(Encoder { of: self, buffer: Some(buffer), encoder, fence })
         })
     }
 
-    fn advance(&self) -> bool {
+    fn advance(&self) -> Option<f64> {
         // Left in place: another thread that asks meanwhile waits for the same one.
-        let Some(first) = lock(&self.committed).front().map(|first| first.0.clone()) else {
-            return false;
-        };
-        autoreleasepool(|_| first.waitUntilCompleted());
+        let first = lock(&self.committed).front().map(|first| first.0.clone())?;
+        let seconds = autoreleasepool(|_| {
+            first.waitUntilCompleted();
+            first.GPUEndTime() - first.GPUStartTime()
+        });
         // It holds on to what it used.
         let mut committed = lock(&self.committed);
         if committed.front().is_some_and(|found| found.0 == first) {
             committed.pop_front();
         }
-        true
+        Some(seconds)
     }
 
     fn failure(&self) -> Option<Failure> {
-        lock(&self.failure).take()
+        let failure = lock(&self.failure).take();
+        if failure.is_some() {
+            self.stale.store(true, Ordering::Relaxed);
+        }
+        failure
     }
 }
 
@@ -431,6 +455,8 @@ pub(crate) struct Encoder<'a> {
     /// Taken when it is committed.
     buffer: Option<Retained<ProtocolObject<dyn MTLCommandBuffer>>>,
     encoder: Retained<ProtocolObject<dyn MTLComputeCommandEncoder>>,
+    /// What later command buffers wait for.
+    fence: Retained<ProtocolObject<dyn MTLFence>>,
 }
 
 impl Commands<Metal> for Encoder<'_> {
@@ -461,14 +487,15 @@ impl api::Encoder<Metal> for Encoder<'_> {
         unsafe { self.encoder.setBytes_length_atIndex(bytes, 4, index) };
     }
 
-    fn uses(&mut self, memory: &Object<dyn MTLBuffer>) {
-        let usage = MTLResourceUsage::Read | MTLResourceUsage::Write;
-        self.encoder.useResource_usage(ProtocolObject::from_ref(&*memory.0), usage);
+    fn touch(&mut self, pipeline: &Object<dyn MTLComputePipelineState>) {
+        self.encoder.setComputePipelineState(&pipeline.0);
+        let (none, one) = (size([0, 0, 0]), size([1, 1, 1]));
+        self.encoder.dispatchThreadgroups_threadsPerThreadgroup(none, one);
     }
 
-    fn execute(&mut self, indirect: &Object<dyn MTLIndirectCommandBuffer>, count: usize) {
-        let range = NSRange { location: 0, length: count };
-        // SAFETY: so many commands are filled in, with what the recording keeps until the GPU is done with them.
+    fn execute(&mut self, indirect: &Object<dyn MTLIndirectCommandBuffer>, commands: Range<usize>) {
+        let range = NSRange { location: commands.start, length: commands.len() };
+        // SAFETY: these commands are filled in, with what the recording keeps until the GPU is done with them.
         unsafe { self.encoder.executeCommandsInBuffer_withRange(&indirect.0, range) };
     }
 
@@ -484,7 +511,7 @@ impl api::Encoder<Metal> for Encoder<'_> {
             }
         });
         autoreleasepool(|_| {
-            self.encoder.updateFence(&self.of.fence.0);
+            self.encoder.updateFence(&self.fence);
             self.encoder.endEncoding();
             // SAFETY: the block is alive, and the command buffer copies it. It is called on another thread, which
             // all that it captures, an `Arc` of a mutex, allows.

@@ -1,6 +1,6 @@
 //! The shared lowering on Metal.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,9 @@ use tile::passes::Target;
 
 use super::api::{Api, BINDINGS, COMMANDS, Commands, Encoder, Function};
 use super::archive::Pipelines;
+use super::keep::{Keeper, Span};
 use super::library::Prebuilt;
+use super::pace::Pace;
 use super::plan::{self, Binding, Constants, Region};
 use crate::cache::{self, Cache, Key};
 use crate::gpu::meter::{Meter, Taken};
@@ -31,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) cache: Option<Cache>,
     /// A library of kernels compiled ahead, and whether it must be there.
     pub(crate) library: Option<(PathBuf, bool)>,
+    /// How long memory is kept where the GPU reaches it; left out, as Apple's systems want it.
+    pub(crate) keep: Option<Span>,
 }
 
 struct Shared<A: Api> {
@@ -47,6 +51,25 @@ struct Shared<A: Api> {
     /// Kernels that were announced and are not loaded yet.
     awaited: AtomicUsize,
     meter: Arc<Meter>,
+    flight: Mutex<Flight>,
+    keeper: Keeper,
+}
+
+/// The command buffers that are committed and not waited for, and how long new ones may be.
+#[derive(Default)]
+struct Flight {
+    /// Launches of each, and which kind of work they are.
+    committed: VecDeque<(usize, Kind)>,
+    paces: [Pace; 2],
+}
+
+/// Kinds of work whose launches take different times.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Launches that are given one by one: prompts.
+    Direct,
+    /// Recorded ones: steps of few rows.
+    Recorded,
 }
 
 /// Bytes that the GPU and the CPU share, or a part of them. Clones are the same bytes.
@@ -58,8 +81,6 @@ pub(crate) struct Buffer<A: Api> {
 struct Held<A: Api> {
     shared: Arc<Shared<A>>,
     memory: A::Memory,
-    /// Whether indirect commands reach it without its being named.
-    resident: bool,
     _taken: Taken,
 }
 
@@ -83,8 +104,8 @@ pub(crate) struct Recording<A: Api> {
     shared: Arc<Shared<A>>,
     indirect: A::Indirect,
     count: usize,
-    /// Memory that has to be named, each once.
-    uses: Vec<Buffer<A>>,
+    /// Pipelines that the encoder has to name, each once.
+    touched: Vec<Pipeline<A>>,
     _launches: Vec<Launch<A>>,
     _constants: Option<Buffer<A>>,
 }
@@ -120,14 +141,14 @@ impl<A: Api> Region for Buffer<A> {
 impl<A: Api> Drop for Held<A> {
     fn drop(&mut self) {
         // A kernel may still be using it.
-        self.shared.api.finish();
+        self.shared.finish();
         self.shared.api.depart(&self.memory);
     }
 }
 
 impl<A: Api> Drop for Recording<A> {
     fn drop(&mut self) {
-        self.shared.api.finish();
+        self.shared.finish();
     }
 }
 
@@ -145,10 +166,44 @@ impl<A: Api> Shared<A> {
         }
     }
 
+    /// Waits for the first command buffer that is not waited for, and notes what it took. False: there was none.
+    fn advance(&self) -> bool {
+        let Some(seconds) = self.api.advance() else { return false };
+        let mut flight = lock(&self.flight);
+        if let Some((launches, kind)) = flight.committed.pop_front() {
+            flight.paces[kind as usize].took(launches, seconds);
+        }
+        true
+    }
+
+    /// Waits for everything.
+    fn finish(&self) {
+        while self.advance() {}
+    }
+
     /// Waits for everything, and says what failed.
     fn wait(&self) -> Result<()> {
-        self.api.finish();
+        self.finish();
         self.told()
+    }
+
+    /// Gives the GPU so many launches, in as many command buffers as their pace asks for: `encode` encodes a range of them.
+    fn give(
+        &self,
+        kind: Kind,
+        count: usize,
+        mut encode: impl FnMut(&mut A::Encoder<'_>, Range<usize>),
+    ) -> Result<()> {
+        self.keeper.used();
+        let most = lock(&self.flight).paces[kind as usize].launches();
+        for start in (0..count).step_by(most) {
+            let part = start..count.min(start + most);
+            let mut encoder = self.api.encoder()?;
+            encode(&mut encoder, part.clone());
+            encoder.commit()?;
+            lock(&self.flight).committed.push_back((part.len(), kind));
+        }
+        Ok(())
     }
 
     /// Says what failed of what is finished.
@@ -237,9 +292,21 @@ impl<A: Api> Driver<A> {
             None => None,
         };
         let kept = Pipelines::open(&api, options.cache);
-        let (turn, lost, ahead, loaded, awaited, meter) = Default::default();
-        let shared = Shared { api, turn, lost, ahead, loaded, kept, prebuilt, awaited, meter };
-        Ok(Driver(Arc::new(shared)))
+        let (turn, lost, ahead, loaded, awaited, meter, flight) = Default::default();
+        let keeper = Keeper::default();
+        #[rustfmt::skip]
+        let shared = Arc::new(Shared {
+            api, turn, lost, ahead, loaded, kept, prebuilt, awaited, meter, flight, keeper,
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.keeper.start(options.keep.unwrap_or_default(), move || {
+            let shared = weak.upgrade();
+            shared.is_some_and(|shared| {
+                shared.api.keep();
+                true
+            })
+        });
+        Ok(Driver(shared))
     }
 
     #[cfg(test)]
@@ -293,9 +360,9 @@ impl<A: Api> Backend for Driver<A> {
             return Err(error.hint("a smaller model or a shorter context"));
         }
         let memory = self.0.api.memory(bytes.max(1))?;
-        let resident = self.0.api.reside(&memory);
+        self.0.api.reside(&memory);
         let (shared, taken) = (Arc::clone(&self.0), self.0.meter.take(bytes));
-        let held = Arc::new(Held { shared, memory, resident, _taken: taken });
+        let held = Arc::new(Held { shared, memory, _taken: taken });
         Ok(Buffer { held, range: 0..bytes })
     }
 
@@ -309,7 +376,7 @@ impl<A: Api> Backend for Driver<A> {
         // What a command buffer writes is sure to be seen when it is done, and not before: so the oldest is waited for, then
         // the next.
         loop {
-            let more = self.0.api.advance();
+            let more = self.0.advance();
             self.0.told()?;
             let found = self.0.api.look(&mailbox.held.memory, at)?;
             if found[0] != u32::MAX {
@@ -484,11 +551,17 @@ impl<A: Api> Backend for Driver<A> {
             return Ok(());
         }
         let _turn = self.0.turn()?;
-        let mut encoder = self.0.api.encoder()?;
-        for (launch, waits) in launches.iter().zip(waits(launches)) {
-            launch.encode(&mut encoder, waits, |encoder, index, word| encoder.word(index, word));
-        }
-        encoder.commit()
+        let waits = waits(launches);
+        self.0.give(Kind::Direct, launches.len(), |encoder, part| {
+            let first = part.start;
+            for i in part {
+                // A command buffer waits for the ones before as a whole.
+                let waits = waits[i] && i > first;
+                launches[i].encode(encoder, waits, |encoder, index, word| {
+                    encoder.word(index, word);
+                });
+            }
+        })
     }
 
     fn record(&self, launches: &[Launch<A>]) -> Result<Recording<A>> {
@@ -498,16 +571,10 @@ impl<A: Api> Backend for Driver<A> {
         }
         let mut constants = Constants::default();
         let mut places = Vec::new();
-        let mut uses: Vec<Buffer<A>> = Vec::new();
-        let mut name = |buffer: &Buffer<A>| {
-            if !buffer.held.resident && !uses.iter().any(|u| u.memory() == buffer.memory()) {
-                uses.push(buffer.clone());
-            }
-        };
         for binding in launches.iter().flat_map(|launch| &launch.bindings) {
             match binding {
                 Binding::Word(word) => places.push(constants.place(*word)),
-                Binding::Buffer(buffer, _) => name(buffer),
+                Binding::Buffer(buffer, _) => plan::offset(&buffer.range)?,
             }
         }
         let held = match constants.bytes() {
@@ -515,26 +582,33 @@ impl<A: Api> Backend for Driver<A> {
             bytes => {
                 let buffer = self.buffer(bytes.len())?;
                 self.write(&buffer, &bytes)?;
-                name(&buffer);
                 Some(buffer)
             }
         };
         let bindings = launches.iter().map(|launch| launch.bindings.len()).max().unwrap_or(0);
         let indirect = self.0.api.indirect(launches.len(), bindings)?;
         let mut places = places.into_iter();
-        for (i, (launch, waits)) in launches.iter().zip(waits(launches)).enumerate() {
-            let mut slot = self.0.api.slot(&indirect, i);
-            launch.encode(&mut slot, waits, |slot, index, _| {
-                if let (Some(buffer), Some(place)) = (&held, places.next()) {
-                    slot.buffer(index, &buffer.held.memory, place);
-                }
-            });
+        self.0.api.pooled(|| {
+            for (i, (launch, waits)) in launches.iter().zip(waits(launches)).enumerate() {
+                let mut slot = self.0.api.slot(&indirect, i);
+                launch.encode(&mut slot, waits, |slot, index, _| {
+                    if let (Some(buffer), Some(place)) = (&held, places.next()) {
+                        slot.buffer(index, &buffer.held.memory, place);
+                    }
+                });
+            }
+        });
+        let mut touched: Vec<Pipeline<A>> = Vec::new();
+        for Launch { pipeline, .. } in launches.iter().filter(|_| self.0.api.facts().touches) {
+            if !touched.iter().any(|known| Arc::ptr_eq(&known.0, &pipeline.0)) {
+                touched.push(pipeline.clone());
+            }
         }
         Ok(Recording {
             shared: Arc::clone(&self.0),
             indirect,
             count: launches.len(),
-            uses,
+            touched,
             _launches: launches.to_vec(),
             _constants: held,
         })
@@ -543,10 +617,10 @@ impl<A: Api> Backend for Driver<A> {
     fn replay(&self, recording: &mut Recording<A>) -> Result<()> {
         let shared = &recording.shared;
         let _turn = shared.turn()?;
-        let mut encoder = shared.api.encoder()?;
-        recording.uses.iter().for_each(|buffer| encoder.uses(&buffer.held.memory));
-        encoder.execute(&recording.indirect, recording.count);
-        encoder.commit()
+        shared.give(Kind::Recorded, recording.count, |encoder, part| {
+            recording.touched.iter().for_each(|pipeline| encoder.touch(&pipeline.0.pipeline));
+            encoder.execute(&recording.indirect, part);
+        })
     }
 
     fn lost(&self) -> bool {
@@ -559,7 +633,8 @@ impl<A: Api> Backend for Driver<A> {
 
     fn free(&self) -> Result<Option<usize>> {
         let Usage { limit, active, .. } = self.0.meter.usage(self.0.api.facts().memory);
-        Ok(Some(limit.saturating_sub(active)))
+        // What the system counts holds pipelines and recordings too.
+        Ok(Some(limit.saturating_sub(active.max(self.0.api.allocated()))))
     }
 
     fn read_rate(&self) -> f64 {

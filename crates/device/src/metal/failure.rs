@@ -11,32 +11,58 @@ pub(crate) struct Failure {
     pub(crate) said: String,
 }
 
-/// `(code, what it means, hint, whether nothing works afterwards)`.
+/// A kind of failure: what it means, what to do about it, and whether nothing works afterwards.
+struct Kind {
+    means: &'static str,
+    hint: Option<&'static str>,
+    fatal: bool,
+}
+
+const LONG: Option<&str> = Some("shorter chunks of the prompt make shorter work");
+const RESTART: Option<&str> = Some("restart the program");
+const SMALLER: Option<&str> = Some("a smaller model, a shorter context, or fewer other programs");
+
+/// Kinds by words of what the system says: codes of the layer below, which Metal hands on by its words alone.
 #[rustfmt::skip]
-const CODES: [(isize, &str, Option<&str>, bool); 9] = [
-    (1, "an internal error of the GPU", None, false),
-    (2, "work that took too long", Some("a smaller --chunk makes shorter work"), false),
-    (3, "an access outside all buffers", None, false),
-    (4, "access to the GPU revoked by the system", Some("restart the program"), true),
-    (7, "work that the system does not permit now", None, false),
-    (8, "too little memory", Some("a smaller model, a shorter context, or fewer other programs"), false),
-    (9, "a resource that is gone", None, false),
-    (11, "a GPU that was removed", Some("restart the program"), true),
-    (12, "too deep a stack", None, false),
+const SAID: [(&str, Kind); 4] = [
+    ("Impacting Interactivity", Kind { means: "work that kept the display waiting", hint: LONG, fatal: false }),
+    ("GPU Hang", Kind { means: "work that did not end", hint: LONG, fatal: false }),
+    ("Innocent Victim", Kind { means: "work that another program's failure ended", hint: Some("try again"), fatal: false }),
+    ("prior/excessive", Kind { means: "access to the GPU revoked after failures", hint: RESTART, fatal: true }),
+];
+
+/// Kinds by the code of `MTLCommandBufferError`.
+#[rustfmt::skip]
+const CODES: [(isize, Kind); 9] = [
+    (1, Kind { means: "an internal error of the GPU", hint: None, fatal: false }),
+    (2, Kind { means: "work that took too long", hint: LONG, fatal: false }),
+    (3, Kind { means: "an access outside all buffers", hint: None, fatal: false }),
+    (4, Kind { means: "access to the GPU revoked by the system", hint: RESTART, fatal: true }),
+    (7, Kind { means: "work that the system does not permit now", hint: Some("try again in the foreground"), fatal: false }),
+    (8, Kind { means: "too little memory", hint: SMALLER, fatal: false }),
+    (9, Kind { means: "a resource that is gone", hint: None, fatal: false }),
+    (11, Kind { means: "a GPU that was removed", hint: RESTART, fatal: true }),
+    (12, Kind { means: "too deep a stack", hint: None, fatal: false }),
 ];
 
 impl Failure {
-    /// Whether the GPU can be used afterwards.
+    fn kind(&self) -> Option<&'static Kind> {
+        let said = SAID.iter().find(|(words, _)| self.said.contains(words)).map(|(_, kind)| kind);
+        said.or_else(|| CODES.iter().find(|(code, _)| *code == self.code).map(|(_, kind)| kind))
+    }
+
+    /// Whether nothing works afterwards.
     pub(crate) fn fatal(&self) -> bool {
-        CODES.iter().any(|row| row.0 == self.code && row.3)
+        self.kind().is_some_and(|kind| kind.fatal)
     }
 
     /// As the project's error.
     pub(crate) fn error(&self) -> Error {
-        let row = CODES.iter().find(|row| row.0 == self.code);
-        let means = row.map_or("an error", |row| row.1);
-        let error = Error::new("metal", "work that completes", format!("{means}: {}", self.said));
-        match row.and_then(|row| row.2) {
+        let means = self.kind().map_or("an error", |kind| kind.means);
+        let said = self.said.lines().map(str::trim).find(|line| !line.is_empty());
+        let found = format!("{means}: {}", said.unwrap_or("no message"));
+        let error = Error::new("metal", "work that completes", found);
+        match self.kind().and_then(|kind| kind.hint) {
             Some(hint) => error.hint(hint),
             None => error,
         }
@@ -62,6 +88,18 @@ mod tests {
         assert!(!failure.fatal() && Failure { code: 11, ..failure.clone() }.fatal());
         let unknown = Failure { code: 77, ..failure };
         assert!(unknown.error().to_string().contains("an error: Insufficient"));
+        // The words tell more than the code that comes with them.
+        for (said, means, fatal) in [
+            ("Impacting Interactivity (0000000e:kIOGPU..)", "display waiting", false),
+            ("Caused GPU Hang Error (00000003)", "did not end", false),
+            ("Innocent Victim (00000005)", "another program", false),
+            ("Ignored (for causing prior/excessive GPU errors)", "revoked", true),
+        ] {
+            let failure = Failure { code: 1, said: said.to_owned() };
+            let line = failure.error().to_string();
+            assert!(line.contains(means) && line.contains("hint"), "{line}");
+            assert_eq!(failure.fatal(), fatal, "{said}");
+        }
     }
 
     #[test]

@@ -24,8 +24,6 @@ use crate::gpu::sim;
 /// A GPU that is none.
 pub(crate) struct Fake {
     facts: Facts,
-    /// Whether there are residency sets.
-    residency: bool,
     state: Mutex<State>,
     /// Pipelines that were compiled: not found in an archive.
     compiled: AtomicUsize,
@@ -35,7 +33,13 @@ pub(crate) struct Fake {
 struct State {
     committed: VecDeque<Vec<Command>>,
     resident: HashSet<usize>,
+    allocated: usize,
     failure: Option<Failure>,
+    /// Seconds that a dispatch takes, and how many dispatches the longest command buffer had.
+    #[cfg(test)]
+    dispatch: f64,
+    #[cfg(test)]
+    longest: usize,
 }
 
 type Bytes = Mutex<Vec<u8>>;
@@ -85,7 +89,8 @@ enum Bound<M> {
 
 enum Command {
     Dispatch(Dispatch<Memory>),
-    Execute(Indirect, usize, HashSet<usize>),
+    /// These indirect commands, and the pipelines that the encoder has named before them.
+    Execute(Indirect, Range<usize>, HashSet<usize>),
 }
 
 impl<M> Default for Dispatch<M> {
@@ -105,6 +110,12 @@ fn identity(bytes: &Arc<Bytes>) -> usize {
 
 fn wrong(why: impl std::fmt::Display) -> Error {
     Error::new("metal", "", why)
+}
+
+impl Pipeline {
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
 }
 
 impl Memory {
@@ -177,23 +188,32 @@ impl Dispatch<Memory> {
 }
 
 impl Fake {
-    /// With residency sets, or as a system before macOS 15.
-    pub(crate) fn new(residency: bool) -> Fake {
+    /// As strict as any of Apple's.
+    pub(crate) fn new() -> Fake {
         let facts = Facts {
             name: "Metal text on this CPU".to_owned(),
             system: "none".to_owned(),
             longest: 1 << 33,
             memory: 16 << 20,
             shared: 32 << 10,
+            touches: true,
         };
         let (state, compiled) = Default::default();
-        Fake { facts, residency, state, compiled }
+        Fake { facts, state, compiled }
     }
 
     /// As if a command buffer had failed.
     #[cfg(test)]
     pub(super) fn fail(&self, failure: Failure) {
         lock(&self.state).failure = Some(failure);
+    }
+
+    /// From now on a dispatch takes so many seconds. Returns how many the longest command buffer had so far.
+    #[cfg(test)]
+    pub(super) fn dispatches_take(&self, seconds: f64) -> usize {
+        let mut state = lock(&self.state);
+        state.dispatch = seconds;
+        std::mem::take(&mut state.longest)
     }
 
     /// Pipelines that no archive had.
@@ -216,22 +236,33 @@ impl Fake {
         }
     }
 
-    /// Dispatches in the order in which they do harm.
-    fn run(commands: Vec<Command>, resident: &HashSet<usize>) -> std::result::Result<(), String> {
+    /// The dispatches of a command buffer, each with what it needs.
+    fn dispatches(
+        commands: Vec<Command>,
+        resident: &HashSet<usize>,
+    ) -> std::result::Result<Vec<Dispatch<Memory>>, String> {
         let mut dispatches = Vec::new();
         for command in commands {
             match command {
                 Command::Dispatch(dispatch) => dispatches.push(dispatch),
-                Command::Execute(indirect, count, named) => {
+                Command::Execute(indirect, commands, touched) => {
                     let slots = lock(&indirect.slots);
-                    let filled = slots.get(..count).ok_or("more commands than there are")?;
+                    let filled = slots.get(commands).ok_or("more commands than there are")?;
                     for slot in filled {
-                        dispatches
-                            .push(alive(slot, |id| resident.contains(id) || named.contains(id))?);
+                        let pipeline = slot.pipeline.as_ref().map(Pipeline::identity);
+                        if pipeline.is_some_and(|id| !touched.contains(&id)) {
+                            return Err("a pipeline of a recording is not named".to_owned());
+                        }
+                        dispatches.push(alive(slot, |id| resident.contains(id))?);
                     }
                 }
             }
         }
+        Ok(dispatches)
+    }
+
+    /// Runs dispatches in the order in which they do harm.
+    fn run(dispatches: Vec<Dispatch<Memory>>) -> std::result::Result<(), String> {
         let mut group: Vec<Dispatch<Memory>> = Vec::new();
         let flush = |group: &mut Vec<Dispatch<Memory>>| {
             std::mem::take(group).into_iter().rev().try_for_each(|dispatch| dispatch.run())
@@ -244,6 +275,16 @@ impl Fake {
         }
         flush(&mut group)
     }
+}
+
+/// A coherent parameter that an atomic's cast makes another type of, which Apple's compiler may refuse.
+fn dropped(text: &str) -> Option<&str> {
+    text.split("TK_COHERENT device ").skip(1).find_map(|rest| {
+        let name = rest.split(" [[").next()?.rsplit(['*', ' ']).next()?;
+        // `(device atomic_uint*)(counters + v9)`
+        let mut casts = text.split("atomic_").filter_map(|cast| cast.split_once("*)("));
+        casts.any(|(ty, at)| ty.len() < 8 && at.starts_with(name)).then_some(name)
+    })
 }
 
 /// An indirect command whose memory is there and can be reached.
@@ -287,6 +328,7 @@ impl Api for Fake {
         let full = |_| Error::new("metal", "memory", format!("none for {bytes} bytes"));
         zeros.try_reserve_exact(bytes).map_err(full)?;
         zeros.resize(bytes, 0);
+        lock(&self.state).allocated += bytes;
         Ok(Memory(Arc::new(Mutex::new(zeros))))
     }
 
@@ -318,21 +360,30 @@ impl Api for Fake {
         Ok(())
     }
 
-    fn reside(&self, memory: &Memory) -> bool {
-        if self.residency {
-            lock(&self.state).resident.insert(identity(&memory.0));
-        }
-        self.residency
+    fn reside(&self, memory: &Memory) {
+        lock(&self.state).resident.insert(identity(&memory.0));
     }
 
     fn depart(&self, memory: &Memory) {
-        lock(&self.state).resident.remove(&identity(&memory.0));
+        let mut state = lock(&self.state);
+        state.resident.remove(&identity(&memory.0));
+        state.allocated -= lock(&memory.0).len();
+    }
+
+    fn keep(&self) {}
+
+    fn allocated(&self) -> usize {
+        lock(&self.state).allocated
     }
 
     fn compile(&self, text: &str, version: (u32, u32)) -> Result<Library> {
-        // The qualifier that came with 3.2.
-        if text.contains("TK_COHERENT device ") && version < (3, 2) {
-            return Err(wrong(format!("a text for 3.2 compiled as {version:?}")));
+        // The qualifier that came with 3.2, which nothing else needs.
+        let coherent = text.contains("TK_COHERENT device ");
+        if coherent != (version >= (3, 2)) {
+            return Err(wrong(format!("a text compiled as {version:?}, coherent: {coherent}")));
+        }
+        if let Some(name) = dropped(text) {
+            return Err(wrong(format!("a cast of `{name}` that drops what makes it coherent")));
         }
         let first = |e: Error| Error { found: first_error(&e.found).to_owned(), ..e };
         let program = sim::compiled(text, &[], Dialect::Metal, "metal").map_err(first)?;
@@ -341,7 +392,8 @@ impl Api for Fake {
 
     fn open(&self, path: &Path) -> Result<Library> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
-        self.compile(&text, (3, 2))
+        let coherent = text.contains("TK_COHERENT device ");
+        self.compile(&text, if coherent { (3, 2) } else { (3, 1) })
     }
 
     fn pipeline(
@@ -404,18 +456,26 @@ impl Api for Fake {
     }
 
     fn encoder(&self) -> Result<Encoder<'_>> {
-        let (commands, next, named) = Default::default();
-        Ok(Encoder { of: self, commands, next, named })
+        let (commands, next, touched) = Default::default();
+        Ok(Encoder { of: self, commands, next, touched })
     }
 
-    fn advance(&self) -> bool {
+    fn advance(&self) -> Option<f64> {
         let mut state = lock(&self.state);
-        let Some(commands) = state.committed.pop_front() else { return false };
-        let done = Fake::run(commands, &state.resident);
-        if let (Err(said), None) = (done, &state.failure) {
+        let commands = state.committed.pop_front()?;
+        let found = Fake::dispatches(commands, &state.resident);
+        #[cfg(test)]
+        let seconds = {
+            let count = found.as_ref().map_or(0, Vec::len);
+            state.longest = state.longest.max(count);
+            count as f64 * state.dispatch
+        };
+        #[cfg(not(test))]
+        let seconds = 0.0;
+        if let (Err(said), None) = (found.and_then(Fake::run), &state.failure) {
             state.failure = Some(Failure { code: 3, said });
         }
-        true
+        Some(seconds)
     }
 
     fn failure(&self) -> Option<Failure> {
@@ -428,7 +488,7 @@ pub(crate) struct Encoder<'a> {
     of: &'a Fake,
     commands: Vec<Command>,
     next: Dispatch<Memory>,
-    named: HashSet<usize>,
+    touched: HashSet<usize>,
 }
 
 impl Commands<Fake> for Encoder<'_> {
@@ -456,12 +516,12 @@ impl super::api::Encoder<Fake> for Encoder<'_> {
         self.next.bind(index, Bound::Word(word), BINDINGS);
     }
 
-    fn uses(&mut self, memory: &Memory) {
-        self.named.insert(identity(&memory.0));
+    fn touch(&mut self, pipeline: &Pipeline) {
+        self.touched.insert(pipeline.identity());
     }
 
-    fn execute(&mut self, indirect: &Indirect, count: usize) {
-        self.commands.push(Command::Execute(indirect.clone(), count, self.named.clone()));
+    fn execute(&mut self, indirect: &Indirect, commands: Range<usize>) {
+        self.commands.push(Command::Execute(indirect.clone(), commands, self.touched.clone()));
     }
 
     fn commit(self) -> Result<()> {

@@ -8,6 +8,12 @@
 //! what an earlier one writes. A step that is repeated is an indirect command buffer, encoded once. Memory is shared
 //! with the CPU, which waits for the GPU before it reads or writes.
 //!
+//! A step of many launches is several command buffers, whose length follows what launches take (`pace`), since the system ends
+//! those that keep the display waiting. Between steps memory is kept where the GPU reaches it (`keep`).
+//!
+//! macOS 15 (iOS 18) is needed: the attention of every model hands results from one threadgroup to another within a launch, for
+//! which the language has `coherent(device)` from version 3.2 on. Kernels without such a hand-over ask for 3.1.
+//!
 //! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
 //! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
 
@@ -18,11 +24,13 @@ mod archive;
 mod driver;
 mod failure;
 mod fake;
+mod keep;
 #[cfg_attr(
     not(all(feature = "metal", target_vendor = "apple")),
     allow(dead_code, reason = "elsewhere no library is looked for")
 )]
 mod library;
+mod pace;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -40,7 +48,7 @@ use driver::{Driver, Options};
 #[cfg(all(feature = "metal", target_vendor = "apple"))]
 pub(crate) fn open() -> Result<Box<dyn Device>> {
     let cache = crate::cache::Cache::of_user();
-    let options = Options { cache, library: library::of_process() };
+    let options = Options { cache, library: library::of_process(), keep: None };
     let driver = Driver::new(apple::Metal::open()?, options)?;
     Ok(Box::new(GpuDevice::new(driver)))
 }
@@ -60,6 +68,6 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
 /// # Errors
 /// None; texts are compiled when a program is loaded.
 pub(crate) fn simulated() -> Result<Box<dyn Device>> {
-    let driver = Driver::new(fake::Fake::new(true), Options::default())?;
+    let driver = Driver::new(fake::Fake::new(), Options::default())?;
     Ok(Box::new(GpuDevice::new(driver)))
 }

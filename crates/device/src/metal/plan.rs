@@ -104,6 +104,19 @@ pub(super) fn barriers<'a, B: Region + 'a>(
     waits
 }
 
+/// Checks that an indirect command can hold where a range begins: it has 32 bits for it, and says nothing of the others.
+///
+/// # Errors
+/// If it cannot.
+pub(super) fn offset(range: &Range<usize>) -> Result<()> {
+    if range.start >> 32 == 0 {
+        return Ok(());
+    }
+    let expected = "parts of buffers that begin below 4 GiB in a recording";
+    let error = Error::new("metal", expected, format!("one at {}", range.start));
+    Err(error.hint("launches that are given one by one have no such limit"))
+}
+
 /// Bytes from one number of a recording to the next: what every Mac's constant address space is aligned to.
 const STEP: usize = 256;
 

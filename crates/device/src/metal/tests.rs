@@ -12,6 +12,7 @@ use super::api::{Api, Commands, Encoder, Function};
 use super::driver::{Driver, Launch, Options};
 use super::failure::Failure;
 use super::fake::Fake;
+use super::plan;
 use crate::cache::Cache;
 use crate::gpu::Backend;
 
@@ -36,13 +37,13 @@ fn special(kernel: &Kernel, shift: f32) -> Kernel {
     passes::lower(&kernel, Target::Metal).unwrap()
 }
 
-fn driver(residency: bool) -> Driver<Fake> {
-    Driver::new(Fake::new(residency), Options::default()).unwrap()
+fn driver() -> Driver<Fake> {
+    Driver::new(Fake::new(), Options::default()).unwrap()
 }
 
 /// Whether texts can be run here.
 fn compiler() -> bool {
-    let found = driver(true).load(&special(&line("probe"), 0.0));
+    let found = driver().load(&special(&line("probe"), 0.0));
     if let Err(why) = &found {
         assert!(why.expected.contains("compiler"), "{why}");
         eprintln!("skipped: {why}");
@@ -89,26 +90,57 @@ fn launches_run_in_order_eagerly_and_recorded() {
     if !compiler() {
         return;
     }
-    for residency in [true, false] {
-        let driver = driver(residency);
-        let (parts, want) = parts(&driver);
-        driver.submit(&chain(&driver, &parts)).unwrap();
-        assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
+    let driver = driver();
+    let (parts, want) = parts(&driver);
+    driver.submit(&chain(&driver, &parts)).unwrap();
+    assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
 
-        put(&driver, &parts[1], &[0.0; N]);
-        let mut recording = driver.record(&chain(&driver, &parts)).unwrap();
-        assert_eq!(floats(&driver, &parts[1], N).unwrap(), [0.0; N], "recording runs nothing");
-        for _ in 0..2 {
-            driver.replay(&mut recording).unwrap();
-            assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
-            put(&driver, &parts[1], &[0.0; N]);
-        }
-        // What was recorded sees new inputs, also when nothing is read in between.
-        put(&driver, &parts[0], &[1.0; N]);
+    put(&driver, &parts[1], &[0.0; N]);
+    let mut recording = driver.record(&chain(&driver, &parts)).unwrap();
+    assert_eq!(floats(&driver, &parts[1], N).unwrap(), [0.0; N], "recording runs nothing");
+    for _ in 0..2 {
         driver.replay(&mut recording).unwrap();
-        put(&driver, &parts[0], &[7.0; N]);
-        assert_eq!(floats(&driver, &parts[1], N).unwrap(), [51.0; N]);
+        assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
+        put(&driver, &parts[1], &[0.0; N]);
     }
+    // What was recorded sees new inputs, also when nothing is read in between.
+    put(&driver, &parts[0], &[1.0; N]);
+    driver.replay(&mut recording).unwrap();
+    put(&driver, &parts[0], &[7.0; N]);
+    assert_eq!(floats(&driver, &parts[1], N).unwrap(), [51.0; N]);
+}
+
+#[test]
+fn long_work_is_cut_into_command_buffers_that_are_not() {
+    if !compiler() {
+        return;
+    }
+    let driver = driver();
+    let (parts, want) = parts(&driver);
+    let launches = chain(&driver, &parts);
+    let mut recording = driver.record(&launches).unwrap();
+    // So slow that each launch is a command buffer of its own, from the second step on.
+    driver.api().dispatches_take(1.0);
+    for _ in 0..2 {
+        driver.submit(&launches).unwrap();
+        assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
+        driver.replay(&mut recording).unwrap();
+        assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
+    }
+    assert_eq!(driver.api().dispatches_take(1.0), 3, "nothing is known of the first");
+    driver.submit(&launches).unwrap();
+    driver.replay(&mut recording).unwrap();
+    assert_eq!(driver.api().waiting(), 6);
+    assert_eq!(floats(&driver, &parts[1], N).unwrap(), want);
+    assert_eq!(driver.api().dispatches_take(0.0), 1);
+}
+
+#[test]
+fn an_offset_that_indirect_commands_cannot_hold_is_refused() {
+    // A part of a buffer that is that long would have to be there: its range is made up.
+    let error = plan::offset(&((1_usize << 32)..(1 << 32) + 4)).unwrap_err().to_string();
+    assert!(error.contains("below 4 GiB") && error.contains("4294967296"), "{error}");
+    assert!(plan::offset(&(0..4)).is_ok() && plan::offset(&((1 << 32) - 4..1 << 32)).is_ok());
 }
 
 #[test]
@@ -116,27 +148,25 @@ fn a_recording_keeps_what_it_refers_to() {
     if !compiler() {
         return;
     }
-    for residency in [true, false] {
-        let driver = driver(residency);
-        let result = driver.buffer(4 * N).unwrap();
-        let mut recording = {
-            let source = driver.buffer(4 * N).unwrap();
-            put(&driver, &source, &[3.0; N]);
-            let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
-            let numbers = Numbers::new().with_f32("by", 2.0).with("n", N as u32);
-            let launch = driver.bind(&pipeline, &numbers, &[source, result.clone()]).unwrap();
-            driver.record(&[launch]).unwrap()
-        };
-        driver.replay(&mut recording).unwrap();
-        // Dropped while it is in flight: dropping waits.
-        drop(recording);
-        assert_eq!(floats(&driver, &result, N).unwrap(), [7.0; N]);
-    }
+    let driver = driver();
+    let result = driver.buffer(4 * N).unwrap();
+    let mut recording = {
+        let source = driver.buffer(4 * N).unwrap();
+        put(&driver, &source, &[3.0; N]);
+        let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
+        let numbers = Numbers::new().with_f32("by", 2.0).with("n", N as u32);
+        let launch = driver.bind(&pipeline, &numbers, &[source, result.clone()]).unwrap();
+        driver.record(&[launch]).unwrap()
+    };
+    driver.replay(&mut recording).unwrap();
+    // Dropped while it is in flight: dropping waits.
+    drop(recording);
+    assert_eq!(floats(&driver, &result, N).unwrap(), [7.0; N]);
 }
 
 #[test]
 fn buffers_are_zeros_and_lend_parts() {
-    let driver = driver(true);
+    let driver = driver();
     let whole = driver.buffer(64).unwrap();
     assert_eq!(floats(&driver, &whole, 16).unwrap(), [0.0; 16]);
     let part = driver.part(&driver.part(&whole, 16..64).unwrap(), 8..16).unwrap();
@@ -164,20 +194,20 @@ fn buffers_are_zeros_and_lend_parts() {
 #[test]
 fn reading_is_timed() {
     if compiler() {
-        assert!(driver(true).read_rate() > 0.0);
+        assert!(driver().read_rate() > 0.0);
     }
 }
 
 #[test]
 fn an_empty_step_and_an_empty_recording() {
-    let driver = driver(true);
+    let driver = driver();
     driver.submit(&[]).unwrap();
     assert!(driver.record(&[]).is_err());
 }
 
 #[test]
 fn failures_are_told_once_and_a_lost_gpu_always() {
-    let driver = driver(true);
+    let driver = driver();
     let buffer = driver.buffer(8).unwrap();
     driver.api().fail(Failure { code: 8, said: "Insufficient Memory".to_owned() });
     let why = driver.write(&buffer, &[1; 8]).unwrap_err().to_string();
@@ -196,7 +226,7 @@ fn a_kernel_that_fails_is_named_when_it_is_waited_for() {
     if !compiler() {
         return;
     }
-    let driver = driver(true);
+    let driver = driver();
     // The contract forgets the length of x, so that the launch is accepted.
     let kernel = build("leaves", || {
         let x = In::<f32>::declare("x");
@@ -221,7 +251,7 @@ fn library(kernel: &Kernel) -> (tempfile::TempDir, Options) {
     let hex: String = Sha256::digest(&text).iter().map(|b| format!("{b:02x}")).collect();
     let list = format!("{hex}  {}.metal\n", kernel.name);
     std::fs::write(path.with_added_extension("sha256"), list).unwrap();
-    (folder, Options { cache: None, library: Some((path, true)) })
+    (folder, Options { library: Some((path, true)), ..Options::default() })
 }
 
 #[test]
@@ -231,7 +261,7 @@ fn a_library_gives_kernels_with_their_constants() {
     }
     let kernel = line("line");
     let (_folder, options) = library(&kernel);
-    let driver = Driver::new(Fake::new(true), options).unwrap();
+    let driver = Driver::new(Fake::new(), options).unwrap();
     let [x, y] = [0; 2].map(|_| driver.buffer(4 * N).unwrap());
     put(&driver, &x, &[2.0; N]);
     for (shift, want) in [(1.0, 7.0), (-4.0, 2.0), (1.0, 7.0)] {
@@ -260,7 +290,7 @@ fn a_library_of_another_version_is_not_used() {
         y.set(thread_id(), shift);
     });
     let (_folder, options) = library(&other);
-    let driver = Driver::new(Fake::new(true), options).unwrap();
+    let driver = Driver::new(Fake::new(), options).unwrap();
     assert!(driver.built(&other, &numbers).is_some());
     assert!(driver.built(&line("line"), &numbers).is_none());
 }
@@ -271,7 +301,7 @@ fn a_named_library_must_be_whole_and_one_beside_the_program_need_not() {
     let path = folder.path().join("none.metallib");
     let open = |must| {
         let library = Some((path.clone(), must));
-        Driver::new(Fake::new(true), Options { library, ..Options::default() })
+        Driver::new(Fake::new(), Options { library, ..Options::default() })
     };
     let why = open(true).map(drop).unwrap_err().to_string();
     assert!(why.contains("none.metallib.sha256"), "{why}");
@@ -292,8 +322,8 @@ fn pipelines_are_kept_from_run_to_run() {
         special(&line(&name), shift)
     });
     let run = |count: usize| {
-        let options = Options { cache: Some(Cache::at(folder.path())), library: None };
-        let driver = Driver::new(Fake::new(true), options).unwrap();
+        let options = Options { cache: Some(Cache::at(folder.path())), ..Options::default() };
+        let driver = Driver::new(Fake::new(), options).unwrap();
         let chosen: Vec<&Kernel> = kernels[..count].iter().collect();
         driver.ahead(&chosen);
         chosen.iter().for_each(|kernel| drop(driver.load(kernel).unwrap()));
@@ -340,12 +370,12 @@ fn the_fake_finds_what_a_driver_forgets() {
     let kernel = special(&line("line"), 1.0);
     let text = emit::text(std::slice::from_ref(&kernel), Dialect::Metal).unwrap();
     let run = |forgotten: &str| -> std::result::Result<f32, String> {
-        let api = Fake::new(forgotten != "resident");
+        let api = Fake::new();
         let library = api.compile(&text, (3, 1)).unwrap();
         let function = Function { kernel: &kernel, constants: vec![] };
         let (pipeline, _) = api.pipeline(&library, &function, None).unwrap();
         let memory = [0; 3].map(|_| api.memory(4 * N).unwrap());
-        for memory in &memory {
+        for memory in memory.iter().filter(|_| forgotten != "resident") {
             api.reside(memory);
         }
         let numbers = api.memory(512).unwrap();
@@ -371,11 +401,12 @@ fn the_fake_finds_what_a_driver_forgets() {
         }
         let kept = (forgotten != "to keep memory").then_some(numbers);
         let mut encoder = api.encoder().unwrap();
-        encoder.execute(&indirect, 2);
-        encoder.commit().unwrap();
-        if forgotten != "to wait" {
-            api.finish();
+        if forgotten != "to name pipelines" {
+            encoder.touch(&pipeline);
         }
+        encoder.execute(&indirect, 0..2);
+        encoder.commit().unwrap();
+        while forgotten != "to wait" && api.advance().is_some() {}
         drop(kept);
         let mut found = [0; 4];
         api.read(&memory[2], 0, &mut found).map_err(|e| e.to_string())?;
@@ -392,14 +423,24 @@ fn the_fake_finds_what_a_driver_forgets() {
         ("the limit", "binding 4 of 4"),
         ("to keep memory", "is gone"),
         ("resident", "not resident"),
+        ("to name pipelines", "not named"),
         ("to wait", "in flight"),
     ] {
         let why = run(forgotten).expect_err(forgotten);
         assert!(why.contains(says), "{forgotten}: {why}");
     }
-    // A text that needs 3.2.
+    // A text that needs 3.2, one that asks for it without need, and one that makes an atomic of what is coherent.
     let coherent = text.replace("device float*", "TK_COHERENT device float*");
-    assert!(Fake::new(true).compile(&coherent, (3, 1)).is_err());
+    let cast = format!("{coherent}// atomic_fetch_add_explicit((device atomic_uint*)(y + 1u), 1u)");
+    let refused = |text: &str, version| Fake::new().compile(text, version).map(drop).unwrap_err();
+    for (text, version, says) in [
+        (&coherent, (3, 1), "coherent: true"),
+        (&text, (3, 2), "coherent: false"),
+        (&cast, (3, 2), "drops what makes it coherent"),
+    ] {
+        let why = refused(text, version).to_string();
+        assert!(why.contains(says), "{why}");
+    }
 }
 
 #[test]
@@ -407,7 +448,7 @@ fn notes_are_waited_for_one_step_at_a_time() {
     if !compiler() {
         return;
     }
-    let driver = driver(true);
+    let driver = driver();
     let mailbox = driver.mailbox(128).unwrap();
     let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
     let numbers = Numbers::new().with_f32("by", 0.0).with("n", 2);

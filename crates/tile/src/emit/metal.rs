@@ -33,24 +33,49 @@ const RESERVED: &[&str] = &[
     "ushort2", "ushort4", "vec", "vertex", "visible",
 ];
 
-/// Whether threadgroups of a kernel hand results to each other while it runs. What they write must then be coherent.
+/// Whether threadgroups of a kernel hand results to each other while it runs: a fence stands between the two sides. A load with
+/// the hint that CUDA needs between kernels says nothing here, where the encoder's barriers order them.
 pub(super) fn hands_over(kernel: &Kernel) -> bool {
     let mut found = false;
-    kernel.visit(&mut |node| {
-        found |= matches!(node.inst, Inst::Fence | Inst::Load { hint: Hint::Coherent, .. });
-    });
+    kernel.visit(&mut |node| found |= matches!(node.inst, Inst::Fence));
     found
+}
+
+/// Whether a buffer is what threadgroups hand over: a kernel with a fence both writes it and loads from it. What only atomics and
+/// a reset touch is never so: atomics are coherent by themselves, and no cast may drop the qualifier on the way to one.
+fn is_handed(kernel: &Kernel, place: Place) -> bool {
+    let (mut loaded, mut stored) = (false, false);
+    kernel.visit(&mut |node| {
+        loaded |= node.inst.reads().any(|read| read == place);
+        stored |= node.inst.writes() == Some(place);
+    });
+    loaded && stored && hands_over(kernel)
+}
+
+/// Refuses a kernel whose atomics touch what its threadgroups hand over: the two have different types in Metal.
+pub(super) fn check(kernel: &Kernel) -> Result<(), String> {
+    let mut atomics = Vec::new();
+    kernel.visit(&mut |node| {
+        if let Inst::Atomic { place: place @ Place::Buffer(_), .. } = node.inst {
+            atomics.push(place);
+        }
+    });
+    match atomics.into_iter().find(|place| is_handed(kernel, *place)) {
+        Some(place) => {
+            let name = kernel.place_name(place);
+            Err(format!(
+                "expected atomics and handed results in buffers of their own, found both in `{name}`"
+            ))
+        }
+        None => Ok(()),
+    }
 }
 
 /// `device`, `threadgroup` or nothing, as a prefix.
 fn space(kernel: &Kernel, place: Place) -> &'static str {
     match place {
-        Place::Buffer(i) => match kernel.params[i as usize].kind {
-            ParamKind::Buffer { access: Rights::Out | Rights::InOut, .. } if hands_over(kernel) => {
-                "TK_COHERENT device "
-            }
-            _ => "device ",
-        },
+        Place::Buffer(_) if is_handed(kernel, place) => "TK_COHERENT device ",
+        Place::Buffer(_) => "device ",
         Place::Shared(_) => "threadgroup ",
         Place::Register(_) => "thread ",
     }
@@ -241,7 +266,7 @@ impl Language for Metal {
             AtomicOp::Max => "atomic_fetch_max_explicit",
             AtomicOp::Exchange => "atomic_exchange_explicit",
         };
-        // Coherence is the atomic's own: the qualifier would make another type of it.
+        // Coherence is the atomic's own: see `is_handed`, which keeps the qualifier away from what only atomics touch.
         let space = if matches!(place, Place::Shared(_)) { "threadgroup" } else { "device" };
         let ty = format!("atomic_{}", self.scalar(scalar));
         Text::primary(format!(

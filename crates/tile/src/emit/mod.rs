@@ -72,6 +72,7 @@ pub fn kernel_text(
     let mut out = String::new();
     match dialect {
         Dialect::Metal => {
+            metal::check(kernel).map_err(|message| fault(kernel, "", message))?;
             out.push_str(&contract(kernel));
             base::print(kernel, &metal::Metal { first_constant }, &mut out)?;
         }

@@ -15,6 +15,8 @@ using namespace metal;
 #define TK_UNROLL
 #define TK_COHERENT
 #else
+// A product and a sum are rounded each; one rounding is written `fma`.
+#pragma METAL fp contract(off)
 #define TK_UNROLL _Pragma("clang loop unroll(full)")
 // What one threadgroup writes and another reads in the same launch (MSL 3.2).
 #define TK_COHERENT coherent(device)

@@ -381,19 +381,19 @@ extern "C" __global__ void __launch_bounds__(64) copies(const f16* __restrict__ 
   __shared__ __align__(16) f16 wide[1024];
   __shared__ __align__(16) float small[192];
   float r0;
-  r0 = 0.0f;  // kernels.rs:395
-  tk_copy_async<16>(wide + tid * 8u, x + tid * 8u, true);  // kernels.rs:396
-  tk_copy_async<4>(small + tid, z + tid, true);  // kernels.rs:397
-  tk_copy_async<8>(small + (tid * 2u + 64u), z + tid * 2u, tid < n);  // kernels.rs:398
-  tk_copy_commit();  // kernels.rs:399
-  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:400
-    uint v20 = v18 + 1u;  // kernels.rs:401
-    tk_copy_async<16>(wide + (v20 % 2u * 512u + tid * 8u), x + (v20 * 512u + tid * 8u), v20 < 4u);  // kernels.rs:402
-    tk_copy_commit();  // kernels.rs:403
-    tk_copy_wait<1>();  // kernels.rs:404
-    __syncthreads();  // kernels.rs:405
-    uint4 v44 = *(const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:406
-    r0 = r0 + tk_f32(tk_part<f16>(v44.x, 0));  // kernels.rs:407
+  r0 = 0.0f;  // kernels.rs:404
+  tk_copy_async<16>(wide + tid * 8u, x + tid * 8u, true);  // kernels.rs:405
+  tk_copy_async<4>(small + tid, z + tid, true);  // kernels.rs:406
+  tk_copy_async<8>(small + (tid * 2u + 64u), z + tid * 2u, tid < n);  // kernels.rs:407
+  tk_copy_commit();  // kernels.rs:408
+  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:409
+    uint v20 = v18 + 1u;  // kernels.rs:410
+    tk_copy_async<16>(wide + (v20 % 2u * 512u + tid * 8u), x + (v20 * 512u + tid * 8u), v20 < 4u);  // kernels.rs:411
+    tk_copy_commit();  // kernels.rs:412
+    tk_copy_wait<1>();  // kernels.rs:413
+    __syncthreads();  // kernels.rs:414
+    uint4 v44 = *(const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:415
+    r0 = r0 + tk_f32(tk_part<f16>(v44.x, 0));  // kernels.rs:416
     r0 = r0 + tk_f32(tk_part<f16>(v44.x, 1));
     r0 = r0 + tk_f32(tk_part<f16>(v44.y, 0));
     r0 = r0 + tk_f32(tk_part<f16>(v44.y, 1));
@@ -401,11 +401,11 @@ extern "C" __global__ void __launch_bounds__(64) copies(const f16* __restrict__ 
     r0 = r0 + tk_f32(tk_part<f16>(v44.z, 1));
     r0 = r0 + tk_f32(tk_part<f16>(v44.w, 0));
     r0 = r0 + tk_f32(tk_part<f16>(v44.w, 1));
-    __syncthreads();  // kernels.rs:409
+    __syncthreads();  // kernels.rs:418
   }
-  tk_copy_wait<0>();  // kernels.rs:411
-  __syncthreads();  // kernels.rs:412
-  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:413
+  tk_copy_wait<0>();  // kernels.rs:420
+  __syncthreads();  // kernels.rs:421
+  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:422
 }
 
 // product_bf16: mode tile, grid [1, 1, 1], 32 threads, 1536 bytes shared
@@ -424,34 +424,34 @@ __device__ __forceinline__ void product_bf16(const bf16* __restrict__ a, const b
   __shared__ __align__(16) bf16 left[384];
   __shared__ __align__(16) bf16 right[384];
   tk_frag<float, 8> r0[2];
-  tk_frag<float, 8> v2; TK_EACH(8) v2[e] = 0.0f;  // kernels.rs:476
+  tk_frag<float, 8> v2; TK_EACH(8) v2[e] = 0.0f;  // kernels.rs:485
   r0[0u] = v2;
   r0[1u] = v2;
-  tk_frag<float, 8> v6; TK_EACH(8) v6[e] = 1.0f;  // kernels.rs:477
+  tk_frag<float, 8> v6; TK_EACH(8) v6[e] = 1.0f;  // kernels.rs:486
   r0[1u] = v6;
-  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:479
-    TK_UNROLL  // kernels.rs:480
+  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:488
+    TK_UNROLL  // kernels.rs:489
     for (uint v16 = 0u; v16 < 8u; ++v16) {
-      uint v19 = v16 * 32u + lane;  // kernels.rs:481
-      uint v21 = v19 / 16u;  // kernels.rs:482
+      uint v19 = v16 * 32u + lane;  // kernels.rs:490
+      uint v21 = v19 / 16u;  // kernels.rs:491
       uint v23 = v19 % 16u;
-      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:483
-      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:484
+      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:492
+      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:493
     }
-    __syncthreads();  // kernels.rs:486
-    tk_operand v40 = tk_load_a_rows<false>(left, 24u);  // kernels.rs:487
-    tk_operand v43 = tk_load_b<true, true>(b + v12, depth);  // kernels.rs:488
+    __syncthreads();  // kernels.rs:495
+    tk_operand v40 = tk_load_a_rows<false>(left, 24u);  // kernels.rs:496
+    tk_operand v43 = tk_load_b<true, true>(b + v12, depth);  // kernels.rs:497
     r0[0u] = tk_mma_bf16(v40, v43, r0[0u]);
-    tk_operand v50 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:489
+    tk_operand v50 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:498
     r0[1u] = tk_mma_bf16(v40, v50, r0[1u]);
-    tk_operand v53 = tk_load_a<false, false>(a + v12, depth);  // kernels.rs:491
-    tk_operand v56 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:492
-    r0[1u] = tk_mma_bf16(v53, v56, r0[1u]);  // kernels.rs:493
-    __syncthreads();  // kernels.rs:494
+    tk_operand v53 = tk_load_a<false, false>(a + v12, depth);  // kernels.rs:500
+    tk_operand v56 = tk_load_b_rows<false>(right, 24u);  // kernels.rs:501
+    r0[1u] = tk_mma_bf16(v53, v56, r0[1u]);  // kernels.rs:502
+    __syncthreads();  // kernels.rs:503
   }
-  tk_frag<bf16, 8> v63; TK_EACH(8) v63[e] = bf16(r0[0u][e]);  // kernels.rs:496
+  tk_frag<bf16, 8> v63; TK_EACH(8) v63[e] = bf16(r0[0u][e]);  // kernels.rs:505
   tk_store_c<false>(y, 16u, v63);
-  tk_frag<float, 8> v70 = tk_load_c<false>(c, 16u);  // kernels.rs:497
+  tk_frag<float, 8> v70 = tk_load_c<false>(c, 16u);  // kernels.rs:506
   tk_frag<float, 8> v71; TK_EACH(8) v71[e] = r0[1u][e] + v70[e];
   tk_store_c<true>(z, 16u, v71);
 }
@@ -467,28 +467,28 @@ extern "C" __global__ void __launch_bounds__(32) attention_f16(const f16* __rest
   const uint lane = threadIdx.x & 31u;
   __shared__ __align__(16) f16 values[256];
   tk_frag<float, 2> r0;
-  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:512
-    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:513
+  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:521
+    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:522
   }
-  __syncthreads();  // kernels.rs:515
-  tk_frag<float, 8> v16; TK_EACH(8) v16[e] = 0.0f;  // kernels.rs:517
+  __syncthreads();  // kernels.rs:524
+  tk_frag<float, 8> v16; TK_EACH(8) v16[e] = 0.0f;  // kernels.rs:526
   tk_operand v19 = tk_load_a<false, false>(q, 16u);
   tk_operand v22 = tk_load_b<true, false>(k, 16u);
   tk_frag<float, 8> v23 = tk_mma_f16(v19, v22, v16);
-  tk_frag<uint, 8> v25; TK_EACH(8) v25[e] = tk_tile_col(lane, e);  // kernels.rs:518
-  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = v25[e] <= tk_tile_row(lane, e) && v25[e] < limit ? v23[e] * scale : tk_bits<float>(0xff800000u);  // kernels.rs:520
-  tk_frag<float, 2> v36; TK_EACH(2) v36[e] = -1e30f;  // kernels.rs:521
+  tk_frag<uint, 8> v25; TK_EACH(8) v25[e] = tk_tile_col(lane, e);  // kernels.rs:527
+  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = v25[e] <= tk_tile_row(lane, e) && v25[e] < limit ? v23[e] * scale : tk_bits<float>(0xff800000u);  // kernels.rs:529
+  tk_frag<float, 2> v36; TK_EACH(2) v36[e] = -1e30f;  // kernels.rs:530
   r0 = v36;
-  tk_frag<float, 2> v40 = tk_row_max(v34);  // kernels.rs:522
+  tk_frag<float, 2> v40 = tk_row_max(v34);  // kernels.rs:531
   tk_frag<float, 2> v41; TK_EACH(2) v41[e] = max(r0[e], v40[e]);
-  r0 = v41;  // kernels.rs:523
-  tk_frag<float, 8> v45; TK_EACH(8) v45[e] = expf(v34[e] - v41[e / 2 % 2]);  // kernels.rs:524
-  tk_frag<float, 2> v46 = tk_row_sum(v45);  // kernels.rs:525
-  tk_frag<float, 8> v48; TK_EACH(8) v48[e] = 0.0f;  // kernels.rs:526
+  r0 = v41;  // kernels.rs:532
+  tk_frag<float, 8> v45; TK_EACH(8) v45[e] = expf(v34[e] - v41[e / 2 % 2]);  // kernels.rs:533
+  tk_frag<float, 2> v46 = tk_row_sum(v45);  // kernels.rs:534
+  tk_frag<float, 8> v48; TK_EACH(8) v48[e] = 0.0f;  // kernels.rs:535
   tk_operand v49 = tk_to_left_f16(v45);
   tk_operand v52 = tk_load_b_rows<false>(values, 16u);
   tk_frag<float, 8> v53 = tk_mma_f16(v49, v52, v48);
-  tk_frag<float, 8> v55; TK_EACH(8) v55[e] = v53[e] / v46[e / 2 % 2];  // kernels.rs:527
+  tk_frag<float, 8> v55; TK_EACH(8) v55[e] = v53[e] / v46[e / 2 % 2];  // kernels.rs:536
   tk_store_c<false>(y, 16u, v55);
 }
 
@@ -544,35 +544,35 @@ extern "C" __global__ void __launch_bounds__(256) warpgroups(const bf16* __restr
   __shared__ __align__(1024) bf16 right[3072];
   tk_frag<float, 8> r0[2];
   tk_frag<float, 8> r1;
-  uint v2 = tid / 8u;  // kernels.rs:432
+  uint v2 = tid / 8u;  // kernels.rs:441
   uint v5 = tid % 8u;
-  uint v10 = (v5 ^ (v2 % 8u)) * 8u;  // kernels.rs:433
-  for (uint v14 = 0u; v14 < 4u; ++v14) {  // kernels.rs:434
-    uint v19 = (v14 * 32u + v2) * 64u;  // kernels.rs:435
-    tk_copy_async<16>(left + (v19 + v10), a + (v19 + v5 * 8u), true);  // kernels.rs:436
-    if (v14 * 32u + v2 < 48u) {  // kernels.rs:437
-      tk_copy_async<16>(right + (v19 + v10), b + (v19 + v5 * 8u), true);  // kernels.rs:438
+  uint v10 = (v5 ^ (v2 % 8u)) * 8u;  // kernels.rs:442
+  for (uint v14 = 0u; v14 < 4u; ++v14) {  // kernels.rs:443
+    uint v19 = (v14 * 32u + v2) * 64u;  // kernels.rs:444
+    tk_copy_async<16>(left + (v19 + v10), a + (v19 + v5 * 8u), true);  // kernels.rs:445
+    if (v14 * 32u + v2 < 48u) {  // kernels.rs:446
+      tk_copy_async<16>(right + (v19 + v10), b + (v19 + v5 * 8u), true);  // kernels.rs:447
     }
   }
-  tk_copy_commit();  // kernels.rs:441
-  tk_copy_wait<0>();  // kernels.rs:442
-  tk_async_fence();  // kernels.rs:443
-  __syncthreads();  // kernels.rs:444
-  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = 0.0f;  // kernels.rs:445
+  tk_copy_commit();  // kernels.rs:450
+  tk_copy_wait<0>();  // kernels.rs:451
+  tk_async_fence();  // kernels.rs:452
+  __syncthreads();  // kernels.rs:453
+  tk_frag<float, 8> v34; TK_EACH(8) v34[e] = 0.0f;  // kernels.rs:454
   r0[0u] = v34;
   r0[1u] = v34;
   tk_frag<float, 8> v38; TK_EACH(8) v38[e] = 1.0f;
   r1 = v38;
-  tk_hold(r0); tk_hold(r1); tk_wgmma_fence();  // kernels.rs:446
-  uint v44 = simd / 4u * 4096u;  // kernels.rs:447
-  tk_wgmma_bf16(r0, left + v44, right);  // kernels.rs:448
-  tk_wgmma_commit();  // kernels.rs:449
-  tk_wgmma_bf16(r1, left + v44, right + 2048u);  // kernels.rs:450
-  tk_wgmma_commit();  // kernels.rs:451
-  tk_wgmma_wait<1>(); tk_hold(r0); tk_hold(r1);  // kernels.rs:452
-  uint v51 = simd * 16u * 48u;  // kernels.rs:453
-  tk_store_c<false>(y + v51, 48u, r0[0u]);  // kernels.rs:454
-  tk_store_c<false>(y + (v51 + 16u), 48u, r0[1u]);  // kernels.rs:455
-  tk_wgmma_wait<0>(); tk_hold(r0); tk_hold(r1);  // kernels.rs:456
-  tk_store_c<false>(y + (v51 + 32u), 48u, r1);  // kernels.rs:457
+  tk_hold(r0); tk_hold(r1); tk_wgmma_fence();  // kernels.rs:455
+  uint v44 = simd / 4u * 4096u;  // kernels.rs:456
+  tk_wgmma_bf16(r0, left + v44, right);  // kernels.rs:457
+  tk_wgmma_commit();  // kernels.rs:458
+  tk_wgmma_bf16(r1, left + v44, right + 2048u);  // kernels.rs:459
+  tk_wgmma_commit();  // kernels.rs:460
+  tk_wgmma_wait<1>(); tk_hold(r0); tk_hold(r1);  // kernels.rs:461
+  uint v51 = simd * 16u * 48u;  // kernels.rs:462
+  tk_store_c<false>(y + v51, 48u, r0[0u]);  // kernels.rs:463
+  tk_store_c<false>(y + (v51 + 16u), 48u, r0[1u]);  // kernels.rs:464
+  tk_wgmma_wait<0>(); tk_hold(r0); tk_hold(r1);  // kernels.rs:465
+  tk_store_c<false>(y + (v51 + 32u), 48u, r1);  // kernels.rs:466
 }

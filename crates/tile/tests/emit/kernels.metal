@@ -386,9 +386,9 @@ kernel void control(
 kernel void hand_over(
     device const float* x [[buffer(0)]],
     TK_COHERENT device float* partial [[buffer(1)]],
-    TK_COHERENT device uint* arrived [[buffer(2)]],
-    TK_COHERENT device int* extremes [[buffer(3)]],
-    TK_COHERENT device float* y [[buffer(4)]],
+    device uint* arrived [[buffer(2)]],
+    device int* extremes [[buffer(3)]],
+    device float* y [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -440,16 +440,16 @@ kernel void copies(
   alignas(16) threadgroup half wide[1024];
   alignas(16) threadgroup float small[192];
   float r0;
-  r0 = 0.0f;  // kernels.rs:395
-  tk_copy((threadgroup uint4*)(wide + tid * 8u), (device const uint4*)(x + tid * 8u), true);  // kernels.rs:396
-  tk_copy((threadgroup uint*)(small + tid), (device const uint*)(z + tid), true);  // kernels.rs:397
-  tk_copy((threadgroup uint2*)(small + (tid * 2u + 64u)), (device const uint2*)(z + tid * 2u), tid < n);  // kernels.rs:398
-  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:400
-    uint v20 = v18 + 1u;  // kernels.rs:401
-    tk_copy((threadgroup uint4*)(wide + (v20 % 2u * 512u + tid * 8u)), (device const uint4*)(x + (v20 * 512u + tid * 8u)), v20 < 4u);  // kernels.rs:402
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:405
-    uint4 v44 = *(threadgroup const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:406
-    r0 = r0 + float(as_type<half2>(v44.x).x);  // kernels.rs:407
+  r0 = 0.0f;  // kernels.rs:404
+  tk_copy((threadgroup uint4*)(wide + tid * 8u), (device const uint4*)(x + tid * 8u), true);  // kernels.rs:405
+  tk_copy((threadgroup uint*)(small + tid), (device const uint*)(z + tid), true);  // kernels.rs:406
+  tk_copy((threadgroup uint2*)(small + (tid * 2u + 64u)), (device const uint2*)(z + tid * 2u), tid < n);  // kernels.rs:407
+  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:409
+    uint v20 = v18 + 1u;  // kernels.rs:410
+    tk_copy((threadgroup uint4*)(wide + (v20 % 2u * 512u + tid * 8u)), (device const uint4*)(x + (v20 * 512u + tid * 8u)), v20 < 4u);  // kernels.rs:411
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:414
+    uint4 v44 = *(threadgroup const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:415
+    r0 = r0 + float(as_type<half2>(v44.x).x);  // kernels.rs:416
     r0 = r0 + float(as_type<half2>(v44.x).y);
     r0 = r0 + float(as_type<half2>(v44.y).x);
     r0 = r0 + float(as_type<half2>(v44.y).y);
@@ -457,10 +457,10 @@ kernel void copies(
     r0 = r0 + float(as_type<half2>(v44.z).y);
     r0 = r0 + float(as_type<half2>(v44.w).x);
     r0 = r0 + float(as_type<half2>(v44.w).y);
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:409
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:418
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:412
-  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:413
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:421
+  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:422
 }
 
 // product_bf16: mode tile, grid [1, 1, 1], 32 threads, 1536 bytes shared
@@ -486,34 +486,34 @@ kernel void product_bf16(
   alignas(16) threadgroup bfloat left[384];
   alignas(16) threadgroup bfloat right[384];
   float2 r0[2];
-  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs:476
+  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs:485
   r0[0u] = v2;
   r0[1u] = v2;
-  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs:477
+  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs:486
   r0[1u] = v6;
-  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:479
-    TK_UNROLL  // kernels.rs:480
+  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:488
+    TK_UNROLL  // kernels.rs:489
     for (uint v16 = 0u; v16 < 8u; ++v16) {
-      uint v19 = v16 * 32u + lane;  // kernels.rs:481
-      uint v21 = v19 / 16u;  // kernels.rs:482
+      uint v19 = v16 * 32u + lane;  // kernels.rs:490
+      uint v21 = v19 / 16u;  // kernels.rs:491
       uint v23 = v19 % 16u;
-      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:483
-      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:484
+      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:492
+      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:493
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:486
-    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs:487
-    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs:488
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:495
+    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs:496
+    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs:497
     r0[0u] = tk_mma(v40, v43, r0[0u]);
-    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:489
+    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:498
     r0[1u] = tk_mma(v40, v50, r0[1u]);
-    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs:491
-    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:492
-    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs:493
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:494
+    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs:500
+    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:501
+    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs:502
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:503
   }
-  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs:496
+  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs:505
   tk_tile_store(y, 16u, v63);
-  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs:497
+  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs:506
   float2 v71; TK_EACH(2) v71[e] = r0[1u][e] + v70[e];
   tk_tile_store(z, 16u, v71);
 }
@@ -536,27 +536,27 @@ kernel void attention_f16(
     uint lane [[thread_index_in_simdgroup]]) {
   alignas(16) threadgroup half values[256];
   float r0;
-  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:512
-    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:513
+  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:521
+    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:522
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:515
-  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs:517
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:524
+  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs:526
   half2 v19 = tk_tile_load<half>(q, 16u);
   half2 v22 = tk_tile_load_t<half>(k, 16u);
   float2 v23 = tk_mma(v19, v22, v16);
-  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs:518
-  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs:520
-  float v36 = -1e30f;  // kernels.rs:521
+  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs:527
+  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs:529
+  float v36 = -1e30f;  // kernels.rs:530
   r0 = v36;
-  float v40 = tk_row_max(v34);  // kernels.rs:522
+  float v40 = tk_row_max(v34);  // kernels.rs:531
   float v41 = max(r0, v40);
-  r0 = v41;  // kernels.rs:523
-  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs:524
-  float v46 = tk_row_sum(v45);  // kernels.rs:525
-  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs:526
+  r0 = v41;  // kernels.rs:532
+  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs:533
+  float v46 = tk_row_sum(v45);  // kernels.rs:534
+  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs:535
   half2 v49 = half2(half(v45.x), half(v45.y));
   half2 v52 = tk_tile_load<half>(values, 16u);
   float2 v53 = tk_mma(v49, v52, v48);
-  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs:527
+  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs:536
   tk_tile_store(y, 16u, v55);
 }

@@ -385,6 +385,15 @@ fn hand_over(
     }
 }
 
+/// Atomics and loads of one buffer with a fence between them, for which Metal has no one type.
+#[kernel]
+pub(crate) fn tally(counts: InOut<u32>) {
+    launch(Mode::Row, [fixed(2), fixed(1), fixed(1)], 32);
+    counts.atomic(AtomicOp::Add, thread_id(), 1u32);
+    fence();
+    counts[thread_id() + 32] = counts.get_with(thread_id(), Hint::Coherent);
+}
+
 /// Asynchronous copies of every size, double-buffered.
 #[kernel]
 fn copies(x: In<half::f16>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
