@@ -7,12 +7,24 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use formats::{Error, Result};
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, NormalizedString, Normalizer, NormalizerWrapper};
 
 /// Checks the members `normalizer`, `pre_tokenizer` and `post_processor` of a tokenizer.json.
 pub(crate) fn check(place: &str, json: &Value) -> Result<()> {
     let at = |member: &str| format!("{place}: {member}");
-    each_object(&json["normalizer"], &mut |part| check_charsmap(&at("normalizer"), part))?;
+    let mut growth = 1_usize;
+    each_object(&json["normalizer"], &mut |part| {
+        if part["prepend"] == "" {
+            return Err(Error::new(at("normalizer: prepend"), "at least one character", "none"));
+        }
+        let longest = check_charsmap(&at("normalizer"), part)?;
+        growth = growth.saturating_mul(longest.max(written(part)));
+        if growth > GROWTH {
+            let expected = format!("steps that make a text at most {GROWTH} times as long");
+            return Err(Error::new(at("normalizer"), expected, format!("{growth} times")));
+        }
+        Ok(())
+    })?;
     each_object(&json["pre_tokenizer"], &mut |part| match part["length"].as_u64() {
         Some(0) => Err(Error::new(at("pre_tokenizer: length"), "at least 1", 0)),
         _ => Ok(()),
@@ -27,6 +39,16 @@ pub(crate) fn check(place: &str, json: &Value) -> Result<()> {
         return Err(Error::new(at("post_processor"), "at most one template", templates));
     }
     Ok(())
+}
+
+/// How many times as long a normaliser may make a text. Those of real models write a character for a character, and tables of
+/// normalisations up to 18.
+const GROWTH: usize = 128;
+
+/// Characters that a normaliser writes for each that it reads, at most; 1 where it is no replacement.
+fn written(part: &Value) -> usize {
+    let texts = [&part["content"], &part["prepend"]].into_iter().filter_map(Value::as_str);
+    texts.map(|text| text.chars().count()).max().unwrap_or(1).max(1)
 }
 
 /// Calls `check` with every object in a tree, outermost first.
@@ -54,23 +76,35 @@ fn check_template(place: &str, part: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Added tokens that swallow the spaces behind them beside tokens that are spaces: the second kind could end before it begins.
+/// Added tokens are looked for in text as the normaliser leaves them, so something of them must be left. And beside tokens that
+/// swallow the spaces behind them, there must be none of spaces that swallow those in front: such a one could end before it begins.
 pub(crate) fn check_added<'a>(
     place: &str,
-    tokens: impl Iterator<Item = &'a AddedToken> + Clone,
+    tokens: impl Iterator<Item = &'a AddedToken>,
+    normalizer: Option<&NormalizerWrapper>,
 ) -> Result<()> {
-    let blank = |t: &&AddedToken| t.lstrip && t.content.chars().all(char::is_whitespace);
-    if tokens.clone().any(|t| t.rstrip)
-        && let Some(token) = tokens.clone().find(blank)
-    {
-        let expected = "no token of spaces with lstrip beside one with rstrip";
-        return Err(Error::new(
-            format!("{place}: added_tokens"),
-            expected,
-            format!("{:?}", token.content),
-        ));
+    let wrong = |expected: &str, token: &AddedToken| {
+        let found: String = token.content.chars().take(40).collect();
+        Error::new(format!("{place}: added_tokens"), expected, format!("{found:?}"))
+    };
+    let (mut swallows, mut blank) = (false, None);
+    for token in tokens.filter(|token| !token.content.is_empty()) {
+        let mut text = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = normalizer.filter(|_| token.normalized) {
+            normalizer.normalize(&mut text).map_err(|e| Error::new(place, "a normaliser", e))?;
+        }
+        if text.get().is_empty() {
+            return Err(wrong("tokens that the normaliser leaves something of", token));
+        }
+        swallows |= token.rstrip;
+        if token.lstrip && text.get().chars().all(char::is_whitespace) {
+            blank = Some(token);
+        }
     }
-    Ok(())
+    match blank.filter(|_| swallows) {
+        Some(token) => Err(wrong("no token of spaces with lstrip beside one with rstrip", token)),
+        None => Ok(()),
+    }
 }
 
 /// A SentencePiece table of normalisations: a trie as a double array of 32-bit units, and texts between zero bytes.
@@ -79,11 +113,13 @@ pub(crate) fn check_added<'a>(
 /// bytes of the trie: u32, units: u32 each, texts
 /// unit: 31 set: a value (0..31); else 10..32 offset, 9 offset in 256s, 8 has a value, 0..8 label
 /// ```
-/// Every walk that some text could take must stay inside the array, and every value must be a place in the texts.
-fn check_charsmap(place: &str, part: &Value) -> Result<()> {
+/// Every walk that some text could take must stay inside the array, and every value must be a place in the texts. Gives the
+/// length of the longest text, 1 where there is no table.
+fn check_charsmap(place: &str, part: &Value) -> Result<usize> {
+    let mut longest = 1;
     let stated = &part["precompiled_charsmap"];
     if part["type"] != "Precompiled" && stated.is_null() {
-        return Ok(());
+        return Ok(longest);
     }
     let place = format!("{place}: precompiled_charsmap");
     let wrong = |expected: &str, found: &str| Error::new(&place, expected, found);
@@ -110,16 +146,18 @@ fn check_charsmap(place: &str, part: &Value) -> Result<()> {
             let child = at ^ offset(unit);
             if unit & 0x100 != 0 {
                 let value = units.get(child).ok_or_else(outside)? & 0x7FFF_FFFF;
-                if !texts.is_char_boundary(value as usize) {
+                let Some(text) = texts.get(value as usize..) else {
                     return Err(wrong("values inside the texts", "one outside"));
-                }
+                };
+                let length = text.chars().take(GROWTH + 1).take_while(|c| *c != '\0').count();
+                longest = longest.max(length);
             }
             if seen.insert(child) {
                 nodes.push(child);
             }
         }
     }
-    Ok(())
+    Ok(longest)
 }
 
 /// Runs `work`, and turns a panic in it into an error at `place` without a word on standard error.
@@ -145,6 +183,41 @@ mod tests {
         assert_eq!(caught("m", || Ok(1)), Ok(1));
     }
 
+    #[test]
+    fn texts_cannot_be_made_much_longer() {
+        let replace = |content: &str| json!({"type": "Replace", "pattern": {"String": "a"}, "content": content});
+        let long = replace(&"a".repeat(12));
+        let cases = [
+            (json!([long]), Ok(()), "once"),
+            (
+                json!([long, replace(""), {"type": "NFC"}, replace("b")]),
+                Ok(()),
+                "once among others",
+            ),
+            (json!([long, [long]]), Err("144 times"), "twice"),
+            (
+                json!([{"type": "Prepend", "prepend": "a".repeat(200)}]),
+                Err("200 times"),
+                "in front",
+            ),
+            (
+                json!([charsmap(|_, texts| texts.splice(0..0, [b'b'; 999]).for_each(drop))]),
+                Err("129 times"),
+                "by a table",
+            ),
+        ];
+        for (normalizers, expected, why) in cases {
+            let found = check("m", &json!({"normalizer": {"normalizers": normalizers}}));
+            match (found, expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(error), Err(part)) => {
+                    assert!(error.to_string().contains(part), "{why}: {error}")
+                }
+                (found, _) => panic!("{why}: {found:?}"),
+            }
+        }
+    }
+
     /// A table that writes "A" for "a": the root's node is 256, the unit of `a` there leads to node 512.
     fn charsmap(change: impl Fn(&mut Vec<u32>, &mut Vec<u8>)) -> Value {
         let mut units = vec![0_u32; 768];
@@ -162,7 +235,6 @@ mod tests {
 
     #[test]
     fn tables_of_normalisations_are_followed_to_their_ends() {
-        use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
         let whole = charsmap(|_, _| {});
         assert_eq!(check("m", &json!({"normalizer": {"normalizers": [whole.clone()]}})), Ok(()));
         let made: NormalizerWrapper = serde_json::from_value(whole).unwrap();

@@ -263,7 +263,8 @@ impl Tokenizer {
 
     pub(crate) fn new(place: &str, parts: Parts) -> Result<Self> {
         let Parts { model, normalizer, pre_tokenizer, added: tokens, pieces, warnings } = parts;
-        crate::faults::check_added(place, tokens.iter().map(|added| &added.token))?;
+        let added = tokens.iter().map(|added| &added.token);
+        crate::faults::check_added(place, added, normalizer.as_ref())?;
         let added = added_vocabulary(place, &tokens, normalizer.as_ref())?;
         let mut plain = added.clone();
         plain.set_encode_special_tokens(true);

@@ -159,6 +159,116 @@ fn damaged_tokenizer_json() {
     }
 }
 
+/// Every kind of normaliser, pre-tokeniser and post-processor that the library has.
+fn parts() -> Vec<(&'static str, Value)> {
+    let regex = json!({"Regex": "\\s+|\\w"});
+    let special = |text: &str, id: u32| json!({"id": text, "ids": [id], "tokens": [text]});
+    let pieces = json!([{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    let normalizers = [
+        json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}),
+        json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        json!({"type": "StripAccents"}),
+        json!({"type": "NFKC"}),
+        json!({"type": "NFD"}),
+        json!({"type": "Lowercase"}),
+        json!({"type": "Nmt"}),
+        // The smallest table: a trie of one block that nothing matches, and no texts.
+        json!({"type": "Precompiled", "precompiled_charsmap": format!("AAQAA{}==", "A".repeat(1367 - 2))}),
+        json!({"type": "Replace", "pattern": regex, "content": "\u{2581}"}),
+        json!({"type": "Prepend", "prepend": "\u{2581}"}),
+        json!({"type": "ByteLevel"}),
+    ];
+    let pre_tokenizers = [
+        json!({"type": "BertPreTokenizer"}),
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        json!({"type": "CharDelimiterSplit", "delimiter": "i"}),
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": true}),
+        json!({"type": "Whitespace"}),
+        json!({"type": "WhitespaceSplit"}),
+        json!({"type": "Split", "pattern": regex, "behavior": "MergedWithPrevious", "invert": false}),
+        json!({"type": "Punctuation", "behavior": "Isolated"}),
+        json!({"type": "Digits", "individual_digits": true}),
+        json!({"type": "UnicodeScripts"}),
+        json!({"type": "FixedLength", "length": 2}),
+    ];
+    let processors = [
+        json!({"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {"<s>": special("<s>", 1)}}),
+        json!({"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1], "trim_offsets": true, "add_prefix_space": true}),
+        json!({"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]}),
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+    ];
+    let of = |member, parts: &[Value]| parts.iter().map(|part| (member, part.clone())).collect();
+    let all: [Vec<_>; 3] = [
+        of("normalizer", &normalizers),
+        of("pre_tokenizer", &pre_tokenizers),
+        of("post_processor", &processors),
+    ];
+    all.concat()
+}
+
+/// Tokenizers put together from parts of every kind, some of them damaged: what the library would panic at is found before it is
+/// asked, so that none of the errors is that of the last net.
+#[test]
+fn damaged_parts_of_every_kind() {
+    let wholes: Vec<Value> = ["bytes", "pieces", "unigram"]
+        .iter()
+        .map(|name| read(&data(name).join("tokenizer.json")))
+        .collect();
+    let parts = parts();
+    let (mut worked, mut refused, mut caught) = (0, 0, Vec::new());
+    for seed in 0..2000_u64 {
+        let mut random = Random::of(seed + 1);
+        let mut tokenizer = wholes[random.below(wholes.len())].clone();
+        let (member, part) = &parts[seed as usize % parts.len()];
+        let mut part = part.clone();
+        if seed >= parts.len() as u64 {
+            (0..=random.below(2)).for_each(|_| change(&mut part, &mut random));
+        }
+        let list = match *member {
+            "normalizer" => "normalizers",
+            "pre_tokenizer" => "pretokenizers",
+            _ => "processors",
+        };
+        tokenizer[*member] = match random.below(3) {
+            // Beside what the tokenizer has.
+            0 => json!({"type": "Sequence", list: [tokenizer[*member], part]}),
+            1 => json!({"type": "Sequence", list: [part, part]}),
+            _ => part,
+        };
+        if random.below(4) == 0 {
+            // Tokens that swallow spaces on either side, one of them a space.
+            let token = |id: u32, content: &str| json!({"id": id, "content": content, "special": false, "lstrip": random_bit(seed, 0), "rstrip": random_bit(seed, 1), "normalized": random_bit(seed, 2)});
+            tokenizer["added_tokens"] = json!([token(1, "<s>"), token(2, " "), token(3, "the")]);
+        }
+        let outcome = Tokenizer::from_json(tokenizer.to_string().as_bytes());
+        let errors = match outcome {
+            Ok(tokenizer) => {
+                worked += 1;
+                use_it(&tokenizer);
+                let special = Special { add: true, parse: true };
+                ["<s>   x  the", TEXT, ""].map(|text| tokenizer.encode(text, special).err()).into()
+            }
+            Err(error) => {
+                refused += 1;
+                vec![Some(error)]
+            }
+        };
+        for error in errors.into_iter().flatten() {
+            one_line(&error);
+            if error.to_string().contains("breaks in use") {
+                caught.push(format!("seed {seed}: {member} {}", tokenizer[*member]));
+            }
+        }
+    }
+    println!("{worked} work, {refused} are refused, {} are caught", caught.len());
+    assert!(worked > 100 && refused > 500, "{worked} work, {refused} are refused");
+    assert!(caught.is_empty(), "{}", caught[..caught.len().min(8)].join("\n"));
+}
+
+fn random_bit(seed: u64, bit: u32) -> bool {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (60 + bit) & 1 == 1
+}
+
 /// Every setting that these files may have, so that each is damaged.
 fn settings() -> Vec<(&'static str, Value)> {
     let token = json!({"content": "</s>", "special": true, "lstrip": false, "normalized": false});
