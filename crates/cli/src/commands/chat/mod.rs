@@ -163,7 +163,14 @@ impl Talk<'_> {
 
     /// Answers the last question.
     fn answer(&mut self) -> Outcome<bool> {
-        let prompt = self.engine.encode(&self.prompt())?;
+        let prompt = self.prompt();
+        // Once for a conversation, with its first question.
+        if let Some(remark) = prompt.remark(self.engine.chat_template())
+            && self.conversation.turns.len() == 1
+        {
+            aside(format_args!("warning: {remark}"));
+        }
+        let prompt = self.engine.encode(&prompt)?;
         self.check_room(prompt.len())?;
         let tokenizer = self.engine.tokenizer();
         let splitter = (self.engine.chat_template().is_some())
