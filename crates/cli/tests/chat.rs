@@ -502,6 +502,8 @@ mod terminal {
         window.wait("the next message begins with a long name.txt (1 characters)");
         window.press("/set pres\t1.5\r");
         window.wait("> /set presence-penalty 1.5\n");
+        window.press("/help\r");
+        window.wait("reason or not;\n                    show, fold, hide");
         window.press("/save model.safetensors\r");
         window.wait("is there already. Replace it? [y/N]");
         window.press("\r");

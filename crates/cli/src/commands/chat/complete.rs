@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::commands::{Argument, COMMANDS, Command, settings};
+use super::actions::settings;
+use super::commands::{Argument, COMMANDS, Command};
 use super::conversation::path;
 
 /// What is listed, and what replaces the word.

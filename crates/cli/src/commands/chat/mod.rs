@@ -3,6 +3,7 @@
 //! The whole conversation is the prompt of every turn; the session computes only what it does not hold yet. A model
 //! without a chat template is given the plain text so far, so that a base model goes on with what was typed.
 
+mod actions;
 mod commands;
 mod complete;
 mod conversation;
