@@ -114,7 +114,7 @@ mod tests {
         let cases = [
             Case { line: "/cl", completed: &["/clear"], why: "a command" },
             Case { line: "/SA", completed: &["/save "], why: "in capitals; its argument follows" },
-            Case { line: "/re", completed: &["/regen", "/reset"], why: "two commands" },
+            Case { line: "/re", completed: &["/reset", "/regen"], why: "two commands" },
             Case { line: "/set top", completed: &["/set top-k ", "/set top-p "], why: "settings" },
             Case { line: "/think s", completed: &["/think show"], why: "words" },
             Case { line: "/clear x", completed: &[], why: "no argument" },

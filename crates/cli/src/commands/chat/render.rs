@@ -343,11 +343,10 @@ mod tests {
                 thoughts.tokens += 1;
             }
             text += &thoughts.fold(wipes);
-            assert_eq!(
-                text.replace(' ', ""),
-                format!("{shown}thought for 0.0 s, 2 tokens\n").replace(' ', ""),
-                "{view:?}"
-            );
+            let (before, line) = text.split_once("thought for ").expect("the line");
+            // Where a word is held back depends on the window, if there is one.
+            assert_eq!(before.replace(' ', ""), shown.replace(' ', ""), "{view:?}");
+            assert!(line.ends_with(" s, 2 tokens\n"), "{line}");
             assert_eq!(thoughts.fold(wipes), "", "nothing is folded twice");
         }
         assert_eq!(duration(Duration::from_millis(72_300)), "1 min 12 s");
