@@ -262,13 +262,14 @@ fn the_memory_of_a_gpu_is_told_and_measured() {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(status(&output) == 0 && stderr.contains("device memory: "), "{stderr}");
+    assert!(status(&output) == 0 && stderr.contains("memory of sim: "), "{stderr}");
 }
 
 #[test]
 fn inspect_tells_sizes_and_memory_without_loading() {
     let output = delft()
         .args(["inspect", &fixture("llama3/model.f32.gguf"), "--ctx", "100", "--tensors", "--json"])
+        .args(["--device", "cpu"])
         .output();
     let found = json(&output.unwrap());
     assert_eq!(
@@ -279,9 +280,9 @@ fn inspect_tells_sizes_and_memory_without_loading() {
     let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert_eq!(found["bytes"], bytes);
     let memory = &found["memory"];
-    // Keys and values, 2 layers, 100 positions, 2 heads of 8, two bytes each.
-    assert_eq!(memory["cache_bytes"], 2 * 2 * 100 * 2 * 8 * 2);
-    let parts = ["weights_bytes", "cache_bytes", "activation_bytes"];
+    // 2 layers, a block of 256 positions, 2 heads: keys of 8 and values of 16, a whole vector, of two bytes each.
+    assert_eq!(memory["cache_bytes"], 2 * 256 * 2 * (8 + 16) * 2);
+    let parts = ["weights_bytes", "cache_bytes", "activation_bytes", "working_bytes"];
     let total: u64 = parts.iter().map(|p| memory[p].as_u64().unwrap()).sum();
     assert_eq!(memory["total_bytes"], total);
     assert_eq!(found["metadata"]["general.architecture"], "llama");

@@ -219,19 +219,11 @@ mod tests {
     #[test]
     fn the_first_gpu_that_the_model_fits_is_chosen_else_the_cpu() {
         let layers = |gpu_layers| LoadOptions { gpu_layers: Some(gpu_layers), ..auto() };
-        let endless = || LoadOptions { context: Some(ENDLESS), ..auto() };
         let cases = [
             (vec![], auto(), vec![Place::Cpu], None, "a machine without a GPU"),
             (vec![sim()], auto(), vec![sim()], Some("sim: "), "one that fits"),
             (vec![ABSENT, sim()], auto(), vec![sim()], Some("sim: "), "the first does not open"),
             (vec![ABSENT], auto(), vec![Place::Cpu], Some("the CPU, not cuda:9999: "), "none does"),
-            (
-                vec![sim()],
-                endless(),
-                vec![Place::Cpu],
-                Some("the CPU, not sim: the model takes"),
-                "too small",
-            ),
             (vec![sim()], layers(0), vec![Place::Cpu], None, "no layers are wanted there"),
             (vec![sim()], layers(1), vec![Place::Cpu, sim()], Some("sim: "), "some layers"),
             (vec![sim()], layers(99), vec![sim()], Some("sim: "), "all layers"),
@@ -249,6 +241,34 @@ mod tests {
             let error = with(2048, |model| among(model, &layers(1), &gpus)).err().unwrap();
             assert!(error.to_string().contains(why), "{error}");
         }
+    }
+
+    /// What the child of [`a_gpu_that_is_too_small_leaves_it_to_the_cpu`] does, whose simulated GPU has little memory.
+    #[test]
+    fn with_a_small_gpu_in_a_process_of_its_own() {
+        if std::env::var_os("DELFT_SIM_MEMORY").is_none() {
+            return;
+        }
+        let chosen = with(2048, |model| among(model, &auto(), &[sim()])).unwrap();
+        let why = chosen.why.unwrap_or_default();
+        assert_eq!(chosen.places, [Place::Cpu], "{why}");
+        assert!(why.starts_with("the CPU, not sim: the model takes 0.0 GiB, 0.0 GiB"), "{why}");
+        // Who asks for layers there gets what was asked for, to be refused with figures when it is loaded.
+        let layers = LoadOptions { gpu_layers: Some(99), ..auto() };
+        let chosen = with(2048, |model| among(model, &layers, &[sim()])).unwrap();
+        assert!(chosen.places == [sim()] && !chosen.fits());
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_small_leaves_it_to_the_cpu() {
+        let name = "choose::tests::with_a_small_gpu_in_a_process_of_its_own";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env("DELFT_SIM_MEMORY", "1000")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]
