@@ -1,4 +1,4 @@
-"""Writes the trained weights as a GGUF file in Q8_0, checks it, and draws the loss curve.
+"""Writes the trained weights as a GGUF file in Q4_0, the embeddings in Q8_0, checks it, and draws the loss curve.
 
     python export.py DATA REPORT MODEL.gguf
 
@@ -18,10 +18,27 @@ from gguf import GGMLQuantizationType as Type
 
 from train_prompts import SAMPLING
 
-NAME = "Delft Stories 15M"
-DESCRIPTION = ("A 15-million-parameter model that tells short stories for small children. "
-               "Trained from nothing on composed stories, public-domain books and CC BY stories; it knows no facts and follows no orders.")
+NAME = "Delft Stories"
+DESCRIPTION = ("A 26-million-parameter model that tells short stories about whatever it is asked for. "
+               "Trained from nothing on composed stories, public-domain books and CC BY stories; it knows no facts.")
 LICENSE = "cc-by-4.0"
+# A turn of the reader's, a turn of the teller's, each closed like a story; a system text opens the reader's first turn.
+TEMPLATE = """{%- set ns = namespace(before='') -%}
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.before = ns.before + message.content|trim + '\n\n' -%}
+{%- elif message.role == 'user' -%}
+{{- '<|user|>' + ns.before + message.content|trim + '<|endoftext|>' -}}
+{%- set ns.before = '' -%}
+{%- else -%}
+{{- '<|teller|>' + message.content|trim + '<|endoftext|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|teller|>' -}}
+{%- endif -%}
+"""
 
 MATRICES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up",
             "down": "ffn_down"}
@@ -53,8 +70,8 @@ def write(path, weights, config, sampling, tokenizer):
     w.add_description(DESCRIPTION)
     w.add_license(LICENSE)
     w.add_languages(["en"])
-    w.add_tags(["text-generation", "stories"])
-    w.add_size_label("15M")
+    w.add_tags(["text-generation", "stories", "conversational"])
+    w.add_size_label("26M")
     w.add_type("model")
     for key in ("temp", "top_p", "min_p", "penalty_repeat"):
         w.add_float32(f"general.sampling.{key}", sampling[key])
@@ -71,7 +88,7 @@ def write(path, weights, config, sampling, tokenizer):
     w.add_rope_freq_base(config["rope_base"])
     w.add_layer_norm_rms_eps(config["norm_eps"])
     w.add_vocab_size(config["vocab"])
-    w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
@@ -88,13 +105,15 @@ def write(path, weights, config, sampling, tokenizer):
     w.add_add_bos_token(True)
     w.add_add_eos_token(False)
     w.add_add_space_prefix(False)
+    w.add_chat_template(TEMPLATE)
 
     for name, array in tensors(weights, config):
         array = np.ascontiguousarray(array, np.float32)
         if array.ndim == 1:
             w.add_tensor(name, array)
         else:
-            w.add_tensor(name, gguf.quants.quantize(array, Type.Q8_0), raw_dtype=Type.Q8_0)
+            kind = Type.Q8_0 if name == "token_embd.weight" else Type.Q4_0
+            w.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -151,7 +170,7 @@ def check(path, report):
 def curve(rows, path):
     """A small SVG of training and held-out loss (nats a token) over tokens."""
     series = [("training mix", "train", "#888")]
-    colours = {"held-out children's book": "#06c", "held-out book": "#283", "held-out modern story": "#c50", "held-out composed story": "#82a"}
+    colours = {"held-out children's book": "#06c", "held-out book": "#283", "held-out modern story": "#c50", "held-out composed document": "#82a"}
     series += [(k, k, c) for k, c in colours.items() if k in rows[0]]
     left, top, wide, high = 48, 16, 560, 300
     most = max(float(r["tokens"]) for r in rows)

@@ -1,12 +1,15 @@
 """Turns books and stories into clean story documents, and trains the tokenizer on them.
 
     python prepare.py CORPORA OUT
+    python prepare.py tokenizer OUT
 
 CORPORA holds `pg_simple_train.jsonl.zst`, `pg_simple_valid.jsonl.zst` (Project Gutenberg books:
-pg, title, author, child, fre, wps, text) and `african_storybook_en.jsonl` (license, title, text).
-OUT receives `docs.jsonl.zst` and `held_out.jsonl` (one {"kind", "opens", "text"} a line) and
-`tokenizer.json`. A document is one tale or one chapter, from its first sentence to its last. Composed stories
-(`compose.py`) are made while training runs; here they only have their part in the tokenizer and in what is held out.
+pg, title, author, child, fre, wps, text), `african_storybook_en.jsonl` (license, title, text) and
+`synthetic_persona_chat.jsonl` (messages). OUT receives `docs.jsonl.zst` and `held_out.jsonl` (one
+{"kind", "opens", "turns"} a line) and `tokenizer.json`. A document is one tale or one chapter, from its first sentence
+to its last. Composed documents (`tales.py`) are made while training runs; here they only have their part in the tokenizer
+and in what is held out. `world/sentences.json` and `world/smalltalk.json`, which the composer needs, are made here too:
+sentences of books and of small talk that name something a story can be about.
 Needs `tokenizers` and `zstandard`.
 """
 
@@ -18,16 +21,18 @@ import pathlib
 import re
 import sys
 
-import zstandard
+import pyarrow
 
-from compose import HELD_OUT, Composer
+from compose import HELD_OUT
+from tales import SPECIAL, WORLD, Tables, Teller
 
 VOCAB = 6144
-BOS, EOS = "<|bos|>", "<|endoftext|>"
 HELD_OUT_MODERN = 10  # every tenth CC BY story is held out
-COMPOSED_HELD_OUT, COMPOSED_FOR_TOKENS = 200, 10000
+COMPOSED_HELD_OUT, COMPOSED_FOR_TOKENS = 200, 4000
 # The share of each kind that is kept, the plainest first.
-KEPT = dict(tale=1.0, modern=1.0, child=0.7, plain=0.35)
+KEPT = dict(tale=1.0, modern=1.0, child=0.7, plain=0.5)
+# One book in so many of each kind is read: books are a small part of the training.
+EVERY = dict(tale=1, child=4, plain=8)
 
 # ---------------------------------------------------------------- which books, and as what kind
 
@@ -282,18 +287,17 @@ def modern(story):
 # ---------------------------------------------------------------- files
 
 def read_books(path):
-    with open(path, "rb") as f:
-        stream = zstandard.ZstdDecompressor().stream_reader(f)
-        return [json.loads(line) for line in io.TextIOWrapper(stream, encoding="utf-8")]
+    with pyarrow.input_stream(str(path), compression="zstd") as f:
+        return [json.loads(line) for line in io.TextIOWrapper(f, encoding="utf-8")]
 
 
 def names_of(books):
     """Words that stand capitalised in mid-sentence at least four times out of five."""
     upper, lower = collections.Counter(), collections.Counter()
-    for book in books[::3]:
+    for book in books[::9]:
         upper.update(w.lower() for w in re.findall(r"(?<=[a-z,;] )[A-Z][a-z]+", book["text"]))
         lower.update(re.findall(r"(?<=[a-z,;] )[a-z]+", book["text"]))
-    return {w for w, n in upper.items() if n >= 5 and n > 4 * lower[w]}
+    return {w for w, n in upper.items() if n >= 3 and n > 4 * lower[w]}
 
 
 def plainest(docs):
@@ -315,6 +319,41 @@ def plainest(docs):
     return kept
 
 
+def found_sentences(docs, corpora):
+    """[(noun, sentence)] of books and of small talk, for openings and remarks that nobody composed."""
+    tables = Tables()
+    nouns = {n for n in tables.by_noun if " " not in n}
+    found, talk, seen = [], [], set()
+
+    def noun_of(sentence):
+        m = re.search(r"\b(?:[Tt]he|[Aa]n?|[Mm]y)(?: \w+)? (\w+)\b", sentence)
+        return m[1] if m and m[1] in nouns and tables.allowed(sentence) and not SLURS.search(sentence) else None
+
+    for d in docs:
+        if d["kind"] in ("tale", "child"):
+            for s in re.findall(r"(?:^|(?<=[.!?] ))[A-Z][a-z][^.!?\"\n()—;:]{24,95}[.!](?= |$)", d["text"][:3000], flags=re.M)[:12]:
+                noun = noun_of(s)
+                if noun and not re.match(r"(?:He|She|They|It|This|That|These|Then|But|And|So|For|You|I|We|His|Her|Their)\b", s) and not re.search(r"\b(I|you|me|my)\b", s):
+                    found.append((noun, s))
+    with open(corpora / "synthetic_persona_chat.jsonl", encoding="utf-8") as f:
+        for line in f:
+            for m in json.loads(line)["messages"]:
+                for s in re.findall(r"[A-Z][^.!?]{8,70}[.!?]", m["content"]):
+                    noun = noun_of(s)
+                    if noun and s not in seen and re.match(r"(?:I|My|Do|Have|What)\b", s):
+                        seen.add(s)
+                        talk.append((noun, s))
+    # Every noun only some times, so that no noun drowns the others.
+    for name, rows, most in (("sentences", found, 40), ("smalltalk", talk, 25)):
+        count, kept = collections.Counter(), []
+        for noun, s in rows:
+            count[noun] += 1
+            if count[noun] <= most:
+                kept.append((noun, s))
+        print(f"{len(kept)} {name}")
+        (WORLD / f"{name}.json").write_text("[\n" + ",\n".join(json.dumps(k, ensure_ascii=False) for k in kept) + "\n]\n", encoding="utf-8")
+
+
 def clean(job):
     book, kind, proper = job
     return kind, book["child"], list(documents(book, kind, proper))
@@ -327,8 +366,9 @@ def main(corpora, out):
     valid = read_books(corpora / "pg_simple_valid.jsonl.zst")
     proper = names_of(train)
     held_out, docs = [], []
-    with multiprocessing.Pool(2) as pool:
-        jobs = [(b, k, proper) for b in train if (k := kind_of(b))]
+    with multiprocessing.Pool() as pool:
+        kinds, number = [(b, kind_of(b)) for b in train], collections.Counter()
+        jobs = [(b, k, proper) for b, k in kinds if k in EVERY and not number.update([k]) and number[k] % EVERY[k] == 0]
         for kind, _, texts in pool.imap(clean, jobs, 4):
             docs += [{"kind": kind, "opens": o, "text": t} for o, t in texts]
         for _, child, texts in pool.imap(clean, [(b, "child", proper) for b in valid]):
@@ -345,40 +385,51 @@ def main(corpora, out):
             place.append({"kind": "held-out modern story" if place is held_out else "modern", "opens": True, "text": text})
             number += 1
     docs = plainest(docs)
-    composer = Composer()
-    held_out += [{"kind": "held-out composed story", "opens": True, "text": composer.story(HELD_OUT + i)} for i in range(COMPOSED_HELD_OUT)]
+    found_sentences(docs, corpora)
+    teller = Teller()
     # A held-out document must not also be a training document.
     unseen = {d["text"][200:260] for d in docs}
     held_out = [d for d in held_out if d["text"][200:260] not in unseen]
     count, size = collections.Counter(), collections.Counter()
     for d in docs + held_out:
+        d["turns"] = [("raw", d["text"])]
         count[d["kind"]] += 1
         size[d["kind"]] += len(d["text"].encode())
     for kind in count:
         print(f"{kind:26} {count[kind]:6} documents {size[kind] / 1e6:8.2f} MB")
     with open(out / "held_out.jsonl", "w", encoding="utf-8") as f:
-        f.writelines(json.dumps(d, ensure_ascii=False) + "\n" for d in held_out)
-    packer = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters.from_level(15, window_log=27))
-    with open(out / "docs.jsonl.zst", "wb") as f, packer.stream_writer(f) as z:
+        held_out += [{"kind": "held-out composed document", "opens": True, "turns": teller.document(HELD_OUT + i)} for i in range(COMPOSED_HELD_OUT)]
+        f.writelines(json.dumps({k: d[k] for k in ("kind", "opens", "turns")}, ensure_ascii=False) + "\n" for d in held_out)
+    with pyarrow.output_stream(str(out / "docs.jsonl.zst"), compression="zstd") as z:
         for d in docs:
-            z.write((json.dumps(d, ensure_ascii=False) + "\n").encode())
-    composed = [composer.story(i) for i in range(COMPOSED_FOR_TOKENS)]
-    train_tokenizer(docs, composed, out / "tokenizer.json")
+            z.write((json.dumps({k: d[k] for k in ("kind", "opens", "turns")}, ensure_ascii=False) + "\n").encode())
 
 
-def train_tokenizer(docs, composed, path):
+def composed_texts(first):
+    teller = Teller()
+    return [text for i in range(first, first + 100) for _, text in teller.document(i)]
+
+
+def train_tokenizer(out):
     """Byte-level BPE over GPT-2's pre-tokeniser: `gpt-2` in a GGUF file."""
+    with pyarrow.input_stream(str(out / "docs.jsonl.zst"), compression="zstd") as f:
+        docs = [json.loads(line) for line in f.read().decode().split("\n") if line]
+    with multiprocessing.Pool() as pool:
+        composed = [t for part in pool.imap(composed_texts, range(0, COMPOSED_FOR_TOKENS, 100)) for t in part]
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[BOS, EOS], show_progress=False,
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIAL), show_progress=False,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    near = [d["text"] for d in docs if d["kind"] in ("tale", "modern")]
-    far = [d["text"] for d in docs if d["kind"] == "child"][::4]
+    near = [d["turns"][0][1] for d in docs if d["kind"] in ("tale", "modern")][::2]
+    far = [d["turns"][0][1] for d in docs if d["kind"] == "child"][::4]
     tokenizer.train_from_iterator(composed + near + far, trainer)
-    tokenizer.save(str(path))
+    tokenizer.save(str(out / "tokenizer.json"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    if sys.argv[1] == "tokenizer":
+        train_tokenizer(pathlib.Path(sys.argv[2]))
+    else:
+        main(sys.argv[1], sys.argv[2])

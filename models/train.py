@@ -1,7 +1,8 @@
 """Trains the story model on one GPU: a Llama with tied embeddings, Muon and AdamW, bf16.
 
-Half of what it reads and more is composed (`compose.py`) by other processes while it trains, so that it never reads
-a composed story twice; the rest are books. Without a GPU everything runs on the CPU, for trying it with --tiny.
+Most of what it reads is composed (`tales.py`) by other processes while it trains; the rest are books. In the last part
+the matrices are rounded to the file's Q4_0 in every forward pass (the gradient passes straight through), so that the
+file loses nothing. Without a GPU everything runs on the CPU, for trying it with --tiny.
 
     python train.py check  --data DIR --work DIR                 # smoke test and throughput
     python train.py train  --data DIR --work DIR --steps 6000 --minutes 7
@@ -31,31 +32,32 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 
-from compose import Composer
+from tales import Teller, encode
 from train_prompts import PROMPTS, SAMPLING
 
-CONFIG = dict(vocab=6144, dim=384, layers=10, heads=6, kv_heads=2, head_dim=64, ffn=736, context=1024,
+CONFIG = dict(vocab=6144, dim=512, layers=8, heads=8, kv_heads=2, head_dim=64, ffn=1408, context=1024,
               rope_base=10000.0, norm_eps=1e-5)
-DROPOUT = 0.05
+DROPOUT = 0.0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 128                      # rows of 1024 tokens in a step: 131,072 tokens
 BLOCK = 16 * ROWS               # rows drawn and packed at a time
 MUON_LR, ADAM_LR, DECAY = 0.02, 0.004, 0.1
 WARMUP, COOLDOWN = 100, 0.55    # steps; the fraction of training with a falling learning rate
 # The share of tokens drawn from each kind, first while the rate is constant, then while it falls.
-MIX_FIRST = dict(composed=0.58, modern=0.004, tale=0.09, child=0.246, plain=0.08)
-MIX_LAST = dict(composed=0.72, modern=0.004, tale=0.076, child=0.16, plain=0.04)
-SEED = 20261121
+MIX_FIRST = dict(composed=0.80, modern=0.004, tale=0.076, child=0.10, plain=0.02)
+MIX_LAST = dict(composed=0.91, modern=0.004, tale=0.046, child=0.035, plain=0.005)
+ROUNDED = 0.65                  # from this part of training on, weights are rounded as in the file
+SEED = 20261122
 COMPOSERS = max(1, min(12, os.cpu_count() - 3))     # processes that compose
-AHEAD, COMPOSED_AT_ONCE = 4 * COMPOSERS, 250
+AHEAD, COMPOSED_AT_ONCE, REMEMBERED = 4 * COMPOSERS, 100, 60000
 
 
 # ---------------------------------------------------------------- tokens and rows
 
 def _encode(job):
     from tokenizers import Tokenizer
-    path, texts = job
-    return [np.array(e.ids, dtype=np.int16) for e in Tokenizer.from_file(path).encode_batch(texts)]
+    path, documents = job
+    return [np.array(ids, dtype=np.int16) for ids in encode(Tokenizer.from_file(path), documents)]
 
 
 def load_tokens(data, work):
@@ -69,50 +71,61 @@ def load_tokens(data, work):
     everything = docs + held
     path = str(data / "tokenizer.json")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    jobs = [(path, [d["text"] for d in everything[i:i + 200]]) for i in range(0, len(everything), 200)]
+    jobs = [(path, [d["turns"] for d in everything[i:i + 200]]) for i in range(0, len(everything), 200)]
     with multiprocessing.Pool(min(16, os.cpu_count())) as pool:
         ids = [x for part in pool.imap(_encode, jobs) for x in part]
     train, valid = collections.defaultdict(list), collections.defaultdict(list)
     for i, (d, x) in enumerate(zip(everything, ids)):
-        whole = np.concatenate([[0], x, [1]] if d["opens"] else [x, [1]]).astype(np.int16)
         if i < len(docs):
-            train[d["kind"]].append(whole)
+            train[d["kind"]].append(x if d["opens"] else x[1:])
         else:
-            valid[d["kind"]].append((np.concatenate([[0], x]).astype(np.int16), len(d["text"].encode())))
+            valid[d["kind"]].append((x[:-1], sum(len(t.encode()) for role, t in d["turns"] if role != "user")))
     tokens = dict(train), dict(valid)
     torch.save(tokens, cache)
     return tokens
 
 
 def _compose(job):
-    """Tokens of composed stories, `first` and on."""
+    """Tokens of composed documents, `first` and on."""
     global _composer
     from tokenizers import Tokenizer
     path, first, count = job
     if _composer is None:
-        _composer = Composer(), Tokenizer.from_file(path)
-    composer, tokenizer = _composer
-    return [np.array([0, *e.ids, 1], np.int16) for e in tokenizer.encode_batch([composer.story(first + i) for i in range(count)])]
+        _composer = Teller(), Tokenizer.from_file(path)
+    teller, tokenizer = _composer
+    return [np.array(ids, np.int16) for ids in encode(tokenizer, [teller.document(first + i) for i in range(count)])]
 
 
 _composer = None
 
 
 class Composed:
-    """Composed stories, each once, made some jobs ahead by a pool of processes."""
+    """Composed documents, made some jobs ahead by a pool of processes.
+
+    When the GPU is faster than they are, a document that was read before is read again, one of the last REMEMBERED."""
 
     def __init__(self, pool, tokenizer, first):
         self.pool, self.path, self.next, self.left, self.jobs = pool, str(tokenizer), first, [], collections.deque()
+        self.old, self.rng, self.fresh, self.again = [], np.random.default_rng(first), 0, 0
 
     def take(self, wanted):
         out = []
         while wanted > 0:
-            if not self.left:
-                while len(self.jobs) < AHEAD:
-                    self.jobs.append(self.pool.apply_async(_compose, ((self.path, self.next, COMPOSED_AT_ONCE),)))
-                    self.next += COMPOSED_AT_ONCE
+            while len(self.jobs) < AHEAD:
+                self.jobs.append(self.pool.apply_async(_compose, ((self.path, self.next, COMPOSED_AT_ONCE),)))
+                self.next += COMPOSED_AT_ONCE
+            if not self.left and (self.jobs[0].ready() or len(self.old) < REMEMBERED // 6):
                 self.left = self.jobs.popleft().get()
-            out.append(self.left.pop())
+            if self.left:
+                out.append(self.left.pop())
+                self.fresh += 1
+                if len(self.old) < REMEMBERED:
+                    self.old.append(out[-1])
+                else:
+                    self.old[int(self.rng.integers(REMEMBERED))] = out[-1]
+            else:
+                out.append(self.old[int(self.rng.integers(len(self.old)))])
+                self.again += 1
             wanted -= len(out[-1])
         return out
 
@@ -143,6 +156,11 @@ def pieces(docs, rng, length):
             at += n
 
 
+def asked(run):
+    """Which tokens the model must foretell: all but the reader's turns and the marks that begin turns."""
+    return (np.cumsum(run == 2) <= np.cumsum(run == 3)) & (run != 3)
+
+
 def pack(runs, length):
     """Best-fit packing into rows: x, y [rows, length] (y is -1 where nothing is asked), starts of runs."""
     by_room, rows = collections.defaultdict(list), []
@@ -165,7 +183,7 @@ def pack(runs, length):
         at = 0
         for run in row:
             n = len(run) - 1
-            x[i, at:at + n], y[i, at:at + n] = run[:-1], run[1:]
+            x[i, at:at + n], y[i, at:at + n] = run[:-1], np.where(asked(run), run, -1)[1:]
             starts.append((i, at))
             at += n
         if at < length:
@@ -178,6 +196,8 @@ def blocks(tokens, composed, total_blocks, first):
     streams = {k: Stream(tokens[k], SEED + i) for i, k in enumerate(sorted(tokens))}
     streams["composed"] = composed
     for b in range(total_blocks):
+        if b % 20 == 19:
+            print(f"block {b}: {composed.fresh} documents composed, {composed.again} read again", flush=True)
         mix = MIX_FIRST if b < (1 - COOLDOWN) * total_blocks else MIX_LAST
         rng = np.random.default_rng(SEED + 1000 + b)
         kinds = mix if b >= first else [k for k in mix if k != "composed"]
@@ -220,12 +240,20 @@ class Loader:
         """(step, x, y [ROWS, context], bounds of the runs)."""
         for step in range(self.first - self.first % self.per, self.steps):
             if step % self.per == 0:
-                x, y, starts = self.ready.get()
+                x, y, starts = self.next_block()
                 x, y = torch.from_numpy(x).to(DEVICE).long(), torch.from_numpy(y).to(DEVICE).long()
             if step < self.first:
                 continue
             rows = slice(step % self.per * ROWS, step % self.per * ROWS + ROWS)
             yield step, x[rows], y[rows], bounds(starts[rows], CONFIG["context"])
+
+    def next_block(self):
+        while True:
+            try:
+                return self.ready.get(timeout=5)
+            except queue.Empty:
+                if not self.process.is_alive():
+                    raise SystemExit("the process that prepares batches has ended")
 
     def close(self):
         self.stop.set()
@@ -245,6 +273,30 @@ def bounds(starts, length):
 
 # ---------------------------------------------------------------- the model
 
+def rounded(w):
+    """The weights as Q4_0 keeps them: 32 neighbours share a scale, each is one of 16 steps."""
+    b = w.view(-1, 32)
+    largest = b.gather(1, b.abs().argmax(1, keepdim=True))
+    scale = (largest / -8).half().float()
+    inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    return ((b * inverse + 8.5).floor().clamp(0, 15) - 8).mul(scale).view_as(w)
+
+
+class Matrix(nn.Linear):
+    """A matrix of the file: `share` 1 rounds its weights, 0 leaves them; the gradient takes them as they are."""
+
+    share = None
+
+    def __init__(self, rows, columns):
+        super().__init__(rows, columns, bias=False)
+
+    def forward(self, x):
+        w = self.weight
+        if Matrix.share is not None:
+            w = w + (Matrix.share * (rounded(w.detach()) - w.detach()))
+        return F.linear(x, w)
+
+
 class Norm(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -260,13 +312,13 @@ class Block(nn.Module):
         self.dropout = dropout
         d, hd = c["dim"], c["head_dim"]
         self.attn_norm, self.ffn_norm = Norm(d), Norm(d)
-        self.q = nn.Linear(d, c["heads"] * hd, bias=False)
-        self.k = nn.Linear(d, c["kv_heads"] * hd, bias=False)
-        self.v = nn.Linear(d, c["kv_heads"] * hd, bias=False)
-        self.o = nn.Linear(c["heads"] * hd, d, bias=False)
-        self.gate = nn.Linear(d, c["ffn"], bias=False)
-        self.up = nn.Linear(d, c["ffn"], bias=False)
-        self.down = nn.Linear(c["ffn"], d, bias=False)
+        self.q = Matrix(d, c["heads"] * hd)
+        self.k = Matrix(d, c["kv_heads"] * hd)
+        self.v = Matrix(d, c["kv_heads"] * hd)
+        self.o = Matrix(c["heads"] * hd, d)
+        self.gate = Matrix(d, c["ffn"])
+        self.up = Matrix(d, c["ffn"])
+        self.down = Matrix(c["ffn"], d)
 
     def forward(self, x, rope, runs):
         b, t, _ = x.shape
@@ -412,6 +464,10 @@ def train(args):
 def train_on(batches, valid, state, step, log, spent, args):
     saved = args.work / "model.pt"
     model, muon, adam = make()
+    Matrix.share = torch.zeros((), device=DEVICE)
+    if args.init:
+        model.load_state_dict({k: torch.from_numpy(v) for k, v in unpacked(np.load(args.init)).items()})
+        print("begins with", args.init)
     if state:
         model.load_state_dict(state["model"])
         adam.load_state_dict(state["adam"])
@@ -434,7 +490,8 @@ def train_on(batches, valid, state, step, log, spent, args):
             timed = time.time()     # compilation is over
         # Whichever bound comes first, steps or minutes, the rate reaches zero there.
         done = max((step + 1) / args.steps, (time.time() - timed) / (60 * args.minutes) if timed else 0.0)
-        factor = rate(step, done)
+        factor = rate(step, done) * args.rate
+        Matrix.share.fill_(float(done >= ROUNDED))
         adam.param_groups[0]["lr"] = ADAM_LR * factor
         muon.step(MUON_LR * factor, min(0.95, 0.85 + 0.1 * step / 300))
         adam.step()
@@ -460,6 +517,28 @@ def train_on(batches, valid, state, step, log, spent, args):
         writer.writeheader()
         writer.writerows(log)
     print(f"stopped after step {step} of {args.steps}; {spent + time.time() - resumed:.0f} s of training in all")
+
+
+def packed(weights):
+    """Weights in 8 bits and a half-precision scale for 64 neighbours, to begin another run with."""
+    out = {}
+    for k, w in weights.items():
+        if w.ndim == 1:
+            out[k] = w
+            continue
+        b = w.astype(np.float32).reshape(-1, 64)
+        scale = (np.abs(b).max(1, keepdims=True) / 127).astype(np.float16)
+        out[k + ":scale"], out[k] = scale, np.rint(b / np.maximum(scale.astype(np.float32), 1e-12)).clip(-127, 127).astype(np.int8).reshape(w.shape)
+    return out
+
+
+def unpacked(file):
+    out = {}
+    for k in file.files:
+        if not k.endswith(":scale"):
+            w = file[k].astype(np.float32)
+            out[k] = w if w.ndim == 1 else (w.reshape(-1, 64) * file[k + ":scale"].astype(np.float32)).reshape(w.shape)
+    return out
 
 
 def quick_rows(docs):
@@ -495,10 +574,11 @@ def quick_loss(model, parts):
 def held_out(model, docs, stride=512):
     """Every token of every document once, after at least 512 tokens of its document or all there are.
 
-    The text is preceded by <|bos|>, which is not scored, and no <|endoftext|> is asked for."""
+    The text is preceded by <|bos|>, which is not scored, nor are the reader's turns; no last <|endoftext|> is asked for."""
     nats = tokens = bytes_ = 0
     width = CONFIG["context"]
     for ids, size in docs:
+        score = torch.from_numpy(asked(ids)).to(DEVICE)
         ids = torch.from_numpy(ids.astype(np.int64)).to(DEVICE)
         done, n = 1, len(ids)
         while done < n:
@@ -506,9 +586,9 @@ def held_out(model, docs, stride=512):
             start = max(0, end - width)
             # The window ends at `end`; only tokens not scored yet count.
             logp = F.log_softmax(model(ids[None, start:end - 1]).float()[0], -1)
-            took = logp.gather(1, ids[start + 1:end, None])[:, 0]
+            took = logp.gather(1, ids[start + 1:end, None])[:, 0] * score[start + 1:end]
             nats -= took[done - start - 1:].double().sum().item()
-            tokens += end - done
+            tokens += int(score[done:end].sum())
             done = end
         bytes_ += size
     return dict(nats=nats, tokens=tokens, bytes=bytes_, per_token=math.exp(nats / tokens), per_byte=math.exp(nats / bytes_),
@@ -525,21 +605,27 @@ def greedy(model, ids, count):
     return ids
 
 
+def part_of(name):
+    """The file of a weight: two blocks each, and one for the rest."""
+    return int(name.split(".")[1]) // 2 if name.startswith("blocks.") else 4
+
+
 def finish(args):
     from tokenizers import Tokenizer
     _, valid = load_tokens(args.data, args.work)
     state = torch.load(args.work / "model.pt", map_location=DEVICE, weights_only=False)
     model, _, _ = make()
     model.load_state_dict(state["model"])
+    Matrix.share = torch.ones((), device=DEVICE)
     model.eval()
     torch.set_float32_matmul_precision("highest")
     tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
     args.out.mkdir(parents=True, exist_ok=True)
-    # Three files of half precision, each under 16 MiB: 8-bit quantisation hides the rounding.
+    # Five files of half precision, each under 16 MiB: 4-bit quantisation hides the rounding.
     weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
     names = sorted(weights)
-    for part in range(3):
-        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names[part::3]})
+    for part in range(5):
+        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names if part_of(k) == part})
     report = dict(config=CONFIG, step=state["step"], train_seconds=round(state["spent"], 1),
                   parameters=sum(p.numel() for p in model.parameters()), held_out={k: held_out(model, v) for k, v in valid.items()})
     everything = [d for v in valid.values() for d in v]
@@ -601,9 +687,14 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--every", type=int, default=200)
+    parser.add_argument("--init", type=pathlib.Path, help="weights to begin with")
+    parser.add_argument("--cooldown", type=float, default=COOLDOWN, help="the part of training with a falling rate")
+    parser.add_argument("--rounded", type=float, default=ROUNDED, help="the part of training before weights are rounded")
+    parser.add_argument("--rate", type=float, default=1.0, help="a factor of the learning rate")
     options = parser.parse_args()
     if options.tiny:
         CONFIG.update(dim=128, layers=2, heads=2, kv_heads=1, ffn=256, context=256)
         ROWS, BLOCK = 4, 16
+    COOLDOWN, ROUNDED = options.cooldown, options.rounded
     options.work.mkdir(parents=True, exist_ok=True)
     dict(check=check, train=train, finish=finish)[options.verb](options)

@@ -107,7 +107,7 @@ memory() {
 # full: what the device has no memory for is refused in one line, with exit code 1 and before anything is allocated.
 full() {
     chmod +x "$DELFT"
-    said=$("$DELFT" logits -m models/delft-stories-15m.gguf --device cuda --ctx 16777216 --cache-type f32 --tokens 5,6,7 2>&1 > /dev/null)
+    said=$("$DELFT" logits -m models/delft-stories.gguf --device cuda --ctx 16777216 --cache-type f32 --tokens 5,6,7 2>&1 > /dev/null)
     status=$?
     echo "exit code $status: $said"
     lines=$(printf '%s\n' "$said" | wc -l)

@@ -84,8 +84,8 @@ fn a_rotating_context_is_the_cpus() {
 /// A cache of q8_0, for prompts and for single tokens, beside one of f32. The bundled model: its heads are whole blocks.
 #[test]
 fn a_q8_0_cache_is_near() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../models/delft-stories-15m.gguf");
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
     let logits = |cache_type: CacheType| {
         let options = LoadOptions {
             cache_type,
