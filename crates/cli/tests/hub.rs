@@ -137,11 +137,11 @@ fn gguf_of(architecture: &str) -> Vec<u8> {
 fn a_model_that_cannot_run_says_so_before_its_weights_come() {
     let config = b"{\"model_type\":\"mamba\"}".to_vec();
     let cases = [
-        (vec![("m.gguf", gguf_of("mamba"))], "m.gguf", "org/name: m.gguf: architecture"),
+        (vec![("m.gguf", gguf_of("mamba"))], "m.gguf", "org/name: m.gguf: general.architecture"),
         (
             vec![("config.json", config), ("model.safetensors", vec![0; 700_000])],
             "model.safetensors",
-            "org/name: config.json: architecture",
+            "org/name: config.json: ",
         ),
     ];
     for (files, weights, place) in cases {

@@ -462,7 +462,7 @@ mod tests {
     /// Logits of 40 tokens in steps of so many, by a team of five of which so many take part in each.
     fn logits(model: &str, each: usize, workers: usize) -> Vec<u32> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-        let tensors = Tensors::open(&root.join(model)).unwrap();
+        let tensors = Tensors::open(root.join(model)).unwrap();
         let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
         let groups = program.groups().len();
         let options = LoadOptions {

@@ -167,7 +167,9 @@ mod tests {
                     inactive_anon 7\nslab_reclaimable 0\n";
         let limits = "Limit Soft Hard Units\nMax data size   unlimited unlimited bytes\n\
                       Max address space   3145728  unlimited bytes\n";
-        let cases: &[(&[(&str, &str)], Option<usize>, Option<usize>, &str)] = &[
+        /// The system's files, memory, addresses, and why.
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<usize>, Option<usize>, &'a str);
+        let cases: &[Case<'_>] = &[
             (&[], None, None, "another system"),
             (&[("/proc/meminfo", "MemFree: 4 kB\n")], None, None, "an old kernel"),
             (&[meminfo], Some(10 * MIB), None, "available, and swap"),

@@ -212,7 +212,7 @@ mod tests {
     fn busy(workers: usize, now: f64) -> (f64, f64) {
         match workers {
             1 => (0.0015, 0.0),
-            _ if (now * 1e4) as u64 % 4 == 0 => (0.0005, 0.0),
+            _ if ((now * 1e4) as u64).is_multiple_of(4) => (0.0005, 0.0),
             _ => (0.0085, 0.9),
         }
     }
