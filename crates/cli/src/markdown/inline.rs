@@ -90,7 +90,8 @@ impl Inline {
         let closes = !space(before) && !(mark == '_' && word(next));
         let (italic, bold) = (len == 1 || len == 3, len == 2 || len == 3);
         let open = (italic && self.italic) || (bold && self.bold);
-        if mark == '\\' || len > 3 || !(if open { closes } else { opens }) {
+        let fits = if open { closes } else { opens };
+        if mark == '\\' || len > 3 || !fits {
             return (run, plain);
         }
         self.italic = if italic { !open } else { self.italic };
