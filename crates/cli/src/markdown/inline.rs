@@ -87,7 +87,7 @@ impl Inline {
             _ => before.is_some_and(|c| c.is_ascii_alphanumeric()),
         };
         let opens = !space(next) && !inside_word;
-        let closes = !space(before) && !(mark == '_' && word(next));
+        let closes = !(space(before) || (mark == '_' && word(next)));
         let (italic, bold) = (len == 1 || len == 3, len == 2 || len == 3);
         let open = (italic && self.italic) || (bold && self.bold);
         let fits = if open { closes } else { opens };
