@@ -6,7 +6,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::rms_norm::{SHAPES, normalise, numbers};
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of, scaled};
 
 /// `sum = residual + x`, rounded by `round`; then every row of `weight.len()` elements of it normalised into `y`, in f64.
@@ -28,14 +28,16 @@ pub fn reference(
 /// `sum = residual + x`, `y = rms_norm(sum) * weight` on rows of `width` elements, on the device. `sum` may be the same buffer
 /// as `residual`.
 #[kernel]
-pub fn add_norm<T: Float, W: Float>(
-    residual: In<T>,
-    x: In<T>,
-    weight: In<W>,
-    sum: Out<T>,
-    y: Out<T>,
+pub fn add_norm(
+    residual: In<{ scalar }>,
+    x: In<{ scalar }>,
+    weight: In<{ weights }>,
+    sum: Out<{ scalar }>,
+    y: Out<{ scalar }>,
     width: Const<u32>,
     eps: Const<f32>,
+    scalar: Scalar,
+    weights: Scalar,
 ) {
     let team = Team::Group;
     team.launch(256);
@@ -50,7 +52,7 @@ pub fn add_norm<T: Float, W: Float>(
     begin();
     let row = Row::of_group(width);
     let first = row.first;
-    let lanes = lanes_of_both::<T, W>();
+    let lanes = lanes_of_both(scalar, weights);
     let squares = Var::new(0.0);
     team.sweep(width, lanes, |at, lanes| {
         let loaded: Vec<_> = at
@@ -59,8 +61,8 @@ pub fn add_norm<T: Float, W: Float>(
             .collect();
         for (&i, (residual, x)) in at.iter().zip(loaded) {
             let sums: Vec<Val<f32>> =
-                residual.into_iter().zip(x).map(|(r, x)| (r + x).cast::<T>().f32()).collect();
-            store(sum, first + i, &sums);
+                residual.into_iter().zip(x).map(|(r, x)| (r + x).to(scalar).f32()).collect();
+            sum.set_vec(first + i, &sums);
             for v in sums {
                 squares.set(v.fma(v, squares.get()));
             }
@@ -77,45 +79,45 @@ pub const KERNELS: &[Spec] = &[Spec { name: "add_norm", cases, benches }];
 const EPS: f32 = 1e-5;
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, W: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar, weights: Scalar) -> Vec<Case> {
         let case = |(rows, width, _, why): (usize, usize, Team, &str)| {
             let n = rows * width;
-            let residual = scaled::<T>(width as u64 + 7, n, 4.0);
-            let x = random::<T>(width as u64 + 8, n);
-            let weight = random::<W>(width as u64 + 9, width);
+            let residual = scaled(scalar, width as u64 + 7, n, 4.0);
+            let x = random(scalar, width as u64 + 8, n);
+            let weight = random(weights, width as u64 + 9, width);
             let (mut sum, mut y) = (vec![0.0; n], vec![0.0; n]);
-            let round = |v: f32| Buffer::floats(T::SCALAR, &[v]).to_f32()[0];
+            let round = |v: f32| Buffer::floats(scalar, &[v]).to_f32()[0];
             let (r, a, w) = (residual.to_f32(), x.to_f32(), weight.to_f32());
             reference(&r, &a, &w, EPS, round, &mut sum, &mut y);
-            let zeros = || Buffer::zeros(T::SCALAR, n);
+            let zeros = || Buffer::zeros(scalar, n);
             Case {
-                kernel: add_norm::<T, W>(),
-                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                kernel: add_norm(scalar, weights).record(),
+                label: format!("{rows} x {width} {scalar}, {why}"),
                 numbers: numbers(rows, width),
                 buffers: vec![residual, x, weight, zeros(), zeros()],
-                expected: vec![(3, exact::<T>(&sum)), (4, near::<T>(&y))],
+                expected: vec![(3, exact(scalar, &sum)), (4, near(scalar, &y))],
             }
         };
         SHAPES.into_iter().filter(|shape| shape.2 == Team::Group).map(case).collect()
     }
-    fn both<T: Float>() -> Vec<Case> {
-        let mut all = of::<T, T>();
-        if T::NAME != "f32" {
-            all.extend(of::<T, f32>());
+    fn both(scalar: Scalar) -> Vec<Case> {
+        let mut all = of(scalar, scalar);
+        if scalar != Scalar::F32 {
+            all.extend(of(scalar, Scalar::F32));
         }
         all
     }
-    every_float!(both)
+    every_float(both)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (rows, width) = (rows_of::<T>(4096), 4096);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
         let n = rows * width;
-        let (noise, zeros) = (Fill::Noise(T::SCALAR, n), Fill::Zeros(T::SCALAR, n));
-        let weight = Fill::Noise(T::SCALAR, width);
+        let (noise, zeros) = (Fill::Noise(scalar, n), Fill::Zeros(scalar, n));
+        let weight = Fill::Noise(scalar, width);
         let buffers = vec![noise.clone(), noise, weight, zeros.clone(), zeros];
-        let kernel = add_norm::<T, T>();
+        let kernel = add_norm(scalar, scalar);
         vec![memory(
             kernel,
             &format!("{rows} x {width}"),
@@ -124,7 +126,7 @@ fn benches() -> Vec<Bench> {
             5 * n as u64,
         )]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::ir::AtomicOp;
 use tile::launch::{Mode, Numbers};
-use tile::types::Scalar;
 
 use crate::sample::kernels::arith::{IMPOSSIBLE, group_peak, key_of, peak};
 use crate::sweep::{begin, require_lengths};
@@ -37,12 +36,13 @@ pub const PART: u32 = THREADS * EACH;
 /// The greatest of every row of `x`, `[rows, width]`. `peaks` (`[rows, ceil(width / PART), 2]`) is scratch; `arrived`
 /// (`[rows]`) is zero before and after.
 #[kernel]
-pub fn argmax<T: Float>(
-    x: In<T>,
+pub fn argmax(
+    x: In<{ scalar }>,
     index: Out<u32>,
     peaks: InOut<u32>,
     arrived: InOut<u32>,
     width: Const<u32>,
+    scalar: Scalar,
 ) {
     launch(Mode::Row, [dim("width").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
     let parts = dim("width").ceil_div(PART) * dim("rows");
@@ -92,19 +92,19 @@ pub fn argmax<T: Float>(
 pub const KERNELS: &[Spec] = &[Spec { name: "argmax", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |width: usize, change: fn(&mut [f32], usize), why: &str| {
             let rows = 3;
-            let mut x = scaled::<T>(width as u64, rows * width, 20.0).to_f32();
+            let mut x = scaled(scalar, width as u64, rows * width, 20.0).to_f32();
             change(&mut x, width);
             let want = reference(&x, width).into_iter().map(f64::from).collect();
             let zeros = |len| Buffer::zeros(Scalar::U32, len);
             Case {
-                kernel: argmax::<T>(),
-                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                kernel: argmax(scalar).record(),
+                label: format!("{rows} x {width} {scalar}, {why}"),
                 numbers: Numbers::new().with("rows", rows as u32).with("width", width as u32),
                 buffers: vec![
-                    Buffer::floats(T::SCALAR, &x),
+                    Buffer::floats(scalar, &x),
                     zeros(rows),
                     zeros(rows * 2 * width.div_ceil(PART as usize)),
                     zeros(rows),
@@ -124,24 +124,24 @@ fn cases() -> Vec<Case> {
             case(5000, |x, _| x.iter_mut().for_each(|x| *x *= 0.0), "zeros of both signs"),
         ]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
         let bench = |rows: usize| {
             let width: usize = 151_936;
             let parts = rows * width.div_ceil(PART as usize);
             let zeros = |len| Fill::Zeros(Scalar::U32, len);
-            let x = Fill::Noise(T::SCALAR, rows * width);
+            let x = Fill::Noise(scalar, rows * width);
             let buffers = vec![x, zeros(rows), zeros(2 * parts), zeros(rows)];
             let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
             let label = format!("{rows} x {width}");
-            crate::trial::memory(argmax::<T>(), &label, numbers, buffers, 0)
+            crate::trial::memory(argmax(scalar), &label, numbers, buffers, 0)
         };
         vec![bench(1), bench(64)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
-use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
@@ -27,18 +27,25 @@ pub fn reference(tokens: &[u32], table: &[f32], width: usize, y: &mut [f32]) {
 
 /// `y[t] = table[tokens[t]]`, rounded to `Y`, on the device. Ids must be below the table's rows.
 #[kernel]
-pub fn embed<T: Float, Y: Float>(tokens: In<u32>, table: In<T>, y: Out<Y>, width: Const<u32>) {
+pub fn embed(
+    tokens: In<u32>,
+    table: In<{ from }>,
+    y: Out<{ to }>,
+    width: Const<u32>,
+    from: Scalar,
+    to: Scalar,
+) {
     gather("tokens", tokens, "table", table, y, width);
 }
 
 /// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract.
 #[track_caller]
-pub(crate) fn gather<T: Float, Y: Float>(
+pub(crate) fn gather(
     rows_name: &str,
     rows: In<u32>,
     from_name: &str,
-    from: In<T>,
-    y: Out<Y>,
+    from: In,
+    y: Out,
     width: Val<u32>,
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
@@ -47,20 +54,19 @@ pub(crate) fn gather<T: Float, Y: Float>(
     begin();
     let source = rows.get(group_id()) * width;
     let first = group_id() * width;
-    Team::Group.sweep(width, lanes_of_both::<T, Y>(), |at, lanes| {
+    Team::Group.sweep(width, lanes_of_both(from.scalar(), y.scalar()), |at, lanes| {
         let loaded: Vec<_> = at.iter().map(|&i| load(from, source + i, lanes)).collect();
         for (&i, values) in at.iter().zip(loaded) {
-            store(y, first + i, &values);
+            y.set_vec(first + i, &values);
         }
     });
 }
 
 /// `y[t] = table[tokens[t]]` from a table in a packed format, on the device; `width` is a multiple of [`Format::step`].
 #[kernel]
-pub fn embed_packed<Y: Float>(tokens: In<u32>, width: Const<u32>, format: Format) {
-    rename(format!("embed_{}_{}", format.name(), Y::NAME));
+pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Format) {
     let table = Weights::declare("table", format, width);
-    let y = Out::<Y>::declare("y");
+    let y = <Out>::stored("y", to);
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 128);
     require(Requirement::Length("tokens".to_owned(), dim("rows")));
     require(Requirement::Divisible(dim("width"), format.step()));
@@ -69,23 +75,23 @@ pub fn embed_packed<Y: Float>(tokens: In<u32>, width: Const<u32>, format: Format
     begin();
     let source = table.row(tokens[group_id()]);
     let first = group_id() * width;
-    let (wide, run) = (u32::from(lanes::<Y>()), format.run());
+    let (wide, run) = (u32::from(lanes(to)), format.run());
     let runs = width / run;
     // A thread's run is too long a piece to write at once: neighbours would write far apart. So rows are staged.
-    let staged = Shared::<Y>::named("staged", threads() * run);
+    let staged = Shared::<f32>::stored(to, "staged", threads() * run);
     for begin in range(0u32, runs).step(threads()) {
         let r = begin + thread_id();
         if r < runs {
             let weights = table.read(source, r).floats();
             for (i, values) in weights.chunks(wide as usize).enumerate() {
-                store(staged, thread_id() * run + i as u32 * wide, values);
+                staged.set_vec(thread_id() * run + i as u32 * wide, values);
             }
         }
         barrier();
         let filled = (runs - begin).min(threads()) * run;
         for i in range(thread_id() * wide, filled).step(threads() * wide) {
-            let values = staged.get_vec(i, wide as u8, Hint::None);
-            y.set_vec(first + begin * run + i, &values);
+            let values = staged.get_raw_vec(i, wide as u8, Hint::None);
+            y.set_raw_vec(first + begin * run + i, &values);
         }
         barrier();
     }
@@ -110,29 +116,29 @@ pub(crate) const WIDTHS: [(usize, &str); 5] = [
 pub(crate) const PICKS: [u32; 4] = [4, 0, 2, 2];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, Y: Float>() -> Vec<Case> {
+    fn of(from: Scalar, to: Scalar) -> Vec<Case> {
         let case = |(width, why): (usize, &str)| {
-            let table = random::<T>(width as u64, 5 * width);
+            let table = random(from, width as u64, 5 * width);
             let n = PICKS.len() * width;
             let mut y = vec![0.0; n];
             reference(&PICKS, &table.to_f32(), width, &mut y);
             Case {
-                kernel: embed::<T, Y>(),
-                label: format!("4 of 5 x {width} {} to {}, {why}", T::NAME, Y::NAME),
+                kernel: embed(from, to).record(),
+                label: format!("4 of 5 x {width} {from} to {to}, {why}"),
                 numbers: numbers(PICKS.len(), width),
-                buffers: vec![Buffer::words(&PICKS), table, Buffer::zeros(Y::SCALAR, n)],
-                expected: vec![(2, exact::<Y>(&y))],
+                buffers: vec![Buffer::words(&PICKS), table, Buffer::zeros(to, n)],
+                expected: vec![(2, exact(to, &y))],
             }
         };
         WIDTHS.into_iter().map(case).collect()
     }
-    fn all<T: Float>() -> Vec<Case> {
-        let mut all = of::<T, f32>();
-        all.extend(of::<T, half::f16>());
-        all.extend(of::<T, half::bf16>());
+    fn all(from: Scalar) -> Vec<Case> {
+        let mut all = of(from, Scalar::F32);
+        all.extend(of(from, Scalar::F16));
+        all.extend(of(from, Scalar::BF16));
         all
     }
-    every_float!(all)
+    every_float(all)
 }
 
 /// The numbers of a gather's launch.
@@ -146,23 +152,23 @@ fn scattered(rows: usize) -> Vec<u32> {
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (rows, width) = (rows_of::<T>(4096), 4096);
+    fn of(from: Scalar) -> Vec<Bench> {
+        let (rows, width) = (rows_of(from, 4096), 4096);
         let n = rows * width;
         let buffers = vec![
             Fill::These(Buffer::words(&scattered(rows))),
-            Fill::Noise(T::SCALAR, n),
-            Fill::Zeros(T::SCALAR, n),
+            Fill::Noise(from, n),
+            Fill::Zeros(from, n),
         ];
         vec![memory(
-            embed::<T, T>(),
+            embed(from, from),
             &format!("{rows} x {width}"),
             numbers(rows, width),
             buffers,
             0,
         )]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 /// A table of `rows` in a format, from seeded numbers; none for dense ones, which [`embed`] reads.
@@ -199,7 +205,7 @@ fn table(format: Format, rows: usize, cols: usize) -> Option<Planes> {
 }
 
 fn cases_packed() -> Vec<Case> {
-    fn of<Y: Float>(format: Format, blocks: usize, why: &str) -> Option<Case> {
+    fn of(to: Scalar, format: Format, blocks: usize, why: &str) -> Option<Case> {
         let width = blocks * format.step() as usize;
         let table = table(format, 5, width)?;
         let mut weights = vec![0.0; 5 * width];
@@ -208,38 +214,38 @@ fn cases_packed() -> Vec<Case> {
         let mut y = vec![0.0; n];
         reference(&PICKS, &weights, width, &mut y);
         Some(Case {
-            kernel: embed_packed::<Y>(format),
-            label: format!("4 of 5 x {width} {} to {}, {why}", format.name(), Y::NAME),
+            kernel: embed_packed(to, format).record(),
+            label: format!("4 of 5 x {width} {} to {}, {why}", format.name(), to),
             numbers: numbers(PICKS.len(), width),
             buffers: vec![
                 Buffer::words(&PICKS),
-                Buffer::raw(u32::SCALAR, table.bytes),
-                Buffer::zeros(Y::SCALAR, n),
+                Buffer::raw(Scalar::U32, table.bytes),
+                Buffer::zeros(to, n),
             ],
-            expected: vec![(2, near::<Y>(&y))],
+            expected: vec![(2, near(to, &y))],
         })
     }
     let each = |format| {
         [
-            of::<f32>(format, 1, "one block"),
-            of::<half::f16>(format, 3, "some blocks"),
-            of::<half::bf16>(format, 2, "two blocks"),
+            of(Scalar::F32, format, 1, "one block"),
+            of(Scalar::F16, format, 3, "some blocks"),
+            of(Scalar::BF16, format, 2, "two blocks"),
         ]
     };
     Format::all().into_iter().flat_map(each).flatten().collect()
 }
 
 fn benches_packed() -> Vec<Bench> {
-    let (rows, width) = (rows_of::<half::bf16>(4096), 4096);
+    let (rows, width) = (rows_of(Scalar::BF16, 4096), 4096);
     let of = |dtype| {
         let format = Format::Block(dtype);
         let layout = Layout::new(format, rows, width).ok()?;
         let buffers = vec![
             Fill::These(Buffer::words(&scattered(rows))),
-            Fill::Zeros(u32::SCALAR, layout.words()),
-            Fill::Zeros(half::bf16::SCALAR, rows * width),
+            Fill::Zeros(Scalar::U32, layout.words()),
+            Fill::Zeros(Scalar::BF16, rows * width),
         ];
-        let kernel = embed_packed::<half::bf16>(format);
+        let kernel = embed_packed(Scalar::BF16, format);
         let label = format!("{rows} x {width} {}", format.name());
         Some(memory(kernel, &label, numbers(rows, width), buffers, 0))
     };

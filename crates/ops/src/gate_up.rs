@@ -3,16 +3,14 @@
 
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
-    with_floats,
 };
-use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
 use crate::packed::{Format, Weights};
 use crate::project::Project;
 use crate::{Shape, expect};
 use formats::Result;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
-use tile::types::Scalar;
 
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
@@ -20,11 +18,13 @@ pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
 /// `y[rows, out] = silu(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`; `n = rms_norm(x)` with the f32
 /// weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both matrices side by side.
 #[kernel]
-pub fn gate_up<X: Float, Y: Float>(
-    x: In<X>,
-    y: Out<Y>,
+pub fn gate_up(
+    x: In<{ from }>,
+    y: Out<{ to }>,
     width: Const<u32>,
     out: Const<u32>,
+    from: Scalar,
+    to: Scalar,
     format: Format,
     norm: bool,
     rows: u32,
@@ -38,14 +38,12 @@ pub fn gate_up<X: Float, Y: Float>(
     if norm.is_some() {
         holds("norm", dim("width"));
     }
-    let parts = ["gate_up", &format.name(), if norm.is_some() { "norm" } else { "" }];
-    rename(title::<X, Y>(&parts, rows, &schedule));
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
     let sweep = Sweep { weights: vec![gate, up], out };
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
         let (gate, up) = (sums[0], sums[1]);
         let silu = gate / ((-gate).exp() + 1.0);
-        y.set(output + out * row, (silu * up).cast::<Y>());
+        y.set(output + out * row, silu * up);
     });
 }
 
@@ -89,9 +87,8 @@ fn cases() -> Vec<Case> {
             buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
             buffers.extend([gate.buffer(), up.buffer()]);
             Case {
-                kernel: with_floats!(types.0, types.1, X, Y => {
-                    gate_up::<X, Y>(format, norm.is_some(), rows as u32, schedule)
-                }),
+                kernel: gate_up(types.0, types.1, format, norm.is_some(), rows as u32, schedule)
+                    .record(),
                 label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
                 numbers: numbers(shape.groups, width).with("out", out as u32).with_f32("eps", EPS),
                 buffers,
@@ -109,7 +106,7 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: gate_up::<f32, half::bf16>(format, true, 1, schedule),
+            kernel: gate_up(Scalar::F32, Scalar::BF16, format, true, 1, schedule).record(),
             label: format!("{} {width} -> 2 x {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32)

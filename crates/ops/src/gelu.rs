@@ -24,14 +24,6 @@ impl Form {
     /// Both.
     pub const ALL: [Form; 2] = [Form::Erf, Form::Tanh];
 
-    /// Its name in kernels' names.
-    pub fn name(self) -> &'static str {
-        match self {
-            Form::Erf => "erf",
-            Form::Tanh => "tanh",
-        }
-    }
-
     /// One element, in f64.
     pub fn reference(self, x: f64) -> f64 {
         match self {
@@ -62,8 +54,7 @@ pub fn reference(form: Form, x: &[f32], y: &mut [f32]) {
 
 /// `y = gelu(x)`, on the device: `n` elements.
 #[kernel]
-pub fn gelu<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>, form: Form) {
-    rename(format!("gelu_{}_{}", form.name(), T::NAME));
+pub fn gelu(x: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, scalar: Scalar, form: Form) {
     map(["x"], [x], y, n, |[x]| form.apply(x));
 }
 
@@ -71,23 +62,23 @@ pub fn gelu<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>, form: Form) {
 pub const KERNELS: &[Spec] = &[Spec { name: "gelu", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let of = |form| {
-            flat::<T>(&gelu::<T>(form), &Numbers::new(), 1, 8.0, move |x, y| {
+            flat(scalar, gelu(scalar, form), &Numbers::new(), 1, 8.0, move |x, y| {
                 reference(form, &x[0], y);
             })
         };
         Form::ALL.into_iter().flat_map(of).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let of = |form| flat_bench::<T>(gelu::<T>(form), Numbers::new(), 1, 24);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let of = |form| flat_bench(scalar, gelu(scalar, form), Numbers::new(), 1, 24);
         Form::ALL.map(of).to_vec()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -17,8 +17,14 @@ pub fn reference(form: Form, gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 /// `y = gelu(gate) * up`, on the device: `n` elements.
 #[kernel]
-pub fn gelu_mul<T: Float>(gate: In<T>, up: In<T>, y: Out<T>, n: Arg<u32>, form: Form) {
-    rename(format!("gelu_mul_{}_{}", form.name(), T::NAME));
+pub fn gelu_mul(
+    gate: In<{ scalar }>,
+    up: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    n: Arg<u32>,
+    scalar: Scalar,
+    form: Form,
+) {
     map(["gate", "up"], [gate, up], y, n, |[gate, up]| form.apply(gate) * up);
 }
 
@@ -26,23 +32,23 @@ pub fn gelu_mul<T: Float>(gate: In<T>, up: In<T>, y: Out<T>, n: Arg<u32>, form: 
 pub const KERNELS: &[Spec] = &[Spec { name: "gelu_mul", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let of = |form| {
-            flat::<T>(&gelu_mul::<T>(form), &Numbers::new(), 2, 8.0, move |x, y| {
+            flat(scalar, gelu_mul(scalar, form), &Numbers::new(), 2, 8.0, move |x, y| {
                 reference(form, &x[0], &x[1], y);
             })
         };
         Form::ALL.into_iter().flat_map(of).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let of = |form| flat_bench::<T>(gelu_mul::<T>(form), Numbers::new(), 2, 25);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let of = |form| flat_bench(scalar, gelu_mul(scalar, form), Numbers::new(), 2, 25);
         Form::ALL.map(of).to_vec()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers, Requirement};
 
 use crate::math::round_away;
-use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, random, scaled};
 
 /// Where tokens lie in the block pool: what a kernel that writes or reads the cache binds, and the addresses.
@@ -96,21 +96,21 @@ pub(crate) trait Target: Copy {
 
 /// `[slots, kv_heads, head_dim]` numbers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plain<C>(pub(crate) InOut<C>);
+pub(crate) struct Plain(pub(crate) InOut);
 
-impl<C: Float> Target for Plain<C> {
+impl Target for Plain {
     #[track_caller]
     fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>) {
         let at = cache.element(slot, 0u32) + i;
-        test(keep).then(|| store(self.0, at, values)).otherwise(|| {});
+        test(keep).then(|| self.0.set_vec(at, values)).otherwise(|| {});
     }
 }
 
 /// `[slots, kv_heads, head_dim]` codes and `[slots, kv_heads, head_dim / 32]` scales.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocks {
-    pub(crate) codes: InOut<i8>,
-    pub(crate) scales: InOut<f16>,
+    pub(crate) codes: InOut,
+    pub(crate) scales: InOut,
 }
 
 impl Target for Blocks {
@@ -123,11 +123,12 @@ impl Target for Blocks {
         let d = most / 127.0;
         // A block of zeros has no inverse; its codes are zero.
         let inverse = select(Order::gt(d, 0.0), 1.0f32 / d, 0.0);
-        let codes: Vec<Val<i8>> = values.iter().map(|&v| round_away(v * inverse).cast()).collect();
+        let codes: Vec<Val<Raw>> =
+            values.iter().map(|&v| round_away(v * inverse).to(self.codes.scalar())).collect();
         let (code, scale) = (cache.element(slot, 0u32) + i, cache.scale(slot, 0u32) + i / 32u32);
         let write = || {
-            self.codes.set_vec(code, &codes);
-            let first = || self.scales.set(scale, d.cast::<f16>());
+            self.codes.set_raw_vec(code, &codes);
+            let first = || self.scales.set(scale, d);
             test(Order::eq(lane_id() % u32::from(lanes), 0u32)).then(first).otherwise(|| {});
         };
         test(keep).then(write).otherwise(|| {});
@@ -155,18 +156,20 @@ pub(crate) fn require_blocks() {
 
 /// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of `C`, on the device.
 #[kernel]
-pub fn kv_write<T: Float, C: Float>(
-    k: In<T>,
-    v: In<T>,
+pub fn kv_write(
+    k: In<{ from }>,
+    v: In<{ from }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    keys: InOut<C>,
-    values: InOut<C>,
+    keys: InOut<{ to }>,
+    values: InOut<{ to }>,
     stride: Arg<u32>,
     block: Const<u32>,
     kv_heads: Const<u32>,
     head_dim: Const<u32>,
+    from: Scalar,
+    to: Scalar,
 ) {
     launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
     let size = dim("tokens") * row();
@@ -176,32 +179,33 @@ pub fn kv_write<T: Float, C: Float>(
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let width = kv_heads * head_dim;
     let (from, to) = (group_id() * width, cache.element(cache.slot(group_id()), 0u32));
-    Team::Group.sweep(width, lanes_of_both::<T, C>(), |at, lanes| {
+    Team::Group.sweep(width, lanes_of_both(k.scalar(), keys.scalar()), |at, lanes| {
         let read = |&i: &Val<u32>| (load(k, from + i, lanes), load(v, from + i, lanes));
         let loaded: Vec<_> = at.iter().map(read).collect();
         for (&i, (k, v)) in at.iter().zip(loaded) {
-            store(keys, to + i, &k);
-            store(values, to + i, &v);
+            keys.set_vec(to + i, &k);
+            values.set_vec(to + i, &v);
         }
     });
 }
 
 /// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of q8_0, on the device. 32 must divide `head_dim`.
 #[kernel]
-pub fn kv_write_q8_0<T: Float>(
-    k: In<T>,
-    v: In<T>,
+pub fn kv_write_q8_0(
+    k: In<{ from }>,
+    v: In<{ from }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    key_codes: InOut<i8>,
-    key_scales: InOut<f16>,
-    value_codes: InOut<i8>,
-    value_scales: InOut<f16>,
+    key_codes: InOut<{ Scalar::I8 }>,
+    key_scales: InOut<{ Scalar::F16 }>,
+    value_codes: InOut<{ Scalar::I8 }>,
+    value_scales: InOut<{ Scalar::F16 }>,
     stride: Arg<u32>,
     block: Const<u32>,
     kv_heads: Const<u32>,
     head_dim: Const<u32>,
+    from: Scalar,
 ) {
     launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
     let size = dim("tokens") * row();
@@ -214,7 +218,7 @@ pub fn kv_write_q8_0<T: Float>(
     let values = Blocks { codes: value_codes, scales: value_scales };
     let width = kv_heads * head_dim;
     let (from, slot) = (group_id() * width, cache.slot(group_id()));
-    let lanes = lanes::<T>();
+    let lanes = lanes(k.scalar());
     let wide = u32::from(lanes);
     // Lanes exchange maxima, so all of them go on until the last has nothing left.
     for start in range(0u32, width).step(threads() * wide) {
@@ -305,26 +309,22 @@ fn numbers(tokens: usize, block: usize, stride: usize, heads: usize, head_dim: u
 }
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, C: Float>() -> Vec<Case> {
+    fn of(from: Scalar, to: Scalar) -> Vec<Case> {
         let case = |(tokens, kv_heads, head_dim, why): (usize, usize, usize, &str)| {
             let (step, width) = (Step::of(tokens), kv_heads * head_dim);
-            let (k, v) = (random::<T>(1, tokens * width), random::<T>(2, tokens * width));
+            let (k, v) = (random(from, 1, tokens * width), random(from, 2, tokens * width));
             let (keys, values) =
-                (random::<C>(3, Step::SLOTS * width), random::<C>(4, Step::SLOTS * width));
+                (random(to, 3, Step::SLOTS * width), random(to, 4, Step::SLOTS * width));
             let expected = vec![
-                (5, exact::<C>(&step.after(&keys, &k.to_f32(), width))),
-                (6, exact::<C>(&step.after(&values, &v.to_f32(), width))),
+                (5, exact(to, &step.after(&keys, &k.to_f32(), width))),
+                (6, exact(to, &step.after(&values, &v.to_f32(), width))),
             ];
             let mut buffers = vec![k, v];
             buffers.extend(step.buffers());
             buffers.extend([keys, values]);
             Case {
-                kernel: kv_write::<T, C>(),
-                label: format!(
-                    "{tokens} x {kv_heads} x {head_dim} {} to {}, {why}",
-                    T::NAME,
-                    C::NAME
-                ),
+                kernel: kv_write(from, to).record(),
+                label: format!("{tokens} x {kv_heads} x {head_dim} {from} to {to}, {why}"),
                 numbers: step.numbers(kv_heads, head_dim),
                 buffers,
                 expected,
@@ -340,23 +340,23 @@ fn cases() -> Vec<Case> {
         .map(case)
         .collect()
     }
-    fn all<T: Float>() -> Vec<Case> {
-        let mut all = of::<T, f16>();
-        all.extend(of::<T, half::bf16>());
-        all.extend(of::<T, f32>());
+    fn all(from: Scalar) -> Vec<Case> {
+        let mut all = of(from, Scalar::F16);
+        all.extend(of(from, Scalar::BF16));
+        all.extend(of(from, Scalar::F32));
         all
     }
-    every_float!(all)
+    every_float(all)
 }
 
 fn cases_q8_0() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(from: Scalar) -> Vec<Case> {
         let case = |(tokens, kv_heads, head_dim, why): (usize, usize, usize, &str)| {
             let (step, width) = (Step::of(tokens), kv_heads * head_dim);
-            let mut k = scaled::<T>(1, tokens * width, 3.0);
+            let mut k = scaled(from, 1, tokens * width, 3.0);
             // A block of zeros, whose scale has no inverse.
-            k.bytes[..32 * T::SCALAR.bytes()].fill(0);
-            let v = scaled::<T>(2, tokens * width, 0.01);
+            k.bytes[..32 * from.bytes()].fill(0);
+            let v = scaled(from, 2, tokens * width, 0.01);
             let mut expected = Vec::new();
             for (at, x) in [(5, &k), (7, &v)] {
                 let [codes, scales] = step.after_q8_0(&x.to_f32(), width);
@@ -366,12 +366,12 @@ fn cases_q8_0() -> Vec<Case> {
             let mut buffers = vec![k, v];
             buffers.extend(step.buffers());
             for _ in 0..2 {
-                buffers.push(Buffer::zeros(i8::SCALAR, Step::SLOTS * width));
-                buffers.push(Buffer::zeros(f16::SCALAR, Step::SLOTS * width / 32));
+                buffers.push(Buffer::zeros(Scalar::I8, Step::SLOTS * width));
+                buffers.push(Buffer::zeros(Scalar::F16, Step::SLOTS * width / 32));
             }
             Case {
-                kernel: kv_write_q8_0::<T>(),
-                label: format!("{tokens} x {kv_heads} x {head_dim} {}, {why}", T::NAME),
+                kernel: kv_write_q8_0(from).record(),
+                label: format!("{tokens} x {kv_heads} x {head_dim} {from}, {why}"),
                 numbers: step.numbers(kv_heads, head_dim),
                 buffers,
                 expected,
@@ -386,19 +386,19 @@ fn cases_q8_0() -> Vec<Case> {
         .map(case)
         .collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 /// A prompt for one sequence in blocks of 256: tokens, heads, and what is read and written per token.
 const BENCH: (usize, usize, usize) = (16_384, 8, 128);
 
-fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
+fn prompt(from: Scalar) -> (Vec<Fill>, Numbers) {
     let (tokens, heads, head_dim) = BENCH;
     let (n, stride) = (tokens * heads * head_dim, tokens / 256);
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
     let buffers = vec![
-        Fill::Noise(T::SCALAR, n),
-        Fill::Noise(T::SCALAR, n),
+        Fill::Noise(from, n),
+        Fill::Noise(from, n),
         words((0..tokens as u32).collect()),
         words(vec![0; tokens]),
         words((0..stride as u32).rev().collect()),
@@ -407,26 +407,26 @@ fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (mut buffers, numbers) = prompt::<T>();
+    fn of(from: Scalar) -> Vec<Bench> {
+        let (mut buffers, numbers) = prompt(from);
         let n = BENCH.0 * BENCH.1 * BENCH.2;
-        buffers.extend([Fill::Zeros(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)]);
-        vec![memory(kv_write::<T, T>(), "16384 x 8 x 128", numbers, buffers, 0)]
+        buffers.extend([Fill::Zeros(from, n), Fill::Zeros(from, n)]);
+        vec![memory(kv_write(from, from), "16384 x 8 x 128", numbers, buffers, 0)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches_q8_0() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (mut buffers, numbers) = prompt::<T>();
+    fn of(from: Scalar) -> Vec<Bench> {
+        let (mut buffers, numbers) = prompt(from);
         let n = BENCH.0 * BENCH.1 * BENCH.2;
         for _ in 0..2 {
-            buffers.push(Fill::Zeros(i8::SCALAR, n));
-            buffers.push(Fill::Zeros(f16::SCALAR, n / 32));
+            buffers.push(Fill::Zeros(Scalar::I8, n));
+            buffers.push(Fill::Zeros(Scalar::F16, n / 32));
         }
-        vec![memory(kv_write_q8_0::<T>(), "16384 x 8 x 128", numbers, buffers, 4 * n as u64)]
+        vec![memory(kv_write_q8_0(from), "16384 x 8 x 128", numbers, buffers, 4 * n as u64)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

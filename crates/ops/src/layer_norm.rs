@@ -7,7 +7,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::rms_norm::{SHAPES, numbers};
-use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 
 /// Normalises every row of `weight.len()` elements of `x` into `y`, in f64.
@@ -28,27 +28,27 @@ pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &
 /// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Where `biased`, a last buffer `bias` is
 /// `[width]` too.
 #[kernel]
-pub fn layer_norm<T: Float, W: Float>(
-    x: In<T>,
-    weight: In<W>,
-    y: Out<T>,
+pub fn layer_norm(
+    x: In<{ scalar }>,
+    weight: In<{ weights }>,
+    y: Out<{ scalar }>,
     width: Const<u32>,
     eps: Const<f32>,
+    scalar: Scalar,
+    weights: Scalar,
     biased: bool,
 ) {
     let team = Team::Group;
-    let suffix = if biased { "_bias" } else { "" };
-    rename(format!("layer_norm{suffix}_{}_{}", T::NAME, W::NAME));
     team.launch(256);
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
     let bias = biased.then(|| {
         require_vectors(&[("bias", dim("width"))]);
-        In::<W>::declare("bias")
+        <In>::stored("bias", weights)
     });
     begin();
     let first = group_id() * width;
-    let lanes = lanes_of_both::<T, W>();
+    let lanes = lanes_of_both(scalar, weights);
     let reduce = |f: &dyn Fn(Val<f32>, Val<f32>) -> Val<f32>| {
         let sum = Var::new(0.0);
         team.sweep(width, lanes, |at, lanes| {
@@ -70,7 +70,7 @@ pub fn layer_norm<T: Float, W: Float>(
         let loaded: Vec<_> = at.iter().map(read).collect();
         for (&i, (x, weight, bias)) in at.iter().zip(loaded) {
             let values = x.into_iter().zip(weight).map(|(x, w)| (x - mean) * scale * w).collect();
-            store(y, first + i, &plus(values, bias));
+            y.set_vec(first + i, &plus(values, bias));
         }
     });
 }
@@ -88,46 +88,45 @@ fn plus(values: Vec<Val<f32>>, bias: Option<Vec<Val<f32>>>) -> Vec<Val<f32>> {
 pub const KERNELS: &[Spec] = &[Spec { name: "layer_norm", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, W: Float>(biased: bool) -> Vec<Case> {
+    fn of(scalar: Scalar, weights: Scalar, biased: bool) -> Vec<Case> {
         let case = |(rows, width, _, why): (usize, usize, Team, &str)| {
             let n = rows * width;
             // A mean far from zero: what the second pass is for.
             let shifted: Vec<f32> =
-                scaled::<T>(width as u64, n, 0.5).to_f32().iter().map(|v| v + 8.0).collect();
-            let x = Buffer::floats(T::SCALAR, &shifted);
-            let (weight, bias) = (random::<W>(5, width), random::<W>(6, width));
+                scaled(scalar, width as u64, n, 0.5).to_f32().iter().map(|v| v + 8.0).collect();
+            let x = Buffer::floats(scalar, &shifted);
+            let (weight, bias) = (random(weights, 5, width), random(weights, 6, width));
             let mut y = vec![0.0; n];
             let b = bias.to_f32();
             reference(&x.to_f32(), &weight.to_f32(), biased.then_some(&b), 1e-5, &mut y);
             Case {
-                kernel: layer_norm::<T, W>(biased),
-                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                kernel: layer_norm(scalar, weights, biased).record(),
+                label: format!("{rows} x {width} {scalar}, {why}"),
                 numbers: numbers(rows, width),
-                buffers: [x, weight, Buffer::zeros(T::SCALAR, n)]
+                buffers: [x, weight, Buffer::zeros(scalar, n)]
                     .into_iter()
                     .chain(biased.then_some(bias))
                     .collect(),
-                expected: vec![(2, near::<T>(&y))],
+                expected: vec![(2, near(scalar, &y))],
             }
         };
         SHAPES.into_iter().filter(|shape| shape.2 == Team::Group).map(case).collect()
     }
-    fn all<T: Float>() -> Vec<Case> {
-        let mut all = of::<T, T>(true);
-        all.extend(of::<T, f32>(false));
+    fn all(scalar: Scalar) -> Vec<Case> {
+        let mut all = of(scalar, scalar, true);
+        all.extend(of(scalar, Scalar::F32, false));
         all
     }
-    every_float!(all)
+    every_float(all)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (rows, width) = (rows_of::<T>(4096), 4096);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
         let n = rows * width;
-        let weight = Fill::Noise(T::SCALAR, width);
-        let buffers =
-            vec![Fill::Noise(T::SCALAR, n), weight.clone(), Fill::Zeros(T::SCALAR, n), weight];
-        let kernel = layer_norm::<T, T>(true);
+        let weight = Fill::Noise(scalar, width);
+        let buffers = vec![Fill::Noise(scalar, n), weight.clone(), Fill::Zeros(scalar, n), weight];
+        let kernel = layer_norm(scalar, scalar, true);
         vec![memory(
             kernel,
             &format!("{rows} x {width}"),
@@ -136,7 +135,7 @@ fn benches() -> Vec<Bench> {
             8 * n as u64,
         )]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

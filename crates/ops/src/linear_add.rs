@@ -1,40 +1,39 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
 use crate::linear::cases::{
-    self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes, with_floats,
+    self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
-use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product};
 use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear};
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
 use tile::ir::Hint;
-use tile::types::Scalar;
 
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
 
 /// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
 #[kernel]
-pub fn linear_add<X: Float, Y: Float>(
-    x: In<X>,
-    residual: In<Y>,
-    y: Out<Y>,
+pub fn linear_add(
+    x: In<{ from }>,
+    residual: In<{ to }>,
+    y: Out<{ to }>,
     width: Const<u32>,
     out: Const<u32>,
+    from: Scalar,
+    to: Scalar,
     format: Format,
     bias: bool,
     rows: u32,
     schedule: Schedule,
 ) {
     let weight = Weights::declare("weight", format, width);
-    let bias = bias.then(|| In::<f32>::declare("bias"));
+    let bias = bias.then(|| <In>::declare("bias"));
     contract(&schedule, rows, &[("weight", format, "out")]);
     holds("residual", dim("out") * rows);
     holds("y", dim("out") * rows);
-    let parts = ["linear_add", &format.name(), if bias.is_some() { "bias" } else { "" }];
-    rename(title::<X, Y>(&parts, rows, &schedule));
     if bias.is_some() {
         holds("bias", dim("out"));
     }
@@ -43,7 +42,7 @@ pub fn linear_add<X: Float, Y: Float>(
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
         let at = output + out * row;
-        y.set(at, (residual.get_with(at, Hint::Coherent).f32() + sum).cast::<Y>());
+        y.set(at, residual.get_with(at, Hint::Coherent) + sum);
     });
 }
 
@@ -87,9 +86,7 @@ fn cases() -> Vec<Case> {
                 buffers.push(Buffer::floats(Scalar::F32, &biases));
             }
             Case {
-                kernel: with_floats!(types.0, types.1, X, Y => {
-                    linear_add::<X, Y>(format, bias, rows as u32, schedule)
-                }),
+                kernel: linear_add(types.0, types.1, format, bias, rows as u32, schedule).record(),
                 label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
                 numbers: numbers(shape.groups, width).with("out", out as u32),
                 buffers,
@@ -105,7 +102,7 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task::decode(&[format], width as u32, out as u32));
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: linear_add::<half::bf16, f32>(format, false, 1, schedule),
+            kernel: linear_add(Scalar::BF16, Scalar::F32, format, false, 1, schedule).record(),
             label: format!("{} {width} -> {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32),

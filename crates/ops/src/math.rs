@@ -138,7 +138,6 @@ mod tests {
     use super::*;
     use tile::case::Buffer;
     use tile::launch::{Mode, Numbers};
-    use tile::types::Scalar;
 
     #[kernel]
     fn apply(x: In<f32>, y: Out<f32>, n: Arg<u32>, f: fn(Val<f32>) -> Val<f32>) {
@@ -153,7 +152,7 @@ mod tests {
     fn evaluate(f: fn(Val<f32>) -> Val<f32>, xs: &[f32]) -> Vec<f64> {
         let numbers = Numbers::new().with("n", xs.len() as u32);
         let mut buffers = [Buffer::floats(Scalar::F32, xs), Buffer::zeros(Scalar::F32, xs.len())];
-        tile::interp::run(&apply(f), &numbers, &mut buffers).unwrap();
+        tile::interp::run(&apply(f).record(), &numbers, &mut buffers).unwrap();
         buffers[1].to_f64()
     }
 

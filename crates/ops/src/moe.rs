@@ -36,13 +36,14 @@ const NONE: u32 = u32::MAX;
 ///
 /// `logits` `[tokens, experts]`; `ids` and `weights` `[tokens, top_k]`, `top_k` at most 32 and at most `experts`.
 #[kernel]
-pub fn moe_route<X: Float>(
-    logits: In<X>,
+pub fn moe_route(
+    logits: In<{ scalar }>,
     ids: Out<u32>,
     weights: Out<f32>,
     tokens: Arg<u32>,
     experts: Const<u32>,
     top_k: Const<u32>,
+    scalar: Scalar,
     slots: u32,
     normalised: bool,
 ) {
@@ -52,8 +53,6 @@ pub fn moe_route<X: Float>(
     holds("logits", dim("tokens") * dim("experts"));
     holds("ids", dim("tokens") * dim("top_k"));
     holds("weights", dim("tokens") * dim("top_k"));
-    let kind = if normalised { "_normalised" } else { "" };
-    rename(format!("moe_route_{}_s{slots}{kind}", name_of::<X>()));
     grid_trigger();
     grid_wait();
     let (token, lane) = (group_id() * TOKENS + simd_id(), lane_id());
@@ -109,11 +108,13 @@ fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Va
 
 /// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y` `[tokens * k, width]`.
 #[kernel]
-pub fn moe_combine<X: Float, Y: Float>(
-    y: In<X>,
+pub fn moe_combine(
+    y: In<{ scalar }>,
     weights: In<f32>,
-    out: Out<Y>,
+    out: Out<{ to }>,
     width: Const<u32>,
+    scalar: Scalar,
+    to: Scalar,
     k: u32,
 ) {
     launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 256);
@@ -123,7 +124,6 @@ pub fn moe_combine<X: Float, Y: Float>(
     holds("y", dim("tokens") * k * dim("width"));
     holds("weights", dim("tokens") * k);
     holds("out", dim("tokens") * dim("width"));
-    rename(format!("moe_combine_{}_{}_k{k}", name_of::<X>(), name_of::<Y>()));
     grid_trigger();
     grid_wait();
     let token = group_id();

@@ -16,7 +16,7 @@ pub fn reference(a: &[f32], b: &[f32], y: &mut [f32]) {
 
 /// `y = a * b`, on the device: `n` elements.
 #[kernel]
-pub fn mul<T: Float>(a: In<T>, b: In<T>, y: Out<T>, n: Arg<u32>) {
+pub fn mul(a: In<{ scalar }>, b: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, scalar: Scalar) {
     map(["a", "b"], [a, b], y, n, |[a, b]| a * b);
 }
 
@@ -24,17 +24,17 @@ pub fn mul<T: Float>(a: In<T>, b: In<T>, y: Out<T>, n: Arg<u32>) {
 pub const KERNELS: &[Spec] = &[Spec { name: "mul", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
-        flat::<T>(&mul::<T>(), &Numbers::new(), 2, 2.0, |x, y| reference(&x[0], &x[1], y))
+    fn of(scalar: Scalar) -> Vec<Case> {
+        flat(scalar, mul(scalar), &Numbers::new(), 2, 2.0, |x, y| reference(&x[0], &x[1], y))
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        vec![flat_bench::<T>(mul::<T>(), Numbers::new(), 2, 1)]
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        vec![flat_bench(scalar, mul(scalar), Numbers::new(), 2, 1)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ impl Format {
         all
     }
 
-    /// Its name in kernels' names: `q4_k`, `bf16`, `mlx4_64_bf16`.
+    /// Its name in labels and errors: `q4_k`, `bf16`, `mlx4_64_bf16`.
     pub fn name(self) -> String {
         match self {
             Format::Dense(scalar) => scalar.name().to_owned(),

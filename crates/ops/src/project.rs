@@ -2,51 +2,56 @@
 //! q/k/v; with no norm, projections that share an input; with one projection, a norm folded into its consumer.
 
 use crate::linear::cases::{
-    self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, with_floats,
+    self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
 };
-use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product, title};
+use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
 use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear, rms_norm};
 use formats::{DType, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
-use tile::types::Scalar;
 
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "project", cases, benches }];
 
-/// `yJ[rows, outJ] = n weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`, a format and whether it has a bias;
+/// One matrix of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// How it is packed.
+    pub format: Format,
+    /// Whether a bias follows its weight.
+    pub bias: bool,
+}
+
+/// `yJ[rows, outJ] = n weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`;
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`.
 ///
 /// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of rows are numbered
 /// through, so that a launch is as even as that of one matrix with all rows.
 #[kernel]
-pub fn project<X: Float, Y: Float>(
-    x: In<X>,
+pub fn project(
+    x: In<{ from }>,
     width: Const<u32>,
-    matrices: &[(Format, bool)],
+    from: Scalar,
+    to: Scalar,
+    matrices: &[Part],
     norm: bool,
     rows: u32,
     schedule: Schedule,
 ) {
     let norm = norm.then(Norm::declare);
-    let mut parts = vec!["project".to_owned()];
     let mut weights = Vec::new();
     let (mut sweeps, mut ends) = (Vec::new(), Vec::new());
-    for (j, &(format, bias)) in matrices.iter().enumerate() {
+    for (j, &Part { format, bias }) in matrices.iter().enumerate() {
         let (weight, out) = (format!("weight{j}"), format!("out{j}"));
         let rows_of = Const::<u32>::declare(&out);
-        let y = Out::<Y>::declare(&format!("y{j}"));
+        let y = <Out>::stored(&format!("y{j}"), to);
         sweeps
             .push(Sweep { weights: vec![Weights::declare(&weight, format, width)], out: rows_of });
-        let bias = bias.then(|| In::<f32>::declare(&format!("bias{j}")));
-        parts.push(format.name() + if bias.is_some() { "_bias" } else { "" });
+        let bias = bias.then(|| <In>::declare(&format!("bias{j}")));
         weights.push((weight, format, out));
         ends.push((y, bias, rows_of));
     }
-    parts.push(if norm.is_some() { "norm" } else { "" }.to_owned());
-    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    rename(title::<X, Y>(&parts, rows, &schedule));
     let named: Vec<_> = weights.iter().map(|(w, f, out)| (w.as_str(), *f, out.as_str())).collect();
     contract(&schedule, rows, &named);
     if norm.is_some() {
@@ -58,12 +63,12 @@ pub fn project<X: Float, Y: Float>(
             holds(&format!("bias{j}"), dim(out));
         }
     }
-    let formats: Vec<Format> = matrices.iter().map(|m| m.0).collect();
+    let formats: Vec<Format> = matrices.iter().map(|m| m.format).collect();
     let input = Input::new(x, rows, width, norm, schedule.activations, &formats);
     product(&schedule, input, &sweeps, |Sums { sweep, output, row, sums }| {
         let (y, bias, out) = ends[sweep];
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
-        y.set(output + out * row, sum.cast::<Y>());
+        y.set(output + out * row, sum);
     });
 }
 
@@ -149,8 +154,8 @@ fn cases() -> Vec<Case> {
             let i = cases.len();
             let (types, norm) = (TYPES[i % TYPES.len()], i % 5 > 0);
             let formats: Vec<Format> = dtypes.iter().filter_map(|d| Format::of(*d)).collect();
-            let matrices: Vec<(Format, bool)> =
-                formats.iter().enumerate().map(|(j, f)| (*f, (i + j) % 2 == 0)).collect();
+            let part = |(j, f): (usize, &Format)| Part { format: *f, bias: (i + j) % 2 == 0 };
+            let matrices: Vec<Part> = formats.iter().enumerate().map(part).collect();
             let decode = Task::decode(&formats, width as u32, outs.iter().sum::<usize>() as u32);
             let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
             let mut schedule = Schedule::pick(&task);
@@ -163,7 +168,7 @@ fn cases() -> Vec<Case> {
             buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
             let mut numbers = numbers(1 + g as u32 % 3, width).with_f32("eps", EPS);
             let mut expected = Vec::new();
-            for (j, &(format, bias)) in matrices.iter().enumerate() {
+            for (j, &Part { format, bias }) in matrices.iter().enumerate() {
                 let matrix = Matrix::new(format, j as u64 + 3, outs[j], width);
                 let biases = noise(11, outs[j]);
                 let bias = bias.then_some(&biases[..]);
@@ -174,9 +179,8 @@ fn cases() -> Vec<Case> {
                 numbers.set(&format!("out{j}"), outs[j] as u32);
             }
             cases.push(Case {
-                kernel: with_floats!(types.0, types.1, X, Y => {
-                    project::<X, Y>(&matrices, norm.is_some(), rows as u32, schedule)
-                }),
+                kernel: project(types.0, types.1, &matrices, norm.is_some(), rows as u32, schedule)
+                    .record(),
                 label: format!("{rows} x {width} -> {outs:?}, {}: {why}", schedule.name()),
                 numbers,
                 buffers,
@@ -206,7 +210,15 @@ fn benches() -> Vec<Bench> {
             bytes += matrix + 2 * out;
         }
         Bench {
-            kernel: project::<f32, half::f16>(&[(format, false); 3], true, 1, schedule),
+            kernel: project(
+                Scalar::F32,
+                Scalar::F16,
+                &[Part { format, bias: false }; 3],
+                true,
+                1,
+                schedule,
+            )
+            .record(),
             label: format!("{} {width} -> {outs:?}", format.name()),
             numbers,
             buffers,

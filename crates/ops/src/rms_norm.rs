@@ -6,7 +6,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors, store, types};
+use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -39,23 +39,34 @@ pub fn reference(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     }
 }
 
+/// The types of a norm's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Types {
+    /// Of what is normed.
+    pub x: Scalar,
+    /// Of the norm's weight.
+    pub weight: Scalar,
+    /// Of the result.
+    pub y: Scalar,
+}
+
 /// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are rows too.
 #[kernel]
-pub fn rms_norm<T: Float, W: Float, Y: Float>(
-    x: In<T>,
-    weight: In<W>,
-    y: Out<Y>,
+pub fn rms_norm(
+    x: In<{ types.x }>,
+    weight: In<{ types.weight }>,
+    y: Out<{ types.y }>,
     rows: Arg<u32>,
     width: Const<u32>,
     eps: Const<f32>,
+    types: Types,
     team: Team,
 ) {
-    rename(format!("rms_norm_{}_{}_{}", team.name(), types::<T, Y>(), W::NAME));
     team.launch(256);
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
     begin();
-    let lanes = team.lanes(lanes_of_both::<T, W>().min(lanes::<Y>()));
+    let lanes = team.lanes(lanes_of_both(types.x, types.weight).min(lanes(types.y)));
     let own: Vec<Row> = team.rows(rows, width);
     let squares: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
     team.sweep(width, lanes, |at, lanes| {
@@ -78,14 +89,14 @@ pub fn rms_norm<T: Float, W: Float, Y: Float>(
 
 /// `y = x * scale * weight` along rows, each with its scale.
 #[track_caller]
-pub(crate) fn normalise<T: Float, W: Float>(
+pub(crate) fn normalise(
     team: Team,
     width: Val<u32>,
     lanes: u8,
     x: impl Fn(Val<u32>, u8) -> Vec<Val<f32>>,
     rows: &[(Row, Val<f32>)],
-    weight: In<W>,
-    y: Out<T>,
+    weight: In,
+    y: Out,
 ) {
     team.sweep(width, lanes, |at, lanes| {
         let weights: Vec<_> = at.iter().map(|&i| load(weight, i, lanes)).collect();
@@ -98,7 +109,7 @@ pub(crate) fn normalise<T: Float, W: Float>(
                 for ((&i, x), weight) in at.iter().zip(loaded).zip(&weights) {
                     let values: Vec<Val<f32>> =
                         x.into_iter().zip(weight).map(|(x, w)| x * *scale * *w).collect();
-                    store(y, row.first + i, &values);
+                    y.set_vec(row.first + i, &values);
                 }
             });
         }
@@ -123,32 +134,34 @@ pub(crate) const SHAPES: [(usize, usize, Team, &str); 10] = [
 ];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, W: Float, Y: Float>() -> Vec<Case> {
+    fn of(types: Types) -> Vec<Case> {
         let case = |(rows, width, team, why): (usize, usize, Team, &str)| {
-            let x = scaled::<T>(rows as u64 * 31 + width as u64, rows * width, 3.0);
-            let weight = random::<W>(width as u64 + 1, width);
+            let x = scaled(types.x, rows as u64 * 31 + width as u64, rows * width, 3.0);
+            let weight = random(types.weight, width as u64 + 1, width);
             let mut y = vec![0.0; rows * width];
             reference(&x.to_f32(), &weight.to_f32(), EPS, &mut y);
             Case {
-                kernel: rms_norm::<T, W, Y>(team),
-                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                kernel: rms_norm(types, team).record(),
+                label: format!("{rows} x {width} {}, {why}", types.x),
                 numbers: numbers(rows, width),
-                buffers: vec![x, weight, Buffer::zeros(Y::SCALAR, rows * width)],
-                expected: vec![(2, near::<Y>(&y))],
+                buffers: vec![x, weight, Buffer::zeros(types.y, rows * width)],
+                expected: vec![(2, near(types.y, &y))],
             }
         };
         SHAPES.into_iter().map(case).collect()
     }
-    fn both<T: Float>() -> Vec<Case> {
+    fn both(scalar: Scalar) -> Vec<Case> {
         // Weights are f32 in many files whatever the activations are.
-        let mut all = of::<T, T, T>();
-        if T::NAME != "f32" {
-            all.extend(of::<T, f32, T>());
-            all.extend(of::<f32, f32, T>().into_iter().step_by(2));
+        let same = Types { x: scalar, weight: scalar, y: scalar };
+        let mut all = of(same);
+        if scalar != Scalar::F32 {
+            all.extend(of(Types { weight: Scalar::F32, ..same }));
+            let narrowed = Types { x: Scalar::F32, weight: Scalar::F32, y: scalar };
+            all.extend(of(narrowed).into_iter().step_by(2));
         }
         all
     }
-    every_float!(both)
+    every_float(both)
 }
 
 const EPS: f32 = 1e-5;
@@ -159,24 +172,22 @@ pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let types = Types { x: scalar, weight: scalar, y: scalar };
         let bench = |rows: usize, width: usize, team: Team| {
             let n = rows * width;
-            let buffers = vec![
-                Fill::Noise(T::SCALAR, n),
-                Fill::Noise(T::SCALAR, width),
-                Fill::Zeros(T::SCALAR, n),
-            ];
-            let kernel = rms_norm::<T, T, T>(team);
+            let buffers =
+                vec![Fill::Noise(scalar, n), Fill::Noise(scalar, width), Fill::Zeros(scalar, n)];
+            let kernel = rms_norm(types, team);
             let label = format!("{rows} x {width}");
             memory(kernel, &label, numbers(rows, width), buffers, 4 * n as u64)
         };
         vec![
-            bench(rows_of::<T>(4096), 4096, Team::Group),
-            bench(rows_of::<T>(128), 128, Team::Simd),
+            bench(rows_of(scalar, 4096), 4096, Team::Group),
+            bench(rows_of(scalar, 128), 128, Team::Simd),
         ]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
 use crate::math::sin_cos;
-use crate::sweep::{Team, begin, lanes, load, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -224,31 +224,21 @@ impl Heads {
     }
 }
 
-impl Pairing {
-    /// Its name in kernels' names.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pairing::Half => "half",
-            Pairing::Adjacent => "adjacent",
-        }
-    }
-}
-
 /// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are those of [`Rope`], `[pairs]`;
 /// `positions` `[tokens]`. `y` may be the same buffer as `x`.
 #[kernel]
-pub fn rope<T: Float>(
-    x: In<T>,
+pub fn rope(
+    x: In<{ scalar }>,
     positions: In<u32>,
     frequencies: In<f32>,
-    y: Out<T>,
+    y: Out<{ scalar }>,
     heads: Const<u32>,
     head_dim: Const<u32>,
     pairs: Const<u32>,
     magnitude: Const<f32>,
+    scalar: Scalar,
     pairing: Pairing,
 ) {
-    rename(format!("rope_{}_{}", pairing.name(), T::NAME));
     launch(tile::launch::Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
     let size = dim("tokens") * dim("heads") * dim("head_dim");
     require_vectors(&[("x", size.clone()), ("y", size)]);
@@ -259,8 +249,8 @@ pub fn rope<T: Float>(
     let first = group_id() * heads * head_dim;
     let heads = Heads { tokens: 1, heads, head_dim, pairs, pairing };
     let read = |_, i: Val<u32>, lanes: u8| load(x, first + i, lanes);
-    let write = |_, i: Val<u32>, values: &[Val<f32>]| store(y, first + i, values);
-    heads.turn(Team::Group, lanes::<T>(), angles, &read, &write);
+    let write = |_, i: Val<u32>, values: &[Val<f32>]| y.set_vec(first + i, values);
+    heads.turn(Team::Group, lanes(scalar), angles, &read, &write);
 }
 
 /// The kernel, its cases and benchmarks.
@@ -280,7 +270,7 @@ pub(crate) fn numbers(rope: &Rope) -> Numbers {
 }
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let mut all = Vec::new();
         for pairing in [Pairing::Half, Pairing::Adjacent] {
             for (positions, heads, head_dim, pairs, magnitude, why) in [
@@ -294,50 +284,50 @@ fn cases() -> Vec<Case> {
             ] {
                 let rope = Rope { head_dim, pairing, frequencies: frequencies(pairs), magnitude };
                 let width = heads * head_dim;
-                let x = random::<T>(width as u64, positions.len() * width);
+                let x = random(scalar, width as u64, positions.len() * width);
                 let mut y = x.to_f32();
                 rope.reference(&positions, width, &mut y);
                 let n = positions.len();
                 all.push(Case {
-                    kernel: self::rope::<T>(pairing),
-                    label: format!("{n} x {heads} x {head_dim} {}, {why}", T::NAME),
+                    kernel: self::rope(scalar, pairing).record(),
+                    label: format!("{n} x {heads} x {head_dim} {scalar}, {why}"),
                     numbers: numbers(&rope).with("tokens", n as u32).with("heads", heads as u32),
                     buffers: vec![
                         x,
                         Buffer::words(&positions),
-                        Buffer::floats(f32::SCALAR, &rope.frequencies),
-                        Buffer::zeros(T::SCALAR, n * width),
+                        Buffer::floats(Scalar::F32, &rope.frequencies),
+                        Buffer::zeros(scalar, n * width),
                     ],
-                    expected: vec![(3, near::<T>(&y))],
+                    expected: vec![(3, near(scalar, &y))],
                 });
             }
         }
         all
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (tokens, heads) = (rows_of::<T>(4096), 32);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let (tokens, heads) = (rows_of(scalar, 4096), 32);
         let bench = |pairing| {
             let rope =
                 Rope { head_dim: 128, pairing, frequencies: frequencies(64), magnitude: 1.0 };
             let n = tokens * heads * rope.head_dim;
             let positions: Vec<u32> = (0..tokens as u32).collect();
             let buffers = vec![
-                Fill::Noise(T::SCALAR, n),
+                Fill::Noise(scalar, n),
                 Fill::These(Buffer::words(&positions)),
-                Fill::These(Buffer::floats(f32::SCALAR, &rope.frequencies)),
-                Fill::Zeros(T::SCALAR, n),
+                Fill::These(Buffer::floats(Scalar::F32, &rope.frequencies)),
+                Fill::Zeros(scalar, n),
             ];
             let numbers = numbers(&rope).with("tokens", tokens as u32).with("heads", heads as u32);
-            let kernel = self::rope::<T>(pairing);
+            let kernel = self::rope(scalar, pairing);
             memory(kernel, &format!("{tokens} x 32 x 128"), numbers, buffers, 3 * n as u64)
         };
         vec![bench(Pairing::Half), bench(Pairing::Adjacent)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 mod fused;
 
 use formats::Result;
-use half::{bf16, f16};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
@@ -13,7 +12,7 @@ use self::fused::Fused;
 use crate::attention::write_shape;
 use crate::kv_write::{Blocks, Cache, Plain, Step, require_blocks};
 use crate::rope::{Pairing, Rope, frequencies};
-use crate::sweep::{require_vectors, types};
+use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};
 
@@ -91,32 +90,31 @@ pub struct Variant {
     pub schedule: Schedule,
 }
 
-impl Variant {
-    fn name(self) -> String {
-        let norms = match (self.q_norm, self.k_norm) {
-            (true, true) => "_norms",
-            (true, false) => "_q_norm",
-            (false, true) => "_k_norm",
-            (false, false) => "",
-        };
-        format!("rope_write_{}{norms}_{}", self.pairing.name(), self.schedule.tokens)
-    }
+/// The types of the fused step's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Types {
+    /// Of q, k and v.
+    pub x: Scalar,
+    /// Of the rotated q.
+    pub y: Scalar,
+    /// Of the norms' weights.
+    pub norm: Scalar,
 }
 
-/// The fused step with caches of `C`, on the device; `W` is the norms' weights. `y` may be the same buffer as `q` if they are
+/// The fused step with caches of a type, on the device. `y` may be the same buffer as `q` if they are
 /// of one type. A simdgroup per head.
 #[kernel]
-pub fn rope_write<T: Float, Y: Float, W: Float, C: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
+pub fn rope_write(
+    q: In<{ types.x }>,
+    k: In<{ types.x }>,
+    v: In<{ types.x }>,
     frequencies: In<f32>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<Y>,
-    keys: InOut<C>,
-    values: InOut<C>,
+    y: Out<{ types.y }>,
+    keys: InOut<{ stored }>,
+    values: InOut<{ stored }>,
     tokens: Arg<u32>,
     stride: Arg<u32>,
     block: Const<u32>,
@@ -125,32 +123,33 @@ pub fn rope_write<T: Float, Y: Float, W: Float, C: Float>(
     head_dim: Const<u32>,
     pairs: Const<u32>,
     magnitude: Const<f32>,
+    types: Types,
+    stored: Scalar,
     variant: Variant,
 ) {
-    rename(format!("{}_{}_{}_{}", variant.name(), types::<T, Y>(), W::NAME, C::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     for name in ["keys", "values"] {
         require_vectors(&[(name, dim("kv_heads") * dim("head_dim"))]);
     }
-    step.record::<W>(Plain(keys), Plain(values));
+    step.record(types.norm, Plain(keys), Plain(values));
 }
 
 /// The fused step with caches of q8_0, on the device. 32 must divide `head_dim`.
 #[kernel]
-pub fn rope_write_q8_0<T: Float, Y: Float, W: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
+pub fn rope_write_q8_0(
+    q: In<{ types.x }>,
+    k: In<{ types.x }>,
+    v: In<{ types.x }>,
     frequencies: In<f32>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<Y>,
-    key_codes: InOut<i8>,
-    key_scales: InOut<f16>,
-    value_codes: InOut<i8>,
-    value_scales: InOut<f16>,
+    y: Out<{ types.y }>,
+    key_codes: InOut<{ Scalar::I8 }>,
+    key_scales: InOut<{ Scalar::F16 }>,
+    value_codes: InOut<{ Scalar::I8 }>,
+    value_scales: InOut<{ Scalar::F16 }>,
     tokens: Arg<u32>,
     stride: Arg<u32>,
     block: Const<u32>,
@@ -159,13 +158,14 @@ pub fn rope_write_q8_0<T: Float, Y: Float, W: Float>(
     head_dim: Const<u32>,
     pairs: Const<u32>,
     magnitude: Const<f32>,
+    types: Types,
     variant: Variant,
 ) {
-    rename(format!("{}_{}_{}_q8_0", variant.name(), types::<T, Y>(), W::NAME));
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let step = Fused { q, k, v, y, tokens, cache, frequencies, heads, pairs, magnitude, variant };
     require_blocks();
-    step.record::<W>(
+    step.record(
+        types.norm,
         Blocks { codes: key_codes, scales: key_scales },
         Blocks { codes: value_codes, scales: value_scales },
     );
@@ -220,15 +220,15 @@ struct Trial {
     v: Vec<f32>,
 }
 
-fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing, schedule: Schedule) -> Trial {
+fn trial(types: Types, shapes: Shapes, pairing: Pairing, schedule: Schedule) -> Trial {
     let (tokens, heads, kv_heads, head_dim, pairs, q_norm, k_norm, why) = shapes;
     let step = Step::of(tokens);
     let rope = Rope { head_dim, pairing, frequencies: frequencies(pairs), magnitude: 1.25 };
     let eps = |norm: bool, eps: f32| norm.then_some(eps);
     let write = RopeWrite { layer: 0, rope, q_norm: eps(q_norm, 1e-6), k_norm: eps(k_norm, 1e-2) };
-    let q = random::<T>(1, tokens * heads * head_dim);
-    let [k, v] = [2, 3].map(|seed| random::<T>(seed, tokens * kv_heads * head_dim));
-    let [q_weight, k_weight] = [4, 5].map(|seed| random::<W>(seed, head_dim));
+    let q = random(types.x, 1, tokens * heads * head_dim);
+    let [k, v] = [2, 3].map(|seed| random(types.x, seed, tokens * kv_heads * head_dim));
+    let [q_weight, k_weight] = [4, 5].map(|seed| random(types.norm, seed, head_dim));
     let (mut turned_q, mut turned_k) = (q.to_f32(), k.to_f32());
     let [qw, kw] = [&q_weight, &k_weight].map(Buffer::to_f32);
     let (qw, kw) = (q_norm.then_some(&qw[..]), k_norm.then_some(&kw[..]));
@@ -243,14 +243,14 @@ fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing, schedule: Schedul
             numbers = numbers.with_f32(name, eps);
         }
     }
-    let y = Buffer::zeros(T::SCALAR, q.len());
+    let y = Buffer::zeros(types.y, q.len());
     let values = v.to_f32();
-    let mut inputs = vec![q, k, v, Buffer::floats(f32::SCALAR, &write.rope.frequencies)];
+    let mut inputs = vec![q, k, v, Buffer::floats(Scalar::F32, &write.rope.frequencies)];
     inputs.extend(step.buffers());
     inputs.push(y);
     Trial {
         variant: Variant { pairing, q_norm, k_norm, schedule },
-        label: format!("{tokens} x {heads} + {kv_heads} x {head_dim} {}, {why}", T::NAME),
+        label: format!("{tokens} x {heads} + {kv_heads} x {head_dim} {}, {why}", types.x),
         numbers,
         step,
         inputs,
@@ -265,21 +265,21 @@ fn trial<T: Float, W: Float>(shapes: Shapes, pairing: Pairing, schedule: Schedul
 }
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float, Y: Float, W: Float, C: Float>() -> Vec<Case> {
+    fn of(types: Types, stored: Scalar) -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
-            let trial = trial::<T, W>(shapes, pairing, schedule);
+            let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
-            let [keys, values] = [6, 7].map(|seed| random::<C>(seed, Step::SLOTS * width));
+            let [keys, values] = [6, 7].map(|seed| random(stored, seed, Step::SLOTS * width));
             let expected = vec![
-                (7, near::<Y>(&trial.q)),
-                (8, near::<C>(&trial.step.after(&keys, &trial.k, width))),
-                (9, exact::<C>(&trial.step.after(&values, &trial.v, width))),
+                (7, near(types.y, &trial.q)),
+                (8, near(stored, &trial.step.after(&keys, &trial.k, width))),
+                (9, exact(stored, &trial.step.after(&values, &trial.v, width))),
             ];
             let mut inputs = trial.inputs;
-            inputs[7] = Buffer::zeros(Y::SCALAR, inputs[7].len());
+            inputs[7] = Buffer::zeros(types.y, inputs[7].len());
             let buffers = [inputs, vec![keys, values], trial.norms].concat();
             Case {
-                kernel: rope_write::<T, Y, W, C>(trial.variant),
+                kernel: rope_write(types, stored, trial.variant).record(),
                 label: trial.label,
                 numbers: trial.numbers,
                 buffers,
@@ -288,21 +288,23 @@ fn cases() -> Vec<Case> {
         };
         variants().map(case).collect()
     }
-    let mut all = of::<f32, f32, f32, f16>();
-    all.extend(of::<f32, f32, f32, f32>());
-    all.extend(of::<f16, f16, f32, f16>());
-    all.extend(of::<bf16, bf16, bf16, bf16>());
-    all.extend(of::<bf16, bf16, f32, f16>());
-    all.extend(of::<f32, f16, f32, f16>().into_iter().step_by(2));
+    use Scalar::{BF16, F16, F32};
+    let of = |[x, y, norm, stored]: [Scalar; 4]| of(Types { x, y, norm }, stored);
+    let mut all = of([F32, F32, F32, F16]);
+    all.extend(of([F32, F32, F32, F32]));
+    all.extend(of([F16, F16, F32, F16]));
+    all.extend(of([BF16, BF16, BF16, BF16]));
+    all.extend(of([BF16, BF16, F32, F16]));
+    all.extend(of([F32, F16, F32, F16]).into_iter().step_by(2));
     all
 }
 
 fn cases_q8_0() -> Vec<Case> {
-    fn of<T: Float, Y: Float>() -> Vec<Case> {
+    fn of(types: Types) -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
-            let trial = trial::<T, f32>(shapes, pairing, schedule);
+            let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
-            let mut expected = vec![(7, near::<Y>(&trial.q))];
+            let mut expected = vec![(7, near(types.y, &trial.q))];
             // A rotated key may differ in its last bit and round to the next code or scale; values must not.
             let [codes, scales] = trial.step.after_q8_0(&trial.k, width);
             expected.push((8, Expected::Near(codes, 0.03)));
@@ -311,14 +313,14 @@ fn cases_q8_0() -> Vec<Case> {
             expected.push((10, Expected::Exact(codes)));
             expected.push((11, Expected::Exact(scales)));
             let mut buffers = trial.inputs;
-            buffers[7] = Buffer::zeros(Y::SCALAR, buffers[7].len());
+            buffers[7] = Buffer::zeros(types.y, buffers[7].len());
             for _ in 0..2 {
-                buffers.push(Buffer::zeros(i8::SCALAR, Step::SLOTS * width));
-                buffers.push(Buffer::zeros(f16::SCALAR, Step::SLOTS * width / 32));
+                buffers.push(Buffer::zeros(Scalar::I8, Step::SLOTS * width));
+                buffers.push(Buffer::zeros(Scalar::F16, Step::SLOTS * width / 32));
             }
             buffers.extend(trial.norms);
             Case {
-                kernel: rope_write_q8_0::<T, Y, f32>(trial.variant),
+                kernel: rope_write_q8_0(types, trial.variant).record(),
                 label: trial.label,
                 numbers: trial.numbers,
                 buffers,
@@ -327,26 +329,28 @@ fn cases_q8_0() -> Vec<Case> {
         };
         variants().filter(|(shapes, ..)| shapes.3 % 32 == 0).map(case).collect()
     }
-    let mut all = of::<f32, f32>();
-    all.extend(of::<f16, f16>());
-    all.extend(of::<bf16, bf16>());
-    all.extend(of::<f32, f16>().into_iter().step_by(2));
+    use Scalar::{BF16, F16, F32};
+    let of = |[x, y]: [Scalar; 2]| of(Types { x, y, norm: F32 });
+    let mut all = of([F32, F32]);
+    all.extend(of([F16, F16]));
+    all.extend(of([BF16, BF16]));
+    all.extend(of([F32, F16]).into_iter().step_by(2));
     all
 }
 
 /// The buffers that both kinds of caches share, for a prompt of 4096 tokens, and its numbers.
-fn prompt<T: Float>() -> (Vec<Fill>, Numbers) {
+fn prompt(scalar: Scalar) -> (Vec<Fill>, Numbers) {
     let (tokens, heads, kv_heads, head_dim) = SIZES;
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
     let buffers = vec![
-        Fill::Noise(T::SCALAR, tokens * heads * head_dim),
-        Fill::Noise(T::SCALAR, tokens * kv_heads * head_dim),
-        Fill::Noise(T::SCALAR, tokens * kv_heads * head_dim),
-        Fill::These(Buffer::floats(f32::SCALAR, &frequencies(head_dim / 2))),
+        Fill::Noise(scalar, tokens * heads * head_dim),
+        Fill::Noise(scalar, tokens * kv_heads * head_dim),
+        Fill::Noise(scalar, tokens * kv_heads * head_dim),
+        Fill::These(Buffer::floats(Scalar::F32, &frequencies(head_dim / 2))),
         words((0..tokens as u32).collect()),
         words(vec![0; tokens]),
         words((0..tokens as u32 / 256).rev().collect()),
-        Fill::Zeros(T::SCALAR, tokens * heads * head_dim),
+        Fill::Zeros(scalar, tokens * heads * head_dim),
     ];
     let numbers = Numbers::new()
         .with("tokens", tokens as u32)
@@ -371,34 +375,34 @@ const VARIANTS: [Variant; 2] = [
 ];
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
         let bench = |variant: Variant| {
-            let (mut buffers, numbers) = prompt::<T>();
+            let (mut buffers, numbers) = prompt(scalar);
             let n = SIZES.0 * SIZES.2 * SIZES.3;
-            buffers.extend([Fill::Zeros(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)]);
+            buffers.extend([Fill::Zeros(scalar, n), Fill::Zeros(scalar, n)]);
             if variant.q_norm {
-                buffers.extend([Fill::Noise(T::SCALAR, 128), Fill::Noise(T::SCALAR, 128)]);
+                buffers.extend([Fill::Noise(scalar, 128), Fill::Noise(scalar, 128)]);
             }
-            let kernel = rope_write::<T, T, T, T>(variant);
+            let kernel = rope_write(Types { x: scalar, y: scalar, norm: scalar }, scalar, variant);
             memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)
         };
         VARIANTS.map(bench).to_vec()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches_q8_0() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (mut buffers, numbers) = prompt::<T>();
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let (mut buffers, numbers) = prompt(scalar);
         let n = SIZES.0 * SIZES.2 * SIZES.3;
         for _ in 0..2 {
-            buffers.push(Fill::Zeros(i8::SCALAR, n));
-            buffers.push(Fill::Zeros(f16::SCALAR, n / 32));
+            buffers.push(Fill::Zeros(Scalar::I8, n));
+            buffers.push(Fill::Zeros(Scalar::F16, n / 32));
         }
-        let kernel = rope_write_q8_0::<T, T, T>(VARIANTS[0]);
+        let kernel = rope_write_q8_0(Types { x: scalar, y: scalar, norm: scalar }, VARIANTS[0]);
         vec![memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub fn reference(x: &[f32], by: f32, y: &mut [f32]) {
 
 /// `y = by * x`, on the device: `n` elements.
 #[kernel]
-pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>, by: Arg<f32>) {
+pub fn scale(x: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, by: Arg<f32>, scalar: Scalar) {
     map(["x"], [x], y, n, |[x]| x * by);
 }
 
@@ -27,18 +27,18 @@ pub const KERNELS: &[Spec] = &[Spec { name: "scale", cases, benches }];
 const BY: f32 = 45.254_834;
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let numbers = Numbers::new().with_f32("by", BY);
-        flat::<T>(&scale::<T>(), &numbers, 1, 2.0, |x, y| reference(&x[0], BY, y))
+        flat(scalar, scale(scalar), &numbers, 1, 2.0, |x, y| reference(&x[0], BY, y))
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        vec![flat_bench::<T>(scale::<T>(), Numbers::new().with_f32("by", BY), 1, 1)]
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        vec![flat_bench(scalar, scale(scalar), Numbers::new().with_f32("by", BY), 1, 1)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -24,7 +24,13 @@ pub fn reference(x: &[f32], rows: &[u32], width: usize, y: &mut [f32]) {
 
 /// `y[i] = x[picks[i]]`, on the device. The numbers must be below those of `x`.
 #[kernel]
-pub fn select_rows<T: Float>(picks: In<u32>, x: In<T>, y: Out<T>, width: Const<u32>) {
+pub fn select_rows(
+    picks: In<u32>,
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    width: Const<u32>,
+    scalar: Scalar,
+) {
     gather("picks", picks, "x", x, y, width);
 }
 
@@ -32,44 +38,44 @@ pub fn select_rows<T: Float>(picks: In<u32>, x: In<T>, y: Out<T>, width: Const<u
 pub const KERNELS: &[Spec] = &[Spec { name: "select_rows", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |(width, why): (usize, &str)| {
-            let x = random::<T>(width as u64 + 50, 5 * width);
+            let x = random(scalar, width as u64 + 50, 5 * width);
             let n = PICKS.len() * width;
             let mut y = vec![0.0; n];
             reference(&x.to_f32(), &PICKS, width, &mut y);
             Case {
-                kernel: select_rows::<T>(),
-                label: format!("4 of 5 x {width} {}, {why}", T::NAME),
+                kernel: select_rows(scalar).record(),
+                label: format!("4 of 5 x {width} {scalar}, {why}"),
                 numbers: numbers(PICKS.len(), width),
-                buffers: vec![Buffer::words(&PICKS), x, Buffer::zeros(T::SCALAR, n)],
-                expected: vec![(2, exact::<T>(&y))],
+                buffers: vec![Buffer::words(&PICKS), x, Buffer::zeros(scalar, n)],
+                expected: vec![(2, exact(scalar, &y))],
             }
         };
         WIDTHS.into_iter().map(case).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        let (rows, width) = (rows_of::<T>(4096), 4096);
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
         let n = rows * width;
         let picks: Vec<u32> = (0..rows as u32).collect();
         let buffers = vec![
             Fill::These(Buffer::words(&picks)),
-            Fill::Noise(T::SCALAR, n),
-            Fill::Zeros(T::SCALAR, n),
+            Fill::Noise(scalar, n),
+            Fill::Zeros(scalar, n),
         ];
         vec![memory(
-            select_rows::<T>(),
+            select_rows(scalar),
             &format!("{rows} x {width}"),
             numbers(rows, width),
             buffers,
             0,
         )]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -31,8 +31,7 @@ pub fn reference(x: &[f32], y: &mut [f32]) {
 
 /// `y = silu(x)`, on the device: `n` elements.
 #[kernel]
-pub fn silu_kernel<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>) {
-    rename(format!("silu_{}", T::NAME));
+pub fn silu_kernel(x: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, scalar: Scalar) {
     map(["x"], [x], y, n, |[x]| math::silu(x));
 }
 
@@ -40,17 +39,17 @@ pub fn silu_kernel<T: Float>(x: In<T>, y: Out<T>, n: Arg<u32>) {
 pub const KERNELS: &[Spec] = &[Spec { name: "silu", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
-        flat::<T>(&silu_kernel::<T>(), &Numbers::new(), 1, 20.0, |x, y| reference(&x[0], y))
+    fn of(scalar: Scalar) -> Vec<Case> {
+        flat(scalar, silu_kernel(scalar), &Numbers::new(), 1, 20.0, |x, y| reference(&x[0], y))
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        vec![flat_bench::<T>(silu_kernel::<T>(), Numbers::new(), 1, 4)]
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        vec![flat_bench(scalar, silu_kernel(scalar), Numbers::new(), 1, 4)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

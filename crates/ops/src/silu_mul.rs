@@ -18,7 +18,13 @@ pub fn reference(gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 /// `y = silu(gate) * up`, on the device: `n` elements.
 #[kernel]
-pub fn silu_mul<T: Float>(gate: In<T>, up: In<T>, y: Out<T>, n: Arg<u32>) {
+pub fn silu_mul(
+    gate: In<{ scalar }>,
+    up: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    n: Arg<u32>,
+    scalar: Scalar,
+) {
     map(["gate", "up"], [gate, up], y, n, |[gate, up]| math::silu(gate) * up);
 }
 
@@ -26,17 +32,17 @@ pub fn silu_mul<T: Float>(gate: In<T>, up: In<T>, y: Out<T>, n: Arg<u32>) {
 pub const KERNELS: &[Spec] = &[Spec { name: "silu_mul", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
-        flat::<T>(&silu_mul::<T>(), &Numbers::new(), 2, 10.0, |x, y| reference(&x[0], &x[1], y))
+    fn of(scalar: Scalar) -> Vec<Case> {
+        flat(scalar, silu_mul(scalar), &Numbers::new(), 2, 10.0, |x, y| reference(&x[0], &x[1], y))
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
-        vec![flat_bench::<T>(silu_mul::<T>(), Numbers::new(), 2, 5)]
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        vec![flat_bench(scalar, silu_mul(scalar), Numbers::new(), 2, 5)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

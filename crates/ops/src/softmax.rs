@@ -9,7 +9,7 @@ use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::Numbers;
 
-use crate::sweep::{Team, begin, lanes, require_vectors, store};
+use crate::sweep::{Team, begin, lanes, require_vectors};
 use crate::trial::{every_float, memory, near, rows_of, scaled};
 
 /// The softmax of every row of `width` elements of `x`, in f64.
@@ -26,14 +26,14 @@ pub fn reference(x: &[f32], width: usize, scale: f32, y: &mut [f32]) {
 
 /// The softmax of rows of `width` elements times `scale`, on the device. Elements may be minus infinity, but not a whole row.
 #[kernel]
-pub fn softmax<T: Float>(
-    x: In<T>,
-    y: Out<T>,
+pub fn softmax(
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
     width: Const<u32>,
     scale: Arg<f32>,
+    scalar: Scalar,
     schedule: Schedule,
 ) {
-    rename(format!("softmax_{}_{}", T::NAME, schedule.name()));
     let team = Team::Group;
     team.launch(schedule.threads);
     let size = dim("rows") * dim("width");
@@ -42,20 +42,20 @@ pub fn softmax<T: Float>(
     // exp(x) = 2^(x log2 e): the targets' exponentials are powers of two, and the scale takes the factor in.
     let scale = scale * std::f32::consts::LOG2_E;
     let first = group_id() * width;
-    let lanes = lanes::<T>();
-    let kept = (schedule.kept > 0).then(|| Shared::<T>::named("kept", schedule.kept));
+    let lanes = lanes(scalar);
+    let kept = (schedule.kept > 0).then(|| Shared::<f32>::stored(scalar, "kept", schedule.kept));
     // Rows that no vector divides are not kept: what is kept are whole vectors.
     let whole = Order::eq(width % u32::from(lanes), 0u32);
     let count = select(whole, width.min(schedule.kept), 0u32);
-    let scaled = |values: Vec<Val<T>>| -> Vec<Val<f32>> {
+    let scaled = |values: Vec<Val<Raw>>| -> Vec<Val<f32>> {
         values.into_iter().map(|v| v.f32() * scale).collect()
     };
-    let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<T>>> {
-        at.iter().map(|&i| x.get_vec(first + i, lanes, Hint::None)).collect()
+    let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<Raw>>> {
+        at.iter().map(|&i| x.get_raw_vec(first + i, lanes, Hint::None)).collect()
     };
     // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
     let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
-    let see = |loaded: Vec<Vec<Val<T>>>| {
+    let see = |loaded: Vec<Vec<Val<Raw>>>| {
         let values: Vec<Val<f32>> = loaded.into_iter().flat_map(scaled).collect();
         let before = largest.get();
         let now = values.iter().fold(before, |largest, v| largest.max(*v));
@@ -66,7 +66,7 @@ pub fn softmax<T: Float>(
     if let Some(kept) = kept {
         team.sweep(count, lanes, |at, lanes| {
             let loaded = read(at, lanes);
-            at.iter().zip(&loaded).for_each(|(&i, values)| kept.set_vec(i, values));
+            at.iter().zip(&loaded).for_each(|(&i, values)| kept.set_raw_vec(i, values));
             see(loaded);
         });
     }
@@ -77,10 +77,10 @@ pub fn softmax<T: Float>(
     let peak = group_max(largest.get());
     let total = group_sum(sum.get() * (largest.get() - peak).exp2());
     let share = 1.0f32 / total;
-    let write = |i: Val<u32>, values: Vec<Val<T>>| {
+    let write = |i: Val<u32>, values: Vec<Val<Raw>>| {
         let values: Vec<Val<f32>> = scaled(values);
         let values: Vec<Val<f32>> = values.into_iter().map(|v| (v - peak).exp2() * share).collect();
-        store(y, first + i, &values);
+        y.set_vec(first + i, &values);
     };
     team.sweep(width - count, lanes, |at, lanes| {
         let at: Vec<Val<u32>> = at.iter().map(|&i| count + i).collect();
@@ -89,7 +89,8 @@ pub fn softmax<T: Float>(
     });
     if let Some(kept) = kept {
         team.sweep(count, lanes, |at, lanes| {
-            let loaded: Vec<_> = at.iter().map(|&i| kept.get_vec(i, lanes, Hint::None)).collect();
+            let loaded: Vec<_> =
+                at.iter().map(|&i| kept.get_raw_vec(i, lanes, Hint::None)).collect();
             at.iter().zip(loaded).for_each(|(&i, values)| write(i, values));
         });
     }
@@ -113,14 +114,6 @@ impl Schedule {
             _ => Schedule { threads: 1024, kept: shared.saturating_sub(1024) / (16 * bytes) * 16 },
         }
     }
-
-    /// The suffix of the kernels' names.
-    fn name(self) -> String {
-        match self.kept {
-            0 => self.threads.to_string(),
-            kept => format!("{}_kept{kept}", self.threads),
-        }
-    }
 }
 
 /// For rows of a few thousand elements.
@@ -132,9 +125,9 @@ pub const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
 fn cases() -> Vec<Case> {
     const WIDE: Schedule = Schedule { threads: 1024, kept: 0 };
     const KEPT: Schedule = Schedule { threads: 64, kept: 768 };
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |rows: usize, width: usize, schedule, mask: bool, why: &str| {
-            let mut x = scaled::<T>(width as u64 + 3, rows * width, 40.0).to_f32();
+            let mut x = scaled(scalar, width as u64 + 3, rows * width, 40.0).to_f32();
             if mask {
                 x.iter_mut().enumerate().for_each(|(i, x)| {
                     // The first row keeps one element, in the last thread's share.
@@ -148,17 +141,14 @@ fn cases() -> Vec<Case> {
             let mut y = vec![0.0; rows * width];
             reference(&x, width, scale, &mut y);
             Case {
-                kernel: softmax::<T>(schedule),
-                label: format!("{rows} x {width} {}, {why}", T::NAME),
+                kernel: softmax(scalar, schedule).record(),
+                label: format!("{rows} x {width} {scalar}, {why}"),
                 numbers: Numbers::new()
                     .with("rows", rows as u32)
                     .with("width", width as u32)
                     .with_f32("scale", scale),
-                buffers: vec![
-                    Buffer::floats(T::SCALAR, &x),
-                    Buffer::zeros(T::SCALAR, rows * width),
-                ],
-                expected: vec![(1, near::<T>(&y))],
+                buffers: vec![Buffer::floats(scalar, &x), Buffer::zeros(scalar, rows * width)],
+                expected: vec![(1, near(scalar, &y))],
             }
         };
         let mut all = vec![
@@ -173,31 +163,31 @@ fn cases() -> Vec<Case> {
             case(1, 1031, KEPT, false, "a width no vector divides is not kept"),
         ];
         // In f16 such small probabilities are subnormal, with fewer bits than the tolerance asks for.
-        if T::NAME == "f32" {
+        if scalar == Scalar::F32 {
             all.push(case(1, 131_072, WIDE, false, "the widest vocabulary"));
         }
         all
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
         let bench = |rows: usize, width: usize| {
             let n = rows * width;
-            let buffers = vec![Fill::Noise(T::SCALAR, n), Fill::Zeros(T::SCALAR, n)];
+            let buffers = vec![Fill::Noise(scalar, n), Fill::Zeros(scalar, n)];
             let numbers = Numbers::new()
                 .with("rows", rows as u32)
                 .with("width", width as u32)
                 .with_f32("scale", 1.0);
             // An H200's shared memory.
-            let schedule = Schedule::pick(width as u32, T::SCALAR.bytes() as u32, 227 << 10);
-            let kernel = softmax::<T>(schedule);
+            let schedule = Schedule::pick(width as u32, scalar.bytes() as u32, 227 << 10);
+            let kernel = softmax(scalar, schedule);
             memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 10 * n as u64)
         };
-        vec![bench(rows_of::<T>(4096), 4096), bench(256, 131_072)]
+        vec![bench(rows_of(scalar, 4096), 4096), bench(256, 131_072)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 #[cfg(test)]

@@ -30,32 +30,20 @@ pub(crate) fn when(cond: Val<bool>, f: impl FnOnce()) {
     test(cond).then(f).otherwise(|| {});
 }
 
-/// Elements of `T` in 16 bytes.
-pub(crate) fn lanes<T: Element>() -> u8 {
-    (16 / T::SCALAR.bytes()) as u8
+/// Elements of a type in 16 bytes.
+pub(crate) fn lanes(scalar: Scalar) -> u8 {
+    (16 / scalar.bytes()) as u8
 }
 
-/// Elements that are at most 16 bytes in `T` and in `U`.
-pub(crate) fn lanes_of_both<T: Element, U: Element>() -> u8 {
-    lanes::<T>().min(lanes::<U>())
+/// Elements that are at most 16 bytes in either type.
+pub(crate) fn lanes_of_both(a: Scalar, b: Scalar) -> u8 {
+    lanes(a).min(lanes(b))
 }
 
-/// For a kernel's name: the type of what it reads, and of what it writes where that is another.
-pub(crate) fn types<T: Float, Y: Float>() -> String {
-    if T::SCALAR == Y::SCALAR { T::NAME.to_owned() } else { format!("{}_to_{}", T::NAME, Y::NAME) }
-}
-
-/// Elements from `index` on, in f32.
+/// Elements from `index` on.
 #[track_caller]
-pub(crate) fn load<T: Float>(x: impl Memory<T>, index: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
-    x.get_vec(index, lanes, Hint::None).into_iter().map(Val::f32).collect()
-}
-
-/// Rounds f32 to `T` and stores from `index` on.
-#[track_caller]
-pub(crate) fn store<T: Float>(y: impl Memory<T>, index: Val<u32>, values: &[Val<f32>]) {
-    let rounded: Vec<Val<T>> = values.iter().map(|v| v.cast()).collect();
-    y.set_vec(index, &rounded);
+pub(crate) fn load(x: impl Memory<f32>, index: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
+    x.get_vec(index, lanes, Hint::None)
 }
 
 /// Requires that buffers hold so many elements.
@@ -74,27 +62,27 @@ pub(crate) fn require_vectors(buffers: &[(&str, Extent)]) {
 }
 
 /// Elements that one threadgroup of [`map`] works on.
-pub(crate) fn chunk<T: Element>() -> u32 {
-    THREADS * u32::from(lanes::<T>()) * AHEAD
+pub(crate) fn chunk(scalar: Scalar) -> u32 {
+    THREADS * u32::from(lanes(scalar)) * AHEAD
 }
 
 /// `y[i] = f(x0[i], x1[i], ..)` for all `i` below the argument `n`, the whole body of an element-wise kernel. The buffers'
 /// `names` are for the contract.
 #[track_caller]
-pub(crate) fn map<T: Float, const N: usize>(
+pub(crate) fn map<const N: usize>(
     names: [&str; N],
-    inputs: [In<T>; N],
-    y: Out<T>,
+    inputs: [In; N],
+    y: Out,
     n: Val<u32>,
     f: impl Fn([Val<f32>; N]) -> Val<f32>,
 ) {
-    let chunk = chunk::<T>();
+    let chunk = chunk(y.scalar());
     launch(Mode::Element, [dim("n").ceil_div(chunk), fixed(1), fixed(1)], THREADS);
     let mut buffers = names.map(|name| (name, dim("n"))).to_vec();
     buffers.push(("y", dim("n")));
     require_vectors(&buffers);
     begin();
-    let lanes = lanes::<T>();
+    let lanes = lanes(y.scalar());
     let start = group_id() * chunk;
     let whole = || {
         let at: Vec<Val<u32>> = (0..AHEAD)
@@ -105,13 +93,13 @@ pub(crate) fn map<T: Float, const N: usize>(
         for (&at, x) in at.iter().zip(&loaded) {
             let each = |i: usize| f(std::array::from_fn(|input| x[input][i]));
             let values: Vec<Val<f32>> = (0..usize::from(lanes)).map(each).collect();
-            store(y, at, &values);
+            y.set_vec(at, &values);
         }
     };
     // The last chunk may be ragged: one element at a time.
     let rest = || {
         range(start + thread_id(), n).step(THREADS).each(|i| {
-            y.set(i, f(inputs.map(|x| x.get(i).f32())).cast::<T>());
+            y.set(i, f(inputs.map(|x| x.get(i))));
         });
     };
     test(Order::ge(n - start, chunk)).then(whole).otherwise(rest);
@@ -153,14 +141,6 @@ pub enum Team {
 }
 
 impl Team {
-    /// The suffix of the kernels' names.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Team::Group => "rows",
-            Team::Simd => "heads",
-        }
-    }
-
     /// States the launch for as many rows as the argument `rows` says.
     pub(crate) fn launch(self, threads: u32) {
         let groups = match self {

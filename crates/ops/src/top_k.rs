@@ -9,7 +9,6 @@
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers, Requirement};
-use tile::types::Scalar;
 
 use crate::sample::kernels::arith::{IMPOSSIBLE, key_of, logit_of};
 use crate::sweep::begin;
@@ -51,16 +50,16 @@ const THREADS: u32 = 256;
 /// The `k` greatest of every slab of `slab` elements of the rows of `x`, `[rows, width]`: `values` and `indices` are `[rows,
 /// ceil(width / slab), k]`.
 #[kernel]
-pub fn top_k<T: Float>(
-    x: In<T>,
+pub fn top_k(
+    x: In<{ scalar }>,
     values: Out<f32>,
     indices: Out<u32>,
     width: Const<u32>,
     k: Const<u32>,
     slab: Const<u32>,
+    scalar: Scalar,
     schedule: Schedule,
 ) {
-    rename(format!("top_k_{}_{}", T::NAME, schedule.size));
     let slabs = Extent::from("width").ceil_div(dim("slab"));
     launch(Mode::Row, [slabs.clone(), dim("rows"), fixed(1)], THREADS);
     contract(schedule, [("x", dim("rows") * dim("width"))], dim("rows") * slabs * dim("k"));
@@ -84,7 +83,6 @@ pub fn top_k_merge(
     k: Const<u32>,
     schedule: Schedule,
 ) {
-    rename(format!("top_k_merge_{}", schedule.size));
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], THREADS);
     let all = dim("rows") * dim("slabs") * dim("k");
     contract(schedule, [("found", all.clone()), ("places", all)], dim("rows") * dim("k"));
@@ -104,7 +102,7 @@ fn contract<const N: usize>(schedule: Schedule, inputs: [(&str, Extent); N], res
 }
 
 /// The `k` greatest of `size` elements that `read` gives with their indices, to the `k` places of `slot`.
-#[track_caller]
+#[device]
 fn best(
     schedule: Schedule,
     k: Val<u32>,
@@ -117,58 +115,58 @@ fn best(
     let keys = Shared::<u32>::named("keys", schedule.size);
     let whose = Shared::<u32>::named("whose", schedule.size);
     let nothing = |i: Val<u32>| {
-        keys.set(i, IMPOSSIBLE);
-        whose.set(i, u32::MAX);
+        keys[i] = IMPOSSIBLE;
+        whose[i] = u32::MAX;
     };
-    range(thread_id(), k).step(THREADS).each(nothing);
+    for i in range(thread_id(), k).step(THREADS) {
+        nothing(i);
+    }
     let fresh = schedule.size - k;
-    range(0u32, size).step(fresh).each(|start| {
+    for start in range(0u32, size).step(fresh) {
         // The first `k` places hold the best so far, and each thread the places that are its own.
-        range(thread_id(), fresh).step(THREADS).each(|i| {
-            test(Order::lt(start + i, size))
-                .then(|| {
-                    let (value, index) = read(start + i);
-                    keys.set(k + i, key_of(value).max(IMPOSSIBLE));
-                    whose.set(k + i, index);
-                })
-                .otherwise(|| nothing(k + i));
-        });
+        for i in range(thread_id(), fresh).step(THREADS) {
+            if start + i < size {
+                let (value, index) = read(start + i);
+                keys.set(k + i, key_of(value).max(IMPOSSIBLE));
+                whose.set(k + i, index);
+            } else {
+                nothing(k + i);
+            }
+        }
         barrier();
         sort(schedule, keys, whose);
-    });
-    range(thread_id(), k).step(THREADS).each(|i| {
-        values.set(slot * k + i, logit_of(keys.get(i)));
-        indices.set(slot * k + i, whose.get(i));
-    });
+    }
+    for i in range(thread_id(), k).step(THREADS) {
+        values.set(slot * k + i, logit_of(keys[i]));
+        indices.set(slot * k + i, whose[i]);
+    }
 }
 
 /// Sorts keys downwards, equal ones by index upwards; ends with a barrier.
-#[track_caller]
+#[device]
 fn sort(schedule: Schedule, keys: Shared<u32>, whose: Shared<u32>) {
-    range(0u32, schedule.size.ilog2()).each(|stage| {
-        range(0u32, stage + 1u32).each(|step| {
+    for stage in range(0u32, schedule.size.ilog2()) {
+        for step in range(0u32, stage + 1u32) {
             let shift = stage - step;
             let distance = 1u32.val() << shift;
-            range(thread_id(), schedule.size / 2).step(THREADS).each(|pair| {
+            for pair in range(thread_id(), schedule.size / 2).step(THREADS) {
                 let a = pair >> shift << shift << 1u32 | pair & (distance - 1u32);
                 let b = a + distance;
-                let (ka, kb) = (keys.get(a), keys.get(b));
-                let (wa, wb) = (whose.get(a), whose.get(b));
-                let before = Order::gt(kb, ka) | (Order::eq(kb, ka) & Order::lt(wb, wa));
+                let (ka, kb) = (keys[a], keys[b]);
+                let (wa, wb) = (whose[a], whose[b]);
+                let before = kb > ka || (kb == ka && wb < wa);
                 // Neighbouring runs go in opposite directions, the last run of all downwards.
-                let downwards = Order::eq(a & (2u32.val() << stage), 0u32);
-                test(Order::eq(before, downwards) & (Order::ne(ka, kb) | Order::ne(wa, wb)))
-                    .then(|| {
-                        keys.set(a, kb);
-                        keys.set(b, ka);
-                        whose.set(a, wb);
-                        whose.set(b, wa);
-                    })
-                    .otherwise(|| {});
-            });
+                let downwards = a & (2u32.val() << stage) == 0u32;
+                if before == downwards && (ka != kb || wa != wb) {
+                    keys[a] = kb;
+                    keys[b] = ka;
+                    whose[a] = wb;
+                    whose[b] = wa;
+                }
+            }
             barrier();
-        });
-    });
+        }
+    }
 }
 
 /// The kernels, their cases and benchmarks.
@@ -218,19 +216,19 @@ fn schedule(k: usize) -> Schedule {
 }
 
 fn cases() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |&(width, k, slab, change, why): &Row| {
             let rows = 2;
-            let mut x = scaled::<T>(width as u64, rows * width, 8.0).to_f32();
+            let mut x = scaled(scalar, width as u64, rows * width, 8.0).to_f32();
             x.chunks_exact_mut(width).for_each(change);
             let (values, indices) = slabs(&x, width, k, slab);
             let [best, whose] = exact(&values, &indices);
             Case {
-                kernel: top_k::<T>(schedule(k)),
-                label: format!("{k} of {rows} x {width} {}, {why}", T::NAME),
+                kernel: top_k(scalar, schedule(k)).record(),
+                label: format!("{k} of {rows} x {width} {scalar}, {why}"),
                 numbers: numbers(rows, k).with("width", width as u32).with("slab", slab as u32),
                 buffers: vec![
-                    Buffer::floats(T::SCALAR, &x),
+                    Buffer::floats(scalar, &x),
                     Buffer::zeros(Scalar::F32, values.len()),
                     Buffer::zeros(Scalar::U32, values.len()),
                 ],
@@ -239,20 +237,20 @@ fn cases() -> Vec<Case> {
         };
         ROWS.iter().map(case).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn merge_cases() -> Vec<Case> {
     let case = |&(width, k, slab, change, why): &Row| {
         let rows = 2;
-        let mut x = scaled::<f32>(width as u64, rows * width, 8.0).to_f32();
+        let mut x = scaled(Scalar::F32, width as u64, rows * width, 8.0).to_f32();
         x.chunks_exact_mut(width).for_each(change);
         let (found, places) = slabs(&x, width, k, slab);
         let (values, indices) = reference(&x, width, k);
         let [best, whose] = exact(&values, &indices);
         let parts = width.div_ceil(slab);
         Case {
-            kernel: top_k_merge(schedule(k)),
+            kernel: top_k_merge(schedule(k)).record(),
             label: format!("{k} of {rows} x {parts} slabs, {why}"),
             numbers: numbers(rows, k).with("slabs", parts as u32),
             buffers: vec![
@@ -271,19 +269,19 @@ fn merge_cases() -> Vec<Case> {
 const BENCH: [usize; 3] = [151_936, 40, 1024];
 
 fn benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
         let [width, k, slab] = BENCH;
         let results = width.div_ceil(slab) * k;
         let buffers = vec![
-            Fill::Noise(T::SCALAR, width),
+            Fill::Noise(scalar, width),
             Fill::Zeros(Scalar::F32, results),
             Fill::Zeros(Scalar::U32, results),
         ];
         let numbers = numbers(1, k).with("width", width as u32).with("slab", slab as u32);
         let label = format!("{k} of 1 x {width}");
-        vec![crate::trial::memory(top_k::<T>(schedule(k)), &label, numbers, buffers, 0)]
+        vec![crate::trial::memory(top_k(scalar, schedule(k)), &label, numbers, buffers, 0)]
     }
-    every_float!(of)
+    every_float(of)
 }
 
 fn merge_benches() -> Vec<Bench> {

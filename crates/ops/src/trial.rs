@@ -1,51 +1,47 @@
 //! What the operations' test cases and benchmarks have in common.
 
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
-use tile::dsl::Float;
+use tile::dsl::Recipe;
 use tile::launch::Numbers;
+use tile::types::Scalar;
 
-/// Concatenates a generic function's results for every floating-point type.
-macro_rules! every_float {
-    ($($f:tt)*) => {{
-        let mut all = $($f)*::<f32>();
-        all.extend($($f)*::<half::f16>());
-        all.extend($($f)*::<half::bf16>());
-        all
-    }};
+/// A function's results for every floating-point type, one after another.
+pub(crate) fn every_float<X>(of: impl Fn(Scalar) -> Vec<X>) -> Vec<X> {
+    [Scalar::F32, Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
 }
-pub(crate) use every_float;
 
-/// Seeded numbers in `-by..by` rounded to `T`.
-pub(crate) fn scaled<T: Float>(seed: u64, len: usize, by: f32) -> Buffer {
+/// Seeded numbers in `-by..by` rounded to a type.
+pub(crate) fn scaled(scalar: Scalar, seed: u64, len: usize, by: f32) -> Buffer {
     let values: Vec<f32> = noise(seed, len).into_iter().map(|v| v * by).collect();
-    Buffer::floats(T::SCALAR, &values)
+    Buffer::floats(scalar, &values)
 }
 
-/// Seeded numbers in -1..1 rounded to `T`.
-pub(crate) fn random<T: Float>(seed: u64, len: usize) -> Buffer {
-    scaled::<T>(seed, len, 1.0)
+/// Seeded numbers in -1..1 rounded to a type.
+pub(crate) fn random(scalar: Scalar, seed: u64, len: usize) -> Buffer {
+    scaled(scalar, seed, len, 1.0)
 }
 
-/// Results within what the rounding to `T` allows.
-pub(crate) fn near<T: Float>(values: &[f32]) -> Expected {
-    Expected::Near(values.iter().copied().map(f64::from).collect(), tolerance(T::SCALAR))
+/// Results within what the rounding to a type allows.
+pub(crate) fn near(scalar: Scalar, values: &[f32]) -> Expected {
+    Expected::Near(values.iter().copied().map(f64::from).collect(), tolerance(scalar))
 }
 
-/// The result of a kernel that must be the reference rounded to `T`, bit for bit.
-pub(crate) fn exact<T: Float>(values: &[f32]) -> Expected {
-    Expected::Exact(Buffer::floats(T::SCALAR, values).to_f64())
+/// The result of a kernel that must be the reference rounded to a type, bit for bit.
+pub(crate) fn exact(scalar: Scalar, values: &[f32]) -> Expected {
+    Expected::Exact(Buffer::floats(scalar, values).to_f64())
 }
 
 /// Cases of an element-wise kernel of `inputs` operands and the argument `n`, with values in `-by..by`.
-pub(crate) fn flat<T: Float>(
-    kernel: &Kernel,
+pub(crate) fn flat(
+    scalar: Scalar,
+    kernel: Recipe,
     numbers: &Numbers,
     inputs: usize,
     by: f32,
     reference: impl Fn(&[Vec<f32>], &mut [f32]),
 ) -> Vec<Case> {
-    let chunk = crate::sweep::chunk::<T>() as usize;
+    let kernel = kernel.record();
+    let chunk = crate::sweep::chunk(scalar) as usize;
     let lengths = [
         (1, "one element"),
         (7, "less than a vector"),
@@ -57,41 +53,42 @@ pub(crate) fn flat<T: Float>(
     let case = |(n, why): (usize, &str)| {
         let operand = |i: usize| match n {
             // Noise might be so near zero that its result has no bits in f16.
-            1 => Buffer::floats(T::SCALAR, &[0.75 * by]),
-            _ => scaled::<T>(n as u64 * 8 + i as u64 + 1, n, by),
+            1 => Buffer::floats(scalar, &[0.75 * by]),
+            _ => scaled(scalar, n as u64 * 8 + i as u64 + 1, n, by),
         };
         let mut buffers: Vec<Buffer> = (0..inputs).map(operand).collect();
         let x: Vec<Vec<f32>> = buffers.iter().map(Buffer::to_f32).collect();
         let mut y = vec![0.0; n];
         reference(&x, &mut y);
-        buffers.push(Buffer::zeros(T::SCALAR, n));
+        buffers.push(Buffer::zeros(scalar, n));
         Case {
             kernel: kernel.clone(),
-            label: format!("{n} {}, {why}", T::NAME),
+            label: format!("{n} {scalar}, {why}"),
             numbers: numbers.clone().with("n", n as u32),
             buffers,
-            expected: vec![(inputs, near::<T>(&y))],
+            expected: vec![(inputs, near(scalar, &y))],
         }
     };
     lengths.into_iter().map(case).collect()
 }
 
 /// Rows of a benchmark whose buffers are 64 MiB whatever the type: more than caches hold, and long against a launch.
-pub(crate) fn rows_of<T: Float>(width: usize) -> usize {
-    (64 << 20) / (width * T::SCALAR.bytes())
+pub(crate) fn rows_of(scalar: Scalar, width: usize) -> usize {
+    (64 << 20) / (width * scalar.bytes())
 }
 
 /// A benchmark of an element-wise kernel on buffers of 64 MiB.
-pub(crate) fn flat_bench<T: Float>(
-    kernel: Kernel,
+pub(crate) fn flat_bench(
+    scalar: Scalar,
+    kernel: Recipe,
     numbers: Numbers,
     inputs: usize,
     flops: u64,
 ) -> Bench {
-    let rows = rows_of::<T>(4096);
+    let rows = rows_of(scalar, 4096);
     let n = rows * 4096;
-    let mut buffers = vec![Fill::Noise(T::SCALAR, n); inputs];
-    buffers.push(Fill::Zeros(T::SCALAR, n));
+    let mut buffers = vec![Fill::Noise(scalar, n); inputs];
+    buffers.push(Fill::Zeros(scalar, n));
     memory(
         kernel,
         &format!("{rows} x 4096"),
@@ -103,7 +100,7 @@ pub(crate) fn flat_bench<T: Float>(
 
 /// A benchmark bounded by memory, in which every buffer crosses the bus once.
 pub(crate) fn memory(
-    kernel: Kernel,
+    kernel: Recipe,
     label: &str,
     numbers: Numbers,
     buffers: Vec<Fill>,
@@ -114,7 +111,15 @@ pub(crate) fn memory(
         Fill::These(buffer) => buffer.bytes.len() as u64,
     };
     let bytes = buffers.iter().map(size).sum();
-    Bench { kernel, label: label.to_owned(), numbers, buffers, bytes, flops, roof: Roof::Memory }
+    Bench {
+        kernel: kernel.record(),
+        label: label.to_owned(),
+        numbers,
+        buffers,
+        bytes,
+        flops,
+        roof: Roof::Memory,
+    }
 }
 
 /// Runs every case through the interpreter.

@@ -5,13 +5,17 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{
-    BinOp, Block, Error, Expr, ExprAssign, ExprBinary, ExprIndex, Result, Stmt, parse_quote_spanned,
+    BinOp, Block, Error, Expr, ExprAssign, ExprBinary, ExprIndex, Result, ReturnType, Stmt,
+    parse_quote_spanned,
 };
 
-/// Rewrites the body of a kernel in place.
-pub(crate) fn rewrite(block: &mut Block) -> Result<()> {
+/// Rewrites the body of a function in place; its last expression is a value if the function returns one.
+pub(crate) fn rewrite(block: &mut Block, output: &ReturnType) -> Result<()> {
     let mut rewriter = Rewriter { errors: None, statement: false };
-    rewriter.unit_block(block);
+    match output {
+        ReturnType::Default => rewriter.unit_block(block),
+        ReturnType::Type(..) => rewriter.visit_block_mut(block),
+    }
     rewriter.errors.map_or(Ok(()), Err)
 }
 
@@ -54,7 +58,10 @@ impl Rewriter {
     fn branch(&mut self, choice: &mut syn::ExprIf) -> Option<Expr> {
         // `if let` matches on what is known while building.
         if has_let(&choice.cond) {
-            visit_mut::visit_expr_if_mut(self, choice);
+            self.visit_block_mut(&mut choice.then_branch);
+            if let Some((_, other)) = &mut choice.else_branch {
+                self.visit_expr_mut(other);
+            }
             return None;
         }
         let span = choice.if_token.span;
@@ -80,12 +87,30 @@ impl Rewriter {
     }
 }
 
+/// Whether the last statement of a block may be its value: an `if` that is not followed by `else` has none.
+fn is_value(last: &Stmt) -> bool {
+    match last {
+        Stmt::Expr(Expr::If(choice), None) => choice.else_branch.is_some(),
+        Stmt::Expr(_, None) => true,
+        _ => false,
+    }
+}
+
 fn has_let(cond: &Expr) -> bool {
     match cond {
         Expr::Let(_) => true,
         Expr::Binary(b) => has_let(&b.left) || has_let(&b.right),
         _ => false,
     }
+}
+
+/// The right side is a closure: between plain truths it is not always run.
+fn connective(op: &BinOp) -> Option<&'static str> {
+    Some(match op {
+        BinOp::And(_) => "both",
+        BinOp::Or(_) => "either",
+        _ => return None,
+    })
 }
 
 fn comparison(op: &BinOp) -> Option<&'static str> {
@@ -118,7 +143,7 @@ impl VisitMut for Rewriter {
         // The last expression may be the block's value; all before it are statements.
         let last = block.stmts.len().saturating_sub(1);
         for (i, statement) in block.stmts.iter_mut().enumerate() {
-            if i == last && matches!(statement, Stmt::Expr(_, None)) {
+            if i == last && is_value(statement) {
                 visit_mut::visit_stmt_mut(self, statement);
             } else {
                 self.unit_statement(statement);
@@ -184,7 +209,15 @@ impl VisitMut for Rewriter {
                     return;
                 }
                 self.visit_expr_mut(left);
-                if let Some(method) = comparison(op) {
+                if let Some(method) = connective(op) {
+                    let method = syn::Ident::new(method, op.span());
+                    let right = match &**right {
+                        Expr::Paren(inner) => &*inner.expr,
+                        other => other,
+                    };
+                    *expr =
+                        parse_quote_spanned!(span=> ::tile::dsl::Truth::#method(#left, || #right));
+                } else if let Some(method) = comparison(op) {
                     let method = syn::Ident::new(method, op.span());
                     *expr = parse_quote_spanned!(span=> ::tile::dsl::Order::#method(#left, #right));
                 }

@@ -14,10 +14,12 @@ use crate::ir::{
     Place, Reduce, SimdOp, Value,
 };
 use crate::launch::{Extent, Launch, Mode, Requirement};
-use crate::types::{Role, Scalar, Tile, Type};
+use crate::types::{Role, Tile, Type};
 
 pub use crate::build::build;
-pub use tile_macros::kernel;
+pub use crate::recipe::Recipe;
+pub use crate::types::Scalar;
+pub use tile_macros::{device, kernel};
 
 mod memory;
 mod numbers;
@@ -31,42 +33,28 @@ pub use tiles::*;
 pub trait Element: Copy + 'static {
     /// The element type.
     const SCALAR: Scalar;
-    /// Its name in kernels' names.
-    const NAME: &'static str;
 }
 
 macro_rules! elements {
-    ($($rust:ty => $scalar:ident, $name:literal;)*) => {
+    ($($rust:ty => $scalar:ident;)*) => {
         $(impl Element for $rust {
             const SCALAR: Scalar = Scalar::$scalar;
-            const NAME: &'static str = $name;
         })*
     };
 }
 
 elements! {
-    bool => Bool, "bool";
-    i8 => I8, "i8";
-    u8 => U8, "u8";
-    i16 => I16, "i16";
-    u16 => U16, "u16";
-    i32 => I32, "i32";
-    u32 => U32, "u32";
-    half::f16 => F16, "f16";
-    half::bf16 => BF16, "bf16";
-    f32 => F32, "f32";
+    bool => Bool;
+    i8 => I8;
+    u8 => U8;
+    i16 => I16;
+    u16 => U16;
+    i32 => I32;
+    u32 => U32;
+    half::f16 => F16;
+    half::bf16 => BF16;
+    f32 => F32;
 }
-
-/// The name of an element type, for kernels' names.
-pub fn name_of<T: Element>() -> &'static str {
-    T::NAME
-}
-
-/// A floating-point element type: what activations and weights are stored as.
-pub trait Float: Element {}
-impl Float for half::f16 {}
-impl Float for half::bf16 {}
-impl Float for f32 {}
 
 /// A type arithmetic is done in, whose numbers can stand in a kernel's text.
 pub trait Number: Element {
@@ -122,11 +110,6 @@ impl<T: Number> Arg<T> {
 }
 
 // ---------------------------------------------------------------- contract
-
-/// Renames the kernel: for variants that its generics alone do not tell apart.
-pub fn rename(name: impl Into<String>) {
-    build::edit(|kernel| kernel.name = name.into());
-}
 
 /// States the launch contract: what a group computes, the grid and the threads of a group.
 pub fn launch(mode: Mode, grid: [Extent; 3], threads: u32) {
@@ -343,9 +326,9 @@ impl Test {
 
 /// `yes` where `cond` holds, else `no`; both are computed.
 #[track_caller]
-pub fn select<T: Element>(cond: Val<bool>, yes: impl IntoVal<T>, no: impl IntoVal<T>) -> Val<T> {
+pub fn select<T>(cond: Val<bool>, yes: impl IntoVal<T>, no: impl IntoVal<T>) -> Val<T> {
     let (yes, no) = (yes.val().value, no.val().value);
-    Val::wrap(define(Inst::Select { cond: cond.value, yes, no }, T::SCALAR))
+    Val::wrap(define(Inst::Select { cond: cond.value, yes, no }, build::type_of(yes)))
 }
 
 // ---------------------------------------------------------------- simdgroups and threadgroups

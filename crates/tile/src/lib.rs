@@ -13,6 +13,7 @@ pub mod launch;
 pub mod manifest;
 pub mod passes;
 pub mod proof;
+pub mod recipe;
 pub mod text;
 pub mod types;
 pub mod verify;

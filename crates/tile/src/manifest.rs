@@ -174,8 +174,8 @@ mod tests {
 
     fn sample() -> Kernel {
         build("scaled_rows_f16", || {
-            let x = In::<half::f16>::declare("x");
-            let y = Out::<half::f16>::declare("y");
+            let x = <In>::stored("x", Scalar::F16);
+            let y = <Out>::stored("y", Scalar::F16);
             let by = Arg::<f32>::declare("by");
             let width = Const::<u32>::declare("width");
             launch(Mode::Row, [dim("rows").ceil_div(2u32), fixed(1), fixed(1)], 64);

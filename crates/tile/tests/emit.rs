@@ -85,7 +85,7 @@ struct Launch {
 
 const LAUNCHES: &[Launch] = &[
     Launch {
-        kernel: "rms_norm_f16",
+        kernel: "rms_norm_f16_group256",
         lengths: &[3 * 1032, 1032, 3 * 1032],
         numbers: &[("rows", 3), ("width", 1032), ("eps", 0x3727_C5AC)],
     },
@@ -219,9 +219,9 @@ fn refused(kernel: &Kernel, dialect: Dialect) -> String {
 
 #[test]
 fn what_a_language_lacks_is_refused_by_name_and_line() {
-    let found = refused(&kernels::product::<half::bf16>(), Dialect::Metal);
+    let found = refused(&kernels::product(Scalar::BF16).record(), Dialect::Metal);
     assert!(found.contains("expected tiles of 8 rows, found 16 x 16"), "{found}");
-    let found = refused(&kernels::product::<f32>(), Dialect::Cuda);
+    let found = refused(&kernels::product(Scalar::F32).record(), Dialect::Cuda);
     assert!(found.starts_with("product_f32") && found.contains("kernels.rs:"), "{found}");
     assert!(found.contains("expected an operand of f16 or bf16, found f32"), "{found}");
     let found = refused(&kernels::for_metal()[9], Dialect::Cuda);
@@ -231,16 +231,16 @@ fn what_a_language_lacks_is_refused_by_name_and_line() {
     assert!(found.contains("expected tiles of 8 rows"), "{found}");
     let found = passes::lower(warpgroups, Target::Metal).expect_err("Metal has none").to_string();
     assert!(found.contains("metal has no wgmma") && found.contains("kernels.rs:"), "{found}");
-    let found = refused(&kernels::hoard(10_000), Dialect::Metal);
+    let found = refused(&kernels::hoard(10_000).record(), Dialect::Metal);
     assert!(found.contains("at most 32768 bytes of shared memory, found 40000"), "{found}");
-    let found = refused(&kernels::hoard(100_000), Dialect::Cuda);
+    let found = refused(&kernels::hoard(100_000).record(), Dialect::Cuda);
     assert!(found.contains("at most 232448 bytes of shared memory, found 400000"), "{found}");
-    let found = refused(&kernels::tally(), Dialect::Metal);
+    let found = refused(&kernels::tally().record(), Dialect::Metal);
     assert!(found.contains("found both in `counts`"), "{found}");
-    let mut kernel = kernels::hoard(8);
+    let mut kernel = kernels::hoard(8).record();
     kernel.name = "while".to_owned();
     assert!(refused(&kernel, Dialect::Cuda).contains("found a keyword"));
-    let twins = [kernels::hoard(8), kernels::hoard(8)];
+    let twins = [kernels::hoard(8).record(), kernels::hoard(8).record()];
     assert!(emit::text(&twins, Dialect::Metal).is_err_and(|f| f.message.contains("distinct")));
     let kernel = &kernels::all()[0];
     let fault = emit::cuda_instance(kernel, &Numbers::new().with("width", 8));
@@ -249,7 +249,7 @@ fn what_a_language_lacks_is_refused_by_name_and_line() {
 
 #[test]
 fn large_shared_arrays_are_dynamic_on_cuda() {
-    let (small, large) = (kernels::hoard(1_000), kernels::hoard(20_000));
+    let (small, large) = (kernels::hoard(1_000).record(), kernels::hoard(20_000).record());
     assert_eq!((emit::cuda_dynamic_shared(&small), emit::cuda_dynamic_shared(&large)), (0, 80_000));
     let text = emit::text(&[large], Dialect::Cuda).expect("it fits a block");
     assert!(
@@ -260,7 +260,8 @@ fn large_shared_arrays_are_dynamic_on_cuda() {
 
 #[test]
 fn names_give_way_to_the_language_and_to_values() {
-    let text = emit::text(&[kernels::hoard(8)], Dialect::Metal).expect("names are replaced");
+    let text =
+        emit::text(&[kernels::hoard(8).record()], Dialect::Metal).expect("names are replaced");
     for wanted in ["float* half_ [[buffer(0)]]", "uint& v1_ [[buffer(1)]]", "float for_[8];"] {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
@@ -271,9 +272,9 @@ fn instances_are_named_after_their_constants() {
     let kernel = &kernels::all()[0];
     let numbers = Numbers::new().with("width", 64).with_f32("eps", 1.0);
     let (symbol, text) = emit::cuda_instance(kernel, &numbers).expect("both have values");
-    assert_eq!(symbol, "rms_norm_f16__64_3f800000");
-    assert!(text.contains("rms_norm_f16<64u, 1065353216u>(x, weight, y);"), "{text}");
+    assert_eq!(symbol, "rms_norm_f16_group256__64_3f800000");
+    assert!(text.contains("rms_norm_f16_group256<64u, 1065353216u>(x, weight, y);"), "{text}");
     let plain = passes::specialise(kernel, &numbers);
     let (symbol, text) = emit::cuda_instance(&plain, &numbers).expect("there are no constants");
-    assert_eq!((symbol.as_str(), text.as_str()), ("rms_norm_f16", ""));
+    assert_eq!((symbol.as_str(), text.as_str()), ("rms_norm_f16_group256", ""));
 }

@@ -28,17 +28,24 @@ fn numbers<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
 }
 
 #[kernel]
-fn rms_norm<T: Float>(x: In<T>, y: Out<T>, width: Const<u32>, eps: Const<f32>, group: u32) {
+fn rms_norm(
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    group: u32,
+) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
     let row = group_id() * width;
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        let v = x[row + i].f32();
+        let v = x[row + i];
         sum += v * v;
     }
     let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
     for i in strided(width) {
-        y[row + i] = (x[row + i].f32() * scale).cast();
+        y[row + i] = x[row + i] * scale;
     }
 }
 
@@ -49,7 +56,7 @@ fn a_reduction_over_rows() {
         let mut buffers = [Buffer::floats(Scalar::F32, &x), Buffer::zeros(Scalar::F32, x.len())];
         let numbers = Numbers::new().with("width", width as u32).with("rows", rows as u32);
         let numbers = numbers.with_f32("eps", 1e-5);
-        interp::run(&rms_norm::<f32>(group), &numbers, &mut buffers).unwrap();
+        interp::run(&rms_norm(Scalar::F32, group).record(), &numbers, &mut buffers).unwrap();
         let want: Vec<f64> = x
             .chunks(width)
             .flat_map(|row| {
@@ -77,7 +84,7 @@ fn every_thread_knows_its_place() {
     let want = (0..12).flat_map(|g| (0..64).flat_map(move |t| [g, t % 32, t / 32]));
     let want: Vec<u32> = want.collect();
     let y = Buffer::zeros(Scalar::U32, want.len());
-    exact(places(), Numbers::new(), vec![y], vec![(0, numbers(&want))]);
+    exact(places().record(), Numbers::new(), vec![y], vec![(0, numbers(&want))]);
 }
 
 #[kernel]
@@ -99,7 +106,7 @@ fn constants_and_arguments_come_from_the_launch() {
         let given = Numbers::new().with_f32("a", 0.5).with("n", 3).with("c", -2i32 as u32);
         let want = if flag == 1 { 1.5 } else { -1.5 };
         let y = vec![Buffer::zeros(Scalar::F32, 32)];
-        exact(known(), given.with("flag", flag), y, vec![(0, vec![want; 32])]);
+        exact(known().record(), given.with("flag", flag), y, vec![(0, vec![want; 32])]);
     }
 }
 
@@ -135,18 +142,18 @@ fn lanes_take_their_own_paths() {
     };
     let want: Vec<u32> = x.iter().zip(0..).map(|(n, t)| sum(t, *n).sum()).collect();
     let buffers = vec![Buffer::words(&x), Buffer::zeros(Scalar::U32, 64)];
-    exact(paths(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
+    exact(paths().record(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
 }
 
 #[kernel]
-fn bits(x: In<u32>, ints: Out<i32>, floats: Out<f32>, words: Out<u32>, bytes: Out<i8>) {
+fn bits(x: In<u32>, ints: Out<i32>, floats: Out<f32>, words: Out<u32>, bytes: Out<{ Scalar::I8 }>) {
     one_group(32);
     let i = lane_id();
     let v = x[i];
     ints[i] = v.dot4(x[31 - i], 5);
     floats[i] = v.bits::<f32>();
     words[i] = select(v > 100u32, v.mul_hi(v), v.count_ones() + v.leading_zeros());
-    bytes[i] = v.cast::<u8>().bits::<i8>();
+    bytes.set_raw(i, v.cast::<u8>().bits::<i8>().to(Scalar::I8));
 }
 
 #[test]
@@ -170,29 +177,29 @@ fn words_are_taken_apart() {
     let outs = [Scalar::I32, Scalar::F32, Scalar::U32, Scalar::I8].map(zeros);
     let buffers = std::iter::once(Buffer::words(&x)).chain(outs).collect();
     let want = vec![numbers(&ints), numbers(&floats), numbers(&words), numbers(&bytes)];
-    exact(bits(), Numbers::new(), buffers, (1..).zip(want).collect());
+    exact(bits().record(), Numbers::new(), buffers, (1..).zip(want).collect());
 }
 
 #[kernel]
-fn vectors<T: Float>(x: In<T>, y: Out<f32>, z: Out<T>, lanes: u8) {
+fn vectors(x: In<{ scalar }>, y: Out<f32>, z: Out<{ scalar }>, scalar: Scalar, lanes: u8) {
     one_group(32);
     let at = lane_id() * u32::from(lanes);
-    let v = x.get_vec(at, lanes, Hint::Stream);
+    let v = x.get_raw_vec(at, lanes, Hint::Stream);
     let wide: Vec<Val<f32>> = v.iter().map(|e| e.f32() * 2.0).collect();
     for (part, values) in wide.chunks(4).enumerate() {
         y.set_vec(at + part as u32 * 4, values);
     }
-    let back: Vec<Val<T>> = v.iter().rev().copied().collect();
-    z.set_vec(at, &back);
+    let back: Vec<Val<Raw>> = v.iter().rev().copied().collect();
+    z.set_raw_vec(at, &back);
 }
 
 #[test]
 fn vectors_move_their_elements_in_order() {
     let x: Vec<f32> = (0..256).map(|i| i as f32 - 100.0).collect();
     for (scalar, kernel, lanes) in [
-        (Scalar::F16, vectors::<f16>(8), 8),
-        (Scalar::BF16, vectors::<bf16>(4), 4),
-        (Scalar::F32, vectors::<f32>(2), 2),
+        (Scalar::F16, vectors(Scalar::F16, 8).record(), 8),
+        (Scalar::BF16, vectors(Scalar::BF16, 4).record(), 4),
+        (Scalar::F32, vectors(Scalar::F32, 2).record(), 2),
     ] {
         let x = &x[..32 * lanes];
         let twice: Vec<f32> = x.iter().map(|v| v * 2.0).collect();
@@ -220,7 +227,7 @@ fn registers_are_indexed_by_each_thread() {
     let kept = |lane: u32, at: u32| x[((at + 8 * 4 - lane) % 8) as usize] * (lane + 1);
     let want: Vec<u32> = (0..32).map(|l| kept(l, x[l as usize]) + kept(l, 2)).collect();
     let buffers = vec![Buffer::words(&x), Buffer::zeros(Scalar::U32, 32)];
-    exact(registers(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
+    exact(registers().record(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
 }
 
 #[kernel]
@@ -266,7 +273,7 @@ fn atomics_lose_nothing() {
         (3, vec![f64::from(sum) * 0.5]),
         (4, numbers(&here)),
     ];
-    exact(atomics(), Numbers::new(), buffers, want);
+    exact(atomics().record(), Numbers::new(), buffers, want);
 }
 
 #[kernel]
@@ -316,7 +323,7 @@ fn lanes_exchange_within_their_simdgroup() {
     }
     let bytes = x.iter().flat_map(|v| v.to_le_bytes()).collect();
     let buffers = vec![Buffer::raw(Scalar::I32, bytes), Buffer::zeros(Scalar::I32, 64 * 9)];
-    exact(exchanges(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
+    exact(exchanges().record(), Numbers::new(), buffers, vec![(1, numbers(&want))]);
 }
 
 /// Groups add up their parts; the last one to finish adds up the groups.
@@ -358,15 +365,15 @@ fn groups_hand_work_over_through_an_atomic() {
         let zeros = |len| Buffer::zeros(Scalar::U32, len);
         let buffers = vec![Buffer::words(&x), zeros(4), zeros(1), zeros(4)];
         let expected = vec![(3, numbers(&want)), (2, vec![0.0])];
-        exact(last_one(by_all), Numbers::new(), buffers, expected);
+        exact(last_one(by_all).record(), Numbers::new(), buffers, expected);
     }
 }
 
 /// Two batches in flight, what is beyond `n` left out.
 #[kernel]
-fn stream(x: In<f16>, y: Out<f32>, n: Arg<u32>) {
+fn stream(x: In<{ Scalar::F16 }>, y: Out<f32>, n: Arg<u32>) {
     one_group(64);
-    let stage = Shared::<f16>::new(2 * 512);
+    let stage = Shared::<f32>::stored(Scalar::F16, "", 2 * 512);
     let begin = |step: u32| {
         let at = thread_id() * 8 + step * 512;
         copy_async(stage, thread_id() * 8 + step % 2 * 512, x, at, 8, Some(at.lt(n)));
@@ -383,7 +390,7 @@ fn stream(x: In<f16>, y: Out<f32>, n: Arg<u32>) {
         barrier();
         for k in 0..8u32 {
             let i = 511 - (thread_id() + k * 64);
-            y[step * 512 + i] = stage[step % 2 * 512 + i].f32();
+            y[step * 512 + i] = stage[step % 2 * 512 + i];
         }
         barrier();
     }
@@ -397,12 +404,20 @@ fn asynchronous_copies_arrive() {
     let want: Vec<f64> = kept.map(|(i, v)| if i < 1608 { v } else { 0.0 }).collect();
     let x = Buffer::raw(Scalar::F16, x.bytes[..1608 * 2].to_vec());
     let buffers = vec![x, Buffer::zeros(Scalar::F32, 2048)];
-    exact(stream(), Numbers::new().with("n", 1608), buffers, vec![(1, want)]);
+    exact(stream().record(), Numbers::new().with("n", 1608), buffers, vec![(1, want)]);
 }
 
 /// `[16, 32] x [32, 16]`, the right side transposed for every second simdgroup; then what a softmax does to a tile.
 #[kernel]
-fn product<T: Float>(a: In<T>, b: In<T>, bt: In<T>, c: Out<f32>, d: Out<T>, e: Out<f32>) {
+fn product(
+    a: In<{ scalar }>,
+    b: In<{ scalar }>,
+    bt: In<{ scalar }>,
+    c: Out<f32>,
+    d: Out<{ scalar }>,
+    e: Out<f32>,
+    scalar: Scalar,
+) {
     one_group(64);
     let sums = Frags::accumulators(2, 1.0);
     for k in range(0u32, 2u32) {
@@ -420,7 +435,7 @@ fn product<T: Float>(a: In<T>, b: In<T>, bt: In<T>, c: Out<f32>, d: Out<T>, e: O
     let masked = low.select(sums.get(1), Frag::filled(-8.0));
     let most = masked.reduce_rows(Reduce::Max);
     let spread = (masked - most.across()).map(Unary::Abs).max(Frag::filled(0.25));
-    let again = Frag::filled(0.0).mma(spread.to_left::<T>(), Frag::right(b, 0u32, 16u32));
+    let again = Frag::filled(0.0).mma(spread.to_left(scalar), Frag::right(b, 0u32, 16u32));
     if simd_id() == 0 {
         spread.store(d, 0u32, 16u32);
     } else {
@@ -449,7 +464,10 @@ fn tiles_multiply_and_combine() {
     let again =
         |i: usize| (0..16).map(|k| d[i / 16 * 16 + k] * f64::from(b[k * 16 + i % 16])).sum::<f64>();
     let e: Vec<f64> = (0..256).map(again).collect();
-    for (scalar, kernel) in [(Scalar::F16, product::<f16>()), (Scalar::BF16, product::<bf16>())] {
+    for (scalar, kernel) in [
+        (Scalar::F16, product(Scalar::F16).record()),
+        (Scalar::BF16, product(Scalar::BF16).record()),
+    ] {
         let [a, b, bt] = [&a, &b, &bt].map(|v| Buffer::floats(scalar, v));
         let outs = [(Scalar::F32, 512), (scalar, 256), (Scalar::F32, 256)];
         let outs = outs.map(|(scalar, len)| Buffer::zeros(scalar, len));
@@ -461,11 +479,11 @@ fn tiles_multiply_and_combine() {
 }
 
 #[kernel]
-fn fused(x: In<f32>, y: Out<f32>, z: Out<bf16>) {
+fn fused(x: In<f32>, y: Out<f32>, z: Out<{ Scalar::BF16 }>) {
     one_group(32);
     let v = x[lane_id()];
     y[lane_id()] = v.fma(v, -1.0);
-    z[lane_id()] = v.cast();
+    z[lane_id()] = v;
 }
 
 #[test]
@@ -475,12 +493,17 @@ fn fma_rounds_once_and_stores_round_to_even() {
     let rounded: Vec<f32> = x.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
     let outs = [Scalar::F32, Scalar::BF16].map(|s| Buffer::zeros(s, 32));
     let buffers = std::iter::once(Buffer::floats(Scalar::F32, &x)).chain(outs).collect();
-    exact(fused(), Numbers::new(), buffers, vec![(1, numbers(&once)), (2, numbers(&rounded))]);
+    exact(
+        fused().record(),
+        Numbers::new(),
+        buffers,
+        vec![(1, numbers(&once)), (2, numbers(&rounded))],
+    );
 }
 
 #[test]
 fn a_machine_counts_what_it_does() {
-    let machine = Machine::new(&rms_norm::<f32>(64)).unwrap();
+    let machine = Machine::new(&rms_norm(Scalar::F32, 64).record()).unwrap();
     let given = Numbers::new().with("width", 128).with("rows", 2).with_f32("eps", 0.0);
     for _ in 0..2 {
         let mut buffers =
@@ -496,7 +519,7 @@ fn a_machine_counts_what_it_does() {
 #[test]
 #[ignore = "a measurement"]
 fn speed() {
-    let machine = Machine::new(&rms_norm::<f32>(256)).unwrap();
+    let machine = Machine::new(&rms_norm(Scalar::F32, 256).record()).unwrap();
     let (rows, width) = (64, 4096);
     let x = noise(1, rows * width);
     let mut buffers = [Buffer::floats(Scalar::F32, &x), Buffer::zeros(Scalar::F32, x.len())];

@@ -7,17 +7,24 @@ use tile::ir::{Inst, Kernel, Place};
 use tile::launch::Mode;
 
 #[kernel]
-fn rms_norm<T: Float>(x: In<T>, y: Out<T>, width: Const<u32>, eps: Const<f32>, group: u32) {
+fn rms_norm(
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    group: u32,
+) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
     let row = group_id() * width;
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        let v = x[row + i].f32();
+        let v = x[row + i];
         sum += v * v;
     }
     let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
     for i in strided(width) {
-        y[row + i] = (x[row + i].f32() * scale).cast();
+        y[row + i] = x[row + i] * scale;
     }
 }
 
@@ -55,8 +62,8 @@ fn count(kernel: &Kernel, wanted: impl Fn(&Inst) -> bool) -> usize {
 
 #[test]
 fn operators_record_typed_instructions_with_their_lines() {
-    let kernel = rms_norm::<half::f16>(64);
-    assert_eq!(kernel.name, "rms_norm_f16");
+    let kernel = rms_norm(Scalar::F16, 64).record();
+    assert_eq!(kernel.name, "rms_norm_f16_group64");
     assert_eq!((kernel.params.len(), kernel.constants.len()), (2, 2));
     assert_eq!(kernel.launch.threads, 64);
     assert_eq!(kernel.dimensions(), ["rows"]);
@@ -74,8 +81,8 @@ fn operators_record_typed_instructions_with_their_lines() {
 #[test]
 fn plain_rust_runs_while_the_kernel_is_built() {
     let ifs = |kernel: &Kernel| count(kernel, |i| matches!(i, Inst::If { .. }));
-    assert_eq!(ifs(&forms(false, &[1.0, 2.0])), 5);
-    assert_eq!(ifs(&forms(true, &[1.0])), 3);
-    let stores = |twice| count(&forms(twice, &[1.0]), |i| matches!(i, Inst::Store { .. }));
+    assert_eq!(ifs(&forms(false, &[1.0, 2.0]).record()), 5);
+    assert_eq!(ifs(&forms(true, &[1.0]).record()), 3);
+    let stores = |twice| count(&forms(twice, &[1.0]).record(), |i| matches!(i, Inst::Store { .. }));
     assert_eq!(stores(true), stores(false) + 1);
 }

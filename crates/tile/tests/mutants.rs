@@ -12,7 +12,7 @@ use tile::types::Scalar;
 
 macro_rules! mistakes {
     ($kernel:ident: $($mistake:ident)*) => {
-        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         enum $kernel {
             $($mistake,)*
         }
@@ -67,7 +67,7 @@ fn turn(x: In<f32>, y: Out<f32>, how: Turn) {
 fn turned(how: Turn) -> (Kernel, Numbers, Vec<Buffer>) {
     let x: Vec<f32> = (0..128).map(|i| i as f32).collect();
     let buffers = vec![Buffer::floats(Scalar::F32, &x), Buffer::zeros(Scalar::F32, 128)];
-    (turn(how), Numbers::new(), buffers)
+    (turn(how).record(), Numbers::new(), buffers)
 }
 
 mistakes!(Lanes: Right NoBarrier Branch Loop FarLane);
@@ -102,7 +102,11 @@ fn exchange(x: In<u32>, y: Out<u32>, how: Lanes) {
 
 fn exchanged(how: Lanes) -> (Kernel, Numbers, Vec<Buffer>) {
     let x: Vec<u32> = (0..64).map(|i| i % 7).collect();
-    (exchange(how), Numbers::new(), vec![Buffer::words(&x), Buffer::zeros(Scalar::U32, 64)])
+    (
+        exchange(how).record(),
+        Numbers::new(),
+        vec![Buffer::words(&x), Buffer::zeros(Scalar::U32, 64)],
+    )
 }
 
 mistakes!(Copies: Right NoWait NoCommit TooFew NoBarrier Overwrites Misaligned NeverRead);
@@ -152,7 +156,7 @@ fn copies(x: In<f32>, y: Out<f32>, how: Copies) {
 fn copied(how: Copies) -> (Kernel, Numbers, Vec<Buffer>) {
     let x: Vec<f32> = (0..260).map(|i| i as f32).collect();
     let buffers = vec![Buffer::floats(Scalar::F32, &x), Buffer::zeros(Scalar::F32, 64)];
-    (copies(how), Numbers::new(), buffers)
+    (copies(how).record(), Numbers::new(), buffers)
 }
 
 mistakes!(Hand: Right NoFence NoFenceAfter NoAtomic OwnCounters PlainCount Together WriteLate);
@@ -196,7 +200,7 @@ fn hand(parts: InOut<u32>, count: InOut<u32>, y: Out<u32>, how: Hand) {
 
 fn handed(how: Hand) -> (Kernel, Numbers, Vec<Buffer>) {
     let zeros = |len| Buffer::zeros(Scalar::U32, len);
-    (hand(how), Numbers::new(), vec![zeros(3), zeros(3), zeros(1)])
+    (hand(how).record(), Numbers::new(), vec![zeros(3), zeros(3), zeros(1)])
 }
 
 mistakes!(Plain: Right Registers SomeRegisters BeyondRegisters ReadsOutput Misaligned MisalignedStore DividesByZero Shifts StepZero Wraps AtomicPast SameElement);
@@ -243,14 +247,14 @@ fn plain(x: In<u32>, y: Out<u32>, z: InOut<u32>, how: Plain) {
 fn plainly(how: Plain) -> (Kernel, Numbers, Vec<Buffer>) {
     let x: Vec<u32> = (0..132).collect();
     let zeros = |len| Buffer::zeros(Scalar::U32, len);
-    (plain(how), Numbers::new(), vec![Buffer::words(&x), zeros(132), zeros(32)])
+    (plain(how).record(), Numbers::new(), vec![Buffer::words(&x), zeros(132), zeros(32)])
 }
 
 mistakes!(Matrix: Right NoBarrier Past Unset);
 
 /// A product through shared memory.
 #[kernel]
-fn matrix(x: In<half::f16>, y: Out<f32>, how: Matrix) {
+fn matrix(x: In<{ Scalar::F16 }>, y: Out<f32>, how: Matrix) {
     groups_of(1, 32);
     let sums = Frags::accumulators(1, 0.0);
     let past = u32::from(how.is(Matrix::Past));
@@ -270,16 +274,19 @@ fn matrix(x: In<half::f16>, y: Out<f32>, how: Matrix) {
 
 fn multiplied(how: Matrix) -> (Kernel, Numbers, Vec<Buffer>) {
     let x = Buffer::floats(Scalar::F16, &[1.0; 256]);
-    (matrix(how), Numbers::new(), vec![x, Buffer::zeros(Scalar::F32, 256)])
+    (matrix(how).record(), Numbers::new(), vec![x, Buffer::zeros(Scalar::F32, 256)])
 }
 
 mistakes!(Warps: Right NoAsyncFence LateAsyncFence NoBarrier NoFence NoWait NoCommit Overwrites NoBarrierAfter Unset Crooked Apart Past NeverWaited);
 
 /// A product of a warpgroup, whose blocks are copied, and a store to one of them afterwards.
 #[kernel]
-fn warpgroup(x: In<half::f16>, y: Out<f32>, how: Warps) {
+fn warpgroup(x: In<{ Scalar::F16 }>, y: Out<f32>, how: Warps) {
     groups_of(1, 128);
-    let (a, b) = (Shared::<half::f16>::named("a", 4096), Shared::<half::f16>::named("b", 2048));
+    let (a, b) = (
+        Shared::<f32>::stored(Scalar::F16, "a", 4096),
+        Shared::<f32>::stored(Scalar::F16, "b", 2048),
+    );
     let (row, unit) = (thread_id() / 8, thread_id() % 8);
     for i in range(0u32, 4u32) {
         let at = (i * 16 + row) * 64;
@@ -339,7 +346,7 @@ fn warpgroup(x: In<half::f16>, y: Out<f32>, how: Warps) {
 
 fn by_warpgroup(how: Warps) -> (Kernel, Numbers, Vec<Buffer>) {
     let x = Buffer::floats(Scalar::F16, &[0.5; 4096]);
-    let mut kernel = warpgroup(how);
+    let mut kernel = warpgroup(how).record();
     if how.is(Warps::Unset) {
         // Without the zeros of its second accumulator.
         let mut stores = 0;
@@ -367,7 +374,7 @@ fn contract(x: In<f32>, y: Out<f32>, n: Arg<u32>, m: Const<u32>) {
 
 fn contracted(n: u32, m: u32, len: usize, out: Scalar) -> (Kernel, Numbers, Vec<Buffer>) {
     let buffers = vec![Buffer::floats(Scalar::F32, &vec![1.0; len]), Buffer::zeros(out, 64)];
-    (contract(), Numbers::new().with("n", n).with("m", m), buffers)
+    (contract().record(), Numbers::new().with("n", n).with("m", m), buffers)
 }
 
 /// The right kernels, as written and as lowered for every target.
@@ -520,7 +527,7 @@ fn endless(y: Out<u32>) {
 
 #[test]
 fn runaway_loops_are_stopped() {
-    let machine = Machine::new(&endless()).unwrap().budget(100_000);
+    let machine = Machine::new(&endless().record()).unwrap().budget(100_000);
     let mut buffers = [Buffer::zeros(Scalar::U32, 32)];
     let fault = machine.run(&Numbers::new(), &mut buffers).unwrap_err();
     assert!(fault.to_string().contains("more than 100000 instructions"), "{fault}");

@@ -16,18 +16,25 @@ use tile::types::Scalar;
 
 /// Two strided loops, a reduction between them.
 #[kernel]
-fn rms_norm<T: Float>(x: In<T>, y: Out<T>, width: Const<u32>, eps: Const<f32>, group: u32) {
+fn rms_norm(
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    group: u32,
+) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
     aligned(&["x", "y"]);
     let row = group_id() * width;
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        let v = x[row + i].f32();
+        let v = x[row + i];
         sum += v * v;
     }
     let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
     for i in strided(width) {
-        y[row + i] = (x[row + i].f32() * scale).cast();
+        y[row + i] = x[row + i] * scale;
     }
 }
 
@@ -159,31 +166,31 @@ fn histogram(x: In<u32>, counts: Out<u32>, votes: Out<u32>, n: Const<u32>) {
 
 /// A simdgroup for a row: loops over the lanes.
 #[kernel]
-fn by_lane(x: In<half::f16>, y: Out<f32>, width: Arg<u32>) {
+fn by_lane(x: In<{ Scalar::F16 }>, y: Out<f32>, width: Arg<u32>) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 64);
     require(Requirement::Divisible(dim("width"), 8));
     aligned(&["x", "y"]);
     let row = (group_id() * 2 + simd_id()) * width;
     let mut sum = Var::new(0.0);
     for i in range(lane_id(), width).step(32u32) {
-        sum += x[row + i].f32();
+        sum += x[row + i];
     }
     let mean = simd_sum(sum.get()) / width.f32();
     for i in range(lane_id(), width).step(32u32) {
-        y[row + i] = x[row + i].f32() - mean;
+        y[row + i] = x[row + i] - mean;
     }
 }
 
 /// Bytes, products of four, vectors, hints.
 #[kernel]
-fn bytes(x: In<u8>, w: In<u32>, y: Out<i32>, n: Const<u32>) {
+fn bytes(x: In<{ Scalar::U8 }>, w: In<u32>, y: Out<i32>, n: Const<u32>) {
     launch(Mode::Vector, [fixed(1), fixed(1), fixed(1)], 32);
     aligned(&["x", "w"]);
     let sum = Var::new(0i32);
     for i in range(lane_id() * 4, n).step(128u32) {
         let words = w.get_vec(i, 4, Hint::Stream);
         for (k, word) in words.into_iter().enumerate() {
-            let near = x[i + k as u32].u32();
+            let near = x.get_raw(i + k as u32).u32();
             sum.set(word.dot4(near * 0x0101_0101u32, sum.get()));
         }
     }
@@ -192,17 +199,18 @@ fn bytes(x: In<u8>, w: In<u32>, y: Out<i32>, n: Const<u32>) {
 
 /// A product of matrices: copies to shared memory, zeros outside, tiles both ways round.
 #[kernel]
-fn product<T: Float>(
-    x: In<T>,
-    w: In<T>,
+fn product(
+    x: In<{ scalar }>,
+    w: In<{ scalar }>,
     y: Out<f32>,
     rows: Arg<u32>,
     k: Const<u32>,
     n: Const<u32>,
+    scalar: Scalar,
 ) {
     launch(Mode::Tile, [dim("n").ceil_div(32u32), dim("tiles"), fixed(1)], 64);
     let (row, col) = (group_id_of(1) * 16, group_id() * 32 + simd_id() * 16);
-    let stage = Shared::<T>::named("stage", 512);
+    let stage = Shared::<f32>::stored(scalar, "stage", 512);
     let acc = Frags::accumulators(2, 0.0);
     for step in range(0, k).step(16u32) {
         for part in range(0, 2u32).unroll() {
@@ -228,7 +236,7 @@ fn product<T: Float>(
 
 /// What attention does with tiles: masked rows, their maxima and sums, a product with what comes out.
 #[kernel]
-fn attend(q: In<half::f16>, v: In<half::f16>, y: Out<f32>) {
+fn attend(q: In<{ Scalar::F16 }>, v: In<{ Scalar::F16 }>, y: Out<f32>) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
     let a = Frag::left(q, 0, 16);
     let k = Frag::right_transposed(q, 0, 16);
@@ -239,7 +247,7 @@ fn attend(q: In<half::f16>, v: In<half::f16>, y: Out<f32>) {
     let top = scores.reduce_rows(Reduce::Max);
     let p = (scores - top.across()).map(Unary::Exp);
     state.set(0, p.reduce_rows(Reduce::Sum));
-    let out = Frag::filled(0.0).mma(p.to_left::<half::f16>(), Frag::right(v, 0, 16));
+    let out = Frag::filled(0.0).mma(p.to_left(Scalar::F16), Frag::right(v, 0, 16));
     (out / state.get(0).across()).store(y, 0, 16);
 }
 
@@ -266,40 +274,48 @@ fn all() -> Vec<Launched> {
     let none = |scalar, len| Buffer::zeros(scalar, len);
     let row = |width| Numbers::new().with("rows", 3).with("width", width).with_f32("eps", 1e-5);
     vec![
-        with(rms_norm::<f32>(64), row(512), vec![f32s(1, 1536), none(Scalar::F32, 1536)]),
-        with(rms_norm::<f32>(64), row(129), vec![f32s(1, 387), none(Scalar::F32, 387)]),
         with(
-            rms_norm::<half::bf16>(32),
+            rms_norm(Scalar::F32, 64).record(),
+            row(512),
+            vec![f32s(1, 1536), none(Scalar::F32, 1536)],
+        ),
+        with(
+            rms_norm(Scalar::F32, 64).record(),
+            row(129),
+            vec![f32s(1, 387), none(Scalar::F32, 387)],
+        ),
+        with(
+            rms_norm(Scalar::BF16, 32).record(),
             row(40),
             vec![floats(Scalar::BF16, 2, 120), none(Scalar::BF16, 120)],
         ),
-        with(softmax(), row(640), vec![f32s(3, 1920), none(Scalar::F32, 1920)]),
-        with(softmax(), row(67), vec![f32s(4, 201), none(Scalar::F32, 201)]),
+        with(softmax().record(), row(640), vec![f32s(3, 1920), none(Scalar::F32, 1920)]),
+        with(softmax().record(), row(67), vec![f32s(4, 201), none(Scalar::F32, 201)]),
         with(
-            neighbours(),
+            neighbours().record(),
             Numbers::new().with("n", 100),
             vec![f32s(5, 100), f32s(6, 100), none(Scalar::F32, 100)],
         ),
         with(
-            gather(),
+            gather().record(),
             Numbers::new().with("n", 256),
             vec![f32s(16, 256), f32s(17, 7), none(Scalar::F32, 256)],
         ),
         with(
-            own_but_other(),
+            own_but_other().record(),
             Numbers::new().with("n", 256),
             vec![f32s(18, 256), f32s(19, 256), none(Scalar::F32, 256)],
         ),
-        with(branches(), Numbers::new().with("n", 77), vec![words(7, 128)]),
-        with(registers(), Numbers::new(), vec![f32s(8, 256), none(Scalar::F32, 256)]),
+        with(branches().record(), Numbers::new().with("n", 77), vec![words(7, 128)]),
+        with(registers().record(), Numbers::new(), vec![f32s(8, 256), none(Scalar::F32, 256)]),
         with(
-            histogram(),
+            histogram().record(),
             Numbers::new().with("n", 256),
             vec![words(9, 256), none(Scalar::U32, 64), none(Scalar::U32, 64)],
         ),
-        with(by_lane(), row(320), vec![f16s(10, 1920), none(Scalar::F32, 1920)]),
+        with(by_lane().record(), row(320), vec![f16s(10, 1920), none(Scalar::F32, 1920)]),
         with(
-            bytes(),
+            bytes().record(),
             Numbers::new().with("n", 256),
             vec![
                 Buffer::raw(Scalar::U8, (0..=255).collect()),
@@ -308,11 +324,15 @@ fn all() -> Vec<Launched> {
             ],
         ),
         with(
-            product::<half::f16>(),
+            product(Scalar::F16).record(),
             Numbers::new().with("rows", 21).with("tiles", 2).with("k", 48).with("n", 64),
             vec![f16s(12, 21 * 48), f16s(13, 64 * 48), none(Scalar::F32, 32 * 64)],
         ),
-        with(attend(), Numbers::new(), vec![f16s(14, 256), f16s(15, 256), none(Scalar::F32, 256)]),
+        with(
+            attend().record(),
+            Numbers::new(),
+            vec![f16s(14, 256), f16s(15, 256), none(Scalar::F32, 256)],
+        ),
     ]
 }
 
@@ -466,7 +486,7 @@ fn lowering_reaches_what_it_is_for() {
         passes::lower(&passes::specialise(kernel, numbers), target).expect("it lowers")
     };
     let width = Numbers::new().with("width", 512).with_f32("eps", 1e-5);
-    let norm = lower(&rms_norm::<half::f16>(64), &width, Target::Cuda);
+    let norm = lower(&rms_norm(Scalar::F16, 64).record(), &width, Target::Cuda);
     let wide = |i: &Inst| matches!(i, Inst::Load { lanes: 8, .. });
     assert_eq!(count(&norm, wide), 2, "{norm}");
     assert_eq!(count(&norm, |i| matches!(i, Inst::For { .. })), 0, "one trip each: {norm}");
@@ -475,18 +495,18 @@ fn lowering_reaches_what_it_is_for() {
 
     let length = Numbers::new().with("n", 256);
     let quads = |i: &Inst| matches!(i, Inst::Load { lanes: 4, .. });
-    assert_eq!(count(&lower(&gather(), &length, Target::Metal), quads), 1);
-    assert_eq!(count(&lower(&own_but_other(), &length, Target::Metal), quads), 0);
+    assert_eq!(count(&lower(&gather().record(), &length, Target::Metal), quads), 1);
+    assert_eq!(count(&lower(&own_but_other().record(), &length, Target::Metal), quads), 0);
 
     let sizes = Numbers::new().with("k", 48).with("n", 64);
-    let metal = lower(&product::<half::f16>(), &sizes, Target::Metal);
+    let metal = lower(&product(Scalar::F16).record(), &sizes, Target::Metal);
     assert_eq!(count(&metal, |i| matches!(i, Inst::Mma { .. })), 16, "{metal}");
     assert_eq!(count(&metal, |i| matches!(i, Inst::CopyAsync { .. })), 0, "{metal}");
     let tiles = |kernel: &Kernel, edge| {
         kernel.values.iter().filter_map(|ty| ty.tile()).all(|tile| tile.rows == edge)
     };
     assert!(tiles(&metal, 8), "{metal}");
-    let cuda = lower(&product::<half::f16>(), &sizes, Target::Cuda);
+    let cuda = lower(&product(Scalar::F16).record(), &sizes, Target::Cuda);
     assert_eq!(count(&cuda, |i| matches!(i, Inst::Mma { .. })), 2, "{cuda}");
     assert_eq!(count(&cuda, |i| matches!(i, Inst::CopyAsync { .. })), 2, "{cuda}");
     assert!(tiles(&cuda, 16), "{cuda}");

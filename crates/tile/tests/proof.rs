@@ -18,28 +18,35 @@ use tile::types::Scalar;
 
 /// Root-mean-square norm of a row per threadgroup: loops, a reduction over shared memory, a constant of each kind.
 #[kernel]
-fn norm<T: Float>(x: In<T>, y: Out<T>, width: Const<u32>, eps: Const<f32>, group: u32) {
+fn norm(
+    x: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    group: u32,
+) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
     let row = group_id() * width;
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        let v = x[row + i].f32();
+        let v = x[row + i];
         sum += v * v;
     }
     let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
     for i in strided(width) {
-        y[row + i] = (x[row + i].f32() * scale).cast();
+        y[row + i] = x[row + i] * scale;
     }
 }
 
 /// `c = a b^T` in tiles of 32 x 32: a 16 x 16 tile for each of four simdgroups, operands copied ahead to shared memory.
 #[kernel]
-fn product<T: Float>(a: In<T>, b: In<T>, c: Out<f32>, inner: Const<u32>) {
+fn product(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<f32>, inner: Const<u32>, scalar: Scalar) {
     launch(Mode::Tile, [dim("columns").ceil_div(32), dim("rows").ceil_div(32), fixed(1)], 128);
     let width = 16u32;
     // Rows are padded to 24 elements: 48 bytes, so that every row can be copied in pieces of 16 bytes.
-    let left = Shared::<T>::named("left", 2 * 32 * 24);
-    let right = Shared::<T>::named("right", 2 * 32 * 24);
+    let left = Shared::<f32>::stored(scalar, "left", 2 * 32 * 24);
+    let right = Shared::<f32>::stored(scalar, "right", 2 * 32 * 24);
     let (row, column) = (group_id_of(1) * 32, group_id_of(0) * 32);
     let (r, half) = (thread_id() / 4, thread_id() % 4);
     // Threads 0 and 1 of each four copy the row of `a`, 2 and 3 that of `b`.
@@ -77,10 +84,10 @@ fn product<T: Float>(a: In<T>, b: In<T>, c: Out<f32>, inner: Const<u32>) {
 /// `c = a b^T` in blocks of 64 x 32, by a warpgroup: steps of 64 terms through three stages, a product under way while the
 /// next begins.
 #[kernel]
-fn wide<T: Float>(a: In<T>, b: In<T>, c: Out<f32>, inner: Const<u32>) {
+fn wide(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<f32>, inner: Const<u32>, scalar: Scalar) {
     launch(Mode::Tile, [dim("columns").ceil_div(32), dim("rows").ceil_div(64), fixed(1)], 128);
-    let left = Shared::<T>::named("left", 3 * 64 * 64);
-    let right = Shared::<T>::named("right", 3 * 32 * 64);
+    let left = Shared::<f32>::stored(scalar, "left", 3 * 64 * 64);
+    let right = Shared::<f32>::stored(scalar, "right", 3 * 32 * 64);
     let (row, column) = (group_id_of(1) * 64, group_id_of(0) * 32);
     let (r, unit) = (thread_id() / 8, thread_id() % 8);
     let spot = r * 64 + (unit ^ (r % 8)) * 8;
@@ -187,31 +194,31 @@ fn near(values: Vec<f64>, scalar: Scalar) -> Expected {
     Expected::Near(values, tolerance(scalar))
 }
 
-fn norm_case<T: Float>(rows: usize, width: usize, group: u32) -> Case {
-    let x = Buffer::floats(T::SCALAR, &noise(7, rows * width));
+fn norm_case(scalar: Scalar, rows: usize, width: usize, group: u32) -> Case {
+    let x = Buffer::floats(scalar, &noise(7, rows * width));
     let mut want = vec![];
     for row in x.to_f64().chunks(width) {
         let scale = 1.0 / (row.iter().map(|v| v * v).sum::<f64>() / width as f64 + 1e-5).sqrt();
         want.extend(row.iter().map(|v| v * scale));
     }
     Case {
-        kernel: norm::<T>(group),
+        kernel: norm(scalar, group).record(),
         label: format!("{rows} x {width}, {group} threads"),
         numbers: Numbers::new()
             .with("rows", rows as u32)
             .with("width", width as u32)
             .with_f32("eps", 1e-5),
-        buffers: vec![x, Buffer::zeros(T::SCALAR, rows * width)],
-        expected: vec![(1, near(want, T::SCALAR))],
+        buffers: vec![x, Buffer::zeros(scalar, rows * width)],
+        expected: vec![(1, near(want, scalar))],
     }
 }
 
-fn product_case<T: Float>(rows: usize, columns: usize, inner: usize) -> Case {
-    product_by(product::<T>(), rows, columns, inner)
+fn product_case(scalar: Scalar, rows: usize, columns: usize, inner: usize) -> Case {
+    product_by(product(scalar).record(), rows, columns, inner)
 }
 
-fn wide_case<T: Float>(rows: usize, columns: usize, inner: usize) -> Case {
-    product_by(wide::<T>(), rows, columns, inner)
+fn wide_case(scalar: Scalar, rows: usize, columns: usize, inner: usize) -> Case {
+    product_by(wide(scalar).record(), rows, columns, inner)
 }
 
 fn product_by(kernel: Kernel, rows: usize, columns: usize, inner: usize) -> Case {
@@ -243,7 +250,7 @@ fn reverse_case() -> Case {
     let x = noise(3, 192);
     let want = x.chunks(32).flat_map(|c| c.iter().rev().map(|v| f64::from(*v)));
     Case {
-        kernel: reverse(),
+        kernel: reverse().record(),
         label: "3 blocks".to_owned(),
         numbers: Numbers::new().with("blocks", 3),
         expected: vec![(1, Expected::Exact(want.collect()))],
@@ -264,7 +271,7 @@ fn lanes_case() -> Case {
     }
     let zeros = || Buffer::zeros(Scalar::U32, 128);
     Case {
-        kernel: lanes(),
+        kernel: lanes().record(),
         label: "2 blocks".to_owned(),
         numbers: Numbers::new().with("blocks", 2),
         buffers: vec![Buffer::words(&x), zeros(), zeros(), zeros()],
@@ -282,7 +289,7 @@ fn histogram_case() -> Case {
     x.iter().for_each(|v| counts[*v as usize % 16] += 1.0);
     counts[16] = 4.0;
     Case {
-        kernel: histogram(),
+        kernel: histogram().record(),
         label: "100 numbers".to_owned(),
         numbers: Numbers::new().with("blocks", 4).with("n", 100),
         buffers: vec![
@@ -331,7 +338,7 @@ fn casts_case() -> Case {
         ]
     });
     Case {
-        kernel: casts(),
+        kernel: casts().record(),
         label: "rounding and saturation".to_owned(),
         numbers: Numbers::new().with("blocks", 2),
         expected: vec![(1, Expected::Exact(want.collect()))],
@@ -341,13 +348,13 @@ fn casts_case() -> Case {
 
 fn cases() -> Vec<Case> {
     vec![
-        norm_case::<f32>(3, 129, 64),
-        norm_case::<half::f16>(2, 96, 128),
-        norm_case::<half::bf16>(5, 1000, 256),
-        product_case::<half::f16>(64, 32, 64),
-        product_case::<half::bf16>(32, 96, 16),
-        wide_case::<half::f16>(64, 64, 64),
-        wide_case::<half::bf16>(128, 32, 320),
+        norm_case(Scalar::F32, 3, 129, 64),
+        norm_case(Scalar::F16, 2, 96, 128),
+        norm_case(Scalar::BF16, 5, 1000, 256),
+        product_case(Scalar::F16, 64, 32, 64),
+        product_case(Scalar::BF16, 32, 96, 16),
+        wide_case(Scalar::F16, 64, 64, 64),
+        wide_case(Scalar::BF16, 128, 32, 320),
         reverse_case(),
         lanes_case(),
         histogram_case(),
@@ -439,15 +446,15 @@ struct Mutant {
 }
 
 fn norm_f32() -> Case {
-    norm_case::<f32>(3, 129, 64)
+    norm_case(Scalar::F32, 3, 129, 64)
 }
 
 fn product_f16() -> Case {
-    product_case::<half::f16>(64, 32, 64)
+    product_case(Scalar::F16, 64, 32, 64)
 }
 
 fn wide_f16() -> Case {
-    wide_case::<half::f16>(64, 32, 320)
+    wide_case(Scalar::F16, 64, 32, 320)
 }
 
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);";
@@ -460,7 +467,7 @@ const METAL: &[Mutant] = &[
     Mutant { why: "some lanes skip a sum", case: norm_f32, prelude: false, find: "simd_sum(", nth: 0, put: "lane > 15u ? 0.0f : simd_sum(", says: "diverged" },
     Mutant { why: "a row is read past its end", case: norm_f32, prelude: false, find: "< width", nth: 0, put: "<= width", says: "" },
     Mutant { why: "a row is written past its end", case: norm_f32, prelude: false, find: "< width", nth: 1, put: "< width + 8u", says: "outside `" },
-    Mutant { why: "a constant is declared under another name", case: norm_f32, prelude: false, find: "norm_f32_eps", nth: 99, put: "norm_f32_epsilon", says: "has no value" },
+    Mutant { why: "a constant is declared under another name", case: norm_f32, prelude: false, find: "norm_f32_group64_eps", nth: 99, put: "norm_f32_group64_epsilon", says: "has no value" },
     Mutant { why: "the output is bound as the input", case: norm_f32, prelude: false, find: "y [[buffer(1)]]", nth: 0, put: "y [[buffer(0)]]", says: "write to input `" },
     Mutant { why: "shared memory is read but not written", case: reverse_case, prelude: false, find: "kept[tid] =", nth: 0, put: "if (lane < 31u) kept[tid] =", says: "" },
     Mutant { why: "shared memory is read past its end", case: reverse_case, prelude: false, find: "31u - lane", nth: 0, put: "32u + lane", says: "read outside `kept`" },

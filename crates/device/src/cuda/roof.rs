@@ -58,7 +58,7 @@ pub fn read_rate(gpu: &Gpu) -> Result<f64> {
 fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
     let mut best = 0.0_f64;
     for (group, ahead) in [(1024, 4), (1024, 8), (512, 8), (256, 16)] {
-        let kernel = passes::lower(&read_roof(ahead, group), Target::Cuda)
+        let kernel = passes::lower(&read_roof(ahead, group).record(), Target::Cuda)
             .map_err(|e| Error::new("read_roof", "", e))?;
         let pipeline = gpu.load(&kernel, &Numbers::new())?;
         for per_multiprocessor in [1, 2, 4, 8] {

@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use formats::{Error, Result};
-use half::{bf16, f16};
 use ops::packed::Format;
-use ops::rms_norm::rms_norm;
+use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::sweep::Team;
 use ops::{Op, Rope, Rows};
 use program::{Node, Program, ValueId, WeightId};
 use tile::Kernel;
+use tile::dsl::Recipe;
 use tile::ir::ParamKind;
 use tile::launch::Numbers;
 use tile::passes;
@@ -20,26 +21,6 @@ use tile::types::Scalar;
 use super::arena::{self, FEW, Layout, bucket};
 use super::{Facts, ProductShape, kv};
 use crate::CacheType;
-
-/// Instantiates a generic kernel for types known at run time.
-macro_rules! with_float {
-    ($scalar:expr, $T:ident => $body:expr) => {
-        match $scalar {
-            Scalar::F16 => {
-                type $T = f16;
-                $body
-            }
-            Scalar::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            _ => {
-                type $T = f32;
-                $body
-            }
-        }
-    };
-}
 
 mod attention;
 mod products;
@@ -165,28 +146,39 @@ impl Words {
 pub(super) struct Kernels {
     pub(super) all: Vec<Kernel>,
     /// What each was before it was lowered, and the values of its constants.
-    pub(super) sources: Vec<(Kernel, Numbers)>,
+    pub(super) sources: Vec<(Arc<Kernel>, Numbers)>,
+    /// Kernels as they were recorded, by their recipes' keys.
+    recorded: HashMap<String, Arc<Kernel>>,
+    /// By the key of the recipe and the values of the constants.
     known: HashMap<(String, Vec<u32>), usize>,
 }
 
 impl Kernels {
-    /// The kernel with the constants that `numbers` has, lowered.
-    fn get(&mut self, kernel: &Kernel, numbers: &Numbers, facts: Facts) -> Result<usize> {
-        let constants: Option<Vec<u32>> =
-            kernel.constants.iter().map(|c| numbers.get(&c.name)).collect();
-        let constants = constants
-            .ok_or_else(|| Error::new(&kernel.name, "a value for each constant", "fewer"))?;
-        let key = (kernel.name.clone(), constants);
-        if let Some(&known) = self.known.get(&key) {
-            return Ok(known);
+    /// The kernel with the constants that `numbers` has, lowered; and the kernel as it was recorded.
+    fn get(
+        &mut self,
+        recipe: Recipe,
+        numbers: &Numbers,
+        facts: Facts,
+    ) -> Result<(usize, Arc<Kernel>)> {
+        // Layers and classes repeat their kernels: each is recorded once.
+        let key = recipe.key();
+        let recorded = self.recorded.entry(key.clone());
+        let source = recorded.or_insert_with(|| Arc::new(recipe.record())).clone();
+        let wrong = |expected: &str, found: &str| Error::new(&source.name, expected, found);
+        let constants = source.constants.iter().map(|c| numbers.get(&c.name));
+        let constants: Option<Vec<u32>> = constants.collect();
+        let constants = constants.ok_or_else(|| wrong("a value for each constant", "fewer"))?;
+        if let Some(&known) = self.known.get(&(key.clone(), constants.clone())) {
+            return Ok((known, source));
         }
-        let special = passes::specialise(kernel, numbers);
-        let lowered = passes::lower(&special, facts.target)
-            .map_err(|fault| Error::new(&kernel.name, "", fault))?;
+        let special = passes::specialise(&source, numbers);
+        let lowered =
+            passes::lower(&special, facts.target).map_err(|fault| wrong("", &fault.to_string()))?;
         self.all.push(lowered);
-        self.sources.push((kernel.clone(), numbers.clone()));
-        self.known.insert(key, self.all.len() - 1);
-        Ok(self.all.len() - 1)
+        self.sources.push((source.clone(), numbers.clone()));
+        self.known.insert((key, constants), self.all.len() - 1);
+        Ok((self.all.len() - 1, source))
     }
 }
 
@@ -303,19 +295,19 @@ struct Operand {
 }
 
 impl Recorder<'_> {
-    fn push(&mut self, kernel: &Kernel, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
-        let kernel_index = self.known.get(kernel, &numbers, self.of.facts)?;
-        let buffers = kernel
+    fn push(&mut self, recipe: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
+        let (kernel, source) = self.known.get(recipe, &numbers, self.of.facts)?;
+        let buffers = source
             .params
             .iter()
             .filter(|p| matches!(p.kind, ParamKind::Buffer { .. }))
             .map(|p| {
                 let slot = bound.iter().find(|(name, _)| *name == p.name);
-                let missing = || Error::new(&kernel.name, format!("a buffer `{}`", p.name), "none");
+                let missing = || Error::new(&source.name, format!("a buffer `{}`", p.name), "none");
                 slot.map(|(_, slot)| slot.clone()).ok_or_else(missing)
             })
             .collect::<Result<_>>()?;
-        self.steps.push(Step::Kernel { kernel: kernel_index, numbers, buffers });
+        self.steps.push(Step::Kernel { kernel, numbers, buffers });
         Ok(())
     }
 
@@ -375,16 +367,15 @@ impl Recorder<'_> {
             }
             Op::Add | Op::Mul => {
                 let [a, b] = [inputs[0], inputs[1]];
-                let kernel = with_float!(self.scalar(a), T => match op {
-                    Op::Add => ops::add::add::<T>(),
-                    _ => ops::mul::mul::<T>(),
-                });
-                self.map(&kernel, &[("a", self.value(a)), ("b", self.value(b))], outputs[0])
+                let kernel = match op {
+                    Op::Add => ops::add::add(self.scalar(a)),
+                    _ => ops::mul::mul(self.scalar(a)),
+                };
+                self.map(kernel, &[("a", self.value(a)), ("b", self.value(b))], outputs[0])
             }
             Op::Silu => {
-                let kernel =
-                    with_float!(self.scalar(inputs[0]), T => ops::silu::silu_kernel::<T>());
-                self.map(&kernel, &[("x", self.value(inputs[0]))], outputs[0])
+                let kernel = ops::silu::silu_kernel(self.scalar(inputs[0]));
+                self.map(kernel, &[("x", self.value(inputs[0]))], outputs[0])
             }
             Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
             Op::KvWrite { layer } => self.kv_write(*layer, inputs[0], inputs[1]),
@@ -427,20 +418,20 @@ impl Recorder<'_> {
         width: usize,
         y: Operand,
     ) -> Result<()> {
-        let kernel = with_float!(y.scalar, Y => match format {
-            Format::Dense(scalar) => with_float!(scalar, T => ops::embed::embed::<T, Y>()),
-            packed => ops::embed::embed_packed::<Y>(packed),
-        });
+        let kernel = match format {
+            Format::Dense(scalar) => ops::embed::embed(scalar, y.scalar),
+            packed => ops::embed::embed_packed(y.scalar, packed),
+        };
         let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
-        self.push(&kernel, numbers, &[("tokens", picks), ("table", table), ("y", y.slot)])
+        self.push(kernel, numbers, &[("tokens", picks), ("table", table), ("y", y.slot)])
     }
 
     fn select(&mut self, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = with_float!(self.scalar(x), T => ops::select::select_rows::<T>());
+        let kernel = ops::select::select_rows(self.scalar(x));
         let numbers =
             Numbers::new().with("rows", self.rows(y) as u32).with("width", self.width(y) as u32);
         let picks = Slot::Words(self.words.outputs.clone());
-        self.push(&kernel, numbers, &[("picks", picks), ("x", self.value(x)), ("y", self.value(y))])
+        self.push(kernel, numbers, &[("picks", picks), ("x", self.value(x)), ("y", self.value(y))])
     }
 
     fn norm(
@@ -453,22 +444,17 @@ impl Recorder<'_> {
         y: Operand,
     ) -> Result<()> {
         let team = if width <= 512 { Team::Simd } else { Team::Group };
-        let kernel = with_float!(x.scalar, T => with_float!(y.scalar, Y => {
-            rms_norm::<T, f32, Y>(team)
-        }));
+        let types = rms_norm::Types { x: x.scalar, weight: Scalar::F32, y: y.scalar };
+        let kernel = rms_norm(types, team);
         let numbers = Numbers::new()
             .with("rows", rows as u32)
             .with("width", width as u32)
             .with_f32("eps", eps);
-        self.push(
-            &kernel,
-            numbers,
-            &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)],
-        )
+        self.push(kernel, numbers, &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)])
     }
 
     /// An element-wise kernel over all of a value.
-    fn map(&mut self, kernel: &Kernel, from: &[(&str, Slot)], y: ValueId) -> Result<()> {
+    fn map(&mut self, kernel: Recipe, from: &[(&str, Slot)], y: ValueId) -> Result<()> {
         let n = self.rows(y) * self.width(y);
         let bound = [from, &[("y", self.value(y))]].concat();
         self.push(kernel, Numbers::new().with("n", n as u32), &bound)
@@ -501,4 +487,47 @@ fn unpacked(program: &Program) -> (usize, usize) {
         _ => a,
     };
     shapes.fold((0, 0), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use tile::dsl::{Const, fixed, launch};
+    use tile::launch::Mode;
+    use tile::passes::Target;
+
+    use super::*;
+
+    /// A kernel of nothing, with a constant; told from others by `rows`.
+    fn recipe(rows: u32, record: fn()) -> Recipe<'static> {
+        Recipe::new("here", "nothing", vec![("rows", rows.to_string())], Box::new(record))
+    }
+
+    fn nothing() {
+        launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
+        Const::<u32>::declare("width");
+    }
+
+    fn again() {
+        panic!("it was known");
+    }
+
+    #[test]
+    fn a_kernel_that_is_known_is_not_recorded_again() {
+        let facts =
+            Facts { target: Target::Cuda, processors: 1, shared: 0, wgmma: false, products: None };
+        let mut kernels = Kernels::default();
+        let mut get = |recipe, width: u32| {
+            let numbers = Numbers::new().with("width", width);
+            kernels.get(recipe, &numbers, facts).expect("a kernel of nothing is lowered").0
+        };
+        assert_eq!(get(recipe(3, nothing), 8), 0);
+        assert_eq!(get(recipe(3, again), 8), 0);
+        assert_eq!(
+            get(recipe(3, again), 9),
+            1,
+            "another constant, another kernel of the same record"
+        );
+        assert_eq!(get(recipe(4, nothing), 8), 2, "another parameter");
+        assert_eq!(get(recipe(4, again), 8), 2);
+    }
 }

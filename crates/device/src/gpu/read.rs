@@ -47,7 +47,7 @@ pub(crate) fn rate<B: Backend>(backend: &B, bytes: usize) -> Result<f64> {
     }
     let mut best = 0.0_f64;
     for (group, ahead) in [(1024, 4), (512, 8), (256, 16)] {
-        let kernel = passes::lower(&read_roof(ahead, group), facts.target)
+        let kernel = passes::lower(&read_roof(ahead, group).record(), facts.target)
             .map_err(|e| Error::new("read_roof", "", e))?;
         let pipeline = backend.load(&kernel)?;
         for each in [1, 4, 8] {

@@ -1,11 +1,10 @@
 //! What the attention kernels are tested and measured with: sequences in a scattered block pool whose unused slots are NaN,
 //! so that a kernel that mixes in what it should not see is found out.
 
-use half::f16;
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
-use tile::dsl::{Element, Float};
+use tile::dsl::Recipe;
 use tile::launch::Numbers;
+use tile::types::Scalar;
 
 use super::decode::{Schedule, attention_decode, attention_decode_q8_0};
 use super::{Form, Scores};
@@ -116,7 +115,7 @@ impl Scene {
     }
 
     /// A cache of `C`, NaN where no position lies.
-    pub(super) fn plain<C: Float>(&self) -> Stores {
+    pub(super) fn plain(&self, stored: Scalar) -> Stores {
         let width = self.kv_heads * self.head_dim;
         let used = self.used();
         let fill = |seed| {
@@ -124,7 +123,7 @@ impl Scene {
             for (row, _) in values.chunks_exact_mut(width).zip(&used).filter(|(_, used)| !**used) {
                 row.fill(f32::NAN);
             }
-            Buffer::floats(C::SCALAR, &values)
+            Buffer::floats(stored, &values)
         };
         let buffers = vec![fill(2), fill(3)];
         Stores { keys: buffers[0].to_f32(), values: buffers[1].to_f32(), buffers }
@@ -144,24 +143,24 @@ impl Scene {
             let seen: Vec<f32> =
                 codes.iter().enumerate().map(|(i, c)| f32::from(*c) * scales[i / 32]).collect();
             let codes = codes.into_iter().map(|c| c as u8).collect();
-            (Buffer::raw(i8::SCALAR, codes), Buffer::floats(f16::SCALAR, &scales), seen)
+            (Buffer::raw(Scalar::I8, codes), Buffer::floats(Scalar::F16, &scales), seen)
         };
         let ((k, ks, keys), (v, vs, values)) = (fill(2), fill(3));
         Stores { buffers: vec![k, ks, v, vs], keys, values }
     }
 
-    pub(super) fn queries<T: Float>(&self) -> Buffer {
+    pub(super) fn queries(&self, query: Scalar) -> Buffer {
         // Scores of a few units, so that weights differ.
         let values: Vec<f32> = noise(1, self.rows.len() * self.heads() * self.head_dim)
             .into_iter()
             .map(|v| v * 4.0)
             .collect();
-        Buffer::floats(T::SCALAR, &values)
+        Buffer::floats(query, &values)
     }
 
     pub(super) fn sinks(&self) -> Buffer {
         let logits: Vec<f32> = noise(4, self.heads()).into_iter().map(|v| v * 3.0).collect();
-        Buffer::floats(f32::SCALAR, &logits)
+        Buffer::floats(Scalar::F32, &logits)
     }
 
     /// What each row's queries must give over a cache, `keys` and `values` indexed by `(slot, head)`.
@@ -208,8 +207,8 @@ impl Scene {
         [positions, sequences, self.table()].map(|words| Buffer::words(&words))
     }
 
-    fn decode<T: Float>(&self, kernel: Kernel, stores: Stores, splits: usize) -> Case {
-        let q = self.queries::<T>();
+    fn decode(&self, query: Scalar, kernel: Recipe, stores: Stores, splits: usize) -> Case {
+        let q = self.queries(query);
         let (rows, heads) = (self.rows.len(), self.heads());
         let expected = self.expected(&q, &stores);
         let len = q.len();
@@ -218,10 +217,10 @@ impl Scene {
         buffers.extend(self.words());
         let y = buffers.len();
         buffers.extend([
-            Buffer::zeros(T::SCALAR, len),
-            Buffer::zeros(f32::SCALAR, rows * heads * splits * self.head_dim),
-            Buffer::zeros(f32::SCALAR, rows * heads * splits * 2),
-            Buffer::zeros(u32::SCALAR, rows * heads),
+            Buffer::zeros(query, len),
+            Buffer::zeros(Scalar::F32, rows * heads * splits * self.head_dim),
+            Buffer::zeros(Scalar::F32, rows * heads * splits * 2),
+            Buffer::zeros(Scalar::U32, rows * heads),
         ]);
         let counters = Expected::Exact(vec![0.0; rows * heads]);
         if self.sinks {
@@ -229,10 +228,10 @@ impl Scene {
         }
         Case {
             label: self.label(&format!("{splits} splits")),
-            kernel,
+            kernel: kernel.record(),
             numbers: self.numbers().with("rows", rows as u32).with("splits", splits as u32),
             buffers,
-            expected: vec![(y, Expected::Near(expected, tolerance(T::SCALAR))), (y + 3, counters)],
+            expected: vec![(y, Expected::Near(expected, tolerance(query))), (y + 3, counters)],
         }
     }
 
@@ -355,44 +354,49 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
 }
 
 pub(super) fn decode() -> Vec<Case> {
-    fn of<T: Float, C: Float>(every: usize) -> Vec<Case> {
+    fn of(query: Scalar, stored: Scalar, every: usize) -> Vec<Case> {
         let odd =
             Scene { why: "heads of 80", head_dim: 80, rows: vec![(0, 33)], ..Scene::default() };
         let mut scenes = decode_scenes();
         scenes.push((odd, 2));
-        if C::SCALAR.bytes() == 2 {
+        if stored.bytes() == 2 {
             scenes.extend(staged_scenes(16));
         }
-        if C::SCALAR.bytes() == 2 && T::SCALAR == C::SCALAR {
+        if stored.bytes() == 2 && query == stored {
             scenes.extend(matrix_scenes());
         }
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode::<T, C>(s.form(), s.schedule), s.plain::<C>(), splits)
+            s.decode(
+                query,
+                attention_decode(query, stored, s.form(), s.schedule),
+                s.plain(stored),
+                splits,
+            )
         };
         scenes.into_iter().step_by(every).map(case).collect()
     }
-    let mut all = of::<f32, f32>(1);
-    all.extend(of::<f16, f16>(1));
-    all.extend(of::<half::bf16, half::bf16>(1));
-    all.extend(of::<f32, f16>(3));
-    all.extend(of::<half::bf16, f16>(4));
+    let mut all = of(Scalar::F32, Scalar::F32, 1);
+    all.extend(of(Scalar::F16, Scalar::F16, 1));
+    all.extend(of(Scalar::BF16, Scalar::BF16, 1));
+    all.extend(of(Scalar::F32, Scalar::F16, 3));
+    all.extend(of(Scalar::BF16, Scalar::F16, 4));
     all
 }
 
 pub(super) fn decode_q8_0() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(query: Scalar) -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
-            s.decode::<T>(attention_decode_q8_0::<T>(s.form(), s.schedule), s.q8_0(), splits)
+            s.decode(query, attention_decode_q8_0(query, s.form(), s.schedule), s.q8_0(), splits)
         };
         let plain = decode_scenes().into_iter().step_by(2);
         let mut scenes: Vec<(Scene, usize)> = plain.chain(staged_scenes(64)).collect();
-        if T::SCALAR.bytes() == 2 {
+        if query.bytes() == 2 {
             let coded = |scene: &Scene| matches!(scene.head_dim, 64 | 128);
             scenes.extend(matrix_scenes().into_iter().filter(|(scene, _)| coded(scene)));
         }
         scenes.into_iter().map(case).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 /// One row of a sequence: key/value heads, query heads each, elements, keys. A long one, and those of an 8B, a 1B and a 0.6B model.
@@ -403,8 +407,9 @@ const LONG: [(usize, usize, usize, usize); 5] =
 const PROCESSORS: u32 = 132;
 const SHARED: u32 = 227 << 10;
 
-fn decode_bench<T: Float>(
-    kernel: Kernel,
+fn decode_bench(
+    query: Scalar,
+    kernel: Recipe,
     schedule: Schedule,
     stores: impl Fn(usize) -> Vec<Fill>,
     bits: u64,
@@ -414,19 +419,19 @@ fn decode_bench<T: Float>(
     let (stride, heads) = (keys.div_ceil(256), kv_heads * group);
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
     let n = keys * kv_heads * d;
-    let mut buffers = vec![Fill::These(random::<T>(1, heads * d))];
+    let mut buffers = vec![Fill::These(random(query, 1, heads * d))];
     buffers.extend(stores(n));
     buffers.extend([
         words(vec![keys as u32 - 1]),
         words(vec![0]),
         words((0..stride as u32).rev().collect()),
-        Fill::Zeros(T::SCALAR, heads * d),
-        Fill::Zeros(f32::SCALAR, heads * splits * d),
-        Fill::Zeros(f32::SCALAR, heads * splits * 2),
-        Fill::Zeros(u32::SCALAR, heads),
+        Fill::Zeros(query, heads * d),
+        Fill::Zeros(Scalar::F32, heads * splits * d),
+        Fill::Zeros(Scalar::F32, heads * splits * 2),
+        Fill::Zeros(Scalar::U32, heads),
     ]);
     Bench {
-        kernel,
+        kernel: kernel.record(),
         label: format!("{heads} heads of {kv_heads} x {d}, {keys} keys"),
         numbers: Numbers::new()
             .with("stride", stride as u32)
@@ -443,29 +448,29 @@ fn decode_bench<T: Float>(
 }
 
 pub(super) fn decode_benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(query: Scalar) -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = Form::plain(shape.2 as u32, shape.1 as u32);
-            let schedule = Schedule::pick(form, T::SCALAR, T::SCALAR, shape.3 as u32, SHARED);
-            let stores = |n| vec![Fill::Noise(T::SCALAR, n), Fill::Noise(T::SCALAR, n)];
-            let kernel = attention_decode::<T, T>(form, schedule);
-            decode_bench::<T>(kernel, schedule, stores, 8 * T::SCALAR.bytes() as u64, shape)
+            let schedule = Schedule::pick(form, query, query, shape.3 as u32, SHARED);
+            let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
+            let kernel = attention_decode(query, query, form, schedule);
+            decode_bench(query, kernel, schedule, stores, 8 * query.bytes() as u64, shape)
         };
         LONG.into_iter().map(bench).collect()
     }
-    every_float!(of)
+    every_float(of)
 }
 
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
-        let schedule = Schedule::pick(form, half::bf16::SCALAR, i8::SCALAR, shape.3 as u32, SHARED);
-        let kernel = attention_decode_q8_0::<half::bf16>(form, schedule);
+        let schedule = Schedule::pick(form, Scalar::BF16, Scalar::I8, shape.3 as u32, SHARED);
+        let kernel = attention_decode_q8_0(Scalar::BF16, form, schedule);
         let stores = |n| {
-            let (codes, scales) = (Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32));
+            let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]
         };
-        let mut bench = decode_bench::<half::bf16>(kernel, schedule, stores, 8, shape);
+        let mut bench = decode_bench(Scalar::BF16, kernel, schedule, stores, 8, shape);
         // 34 bytes hold 32 numbers.
         bench.bytes = bench.bytes / 32 * 34;
         bench

@@ -1,19 +1,18 @@
 //! What the prefill kernels are tested and measured with: chunks of consecutive positions in the scenes of [`super::cases`].
 
-use half::f16;
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, tolerance};
-use tile::dsl::{Element, Float};
+use tile::dsl::Recipe;
 use tile::launch::Numbers;
+use tile::types::Scalar;
 
 use super::cases::{Scene, Stores};
 use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_q8_0};
 use super::{Form, Scores};
 use crate::trial::random;
 
-/// The tolerance of kernels that round weights to `T` before they meet the values: that of a result in `T`, and 1e-3 at least.
-fn flash<T: Float>() -> f64 {
-    tolerance(T::SCALAR).max(1e-3)
+/// The tolerance of kernels that round weights to a type before they meet the values: that of a result in it, and 1e-3 at least.
+fn flash(scalar: Scalar) -> f64 {
+    tolerance(scalar).max(1e-3)
 }
 
 /// Chunks of consecutive positions: sequence, first position, count.
@@ -42,8 +41,8 @@ impl Scene {
             .with("tokens", self.rows.len() as u32)
     }
 
-    fn prefill<T: Float>(&self, kernel: Kernel, stores: Stores) -> Case {
-        let q = self.queries::<T>();
+    fn prefill(&self, scalar: Scalar, kernel: Recipe, stores: Stores) -> Case {
+        let q = self.queries(scalar);
         let expected = self.expected(&q, &stores);
         let len = q.len();
         let mut buffers = vec![q];
@@ -51,27 +50,28 @@ impl Scene {
         buffers.extend(self.words());
         buffers.push(Buffer::words(&self.starts()));
         let y = buffers.len();
-        buffers.push(Buffer::zeros(T::SCALAR, len));
+        buffers.push(Buffer::zeros(scalar, len));
         if self.sinks {
             buffers.push(self.sinks());
         }
         Case {
             label: self.label("in chunks"),
-            kernel,
+            kernel: kernel.record(),
             numbers: self.chunked(),
             buffers,
-            expected: vec![(y, Expected::Near(expected, flash::<T>()))],
+            expected: vec![(y, Expected::Near(expected, flash(scalar)))],
         }
     }
 
     /// Over arrays of `length` keys per sequence.
-    fn dense<T: Float>(&self, layout: Layout, length: usize, tiling: Tiling) -> Case {
-        let (q, d, sequences) = (self.queries::<T>(), self.head_dim, self.lengths().len());
+    fn dense(&self, scalar: Scalar, layout: Layout, length: usize, tiling: Tiling) -> Case {
+        let (q, d, sequences) = (self.queries(scalar), self.head_dim, self.lengths().len());
         let at = |sequence: usize, head: usize, p: usize| match layout {
             Layout::HeadMajor => ((sequence * self.kv_heads + head) * length + p) * d,
             Layout::KeyMajor => ((sequence * length + p) * self.kv_heads + head) * d,
         };
-        let stores = [2, 3].map(|seed| random::<T>(seed, sequences * length * self.kv_heads * d));
+        let stores =
+            [2, 3].map(|seed| random(scalar, seed, sequences * length * self.kv_heads * d));
         let [all_keys, all_values] = [stores[0].to_f32(), stores[1].to_f32()];
         let (queries, mut y) = (q.to_f32(), Vec::new());
         for (row, &(sequence, position)) in self.rows.iter().enumerate() {
@@ -90,13 +90,13 @@ impl Scene {
         let [positions, ..] = self.words();
         let len = q.len();
         let [keys, values] = stores;
-        let zeros = Buffer::zeros(T::SCALAR, len);
+        let zeros = Buffer::zeros(scalar, len);
         Case {
             label: self.label(&format!("{length} keys, {layout:?}")),
-            kernel: attention_dense::<T>(self.form(), tiling, layout),
+            kernel: attention_dense(scalar, self.form(), tiling, layout).record(),
             numbers: self.chunked().with("length", length as u32),
             buffers: vec![q, keys, values, positions, Buffer::words(&self.starts()), zeros],
-            expected: vec![(5, Expected::Near(y, flash::<T>()))],
+            expected: vec![(5, Expected::Near(y, flash(scalar)))],
         }
     }
 }
@@ -145,43 +145,39 @@ fn scenes() -> Vec<(Scene, Tiling)> {
     ]
 }
 
-/// Concatenates a generic function's results for the types that matrix units take.
-macro_rules! every_half {
-    ($($f:tt)*) => {{
-        let mut all = $($f)*::<f16>();
-        all.extend($($f)*::<half::bf16>());
-        all
-    }};
+/// A function's results for the types that matrix units take.
+fn every_half<X>(of: impl Fn(Scalar) -> Vec<X>) -> Vec<X> {
+    [Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
 }
 
 pub(super) fn prefill() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |(s, tiling): (Scene, Tiling)| {
-            s.prefill::<T>(attention_prefill::<T>(s.form(), tiling), s.plain::<T>())
+            s.prefill(scalar, attention_prefill(scalar, s.form(), tiling), s.plain(scalar))
         };
         scenes().into_iter().map(case).collect()
     }
-    every_half!(of)
+    every_half(of)
 }
 
 pub(super) fn prefill_q8_0() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let case = |(s, tiling): (Scene, Tiling)| {
             let mut stores = s.q8_0();
-            // The matrix units take what was decoded as `T`.
+            // The matrix units take what was decoded in their own type.
             for values in [&mut stores.keys, &mut stores.values] {
-                *values = Buffer::floats(T::SCALAR, values).to_f32();
+                *values = Buffer::floats(scalar, values).to_f32();
             }
-            s.prefill::<T>(attention_prefill_q8_0::<T>(s.form(), tiling), stores)
+            s.prefill(scalar, attention_prefill_q8_0(scalar, s.form(), tiling), stores)
         };
         let whole = |(s, _): &(Scene, Tiling)| s.head_dim.is_multiple_of(32);
         scenes().into_iter().filter(whole).step_by(2).map(case).collect()
     }
-    every_half!(of)
+    every_half(of)
 }
 
 pub(super) fn dense() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
         let of = Scene::default;
         let two = chunks(&[(0, 0, 19), (1, 5, 20)]);
         let beyond = chunks(&[(0, 28, 12)]);
@@ -191,11 +187,11 @@ pub(super) fn dense() -> Vec<Case> {
         ];
         let layouts = [Layout::HeadMajor, Layout::KeyMajor];
         let both = |(scene, length): &(Scene, usize)| {
-            layouts.map(|layout| scene.dense::<T>(layout, *length, Tiling::small(64)))
+            layouts.map(|layout| scene.dense(scalar, layout, *length, Tiling::small(64)))
         };
         scenes.iter().flat_map(both).collect()
     }
-    every_half!(of)
+    every_half(of)
 }
 
 /// Key/value heads, query heads each, elements, tokens.
@@ -204,8 +200,9 @@ type Shape = (usize, usize, usize, usize);
 /// Prompts from their start.
 const PROMPTS: [Shape; 2] = [(8, 4, 128, 8192), (8, 4, 64, 8192)];
 
-fn bench<T: Float>(
-    kernel: Kernel,
+fn bench(
+    scalar: Scalar,
+    kernel: Recipe,
     stores: Vec<Fill>,
     (kv_heads, group, d, tokens): Shape,
     paged: bool,
@@ -217,8 +214,8 @@ fn bench<T: Float>(
         Fill::Noise(scalar, len) | Fill::Zeros(scalar, len) => (scalar.bytes() * len) as u64,
         Fill::These(buffer) => buffer.bytes.len() as u64,
     };
-    let bytes = stores.iter().map(size).sum::<u64>() + 2 * (n * T::SCALAR.bytes()) as u64;
-    let mut buffers = vec![Fill::Noise(T::SCALAR, n)];
+    let bytes = stores.iter().map(size).sum::<u64>() + 2 * (n * scalar.bytes()) as u64;
+    let mut buffers = vec![Fill::Noise(scalar, n)];
     buffers.extend(stores);
     buffers.push(words((0..tokens as u32).collect()));
     if paged {
@@ -226,7 +223,7 @@ fn bench<T: Float>(
         buffers.push(words((0..stride as u32).rev().collect()));
     }
     buffers.push(words(vec![0, tokens as u32]));
-    buffers.push(Fill::Zeros(T::SCALAR, n));
+    buffers.push(Fill::Zeros(scalar, n));
     let mut numbers = Numbers::new()
         .with("kv_heads", kv_heads as u32)
         .with_f32("scale", 1.0 / (d as f32).sqrt())
@@ -238,7 +235,7 @@ fn bench<T: Float>(
         false => numbers.set("length", tokens as u32),
     }
     Bench {
-        kernel,
+        kernel: kernel.record(),
         label: format!("{tokens} tokens, {heads} heads of {kv_heads} x {d}"),
         numbers,
         buffers,
@@ -255,24 +252,24 @@ fn of_shape((kv_heads, group, d, tokens): Shape) -> (Form, Tiling, usize) {
 }
 
 pub(super) fn prefill_benches() -> Vec<Bench> {
-    fn of<T: Float>() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
         let one = |shape: Shape| {
             let (form, tiling, n) = of_shape(shape);
-            let stores = vec![Fill::Noise(T::SCALAR, n); 2];
-            bench::<T>(attention_prefill::<T>(form, tiling), stores, shape, true)
+            let stores = vec![Fill::Noise(scalar, n); 2];
+            bench(scalar, attention_prefill(scalar, form, tiling), stores, shape, true)
         };
         PROMPTS.into_iter().map(one).collect()
     }
-    every_half!(of)
+    every_half(of)
 }
 
 pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
     let one = |shape: Shape| {
         let (form, tiling, n) = of_shape(shape);
-        let store = [Fill::Noise(i8::SCALAR, n), Fill::Noise(f16::SCALAR, n / 32)];
+        let store = [Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32)];
         let stores = [store.clone(), store].concat();
-        let kernel = attention_prefill_q8_0::<half::bf16>(form, tiling);
-        bench::<half::bf16>(kernel, stores, shape, true)
+        let kernel = attention_prefill_q8_0(Scalar::BF16, form, tiling);
+        bench(Scalar::BF16, kernel, stores, shape, true)
     };
     PROMPTS.into_iter().map(one).collect()
 }
@@ -280,9 +277,9 @@ pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
 pub(super) fn dense_benches() -> Vec<Bench> {
     let one = |shape: Shape| {
         let (form, tiling, n) = of_shape(shape);
-        let kernel = attention_dense::<half::bf16>(form, tiling, Layout::HeadMajor);
-        let stores = vec![Fill::Noise(half::bf16::SCALAR, n); 2];
-        bench::<half::bf16>(kernel, stores, shape, false)
+        let kernel = attention_dense(Scalar::BF16, form, tiling, Layout::HeadMajor);
+        let stores = vec![Fill::Noise(Scalar::BF16, n); 2];
+        bench(Scalar::BF16, kernel, stores, shape, false)
     };
     PROMPTS.into_iter().map(one).collect()
 }

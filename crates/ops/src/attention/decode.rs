@@ -15,13 +15,11 @@ mod matrix;
 use tile::dsl::*;
 use tile::ir::{AtomicOp, Hint, Reduce};
 use tile::launch::{Mode, Requirement};
-use tile::types::Scalar;
 
 use self::batches::{Codes, Numbers};
-use super::form::{Blocks, Extras, FLOOR, Form, ceil_div, require_aligned};
+use super::form::{Extras, FLOOR, Form, Stored, ceil_div, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{require_lengths, when};
-use half::f16;
 
 /// Elements that a thread merges, and parts that it reads at once.
 const VECTOR: u32 = 4;
@@ -69,8 +67,8 @@ impl Schedule {
         };
         let (keys, stages) = (if d <= 64 { 32 } else { 16 }, 2);
         let batches = match cache {
-            Scalar::I8 => Codes::<f16>::bytes(d, keys, stages),
-            _ => Numbers::<f16>::bytes(d, keys, stages),
+            Scalar::I8 => Codes::bytes(d, keys, stages),
+            _ => Numbers::bytes(d, keys, stages),
         };
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
@@ -91,14 +89,6 @@ impl Schedule {
         };
         let busy = each * processors / heads.max(1);
         busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
-    }
-
-    /// The suffix of the kernels' names.
-    fn name(self) -> String {
-        match self {
-            Schedule::Lanes { stages } => stages.to_string(),
-            Schedule::Matrix { simds, keys, stages } => format!("mma{simds}x{keys}x{stages}"),
-        }
     }
 
     /// What a group does of a form, over a cache whose elements, as queries, have at most so many bytes.
@@ -124,7 +114,7 @@ struct Plan {
     keys: u32,
 }
 
-/// Attends rows `q` `[rows, kv_heads * group, head_dim]` to a cache of `C`, each at its own position, which is the latest; a
+/// Attends rows `q` `[rows, kv_heads * group, head_dim]` to a cache of its own type, each at its own position, which is the latest; a
 /// row at position `u32::MAX` is idle and becomes zero.
 ///
 /// `splits` groups share the keys of each head. `partial` holds `rows * kv_heads * group * splits * head_dim` numbers, `stats`
@@ -136,14 +126,14 @@ struct Plan {
 /// # Panics
 /// If the schedule does not suit the types or the form: see [`Schedule`].
 #[kernel]
-pub fn attention_decode<T: Float, C: Float>(
-    q: In<T>,
-    keys: In<C>,
-    values: In<C>,
+pub fn attention_decode(
+    q: In<{ query }>,
+    keys: In<{ stored }>,
+    values: In<{ stored }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<T>,
+    y: Out<{ query }>,
     partial: InOut<f32>,
     stats: InOut<f32>,
     counters: InOut<u32>,
@@ -151,23 +141,23 @@ pub fn attention_decode<T: Float, C: Float>(
     block: Const<u32>,
     kv_heads: Const<u32>,
     scale: Const<f32>,
+    query: Scalar,
+    stored: Scalar,
     form: Form,
     schedule: Schedule,
 ) {
-    let name = schedule.name();
-    rename(format!("attention_decode_{}_{}_{}_{name}", T::NAME, C::NAME, form.name()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["keys", "values"]);
-    let plan = schedule.plan(form, T::SCALAR.bytes().max(C::SCALAR.bytes()) as u32);
+    let plan = schedule.plan(form, query.bytes().max(stored.bytes()) as u32);
     let attend = |extras: &Extras, span| match schedule {
         Schedule::Lanes { stages } => {
+            let [keys, values] = [keys, values].map(Stored::numbers);
             lanes::attend(form, plan, stages, extras, q, keys, values, &cache, scale, span)
         }
         Schedule::Matrix { stages, .. } => {
-            let same = "queries and cache are of one type";
-            let stored = [keys, values].map(|x| x.same::<T>().expect(same));
-            let batches = Numbers::new(plan, stages, stored);
+            assert_eq!(query, stored, "the matrix unit takes queries and a cache of one type");
+            let batches = Numbers::new(plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
     };
@@ -176,16 +166,16 @@ pub fn attention_decode<T: Float, C: Float>(
 
 /// As [`attention_decode`], over a cache of q8_0: 32 must divide `head_dim`.
 #[kernel]
-pub fn attention_decode_q8_0<T: Float>(
-    q: In<T>,
-    key_codes: In<i8>,
-    key_scales: In<f16>,
-    value_codes: In<i8>,
-    value_scales: In<f16>,
+pub fn attention_decode_q8_0(
+    q: In<{ query }>,
+    key_codes: In<{ Scalar::I8 }>,
+    key_scales: In<{ Scalar::F16 }>,
+    value_codes: In<{ Scalar::I8 }>,
+    value_scales: In<{ Scalar::F16 }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    y: Out<T>,
+    y: Out<{ query }>,
     partial: InOut<f32>,
     stats: InOut<f32>,
     counters: InOut<u32>,
@@ -193,22 +183,22 @@ pub fn attention_decode_q8_0<T: Float>(
     block: Const<u32>,
     kv_heads: Const<u32>,
     scale: Const<f32>,
+    query: Scalar,
     form: Form,
     schedule: Schedule,
 ) {
-    rename(format!("attention_decode_{}_q8_0_{}_{}", T::NAME, form.name(), schedule.name()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["key_codes", "value_codes"]);
-    let keys = Blocks { codes: key_codes, scales: key_scales };
-    let values = Blocks { codes: value_codes, scales: value_scales };
-    let plan = schedule.plan(form, T::SCALAR.bytes() as u32);
+    let keys = Stored::codes(key_codes, key_scales);
+    let values = Stored::codes(value_codes, value_scales);
+    let plan = schedule.plan(form, query.bytes() as u32);
     let attend = |extras: &Extras, span| match schedule {
         Schedule::Lanes { stages } => {
             lanes::attend(form, plan, stages, extras, q, keys, values, &cache, scale, span)
         }
         Schedule::Matrix { stages, .. } => {
-            let batches = Codes::new(plan, stages, [keys, values]);
+            let batches = Codes::new(query, plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
     };
@@ -219,7 +209,7 @@ pub fn attention_decode_q8_0<T: Float>(
 #[derive(Clone, Copy)]
 struct Scratch {
     /// `[parts, pack, head_dim]`: sums of values, not yet divided.
-    partial: InOut<f32>,
+    partial: InOut,
     /// `[parts, pack, 2]`: maxima and sums.
     stats: InOut<f32>,
     /// One per head pack: how many groups have finished.
@@ -237,11 +227,11 @@ struct Span {
 }
 
 /// The body of both kernels; `attend` finds the softmaxes of a group's simdgroups.
-fn decode<T: Float>(
+fn decode(
     form: Form,
     plan: Plan,
     cache: &Cache,
-    y: Out<T>,
+    y: Out,
     scratch: Scratch,
     attend: impl FnOnce(&Extras, Span) -> Softmaxes,
 ) {
@@ -283,7 +273,7 @@ fn decode<T: Float>(
         let at = index * (pack * d);
         let alone = || {
             part.each(|head, element, mixed, _, sum| {
-                y.set(at + head * d + element, (mixed * inverse(sum)).cast::<T>());
+                y.set(at + head * d + element, mixed * inverse(sum));
             })
         };
         let shared = || {
@@ -305,8 +295,7 @@ fn decode<T: Float>(
             when(Order::eq(last.get(0u32), 1u32), || {
                 fence();
                 merge(plan, scratch, index, used, |head, element, values| {
-                    let rounded: Vec<Val<T>> = values.iter().map(|v| v.cast()).collect();
-                    y.set_vec(at + head * d + element, &rounded);
+                    y.set_vec(at + head * d + element, values);
                 });
                 when(Order::eq(thread_id(), 0u32), || scratch.counters.set(index, 0u32));
             });

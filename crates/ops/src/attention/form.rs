@@ -4,7 +4,6 @@
 //! into the scale. A masked score is [`MASKED`] and a maximum begins at [`FLOOR`], far above it and far below any score: so
 //! a row that sees nothing has the sum 0, and no infinity or NaN arises on the way.
 
-use half::f16;
 use tile::dsl::*;
 use tile::launch::Requirement;
 
@@ -36,18 +35,10 @@ impl Form {
         Form { head_dim, group, window: false, softcap: false, sinks: false }
     }
 
-    /// The suffix of the kernels' names: `d128_g4_window`.
-    pub(super) fn name(self) -> String {
-        let mut name = format!("d{}_g{}", self.head_dim, self.group);
-        let extras = [("_window", self.window), ("_softcap", self.softcap), ("_sinks", self.sinks)];
-        extras.iter().filter(|(_, on)| *on).for_each(|(suffix, _)| name.push_str(suffix));
-        name
-    }
-
     /// Declares what only some forms bind, after all else.
     #[track_caller]
     pub(super) fn extras(self) -> Extras {
-        let sinks = self.sinks.then(|| In::<f32>::declare("sinks"));
+        let sinks = self.sinks.then(|| <In>::declare("sinks"));
         let heads = dim("kv_heads") * self.group;
         if self.sinks {
             require(Requirement::Length("sinks".to_owned(), heads));
@@ -63,7 +54,7 @@ impl Form {
 /// What only some forms have.
 #[derive(Clone, Copy)]
 pub(super) struct Extras {
-    pub(super) sinks: Option<In<f32>>,
+    pub(super) sinks: Option<In>,
     pub(super) window: Option<Val<u32>>,
     pub(super) cap: Option<Val<f32>>,
 }
@@ -96,66 +87,34 @@ pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
     (a + b - 1u32) / b
 }
 
-/// One of a layer's two caches, as a kernel reads it: numbers, or codes of a block with one factor.
-pub(super) trait Stored: Copy {
-    /// What is stored.
-    type Element: Element;
-
-    /// Bytes of an element, which bound how many are read at once.
-    const BYTES: u32;
-
+/// One of a layer's two caches, as a kernel reads it: numbers, or codes of q8_0 with a factor for each block.
+#[derive(Clone, Copy)]
+pub(super) struct Stored {
     /// `[slots, kv_heads, head_dim]` numbers or codes.
-    fn array(self) -> In<Self::Element>;
+    pub(super) array: In,
+    /// `[slots, kv_heads, head_dim / 32]`, of codes.
+    pub(super) scales: Option<In>,
+}
+
+impl Stored {
+    pub(super) fn numbers(array: In) -> Stored {
+        Stored { array, scales: None }
+    }
+
+    pub(super) fn codes(array: In, scales: In) -> Stored {
+        Stored { array, scales: Some(scales) }
+    }
 
     /// What multiplies the elements from `at` on in a head.
-    fn factor(
-        self,
-        cache: &Cache,
-        slot: Val<u32>,
-        head: Val<u32>,
-        at: Val<u32>,
-    ) -> Option<Val<f32>>;
-}
-
-impl<C: Float> Stored for In<C> {
-    type Element = C;
-
-    const BYTES: u32 = if C::SCALAR as u8 == tile::types::Scalar::F32 as u8 { 4 } else { 2 };
-
-    fn array(self) -> In<C> {
-        self
-    }
-
-    fn factor(self, _: &Cache, _: Val<u32>, _: Val<u32>, _: Val<u32>) -> Option<Val<f32>> {
-        None
-    }
-}
-
-/// A cache of q8_0: `[slots, kv_heads, head_dim]` codes and `[slots, kv_heads, head_dim / 32]` scales.
-#[derive(Clone, Copy)]
-pub(super) struct Blocks {
-    pub(super) codes: In<i8>,
-    pub(super) scales: In<f16>,
-}
-
-impl Stored for Blocks {
-    type Element = i8;
-
-    const BYTES: u32 = 1;
-
-    fn array(self) -> In<i8> {
-        self.codes
-    }
-
     #[track_caller]
-    fn factor(
+    pub(super) fn factor(
         self,
         cache: &Cache,
         slot: Val<u32>,
         head: Val<u32>,
         at: Val<u32>,
     ) -> Option<Val<f32>> {
-        Some(self.scales.get(cache.scale(slot, head) + at / 32u32).f32())
+        self.scales.map(|scales| scales.get(cache.scale(slot, head) + at / 32u32))
     }
 }
 

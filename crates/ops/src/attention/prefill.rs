@@ -2,7 +2,7 @@
 //!
 //! A threadgroup owns a block of one head's query rows, a simdgroup 16 of them or more. Keys and values pass through shared
 //! memory a block at a time: values arrive while scores are computed, the next keys while values are mixed. Scores, weights and
-//! the running softmax stay in registers; a block of weights becomes a left operand as it is, rounded to `T`. Blocks of keys
+//! the running softmax stay in registers; a block of weights becomes a left operand as it is, rounded to the type of the values. Blocks of keys
 //! that no row sees are not read, and only blocks that some rows see in part are masked.
 //!
 //! Tokens of f32 have no matrix unit: [`super::decode`] takes each as a row of its own.
@@ -12,10 +12,9 @@ use tile::instr::Unary;
 use tile::ir::{Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
-use super::form::{Blocks, Extras, FLOOR, Form, MASKED, require_aligned};
+use super::form::{Extras, FLOOR, Form, MASKED, Stored, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{begin, require_lengths, when};
-use half::f16;
 
 /// How a head's work is cut up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,58 +70,59 @@ pub enum Layout {
 
 /// Attends chunks of `q` `[tokens, kv_heads * group, head_dim]` to a cache of the same type. Chunk `i` is rows
 /// `starts[i]..starts[i + 1]`, consecutive positions of one sequence, whose keys are in the cache; `longest` is the most rows of
-/// a chunk. Weights are rounded to `T` before they meet the values.
+/// a chunk. Weights are rounded to their type before they meet the values.
 #[kernel]
-pub fn attention_prefill<T: Float>(
-    q: In<T>,
-    keys: In<T>,
-    values: In<T>,
+pub fn attention_prefill(
+    q: In<{ scalar }>,
+    keys: In<{ scalar }>,
+    values: In<{ scalar }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
     starts: In<u32>,
-    y: Out<T>,
+    y: Out<{ scalar }>,
     stride: Arg<u32>,
     block: Const<u32>,
     kv_heads: Const<u32>,
     scale: Const<f32>,
+    scalar: Scalar,
     form: Form,
     tiling: Tiling,
 ) {
-    rename(format!("attention_prefill_{}_{}_{}", T::NAME, form.name(), tiling.rows()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["keys", "values"]);
     let step = Step { q, y, positions, starts, kv_heads, scale };
+    let [keys, values] = [keys, values].map(Stored::numbers);
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
 
 /// As [`attention_prefill`], over a cache of q8_0, decoded on the way: 32 must divide `head_dim`.
 #[kernel]
-pub fn attention_prefill_q8_0<T: Float>(
-    q: In<T>,
-    key_codes: In<i8>,
-    key_scales: In<f16>,
-    value_codes: In<i8>,
-    value_scales: In<f16>,
+pub fn attention_prefill_q8_0(
+    q: In<{ scalar }>,
+    key_codes: In<{ Scalar::I8 }>,
+    key_scales: In<{ Scalar::F16 }>,
+    value_codes: In<{ Scalar::I8 }>,
+    value_scales: In<{ Scalar::F16 }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
     starts: In<u32>,
-    y: Out<T>,
+    y: Out<{ scalar }>,
     stride: Arg<u32>,
     block: Const<u32>,
     kv_heads: Const<u32>,
     scale: Const<f32>,
+    scalar: Scalar,
     form: Form,
     tiling: Tiling,
 ) {
-    rename(format!("attention_prefill_q8_0_{}_{}_{}", T::NAME, form.name(), tiling.rows()));
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["key_codes", "value_codes"]);
-    let keys = Blocks { codes: key_codes, scales: key_scales };
-    let values = Blocks { codes: value_codes, scales: value_scales };
+    let keys = Stored::codes(key_codes, key_scales);
+    let values = Stored::codes(value_codes, value_scales);
     let step = Step { q, y, positions, starts, kv_heads, scale };
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
@@ -130,38 +130,35 @@ pub fn attention_prefill_q8_0<T: Float>(
 /// As [`attention_prefill`], over arrays of `length` keys and values per chunk instead of a cache. Keys at `length` and
 /// beyond are not seen.
 #[kernel]
-pub fn attention_dense<T: Float>(
-    q: In<T>,
-    keys: In<T>,
-    values: In<T>,
+pub fn attention_dense(
+    q: In<{ scalar }>,
+    keys: In<{ scalar }>,
+    values: In<{ scalar }>,
     positions: In<u32>,
     starts: In<u32>,
-    y: Out<T>,
+    y: Out<{ scalar }>,
     length: Arg<u32>,
     kv_heads: Const<u32>,
     scale: Const<f32>,
+    scalar: Scalar,
     form: Form,
     tiling: Tiling,
     layout: Layout,
 ) {
-    let name = match layout {
-        Layout::HeadMajor => "attention_dense",
-        Layout::KeyMajor => "attention_dense_key_major",
-    };
-    rename(format!("{name}_{}_{}_{}", T::NAME, form.name(), tiling.rows()));
     require_aligned(&["keys", "values"]);
     let size = dim("batch") * dim("length") * (dim("kv_heads") * form.head_dim);
     require_lengths(&[("keys", size.clone()), ("values", size)]);
     let step = Step { q, y, positions, starts, kv_heads, scale };
     let dense = Dense { layout, length, kv_heads, head_dim: form.head_dim };
+    let [keys, values] = [keys, values].map(Stored::numbers);
     prefill(form, tiling, step, keys, values, dense);
 }
 
 /// What all kernels bind.
 #[derive(Clone, Copy)]
-struct Step<T> {
-    q: In<T>,
-    y: Out<T>,
+struct Step {
+    q: In,
+    y: Out,
     positions: In<u32>,
     starts: In<u32>,
     kv_heads: Val<u32>,
@@ -253,41 +250,31 @@ impl Rows for Dense {
     }
 }
 
-/// Keys or values as they are brought to shared memory.
-trait Staged<T: Float>: Copy {
-    /// Begins to bring eight elements from `from` on; zeros unless `keep`.
-    fn bring(self, to: Shared<T>, at: Val<u32>, from: Val<u32>, keep: Val<bool>);
-}
-
-impl<T: Float> Staged<T> for In<T> {
-    #[track_caller]
-    fn bring(self, to: Shared<T>, at: Val<u32>, from: Val<u32>, keep: Val<bool>) {
-        copy_async(to, at, self, from, 8, Some(keep));
-    }
-}
-
-impl<T: Float> Staged<T> for Blocks {
-    #[track_caller]
-    fn bring(self, to: Shared<T>, at: Val<u32>, from: Val<u32>, keep: Val<bool>) {
-        let decoded = || {
-            let codes = self.codes.get_vec(from, 8, Hint::None);
-            let scale = self.scales.get(from / 32u32).f32();
-            let values: Vec<Val<T>> = codes.iter().map(|c| (c.f32() * scale).cast()).collect();
-            to.set_vec(at, &values);
-        };
-        let zeros = || to.set_vec(at, &[0.0f32.val().cast::<T>(); 8]);
-        test(keep).then(decoded).otherwise(zeros);
-    }
+/// Begins to bring eight elements of keys or values, from `from` on, to shared memory; zeros unless `keep`.
+#[track_caller]
+fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<bool>) {
+    let Some(scales) = stored.scales else {
+        return copy_async(to, at, stored.array, from, 8, Some(keep));
+    };
+    let decoded = || {
+        let codes = stored.array.get_raw_vec(from, 8, Hint::None);
+        let scale = scales.get(from / 32u32);
+        let values: Vec<Val<Raw>> =
+            codes.iter().map(|c| (c.f32() * scale).to(to.scalar())).collect();
+        to.set_raw_vec(at, &values);
+    };
+    let zeros = || to.set_raw_vec(at, &[0.0f32.val().to(to.scalar()); 8]);
+    test(keep).then(decoded).otherwise(zeros);
 }
 
 /// Brings the rows whose first elements `from` gives to consecutive rows of `to`, those below `left`.
 #[track_caller]
-fn bring<T: Float>(
+fn bring(
     tiling: Tiling,
     d: u32,
     rows: u32,
-    stored: impl Staged<T>,
-    (to, at): (Shared<T>, u32),
+    stored: Stored,
+    (to, at): (Shared, u32),
     from: impl Fn(u32, Val<u32>) -> Val<u32>,
     left: Val<u32>,
 ) {
@@ -300,7 +287,7 @@ fn bring<T: Float>(
             let one = || {
                 let keep = Order::lt(row + 16 * slab, left);
                 let to_at = at + (row + 16 * slab) * (d + PAD) + element;
-                stored.bring(to, to_at, from(slab, row) + element, keep);
+                stage(stored, to, to_at, from(slab, row) + element, keep);
             };
             match done + tiling.threads() <= 16 * per_row {
                 true => one(),
@@ -315,14 +302,7 @@ fn bring<T: Float>(
 const PAD: u32 = 8;
 
 /// The body of all kernels.
-fn prefill<T: Float, S: Staged<T>>(
-    form: Form,
-    tiling: Tiling,
-    step: Step<T>,
-    keys: S,
-    values: S,
-    place: impl Rows,
-) {
+fn prefill(form: Form, tiling: Tiling, step: Step, keys: Stored, values: Stored, place: impl Rows) {
     let d = form.head_dim;
     let rows = tiling.rows();
     let heads = dim("kv_heads") * form.group;
@@ -352,10 +332,10 @@ fn prefill<T: Float, S: Staged<T>>(
 }
 
 /// One threadgroup's work.
-struct Flash<T> {
+struct Flash {
     form: Form,
     tiling: Tiling,
-    step: Step<T>,
+    step: Step,
     extras: Extras,
     /// Of the chunk.
     first_row: Val<u32>,
@@ -365,8 +345,8 @@ struct Flash<T> {
     left: Val<u32>,
 }
 
-impl<T: Float> Flash<T> {
-    fn run<S: Staged<T>>(&self, keys: S, values: S, place: impl Rows) {
+impl Flash {
+    fn run(&self, keys: Stored, values: Stored, place: impl Rows) {
         let Tiling { tiles, keys: step, .. } = self.tiling;
         let (d, rows) = (self.form.head_dim, self.tiling.rows());
         let (ld, threads_rows) = (d + PAD, self.tiling.own());
@@ -378,8 +358,8 @@ impl<T: Float> Flash<T> {
 
         // Queries that stay in registers leave their place to keys and values.
         let staging =
-            Shared::<T>::named("staging", ld * (2 * step).max(if tiles == 1 { rows } else { 0 }));
-        let query = if tiles == 1 { staging } else { Shared::<T>::named("query", ld * rows) };
+            self.shared("staging", ld * (2 * step).max(if tiles == 1 { rows } else { 0 }));
+        let query = if tiles == 1 { staging } else { self.shared("query", ld * rows) };
         let heads = self.step.kv_heads * self.form.group;
         let row_of =
             |row: Val<u32>| ((self.first_row + self.offset + row) * heads + group_id()) * d;
@@ -387,7 +367,7 @@ impl<T: Float> Flash<T> {
             self.tiling,
             d,
             rows,
-            self.step.q,
+            Stored::numbers(self.step.q),
             (query, 0),
             |slab, row| row_of(row + 16 * slab),
             self.left,
@@ -406,7 +386,7 @@ impl<T: Float> Flash<T> {
         }
 
         let slabs = Regs::<u32>::new(step / 16, 0u32);
-        let fetch = |stored: S, at: u32, start: Val<u32>| {
+        let fetch = |stored: Stored, at: u32, start: Val<u32>| {
             let row = place.slabs(self.first_row, head, start, slabs);
             let from = |slab: u32, r: Val<u32>| slabs.get(slab) + r * row;
             bring(self.tiling, d, step, stored, (staging, at), from, end - start);
@@ -449,12 +429,17 @@ impl<T: Float> Flash<T> {
         self.store(&running, query, own);
     }
 
+    /// An array of shared memory for operands.
+    fn shared(&self, name: &str, len: u32) -> Shared {
+        Shared::stored(self.step.q.scalar(), name, len)
+    }
+
     /// `scores = q k^T`, bounded if the form says so.
     fn score(
         &self,
         running: &Running,
         query: impl Fn(u32, u32) -> Frag,
-        staging: Shared<T>,
+        staging: Shared,
         inner: Val<f32>,
     ) {
         let Tiling { tiles, keys, .. } = self.tiling;
@@ -547,14 +532,14 @@ impl<T: Float> Flash<T> {
     }
 
     /// `mixed += weights v`.
-    fn mix(&self, running: &Running, staging: Shared<T>) {
+    fn mix(&self, running: &Running, staging: Shared) {
         let Tiling { tiles, keys, .. } = self.tiling;
         let (ld, columns) = (self.form.head_dim + PAD, self.form.head_dim / 16);
         let count = (tiles * columns) as usize;
         let mut mixed: Vec<Frag> = (0..count as u32).map(|i| running.mixed.get(i)).collect();
         for j in 0..keys / 16 {
             let left: Vec<Frag> = (0..tiles)
-                .map(|r| running.scores.get(r * (keys / 16) + j).to_left::<T>())
+                .map(|r| running.scores.get(r * (keys / 16) + j).to_left(staging.scalar()))
                 .collect();
             for i in 0..columns {
                 let right = Frag::right(staging, (keys + 16 * j) * ld + 16 * i, ld);
@@ -568,7 +553,7 @@ impl<T: Float> Flash<T> {
     }
 
     /// Divides by the sums and writes the rows that there are, by way of shared memory.
-    fn store(&self, running: &Running, through: Shared<T>, own: Val<u32>) {
+    fn store(&self, running: &Running, through: Shared, own: Val<u32>) {
         let (d, ld) = (self.form.head_dim, self.form.head_dim + PAD);
         let columns = d / 16;
         for r in 0..self.tiling.tiles {
@@ -586,9 +571,9 @@ impl<T: Float> Flash<T> {
         range(lane_id(), self.tiling.own() * per_row).step(32u32).each(|i| {
             let (row, element) = (own + i / per_row, i % per_row * 8u32);
             when(Order::lt(row, self.left), || {
-                let values = through.get_vec(row * ld + element, 8, Hint::None);
+                let values = through.get_raw_vec(row * ld + element, 8, Hint::None);
                 let token = self.first_row + self.offset + row;
-                self.step.y.set_vec((token * heads + group_id()) * d + element, &values);
+                self.step.y.set_raw_vec((token * heads + group_id()) * d + element, &values);
             });
         });
     }

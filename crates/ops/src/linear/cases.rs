@@ -3,41 +3,9 @@
 use super::{Activations, Schedule, Task, bytes, gemv, reference};
 use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
 use formats::{DType, quant::plain};
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
-
-/// Runs an expression with `X` and `Y` bound to the types of two float scalars.
-macro_rules! with_floats {
-    ($x:expr, $y:expr, $X:ident, $Y:ident => $then:expr) => {{
-        macro_rules! second {
-            ($Y2:ty) => {{
-                type $Y = $Y2;
-                match $x {
-                    Scalar::F16 => {
-                        type $X = half::f16;
-                        $then
-                    }
-                    Scalar::BF16 => {
-                        type $X = half::bf16;
-                        $then
-                    }
-                    _ => {
-                        type $X = f32;
-                        $then
-                    }
-                }
-            }};
-        }
-        match $y {
-            Scalar::F16 => second!(half::f16),
-            Scalar::BF16 => second!(half::bf16),
-            _ => second!(f32),
-        }
-    }};
-}
-pub(crate) use with_floats;
 
 /// An H200's multiprocessors: of benchmarks.
 pub(crate) const PROCESSORS: u32 = 132;
@@ -179,17 +147,6 @@ pub(crate) const TYPES: [(Scalar, Scalar); 7] = [
     (Scalar::F32, Scalar::F16),
 ];
 
-/// `gemv` for types known when run.
-fn kernel(
-    types: (Scalar, Scalar),
-    format: Format,
-    bias: bool,
-    rows: u32,
-    schedule: Schedule,
-) -> Kernel {
-    with_floats!(types.0, types.1, X, Y => gemv::<X, Y>(format, bias, rows, schedule))
-}
-
 fn case(
     format: Format,
     types: (Scalar, Scalar),
@@ -207,7 +164,7 @@ fn case(
         buffers.push(Buffer::floats(Scalar::F32, &biases));
     }
     Case {
-        kernel: kernel(types, format, bias, rows as u32, schedule),
+        kernel: gemv(types.0, types.1, format, bias, rows as u32, schedule).record(),
         label: format!("{rows} x {width} -> {out}, {}: {why}", schedule.name()),
         numbers: numbers(groups, width).with("out", out as u32),
         buffers,
@@ -305,7 +262,7 @@ pub(super) fn benches() -> Vec<Bench> {
                 let bytes = matrix_bytes(format, out, width);
                 let treatment = if int8 { "int8" } else { "float" };
                 benches.push(Bench {
-                    kernel: kernel((Scalar::BF16, Scalar::BF16), format, false, 1, schedule),
+                    kernel: gemv(Scalar::BF16, Scalar::BF16, format, false, 1, schedule).record(),
                     label: format!("{} {width} -> {out}, {treatment}", format.name()),
                     numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                         .with("out", out as u32),

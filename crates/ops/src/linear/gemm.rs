@@ -16,12 +16,11 @@ mod warpgroup;
 
 use super::holds;
 use crate::packed::Format;
-use multiply::{Results, store};
+use multiply::{Results, product, store};
 use stage::{Ring, Rows, Side};
 use tile::case::Spec;
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
-use tile::types::Scalar;
 
 /// How a matrix product divides its work. Sizes are multiples of 16; `bm` and `bn` of 16 times their simdgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -164,7 +163,7 @@ impl Schedule {
         }
     }
 
-    /// For a kernel's name.
+    /// For a label.
     pub(crate) fn name(&self) -> String {
         let Schedule { bm, bn, bk, simds_m, simds_n, stages, warpgroups } = self;
         match warpgroups {
@@ -174,17 +173,29 @@ impl Schedule {
     }
 }
 
+/// Types of activations, operands and results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Types {
+    /// Of activations.
+    pub x: Scalar,
+    /// What both operands are rounded to.
+    pub operand: Scalar,
+    /// Of results.
+    pub y: Scalar,
+}
+
 /// Rows of blocks that are taken together.
 const GROUP: u32 = 8;
 
-/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, operands rounded to `T`, summed in f32; the bias is f32.
+/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, operands rounded to their type, summed in f32; the bias is f32.
 #[kernel]
-pub fn gemm<X: Float, T: Float, Y: Float>(
-    x: In<X>,
-    y: Out<Y>,
+pub fn gemm(
+    x: In<{ types.x }>,
+    y: Out<{ types.y }>,
     rows: Arg<u32>,
     width: Const<u32>,
     out: Const<u32>,
+    types: Types,
     format: Format,
     bias: bool,
     schedule: Schedule,
@@ -192,45 +203,41 @@ pub fn gemm<X: Float, T: Float, Y: Float>(
     let Schedule { bm, bn, .. } = schedule;
     let blocks = dim("rows").ceil_div(bm) * dim("out").ceil_div(bn);
     launch(Mode::Tile, [blocks, fixed(1), fixed(1)], schedule.threads());
-    contract::<T>("rows", format, dim("out"));
+    contract("rows", types.operand, format, dim("out"));
     holds("x", dim("rows") * dim("width"));
     holds("y", dim("rows") * dim("out"));
-    let parts = ["gemm", &format.name(), name_of::<T>(), if bias { "bias" } else { "" }];
-    let all = parts.iter().copied().chain([X::NAME, Y::NAME]).filter(|part| !part.is_empty());
-    rename(format!("{}_{}", all.collect::<Vec<_>>().join("_"), schedule.name()));
     grid_trigger();
     grid_wait();
     let (block_m, block_n) = block(group_id(), (rows + (bm - 1)) / bm, (out + (bn - 1)) / bn);
     let (first_row, first_out) = (block_m * bm, block_n * bn);
-    let a = Side::activations(x, Rows::Span(first_row, rows), width, &schedule);
-    let b = Side::weights("weight", format, Rows::Span(first_out, out), width, &schedule);
+    let operand = types.operand;
+    let a = Side::activations(operand, x, Rows::Span(first_row, rows), width, &schedule);
+    let columns = Rows::Span(first_out, out);
+    let b = Side::weights(operand, "weight", format, columns, width, &schedule);
     let bias = bias.then(|| {
         holds("bias", dim("out"));
-        In::<f32>::declare("bias")
+        <In>::declare("bias")
     });
-    let ring = Ring::<X, T> { schedule, a, b, width };
-    multiply::product(&ring, |Results { row, col, values }| {
+    let ring = Ring { schedule, a, b, width };
+    product(&ring, |Results { row, col, values }| {
         let (row, col) = (first_row + row, first_out + col);
-        let writes = row.lt(rows) & col.lt(out);
-        test(writes)
-            .then(|| {
-                // Columns past the end are not written: they may have any bias.
-                let shift = |i: usize| bias.map(|b| b.get((col + i as u32).min(out - 1u32)));
-                let shifted = |(i, value): (usize, Val<f32>)| shift(i).map_or(value, |b| value + b);
-                let values: Vec<_> = values.into_iter().enumerate().map(shifted).collect();
-                store(y, row, col, out, &values);
-            })
-            .otherwise(|| {});
+        if row < rows && col < out {
+            // Columns past the end are not written: they may have any bias.
+            let shift = |i: usize| bias.map(|b| b.get((col + i as u32).min(out - 1u32)));
+            let shifted = |(i, value): (usize, Val<f32>)| shift(i).map_or(value, |b| value + b);
+            let values: Vec<_> = values.into_iter().enumerate().map(shifted).collect();
+            store(y, row, col, out, &values);
+        }
     });
 }
 
 /// What all matrix products require: alignment, and columns in whole copies.
-pub(crate) fn contract<T: Float>(rows: &str, format: Format, weight_rows: Extent) {
+pub(crate) fn contract(rows: &str, operand: Scalar, format: Format, weight_rows: Extent) {
     for name in ["x", "y", "weight"] {
         require(Requirement::Aligned(name.into(), 16));
     }
     require(Requirement::Divisible(dim("width"), format.step().max(8)));
-    let copied = format == Format::Dense(T::SCALAR);
+    let copied = format == Format::Dense(operand);
     let words = if copied { dim("width") } else { format.extent(dim("width")) };
     holds("weight", words * weight_rows);
     // Every product of sizes is computed in 32 bits.

@@ -10,7 +10,6 @@ use super::input::{Activations, Input, Slice};
 use crate::packed::{Format, Run, Weights};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
-use tile::types::Scalar;
 
 /// How a matrix-vector kernel divides its work. Every field is free: all give the same sums in some order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -116,7 +115,7 @@ impl Schedule {
         format.step().max(whole)
     }
 
-    /// For a kernel's name: what tells two schedules apart.
+    /// For a label: what tells two schedules apart.
     pub(crate) fn name(&self) -> String {
         let Schedule { outputs, loads, threads, activations, whole, .. } = self;
         let rest = if *whole { "" } else { "_ragged" };
@@ -168,9 +167,9 @@ pub(crate) fn holds(name: &str, length: Extent) {
 
 /// Records the whole kernel: `finish` writes one output.
 #[track_caller]
-pub(crate) fn product<X: Float>(
+pub(crate) fn product(
     schedule: &Schedule,
-    mut input: Input<X>,
+    mut input: Input,
     sweeps: &[Sweep],
     mut finish: impl FnMut(Sums),
 ) {
@@ -375,10 +374,10 @@ impl Walk {
 
     /// Adds the products of a load of a step to the sums.
     #[track_caller]
-    fn sum<X: Float>(
+    fn sum(
         &self,
         sweep: &Sweep,
-        input: &Input<X>,
+        input: &Input,
         step: Val<u32>,
         load: u32,
         from: Regs<u32>,
@@ -424,11 +423,11 @@ impl Walk {
 
     /// Adds up the lanes' sums, hands them over and clears them.
     #[track_caller]
-    fn finish<X: Float>(
+    fn finish(
         &self,
         sweep: &Sweep,
         index: usize,
-        input: &Input<X>,
+        input: &Input,
         block: Val<u32>,
         sums: Regs<f32>,
         finish: &mut impl FnMut(Sums),

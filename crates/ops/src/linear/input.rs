@@ -52,6 +52,7 @@ impl Activations {
         }
     }
 
+    /// For a label.
     pub(crate) fn name(self) -> String {
         match self {
             Activations::Direct => "direct".to_owned(),
@@ -85,8 +86,8 @@ pub fn bytes(x: &[f32]) -> Vec<f32> {
 }
 
 /// The activation rows of a kernel.
-pub(crate) struct Input<X> {
-    x: In<X>,
+pub(crate) struct Input {
+    x: In,
     /// How many rows.
     pub(crate) rows: u32,
     /// Columns.
@@ -95,7 +96,7 @@ pub(crate) struct Input<X> {
     activations: Activations,
     /// The formats of the matrices: the first decides the planes.
     formats: Vec<Format>,
-    store: Store<X>,
+    store: Store,
     /// The row of `x` that counts as the first.
     first: Option<Val<u32>>,
     /// What the sums of each row are multiplied with.
@@ -108,7 +109,7 @@ pub(crate) struct Input<X> {
 #[derive(Clone, Copy)]
 pub(crate) struct Norm {
     /// `[width]`.
-    weight: In<f32>,
+    weight: In,
     /// Added to the mean square.
     eps: Val<f32>,
 }
@@ -121,19 +122,10 @@ impl Norm {
     }
 }
 
-enum Store<X> {
+enum Store {
     None,
-    Copy {
-        cells: Shared<X>,
-        planes: Planes,
-    },
-    Bytes {
-        quads: Shared<u32>,
-        planes: Planes,
-        scales: Shared<f32>,
-        sums: Shared<i32>,
-        per_sum: u32,
-    },
+    Copy { cells: Shared, planes: Planes },
+    Bytes { quads: Shared<u32>, planes: Planes, scales: Shared, sums: Shared<i32>, per_sum: u32 },
 }
 
 /// How units of 16 bytes (fewer where a run has fewer) are spread.
@@ -180,17 +172,17 @@ impl Planes {
 }
 
 /// Neighbouring activations in one thread's registers.
-struct Unit<X> {
+struct Unit {
     /// Which unit of the row.
     at: Val<u32>,
     /// Whether there is such a unit; if not, this is the last.
     inside: Val<bool>,
-    x: Vec<Val<X>>,
+    x: Vec<Val<Raw>>,
     /// Of the norm.
     weight: Option<Vec<Val<f32>>>,
 }
 
-impl<X: Float> Unit<X> {
+impl Unit {
     /// Times the norm's weight; `squares` grows by the squares without it.
     #[track_caller]
     fn values(&self, squares: Var<f32>) -> Vec<Val<f32>> {
@@ -202,10 +194,10 @@ impl<X: Float> Unit<X> {
     }
 }
 
-impl<X: Float> Input<X> {
+impl Input {
     /// Declares the shared memory. `x` is `[rows, width]`; `formats` are those of the matrices.
     pub(crate) fn new(
-        x: In<X>,
+        x: In,
         rows: u32,
         width: Val<u32>,
         norm: Option<Norm>,
@@ -217,9 +209,10 @@ impl<X: Float> Input<X> {
         let store = match activations {
             Activations::Direct => Store::None,
             Activations::Staged(capacity) => {
-                let unit = run.min(16 / X::SCALAR.bytes() as u32);
+                let unit = run.min(16 / x.scalar().bytes() as u32);
                 let planes = Planes::new(unit, first, capacity);
-                let cells = Shared::named("activations", rows * planes.row * unit);
+                let size = rows * planes.row * unit;
+                let cells = Shared::stored(x.scalar(), "activations", size);
                 Store::Copy { cells, planes }
             }
             Activations::Bytes(capacity) => {
@@ -251,7 +244,7 @@ impl<X: Float> Input<X> {
             Store::None => 0,
             Store::Copy { planes, .. } => planes.unit,
             // Neighbouring lanes read neighbouring 16 bytes.
-            Store::Bytes { .. } => 16 / X::SCALAR.bytes() as u32,
+            Store::Bytes { .. } => self.lanes(),
         }
     }
 
@@ -309,12 +302,17 @@ impl<X: Float> Input<X> {
         self.scales.get(row as usize).map_or(sum, |scale| sum * *scale)
     }
 
+    /// Elements of 16 bytes.
+    fn lanes(&self) -> u32 {
+        16 / self.x.scalar().bytes() as u32
+    }
+
     /// The elements from `column` on, as stored.
     #[track_caller]
-    fn raw(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<X>> {
+    fn raw(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<Raw>> {
         let start = self.width * row + column;
         let start = self.first.map_or(start, |first| first * self.width + start);
-        wide(self.x, start, count, Hint::Coherent)
+        wide_raw(self.x, start, count, Hint::Coherent)
     }
 
     /// The elements from `column` on, times the norm's weight.
@@ -341,13 +339,13 @@ impl<X: Float> Input<X> {
     /// Elements of a 16-byte read, fewer where rows allow no more.
     fn unit(&self) -> u32 {
         let run = self.formats.iter().map(|f| f.run()).min().unwrap_or(1);
-        run.min(16 / X::SCALAR.bytes() as u32)
+        run.min(self.lanes())
     }
 
     /// Units of `unit` elements of a row, each dealt with by one thread: read several at a time, since the latency of this
     /// read stands at the beginning of every launch, then handed to `keep`. All threads take part in each round.
     #[track_caller]
-    fn units(&self, row: u32, unit: u32, mut keep: impl FnMut(Unit<X>)) {
+    fn units(&self, row: u32, unit: u32, mut keep: impl FnMut(Unit)) {
         let fetch = |round: Val<u32>, known: Option<&Vec<Val<f32>>>| {
             let (at, column) = self.unit_at(unit, round);
             let x = self.raw(row, column, unit);
@@ -357,7 +355,7 @@ impl<X: Float> Input<X> {
         };
         let mut together = |first: Val<u32>, rounds: u32, known: &[Vec<Val<f32>>]| {
             let read = |round: u32| fetch(first + round, known.get(round as usize));
-            let fetched: Vec<Unit<X>> = (0..rounds).map(read).collect();
+            let fetched: Vec<Unit> = (0..rounds).map(read).collect();
             fetched.into_iter().for_each(&mut keep);
         };
         let rounds = self.rounds(unit);
@@ -372,14 +370,14 @@ impl<X: Float> Input<X> {
     }
 
     #[track_caller]
-    fn copy(&self, row: u32, cells: Shared<X>, planes: Planes, squares: Var<f32>) {
+    fn copy(&self, row: u32, cells: Shared, planes: Planes, squares: Var<f32>) {
         self.units(row, planes.unit, |unit| {
             let values = match unit.weight {
                 None => unit.x.clone(),
-                Some(_) => unit.values(squares).into_iter().map(Val::cast).collect(),
+                Some(_) => unit.values(squares).iter().map(|v| v.to(cells.scalar())).collect(),
             };
             test(unit.inside)
-                .then(|| cells.set_vec(planes.place(row, unit.at) * planes.unit, &values))
+                .then(|| cells.set_raw_vec(planes.place(row, unit.at) * planes.unit, &values))
                 .otherwise(|| {});
         });
     }
@@ -390,7 +388,7 @@ impl<X: Float> Input<X> {
         row: u32,
         quads: Shared<u32>,
         planes: Planes,
-        (scales, sums, per_sum): (Shared<f32>, Shared<i32>, u32),
+        (scales, sums, per_sum): (Shared, Shared<i32>, u32),
         squares: Var<f32>,
     ) {
         let capacity = self.activations.capacity().unwrap_or(0);
@@ -440,7 +438,8 @@ impl<X: Float> Input<X> {
             Store::Copy { cells, planes } => {
                 let unit = planes.unit;
                 let places = planes.places(row, run, count / unit);
-                let read = |place: Val<u32>| cells.get_vec(place * unit, unit as u8, Hint::None);
+                let read =
+                    |place: Val<u32>| cells.get_raw_vec(place * unit, unit as u8, Hint::None);
                 numbers(places.into_iter().flat_map(read).map(Val::f32).collect())
             }
             Store::Bytes { quads, planes, scales, sums, per_sum } => {
@@ -574,9 +573,21 @@ fn join(words: &[Val<u32>]) -> Val<u32> {
 
 /// Consecutive elements in 16-byte reads.
 #[track_caller]
-fn wide<T: Element, M: Memory<T>>(from: M, start: Val<u32>, count: u32, hint: Hint) -> Vec<Val<T>> {
-    let lanes = (16 / T::SCALAR.bytes() as u32).min(count);
-    (0..count / lanes).flat_map(|i| from.get_vec(start + i * lanes, lanes as u8, hint)).collect()
+fn wide<T: Number>(from: impl Memory<T>, start: Val<u32>, count: u32, hint: Hint) -> Vec<Val<T>> {
+    wide_raw(from, start, count, hint).into_iter().map(Val::cast).collect()
+}
+
+/// As [`wide`], elements as they are stored.
+#[track_caller]
+fn wide_raw<T: Number>(
+    from: impl Memory<T>,
+    start: Val<u32>,
+    count: u32,
+    hint: Hint,
+) -> Vec<Val<Raw>> {
+    let lanes = (16 / from.scalar().bytes() as u32).min(count);
+    let read = |i: u32| from.get_raw_vec(start + i * lanes, lanes as u8, hint);
+    (0..count / lanes).flat_map(read).collect()
 }
 
 #[cfg(test)]

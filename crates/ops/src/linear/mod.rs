@@ -18,22 +18,22 @@ pub(crate) use input::{Input, Norm};
 
 /// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
 #[kernel]
-pub fn gemv<X: Float, Y: Float>(
-    x: In<X>,
-    y: Out<Y>,
+pub fn gemv(
+    x: In<{ from }>,
+    y: Out<{ to }>,
     width: Const<u32>,
     out: Const<u32>,
+    from: Scalar,
+    to: Scalar,
     format: Format,
     bias: bool,
     rows: u32,
     schedule: Schedule,
 ) {
     let weight = Weights::declare("weight", format, width);
-    let bias = bias.then(|| In::<f32>::declare("bias"));
+    let bias = bias.then(|| <In>::declare("bias"));
     contract(&schedule, rows, &[("weight", format, "out")]);
     holds("y", dim("out") * rows);
-    let parts = ["gemv", &format.name(), if bias.is_some() { "bias" } else { "" }];
-    rename(title::<X, Y>(&parts, rows, &schedule));
     if bias.is_some() {
         holds("bias", dim("out"));
     }
@@ -41,15 +41,8 @@ pub fn gemv<X: Float, Y: Float>(
     let sweep = Sweep { weights: vec![weight], out };
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
-        y.set(output + out * row, sum.cast::<Y>());
+        y.set(output + out * row, sum);
     });
-}
-
-/// A kernel's name: all that tells its variants apart, `parts` first, of which some may be empty.
-pub(crate) fn title<X: Float, Y: Float>(parts: &[&str], rows: u32, schedule: &Schedule) -> String {
-    let (rows, schedule) = (format!("r{rows}"), schedule.name());
-    let all = [parts, &[X::NAME, Y::NAME, &rows, &schedule]].concat();
-    all.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_")
 }
 
 /// Launches to test and to time.

@@ -2,16 +2,15 @@
 
 use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
 use super::{product, reference};
-use crate::linear::cases::{Matrix, matrix_bytes, with_floats};
+use crate::linear::cases::{Matrix, matrix_bytes};
 use crate::linear::gemm::Schedule as Blocks;
-use crate::linear::gemm::cases::{Types, all, bound, rounded};
+use crate::linear::gemm::Types;
+use crate::linear::gemm::cases::{all, bound, rounded};
 use crate::linear::{Activations, Schedule};
 use crate::packed::Format;
 use crate::trial::memory;
 use formats::DType;
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
-use tile::dsl::Float;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -28,7 +27,8 @@ fn chosen(pairs: usize, experts: usize) -> Vec<u32> {
 
 // ---------------------------------------------------------------- routes
 
-fn route_case<X: Float>(
+fn route_case(
+    scalar: Scalar,
     (tokens, experts, k): (usize, usize, usize),
     normalised: bool,
     even: bool,
@@ -38,12 +38,12 @@ fn route_case<X: Float>(
         .into_iter()
         .map(|v| if even { (v * 2.0).round() } else { v * 6.0 })
         .collect();
-    let logits = Buffer::floats(X::SCALAR, &logits);
+    let logits = Buffer::floats(scalar, &logits);
     let Routes { ids, weights } = reference::route(&logits.to_f32(), experts, k, normalised);
     let ids = ids.into_iter().map(f64::from).collect();
     Case {
-        kernel: moe_route::<X>(experts.div_ceil(32) as u32, normalised),
-        label: format!("{tokens} tokens, {k} of {experts}, {}: {why}", X::NAME),
+        kernel: moe_route(scalar, experts.div_ceil(32) as u32, normalised).record(),
+        label: format!("{tokens} tokens, {k} of {experts}, {}: {why}", scalar),
         numbers: route_numbers(tokens, experts, k),
         buffers: vec![
             logits,
@@ -66,12 +66,12 @@ fn route_numbers(tokens: usize, experts: usize, k: usize) -> Numbers {
 
 pub(super) fn routes() -> Vec<Case> {
     vec![
-        route_case::<f32>((1, 128, 8), true, false, "one token, lanes with four scores"),
-        route_case::<half::bf16>((5, 64, 6), false, false, "a group and one token more"),
-        route_case::<half::f16>((3, 8, 2), true, false, "fewer experts than lanes"),
-        route_case::<f32>((9, 60, 4), false, false, "experts that no simdgroup divides"),
-        route_case::<f32>((6, 40, 7), true, true, "ties go to the lower expert"),
-        route_case::<half::bf16>((2, 5, 5), true, true, "every expert chosen"),
+        route_case(Scalar::F32, (1, 128, 8), true, false, "one token, lanes with four scores"),
+        route_case(Scalar::BF16, (5, 64, 6), false, false, "a group and one token more"),
+        route_case(Scalar::F16, (3, 8, 2), true, false, "fewer experts than lanes"),
+        route_case(Scalar::F32, (9, 60, 4), false, false, "experts that no simdgroup divides"),
+        route_case(Scalar::F32, (6, 40, 7), true, true, "ties go to the lower expert"),
+        route_case(Scalar::BF16, (2, 5, 5), true, true, "every expert chosen"),
     ]
 }
 
@@ -82,7 +82,7 @@ pub(super) fn route_benches() -> Vec<Bench> {
         Fill::Zeros(Scalar::U32, tokens * k),
         Fill::Zeros(Scalar::F32, tokens * k),
     ];
-    let kernel = moe_route::<half::bf16>(4, true);
+    let kernel = moe_route(Scalar::BF16, 4, true);
     let numbers = route_numbers(tokens, experts, k);
     vec![memory(kernel, "4096 tokens, 8 of 128", numbers, buffers, 0)]
 }
@@ -94,7 +94,7 @@ fn group_case(pairs: usize, experts: usize, rows: usize, why: &str) -> Case {
     let groups = group(&ids, experts, rows);
     let exact = |v: &[u32]| Expected::Exact(v.iter().map(|v| f64::from(*v)).collect());
     Case {
-        kernel: moe_group(64),
+        kernel: moe_group(64).record(),
         label: format!("{pairs} pairs, {experts} experts, blocks of {rows}: {why}"),
         numbers: group_numbers(pairs, experts, rows),
         buffers: vec![
@@ -181,10 +181,6 @@ impl Shape {
     }
 }
 
-fn gemv_kernel(x: Scalar, y: Scalar, format: Format, schedule: Schedule) -> Kernel {
-    with_floats!(x, y, X, Y => moe_gemv::<X, Y>(format, schedule))
-}
-
 fn gemv_case(
     (x, y): (Scalar, Scalar),
     format: Format,
@@ -199,7 +195,7 @@ fn gemv_case(
     let schedule =
         Schedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
     Case {
-        kernel: gemv_kernel(x, y, format, schedule),
+        kernel: moe_gemv(x, y, format, schedule).record(),
         label: shape.label(why),
         numbers: shape.numbers().with("groups", 2),
         buffers: vec![
@@ -247,7 +243,7 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
         let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
         let read = bytes / shape.experts * shape.pairs;
         Bench {
-            kernel: gemv_kernel(Scalar::BF16, Scalar::BF16, format, schedule),
+            kernel: moe_gemv(Scalar::BF16, Scalar::BF16, format, schedule).record(),
             label: shape.label(&format.name()),
             numbers: shape.numbers().with("groups", 48),
             buffers: vec![
@@ -264,22 +260,11 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
     timed.into_iter().map(bench).collect()
 }
 
-fn gemm_kernel(types: Types, format: Format, schedule: Blocks) -> Kernel {
-    fn of<T: Float>(types: Types, format: Format, schedule: Blocks) -> Kernel {
-        with_floats!(types.x, types.y, X, Y => moe_gemm::<X, T, Y>(format, schedule))
-    }
-    match types.operand {
-        Scalar::F16 => of::<half::f16>(types, format, schedule),
-        Scalar::BF16 => of::<half::bf16>(types, format, schedule),
-        _ => of::<f32>(types, format, schedule),
-    }
-}
-
 fn gemm_case(types: Types, format: Format, shape: Shape, schedule: Blocks, why: &str) -> Case {
     let (x, matrix, ids, want) = shape.data(types, format);
     let groups = group(&ids, shape.experts, schedule.bm as usize);
     Case {
-        kernel: gemm_kernel(types, format, schedule),
+        kernel: moe_gemm(types, format, schedule).record(),
         label: shape.label(why),
         numbers: shape.numbers(),
         buffers: vec![
@@ -351,7 +336,7 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
         };
         let moved = shape.pairs / shape.share * shape.width + shape.pairs * shape.out;
         Bench {
-            kernel: gemm_kernel(bf16, format, schedule),
+            kernel: moe_gemm(bf16, format, schedule).record(),
             label: shape.label(&format!("{}, {}", format.name(), schedule.name())),
             numbers: shape.numbers(),
             buffers: vec![
@@ -372,28 +357,31 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
 
 // ---------------------------------------------------------------- sums
 
-fn combine_case<X: Float, Y: Float>(tokens: usize, k: usize, width: usize, why: &str) -> Case {
-    let y = Buffer::floats(X::SCALAR, &noise(5, tokens * k * width));
+fn combine_case(
+    scalar: Scalar,
+    to: Scalar,
+    tokens: usize,
+    k: usize,
+    width: usize,
+    why: &str,
+) -> Case {
+    let y = Buffer::floats(scalar, &noise(5, tokens * k * width));
     let weights: Vec<f32> = noise(6, tokens * k).into_iter().map(f32::abs).collect();
     let want = combine(&y.to_f32(), &weights, k, width);
     Case {
-        kernel: moe_combine::<X, Y>(k as u32),
-        label: format!("{tokens} tokens of {k} x {width}, {} to {}: {why}", X::NAME, Y::NAME),
+        kernel: moe_combine(scalar, to, k as u32).record(),
+        label: format!("{tokens} tokens of {k} x {width}, {} to {}: {why}", scalar, to),
         numbers: Numbers::new().with("tokens", tokens as u32).with("width", width as u32),
-        buffers: vec![
-            y,
-            Buffer::floats(Scalar::F32, &weights),
-            Buffer::zeros(Y::SCALAR, tokens * width),
-        ],
-        expected: vec![(2, Expected::Near(want, tolerance(Y::SCALAR)))],
+        buffers: vec![y, Buffer::floats(Scalar::F32, &weights), Buffer::zeros(to, tokens * width)],
+        expected: vec![(2, Expected::Near(want, tolerance(to)))],
     }
 }
 
 pub(super) fn combines() -> Vec<Case> {
     vec![
-        combine_case::<f32, f32>(3, 8, 320, "rows longer than a group"),
-        combine_case::<half::bf16, half::bf16>(2, 2, 72, "short rows"),
-        combine_case::<half::f16, f32>(1, 6, 1025, "an odd row"),
+        combine_case(Scalar::F32, Scalar::F32, 3, 8, 320, "rows longer than a group"),
+        combine_case(Scalar::BF16, Scalar::BF16, 2, 2, 72, "short rows"),
+        combine_case(Scalar::F16, Scalar::F32, 1, 6, 1025, "an odd row"),
     ]
 }
 
@@ -406,6 +394,6 @@ pub(super) fn combine_benches() -> Vec<Bench> {
     ];
     let numbers = Numbers::new().with("tokens", tokens as u32).with("width", width as u32);
     let flops = 2 * (tokens * k * width) as u64;
-    let kernel = moe_combine::<half::bf16, half::bf16>(k as u32);
+    let kernel = moe_combine(Scalar::BF16, Scalar::BF16, k as u32);
     vec![memory(kernel, "4096 x 8 x 2048", numbers, buffers, flops)]
 }

@@ -38,7 +38,6 @@ pub fn moe_group(
     holds("offsets", dim("experts") + 1);
     holds("order", dim("pairs"));
     holds("blocks", tiles(dim("pairs"), dim("experts"), dim("block_rows")) * 2);
-    rename(format!("moe_group_{capacity}"));
     grid_trigger();
     grid_wait();
     let (expert, thread) = (group_id(), thread_id());

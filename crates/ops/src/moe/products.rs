@@ -8,7 +8,6 @@ use crate::linear::{self, Input, Schedule, Sums, Sweep, holds};
 use crate::packed::{Format, Weights};
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
-use tile::types::Scalar;
 
 /// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see [`gemm::Schedule::pick`].
 pub fn pick_blocks(
@@ -27,14 +26,16 @@ pub fn pick_blocks(
 ///
 /// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `weight` `[experts * out, width]`, `ids` `[pairs]`.
 #[kernel]
-pub fn moe_gemv<X: Float, Y: Float>(
-    x: In<X>,
-    y: Out<Y>,
+pub fn moe_gemv(
+    x: In<{ from }>,
+    y: Out<{ to }>,
     ids: In<u32>,
     width: Const<u32>,
     out: Const<u32>,
     experts: Const<u32>,
     share: Const<u32>,
+    from: Scalar,
+    to: Scalar,
     format: Format,
     schedule: Schedule,
 ) {
@@ -45,7 +46,6 @@ pub fn moe_gemv<X: Float, Y: Float>(
     holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
     holds("y", dim("pairs") * dim("out"));
     holds("ids", dim("pairs"));
-    rename(linear::title::<X, Y>(&["moe_gemv", &format.name()], 1, &schedule));
     // Which weights are read is the previous kernels' result: nothing can be read early.
     grid_wait();
     let pair = group_id_of(1);
@@ -54,18 +54,18 @@ pub fn moe_gemv<X: Float, Y: Float>(
     let input = input.starting_at(pair / share);
     let sweep = Sweep { weights: vec![weight.starting_at(expert * out)], out };
     linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
-        y.set(pair * out + output, sums[0].cast::<Y>());
+        y.set(pair * out + output, sums[0]);
     });
 }
 
 /// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::Schedule::bm`]: a threadgroup computes a
-/// block of one expert's rows. Operands are rounded to `T`.
+/// block of one expert's rows. Operands are rounded to their type.
 ///
 /// `order` `[pairs]`, `offsets` `[experts + 1]` and `blocks` `[tiles, 2]` are that kernel's.
 #[kernel]
-pub fn moe_gemm<X: Float, T: Float, Y: Float>(
-    x: In<X>,
-    y: Out<Y>,
+pub fn moe_gemm(
+    x: In<{ types.x }>,
+    y: Out<{ types.y }>,
     order: In<u32>,
     offsets: In<u32>,
     blocks: In<u32>,
@@ -74,6 +74,7 @@ pub fn moe_gemm<X: Float, T: Float, Y: Float>(
     out: Const<u32>,
     experts: Const<u32>,
     share: Const<u32>,
+    types: gemm::Types,
     format: Format,
     schedule: gemm::Schedule,
 ) {
@@ -81,16 +82,13 @@ pub fn moe_gemm<X: Float, T: Float, Y: Float>(
     let tiles = tiles(dim("pairs"), dim("experts"), bm);
     let grid = tiles.clone() * dim("out").ceil_div(bn);
     launch(Mode::Tile, [grid, fixed(1), fixed(1)], schedule.threads());
-    contract::<T>("pairs", format, dim("out") * dim("experts"));
+    contract("pairs", types.operand, format, dim("out") * dim("experts"));
     holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
     holds("y", dim("pairs") * dim("out"));
     holds("order", dim("pairs"));
     holds("offsets", dim("experts") + 1);
     holds("blocks", tiles * 2);
     require(Requirement::AtMost(dim("experts"), 1 << 16));
-    let parts =
-        ["moe_gemm", &format.name(), name_of::<T>(), X::NAME, Y::NAME, &schedule.name()].join("_");
-    rename(parts);
     grid_trigger();
     grid_wait();
     let tiles = (pairs + (bm - 1)) / bm + experts;
@@ -100,14 +98,21 @@ pub fn moe_gemm<X: Float, T: Float, Y: Float>(
         let first = blocks.get(tile * 2u32 + 1u32);
         let end = offsets.get(expert + 1u32);
         let (base, first_out) = (expert * out, block_n * bn);
-        let a = Side::activations(x, Rows::Table(order, first, end, share), width, &schedule);
+        let a = Side::activations(
+            types.operand,
+            x,
+            Rows::Table(order, first, end, share),
+            width,
+            &schedule,
+        );
         let rows = Rows::Span(base + first_out, base + out);
-        let b = Side::weights("weight", format, rows, width, &schedule);
-        let ring = Ring::<X, T> { schedule, a, b, width };
+        let b = Side::weights(types.operand, "weight", format, rows, width, &schedule);
+        let ring = Ring { schedule, a, b, width };
         product(&ring, |Results { row, col, values }| {
             let (place, col) = (first + row, first_out + col);
-            let writes = place.lt(end) & col.lt(out);
-            test(writes).then(|| store(y, order.get(place), col, out, &values)).otherwise(|| {});
+            if place < end && col < out {
+                store(y, order.get(place), col, out, &values);
+            }
         });
     }
 }

@@ -130,7 +130,6 @@ fn packing_costs_little() {
 fn unpack(y: Out<f32>, width: Const<u32>, format: Format) {
     let weight = Weights::declare("weight", format, width);
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 32);
-    rename(format!("unpack_{}", format.name()));
     let row = weight.row(group_id());
     for i in strided(width / format.run()) {
         let values = weight.read(row, i).floats();
@@ -149,7 +148,7 @@ fn unpackings() -> Vec<Case> {
             let matrix = Matrix::new(format, 5, rows, width);
             let want = matrix.weights.iter().map(|w| f64::from(*w)).collect();
             cases.push(Case {
-                kernel: unpack(format),
+                kernel: unpack(format).record(),
                 label: format!("{rows} x {width}"),
                 numbers: Numbers::new().with("width", width as u32).with("rows", rows as u32),
                 buffers: vec![Buffer::zeros(Scalar::F32, rows * width), matrix.buffer()],

@@ -7,7 +7,6 @@
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
 use tile::ir::Hint;
-use tile::types::Scalar;
 
 /// A matrix that a kernel reads: one buffer of words, whatever the format.
 #[derive(Debug, Clone, Copy)]

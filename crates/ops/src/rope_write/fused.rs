@@ -10,7 +10,7 @@ use tile::launch::Mode;
 use super::Variant;
 use crate::kv_write::{Cache, Target, require_step};
 use crate::rope::{Angles, Heads, Pairing};
-use crate::sweep::{Team, begin, load, require_vectors, store};
+use crate::sweep::{Team, begin, load, require_vectors};
 
 /// Simdgroups of a threadgroup: heads it works on.
 const SIMDS: u32 = 8;
@@ -19,14 +19,14 @@ const USUAL: u32 = 128;
 
 /// What the kernels bind, but for the caches' arrays.
 #[derive(Clone, Copy)]
-pub(super) struct Fused<T, Y> {
-    pub(super) q: In<T>,
-    pub(super) k: In<T>,
-    pub(super) v: In<T>,
-    pub(super) y: Out<Y>,
+pub(super) struct Fused {
+    pub(super) q: In,
+    pub(super) k: In,
+    pub(super) v: In,
+    pub(super) y: Out,
     pub(super) tokens: Val<u32>,
     pub(super) cache: Cache,
-    pub(super) frequencies: In<f32>,
+    pub(super) frequencies: In,
     pub(super) heads: Val<u32>,
     pub(super) pairs: Val<u32>,
     pub(super) magnitude: Val<f32>,
@@ -35,22 +35,22 @@ pub(super) struct Fused<T, Y> {
 
 /// A norm's weight and eps.
 #[derive(Clone, Copy)]
-struct Norm<W> {
-    weight: In<W>,
+struct Norm {
+    weight: In,
     eps: Val<f32>,
 }
 
-impl<W: Float> Norm<W> {
-    fn declare(which: &str) -> Self {
+impl Norm {
+    fn declare(scalar: Scalar, which: &str) -> Self {
         let name = format!("{which}_norm");
         require_vectors(&[(&name, dim("head_dim"))]);
-        Norm { weight: In::declare(&name), eps: Const::declare(&format!("{which}_eps")) }
+        Norm { weight: In::stored(&name, scalar), eps: Const::declare(&format!("{which}_eps")) }
     }
 }
 
 /// One head of each token of a simdgroup, read through its norm.
-struct Lot<T, W> {
-    x: In<T>,
+struct Lot {
+    x: In,
     /// Which head. A simdgroup past the last repeats it and keeps nothing.
     head: Val<u32>,
     /// Each token's first element.
@@ -58,10 +58,10 @@ struct Lot<T, W> {
     /// Whether the simdgroup has this head and token to itself.
     live: Vec<Val<bool>>,
     /// The norm's weight and each token's scale.
-    norm: Option<(In<W>, Vec<Val<f32>>)>,
+    norm: Option<(In, Vec<Val<f32>>)>,
 }
 
-impl<T: Float, W: Float> Lot<T, W> {
+impl Lot {
     /// Elements of a token's head from `i` on.
     #[track_caller]
     fn read(&self, token: u32, i: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
@@ -73,10 +73,10 @@ impl<T: Float, W: Float> Lot<T, W> {
     }
 }
 
-impl<T: Float, Y: Float> Fused<T, Y> {
-    /// Records the kernel.
+impl Fused {
+    /// Records the kernel, with norms whose weights are of a type.
     #[track_caller]
-    pub(super) fn record<W: Float>(self, keys: impl Target, values: impl Target) {
+    pub(super) fn record(self, norms: Scalar, keys: impl Target, values: impl Target) {
         let Fused { cache, heads, variant, .. } = self;
         let groups = |of: &str| dim(of).ceil_div(SIMDS);
         let jobs = groups("heads") + groups("kv_heads") * 2u32;
@@ -87,8 +87,8 @@ impl<T: Float, Y: Float> Fused<T, Y> {
         require_vectors(&[("q", q_size.clone()), ("y", q_size)]);
         require_vectors(&[("k", kv_size.clone()), ("v", kv_size)]);
         require_step();
-        let q_norm = variant.q_norm.then(|| Norm::<W>::declare("q"));
-        let k_norm = variant.k_norm.then(|| Norm::<W>::declare("k"));
+        let q_norm = variant.q_norm.then(|| Norm::declare(norms, "q"));
+        let k_norm = variant.k_norm.then(|| Norm::declare(norms, "k"));
         begin();
         // A group has heads of q, of k or of v only: what it does is the same for all its threads.
         let group = group_id_of(1);
@@ -105,7 +105,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
                 let held = || {
                     self.held(self.q, group, heads, q_norm, angles, |head, token, values, live| {
                         let first = (self.token(token) * heads + head) * USUAL;
-                        let keep = || store(self.y, first + lane_id() * 4u32, values);
+                        let keep = || self.y.set_vec(first + lane_id() * 4u32, values);
                         test(live).then(keep).otherwise(|| {});
                     });
                 };
@@ -132,7 +132,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
         };
         let of_v = || {
             let group = group - q_groups - kv_groups;
-            let lot = self.lot::<W>(self.v, group, cache.kv_heads, None);
+            let lot = self.lot(self.v, group, cache.kv_heads, None);
             self.append(&lot, values, |_, _, own, _| own);
         };
         test(Order::lt(group, q_groups + kv_groups)).then(turned).otherwise(of_v);
@@ -142,12 +142,12 @@ impl<T: Float, Y: Float> Fused<T, Y> {
     /// to a lane, so that the other elements of its pairs are sixteen lanes away. `keep(head, token, elements, live)` gets the
     /// lane's elements, normed and turned.
     #[track_caller]
-    fn held<W: Float>(
+    fn held(
         &self,
-        x: In<T>,
+        x: In,
         group: Val<u32>,
         heads: Val<u32>,
-        norm: Option<Norm<W>>,
+        norm: Option<Norm>,
         angles: Angles,
         keep: impl Fn(Val<u32>, u32, &[Val<f32>], Val<bool>),
     ) {
@@ -193,13 +193,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
 
     /// The head of this simdgroup among those of a group of heads, with the scales of its norm.
     #[track_caller]
-    fn lot<W: Float>(
-        &self,
-        x: In<T>,
-        group: Val<u32>,
-        heads: Val<u32>,
-        norm: Option<Norm<W>>,
-    ) -> Lot<T, W> {
+    fn lot(&self, x: In, group: Val<u32>, heads: Val<u32>, norm: Option<Norm>) -> Lot {
         let head_dim = self.cache.head_dim;
         let turn = group * SIMDS + simd_id();
         let head = turn.min(heads - 1u32);
@@ -208,7 +202,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
             tokens.clone().map(|k| (self.token(k) * heads + head) * head_dim).collect();
         let live =
             tokens.map(|k| Order::lt(turn, heads) & Order::lt(self.turn(k), self.tokens)).collect();
-        let scales = |Norm { weight, eps }: Norm<W>| {
+        let scales = |Norm { weight, eps }: Norm| {
             let squares: Vec<Var<f32>> = first.iter().map(|_| Var::new(0.0)).collect();
             Team::Simd.sweep(head_dim, 4, |at, lanes| {
                 let read = |first: &Val<u32>| -> Vec<Val<f32>> {
@@ -228,7 +222,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
 
     /// Turns a head of q.
     #[track_caller]
-    fn query<W: Float>(&self, lot: &Lot<T, W>, angles: Angles) {
+    fn query(&self, lot: &Lot, angles: Angles) {
         let pairing = self.variant.pairing;
         let heads = Heads {
             tokens: self.variant.schedule.tokens,
@@ -239,7 +233,7 @@ impl<T: Float, Y: Float> Fused<T, Y> {
         };
         let write = |token: u32, i: Val<u32>, values: &[Val<f32>]| {
             let token = token as usize;
-            let keep = || store(self.y, lot.first[token] + i, values);
+            let keep = || self.y.set_vec(lot.first[token] + i, values);
             test(lot.live[token]).then(keep).otherwise(|| {});
         };
         // Two pairs per lane: the 64 of the usual head at once.
@@ -251,9 +245,9 @@ impl<T: Float, Y: Float> Fused<T, Y> {
     /// Elements `i` on of a key, turned. Every lane turns what it writes; what does not turn takes the angle of pair 0 and
     /// drops the result.
     #[track_caller]
-    fn turn_key<W: Float>(
+    fn turn_key(
         &self,
-        lot: &Lot<T, W>,
+        lot: &Lot,
         angles: Angles,
         token: u32,
         i: Val<u32>,
@@ -294,9 +288,9 @@ impl<T: Float, Y: Float> Fused<T, Y> {
 
     /// Appends a head of k or v, `change(token, i, elements, lanes)` between reading and writing.
     #[track_caller]
-    fn append<W: Float>(
+    fn append(
         &self,
-        lot: &Lot<T, W>,
+        lot: &Lot,
         to: impl Target,
         change: impl Fn(u32, Val<u32>, Vec<Val<f32>>, u8) -> Vec<Val<f32>>,
     ) {

@@ -1,12 +1,21 @@
 //! Arrays: buffers, shared memory, registers.
+//!
+//! An array of `T` is one whose elements are computed with as `T`. How memory stores them is a [`Scalar`] known when the kernel
+//! is recorded: an element is converted after a load and before a store. What is only moved is not: [`Raw`].
 
 use super::*;
 
-/// An array that a kernel names.
-pub trait Memory<T: Element>: Copy {
+/// An array that a kernel names, whose elements are computed with as `T`.
+pub trait Memory<T: Number>: Copy {
     /// Which one.
     fn place(self) -> Place;
+    /// How its elements are stored.
+    fn scalar(self) -> Scalar;
 }
+
+/// Marks a value that has the type in which its array stores it: it may be moved, selected and converted.
+#[derive(Debug, Clone, Copy)]
+pub struct Raw;
 
 /// What a buffer allows: `In`, `Out` and `InOut` are `Global` with one of these.
 pub trait Rights: 'static {
@@ -33,10 +42,12 @@ impl Rights for Both {
     const ACCESS: Access = Access::InOut;
 }
 
-/// A buffer in device memory, a parameter of the kernel.
+/// A buffer in device memory, a parameter of the kernel. In a kernel's signature `In<u32>` holds words, and `In<{ scalar }>`
+/// numbers of that type, which are f32 in the body.
 #[derive(Debug)]
 pub struct Global<T, M> {
     index: u32,
+    scalar: Scalar,
     of: PhantomData<(T, M)>,
 }
 impl<T, M> Clone for Global<T, M> {
@@ -47,37 +58,41 @@ impl<T, M> Clone for Global<T, M> {
 impl<T, M> Copy for Global<T, M> {}
 
 /// A buffer that is read.
-pub type In<T> = Global<T, Reads>;
+pub type In<T = f32> = Global<T, Reads>;
 /// A buffer that is written.
-pub type Out<T> = Global<T, Writes>;
+pub type Out<T = f32> = Global<T, Writes>;
 /// A buffer that is read and written.
-pub type InOut<T> = Global<T, Both>;
+pub type InOut<T = f32> = Global<T, Both>;
 
-impl<T: Element, M: Rights> Global<T, M> {
+impl<T: Number, M: Rights> Global<T, M> {
     /// Declares it; `#[kernel]` writes this call.
     pub fn declare(name: &str) -> Self {
-        let kind = ParamKind::Buffer { scalar: T::SCALAR, access: M::ACCESS };
-        Global { index: build::param(Param { name: name.to_owned(), kind }), of: PhantomData }
+        Global::stored(name, T::SCALAR)
+    }
+
+    /// Declares one whose elements are stored as `scalar`; `#[kernel]` writes this call.
+    pub fn stored(name: &str, scalar: Scalar) -> Self {
+        let kind = ParamKind::Buffer { scalar, access: M::ACCESS };
+        let index = build::param(Param { name: name.to_owned(), kind });
+        Global { index, scalar, of: PhantomData }
     }
 }
 
-impl<T: Element> In<T> {
-    /// The same buffer in a helper that is generic over another element type, if that is the same.
-    pub fn same<U: Element>(self) -> Option<In<U>> {
-        (T::SCALAR == U::SCALAR).then_some(Global { index: self.index, of: PhantomData })
-    }
-}
-
-impl<T: Element, M: Rights> Memory<T> for Global<T, M> {
+impl<T: Number, M: Rights> Memory<T> for Global<T, M> {
     fn place(self) -> Place {
         Place::Buffer(self.index)
+    }
+
+    fn scalar(self) -> Scalar {
+        self.scalar
     }
 }
 
 /// An array shared by a threadgroup. Each call of `new` is another array.
 #[derive(Debug)]
-pub struct Shared<T> {
+pub struct Shared<T = f32> {
     place: Place,
+    scalar: Scalar,
     of: PhantomData<T>,
 }
 impl<T> Clone for Shared<T> {
@@ -87,7 +102,7 @@ impl<T> Clone for Shared<T> {
 }
 impl<T> Copy for Shared<T> {}
 
-impl<T: Element> Shared<T> {
+impl<T: Number> Shared<T> {
     /// An array of `len` elements, of unknown content.
     pub fn new(len: u32) -> Self {
         Shared::named("", len)
@@ -95,21 +110,31 @@ impl<T: Element> Shared<T> {
 
     /// An array with a name in the emitted text.
     pub fn named(name: &str, len: u32) -> Self {
-        let array = Array { name: name.to_owned(), ty: T::SCALAR.into(), len };
-        Shared { place: build::shared(array), of: PhantomData }
+        Shared::stored(T::SCALAR, name, len)
+    }
+
+    /// As [`Shared::named`], of elements that are stored as `scalar`.
+    pub fn stored(scalar: Scalar, name: &str, len: u32) -> Self {
+        let array = Array { name: name.to_owned(), ty: scalar.into(), len };
+        Shared { place: build::shared(array), scalar, of: PhantomData }
     }
 }
 
-impl<T: Element> Memory<T> for Shared<T> {
+impl<T: Number> Memory<T> for Shared<T> {
     fn place(self) -> Place {
         self.place
+    }
+
+    fn scalar(self) -> Scalar {
+        self.scalar
     }
 }
 
 /// Registers of one thread, indexed by numbers known while building if they are to stay registers.
 #[derive(Debug)]
-pub struct Regs<T> {
+pub struct Regs<T = f32> {
     place: Place,
+    scalar: Scalar,
     len: u32,
     of: PhantomData<T>,
 }
@@ -120,7 +145,7 @@ impl<T> Clone for Regs<T> {
 }
 impl<T> Copy for Regs<T> {}
 
-impl<T: Element> Regs<T> {
+impl<T: Number> Regs<T> {
     /// `len` registers that all hold `value`.
     #[track_caller]
     pub fn new(len: u32, value: impl IntoVal<T>) -> Self {
@@ -134,8 +159,13 @@ impl<T: Element> Regs<T> {
 
     /// `len` registers that must be set before they are read.
     pub fn uninit(len: u32) -> Self {
-        let place = build::register(Array { name: String::new(), ty: T::SCALAR.into(), len });
-        Regs { place, len, of: PhantomData }
+        Regs::stored(T::SCALAR, len)
+    }
+
+    /// As [`Regs::uninit`], of elements that are stored as `scalar`.
+    pub fn stored(scalar: Scalar, len: u32) -> Self {
+        let place = build::register(Array { name: String::new(), ty: scalar.into(), len });
+        Regs { place, scalar, len, of: PhantomData }
     }
 
     /// How many there are.
@@ -149,9 +179,13 @@ impl<T: Element> Regs<T> {
     }
 }
 
-impl<T: Element> Memory<T> for Regs<T> {
+impl<T: Number> Memory<T> for Regs<T> {
     fn place(self) -> Place {
         self.place
+    }
+
+    fn scalar(self) -> Scalar {
+        self.scalar
     }
 }
 
@@ -165,7 +199,7 @@ impl<T> Clone for Var<T> {
 }
 impl<T> Copy for Var<T> {}
 
-impl<T: Element> Var<T> {
+impl<T: Number> Var<T> {
     /// A register that holds `value`.
     #[track_caller]
     pub fn new(value: impl IntoVal<T>) -> Self {
@@ -204,7 +238,7 @@ assign! {
 }
 
 /// Reading and writing an array of `T`.
-pub trait At<T: Element>: Memory<T> {
+pub trait At<T: Number>: Memory<T> {
     /// Element `index`.
     #[track_caller]
     fn get(self, index: impl IntoVal<u32>) -> Val<T> {
@@ -214,54 +248,114 @@ pub trait At<T: Element>: Memory<T> {
     /// Element `index`, read with a hint.
     #[track_caller]
     fn get_with(self, index: impl IntoVal<u32>, hint: Hint) -> Val<T> {
-        let (place, index) = (self.place(), index.val().value);
-        Val::wrap(define(Inst::Load { place, index, lanes: 1, hint }, T::SCALAR))
+        read(self, index.val(), hint).cast()
+    }
+
+    /// Element `index` as it is stored.
+    #[track_caller]
+    fn get_raw(self, index: impl IntoVal<u32>) -> Val<Raw> {
+        read(self, index.val(), Hint::None)
     }
 
     /// `lanes` (2, 4, 8 or 16, at most 16 bytes) elements from `index` on, a multiple of `lanes`.
     #[track_caller]
     fn get_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: Hint) -> Vec<Val<T>> {
-        if lanes == 1 {
-            return vec![self.get_with(index, hint)];
+        let mut values = Vec::with_capacity(usize::from(lanes));
+        // No closure: it would hide the caller's line.
+        for value in self.get_raw_vec(index, lanes, hint) {
+            values.push(value.cast());
         }
-        let (place, index) = (self.place(), index.val().value);
-        let ty = Type::Vector(T::SCALAR, lanes);
-        let vector = define(Inst::Load { place, index, lanes, hint }, ty);
-        (0..lanes).map(|i| Val::wrap(define(Inst::Extract(vector, i), T::SCALAR))).collect()
+        values
+    }
+
+    /// As [`At::get_vec`], elements as they are stored.
+    #[track_caller]
+    fn get_raw_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: Hint) -> Vec<Val<Raw>> {
+        read_vec(self, index.val(), lanes, hint)
     }
 
     /// Sets element `index`.
     #[track_caller]
     fn set(self, index: impl IntoVal<u32>, value: impl IntoVal<T>) {
-        let (place, index, value) = (self.place(), index.val().value, value.val().value);
-        perform(Inst::Store { place, index, value });
+        if self.scalar() == T::SCALAR {
+            let index = index.val();
+            return write(self.place(), index, value.val().value);
+        }
+        let value = value.val().to(self.scalar());
+        write(self.place(), index.val(), value.value);
+    }
+
+    /// Sets element `index` to what is of the type in which it is stored.
+    #[track_caller]
+    fn set_raw(self, index: impl IntoVal<u32>, value: Val<Raw>) {
+        write(self.place(), index.val(), value.value);
     }
 
     /// Sets the elements from `index` on, a multiple of their number (1, 2, 4, 8 or 16, at most 16 bytes).
     #[track_caller]
     fn set_vec(self, index: impl IntoVal<u32>, values: &[Val<T>]) {
-        if let [value] = values {
-            return self.set(index, *value);
+        let mut rounded = Vec::with_capacity(values.len());
+        for value in values {
+            rounded.push(value.to(self.scalar()));
         }
-        let (place, index) = (self.place(), index.val().value);
-        let ty = Type::Vector(T::SCALAR, values.len() as u8);
-        let value = define(Inst::Pack(values.iter().map(|v| v.value).collect()), ty);
-        perform(Inst::Store { place, index, value });
+        self.set_raw_vec(index, &rounded);
+    }
+
+    /// As [`At::set_vec`], to what is of the type in which elements are stored.
+    #[track_caller]
+    fn set_raw_vec(self, index: impl IntoVal<u32>, values: &[Val<Raw>]) {
+        write_vec(self.place(), self.scalar(), index.val(), values);
     }
 
     /// Changes element `index` in one step and returns what it was.
     #[track_caller]
     fn atomic(self, op: AtomicOp, index: impl IntoVal<u32>, value: impl IntoVal<T>) -> Val<T> {
         let (place, index, value) = (self.place(), index.val().value, value.val().value);
-        Val::wrap(define(Inst::Atomic { op, place, index, value }, T::SCALAR))
+        Val::wrap(define(Inst::Atomic { op, place, index, value }, self.scalar()))
     }
 }
 
-impl<T: Element, M: Memory<T>> At<T> for M {}
+impl<T: Number, M: Memory<T>> At<T> for M {}
+
+#[track_caller]
+fn read<T: Number>(from: impl Memory<T>, index: Val<u32>, hint: Hint) -> Val<Raw> {
+    let (place, index) = (from.place(), index.value);
+    Val::wrap(define(Inst::Load { place, index, lanes: 1, hint }, from.scalar()))
+}
+
+#[track_caller]
+fn read_vec<T: Number>(
+    from: impl Memory<T>,
+    index: Val<u32>,
+    lanes: u8,
+    hint: Hint,
+) -> Vec<Val<Raw>> {
+    if lanes == 1 {
+        return vec![read(from, index, hint)];
+    }
+    let (place, scalar, index) = (from.place(), from.scalar(), index.value);
+    let vector = define(Inst::Load { place, index, lanes, hint }, Type::Vector(scalar, lanes));
+    (0..lanes).map(|i| Val::wrap(define(Inst::Extract(vector, i), scalar))).collect()
+}
+
+#[track_caller]
+fn write(place: Place, index: Val<u32>, value: Value) {
+    perform(Inst::Store { place, index: index.value, value });
+}
+
+#[track_caller]
+fn write_vec(place: Place, scalar: Scalar, index: Val<u32>, values: &[Val<Raw>]) {
+    if let [value] = values {
+        return write(place, index, value.value);
+    }
+    let ty = Type::Vector(scalar, values.len() as u8);
+    let value = define(Inst::Pack(values.iter().map(|v| v.value).collect()), ty);
+    write(place, index, value);
+}
 
 /// Begins to copy `lanes` elements (4, 8 or 16 bytes) to shared memory; where `keep` is false, zeros.
 #[track_caller]
-pub fn copy_async<T: Element>(
+pub fn copy_async<T: Number>(
     to: Shared<T>,
     to_index: impl IntoVal<u32>,
     from: In<T>,
@@ -320,7 +414,7 @@ pub trait Assign<V> {
     fn assign(&mut self, value: V);
 }
 
-impl<T: Element, R: IntoVal<T>> Assign<R> for Var<T> {
+impl<T: Number, R: IntoVal<T>> Assign<R> for Var<T> {
     #[track_caller]
     fn assign(&mut self, value: R) {
         self.set(value);
@@ -356,9 +450,9 @@ macro_rules! arrays {
     };
 }
 arrays! {
-    <T: Element, M: Rights> Global<T, M>;
-    <T: Element> Shared<T>;
-    <T: Element> Regs<T>;
+    <T: Number, M: Rights> Global<T, M>;
+    <T: Number> Shared<T>;
+    <T: Number> Regs<T>;
 }
 
 macro_rules! containers {

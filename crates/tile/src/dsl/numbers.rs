@@ -36,7 +36,7 @@ impl<T: Number> IntoVal<T> for T {
     }
 }
 
-impl<T: Element> IntoVal<T> for &Var<T> {
+impl<T: Number> IntoVal<T> for &Var<T> {
     #[track_caller]
     fn val(self) -> Val<T> {
         self.get()
@@ -67,14 +67,17 @@ impl<T> Val<T> {
     }
 }
 
-impl<T: Element> Val<T> {
+impl<T> Val<T> {
     /// Converted to another element type: floats round to nearest even and saturate on the way to integers.
     #[track_caller]
     pub fn cast<U: Element>(self) -> Val<U> {
-        if T::SCALAR == U::SCALAR {
-            return Val::wrap(self.value);
-        }
-        Val::wrap(define(Inst::Cast(U::SCALAR, self.value), U::SCALAR))
+        Val::wrap(convert(self.value, U::SCALAR))
+    }
+
+    /// Converted to the type in which an array stores it.
+    #[track_caller]
+    pub fn to(self, scalar: Scalar) -> Val<Raw> {
+        Val::wrap(convert(self.value, scalar))
     }
 
     /// As f32.
@@ -99,6 +102,14 @@ impl<T: Element> Val<T> {
     #[track_caller]
     pub fn bits<U: Element>(self) -> Val<U> {
         Val::wrap(define(Inst::Bitcast(U::SCALAR, self.value), U::SCALAR))
+    }
+}
+
+#[track_caller]
+fn convert(value: Value, to: Scalar) -> Value {
+    match build::type_of(value).scalar() == to {
+        true => value,
+        false => define(Inst::Cast(to, value), to),
     }
 }
 
@@ -147,6 +158,49 @@ pub trait Order<Rhs> {
     fn gt(self, other: Rhs) -> Self::Truth;
     /// `self >= other`.
     fn ge(self, other: Rhs) -> Self::Truth;
+}
+
+/// `&&` and `||` in a kernel: between [`Val`]s both sides are computed; a plain truth on the left decides, as in Rust, whether the
+/// right is.
+pub trait Truth<Rhs> {
+    /// `self && other`.
+    fn both(self, other: impl FnOnce() -> Rhs) -> Rhs;
+    /// `self || other`.
+    fn either(self, other: impl FnOnce() -> Rhs) -> Rhs;
+}
+
+impl Truth<bool> for bool {
+    fn both(self, other: impl FnOnce() -> bool) -> bool {
+        self && other()
+    }
+
+    fn either(self, other: impl FnOnce() -> bool) -> bool {
+        self || other()
+    }
+}
+
+impl Truth<Val<bool>> for bool {
+    #[track_caller]
+    fn both(self, other: impl FnOnce() -> Val<bool>) -> Val<bool> {
+        if self { other() } else { false.val() }
+    }
+
+    #[track_caller]
+    fn either(self, other: impl FnOnce() -> Val<bool>) -> Val<bool> {
+        if self { true.val() } else { other() }
+    }
+}
+
+impl Truth<Val<bool>> for Val<bool> {
+    #[track_caller]
+    fn both(self, other: impl FnOnce() -> Val<bool>) -> Val<bool> {
+        self & other()
+    }
+
+    #[track_caller]
+    fn either(self, other: impl FnOnce() -> Val<bool>) -> Val<bool> {
+        self | other()
+    }
 }
 
 macro_rules! recorded_order {

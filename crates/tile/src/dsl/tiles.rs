@@ -28,8 +28,8 @@ impl Frag {
 
     /// A left operand `[16, 16]` from memory: `(r, c)` at `index + r * stride + c`.
     #[track_caller]
-    pub fn left<T: Float>(
-        from: impl Memory<T>,
+    pub fn left(
+        from: impl Memory<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -39,8 +39,8 @@ impl Frag {
     /// A right operand `[16, 16]` from memory that holds its transpose, as weights `[n, k]` do: `(k, n)` at
     /// `index + n * stride + k`.
     #[track_caller]
-    pub fn right_transposed<T: Float>(
-        from: impl Memory<T>,
+    pub fn right_transposed(
+        from: impl Memory<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -49,8 +49,8 @@ impl Frag {
 
     /// A right operand `[16, 16]` from memory: `(k, n)` at `index + k * stride + n`.
     #[track_caller]
-    pub fn right<T: Float>(
-        from: impl Memory<T>,
+    pub fn right(
+        from: impl Memory<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -58,14 +58,14 @@ impl Frag {
     }
 
     #[track_caller]
-    fn load<T: Float>(
-        from: impl Memory<T>,
+    fn load(
+        from: impl Memory<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
         role: Role,
         transposed: bool,
     ) -> Frag {
-        let ty = Type::Tile(Tile::new(T::SCALAR, role));
+        let ty = Type::Tile(Tile::new(from.scalar(), role));
         let (place, index, stride) = (from.place(), index.val().value, stride.val().value);
         Frag::define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
     }
@@ -115,27 +115,22 @@ impl Frag {
         Frag::define(Inst::Mma { a: a.value, b: b.value, c: self.value }, self.ty())
     }
 
-    /// Writes an accumulator, rounded to `T`: `(r, c)` to `index + r * stride + c`.
+    /// Writes an accumulator, rounded as `to` stores it: `(r, c)` to `index + r * stride + c`.
     #[track_caller]
-    pub fn store<T: Float>(
-        self,
-        to: impl Memory<T>,
-        index: impl IntoVal<u32>,
-        stride: impl IntoVal<u32>,
-    ) {
-        let value = self.cast::<T>().value;
+    pub fn store(self, to: impl Memory<f32>, index: impl IntoVal<u32>, stride: impl IntoVal<u32>) {
+        let value = self.cast(to.scalar()).value;
         let (place, index, stride) = (to.place(), index.val().value, stride.val().value);
         perform(Inst::TileStore { place, index, stride, value });
     }
 
     /// With another element type.
     #[track_caller]
-    pub fn cast<T: Element>(self) -> Frag {
+    pub fn cast(self, scalar: Scalar) -> Frag {
         let ty = self.ty();
-        if ty.scalar == T::SCALAR {
+        if ty.scalar == scalar {
             return self;
         }
-        Frag::define(Inst::Cast(T::SCALAR, self.value), ty.with(T::SCALAR))
+        Frag::define(Inst::Cast(scalar, self.value), ty.with(scalar))
     }
 
     /// The combination of each row, as a row vector.
@@ -154,10 +149,10 @@ impl Frag {
         Frag::define(Inst::Splat(ty, self.value), ty)
     }
 
-    /// An accumulator as the left operand of another product, rounded to `T`.
+    /// An accumulator as the left operand of another product, rounded to a type.
     #[track_caller]
-    pub fn to_left<T: Float>(self) -> Frag {
-        let ty = Type::Tile(Tile::sized(T::SCALAR, Role::A, self.ty().rows));
+    pub fn to_left(self, scalar: Scalar) -> Frag {
+        let ty = Type::Tile(Tile::sized(scalar, Role::A, self.ty().rows));
         Frag::define(Inst::ToLeft(ty, self.value), ty)
     }
 
@@ -272,11 +267,7 @@ impl Frags {
     /// Begins the product of a warpgroup, `self += a b'` over 64 terms: see [`Inst::Wgmma`] for which simdgroup gets which rows,
     /// and for how `a` (64 rows from `a_index` on) and `b` (16 rows for each register) lie in shared memory.
     #[track_caller]
-    pub fn wgmma<T: Float>(
-        self,
-        (a, a_index): (Shared<T>, Val<u32>),
-        (b, b_index): (Shared<T>, Val<u32>),
-    ) {
+    pub fn wgmma(self, (a, a_index): (Shared, Val<u32>), (b, b_index): (Shared, Val<u32>)) {
         let (sum, a_index, b_index) = (self.place, a_index.value, b_index.value);
         perform(Inst::Wgmma { sum, a: a.place(), a_index, b: b.place(), b_index });
     }

@@ -8,17 +8,17 @@ use tile::types::{Role, Scalar, Tile, Type};
 /// All of them, with tiles as the language has them.
 pub(crate) fn all() -> Vec<Kernel> {
     let mut kernels = vec![
-        rms_norm::<half::f16>(256),
-        numbers(),
-        casts(),
-        vectors(),
-        lanes(),
-        control(),
-        hand_over(),
-        copies(),
-        product::<half::bf16>(),
-        attention::<half::f16>(),
-        warpgroups(),
+        rms_norm(Scalar::F16, 256).record(),
+        numbers().record(),
+        casts().record(),
+        vectors().record(),
+        lanes().record(),
+        control().record(),
+        hand_over().record(),
+        copies().record(),
+        product(Scalar::BF16).record(),
+        attention(Scalar::F16).record(),
+        warpgroups().record(),
     ];
     // The language has no way to load an accumulator yet, the representation has: f32 operands become some.
     retype(&mut kernels, &|tile| match (tile.role, tile.scalar) {
@@ -65,12 +65,13 @@ fn retype(kernels: &mut [Kernel], f: &dyn Fn(Tile) -> Tile) {
 
 /// A row reduced by a threadgroup, with constants of two types.
 #[kernel]
-fn rms_norm<T: Float>(
-    x: In<T>,
-    weight: In<T>,
-    y: Out<T>,
+fn rms_norm(
+    x: In<{ scalar }>,
+    weight: In<{ scalar }>,
+    y: Out<{ scalar }>,
     width: Const<u32>,
     eps: Const<f32>,
+    scalar: Scalar,
     group: u32,
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
@@ -78,12 +79,12 @@ fn rms_norm<T: Float>(
     let row = group_id() * width;
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        let v = x[row + i].f32();
+        let v = x[row + i];
         sum += v * v;
     }
     let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
     for i in strided(width) {
-        y[row + i] = (x[row + i].f32() * scale * weight[i].f32()).cast();
+        y[row + i] = x[row + i] * scale * weight[i];
     }
 }
 
@@ -200,12 +201,12 @@ fn numbers(
 #[kernel]
 fn casts(
     x: In<f32>,
-    h: Out<half::f16>,
-    r: Out<half::bf16>,
-    s: Out<i8>,
-    u: Out<u8>,
-    m: Out<i16>,
-    n: Out<u16>,
+    h: Out<{ Scalar::F16 }>,
+    r: Out<{ Scalar::BF16 }>,
+    s: Out<{ Scalar::I8 }>,
+    u: Out<{ Scalar::U8 }>,
+    m: Out<{ Scalar::I16 }>,
+    n: Out<{ Scalar::U16 }>,
     i: Out<i32>,
     w: Out<u32>,
     f: Out<f32>,
@@ -213,26 +214,28 @@ fn casts(
     launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
     let t = thread_id();
     let v = x[t];
-    h[t] = v.cast();
-    r[t] = v.cast();
-    s[t] = v.cast();
-    u[t] = v.cast();
-    m[t] = v.cast();
-    n[t] = v.cast();
+    h[t] = v;
+    r[t] = v;
+    s[t] = v;
+    u[t] = v;
+    m[t] = v;
+    n[t] = v;
     i[t] = v.i32();
     w[t] = v.u32();
     // What was stored, read again and converted.
-    let sum = h[t].f32() + r[t].f32() + s[t].f32() + u[t].f32() + m[t].f32() + n[t].f32();
+    let sum = h[t] + r[t] + s[t] + u[t] + m[t] + n[t];
     f[t] = sum;
     f[t + 32] = i[t].f32() + w[t].f32();
-    i[t + 32] = s[t].i32() + m[t].i32() + u[t].i32() + n[t].i32();
-    w[t + 32] = s[t].u32() ^ h[t].bits::<u16>().u32() ^ (r[t].bits::<u16>().u32() << 16);
-    h[t + 32] = i[t].cast();
-    s[t + 32] = i[t].cast();
-    u[t + 32] = w[t].cast();
-    m[t + 32] = i[t].cast();
-    n[t + 32] = w[t].cast();
-    r[t + 32] = h[t].cast();
+    i[t + 32] = s.get_raw(t).i32() + m.get_raw(t).i32() + u.get_raw(t).i32() + n.get_raw(t).i32();
+    w[t + 32] = s.get_raw(t).u32()
+        ^ h.get_raw(t).bits::<u16>().u32()
+        ^ (r.get_raw(t).bits::<u16>().u32() << 16);
+    h.set_raw(t + 32, i[t].to(Scalar::F16));
+    s.set_raw(t + 32, i[t].to(Scalar::I8));
+    u.set_raw(t + 32, w[t].to(Scalar::U8));
+    m.set_raw(t + 32, i[t].to(Scalar::I16));
+    n.set_raw(t + 32, w[t].to(Scalar::U16));
+    r.set_raw(t + 32, h.get_raw(t).to(Scalar::BF16));
     w[t + 64] = v.bits::<u32>() ^ i[t].bits::<u32>() ^ v.cast::<bool>().u32();
     f[t + 64] = w[t + 64].bits::<i32>().cast::<bool>().f32();
 }
@@ -240,15 +243,15 @@ fn casts(
 /// Vectors of every width, with hints.
 #[kernel]
 fn vectors(
-    a: In<half::f16>,
-    b: In<i8>,
-    c: In<u8>,
-    d: In<half::bf16>,
+    a: In<{ Scalar::F16 }>,
+    b: In<{ Scalar::I8 }>,
+    c: In<{ Scalar::U8 }>,
+    d: In<{ Scalar::BF16 }>,
     e: In<f32>,
     y: Out<f32>,
-    h: Out<half::f16>,
-    g: Out<i8>,
-    k: Out<half::bf16>,
+    h: Out<{ Scalar::F16 }>,
+    g: Out<{ Scalar::I8 }>,
+    k: Out<{ Scalar::BF16 }>,
 ) {
     launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
     for name in ["a", "b", "c", "d", "e", "y", "h", "g", "k"] {
@@ -257,31 +260,31 @@ fn vectors(
     let t = thread_id();
     let mut sum = Var::new(0.0);
     for v in a.get_vec(t * 8, 8, Hint::Stream) {
-        sum += v.f32();
+        sum += v;
     }
     for v in b.get_vec(t * 16, 16, Hint::None) {
-        sum += v.f32();
+        sum += v;
     }
     for v in c.get_vec(t * 4, 4, Hint::Stream) {
-        sum += v.f32();
+        sum += v;
     }
     for v in d.get_vec(t * 2, 2, Hint::None) {
-        sum += v.f32();
+        sum += v;
     }
     let floats = e.get_vec(t * 4, 4, Hint::Stream);
     for v in &floats {
         sum += *v;
     }
     for v in d.get_vec(t * 4, 4, Hint::None) {
-        sum += v.f32();
+        sum += v;
     }
-    sum += a.get_with(t, Hint::Stream).f32() + b.get_vec(t * 2, 2, Hint::None)[1].f32();
+    sum += a.get_with(t, Hint::Stream) + b.get_vec(t * 2, 2, Hint::None)[1];
     y.set_vec(t * 4, &[sum.get(), floats[3], floats[2], floats[1]]);
-    let halves: Vec<Val<half::f16>> = a.get_vec(t * 8, 8, Hint::None).into_iter().rev().collect();
-    h.set_vec(t * 8, &halves);
-    let bytes: Vec<Val<i8>> = b.get_vec(t * 16, 16, Hint::None).into_iter().rev().collect();
-    g.set_vec(t * 16, &bytes);
-    k.set_vec(t * 2, &[floats[0].cast(), floats[1].cast()]);
+    let halves: Vec<Val<Raw>> = a.get_raw_vec(t * 8, 8, Hint::None).into_iter().rev().collect();
+    h.set_raw_vec(t * 8, &halves);
+    let bytes: Vec<Val<Raw>> = b.get_raw_vec(t * 16, 16, Hint::None).into_iter().rev().collect();
+    g.set_raw_vec(t * 16, &bytes);
+    k.set_vec(t * 2, &[floats[0], floats[1]]);
 }
 
 /// Exchanges between lanes.
@@ -396,9 +399,9 @@ pub(crate) fn tally(counts: InOut<u32>) {
 
 /// Asynchronous copies of every size, double-buffered.
 #[kernel]
-fn copies(x: In<half::f16>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
+fn copies(x: In<{ Scalar::F16 }>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
     launch(Mode::Row, [dim("groups"), fixed(1), fixed(1)], 64);
-    let wide = Shared::<half::f16>::named("wide", 2 * 512);
+    let wide = Shared::<f32>::stored(Scalar::F16, "wide", 2 * 512);
     let small = Shared::<f32>::named("small", 64 * 3);
     let t = thread_id();
     let mut sum = Var::new(0.0);
@@ -413,7 +416,7 @@ fn copies(x: In<half::f16>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
         copy_wait(1);
         barrier();
         for v in wide.get_vec(i % 2 * 512 + (63u32 - t) * 8, 8, Hint::None) {
-            sum += v.f32();
+            sum += v;
         }
         barrier();
     }
@@ -434,10 +437,10 @@ pub(crate) fn hoard(half: Out<f32>, v1: Arg<u32>, len: u32) {
 
 /// Two products of two warpgroups, one under way while the next begins: the block of `a` twice, by 32 and by 16 rows of `b`.
 #[kernel]
-fn warpgroups(a: In<half::bf16>, b: In<half::bf16>, y: Out<f32>) {
+fn warpgroups(a: In<{ Scalar::BF16 }>, b: In<{ Scalar::BF16 }>, y: Out<f32>) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 256);
-    let left = Shared::<half::bf16>::named("left", 2 * 64 * 64);
-    let right = Shared::<half::bf16>::named("right", 48 * 64);
+    let left = Shared::<f32>::stored(Scalar::BF16, "left", 2 * 64 * 64);
+    let right = Shared::<f32>::stored(Scalar::BF16, "right", 48 * 64);
     let (row, unit) = (thread_id() / 8, thread_id() % 8);
     let spot = (unit ^ (row % 8)) * 8;
     for i in range(0u32, 4u32) {
@@ -468,20 +471,21 @@ fn warpgroups(a: In<half::bf16>, b: In<half::bf16>, y: Out<f32>) {
 
 /// `y = a b + c`, `a` from shared memory, `b` transposed from global memory and plain from shared.
 #[kernel]
-pub(crate) fn product<T: Float>(
-    a: In<T>,
-    b: In<T>,
+pub(crate) fn product(
+    a: In<{ scalar }>,
+    b: In<{ scalar }>,
     c: In<f32>,
-    y: Out<T>,
+    y: Out<{ scalar }>,
     z: Out<f32>,
     depth: Const<u32>,
+    scalar: Scalar,
 ) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
     require(Requirement::Divisible(dim("depth"), 16));
     require(Requirement::Aligned("b".to_owned(), 16));
     require(Requirement::Aligned("z".to_owned(), 16));
-    let left = Shared::<T>::named("left", 16 * 24);
-    let right = Shared::<T>::named("right", 16 * 24);
+    let left = Shared::<f32>::stored(scalar, "left", 16 * 24);
+    let right = Shared::<f32>::stored(scalar, "right", 16 * 24);
     let acc = Frags::accumulators(2, 0.0);
     acc.set(1, Frag::filled(1.0));
     let lane = lane_id();
@@ -508,16 +512,17 @@ pub(crate) fn product<T: Float>(
 
 /// One step of attention on tiles: masked scores, row statistics, a second product.
 #[kernel]
-fn attention<T: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
+fn attention(
+    q: In<{ scalar }>,
+    k: In<{ scalar }>,
+    v: In<{ scalar }>,
     y: Out<f32>,
     limit: Arg<u32>,
     scale: Arg<f32>,
+    scalar: Scalar,
 ) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
-    let values = Shared::<T>::named("values", 256);
+    let values = Shared::<f32>::stored(scalar, "values", 256);
     for i in range(0u32, 8u32) {
         values[i * 32 + lane_id()] = v[i * 32 + lane_id()];
     }
@@ -532,6 +537,6 @@ fn attention<T: Float>(
     most.set(0, top);
     let weights = (scores - top.across()).map(tile::instr::Unary::Exp);
     let total = weights.reduce_rows(Reduce::Sum);
-    let mixed = Frag::filled(0.0).mma(weights.to_left::<T>(), Frag::right(values, 0u32, 16u32));
+    let mixed = Frag::filled(0.0).mma(weights.to_left(scalar), Frag::right(values, 0u32, 16u32));
     (mixed / total.across()).store(y, 0u32, 16u32);
 }

@@ -6,28 +6,28 @@ use tile::launch::{Mode, Requirement};
 
 /// Rows, reduced by a group: shared memory, barriers, registers.
 #[kernel]
-fn softmax<T: Float>(x: In<T>, y: Out<T>, width: Const<u32>) {
+fn softmax(x: In<{ scalar }>, y: Out<{ scalar }>, width: Const<u32>, scalar: Scalar) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 128);
     require(Requirement::Length("x".to_owned(), dim("rows") * dim("width")));
     let row = group_id() * width;
     let largest = Var::new(f32::NEG_INFINITY);
     for i in strided(width) {
-        largest.set(largest.get().max(x[row + i].f32()));
+        largest.set(largest.get().max(x[row + i]));
     }
     let largest = group_max(largest.get());
     let mut sum = Var::new(0.0);
     for i in strided(width) {
-        sum += (x[row + i].f32() - largest).exp();
+        sum += (x[row + i] - largest).exp();
     }
     let sum = group_sum(sum.get());
     for i in strided(width) {
-        y[row + i] = ((x[row + i].f32() - largest).exp() / sum).cast();
+        y[row + i] = (x[row + i] - largest).exp() / sum;
     }
 }
 
 /// A simdgroup's tile of `a b^T`, masked and reduced: every kind of tile.
 #[kernel]
-fn scores<T: Float>(a: In<T>, b: In<T>, c: Out<T>, k: Const<u32>) {
+fn scores(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<{ scalar }>, k: Const<u32>, scalar: Scalar) {
     launch(Mode::Tile, [dim("rows"), fixed(1), fixed(1)], 64);
     let row = (group_id() * 2 + simd_id()) * 16;
     let sums = Frags::accumulators(1, 0.0);
@@ -71,10 +71,15 @@ fn leaves(x: InOut<f32>, n: Arg<u32>) {
 
 /// Good ones.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    vec![softmax::<half::f16>(), softmax::<f32>(), scores::<half::bf16>(), last_adds()]
+    vec![
+        softmax(Scalar::F16).record(),
+        softmax(Scalar::F32).record(),
+        scores(Scalar::BF16).record(),
+        last_adds().record(),
+    ]
 }
 
 /// A bad one.
 pub(crate) fn escaping() -> Kernel {
-    leaves()
+    leaves().record()
 }

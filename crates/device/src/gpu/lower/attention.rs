@@ -1,7 +1,6 @@
 //! Attention, rotation and the cache.
 
 use formats::Result;
-use half::{bf16, f16};
 use ops::attention::decode::{Schedule, attention_decode, attention_decode_q8_0};
 use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_q8_0};
 use ops::kv_write::{kv_write, kv_write_q8_0};
@@ -44,7 +43,7 @@ impl Lowering {
 
 impl Recorder<'_> {
     pub(super) fn rope(&mut self, rope: &Rope, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = with_float!(self.scalar(x), T => ops::rope::rope::<T>(rope.pairing));
+        let kernel = ops::rope::rope(self.scalar(x), rope.pairing);
         let numbers = Numbers::new()
             .with("tokens", self.rows(x) as u32)
             .with("heads", (self.width(x) / rope.head_dim) as u32)
@@ -57,7 +56,7 @@ impl Recorder<'_> {
             ("frequencies", self.frequencies(rope)),
             ("y", self.value(y)),
         ];
-        self.push(&kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)
     }
 
     fn frequencies(&self, rope: &Rope) -> Slot {
@@ -83,16 +82,16 @@ impl Recorder<'_> {
     }
 
     pub(super) fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
-        let kernel = with_float!(self.scalar(k), T => match self.of.cache {
-            CacheType::Q8_0 => kv_write_q8_0::<T>(),
-            _ => with_float!(self.of.half, C => kv_write::<T, C>()),
-        });
+        let kernel = match self.of.cache {
+            CacheType::Q8_0 => kv_write_q8_0(self.scalar(k)),
+            _ => kv_write(self.scalar(k), self.of.half),
+        };
         let (numbers, mut bound) = self.cache(layer);
         let numbers = numbers
             .with("tokens", self.rows(k) as u32)
             .with("head_dim", self.of.program.layers[layer].head_dim as u32);
         bound.extend([("k", self.value(k)), ("v", self.value(v))]);
-        self.push(&kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)
     }
 
     pub(super) fn rope_write(
@@ -109,12 +108,12 @@ impl Recorder<'_> {
             k_norm: write.k_norm.is_some(),
             schedule: if rows > FEW { rope_write::PROMPT } else { rope_write::DECODE },
         };
-        let kernel = with_float!(self.scalar(inputs[0]), T => with_float!(self.scalar(y), Y => {
-            match self.of.cache {
-                CacheType::Q8_0 => rope_write_q8_0::<T, Y, f32>(variant),
-                _ => with_float!(self.of.half, C => rope_write::<T, Y, f32, C>(variant)),
-            }
-        }));
+        let types =
+            rope_write::Types { x: self.scalar(inputs[0]), y: self.scalar(y), norm: Scalar::F32 };
+        let kernel = match self.of.cache {
+            CacheType::Q8_0 => rope_write_q8_0(types, variant),
+            _ => rope_write(types, self.of.half, variant),
+        };
         let (numbers, mut bound) = self.cache(write.layer);
         let head_dim = write.rope.head_dim;
         let mut numbers = numbers
@@ -139,7 +138,7 @@ impl Recorder<'_> {
                 bound.push((buffer, self.weight(*weight)));
             }
         }
-        self.push(&kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)
     }
 
     pub(super) fn attention(&mut self, op: &Attention, q: ValueId, y: ValueId) -> Result<()> {
@@ -162,14 +161,14 @@ impl Recorder<'_> {
             let head_dim = form.head_dim;
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
-            let kernel = with_float!(self.of.half, T => match self.of.cache {
-                CacheType::Q8_0 => attention_prefill_q8_0::<T>(form, tiling),
-                _ => attention_prefill::<T>(form, tiling),
-            });
+            let kernel = match self.of.cache {
+                CacheType::Q8_0 => attention_prefill_q8_0(self.of.half, form, tiling),
+                _ => attention_prefill(self.of.half, form, tiling),
+            };
             let numbers =
                 numbers.with("tokens", rows as u32).with("longest", rows as u32).with("batch", 1);
             bound.push(("starts", Slot::Words(self.words.starts.clone())));
-            return self.push(&kernel, numbers, &bound);
+            return self.push(kernel, numbers, &bound);
         }
         let stored = match self.of.cache {
             CacheType::Q8_0 => Scalar::I8,
@@ -178,14 +177,14 @@ impl Recorder<'_> {
         let length = u32::try_from(self.key.length).unwrap_or(u32::MAX);
         let shared = self.of.facts.shared;
         let schedule = Schedule::pick(form, self.scalar(q), stored, length, shared);
-        let kernel = with_float!(self.scalar(q), T => match self.of.cache {
-            CacheType::Q8_0 => attention_decode_q8_0::<T>(form, schedule),
-            _ => with_float!(self.of.half, C => attention_decode::<T, C>(form, schedule)),
-        });
+        let kernel = match self.of.cache {
+            CacheType::Q8_0 => attention_decode_q8_0(self.scalar(q), form, schedule),
+            _ => attention_decode(self.scalar(q), self.of.half, form, schedule),
+        };
         let splits = self.of.splits(schedule, op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
         let scratch = ["partial", "stats", "counters"].into_iter().enumerate();
         bound.extend(scratch.map(|(i, name)| (name, Slot::Scratch(i))));
-        self.push(&kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)
     }
 }

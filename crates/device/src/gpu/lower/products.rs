@@ -1,11 +1,10 @@
 //! Products with matrices: our kernels and the vendor's.
 
 use formats::Result;
-use half::{bf16, f16};
 use ops::linear::gemm::{self, gemm};
 use ops::linear::{self, Task, gemv};
 use ops::packed::Format;
-use ops::project::{Project, project};
+use ops::project::{Part, Project, project};
 use program::{ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -56,20 +55,16 @@ impl Recorder<'_> {
             let few = bucket(rows) as u32;
             let schedule = self.few(&[format], width, out, few, x.scalar, false);
             numbers.set("groups", schedule.groups(out, self.of.facts.processors));
-            with_float!(x.scalar, X => with_float!(y.scalar, Y => {
-                gemv::<X, Y>(format, bias, few, schedule)
-            }))
+            gemv(x.scalar, y.scalar, format, bias, few, schedule)
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
             let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
             let machine = gemm::Machine { shared, parallel, wgmma };
             let schedule = gemm::Schedule::pick((rows as u32, out), operand, format, machine);
             numbers.set("rows", rows as u32);
-            with_float!(x.scalar, X => with_float!(y.scalar, Y => with_float!(operand, T => {
-                gemm::<X, T, Y>(format, bias, schedule)
-            })))
+            gemm(gemm::Types { x: x.scalar, operand, y: y.scalar }, format, bias, schedule)
         };
-        self.push(&kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)
     }
 
     /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking.
@@ -191,18 +186,17 @@ impl Recorder<'_> {
             numbers = numbers.with_f32("eps", eps);
             bound.push(("norm", self.weight(weight)));
         }
-        let mut kinds = Vec::new();
+        let mut parts = Vec::new();
         for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(&matrices).enumerate() {
             numbers.set(out, shapes[j].1);
             bound.push((y, self.value(outputs[j])));
             bound.push((weight, self.weight(matrix.weight)));
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
-            kinds.push((shapes[j].0, matrix.bias.is_some()));
+            parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
-        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(outputs[0]), Y => {
-            project::<X, Y>(&kinds, norm.is_some(), few, schedule)
-        }));
-        self.push(&kernel, numbers, &bound)
+        let (from, to) = (self.scalar(x), self.scalar(outputs[0]));
+        let kernel = project(from, to, &parts, norm.is_some(), few, schedule);
+        self.push(kernel, numbers, &bound)
     }
 
     pub(super) fn gate_up(
@@ -228,8 +222,8 @@ impl Recorder<'_> {
             }
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
-            let kernel = with_float!(self.scalar(y), T => ops::silu_mul::silu_mul::<T>());
-            return self.push(&kernel, numbers, &bound);
+            let kernel = ops::silu_mul::silu_mul(self.scalar(y));
+            return self.push(kernel, numbers, &bound);
         }
         let few = bucket(rows) as u32;
         let schedule = self.few(&[format], width, out, few, self.scalar(x), true);
@@ -247,10 +241,9 @@ impl Recorder<'_> {
             numbers = numbers.with_f32("eps", eps);
             bound.push(("norm", self.weight(weight)));
         }
-        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
-            ops::gate_up::gate_up::<X, Y>(format, norm.is_some(), few, schedule)
-        }));
-        self.push(&kernel, numbers, &bound)
+        let (from, to) = (self.scalar(x), self.scalar(y));
+        let kernel = ops::gate_up::gate_up(from, to, format, norm.is_some(), few, schedule);
+        self.push(kernel, numbers, &bound)
     }
 
     pub(super) fn linear_add(
@@ -273,7 +266,7 @@ impl Recorder<'_> {
             let sum = Operand { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
-            return self.map(&ops::add::add::<f32>(), &bound, y);
+            return self.map(ops::add::add(Scalar::F32), &bound, y);
         }
         let few = bucket(rows) as u32;
         let schedule = self.few(&[format], width, out, few, self.scalar(x), false);
@@ -288,9 +281,8 @@ impl Recorder<'_> {
             ("weight", self.weight(matrix.weight)),
         ];
         bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
-        let kernel = with_float!(self.scalar(x), X => with_float!(self.scalar(y), Y => {
-            ops::linear_add::linear_add::<X, Y>(format, matrix.bias.is_some(), few, schedule)
-        }));
-        self.push(&kernel, numbers, &bound)
+        let (from, to, bias) = (self.scalar(x), self.scalar(y), matrix.bias.is_some());
+        let kernel = ops::linear_add::linear_add(from, to, format, bias, few, schedule);
+        self.push(kernel, numbers, &bound)
     }
 }

@@ -6,6 +6,7 @@
 use formats::Result;
 use ops::sample::kernels;
 use tile::launch::Numbers;
+use tile::types::Scalar;
 
 use super::{Recorder, Slot};
 
@@ -94,14 +95,14 @@ impl Recorder<'_> {
             peaks.clone(),
             bins.clone(),
         ];
-        self.push(&kernels::adjust::<f32>(), numbers.clone(), &adjusted)?;
+        self.push(kernels::adjust(Scalar::F32), numbers.clone(), &adjusted)?;
         let cuts = of("cuts", Sampling::Cuts);
         if filters {
             let mut bound = vec![keys.clone(), peaks.clone(), settings.clone(), bins];
-            self.push(&kernels::weigh(), numbers.clone(), &bound)?;
+            self.push(kernels::weigh(), numbers.clone(), &bound)?;
             let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
             bound.extend([of("list", Sampling::List), cuts.clone()]);
-            self.push(&kernels::cut(schedule), numbers.clone(), &bound)?;
+            self.push(kernels::cut(schedule), numbers.clone(), &bound)?;
         }
         let bound = [
             keys.clone(),
@@ -112,7 +113,7 @@ impl Recorder<'_> {
             of("arrived", Sampling::Arrived),
             of("tokens", Sampling::Picked),
         ];
-        self.push(&kernels::draw(), numbers.clone(), &bound)?;
+        self.push(kernels::draw(), numbers.clone(), &bound)?;
         let bound = [
             logits,
             of("picked", Sampling::Picked),
@@ -125,6 +126,6 @@ impl Recorder<'_> {
             of("sums", Sampling::Sums),
             of("arrived", Sampling::Arrived),
         ];
-        self.push(&kernels::advance(), numbers, &bound)
+        self.push(kernels::advance(), numbers, &bound)
     }
 }

@@ -1,12 +1,11 @@
 //! Keys and values on their way to the matrix unit: a simdgroup's batches in shared memory, as operands of 16 bits or as codes
 //! of q8_0 that the simdgroup turns into operands when their turn has come.
 
-use half::f16;
 use tile::dsl::*;
 use tile::ir::Hint;
 
 use super::Plan;
-use crate::attention::form::Blocks;
+use crate::attention::form::Stored;
 use crate::kv_write::Cache;
 
 /// Elements between rows in shared memory: eight rows of 16 bytes then lie in different banks.
@@ -14,19 +13,19 @@ pub(super) const PAD: u32 = 8;
 
 /// Rows of operands, [`PAD`] apart.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<T> {
-    pub(super) array: Shared<T>,
+pub(super) struct Operands {
+    pub(super) array: Shared,
     /// Elements from a row to the next.
     pub(super) row: u32,
 }
 
 /// A layer's keys (kind 0) and values (1), by batches.
-pub(super) trait Batches<T: Float>: Copy {
+pub(super) trait Batches: Copy {
     /// Whether a batch that is [`Batches::ready`] leaves its stage free for the next.
     const FREES: bool;
 
     /// Where operands lie.
-    fn operands(&self) -> Operands<T>;
+    fn operands(&self) -> Operands;
 
     /// Begins to copy a batch, whose first key is in a slot, to a stage; zeros for keys that are not to be kept.
     fn bring(
@@ -73,20 +72,21 @@ impl Chunks {
     }
 }
 
-/// Numbers of `T`, operands as they are.
+/// Numbers that are operands as they are.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers<T: Float> {
-    stored: [In<T>; 2],
+pub(super) struct Numbers {
+    stored: [In; 2],
     plan: Plan,
     stages: u32,
     /// `[simds, stages, 2, keys, head_dim + PAD]`.
-    operands: Operands<T>,
+    operands: Operands,
 }
 
-impl<T: Float> Numbers<T> {
-    pub(super) fn new(plan: Plan, stages: u32, stored: [In<T>; 2]) -> Self {
+impl Numbers {
+    pub(super) fn new(plan: Plan, stages: u32, stored: [In; 2]) -> Self {
         let row = plan.head_dim + PAD;
-        let array = Shared::named("batches", plan.simds * stages * 2 * plan.keys * row);
+        let size = plan.simds * stages * 2 * plan.keys * row;
+        let array = Shared::stored(stored[0].scalar(), "batches", size);
         Numbers { stored, plan, stages, operands: Operands { array, row } }
     }
 
@@ -96,10 +96,10 @@ impl<T: Float> Numbers<T> {
     }
 }
 
-impl<T: Float> Batches<T> for Numbers<T> {
+impl Batches for Numbers {
     const FREES: bool = false;
 
-    fn operands(&self) -> Operands<T> {
+    fn operands(&self) -> Operands {
         self.operands
     }
 
@@ -134,25 +134,26 @@ impl<T: Float> Batches<T> for Numbers<T> {
 /// Codes of q8_0. A lane turns those into operands that it brought itself. Scales come in pairs, 4 bytes: 64 must divide the
 /// elements of a head.
 #[derive(Clone, Copy)]
-pub(super) struct Codes<T> {
-    stored: [Blocks; 2],
+pub(super) struct Codes {
+    stored: [Stored; 2],
     plan: Plan,
     stages: u32,
     /// `[simds, stages, 2, chunks, 32, 16]`.
-    codes: Shared<i8>,
+    codes: Shared,
     /// `[simds, stages, 2, chunks, 32, 2]`: for each chunk the pair that holds its scale.
-    scales: Shared<f16>,
+    scales: Shared,
     /// `[simds, keys, head_dim + PAD]`: keys, then values.
-    operands: Operands<T>,
+    operands: Operands,
 }
 
-impl<T: Float> Codes<T> {
-    pub(super) fn new(plan: Plan, stages: u32, stored: [Blocks; 2]) -> Self {
+impl Codes {
+    /// Of operands of a type.
+    pub(super) fn new(scalar: Scalar, plan: Plan, stages: u32, stored: [Stored; 2]) -> Self {
         let (row, lots) = (plan.head_dim + PAD, plan.simds * stages * 2);
         let chunks = 32 * Chunks::of(plan, 16).count;
-        let codes = Shared::named("codes", lots * chunks * 16);
-        let scales = Shared::named("scales", lots * chunks * 2);
-        let array = Shared::named("operands", plan.simds * plan.keys * row);
+        let codes = Shared::stored(Scalar::I8, "codes", lots * chunks * 16);
+        let scales = Shared::stored(Scalar::F16, "scales", lots * chunks * 2);
+        let array = Shared::stored(scalar, "operands", plan.simds * plan.keys * row);
         Codes { stored, plan, stages, codes, scales, operands: Operands { array, row } }
     }
 
@@ -169,10 +170,10 @@ impl<T: Float> Codes<T> {
     }
 }
 
-impl<T: Float> Batches<T> for Codes<T> {
+impl Batches for Codes {
     const FREES: bool = true;
 
-    fn operands(&self) -> Operands<T> {
+    fn operands(&self) -> Operands {
         self.operands
     }
 
@@ -189,7 +190,8 @@ impl<T: Float> Batches<T> for Codes<T> {
         let chunks = Chunks::of(self.plan, 16);
         let (codes, scales) = (cache.element(slot, head), cache.scale(slot, head));
         let apart = cache.kv_heads * cache.head_dim;
-        let Blocks { codes: from, scales: factors } = self.stored[kind as usize];
+        let Stored { array: from, scales: factors } = self.stored[kind as usize];
+        let factors = factors.expect("codes have scales");
         for i in 0..chunks.count {
             let ((key, element), to) = (chunks.at(i), self.chunk(stage, kind, i));
             let keep = Some(keep(key));
@@ -205,14 +207,15 @@ impl<T: Float> Batches<T> for Codes<T> {
         let start = simd_id() * (self.plan.keys * self.operands.row);
         for i in 0..chunks.count {
             let ((key, element), chunk) = (chunks.at(i), self.chunk(stage, kind, i));
-            let codes = self.codes.get_vec(chunk * 16u32, 16, Hint::None);
-            let pair = self.scales.get_vec(chunk * 2u32, 2, Hint::None);
+            let codes = self.codes.get_raw_vec(chunk * 16u32, 16, Hint::None);
+            let pair = self.scales.get_raw_vec(chunk * 2u32, 2, Hint::None);
             let second = Order::ne(element & 32u32, 0u32);
             let scale = select(second, pair[1].f32(), pair[0].f32());
-            let values: Vec<Val<T>> = codes.iter().map(|c| (c.f32() * scale).cast()).collect();
+            let to = self.operands.array.scalar();
+            let values: Vec<Val<Raw>> = codes.iter().map(|c| (c.f32() * scale).to(to)).collect();
             for (half, values) in (0..).zip(values.chunks(8)) {
                 let at = start + key * self.operands.row + element + 8 * half;
-                self.operands.array.set_vec(at, values);
+                self.operands.array.set_raw_vec(at, values);
             }
         }
         simd_barrier();

@@ -60,19 +60,20 @@ struct Running {
 }
 
 /// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and values.
-pub(super) fn attend<T: Float, S: Stored>(
+pub(super) fn attend(
     form: Form,
     plan: Plan,
     stages: u32,
     extras: &Extras,
-    q: In<T>,
-    keys: S,
-    values: S,
+    q: In,
+    keys: Stored,
+    values: Stored,
     cache: &Cache,
     scale: Val<f32>,
     span: Span,
 ) -> Softmaxes {
-    let lanes = Lanes::of(form, S::BYTES.max(T::SCALAR.bytes() as u32));
+    let stored = keys.array.scalar();
+    let lanes = Lanes::of(form, stored.bytes().max(q.scalar().bytes()) as u32);
     let Lanes { team, vector, each } = lanes;
     let (pack, Span { first, from, to, .. }) = (plan.pack, span);
     grid_wait();
@@ -87,7 +88,7 @@ pub(super) fn attend<T: Float, S: Stored>(
     let queries: Vec<Vec<Val<f32>>> = (0..pack)
         .map(|g| {
             let start = ((row * groups(1) + packed) * pack + g) * plan.head_dim;
-            let read = |&e: &Val<u32>| q.get_vec(start + e, vector as u8, Hint::None);
+            let read = |&e: &Val<u32>| q.get_raw_vec(start + e, vector as u8, Hint::None);
             elements.iter().flat_map(read).map(|x| x.f32() * inner).collect()
         })
         .collect();
@@ -104,15 +105,15 @@ pub(super) fn attend<T: Float, S: Stored>(
         let (slot, left) = (cache.slot_at(sequence, base), to - 1u32 - base);
         (0..AHEAD).map(|u| slot + (turn + u * apart).min(left)).collect()
     };
-    let ring = (stages > 0).then(|| Ring::<S::Element>::new(lanes, stages));
+    let ring = (stages > 0).then(|| Ring::new(stored, lanes, stages));
     let fetch = |base: Val<u32>, stage: Val<u32>| {
         let Some(ring) = ring else { return };
         when(Order::lt(base, to), || {
             for (u, slot) in (0..).zip(slots(base)) {
                 for (i, &e) in (0..).zip(&elements) {
                     let at = cache.element(slot, head) + e;
-                    ring.bring(stage, 0, u, i, keys.array(), at);
-                    ring.bring(stage, 1, u, i, values.array(), at);
+                    ring.bring(stage, 0, u, i, keys.array, at);
+                    ring.bring(stage, 1, u, i, values.array, at);
                 }
             }
         });
@@ -122,25 +123,26 @@ pub(super) fn attend<T: Float, S: Stored>(
     range(start, to).step(step).each(|base| {
         let turns = (base - start) / step;
         fetch(base + stages.max(1) * step - step, (turns + stages.max(1) - 1u32) % stages.max(1));
-        let slots = if ring.is_none() || S::BYTES == 1 { slots(base) } else { vec![] };
-        let read = |stored: S, kind: u32, factors: &[Option<Val<f32>>]| -> Vec<Vec<Val<f32>>> {
-            let count = elements.len();
-            let one = |u: usize, i: usize| {
-                let lanes = vector as u8;
-                let raw = match ring {
-                    Some(ring) => ring.read(turns % stages, kind, u as u32, i as u32),
-                    None => {
-                        let at = cache.element(slots[u], head) + elements[i];
-                        stored.array().get_vec(at, lanes, Hint::None)
-                    }
+        let slots = if ring.is_none() || keys.scales.is_some() { slots(base) } else { vec![] };
+        let read =
+            |stored: Stored, kind: u32, factors: &[Option<Val<f32>>]| -> Vec<Vec<Val<f32>>> {
+                let count = elements.len();
+                let one = |u: usize, i: usize| {
+                    let lanes = vector as u8;
+                    let raw = match ring {
+                        Some(ring) => ring.read(turns % stages, kind, u as u32, i as u32),
+                        None => {
+                            let at = cache.element(slots[u], head) + elements[i];
+                            stored.array.get_raw_vec(at, lanes, Hint::None)
+                        }
+                    };
+                    let factor = factors.get(u * count + i).copied().flatten();
+                    let scaled = move |x: Val<Raw>| factor.map_or(x.f32(), |f| x.f32() * f);
+                    raw.into_iter().map(scaled)
                 };
-                let factor = factors.get(u * count + i).copied().flatten();
-                let scaled = move |x: Val<S::Element>| factor.map_or(x.f32(), |f| x.f32() * f);
-                raw.into_iter().map(scaled)
+                (0..AHEAD as usize).map(|u| (0..count).flat_map(|i| one(u, i)).collect()).collect()
             };
-            (0..AHEAD as usize).map(|u| (0..count).flat_map(|i| one(u, i)).collect()).collect()
-        };
-        let factors = |stored: S| -> Vec<Option<Val<f32>>> {
+        let factors = |stored: Stored| -> Vec<Option<Val<f32>>> {
             let of = |slot: &Val<u32>| {
                 let slot = *slot;
                 elements.iter().map(move |&e| stored.factor(cache, slot, head, e))
@@ -187,16 +189,16 @@ pub(super) fn attend<T: Float, S: Stored>(
 /// Batches of keys and values on their way to the lanes that asked for them: a lane reads what it brought itself, so that
 /// nobody waits for others.
 #[derive(Clone, Copy)]
-struct Ring<E> {
+struct Ring {
     /// `[stages, 2, AHEAD, vectors, THREADS, vector]`.
-    array: Shared<E>,
+    array: Shared,
     lanes: Lanes,
 }
 
-impl<E: Element> Ring<E> {
-    fn new(lanes: Lanes, stages: u32) -> Self {
+impl Ring {
+    fn new(scalar: Scalar, lanes: Lanes, stages: u32) -> Self {
         let len = stages * 2 * AHEAD * lanes.each * THREADS;
-        Ring { array: Shared::named("ring", len), lanes }
+        Ring { array: Shared::stored(scalar, "ring", len), lanes }
     }
 
     #[track_caller]
@@ -207,14 +209,14 @@ impl<E: Element> Ring<E> {
     }
 
     #[track_caller]
-    fn bring(&self, stage: Val<u32>, kind: u32, u: u32, i: u32, from: In<E>, at: Val<u32>) {
+    fn bring(&self, stage: Val<u32>, kind: u32, u: u32, i: u32, from: In, at: Val<u32>) {
         let to = self.at(stage, kind, u, i);
         copy_async(self.array, to, from, at, self.lanes.vector as u8, None);
     }
 
     #[track_caller]
-    fn read(&self, stage: Val<u32>, kind: u32, u: u32, i: u32) -> Vec<Val<E>> {
-        self.array.get_vec(self.at(stage, kind, u, i), self.lanes.vector as u8, Hint::None)
+    fn read(&self, stage: Val<u32>, kind: u32, u: u32, i: u32) -> Vec<Val<Raw>> {
+        self.array.get_raw_vec(self.at(stage, kind, u, i), self.lanes.vector as u8, Hint::None)
     }
 }
 

@@ -29,11 +29,11 @@ pub(super) fn bytes(head_dim: u32, simds: u32, batches: u32) -> u32 {
 }
 
 /// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and values.
-pub(super) fn attend<T: Float, B: Batches<T>>(
+pub(super) fn attend<B: Batches>(
     plan: Plan,
     stages: u32,
     extras: &Extras,
-    q: In<T>,
+    q: In,
     batches: B,
     cache: &Cache,
     scale: Val<f32>,
@@ -68,17 +68,17 @@ pub(super) fn attend<T: Float, B: Batches<T>>(
     for &(stage, old) in &old {
         when(!old, || fetch(start + stage * step, stage.val()));
     }
-    let query = Shared::<T>::named("query", HEADS * (d + PAD));
+    let query = Shared::<f32>::stored(q.scalar(), "query", HEADS * (d + PAD));
     for i in 0..(HEADS * d).div_ceil(CHUNK * threads()) {
         let chunk = thread_id() + i * threads();
         let (g, element) = (chunk / (d / CHUNK), chunk % (d / CHUNK) * CHUNK);
         let bring = || {
             let own = (row * groups(1) + packed) * plan.pack + g.min(plan.pack - 1);
-            let values = q.get_vec(own * d + element, CHUNK as u8, Hint::None);
-            let zero = 0.0f32.val().cast::<T>();
+            let values = q.get_raw_vec(own * d + element, CHUNK as u8, Hint::None);
+            let zero = 0.0f32.val().to(q.scalar());
             let live = Order::lt(g, plan.pack);
-            let values: Vec<Val<T>> = values.into_iter().map(|v| select(live, v, zero)).collect();
-            query.set_vec(g * (d + PAD) + element, &values);
+            let values: Vec<Val<Raw>> = values.into_iter().map(|v| select(live, v, zero)).collect();
+            query.set_raw_vec(g * (d + PAD) + element, &values);
         };
         match (HEADS * d).is_multiple_of(CHUNK * threads()) {
             true => bring(),
@@ -128,7 +128,7 @@ pub(super) fn attend<T: Float, B: Batches<T>>(
 
 /// `q k^T` for sixteen keys, whose operands begin at `from`.
 #[track_caller]
-fn score<T: Float>(keys: Operands<T>, from: Val<u32>, query: &[Frag]) -> Frag {
+fn score(keys: Operands, from: Val<u32>, query: &[Frag]) -> Frag {
     // Two sums: a product waits for the one before it.
     let mut sums = [Frag::filled(0.0f32); 2];
     for (k, left) in (0..).zip(query) {
@@ -187,9 +187,9 @@ impl Running {
 
     /// `mixed += weights v`: the operands of values begin at `from`.
     #[track_caller]
-    fn mix<T: Float>(self, plan: Plan, values: Operands<T>, from: Val<u32>) {
+    fn mix(self, plan: Plan, values: Operands, from: Val<u32>) {
         for j in 0..plan.keys / 16 {
-            let left = self.scores.get(j).to_left::<T>();
+            let left = self.scores.get(j).to_left(values.array.scalar());
             for i in 0..plan.head_dim / 16 {
                 let at = from + 16 * j * values.row + 16 * i;
                 let right = Frag::right(values.array, at, values.row);

@@ -1,38 +1,16 @@
 //! What the matrix products are tested and timed with.
 
-use super::{Machine, Schedule, gemm};
-use crate::linear::cases::{Matrix, matrix_bytes, products, with_floats};
+use super::{Machine, Schedule, Types, gemm};
+use crate::linear::cases::{Matrix, matrix_bytes, products};
 use crate::packed::Format;
 use formats::DType;
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
-use tile::dsl::Float;
 use tile::launch::Numbers;
 use tile::types::Scalar;
-
-/// Types of activations, operands and results.
-#[derive(Clone, Copy)]
-pub(crate) struct Types {
-    pub(crate) x: Scalar,
-    pub(crate) operand: Scalar,
-    pub(crate) y: Scalar,
-}
 
 /// The same type for all.
 pub(crate) const fn all(scalar: Scalar) -> Types {
     Types { x: scalar, operand: scalar, y: scalar }
-}
-
-/// `gemm` for types known when run.
-pub(crate) fn kernel(types: Types, format: Format, bias: bool, schedule: Schedule) -> Kernel {
-    fn of<T: Float>(types: Types, format: Format, bias: bool, schedule: Schedule) -> Kernel {
-        with_floats!(types.x, types.y, X, Y => gemm::<X, T, Y>(format, bias, schedule))
-    }
-    match types.operand {
-        Scalar::F16 => of::<half::f16>(types, format, bias, schedule),
-        Scalar::BF16 => of::<half::bf16>(types, format, bias, schedule),
-        _ => of::<f32>(types, format, bias, schedule),
-    }
 }
 
 /// What a matrix product sees of numbers: rounded to its operands' type.
@@ -69,7 +47,7 @@ fn case(types: Types, format: Format, shape: Shape, bias: bool, schedule: Schedu
         buffers.push(Buffer::floats(Scalar::F32, &biases));
     }
     Case {
-        kernel: kernel(types, format, bias, schedule),
+        kernel: gemm(types, format, bias, schedule).record(),
         label: format!("{rows} x {width} -> {out}, {}: {why}", schedule.name()),
         numbers: numbers(rows, width, out),
         buffers,
@@ -260,7 +238,7 @@ fn bench(
     };
     let activations = rows * (width * types.x.bytes() + out * types.y.bytes());
     Bench {
-        kernel: kernel(types, format, false, schedule),
+        kernel: gemm(types, format, false, schedule).record(),
         label: format!("{} {rows} x {width} -> {out}, {}", format.name(), schedule.name()),
         numbers: numbers(rows, width, out),
         buffers: vec![Fill::Noise(types.x, rows * width), Fill::Zeros(types.y, rows * out), weight],

@@ -3,11 +3,10 @@
 //! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the ends of steps too: a
 //! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough.
 
-use super::stage::{Ring, stride};
+use super::stage::Ring;
 use super::warpgroup;
 use tile::dsl::*;
 use tile::ir::Hint;
-use tile::types::Scalar;
 
 /// Neighbouring results of one row, in one thread.
 pub(crate) struct Results {
@@ -21,8 +20,8 @@ pub(crate) struct Results {
 
 /// Records the product of a block: `finish` is given all results of the block, past the ends of matrices too.
 #[track_caller]
-pub(crate) fn product<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
-    match T::SCALAR {
+pub(crate) fn product(ring: &Ring, finish: impl FnMut(Results)) {
+    match ring.operand() {
         Scalar::F32 => plain(ring, finish),
         _ if ring.schedule.warpgroups => warpgroup::product(ring, finish),
         _ => matrix(ring, finish),
@@ -31,19 +30,13 @@ pub(crate) fn product<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(
 
 /// Writes neighbouring results to `y[row, col..]` of rows with `out` columns, as many as there are columns.
 #[track_caller]
-pub(crate) fn store<Y: Float>(
-    y: Out<Y>,
-    row: Val<u32>,
-    col: Val<u32>,
-    out: Val<u32>,
-    values: &[Val<f32>],
-) {
-    let values: Vec<Val<Y>> = values.iter().map(|v| v.cast()).collect();
-    let (at, lanes) = (row * out + col, (16 / Y::SCALAR.bytes()).min(values.len()));
+pub(crate) fn store(y: Out, row: Val<u32>, col: Val<u32>, out: Val<u32>, values: &[Val<f32>]) {
+    let values: Vec<Val<Raw>> = values.iter().map(|v| v.to(y.scalar())).collect();
+    let (at, lanes) = (row * out + col, (16 / y.scalar().bytes()).min(values.len()));
     let each = || {
         for (i, value) in values.iter().enumerate() {
             let i = i as u32;
-            test((col + i).lt(out)).then(|| y.set(at + i, *value)).otherwise(|| {});
+            test((col + i).lt(out)).then(|| y.set_raw(at + i, *value)).otherwise(|| {});
         }
     };
     if lanes == 1 {
@@ -53,7 +46,7 @@ pub(crate) fn store<Y: Float>(
     test((out % values.len() as u32).eq(0u32))
         .then(|| {
             for (i, values) in values.chunks(lanes).enumerate() {
-                y.set_vec(at + (i * lanes) as u32, values);
+                y.set_raw_vec(at + (i * lanes) as u32, values);
             }
         })
         .otherwise(each);
@@ -70,7 +63,7 @@ struct Part {
 }
 
 #[track_caller]
-fn part<X: Float, T: Float>(ring: &Ring<X, T>) -> Part {
+fn part(ring: &Ring) -> Part {
     let s = ring.schedule;
     let (rows, cols) = (s.bm / s.simds_m, s.bn / s.simds_n);
     let (row, col) = (simd_id() / s.simds_n * rows, simd_id() % s.simds_n * cols);
@@ -83,9 +76,9 @@ pub(super) const EDGE: u32 = 16;
 pub(super) const SPARE: u32 = EDGE + 4;
 
 #[track_caller]
-fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
+fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
     let s = ring.schedule;
-    let (part, stride) = (part(ring), stride::<T>(&s));
+    let (part, stride) = (part(ring), s.stride(ring.operand()));
     let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
     let fragments = |stage: Val<u32>, k: u32| {
         let a = stage * (s.bm * stride) + part.row * stride + k * EDGE;
@@ -133,11 +126,7 @@ fn matrix<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
 /// Hands out the sums of each simdgroup's part, row after row of fragments: through shared memory, so that a lane has
 /// neighbours of one row.
 #[track_caller]
-pub(super) fn spread<X: Float, T: Float>(
-    ring: &Ring<X, T>,
-    sums: Frags,
-    mut finish: impl FnMut(Results),
-) {
+pub(super) fn spread(ring: &Ring, sums: Frags, mut finish: impl FnMut(Results)) {
     let (s, part) = (ring.schedule, part(ring));
     let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
     let spare = Shared::<f32>::named("spare", s.threads() / 32 * EDGE * SPARE);
@@ -161,9 +150,9 @@ pub(super) fn spread<X: Float, T: Float>(
 const LANES: (u32, u32) = (4, 8);
 
 #[track_caller]
-fn plain<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results)) {
+fn plain(ring: &Ring, mut finish: impl FnMut(Results)) {
     let s = ring.schedule;
-    let (part, stride) = (part(ring), stride::<T>(&s));
+    let (part, stride) = (part(ring), s.stride(ring.operand()));
     let (high, wide) = (part.rows / LANES.0, part.cols / LANES.1);
     // A lane's rows and columns are apart, so that its neighbours read neighbouring rows of shared memory.
     let row = part.row + lane_id() / LANES.1;
@@ -175,9 +164,7 @@ fn plain<X: Float, T: Float>(ring: &Ring<X, T>, mut finish: impl FnMut(Results))
         let a = stage * (s.bm * stride) + row * stride;
         let b = stage * (s.bn * stride) + col * stride;
         range(0u32, s.bk).step(4u32).each(|k| {
-            let read = |from: Shared<T>, at: Val<u32>| -> Vec<Val<f32>> {
-                from.get_vec(at + k, 4, Hint::None).into_iter().map(Val::f32).collect()
-            };
+            let read = |from: Shared, at: Val<u32>| from.get_vec(at + k, 4, Hint::None);
             let right: Vec<_> =
                 (0..wide).map(|j| read(ring.b.shared, b + j * LANES.1 * stride)).collect();
             for i in 0..high {

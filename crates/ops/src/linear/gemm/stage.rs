@@ -18,11 +18,11 @@ pub(crate) enum Rows {
 }
 
 /// Where a side comes from.
-enum Source<X, T> {
+enum Source {
     /// Memory that holds operands.
-    Copied(In<T>),
+    Copied(In),
     /// Numbers of another type, and what a thread keeps of them for a step.
-    Cast(In<X>, Regs<X>),
+    Cast(In, Regs),
     /// Packed weights, and the words that a thread keeps.
     Packed(Weights, Regs<u32>),
 }
@@ -35,10 +35,10 @@ struct Line {
 }
 
 /// One operand's block, `[stages, count, stride]` in shared memory. Every thread moves one unit of each of some rows.
-pub(crate) struct Side<X, T> {
-    pub(crate) shared: Shared<T>,
+pub(crate) struct Side {
+    pub(crate) shared: Shared,
     schedule: Schedule,
-    source: Source<X, T>,
+    source: Source,
     /// Rows of the block.
     count: u32,
     /// Elements that a thread moves together.
@@ -54,39 +54,43 @@ pub(crate) struct Side<X, T> {
     width: Val<u32>,
 }
 
-impl<X: Float, T: Float> Side<X, T> {
+impl Side {
     /// The left operand's block, of activations `[.., width]`.
     #[track_caller]
     pub(crate) fn activations(
-        x: In<X>,
+        operand: Scalar,
+        x: In,
         rows: Rows,
         width: Val<u32>,
         schedule: &Schedule,
-    ) -> Side<X, T> {
-        let shared = Shared::named("a", schedule.stages * schedule.bm * stride::<T>(schedule));
-        if let Some(x) = x.same() {
+    ) -> Side {
+        let size = schedule.stages * schedule.bm * schedule.stride(operand);
+        let shared = Shared::stored(operand, "a", size);
+        if x.scalar() == operand {
             let source = Source::Copied(x);
-            let unit = 16 / T::SCALAR.bytes() as u32;
+            let unit = 16 / operand.bytes() as u32;
             return Side::new(shared, source, schedule.bm, unit, rows, width, schedule);
         }
         let unit = 8;
-        let kept = Regs::uninit(unit * passes(schedule, schedule.bm, unit));
+        let kept = Regs::stored(x.scalar(), unit * passes(schedule, schedule.bm, unit));
         Side::new(shared, Source::Cast(x, kept), schedule.bm, unit, rows, width, schedule)
     }
 
     /// The right operand's block, of a matrix in a format.
     #[track_caller]
     pub(crate) fn weights(
+        operand: Scalar,
         name: &str,
         format: Format,
         rows: Rows,
         width: Val<u32>,
         schedule: &Schedule,
-    ) -> Side<X, T> {
-        let shared = Shared::named("b", schedule.stages * schedule.bn * stride::<T>(schedule));
-        if format == Format::Dense(T::SCALAR) {
-            let source = Source::Copied(In::declare(name));
-            let unit = 16 / T::SCALAR.bytes() as u32;
+    ) -> Side {
+        let size = schedule.stages * schedule.bn * schedule.stride(operand);
+        let shared = Shared::stored(operand, "b", size);
+        if format == Format::Dense(operand) {
+            let source = Source::Copied(In::stored(name, operand));
+            let unit = 16 / operand.bytes() as u32;
             return Side::new(shared, source, schedule.bn, unit, rows, width, schedule);
         }
         let weights = Weights::declare(name, format, width);
@@ -98,8 +102,8 @@ impl<X: Float, T: Float> Side<X, T> {
 
     #[track_caller]
     fn new(
-        shared: Shared<T>,
-        source: Source<X, T>,
+        shared: Shared,
+        source: Source,
         count: u32,
         unit: u32,
         rows: Rows,
@@ -148,7 +152,7 @@ impl<X: Float, T: Float> Side<X, T> {
     /// Runs `f` for each of this thread's rows, with the place in a stage that [`Side::spot`] takes.
     #[track_caller]
     fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Line, Val<u32>)) {
-        let stride = stride::<T>(&self.schedule);
+        let stride = self.schedule.stride(self.shared.scalar());
         let row = stage * (self.count * stride) + self.first * stride;
         let base = if self.schedule.warpgroups { row } else { row + self.column * self.unit };
         for (pass, line) in self.lines.iter().enumerate() {
@@ -167,7 +171,7 @@ impl<X: Float, T: Float> Side<X, T> {
     /// change places as [`tile::ir::swizzled`] says; a thread's rows are multiples of eight apart.
     #[track_caller]
     fn spot(&self, to: Val<u32>, i: u32) -> Val<u32> {
-        let lanes = 16 / T::SCALAR.bytes() as u32;
+        let lanes = 16 / self.shared.scalar().bytes() as u32;
         if !self.schedule.warpgroups {
             return if i == 0 { to } else { to + i * lanes };
         }
@@ -205,12 +209,12 @@ impl<X: Float, T: Float> Side<X, T> {
             match &self.source {
                 Source::Copied(_) => {}
                 Source::Cast(x, kept) => {
-                    let lanes = (16 / X::SCALAR.bytes() as u32).min(self.unit);
+                    let lanes = (16 / x.scalar().bytes() as u32).min(self.unit);
                     for part in 0..self.unit / lanes {
                         let from = at + unit * self.unit + part * lanes;
-                        let values = x.get_vec(from, lanes as u8, Hint::Coherent);
+                        let values = x.get_raw_vec(from, lanes as u8, Hint::Coherent);
                         for (i, value) in values.into_iter().enumerate() {
-                            kept.set(pass * self.unit + part * lanes + i as u32, value);
+                            kept.set_raw(pass * self.unit + part * lanes + i as u32, value);
                         }
                     }
                 }
@@ -231,39 +235,36 @@ impl<X: Float, T: Float> Side<X, T> {
         }
         let unit = self.at(step);
         let inside = unit.lt(self.width / self.unit);
-        let store = |to: Val<u32>, values: &[Val<T>]| {
-            let lanes = (16 / T::SCALAR.bytes()).min(values.len());
+        let operand = self.shared.scalar();
+        let store = |to: Val<u32>, values: &[Val<Raw>]| {
+            let lanes = (16 / operand.bytes()).min(values.len());
             for (i, values) in values.chunks(lanes).enumerate() {
-                self.shared.set_vec(self.spot(to, i as u32), values);
+                self.shared.set_raw_vec(self.spot(to, i as u32), values);
             }
         };
         self.each(stage, |pass, line, to| {
-            let converted = || -> Vec<Val<T>> {
+            let converted = || -> Vec<Val<Raw>> {
                 match &self.source {
                     Source::Copied(_) => vec![],
                     Source::Cast(_, kept) => {
-                        let of = |i| kept.get(pass * self.unit + i).f32().cast();
+                        let of = |i| kept.get(pass * self.unit + i).to(operand);
                         (0..self.unit).map(of).collect()
                     }
                     Source::Packed(weights, kept) => {
                         let count = weights.format().words();
                         let words: Vec<Val<u32>> =
                             (0..count).map(|i| kept.get(pass * count + i)).collect();
-                        weights.run(&words, unit).floats().into_iter().map(Val::cast).collect()
+                        let floats = weights.run(&words, unit).floats();
+                        floats.into_iter().map(|v| v.to(operand)).collect()
                     }
                 }
             };
-            let zeros = || vec![0f32.val().cast::<T>(); self.unit as usize];
+            let zeros = || vec![0f32.val().to(operand); self.unit as usize];
             test(line.exists & inside)
                 .then(|| store(to, &converted()))
                 .otherwise(|| store(to, &zeros()));
         });
     }
-}
-
-/// Elements between rows in shared memory.
-pub(crate) fn stride<T: Float>(schedule: &Schedule) -> u32 {
-    schedule.stride(T::SCALAR)
 }
 
 /// How many rows of a block a thread has units of.
@@ -272,14 +273,19 @@ fn passes(schedule: &Schedule, count: u32, unit: u32) -> u32 {
 }
 
 /// Both operands of a threadgroup.
-pub(crate) struct Ring<X, T> {
+pub(crate) struct Ring {
     pub(crate) schedule: Schedule,
-    pub(crate) a: Side<X, T>,
-    pub(crate) b: Side<T, T>,
+    pub(crate) a: Side,
+    pub(crate) b: Side,
     pub(crate) width: Val<u32>,
 }
 
-impl<X: Float, T: Float> Ring<X, T> {
+impl Ring {
+    /// The type of both operands.
+    pub(crate) fn operand(&self) -> Scalar {
+        self.a.shared.scalar()
+    }
+
     /// Steps of a sum.
     #[track_caller]
     pub(crate) fn steps(&self) -> Val<u32> {

@@ -13,7 +13,7 @@ const ROWS: u32 = 64;
 
 /// Records the product of a block by warpgroups: see [`super::multiply::product`].
 #[track_caller]
-pub(super) fn product<X: Float, T: Float>(ring: &Ring<X, T>, finish: impl FnMut(Results)) {
+pub(super) fn product(ring: &Ring, finish: impl FnMut(Results)) {
     let s = ring.schedule;
     let ahead = s.stages - 1;
     let sums = Frags::accumulators(s.bn / EDGE, 0.0);

@@ -17,8 +17,8 @@ const EACH: u32 = PART / THREADS;
 /// token) of every part; `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token and the bits of its bias,
 /// which apply in their order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
-pub fn adjust<T: Float>(
-    logits: In<T>,
+pub fn adjust(
+    logits: In<{ scalar }>,
     settings: In<u32>,
     history: In<u32>,
     biases: In<u32>,
@@ -26,8 +26,8 @@ pub fn adjust<T: Float>(
     peaks: Out<u32>,
     bins: Out<u32>,
     vocab: Const<u32>,
+    scalar: Scalar,
 ) {
-    rename(format!("sample_adjust_{}", T::NAME));
     launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
         ("logits", dim("rows") * dim("vocab")),

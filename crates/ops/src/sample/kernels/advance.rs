@@ -4,7 +4,6 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, noise};
 use tile::dsl::*;
 use tile::ir::AtomicOp;
 use tile::launch::{Mode, Numbers, Requirement};
-use tile::types::Scalar;
 
 use super::{MOST_TOKENS, SETTINGS};
 use crate::sweep::{begin, require_lengths};
@@ -51,7 +50,6 @@ pub fn advance(
     arrived: InOut<u32>,
     vocab: Const<u32>,
 ) {
-    rename("sample_advance");
     launch(Mode::Row, [dim("vocab").ceil_div(SHARE), dim("rows"), fixed(1)], THREADS);
     let parts = dim("vocab").ceil_div(SHARE) * dim("rows");
     require_lengths(&[
@@ -231,7 +229,7 @@ pub(super) fn cases() -> Vec<Case> {
             (9, exact(&[0])),
         ];
         Case {
-            kernel: advance(),
+            kernel: advance().record(),
             label: format!("{vocab} tokens, {why}"),
             numbers: Numbers::new().with("rows", 1).with("vocab", vocab as u32),
             buffers: vec![

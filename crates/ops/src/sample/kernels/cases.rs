@@ -1,8 +1,7 @@
 //! Logits and options worth testing, with what the chain on the CPU makes of them.
 
-use tile::Kernel;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise};
-use tile::dsl::Float;
+use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -77,14 +76,15 @@ fn last_kept(mut tokens: Vec<Ranked>, options: &Options) -> [u32; 2] {
 
 impl Trial {
     /// Every row with the next of the options, at the next position.
-    pub(super) fn new<T: Float>(
+    pub(super) fn new(
+        scalar: Scalar,
         vocab: usize,
         logits: &[f32],
         history: &[u32],
         all: &[Options],
         position: u64,
     ) -> Trial {
-        let logits = Buffer::floats(T::SCALAR, logits);
+        let logits = Buffer::floats(scalar, logits);
         let values = logits.to_f32();
         let rows = values.len() / vocab;
         let mut trial = Trial {
@@ -163,11 +163,11 @@ impl Trial {
         Buffer::zeros(Scalar::U32, len)
     }
 
-    pub(super) fn adjust<T: Float>(&self, label: &str) -> Case {
+    pub(super) fn adjust(&self, scalar: Scalar, label: &str) -> Case {
         let exact = |words: &[u32]| Expected::Exact(Buffer::words(words).to_f64());
         Case {
-            kernel: super::adjust::<T>(),
-            label: format!("{} x {} {}, {label}", self.rows, self.vocab, T::NAME),
+            kernel: super::adjust(scalar).record(),
+            label: format!("{} x {} {}, {label}", self.rows, self.vocab, scalar),
             numbers: self.numbers(),
             buffers: vec![
                 self.logits.clone(),
@@ -189,7 +189,7 @@ impl Trial {
     /// A case of a kernel that reads the keys, their peaks and the settings, and has these buffers besides.
     fn of_keys(
         &self,
-        kernel: Kernel,
+        kernel: Recipe,
         label: &str,
         more: Vec<Buffer>,
         expected: Vec<(usize, &[u32])>,
@@ -199,7 +199,7 @@ impl Trial {
         buffers.extend(more);
         let exact = |(at, words)| (at, Expected::Exact(Buffer::words(words).to_f64()));
         Case {
-            kernel,
+            kernel: kernel.record(),
             label: format!("{} x {}, {label}", self.rows, self.vocab),
             numbers: self.numbers(),
             buffers,
@@ -278,7 +278,7 @@ const CHANGES: [Change; 7] = [
 ];
 
 /// Trials of all options: every kind of row at 31 and 1000 tokens, noise at the sizes between which kernels change their way.
-fn trials<T: Float>() -> Vec<(Trial, &'static str)> {
+fn trials(scalar: Scalar) -> Vec<(Trial, &'static str)> {
     let trial = |vocab: usize, (change, why): Change| {
         let all = options(vocab);
         let mut logits = noise(vocab as u64, vocab * all.len());
@@ -286,7 +286,7 @@ fn trials<T: Float>() -> Vec<(Trial, &'static str)> {
         logits.chunks_exact_mut(vocab).for_each(change);
         // A history in which tokens come again, one of them unknown to the vocabulary.
         let history: Vec<u32> = (0..90).map(|i| (i * i + 3) % 57).collect();
-        (Trial::new::<T>(vocab, &logits, &history, &all, 100), why)
+        (Trial::new(scalar, vocab, &logits, &history, &all, 100), why)
     };
     let mut found: Vec<_> = [1, 2, 1025].iter().map(|&vocab| trial(vocab, CHANGES[0])).collect();
     found.extend(CHANGES.iter().map(|&change| trial(31, change)));
@@ -301,7 +301,8 @@ fn large() -> Trial {
     logits.iter_mut().for_each(|x| *x *= 9.0);
     logits[vocab..].iter_mut().for_each(|x| *x = (*x / 9.0).round());
     let top_p = Options { top_p: 0.9, seed: 1, ..Options::default() };
-    Trial::new::<f32>(
+    Trial::new(
+        Scalar::F32,
         vocab,
         &logits,
         &[5, 9, 9],
@@ -313,31 +314,33 @@ fn large() -> Trial {
 /// A row of more parts than [`super::draw`] has threads.
 fn crowded() -> Trial {
     let logits = noise(6, 300_000);
-    Trial::new::<f32>(300_000, &logits, &[], &[Options { seed: 4, ..Options::default() }], 7)
+    Trial::new(Scalar::F32, 300_000, &logits, &[], &[Options { seed: 4, ..Options::default() }], 7)
 }
 
 pub(super) fn adjust() -> Vec<Case> {
-    fn of<T: Float>() -> Vec<Case> {
-        trials::<T>().iter().map(|(trial, why)| trial.adjust::<T>(why)).collect()
+    fn of(scalar: Scalar) -> Vec<Case> {
+        trials(scalar).iter().map(|(trial, why)| trial.adjust(scalar, why)).collect()
     }
-    crate::trial::every_float!(of)
+    crate::trial::every_float(of)
 }
 
 pub(super) fn weigh() -> Vec<Case> {
-    let mut all: Vec<Case> = trials::<f32>().iter().map(|(trial, why)| trial.weigh(why)).collect();
+    let mut all: Vec<Case> =
+        trials(Scalar::F32).iter().map(|(trial, why)| trial.weigh(why)).collect();
     all.push(large().weigh("a large vocabulary"));
     all
 }
 
 pub(super) fn cut() -> Vec<Case> {
     let case = |(trial, why): &(Trial, &'static str)| trial.cut(super::NARROW, why);
-    let mut all: Vec<Case> = trials::<f32>().iter().map(case).collect();
+    let mut all: Vec<Case> = trials(Scalar::F32).iter().map(case).collect();
     all.push(large().cut(super::WIDE, "a large vocabulary"));
     all
 }
 
 pub(super) fn draw() -> Vec<Case> {
-    let mut all: Vec<Case> = trials::<f32>().iter().map(|(trial, why)| trial.draw(why)).collect();
+    let mut all: Vec<Case> =
+        trials(Scalar::F32).iter().map(|(trial, why)| trial.draw(why)).collect();
     all.push(large().draw("a large vocabulary"));
     all.push(crowded().draw("more parts than threads"));
     all
@@ -363,7 +366,7 @@ fn bench(rows: usize) -> [(Trial, &'static str); 3] {
         let noise = noise(3, 4 * n);
         let logits: Vec<f32> = noise.chunks_exact(4).map(|x| x.iter().sum::<f32>() * 2.5).collect();
         let history: Vec<u32> = (0..64).map(|i| i * 997).collect();
-        (Trial::new::<f32>(BENCH, &logits, &history, &[options], 1), why)
+        (Trial::new(Scalar::F32, BENCH, &logits, &history, &[options], 1), why)
     })
 }
 
@@ -381,7 +384,8 @@ fn timed(case: Case, elements: usize, bytes: u64) -> Bench {
 }
 
 pub(super) fn adjust_benches() -> Vec<Bench> {
-    let each = |(trial, why): (Trial, &str)| timed(trial.adjust::<f32>(why), trial.keys.len(), 8);
+    let each =
+        |(trial, why): (Trial, &str)| timed(trial.adjust(Scalar::F32, why), trial.keys.len(), 8);
     bench(1).into_iter().map(each).collect()
 }
 

@@ -97,7 +97,6 @@ pub fn cut(
     vocab: Const<u32>,
     schedule: Schedule,
 ) {
-    rename(format!("sample_cut_{}", schedule.threads));
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], schedule.threads);
     require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),

@@ -30,7 +30,6 @@ pub fn draw(
     tokens: Out<u32>,
     vocab: Const<u32>,
 ) {
-    rename("sample_draw");
     launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),

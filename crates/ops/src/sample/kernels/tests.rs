@@ -57,7 +57,7 @@ fn arithmetic_is_the_cpus_bit_for_bit() {
     }
     let numbers = tile::launch::Numbers::new().with("n", n);
     let mut buffers = [Buffer::words(&x), Buffer::zeros(Scalar::U32, want.len())];
-    tile::interp::run(&pieces(), &numbers, &mut buffers).unwrap();
+    tile::interp::run(&pieces().record(), &numbers, &mut buffers).unwrap();
     assert_eq!(buffers[1], Buffer::words(&want));
 }
 
@@ -75,7 +75,7 @@ fn a_thousand_tokens_are_the_cpus() {
             .iter()
             .flat_map(|token| table[token * vocab..][..vocab].iter().map(|x| x * 5.0))
             .collect();
-        let trial = Trial::new::<f32>(vocab, &logits, &history, &all, step * rows as u64);
+        let trial = Trial::new(Scalar::F32, vocab, &logits, &history, &all, step * rows as u64);
         let keep = |case: tile::case::Case, before: &[(usize, Buffer)]| {
             let mut buffers = case.buffers;
             for (at, buffer) in before {
@@ -84,7 +84,7 @@ fn a_thousand_tokens_are_the_cpus() {
             tile::interp::run(&case.kernel, &case.numbers, &mut buffers).unwrap();
             buffers
         };
-        let adjusted = keep(trial.adjust::<f32>(""), &[]);
+        let adjusted = keep(trial.adjust(Scalar::F32, ""), &[]);
         let [keys, peaks, bins] = [4, 5, 6].map(|at: usize| adjusted[at].clone());
         let row = [(0, keys.clone()), (1, peaks.clone())];
         let weighed = keep(trial.weigh(""), &[row.clone().as_slice(), &[(3, bins)]].concat());

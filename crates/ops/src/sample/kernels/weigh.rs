@@ -28,7 +28,6 @@ pub fn weigh(
     bins: InOut<u32>,
     vocab: Const<u32>,
 ) {
-    rename("sample_weigh");
     launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),
