@@ -4,8 +4,8 @@
 #   sh xtask/guard.sh write DIR      writes them to DIR
 #   sh xtask/guard.sh compare        writes them to target/guard and shows where they differ from those kept in xtask/guard
 #
-#   kernels    each kernel's Metal and CUDA text, as digests in which its name does not count
-#   cases      each kernel case by family, kernel and label
+#   kernels    each kernel's Metal and CUDA text, as digests in which its name and the lines of its source do not count
+#   cases      each kernel case by family and label
 #   mistakes   each seeded mistake that a test must catch
 #   programs   the fused Program of each reference fixture
 #   launches   on the simulated GPU, for a prompt, a long prompt and tokens behind them: the kernels by the digest of their text form,

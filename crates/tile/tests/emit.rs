@@ -11,6 +11,7 @@ use tile::ir::{Access, Kernel, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::{self, Target};
 use tile::proof::{Program, Schedule, Unproved};
+use tile::types::Scalar;
 
 #[path = "emit/kernels.rs"]
 mod kernels;

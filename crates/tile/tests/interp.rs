@@ -3,7 +3,7 @@
 
 extern crate delft_tile as tile;
 
-use half::{bf16, f16};
+use half::bf16;
 use tile::case::{Buffer, Case, Expected, noise};
 use tile::dsl::*;
 use tile::instr::Unary;

@@ -295,7 +295,8 @@ fn decode(
             when(Order::eq(last.get(0u32), 1u32), || {
                 fence();
                 merge(plan, scratch, index, used, |head, element, values| {
-                    y.set_vec(at + head * d + element, values);
+                    let rounded: Vec<Val<Raw>> = values.iter().map(|v| v.to(y.scalar())).collect();
+                    y.set_raw_vec(at + head * d + element, &rounded);
                 });
                 when(Order::eq(thread_id(), 0u32), || scratch.counters.set(index, 0u32));
             });

@@ -493,8 +493,8 @@ pub(crate) fn product(
         for i in range(0u32, 8u32).unroll() {
             let at = i * 32 + lane;
             let (r, q) = (at / 16, at % 16);
-            left[r * 24 + q] = a[r * depth + k + q];
-            right[q * 24 + r] = b[r * depth + k + q];
+            left.set_raw(r * 24 + q, a.get_raw(r * depth + k + q));
+            right.set_raw(q * 24 + r, b.get_raw(r * depth + k + q));
         }
         barrier();
         let l = Frag::left(left, 0u32, 24u32);
@@ -524,7 +524,7 @@ fn attention(
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
     let values = Shared::<f32>::stored(scalar, "values", 256);
     for i in range(0u32, 8u32) {
-        values[i * 32 + lane_id()] = v[i * 32 + lane_id()];
+        values.set_raw(i * 32 + lane_id(), v.get_raw(i * 32 + lane_id()));
     }
     barrier();
     let scores =
