@@ -200,6 +200,7 @@ mod tests {
     use super::*;
     use crate::types::Scalar;
 
+    #[expect(dead_code, reason = "names are made of what Debug shows")]
     #[derive(Debug, Clone, Copy)]
     struct Schedule {
         rows: u32,
@@ -207,6 +208,7 @@ mod tests {
         way: Way,
     }
 
+    #[expect(dead_code, reason = "as above")]
     #[derive(Debug, Clone, Copy)]
     enum Way {
         HeadMajor,
