@@ -2,8 +2,7 @@
 //!
 //! Workers meet after every operation. One whose core another program uses comes late by a slice of the scheduler, which is as
 //! long as several steps of a small model, and all others wait for it. So on a busy machine fewer workers may be faster, and one
-//! alone is never held up. Products of quantised matrices have the same bits whoever computes them; models with others keep all
-//! workers.
+//! alone is never held up. Results do not depend on the number of workers.
 //!
 //! Steps are watched in windows of some milliseconds, each with a cost: seconds per byte that had to be read. Where workers
 //! slept at barriers for a good part of a window, the next is tried with fewer of them; where fewer are in use, more are tried
