@@ -1,7 +1,6 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
 use super::matmul::{Activations, ROWS};
-use super::team::Worker;
 use ops::{Op, Rope};
 use program::{Plan, Program, plan_memory};
 
@@ -26,10 +25,9 @@ pub(super) struct Class {
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
     pub(super) lines: usize,
-    /// Where the workers' operands of a gate begin: see [`Class::hand`].
-    hands: usize,
-    /// Rows, and the width of the widest gate.
-    gate: (usize, usize),
+    /// Worker `i`'s operands of a gate, of the columns that it has in hand: the second, then the first where it needs a place.
+    pub(super) hands: usize,
+    pub(super) hand_bytes: usize,
     /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
@@ -101,11 +99,12 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
-        let gate = (rows, widths.gate);
-        // However many of the workers take part.
-        let hands_bytes = (1..=workers).map(|n| n * hand_bytes(gate, n)).max().unwrap_or(0);
-        let (normed, lines, hands) =
-            (take(rows * widths.input * float), take((widths.lines)(rows)), take(hands_bytes));
+        let hand_bytes = 2 * widest(rows, widths.gate, workers) * float;
+        let (normed, lines, hands) = (
+            take(rows * widths.input * float),
+            take((widths.lines)(rows)),
+            take(hand_bytes * workers),
+        );
         let few = rows.min(FEW);
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
         // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
@@ -120,21 +119,11 @@ impl Class {
             normed,
             lines,
             hands,
-            gate,
+            hand_bytes,
             workers: start,
             worker_bytes,
             worker_lines,
             bytes: end,
         }
     }
-
-    /// A worker's operands of a gate, of the columns that it has in hand: the second, then the first where it needs a place.
-    pub(super) fn hand(&self, worker: &Worker<'_>) -> usize {
-        self.hands + worker.index * hand_bytes(self.gate, worker.count)
-    }
-}
-
-/// Bytes of a worker's operands of a gate of so many rows and columns, when so many work.
-fn hand_bytes((rows, width): (usize, usize), workers: usize) -> usize {
-    2 * widest(rows, width, workers) * size_of::<f32>()
 }

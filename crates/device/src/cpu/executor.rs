@@ -1,15 +1,14 @@
 //! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
 
 use super::attention::{Geometry, LayerCache, Shape};
-use super::class::{Class, EVEN};
+use super::class::Class;
 use super::isa::Isa;
 use super::matmul::{Huge, Matrix, Parallel, Scratch, Unit, peak};
 use super::memory;
-use super::pace::{Pace, Sample};
 use super::profile::{Span, Spans, profile};
 use super::replay::Replay;
 use super::roof::read_rate;
-use super::team::{Done, SharedSlice, Team, default_threads};
+use super::team::{SharedSlice, Team, default_threads};
 use crate::{
     Executor, Limits, LoadOptions, Memory, Peaks, Plan, Profile, Roof, Watch, finite, plan,
 };
@@ -17,7 +16,6 @@ use formats::{Error, NotFinite, Result, Tensors};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, ValueId};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A weight in the form in which the CPU uses it.
 pub(super) enum Weight {
@@ -50,17 +48,6 @@ pub(super) struct Loaded {
     pub(super) lined: Vec<bool>,
 }
 
-impl Loaded {
-    /// The matrices that every token is multiplied with.
-    fn multiplied(&self) -> impl Iterator<Item = &[u8]> {
-        let weights = self.weights.iter().zip(self.program.multiplied());
-        weights.filter_map(|(weight, read)| match weight {
-            Weight::Matrix(matrix) if read => Some(matrix.bytes()),
-            _ => None,
-        })
-    }
-}
-
 /// See [`Executor`].
 pub(super) struct CpuExecutor {
     loaded: Loaded,
@@ -72,9 +59,6 @@ pub(super) struct CpuExecutor {
     partials: Huge,
     /// Blocks of each group that were written to.
     used: Vec<usize>,
-    /// Workers of steps of few rows, and the bytes that those read: of weights, and of the cache for each position.
-    pace: Pace,
-    reads: (usize, usize),
     /// Class and rows of the last replay.
     last: Option<(usize, usize, usize)>,
     limits: program::Limits,
@@ -113,11 +97,6 @@ impl CpuExecutor {
         let groups = program.layer_groups();
         let limits = options.limits(&program);
         let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
-        let pace = Pace::new(team.count());
-        let loaded = Loaded { team, isa, program, weights, ropes, groups, quantised, lined };
-        let position = caches.iter().map(|cache| cache.geometry().layer_bytes() / BLOCK_TOKENS);
-        let reads = (loaded.multiplied().map(<[u8]>::len).sum(), position.sum());
-        let team = &loaded.team;
         Ok(CpuExecutor {
             // Pages of the arena that no class touches take no memory.
             arena: Huge::zeroed(largest.bytes)?,
@@ -128,9 +107,7 @@ impl CpuExecutor {
             last: None,
             limits,
             caches,
-            pace,
-            reads,
-            loaded,
+            loaded: Loaded { team, isa, program, weights, ropes, groups, quantised, lined },
         })
     }
 
@@ -356,17 +333,7 @@ impl CpuExecutor {
             spans,
             watch,
         };
-        // Many rows are dealt out in parts, so that a late worker has little left; and a timed replay is one of all workers.
-        let few = spans.is_none() && arguments.tokens.len() <= EVEN;
-        let workers = if few { self.pace.workers() } else { self.loaded.team.count() };
-        let start = Instant::now();
-        let Done { whole, slept } = replay.run(workers);
-        if few && whole && arguments.tokens.len() == 1 && arguments.outputs.len() == 1 {
-            let (weights, position) = self.reads;
-            let work = weights + position * (arguments.positions[0] as usize + 1);
-            let seconds = start.elapsed().as_secs_f64();
-            self.pace.note(Sample { seconds, work: work as f64, slept });
-        }
+        let whole = replay.run();
         for (used, table) in self.used.iter_mut().zip(arguments.tables) {
             *used = table.blocks.iter().fold(*used, |used, &block| used.max(block as usize + 1));
         }
@@ -421,10 +388,25 @@ impl Executor for CpuExecutor {
     }
 
     fn roof(&self) -> Roof {
-        let parts: Vec<&[u8]> = self.loaded.multiplied().collect();
-        let (token_bytes, position_bytes) = self.reads;
-        let bytes_per_second = read_rate(&*self.loaded.team, &parts, 7);
-        Roof { token_bytes, position_bytes, bytes_per_second }
+        let loaded = &self.loaded;
+        let parts: Vec<&[u8]> = loaded
+            .weights
+            .iter()
+            .zip(loaded.program.multiplied())
+            .filter_map(|(weight, read)| match weight {
+                Weight::Matrix(matrix) if read => Some(matrix.bytes()),
+                _ => None,
+            })
+            .collect();
+        Roof {
+            token_bytes: parts.iter().map(|part| part.len()).sum(),
+            position_bytes: self
+                .caches
+                .iter()
+                .map(|cache| cache.geometry().layer_bytes() / BLOCK_TOKENS)
+                .sum(),
+            bytes_per_second: read_rate(&*loaded.team, &parts, 7),
+        }
     }
 
     fn run_timed(&mut self, arguments: &Arguments<'_>) -> Result<Option<Profile>> {
@@ -448,64 +430,5 @@ impl Executor for CpuExecutor {
         let best = Isa::available().last().copied().unwrap_or(Isa::Scalar);
         let best = if best == self.loaded.isa { used } else { peaks(best) };
         Some(Limits { cores: default_threads(), used, best })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::CacheType;
-    use program::Table;
-    use std::path::Path;
-
-    /// Logits of 40 tokens in steps of so many, by a team of five of which so many take part in each.
-    fn logits(model: &str, each: usize, workers: usize) -> Vec<u32> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-        let tensors = Tensors::open(root.join(model)).unwrap();
-        let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
-        let groups = program.groups().len();
-        let options = LoadOptions {
-            cache_type: CacheType::F32,
-            rows: (64, 64),
-            blocks: vec![4; groups],
-            context: vec![4; groups],
-            ..LoadOptions::default()
-        };
-        let team = Arc::new(Team::new(5).unwrap());
-        let isa = Isa::detect().unwrap();
-        let mut executor =
-            CpuExecutor::load(team, isa, program, &tensors, options, &mut |_, _| {}).unwrap();
-        executor.pace = Pace::always(workers);
-        let tables = vec![Table { blocks: &[0, 1, 2, 3], oldest: 0 }; groups];
-        let mut bits = Vec::new();
-        let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
-        for (step, tokens) in tokens.chunks(each).enumerate() {
-            let first = (step * each) as u32;
-            let rows = 0..tokens.len() as u32;
-            let positions: Vec<u32> = rows.clone().map(|row| first + row).collect();
-            let outputs: Vec<u32> = rows.collect();
-            let arguments = Arguments {
-                tokens,
-                positions: &positions,
-                outputs: &outputs,
-                tables: &tables,
-                input: &[],
-            };
-            executor.run(&arguments).unwrap();
-            bits.extend(executor.result(0).iter().map(|x| x.to_bits()));
-        }
-        bits
-    }
-
-    #[test]
-    fn any_number_of_a_teams_workers_computes_the_same_bits() {
-        for model in ["llama3", "qwen3/model.q8_0.gguf"] {
-            for each in [1, 3, EVEN] {
-                let all = logits(model, each, 5);
-                for workers in 1..5 {
-                    assert!(all == logits(model, each, workers), "{model}: {each} rows, {workers}");
-                }
-            }
-        }
     }
 }

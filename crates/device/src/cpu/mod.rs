@@ -9,7 +9,6 @@ pub mod isa;
 pub mod math;
 pub mod matmul;
 mod memory;
-mod pace;
 mod profile;
 mod replay;
 pub mod roof;

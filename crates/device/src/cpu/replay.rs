@@ -9,7 +9,7 @@ use super::executor::{Loaded, Weight, shape};
 use super::math::{self, Binary, Unary};
 use super::matmul::{Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
 use super::profile::Spans;
-use super::team::{Done, SharedSlice, Worker};
+use super::team::{SharedSlice, Worker};
 use crate::Watch;
 use ops::project::Project;
 use ops::{Op, Rope, RopeWrite, Rows};
@@ -43,9 +43,10 @@ struct Product<'a> {
 }
 
 impl Replay<'_> {
-    pub(super) fn run(&self, workers: usize) -> Done {
+    /// Whether it came to its end.
+    pub(super) fn run(&self) -> bool {
         let nodes = &self.loaded.program.nodes;
-        self.loaded.team.run_by(workers, self.watch.stop, &|worker| {
+        self.loaded.team.run_until(self.watch.stop, &|worker| {
             self.angles(worker);
             let mut going_on = worker.gather();
             for (i, node) in nodes.iter().enumerate().filter(|(_, node)| self.rows(node) > 0) {
@@ -252,7 +253,7 @@ impl Replay<'_> {
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
         let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
-        let hand = self.class.hand(worker);
+        let hand = self.class.hands + worker.index * self.class.hand_bytes;
         let lined = self.lined(value, rows);
         deal(
             worker,

@@ -1,7 +1,7 @@
 //! A team of threads that run one job together: persistent, pinned, spinning for a moment and then asleep.
 //!
-//! [`Team::run`] hands one closure to every worker (the caller is worker 0), or [`Team::run_by`] to the first few, and returns
-//! when all are done; inside, [`Worker::barrier`] keeps them in step. Nothing is allocated per job. Waiting threads spin for about
+//! [`Team::run`] hands one closure to every worker (the caller is worker 0) and returns when all are done; inside,
+//! [`Worker::barrier`] keeps them in step. Nothing is allocated per job. Waiting threads spin for about
 //! [`PATIENCE`], so that a busy loop pays well under a microsecond per hand-over, then sleep, so that an idle engine
 //! uses no processor. Where the threads come from: `topology`.
 
@@ -14,7 +14,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub struct Team {
 pub struct Worker<'a> {
     /// This worker, `0..count`.
     pub index: usize,
-    /// Workers of the job.
+    /// Workers in the team.
     pub count: usize,
     shared: &'a Shared,
     /// Set when the job is to end early.
@@ -56,28 +56,17 @@ struct Job<'a> {
     f: &'a (dyn Fn(&Worker<'_>) + Sync),
     /// Set when it is to end early.
     stop: &'a AtomicBool,
-    /// Workers that run it: the first so many.
-    workers: usize,
-}
-
-/// Where a worker waits for jobs.
-#[derive(Default)]
-struct Seat {
-    /// Jobs that it was called to so far.
-    calls: AtomicUsize,
-    bell: Bell,
 }
 
 struct Shared {
     count: usize,
     crowded: bool,
-    /// The processors that this process may use: the `i`th is worker `i`'s, unless the team is crowded.
-    cpus: Vec<usize>,
-    /// A seat for each worker; the caller's stays empty.
-    seats: Vec<Padded<Seat>>,
-    /// The job in hand: written by the caller while every other worker waits to be called.
+    /// Jobs started so far.
+    epoch: Padded<AtomicUsize>,
+    /// The job of this epoch: written by the caller while every other worker waits for the epoch.
     job: UnsafeCell<Option<*const Job<'static>>>,
     stop: AtomicBool,
+    start: Bell,
     /// Workers, other than the caller, that have not finished the job.
     busy: Padded<AtomicUsize>,
     finish: Bell,
@@ -89,15 +78,13 @@ struct Shared {
     stopping: AtomicBool,
     /// The next unclaimed item: see [`Worker::claim`].
     ticket: Padded<AtomicUsize>,
-    /// Nanoseconds that workers of this job slept while others worked.
-    slept: AtomicU64,
     /// A worker panicked: no barrier of this job will complete.
     broken: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 // SAFETY: every field but `job` is `Sync` by itself. `job` is written by the caller, who holds `Team::turn`, before
-// it calls workers (release), who wait for that (acquire); they read it and never write it.
+// it advances `epoch` (release), while all workers wait for that (acquire); they read it and never write it.
 unsafe impl Sync for Shared {}
 // SAFETY: `job` is a pointer to a `Sync` closure and flag that `Team::run_until` keeps alive while any worker may use them.
 unsafe impl Send for Shared {}
@@ -124,10 +111,10 @@ impl Team {
         let shared = Arc::new(Shared {
             count,
             crowded,
-            seats: (0..count).map(|_| Padded(Seat::default())).collect(),
-            cpus,
+            epoch: Padded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
+            start: Bell::default(),
             busy: Padded(AtomicUsize::new(0)),
             finish: Bell::default(),
             generation: Padded(AtomicUsize::new(0)),
@@ -135,21 +122,26 @@ impl Team {
             passing: Bell::default(),
             stopping: AtomicBool::new(false),
             ticket: Padded(AtomicUsize::new(0)),
-            slept: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
+        let cpu =
+            |index: usize| if crowded || count == 1 { None } else { cpus.get(index).copied() };
         let mut team = Team {
-            caller_cpu: if count == 1 { None } else { shared.cpu(0) },
             shared,
             threads: Vec::with_capacity(count - 1),
             turn: Mutex::new(()),
+            caller_cpu: cpu(0),
         };
         for index in 1..count {
-            let shared = team.shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("delft-{index}"))
-                .spawn(move || serve(&shared, index));
+            let (shared, cpu) = (team.shared.clone(), cpu(index));
+            let thread =
+                std::thread::Builder::new().name(format!("delft-{index}")).spawn(move || {
+                    if let Some(cpu) = cpu {
+                        topology::pin(cpu);
+                    }
+                    serve(&shared, index);
+                });
             // On an error the team is dropped, which stops and joins the threads started so far.
             team.threads.push(thread.map_err(|error| {
                 formats::Error::io(format!("thread {index} of {count}"), error)
@@ -167,7 +159,7 @@ impl Team {
     /// pinned). For a thread whose life is to call [`Team::run`]; others may call it unpinned.
     pub fn pin_caller(&self) {
         if let Some(cpu) = self.caller_cpu {
-            topology::pin(&[cpu]);
+            topology::pin(cpu);
         }
     }
 
@@ -178,20 +170,13 @@ impl Team {
     /// job of the same team, which could never end.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        self.run_by(self.count(), &NEVER, f);
+        self.run_until(&NEVER, f);
     }
 
-    /// [`Team::run`] by the first so many workers, which ends early once `stop` is set: [`Worker::claim`] finds nothing more, and
-    /// [`Worker::gather`] says so. The other workers sleep, and those that work may choose their processors: fewer are
-    /// asked where some processors are taken.
-    pub fn run_by(
-        &self,
-        workers: usize,
-        stop: &AtomicBool,
-        f: &(dyn Fn(&Worker<'_>) + Sync),
-    ) -> Done {
+    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] finds nothing more, and [`Worker::gather`] says so.
+    /// False if a gathering did.
+    pub fn run_until(&self, stop: &AtomicBool, f: &(dyn Fn(&Worker<'_>) + Sync)) -> bool {
         let shared: &Shared = &self.shared;
-        let workers = workers.clamp(1, shared.count);
         assert!(
             INSIDE.get() != std::ptr::from_ref(shared),
             "Team::run called from inside one of its own jobs"
@@ -201,37 +186,37 @@ impl Team {
         shared.ticket.0.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
         shared.stopping.store(false, Ordering::Relaxed);
-        shared.slept.store(0, Ordering::Relaxed);
-        shared.busy.0.store(workers - 1, Ordering::Relaxed);
-        let job = Job { f, stop, workers };
+        shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
+        let job = Job { f, stop };
         // Only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches the job; a panic
         // of worker 0 is caught, so that nothing leaves earlier.
         let everlasting = std::ptr::from_ref(&job).cast::<Job<'static>>();
-        // SAFETY: this thread holds the turn and every worker waits to be called: nobody else has access.
+        // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else has access.
         unsafe { *shared.job.get() = Some(everlasting) };
-        shared.call(1..workers);
+        if shared.count > 1 {
+            shared.epoch.0.fetch_add(1, Ordering::Release);
+            shared.start.ring();
+        }
         let outer = INSIDE.replace(shared);
         work(shared, 0, &job);
         INSIDE.set(outer);
-        shared.sleep(&shared.finish, || shared.busy.0.load(Ordering::Acquire) == 0);
+        shared.finish.wait(shared.crowded, || shared.busy.0.load(Ordering::Acquire) == 0);
         let panic =
             if shared.broken.load(Ordering::Acquire) { lock(&shared.panic).take() } else { None };
-        let done = Done {
-            whole: !shared.stopping.load(Ordering::Relaxed),
-            slept: shared.slept.load(Ordering::Relaxed) as f64 / 1e9 / (workers - 1).max(1) as f64,
-        };
+        let stopped = shared.stopping.load(Ordering::Relaxed);
         drop(turn);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
-        done
+        !stopped
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.call(1..self.shared.count);
+        self.shared.epoch.0.fetch_add(1, Ordering::Release);
+        self.shared.start.ring();
         for thread in self.threads.drain(..) {
             // A worker catches the panics of jobs, so that there is no error to report here.
             let _ = thread.join();
@@ -248,61 +233,21 @@ impl std::fmt::Debug for Team {
     }
 }
 
-/// What became of a job.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Done {
-    /// Whether it came to its end: no [`Worker::gather`] said that it was to stop.
-    pub whole: bool,
-    /// Seconds that a worker slept at barriers or at the end, on average over all but the one that they waited for. They spin
-    /// through the waits of an even job.
-    pub slept: f64,
-}
-
-impl Shared {
-    /// The processor that is kept for a worker.
-    fn cpu(&self, index: usize) -> Option<usize> {
-        if self.crowded { None } else { self.cpus.get(index).copied() }
-    }
-
-    /// Calls workers to the job in hand, or to the end of their threads.
-    fn call(&self, workers: Range<usize>) {
-        for Padded(seat) in &self.seats[workers] {
-            seat.calls.fetch_add(1, Ordering::Release);
-            seat.bell.ring();
-        }
-    }
-
-    /// Waits inside a job.
-    fn sleep(&self, bell: &Bell, ready: impl Fn() -> bool) {
-        let slept = bell.wait(self.crowded, ready);
-        if slept > Duration::ZERO {
-            self.slept.fetch_add(slept.as_nanos() as u64, Ordering::Relaxed);
-        }
-    }
-}
-
 /// The life of a worker thread.
 fn serve(shared: &Shared, index: usize) {
     INSIDE.set(shared);
-    let Padded(seat) = &shared.seats[index];
-    let (mut seen, mut pinned) = (0, false);
+    let mut seen = 0;
     loop {
-        seat.bell.wait(shared.crowded, || seat.calls.load(Ordering::Acquire) != seen);
-        // One job at a time, and the caller waits for all that it called: once more than before.
+        shared.start.wait(shared.crowded, || shared.epoch.0.load(Ordering::Acquire) != seen);
+        // One job at a time, and the caller waits for all: the epoch moved by exactly one.
         seen = seen.wrapping_add(1);
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: the caller wrote the job before it called, and writes it again only after `busy` is 0.
+        // SAFETY: the caller wrote the job before it advanced the epoch, and writes it again only after `busy` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: `Team::run_by` keeps the job alive until this worker counts itself out of `busy`.
-            let job = unsafe { &*job };
-            let whole = job.workers == shared.count;
-            if let Some(cpu) = shared.cpu(index).filter(|_| whole != pinned) {
-                topology::pin(if whole { std::slice::from_ref(&cpu) } else { &shared.cpus });
-                pinned = whole;
-            }
-            work(shared, index, job);
+            // SAFETY: `Team::run_until` keeps the job alive until this worker counts itself out of `busy`.
+            work(shared, index, unsafe { &*job });
         }
         if shared.busy.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             shared.finish.ring();
@@ -312,7 +257,7 @@ fn serve(shared: &Shared, index: usize) {
 
 /// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this worker.
 fn work(shared: &Shared, index: usize, job: &Job<'_>) {
-    let worker = Worker { index, count: job.workers, shared, stop: job.stop };
+    let worker = Worker { index, count: shared.count, shared, stop: job.stop };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(&worker))) {
         if !panic.is::<Broken>() {
             lock(&shared.panic).get_or_insert(panic);
@@ -323,7 +268,7 @@ fn work(shared: &Shared, index: usize, job: &Job<'_>) {
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the job is here. What each wrote before, all see after.
+    /// Waits until every worker of the team is here. What each wrote before, all see after.
     ///
     /// Every worker must call it the same number of times in a job. Also makes [`Worker::claim`] start over.
     pub fn barrier(&self) {
@@ -345,7 +290,7 @@ impl Worker<'_> {
             return;
         }
         let passed = || shared.generation.0.load(Ordering::Acquire) != generation;
-        shared.sleep(&shared.passing, || passed() || shared.broken.load(Ordering::Acquire));
+        shared.passing.wait(shared.crowded, || passed() || shared.broken.load(Ordering::Acquire));
         if !passed() {
             resume_unwind(Box::new(Broken));
         }
@@ -427,19 +372,18 @@ struct Bell {
 }
 
 impl Bell {
-    /// Returns once `ready()`, and how long it slept; whoever makes it true calls [`Bell::ring`] afterwards.
-    fn wait(&self, crowded: bool, ready: impl Fn() -> bool) -> Duration {
+    /// Returns once `ready()`; whoever makes it true calls [`Bell::ring`] afterwards.
+    fn wait(&self, crowded: bool, ready: impl Fn() -> bool) {
         if crowded {
             for _ in 0..YIELDS {
                 if ready() {
-                    return Duration::ZERO;
+                    return;
                 }
                 std::thread::yield_now();
             }
         } else if spin(&ready) {
-            return Duration::ZERO;
+            return;
         }
-        let start = Instant::now();
         let mut guard = lock(&self.lock);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees what was rung for.
@@ -448,7 +392,6 @@ impl Bell {
             guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        start.elapsed()
     }
 
     /// Wakes those asleep; called after the change that they wait for.

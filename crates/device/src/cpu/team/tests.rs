@@ -147,7 +147,7 @@ fn a_job_that_is_to_stop_ends_at_the_same_gathering_for_all() {
         for after in [0, 1, 7, 40] {
             let stop = AtomicBool::new(false);
             let (claimed, passed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            let done = team.run_by(threads, &stop, &|worker| {
+            let whole = team.run_until(&stop, &|worker| {
                 for _ in 0..10 {
                     while worker.claim(5, 1).is_some() {
                         let before = claimed.fetch_add(1, Ordering::Relaxed);
@@ -163,52 +163,13 @@ fn a_job_that_is_to_stop_ends_at_the_same_gathering_for_all() {
             });
             // The flag may meet claims that are under way, one of each worker.
             let (claimed, passed) = (claimed.into_inner(), passed.into_inner());
-            assert_eq!(done.whole, after == 0);
+            assert_eq!(whole, after == 0);
             let (least, most) = if after == 0 { (50, 50) } else { (after, after + threads - 1) };
             assert!((least..=most).contains(&claimed), "{claimed} items, {after} wanted");
             let rounds = if after == 0 { 10 } else { (after - 1) / 5 };
             assert_eq!(passed, rounds * threads, "{after}: all alike");
             // The next job knows nothing of it.
-            let next = team.run_by(threads, &AtomicBool::new(false), &|worker| {
-                assert!(worker.gather());
-            });
-            assert!(next.whole);
+            assert!(team.run_until(&AtomicBool::new(false), &|worker| assert!(worker.gather())));
         }
     }
-}
-
-#[test]
-fn any_number_of_workers_runs_a_job_and_the_rest_sleep_through_it() {
-    let team = Team::new(4).unwrap();
-    let never = AtomicBool::new(false);
-    for round in 0..2_000 {
-        let workers = 1 + round * 7 % 4;
-        let (ran, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        team.run_by(workers, &never, &|worker| {
-            assert_eq!(worker.count, workers);
-            ran.fetch_add(1 << worker.index, Ordering::Relaxed);
-            worker.barrier();
-            assert_eq!(ran.load(Ordering::Relaxed), (1 << workers) - 1);
-            while let Some(items) = worker.claim(9, 1) {
-                sum.fetch_add(items.start, Ordering::Relaxed);
-            }
-        });
-        assert_eq!(sum.into_inner(), 36);
-    }
-}
-
-#[test]
-fn sleeping_in_a_job_is_told_and_between_jobs_is_not() {
-    let team = Team::new(2).unwrap();
-    let never = AtomicBool::new(false);
-    std::thread::sleep(PATIENCE * 20);
-    let late = team.run_by(2, &never, &|worker| {
-        if worker.index == 1 {
-            std::thread::sleep(PATIENCE * 100);
-        }
-        worker.barrier();
-    });
-    assert!(late.slept > 50.0 * PATIENCE.as_secs_f64(), "{late:?}");
-    let alone = team.run_by(1, &never, &|_| std::thread::sleep(PATIENCE * 20));
-    assert_eq!(alone, Done { whole: true, slept: 0.0 });
 }

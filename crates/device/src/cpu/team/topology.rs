@@ -89,21 +89,19 @@ fn affinity() -> Vec<usize> {
     allowed
 }
 
-/// Keeps the calling thread to these processors; an operating system that refuses leaves it where it was.
+/// Pins the calling thread to one processor; an operating system that refuses leaves it where it was.
 #[cfg(target_os = "linux")]
-pub(super) fn pin(cpus: &[usize]) {
+pub(super) fn pin(cpu: usize) {
     let mut mask = [0u64; 1024];
-    for cpu in cpus {
-        if let Some(word) = mask.get_mut(cpu / 64) {
-            *word |= 1 << (cpu % 64);
-        }
+    if let Some(word) = mask.get_mut(cpu / 64) {
+        *word |= 1 << (cpu % 64);
+        // SAFETY: the mask is that many bytes, only read.
+        unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&mask), mask.as_ptr()) };
     }
-    // SAFETY: the mask is that many bytes, only read.
-    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&mask), mask.as_ptr()) };
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn pin(_: &[usize]) {}
+pub(super) fn pin(_: usize) {}
 
 /// The tightest processor quota of this process's cgroup and those around it, in processors.
 #[cfg(target_os = "linux")]
