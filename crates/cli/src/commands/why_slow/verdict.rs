@@ -133,13 +133,7 @@ impl Evidence {
                 self.spread,
                 plural(cores, "core"),
             ),
-            mend: if self.threads > 1 {
-                "end other programs (top shows them), then measure again; until then decode takes fewer threads by \
-                 itself wherever those are faster, but not in these measurements"
-                    .into()
-            } else {
-                "end other programs (top shows them), then measure again".into()
-            },
+            mend: "end other programs (top shows them), then measure again".into(),
         })
     }
 
@@ -500,7 +494,7 @@ mod tests {
         type Spoil = fn(&mut Evidence);
         let cases: &[(&str, &str, &str, Spoil)] = &[
             ("none", "linear", "no flag", |_| {}),
-            ("busy", "25%", "fewer threads by itself", |e| {
+            ("busy", "25%", "top shows them", |e| {
                 e.running = Some(Counters { waiting: 10.0, ..Counters::default() });
                 e.load_average = Some(2.0);
             }),
