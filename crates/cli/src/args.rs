@@ -724,6 +724,17 @@ mod tests {
     }
 
     #[test]
+    fn settings_that_hints_name_are_flags() {
+        let known = Cli::command();
+        let run = known.find_subcommand("run").unwrap();
+        for setting in delft::Setting::ALL {
+            let flag = crate::terminal::flag(*setting);
+            let name = flag.trim_start_matches('-');
+            assert!(run.get_arguments().any(|arg| arg.get_long() == Some(name)), "{flag}");
+        }
+    }
+
+    #[test]
     fn names_of_one_dash_become_flags() {
         let spell = |line: &str| {
             let spelled = spelled(line.split(' ').map(OsString::from));

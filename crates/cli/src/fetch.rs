@@ -40,8 +40,8 @@ pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> 
         None => Ok(()),
     };
     verdict.map_err(|error| {
-        let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".to_string());
-        error.hint(format!("{why}; {force} fetches it all the same")).into()
+        let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".into());
+        error.hint(why.and(format_args!("; {force} fetches it all the same"))).into()
     })
 }
 

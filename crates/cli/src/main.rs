@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     match cli.command.settle().and_then(|()| run(cli.command)) {
         Ok(()) | Err(Stop::Closed) => ExitCode::SUCCESS,
         Err(Stop::Error(error)) => {
-            report(&error);
+            report(&terminal::line(&error));
             ExitCode::from(1)
         }
         Err(Stop::Usage(problem)) => {

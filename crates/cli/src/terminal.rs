@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anstyle::{AnsiColor, Style};
-use delft::Error;
+use delft::{Error, Setting};
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -57,6 +57,24 @@ pub(crate) const BOLD: Style = Style::new().bold();
 /// What can be skipped.
 pub(crate) const DIM: Style = Style::new().dimmed();
 const RED: Style = AnsiColor::Red.on_default().bold();
+
+/// The flag by which a setting is given.
+pub(crate) fn flag(setting: Setting) -> &'static str {
+    match setting {
+        Setting::Context => "--ctx",
+        Setting::Rotate => "--rotate",
+        Setting::CacheType => "--cache-type",
+        Setting::Device => "--device",
+        Setting::GpuLayers => "--gpu-layers",
+        Setting::SplitMode => "--split-mode",
+        Setting::AllowNan => "--allow-nan",
+    }
+}
+
+/// An error in one line, as the command line's user reads it.
+pub(crate) fn line(error: &Error) -> String {
+    error.spelled(&flag)
+}
 
 /// A line on stderr, with colours where that is a terminal. A closed stderr is nobody's loss.
 pub(crate) fn note(line: impl fmt::Display) {

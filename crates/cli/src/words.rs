@@ -141,7 +141,7 @@ fn quoted(text: &str) -> String {
 }
 
 fn usage<T>(error: Error) -> Outcome<T> {
-    Err(Stop::Usage(error.to_string()))
+    Err(Stop::Usage(crate::terminal::line(&error)))
 }
 
 #[cfg(test)]

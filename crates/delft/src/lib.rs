@@ -15,6 +15,6 @@
 //! ```
 
 pub use engine::*;
-pub use formats::{self, DType, Error, Location, Result, Tensors};
+pub use formats::{self, DType, Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
 pub use hub;
 pub use tokens;

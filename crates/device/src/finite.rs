@@ -1,6 +1,6 @@
 //! Weights that are not finite are refused where they are read, by their names in the file.
 
-use formats::{Error, NotFinite, Tensor, Tensors};
+use formats::{Error, Hint, NotFinite, Setting, Tensor, Tensors};
 use program::{Axis, Weight};
 
 /// The error for a weight of which `found` is not finite.
@@ -14,7 +14,8 @@ pub(crate) fn refusal(
     let place = format!("{}: {}", file.display(), tensor.name);
     let found = format!("{found} in {}", position(weight, found));
     let error = Error::new(place, "finite weights", found);
-    error.hint("download the file again, or convert it anew; --allow-nan loads it as it is")
+    let hint = Hint::text("download the file again, or convert it anew; ");
+    error.hint(hint.with(Setting::AllowNan).and(" loads it as it is"))
 }
 
 /// Where in its tensor it is, which a weight may be a part of.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 
 use std::sync::Arc;
 
@@ -90,7 +90,8 @@ impl FromStr for Place {
 /// A list: each a name, or the number of a further NVIDIA GPU.
 fn several(names: &str) -> Result<Several> {
     let wrong = |expected: &str| {
-        Error::new("device", expected, names).hint("the CPU takes layers by --gpu-layers")
+        let hint = Hint::text("the CPU takes layers by ").with(Setting::GpuLayers);
+        Error::new("device", expected, names).hint(hint)
     };
     let mut found: Option<Several> = None;
     for name in names.split(',') {
@@ -214,7 +215,7 @@ impl Place {
     /// If it is not several, this machine has no such devices, or nothing joins them.
     pub fn open_ranks(self) -> Result<Box<dyn Device>> {
         let wrong = |found: String| {
-            Err(Error::new("--split-mode tensor", "several NVIDIA GPUs: cuda:0,1", found))
+            Err(Error::new("split mode tensor", "several NVIDIA GPUs: cuda:0,1", found))
         };
         let Place::Several(several) = self else { return wrong(self.to_string()) };
         match several.kind {

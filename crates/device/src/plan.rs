@@ -1,6 +1,6 @@
 //! What a Program will take of a device's memory: told by headers, before anything is allocated, and refused where it is not there.
 
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Hint, Result, Setting};
 use program::BLOCK_TOKENS;
 
 use crate::LoadOptions;
@@ -52,12 +52,17 @@ impl Plan {
             size(self.working)
         );
         let found = format!("{} free", size(self.free.unwrap_or(0)));
-        let other = match self.host {
-            true => "a model of fewer bits or parameters, or end other programs",
-            false => "fewer layers on it with --gpu-layers, a model of fewer bits, or --device cpu",
+        let hint = match context {
+            Some(context) => Hint::set(Setting::Context, context).and(" would fit"),
+            None if self.host => {
+                "a model of fewer bits or parameters, or end other programs".into()
+            }
+            None => Hint::text("fewer layers on it with ")
+                .with(Setting::GpuLayers)
+                .and(", a model of fewer bits, or ")
+                .with_value(Setting::Device, "cpu"),
         };
-        let hint = context.map_or(other.to_owned(), |n| format!("--ctx {n} would fit"));
-        Error::new(device, expected, found).hint(hint)
+        Error::new(device, expected, found).of(ErrorKind::NoMemory).hint(hint)
     }
 }
 
@@ -107,21 +112,25 @@ mod tests {
     fn what_does_not_fit_is_refused_with_a_context_that_would() {
         for (context, hint, why) in [
             (&[90][..], None, "just fits"),
-            (&[91], Some("--ctx 16384 would fit"), "one block more: 64 of 256 tokens would do"),
-            (&[1 << 20, 3], Some("--ctx 16384 would fit"), "a group with a window keeps its few"),
-            (&[1, 95], Some("--ctx 16384 would fit"), "the longest group alone is shortened"),
+            (&[91], Some("context 16384 would fit"), "one block more: 64 of 256 tokens would do"),
+            (&[1 << 20, 3], Some("context 16384 would fit"), "a group with a window keeps its few"),
+            (&[1, 95], Some("context 16384 would fit"), "the longest group alone is shortened"),
         ] {
             let (context, blocks) = (context.to_vec(), context.iter().map(|c| 16 * c).collect());
             let options = LoadOptions { context, blocks, ..LoadOptions::default() };
             let found = check("it", &options, &plan(&options).unwrap(), &plan).err();
             let text = found.as_ref().map(ToString::to_string).unwrap_or_default();
-            assert_eq!(found.and_then(|e| e.hint).as_deref(), hint, "{why}");
+            assert_eq!(
+                found.and_then(|e| e.hint).map(|hint| hint.to_string()).as_deref(),
+                hint,
+                "{why}"
+            );
             assert!(text.is_empty() || text.contains("found 100.0 MiB free"), "{why}: {text}");
         }
         let (weights, cache) = (101 << 20, usize::MAX);
         let all = Plan { weights, cache, free: Some(100 << 20), ..Plan::default() };
         let never = |_: &LoadOptions| Ok(Plan { weights, ..all });
-        for (host, hint) in [(true, "fewer bits"), (false, "--device cpu")] {
+        for (host, hint) in [(true, "fewer bits"), (false, "device cpu")] {
             let error = check("it", &LoadOptions::default(), &Plan { host, ..all }, &never);
             assert!(error.unwrap_err().to_string().contains(hint));
         }

@@ -7,7 +7,7 @@ use crate::load::{LoadOptions, OUTPUT_ROWS};
 use crate::pool::bound;
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
-use formats::{Error, Result, Tensors};
+use formats::{Error, Hint, Result, Setting, Tensors};
 use program::Program;
 
 /// Names the place that [`Place::Auto`] is.
@@ -166,12 +166,14 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
     let tensor = options.split_mode == SplitMode::Tensor;
     match options.gpu_layers {
         Some(_) if tensor => {
-            let found = "some on the CPU by --gpu-layers";
-            Err(Error::new("--split-mode tensor", "all layers on the GPUs", found))
+            let found = "some on the CPU";
+            Err(Error::new("split mode tensor", "all layers on the GPUs", found))
         }
         Some(_) if device == Place::Cpu => {
-            let error = Error::new("--gpu-layers", "a GPU to put layers on", "the CPU alone");
-            Err(error.hint("--device cuda or --device metal"))
+            let error = Error::new("GPU layers", "a GPU to put layers on", "the CPU alone");
+            Err(error.hint(
+                Hint::set(Setting::Device, "cuda").and(" or ").with_value(Setting::Device, "metal"),
+            ))
         }
         Some(0) => Ok((Place::Cpu.open(threads)?, vec![Place::Cpu])),
         Some(last) if last < layers => {

@@ -6,7 +6,7 @@ use crate::pool::BlockTable;
 use crate::profile::Profiler;
 use crate::prompt::Prompt;
 use device::Executor;
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use ops::sample::{Choice, Options};
 use program::{Arguments, Table};
 use std::sync::Arc;
@@ -129,6 +129,9 @@ impl Session {
         }
         if tokens.len() > self.room() {
             let (room, context) = (self.room(), self.shared.info.context);
+            let hint =
+                Hint::text("raise ").with(Setting::Context).and(", shorten the prompt, or allow ");
+            let hint = hint.with(Setting::Rotate);
             return Err(Error::new(
                 "context",
                 format!(
@@ -137,7 +140,7 @@ impl Session {
                 ),
                 tokens.len(),
             )
-            .hint("raise --ctx, shorten the prompt, or allow --rotate"));
+            .hint(hint));
         }
         Ok(())
     }

@@ -106,9 +106,9 @@ fn what_the_machine_has_no_memory_for_is_refused_before_it_is_taken() {
         return println!("skipped: this system does not tell what memory is free");
     }
     let why = prepared.load(&mut |_, _| panic!("weights are read")).err().unwrap().to_string();
-    assert!(why.starts_with("cpu: expected ") && why.contains(" free (hint: --ctx "), "{why}");
+    assert!(why.starts_with("cpu: expected ") && why.contains(" free (hint: context "), "{why}");
     let told: usize =
-        why.split("--ctx ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        why.split("hint: context ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let fits = LoadOptions { context: Some(told), ..LoadOptions::default() };
     assert!(told.is_power_of_two() && Engine::load(&path, &fits).is_ok(), "{why}");
 }
@@ -131,7 +131,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(why.contains("1 to 3 devices"), "{why}");
     let split_mode = SplitMode::Tensor;
     let why = refused(LoadOptions { split_mode, ..LoadOptions::on(sim()) });
-    assert!(why.contains("--split-mode tensor: expected several"), "{why}");
+    assert!(why.contains("split mode tensor: expected several"), "{why}");
     let why = refused(LoadOptions { split_mode, gpu_layers, ..LoadOptions::on(several()) });
     assert!(why.contains("all layers on the GPUs"), "{why}");
     let three = "sim,sim,sim".parse().unwrap();
@@ -140,9 +140,9 @@ fn what_makes_no_sense_is_refused() {
     // Heads of eight elements, on the GPU and on the CPU.
     let cache_type = CacheType::Q8_0;
     let why = refused(LoadOptions { cache_type, ..LoadOptions::on(sim()) });
-    assert!(why.contains("a multiple of 32") && why.contains("--cache-type"), "{why}");
+    assert!(why.contains("a multiple of 32") && why.contains("cache type"), "{why}");
     let why = refused(LoadOptions { cache_type, ..LoadOptions::default() });
-    assert!(why.contains("f16, bf16 or f32") && why.contains("--cache-type"), "{why}");
+    assert!(why.contains("f16, bf16 or f32") && why.contains("cache type"), "{why}");
     // As many layers as there are, or more: all of the model.
     for layers in [0, 2, 99] {
         let options = LoadOptions { gpu_layers: Some(layers), ..LoadOptions::on(sim()) };

@@ -83,7 +83,7 @@ fn a_full_context_says_so() {
     let engine = engine("llama3", LoadOptions { context: Some(24), ..Default::default() });
     let mut session = engine.session();
     let error = session.generate(prompt(25), &greedy(1)).err().unwrap().to_string();
-    assert!(error.contains("at most 24 more tokens") && error.contains("--ctx"), "{error}");
+    assert!(error.contains("at most 24 more tokens") && error.contains("context"), "{error}");
     let mut generation = session.generate(prompt(20), &greedy(100)).unwrap();
     assert_eq!(generation.by_ref().filter(Result::is_ok).count(), 5);
     assert_eq!(generation.finish(), Some(&Finish::ContextFull));

@@ -19,7 +19,7 @@ mod tensors;
 
 pub use caught::{caught, words_of};
 pub use dtype::DType;
-pub use error::{Error, Result, shape};
+pub use error::{Error, ErrorKind, Hint, Result, Setting, shape};
 pub use finite::NotFinite;
 pub use folder::Folder;
 pub use gguf::Gguf;

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
 
-use formats::{Error, Result};
+use formats::{Error, ErrorKind as Kind, Result};
 use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
@@ -235,7 +235,8 @@ impl<'a> Client<'a> {
     /// The connection or its body broke.
     pub(crate) fn broken(&self, place: &str, host: &str, error: ureq::Error) -> Failure {
         let network = |found: String| {
-            Error::new(place, format!("an answer from {host}"), found).hint("is the network up?")
+            let error = Error::new(place, format!("an answer from {host}"), found);
+            error.of(Kind::Busy).hint("is the network up?")
         };
         // Another attempt would meet the same certificate.
         let tls = |found: String| {
@@ -305,8 +306,13 @@ impl<'a> Client<'a> {
         };
         let asked: u64 = header("retry-after").parse().unwrap_or(0);
         let again = matches!(status, 408 | 429 | 500 | 502 | 503 | 504);
+        let kind = match status {
+            401 | 404 => Kind::NotFound,
+            _ if again => Kind::Busy,
+            _ => Kind::BadInput,
+        };
         Failure {
-            error,
+            error: error.of(kind),
             retry: again.then_some(Duration::from_secs(asked.min(60))),
             status: Some(status),
         }

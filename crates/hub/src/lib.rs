@@ -202,7 +202,7 @@ impl Hub {
     /// Where a name leads: to a path that holds a model, by a short name, to any other path, or to the hub.
     fn target(&self, text: &str) -> Result<Target> {
         if text.is_empty() {
-            return Err(Error::new("--model", "a path or a hub id", "an empty name"));
+            return Err(Error::new("model", "a path or a hub id", "an empty name"));
         }
         let path = Path::new(text);
         if likeness::holds_model(path) {

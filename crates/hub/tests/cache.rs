@@ -248,7 +248,7 @@ fn absent_and_unfinished_models_are_told_from_wrong_names() {
     let hub = hub(cache.path());
     for name in ["org/name", "org/name:Q8_0", "org/other", "qwen3:0.6b"] {
         let Found::Absent(error) = hub.find(name).unwrap() else { panic!("{name}") };
-        assert!(error.hint.unwrap().starts_with("delft pull "), "{name}");
+        assert!(error.hint.unwrap().to_string().starts_with("delft pull "), "{name}");
     }
     assert!(hub.find("qwen3:0.7b").is_err());
 }

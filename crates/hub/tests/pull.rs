@@ -69,7 +69,7 @@ fn a_folder_of_safetensors_arrives_in_the_shared_layout_and_resolves() {
     let server = Server::start(move |request| repository(request, &served));
     let hub = hub(&server, cache.path());
     let missing = hub.resolve(Some("org/name")).unwrap_err();
-    assert_eq!(missing.hint.as_deref(), Some("delft pull org/name"));
+    assert_eq!(missing.hint.map(|hint| hint.to_string()).as_deref(), Some("delft pull org/name"));
 
     let model = hub.pull("org/name", &()).unwrap();
     let root = cache.path().join("models--org--name");
@@ -777,7 +777,7 @@ fn short_names_lead_to_the_hub_and_the_nearest_are_told() {
     let own = "small = \"org/name:Q8_0\"\nbeside = \"./local.gguf\"\n";
     std::fs::write(&models, format!("{own}file = \"{}\"\n", local.display())).unwrap();
     let missing = hub.resolve(Some("small")).unwrap_err();
-    assert_eq!(missing.hint.as_deref(), Some("delft pull small"));
+    assert_eq!(missing.hint.map(|hint| hint.to_string()).as_deref(), Some("delft pull small"));
     let model = hub.pull("small", &()).unwrap();
     assert_eq!(model.name(), "org/name");
     assert_eq!(hub.resolve(Some("small")).unwrap(), model);

@@ -18,7 +18,7 @@ mod stated;
 mod unsupported;
 mod unused;
 
-use formats::{Error, Result, Tensors};
+use formats::{Error, ErrorKind, Result, Tensors};
 use names::Dialect;
 use nn::{Builder, Step, Stored, Weights};
 use program::Program;
@@ -53,7 +53,9 @@ fn by_class(class: &str) -> Option<&'static Architecture> {
 fn unknown(place: String, name: &str) -> Error {
     let known: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name).collect();
     let name: String = name.chars().take(60).collect();
-    Error::new(place, known.join(", "), name).hint("this architecture is not supported yet")
+    Error::new(place, known.join(", "), name)
+        .of(ErrorKind::Unsupported)
+        .hint("this architecture is not supported yet")
 }
 
 /// Finds stored tensors by canonical name.

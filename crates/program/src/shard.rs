@@ -6,7 +6,7 @@
 //! Everything else (embedding, norms, head) is whole on every rank.
 
 use crate::{Axis, Node, Program, Slice, ValueId, Weight, WeightId};
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use ops::project::Projection;
 use ops::{Op, Rows};
 
@@ -33,7 +33,8 @@ impl Program {
             if !layer.kv_heads.is_multiple_of(ranks) {
                 let expected = format!("key/value heads that {ranks} GPUs can share");
                 let error = Error::new(format!("layer {i}"), expected, layer.kv_heads);
-                return Err(error.hint("fewer GPUs, or --split-mode layer"));
+                return Err(error
+                    .hint(Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer")));
             }
         }
         let part = Program {
@@ -206,7 +207,7 @@ impl Sharder<'_> {
             let uneven = || {
                 let expected = format!("{axis} that {of} GPUs can share");
                 let error = Error::new(&weight.name, expected, format!("{whole:?}"));
-                error.hint("fewer GPUs, or --split-mode layer")
+                error.hint(Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer"))
             };
             match side {
                 Some(side) => *side /= of,

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use formats::{Error, Result, Tensor, Tensors};
+use formats::{Error, Hint, Result, Setting, Tensor, Tensors};
 
 /// A weight by its canonical name, such as `blocks.3.attention.q`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +104,10 @@ impl Weight {
         let expected = format!("{} in {} parts of whole blocks of {block}", slice.axis, slice.of);
         let found = format!("{:?} of {}", tensor.shape, tensor.dtype);
         let error = Error::new(&self.name, expected, found);
-        Err(error.hint("fewer GPUs, --split-mode layer, or a model of another type"))
+        Err(error.hint(
+            Hint::text("fewer GPUs, ")
+                .with_value(Setting::SplitMode, "layer")
+                .and(", or a model of another type"),
+        ))
     }
 }

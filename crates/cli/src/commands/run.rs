@@ -93,7 +93,7 @@ fn check(args: &Run, gathering: &Gathering) -> Outcome {
         Some(model) => format!("to talk with the model: delft chat {model}"),
         None => "delft run --help shows openings to try".to_string(),
     };
-    Err(Stop::Usage(error.hint(hint).to_string()))
+    Err(Stop::Usage(crate::terminal::line(&error.hint(hint))))
 }
 
 /// A chat template from a file.

@@ -38,7 +38,7 @@ fn facts(model: &Model, tensors: &Tensors) -> Value {
             facts["architecture"] = config.architecture.name.into();
             facts["context"] = config.context.into();
         }
-        Err(error) => facts["problem"] = error.to_string().into(),
+        Err(error) => facts["problem"] = crate::terminal::line(&error).into(),
     }
     facts
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 
 use super::{Buffer, Gpu, library};
 use crate::ranks::Group;
@@ -56,8 +56,10 @@ impl Nccl {
     fn get() -> Result<&'static Nccl> {
         static LOADED: OnceLock<Option<Nccl>> = OnceLock::new();
         let missing = || {
-            let hint = "install NCCL (libnccl2), or name the folder that holds libnccl.so.2 in LD_LIBRARY_PATH; \
-                        --split-mode layer needs none";
+            let hint = Hint::text(
+                "install NCCL (libnccl2), or name the folder that holds libnccl.so.2 in LD_LIBRARY_PATH; ",
+            );
+            let hint = hint.with_value(Setting::SplitMode, "layer").and(" needs none");
             Error::new("cuda", "libnccl.so.2", "none").hint(hint)
         };
         LOADED.get_or_init(Nccl::load).as_ref().ok_or_else(missing)

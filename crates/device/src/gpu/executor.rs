@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use formats::{Error, Result, Tensors};
+use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::sample::{Choice, Options};
 use ops::{Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, CacheLayer, Limits, Program};
@@ -189,10 +189,10 @@ impl<B: Backend> GpuExecutor<B> {
             other => other.map(|()| wanted),
         };
         self.blocks[group] = grown.map_err(|why| {
-            let hint = format!(
-                "the cache cannot grow to {} positions: a shorter context, fewer sessions, or --cache-type q8_0",
-                needed * BLOCK_TOKENS
-            );
+            let positions = needed * BLOCK_TOKENS;
+            let hint = Hint::text(format_args!("the cache cannot grow to {positions} positions: "))
+                .and("a shorter context, fewer sessions, or ")
+                .with_value(Setting::CacheType, "q8_0");
             if why.hint.is_some() { why } else { why.hint(hint) }
         })?;
         Ok(())
@@ -210,7 +210,8 @@ impl<B: Backend> GpuExecutor<B> {
         if let Some(free) = self.backend.free()?.filter(|free| more + twice > *free) {
             let expected = format!("{} bytes of its memory for the cache", more + twice);
             let name = self.backend.about().name;
-            return Err(Error::new(name, expected, format!("{free} free")));
+            let error = Error::new(name, expected, format!("{free} free"));
+            return Err(error.of(ErrorKind::NoMemory));
         }
         own.iter_mut().try_for_each(|layer| layer.grow(&*self.backend, blocks))
     }
@@ -234,7 +235,8 @@ impl<B: Backend> GpuExecutor<B> {
         if self.backend.lost() && self.lost.is_none() {
             let name = self.backend.about().name;
             let lost = Error::new(name, "a device that works", format!("one that failed: {why}"));
-            self.lost = Some(lost.hint("load the model again"));
+            let lost = lost.of(ErrorKind::Internal).hint("load the model again");
+            self.lost = Some(lost);
         }
         self.lost.clone().unwrap_or(why)
     }

@@ -1,6 +1,6 @@
 //! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks.
 
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use program::{BLOCK_TOKENS, CacheLayer};
 
 use super::Backend;
@@ -31,7 +31,7 @@ pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
         Some(layer) => {
             let found = format!("{} elements", layer.head_dim);
             let error = Error::new("a cache of q8_0", "heads of a multiple of 32 elements", found);
-            Err(error.hint("--cache-type f16 or bf16"))
+            Err(error.hint(Hint::set(Setting::CacheType, "f16 or bf16")))
         }
         None => Ok(()),
     }

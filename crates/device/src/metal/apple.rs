@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block2::RcBlock;
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Hint, Result, Setting};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2::{Message, available};
@@ -102,6 +102,12 @@ fn default_device() -> Option<Retained<ProtocolObject<dyn MTLDevice>>> {
     default
 }
 
+/// The error for a machine that Metal cannot be used on.
+fn lacking(expected: &str, found: &str) -> Error {
+    let error = Error::new("metal", expected, found).of(ErrorKind::Unsupported);
+    error.hint(Hint::set(Setting::Device, "cpu"))
+}
+
 impl Metal {
     /// The default device.
     ///
@@ -111,15 +117,13 @@ impl Metal {
         autoreleasepool(|_| {
             let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
             if !available!(macos = 15.0, ios = 18.0, tvos = 18.0, visionos = 2.0) {
-                let error = Error::new("metal", "macOS 15 or iOS 18", system);
-                return Err(error.hint("--device cpu"));
+                return Err(lacking("macOS 15 or iOS 18", &system));
             }
-            let device = default_device()
-                .ok_or_else(|| Error::new("metal", "a GPU", "none").hint("--device cpu"))?;
+            let device = default_device().ok_or_else(|| lacking("a GPU", "none"))?;
             let name = device.name().to_string();
             if !device.supportsFamily(MTLGPUFamily::Apple7) {
                 let expected = "a GPU of family Apple 7 (M1, A14) or later";
-                return Err(Error::new("metal", expected, name).hint("--device cpu"));
+                return Err(lacking(expected, &name));
             }
             let queue = device.newCommandQueue().ok_or_else(|| none("a queue"))?;
             let fence = device.newFence().ok_or_else(|| none("a fence"))?;

@@ -60,7 +60,9 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
 #[cfg(not(all(feature = "metal", target_vendor = "apple")))]
 pub(crate) fn open() -> Result<Box<dyn Device>> {
     let expected = "macOS or iOS, and a build with the feature `metal`";
-    Err(formats::Error::new("metal", expected, std::env::consts::OS).hint("--device cpu"))
+    let error = formats::Error::new("metal", expected, std::env::consts::OS);
+    let error = error.of(formats::ErrorKind::Unsupported);
+    Err(error.hint(formats::Hint::set(formats::Setting::Device, "cpu")))
 }
 
 /// The driver without a GPU: Metal text on this CPU.

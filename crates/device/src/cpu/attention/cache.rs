@@ -11,7 +11,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::math::lanes::{Lanes, WIDEST, dispatch};
 use crate::cpu::math::to_f16_kernel;
 use crate::cpu::{LINE, prefetch};
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl Geometry {
         let place = "cache";
         if self.element == CacheType::Q8_0 {
             let error = Error::new("the CPU's cache", "elements of f16, bf16 or f32", "q8_0");
-            return Err(error.hint("--cache-type f16"));
+            return Err(error.hint(Hint::set(Setting::CacheType, "f16")));
         }
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(GROUP) {
             return Err(Error::new(
