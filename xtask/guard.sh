@@ -29,8 +29,8 @@ grep '^kernel' "$out/list" | awk '{ print $4, $6, "#", $2 }' | sort > "$out/kern
 rm "$out/list"
 
 {
-    grep -ho 'why: "[^"]*", case' crates/tile*/tests/proof.rs
-    awk '/^mistakes!\(/, /\);/' crates/tile*/tests/mutants.rs | tr -d '\n' | sed 's/mistakes!/\n/g' |
+    grep -ho 'why: "[^"]*", case' crates/tile*/tests/all/proof.rs
+    awk '/^mistakes!\(/, /\);/' crates/tile*/tests/all/mutants.rs | tr -d '\n' | sed 's/mistakes!/\n/g' |
         sed -n 's/^(\([A-Za-z]*\): \(.*\));.*/\1 \2/p' |
         awk '{ for (i = 2; i <= NF; i++) if ($i != "Right") print $1, $i }'
 } | sort > "$out/mistakes.txt"

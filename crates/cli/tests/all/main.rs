@@ -1,0 +1,16 @@
+//! The `delft` binary from outside, as one test program: linking one is faster than linking a dozen.
+
+mod chat;
+mod command_line;
+mod common;
+mod damaged;
+mod hub;
+#[cfg(target_os = "linux")]
+mod interrupt;
+mod models;
+mod prompts;
+mod readme;
+mod refusals;
+mod stories;
+mod templates;
+mod why_slow;

@@ -1,0 +1,12 @@
+//! Loaded models from outside, as one test program. `replay.rs` beside it counts allocations and is a program of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod damage;
+mod devices;
+mod failures;
+mod memory;
+mod not_finite;
+mod real_data;
+mod session;
+mod transformers;

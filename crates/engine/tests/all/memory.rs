@@ -1,0 +1,150 @@
+//! What a device's memory is said to hold, beside what it holds.
+
+use crate::common::{load, root};
+use delft_engine::{
+    CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions, SplitMode,
+};
+
+fn sim() -> Place {
+    "sim".parse().unwrap()
+}
+
+/// The plan made before loading is within 5% of the peak once a whole context has been used and tokens were chosen.
+#[test]
+fn the_plan_is_the_peak() {
+    use SplitMode::{Layer, Tensor};
+    for (case, context, cache_type, layers, device, split_mode) in [
+        ("llama-long", 600, CacheType::F16, None, "sim", Layer),
+        ("llama-long", 1000, CacheType::F32, None, "sim", Layer),
+        ("mistral-long", 500, CacheType::BF16, None, "sim", Layer),
+        ("qwen2-window", 300, CacheType::F16, None, "sim", Layer),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, Some(1), "sim,sim", Layer),
+        ("llama-long", 600, CacheType::F16, None, "sim,sim", Tensor),
+    ] {
+        let device: Place = device.parse().unwrap();
+        let options = LoadOptions {
+            context: Some(context),
+            chunk: Some(64),
+            cache_type,
+            gpu_layers: layers,
+            split_mode,
+            ..LoadOptions::on(device)
+        };
+        let path = root().join(case);
+        let prepared = Engine::prepare(&path, &options).unwrap();
+        let planned = prepared.plan().to_vec();
+        let on_cpu = usize::from(layers.is_some());
+        assert_eq!(planned.len(), on_cpu + device.each().len());
+        assert_eq!(prepared.places()[on_cpu..], device.each());
+        // What the machine has left changes from one moment to the next.
+        let lasting = |plan: &Plan| Plan { free: plan.free.filter(|_| !plan.host), ..*plan };
+        let engine = load(&path, &options);
+        let lasts = |plans: &[Plan]| plans.iter().map(lasting).collect::<Vec<_>>();
+        assert_eq!(lasts(engine.plan()), lasts(&planned), "{case}");
+        let mut session = engine.session();
+        let prompt: Vec<u32> = (0..context as u32 - 4).map(|i| i * 7 % 100).collect();
+        let generate = GenerateOptions {
+            sampling: SamplingOptions { top_k: 5, ..SamplingOptions::default() },
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        // What choosing works with is there before the cache grows, as it is on a GPU.
+        let first =
+            session.generate(vec![1], &GenerateOptions { max_tokens: Some(2), ..generate.clone() });
+        assert_eq!(first.unwrap().filter(Result::is_ok).count(), 2);
+        let tokens = session.generate(prompt, &generate).unwrap();
+        let tokens: Vec<_> = tokens.map(|token| token.unwrap().id).collect();
+        assert_eq!(tokens.len(), 5, "{case}");
+        let used = engine.memory().device.unwrap();
+        let planned: usize = planned.iter().filter(|plan| !plan.host).map(Plan::peak).sum();
+        let (planned, peak) = (planned as f64, used.peak as f64);
+        assert!(
+            (planned / peak - 1.0).abs() <= 0.05,
+            "{case}, {device}: planned {planned}, peak {peak}"
+        );
+        assert!(used.active <= used.peak && used.peak <= used.limit);
+    }
+}
+
+#[test]
+fn the_cpu_plans_what_its_executor_holds() {
+    for (case, context, rotate) in [
+        ("llama3", 500, false),
+        ("llama-k-quants/model.q4_k_m.gguf", 300, false),
+        ("mistral-long", 900, false),
+        ("mistral-long", 100, true),
+    ] {
+        let path = root().join(case);
+        let (context, chunk) = (Some(context), Some(64));
+        let options = LoadOptions { context, chunk, rotate, ..LoadOptions::default() };
+        let engine = load(&path, &options);
+        let [plan] = engine.plan() else { panic!("{case}: one plan") };
+        assert!(plan.host && plan.free.is_none_or(|free| free > plan.needed()));
+        let mut session = engine.session();
+        // Once around where it rotates; the last few with logits.
+        let tokens = if rotate { 700 } else { engine.info().context as u32 };
+        let tokens: Vec<u32> = (0..tokens).map(|i| i * 7 % 60).collect();
+        session.evaluate(&tokens, tokens.len() - 64, &mut |_, _| {}).unwrap();
+        let held = engine.memory();
+        assert_eq!((plan.weights, held.device), (held.weights, None), "{case}");
+        assert_eq!(plan.cache, held.cache, "{case}: every block of it was used");
+        assert!(plan.arena >= held.arena && held.arena > 0, "{case}: {plan:?}, {held:?}");
+    }
+}
+
+#[test]
+fn what_the_machine_has_no_memory_for_is_refused_before_it_is_taken() {
+    let path = root().join("llama3");
+    let options = LoadOptions { context: Some(1 << 40), ..LoadOptions::default() };
+    let prepared = Engine::prepare(&path, &options).unwrap();
+    if prepared.plan()[0].free.is_none() {
+        return println!("skipped: this system does not tell what memory is free");
+    }
+    let why = prepared.load(&mut |_, _| panic!("weights are read")).err().unwrap().to_string();
+    assert!(why.starts_with("cpu: expected ") && why.contains(" free (hint: context "), "{why}");
+    let told: usize =
+        why.split("hint: context ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let fits = LoadOptions { context: Some(told), ..LoadOptions::default() };
+    assert!(told.is_power_of_two() && Engine::load(&path, &fits).is_ok(), "{why}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let path = root().join("llama3");
+    let refused = |options: LoadOptions| {
+        Engine::load(&path, &options).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let gpu_layers = Some(1);
+    let why = refused(LoadOptions { gpu_layers, ..LoadOptions::default() });
+    assert!(why.contains("a GPU to put layers on"), "{why}");
+    let why = refused(LoadOptions { gpu_layers, trace: true, ..LoadOptions::on(sim()) });
+    assert!(why.contains("one device"), "{why}");
+    let several = || "sim,sim".parse().unwrap();
+    let why = refused(LoadOptions { trace: true, ..LoadOptions::on(several()) });
+    assert!(why.contains("one device"), "{why}");
+    let why = refused(LoadOptions::on("sim,sim,sim,sim".parse().unwrap()));
+    assert!(why.contains("1 to 3 devices"), "{why}");
+    let split_mode = SplitMode::Tensor;
+    let why = refused(LoadOptions { split_mode, ..LoadOptions::on(sim()) });
+    assert!(why.contains("split mode tensor: expected several"), "{why}");
+    let why = refused(LoadOptions { split_mode, gpu_layers, ..LoadOptions::on(several()) });
+    assert!(why.contains("all layers on the GPUs"), "{why}");
+    let three = "sim,sim,sim".parse().unwrap();
+    let why = refused(LoadOptions { split_mode, ..LoadOptions::on(three) });
+    assert!(why.contains("heads that 3 GPUs can share") && why.contains("hint"), "{why}");
+    // Heads of eight elements, on the GPU and on the CPU.
+    let cache_type = CacheType::Q8_0;
+    let why = refused(LoadOptions { cache_type, ..LoadOptions::on(sim()) });
+    assert!(why.contains("a multiple of 32") && why.contains("cache type"), "{why}");
+    let why = refused(LoadOptions { cache_type, ..LoadOptions::default() });
+    assert!(why.contains("f16, bf16 or f32") && why.contains("cache type"), "{why}");
+    // As many layers as there are, or more: all of the model.
+    for layers in [0, 2, 99] {
+        let options = LoadOptions { gpu_layers: Some(layers), ..LoadOptions::on(sim()) };
+        let engine = Engine::load(&path, &options).unwrap();
+        assert_eq!(engine.info().device.name, if layers == 0 { "cpu" } else { "sim" });
+    }
+}
