@@ -1,5 +1,5 @@
 #!/bin/sh
-# The NEON kernels without an ARM machine: builds the CPU device's tests for aarch64 Linux and runs them under qemu's user
+# The NEON kernels without an ARM machine: builds the CPU kernels' tests for aarch64 Linux and runs them under qemu's user
 # emulation, on a processor with every extension, on one with `sdot` but no `smmla` (Neoverse N1), and on one with neither
 # (Cortex-A53), each with every instruction set that it has; a test fails where it lacks the one named beside it. Says so
 # and ends well where the emulator, the linker or Rust's target is missing: `apt install qemu-user gcc-aarch64-linux-gnu`,
@@ -27,5 +27,5 @@ for pair in ${CPUS:-max:neon-i8mm neoverse-n1:neon-dotprod cortex-a53:neon}; do
     printf '\n== NEON, emulated: %s, whose best set is %s\n' "$cpu" "$isa"
     # The libraries that the linker's package brought. Emulated threads share this machine's cores: two at a time.
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" DELFT_ISA="$isa" \
-        cargo test --locked --target $target -p delft-device --no-default-features --lib -- --test-threads 2 "$@"
+        cargo test --locked --target $target -p delft-cpu-kernels --lib -- --test-threads 2 "$@"
 done

@@ -20,6 +20,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
+pub use formats::CacheType;
 use formats::{DType, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
@@ -29,31 +30,6 @@ pub use plan::Plan;
 use program::{Arguments, Program};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
-
-/// The element type of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum CacheType {
-    /// Two bytes: what every peer keeps.
-    #[default]
-    F16,
-    /// Two bytes, of f32's range.
-    BF16,
-    /// Four bytes: for comparing with references.
-    F32,
-    /// ggml's 8-bit blocks of 32 elements, 34 bytes each. On GPUs.
-    Q8_0,
-}
-
-impl CacheType {
-    /// Bytes of so many elements of a head.
-    pub fn bytes(self, elements: usize) -> usize {
-        match self {
-            CacheType::F16 | CacheType::BF16 => 2 * elements,
-            CacheType::F32 => 4 * elements,
-            CacheType::Q8_0 => 34 * elements.div_ceil(32),
-        }
-    }
-}
 
 /// What a device is told when it loads a Program.
 #[derive(Debug, Clone, Default)]

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use formats::Result;
 
 use crate::Place;
-use crate::cpu::isa::Isa;
-use crate::cpu::{self, team};
+use cpu_kernels::isa::Isa;
+use cpu_kernels::team;
+
+use crate::cpu;
 
 /// What [`survey`] found.
 #[derive(Debug, Clone)]

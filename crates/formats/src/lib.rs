@@ -4,6 +4,7 @@
 //! arithmetic, and no allocation is proportional to a number that was not checked against the file's size.
 
 mod aside;
+mod cache_type;
 mod caught;
 mod dtype;
 mod error;
@@ -13,10 +14,12 @@ mod folder;
 pub mod gguf;
 mod location;
 mod map;
+mod pairing;
 pub mod quant;
 pub mod safetensors;
 mod tensors;
 
+pub use cache_type::CacheType;
 pub use caught::{caught, words_of};
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Hint, Result, Setting, shape};
@@ -24,5 +27,6 @@ pub use finite::NotFinite;
 pub use folder::Folder;
 pub use gguf::Gguf;
 pub use location::Location;
+pub use pairing::Pairing;
 pub use safetensors::Safetensors;
 pub use tensors::{Kind, Tensor, Tensors};

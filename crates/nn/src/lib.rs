@@ -9,6 +9,7 @@ mod layers;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
+pub use formats::Pairing;
 pub use layers::{Attention, AttentionOptions, Embedding, Linear, Mlp, RmsNorm};
-pub use ops::{Pairing, Rope};
+pub use ops::Rope;
 pub use tensor::{Step, Tensor};

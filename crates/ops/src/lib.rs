@@ -40,7 +40,7 @@ mod trial;
 use formats::{Error, Result};
 
 pub use attention::Attention;
-pub use rope::{Pairing, Rope};
+pub use rope::Rope;
 pub use rope_write::RopeWrite;
 
 /// How many rows a value has, known only when a Program is replayed.

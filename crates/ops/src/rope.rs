@@ -11,17 +11,8 @@ use crate::math::sin_cos;
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
-use formats::Result;
+use formats::{Pairing, Result};
 use std::sync::Arc;
-
-/// Which elements of a head turn together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Pairing {
-    /// `(i, i + n)`, n pairs.
-    Half,
-    /// `(2i, 2i + 1)`.
-    Adjacent,
-}
 
 /// A rotation of every head of a row.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 
 mod fused;
 
-use formats::Result;
+use formats::{Pairing, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
@@ -11,7 +11,7 @@ use tile::launch::Numbers;
 use self::fused::Fused;
 use crate::attention::write_shape;
 use crate::kv_write::{Blocks, Cache, Plain, Step, require_blocks};
-use crate::rope::{Pairing, Rope, frequencies};
+use crate::rope::{Rope, frequencies};
 use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};

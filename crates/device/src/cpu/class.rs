@@ -1,6 +1,6 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
-use super::matmul::{Activations, ROWS};
+use cpu_kernels::matmul::{Activations, ROWS};
 use ops::{Op, Rope};
 use program::{Plan, Program, plan_memory};
 

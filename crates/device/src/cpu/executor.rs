@@ -1,17 +1,17 @@
 //! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
 
-use super::attention::{Geometry, LayerCache, Shape};
 use super::class::Class;
-use super::isa::Isa;
-use super::matmul::{Huge, Matrix, Parallel, Scratch, Unit, peak};
 use super::memory;
 use super::profile::{Span, Spans, profile};
 use super::replay::Replay;
-use super::roof::read_rate;
-use super::team::{SharedSlice, Team, default_threads};
 use crate::{
     Executor, Limits, LoadOptions, Memory, Peaks, Plan, Profile, Roof, Watch, finite, plan,
 };
+use cpu_kernels::attention::{Geometry, LayerCache, Shape};
+use cpu_kernels::isa::Isa;
+use cpu_kernels::matmul::{Huge, Matrix, Scratch, Unit, peak};
+use cpu_kernels::roof::read_rate;
+use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
 use ops::{Op, Rope, Rows};
 use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, ValueId};
@@ -62,12 +62,6 @@ pub(super) struct CpuExecutor {
     /// Class and rows of the last replay.
     last: Option<(usize, usize, usize)>,
     limits: program::Limits,
-}
-
-impl Parallel for Team {
-    fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
-        Team::run(self, &|worker| f(worker.index, worker.count));
-    }
 }
 
 impl CpuExecutor {

@@ -1,25 +1,19 @@
-//! The CPU device: SIMD kernels chosen once at start, a pinned thread team, one copy of the weights in memory.
+//! The CPU device: replays Programs with the kernels of `cpu_kernels`, chosen once at start, on a pinned
+//! thread team, with one copy of the weights in memory.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-pub mod attention;
 mod class;
 mod executor;
-pub mod isa;
-pub mod math;
-pub mod matmul;
 mod memory;
 mod profile;
 mod replay;
-pub mod roof;
-pub mod team;
+
+use cpu_kernels::isa::Isa;
+use cpu_kernels::team::{self, Team};
 
 use crate::{About, Device, Executor, LoadOptions, Plan};
 use formats::{Result, Tensors};
-use isa::Isa;
 use program::Program;
 use std::sync::Arc;
-use team::Team;
 
 /// The processor that the program runs on.
 pub struct Cpu {
@@ -73,24 +67,4 @@ impl Device for Cpu {
             progress,
         )?))
     }
-}
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// Asks for a cache line; any address is allowed.
-#[inline(always)]
-fn prefetch<T>(p: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every x86-64 and never faults.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction is part of every aarch64 and never faults.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = p;
 }

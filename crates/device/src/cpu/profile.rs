@@ -1,10 +1,10 @@
 //! What a replay spends where: the time of every node, and the least that it must read and compute.
 
-use super::attention::Geometry;
 use super::executor::{Loaded, Weight};
-use super::matmul::{ROWS, Unit};
-use super::team::{SharedSlice, Worker};
 use crate::{Profile, Timing, Work};
+use cpu_kernels::attention::Geometry;
+use cpu_kernels::matmul::{ROWS, Unit};
+use cpu_kernels::team::{SharedSlice, Worker};
 use formats::DType;
 use ops::{Op, Rows};
 use program::{Arguments, BLOCK_TOKENS, Node};

@@ -3,14 +3,16 @@
 //! Activations lie in the arena at the plan's offsets. Between two barriers each worker writes only its own rows,
 //! columns or heads, and reads only what was complete before the first of them.
 
-use super::attention::{self, Call, LayerCache, Sequence};
 use super::class::{Class, EVEN, FEW, MOST_PART, PART};
 use super::executor::{Loaded, Weight, shape};
-use super::math::{self, Binary, Unary};
-use super::matmul::{Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share};
 use super::profile::Spans;
-use super::team::{SharedSlice, Worker};
 use crate::Watch;
+use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
+use cpu_kernels::math::{self, Binary, Unary};
+use cpu_kernels::matmul::{
+    Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share,
+};
+use cpu_kernels::team::{SharedSlice, Worker};
 use ops::project::Project;
 use ops::{Op, Rope, RopeWrite, Rows};
 use program::{Arguments, Node, ValueId, WeightId};

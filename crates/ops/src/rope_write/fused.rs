@@ -9,8 +9,9 @@ use tile::launch::Mode;
 
 use super::Variant;
 use crate::kv_write::{Cache, Target, require_step};
-use crate::rope::{Angles, Heads, Pairing};
+use crate::rope::{Angles, Heads};
 use crate::sweep::{Team, begin, load, require_vectors};
+use formats::Pairing;
 
 /// Simdgroups of a threadgroup: heads it works on.
 const SIMDS: u32 = 8;

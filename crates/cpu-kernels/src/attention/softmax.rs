@@ -4,9 +4,9 @@
 //! values (`sums`). A new tile with a greater score scales the latter two by `e^(old top - new top)`.
 
 use super::{Call, P_STRIDE, Shape, Work};
-use crate::cpu::math::lanes::Lanes;
-use crate::cpu::math::{exp, tanh};
-use crate::cpu::team::SharedSlice;
+use crate::math::lanes::Lanes;
+use crate::math::{exp, tanh};
+use crate::team::SharedSlice;
 use std::ops::Range;
 
 /// Starts rows `0..rows`: no keys seen.

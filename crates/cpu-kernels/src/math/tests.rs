@@ -1,8 +1,8 @@
 //! Every kernel on every instruction set against loops in f64.
 
 use super::*;
+use formats::Pairing;
 use half::{bf16, f16};
-use ops::Pairing;
 
 unsafe extern "C" {
     // The C library's error function: Rust's standard library has none.
@@ -214,14 +214,9 @@ fn rope_of_both_pairings() {
             let frequencies: Vec<f32> = (0..rotary / 2)
                 .map(|i| 10_000f64.powf(-2.0 * i as f64 / rotary as f64) as f32)
                 .collect();
-            let (mut cos, mut sin) = (vec![0.0; rotary / 2], vec![0.0; rotary / 2]);
-            let rotation = ops::Rope {
-                head_dim,
-                pairing: Pairing::Half,
-                frequencies: frequencies[..].into(),
-                magnitude: 1.0,
-            };
-            rotation.angles(1234, &mut cos, &mut sin);
+            let angle = |f: &f32| f64::from(1234.0 * f);
+            let cos: Vec<f32> = frequencies.iter().map(|f| angle(f).cos() as f32).collect();
+            let sin: Vec<f32> = frequencies.iter().map(|f| angle(f).sin() as f32).collect();
             for pairing in [Pairing::Half, Pairing::Adjacent] {
                 let before = noise(3 * head_dim, 1.0, 6);
                 let mut x = before.clone();
@@ -234,7 +229,7 @@ fn rope_of_both_pairings() {
                         } else {
                             (2 * i, 2 * i + 1)
                         };
-                        let (s, c) = f64::from(1234.0 * frequencies[i]).sin_cos();
+                        let (s, c) = angle(&frequencies[i]).sin_cos();
                         let (x, y) = (f64::from(before[a]), f64::from(before[b]));
                         close(head[a], x * c - y * s, 0.0, 2e-7, "rope");
                         close(head[b], y * c + x * s, 0.0, 2e-7, "rope");

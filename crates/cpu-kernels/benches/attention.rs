@@ -6,12 +6,12 @@
 //!
 //! Prints the median and, for a machine that others use too, the best run.
 //!
-//! `[DELFT_ISA=avx2] cargo bench -p delft-device --bench attention [-- THREADS]`
+//! `[DELFT_ISA=avx2] cargo bench -p delft-cpu-kernels --bench attention [-- THREADS]`
 
-use delft_device::CacheType;
-use delft_device::cpu::attention::{Call, Geometry, LayerCache, Sequence, Shape, run};
-use delft_device::cpu::isa::Isa;
-use delft_device::cpu::team::{SharedSlice, Team, default_threads};
+use delft_cpu_kernels::attention::{Call, Geometry, LayerCache, Sequence, Shape, run};
+use delft_cpu_kernels::isa::Isa;
+use delft_cpu_kernels::team::{SharedSlice, Team, default_threads};
+use formats::CacheType;
 use std::time::Instant;
 
 const SHAPE: Shape = Shape {

@@ -6,8 +6,8 @@
 
 use super::cache::{GROUP, Half};
 use super::{Call, DEEP as KEYS, P_STRIDE, Sequence, Work, softmax, visible};
-use crate::cpu::amx::{self, DEPTH, Run, SIDE, TILE};
-use crate::cpu::math::lanes::Avx512;
+use crate::amx::{self, DEPTH, Run, SIDE, TILE};
+use crate::math::lanes::Avx512;
 use std::arch::x86_64::*;
 use std::ops::Range;
 

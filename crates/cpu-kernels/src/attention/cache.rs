@@ -6,11 +6,11 @@
 //! rounded up to whole vectors. The memory of a block is the operating system's until something is written there.
 
 use super::TILE;
-use crate::CacheType;
-use crate::cpu::isa::Isa;
-use crate::cpu::math::lanes::{Lanes, WIDEST, dispatch};
-use crate::cpu::math::to_f16_kernel;
-use crate::cpu::{LINE, prefetch};
+use crate::isa::Isa;
+use crate::math::lanes::{Lanes, WIDEST, dispatch};
+use crate::math::to_f16_kernel;
+use crate::{LINE, prefetch};
+use formats::CacheType;
 use formats::{Error, Hint, Result, Setting};
 use std::ops::Range;
 use std::ptr::NonNull;

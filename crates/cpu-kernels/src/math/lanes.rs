@@ -122,7 +122,7 @@ pub(crate) trait Lanes: Copy {
 /// The kernel must be `unsafe` and `#[inline(always)]`; the expression is unsafe for the kernel's own reasons only.
 macro_rules! dispatch {
     ($isa:expr, $kernel:ident $([$($fixed:ty),+])? ( $($arg:ident : $type:ty),* $(,)? ) $(-> $result:ty)?) => {{
-        use $crate::cpu::math::lanes;
+        use $crate::math::lanes;
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
         unsafe fn avx512($($arg: $type),*) $(-> $result)? {
@@ -137,14 +137,14 @@ macro_rules! dispatch {
         }
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::isa::Isa::Amx | $crate::cpu::isa::Isa::Avx512 => avx512($($arg),*),
+            $crate::isa::Isa::Amx | $crate::isa::Isa::Avx512 => avx512($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::isa::Isa::Avx2 | $crate::cpu::isa::Isa::AvxVnni => avx2($($arg),*),
+            $crate::isa::Isa::Avx2 | $crate::isa::Isa::AvxVnni => avx2($($arg),*),
             // Advanced SIMD is part of every aarch64 target: no function of its own is needed.
             #[cfg(target_arch = "aarch64")]
-            $crate::cpu::isa::Isa::Neon
-            | $crate::cpu::isa::Isa::NeonDotprod
-            | $crate::cpu::isa::Isa::NeonI8mm => $kernel::<lanes::Neon $($(, $fixed)+)?>($($arg),*),
+            $crate::isa::Isa::Neon
+            | $crate::isa::Isa::NeonDotprod
+            | $crate::isa::Isa::NeonI8mm => $kernel::<lanes::Neon $($(, $fixed)+)?>($($arg),*),
             _ => $kernel::<lanes::Scalar $($(, $fixed)+)?>($($arg),*),
         }
     }};

@@ -4,10 +4,10 @@
 
 use super::cache::{Brain, GROUP, Half, Single, Store, Tile};
 use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
-use crate::CacheType;
-use crate::cpu::isa::Isa;
-use crate::cpu::math::lanes::{Lanes, dispatch};
-use crate::cpu::{LINE, prefetch};
+use crate::isa::Isa;
+use crate::math::lanes::{Lanes, dispatch};
+use crate::{LINE, prefetch};
+use formats::CacheType;
 use std::ops::Range;
 
 /// What is read at once: keys `chunk * CHUNK..`, as far as visible, of a KV head.

@@ -2,9 +2,9 @@
 
 use super::functions::exp;
 use super::lanes::{Lanes, dispatch};
-use crate::cpu::isa::Isa;
+use crate::isa::Isa;
+use formats::Pairing;
 use half::{bf16, f16};
-use ops::Pairing;
 
 /// RMS norm of every row: `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
 ///

@@ -4,10 +4,10 @@ use super::cache::{Brain, GROUP, Half, Single, Store};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
-use crate::CacheType;
-use crate::cpu::isa::Isa;
-use crate::cpu::math::lanes::{Lanes, dispatch};
-use crate::cpu::team::SharedSlice;
+use crate::isa::Isa;
+use crate::math::lanes::{Lanes, dispatch};
+use crate::team::SharedSlice;
+use formats::CacheType;
 
 /// Rows of the inner product: six rows and four vectors fill 24 of the 32 registers of AVX-512 and Advanced SIMD.
 const STRIP: usize = 6;

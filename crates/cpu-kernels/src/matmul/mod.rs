@@ -20,6 +20,7 @@ mod product;
 mod tests;
 
 pub use super::isa::Isa;
+use super::team::Team;
 use super::{LINE, prefetch};
 pub use activations::Activations;
 pub use memory::Huge;
@@ -40,6 +41,12 @@ pub const BLOCK: usize = 32;
 pub trait Parallel {
     /// Calls `f(index, count)` once for every index below `count`, on any threads, and returns when all are done.
     fn run(&self, f: &(dyn Fn(usize, usize) + Sync));
+}
+
+impl Parallel for Team {
+    fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        Team::run(self, &|worker| f(worker.index, worker.count));
+    }
 }
 
 /// One thread: the caller's.

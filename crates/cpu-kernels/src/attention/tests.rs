@@ -1,8 +1,8 @@
 //! Attention against the definition in f64, on every instruction set, element type and number of workers.
 
 use super::*;
-use crate::CacheType;
-use crate::cpu::team::Team;
+use crate::team::Team;
+use formats::CacheType;
 use half::{bf16, f16};
 
 /// Deterministic numbers in -1..1.

@@ -108,7 +108,7 @@ fn floats(isa: Isa) -> Option<Loop> {
 fn tiles(isa: Isa) -> Option<Loop> {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && super::tiled(isa, DType::BF16, true) {
-        return Some(crate::cpu::amx::products);
+        return Some(crate::amx::products);
     }
     let _ = (isa, DType::BF16);
     None
