@@ -18,7 +18,7 @@ impl Embedding {
 
     /// The rows of the step's tokens.
     pub fn forward(&self, step: &Step) -> Tensor {
-        step.record(Op::Embed, &[], vec![self.table]).swap_remove(0)
+        step.record(Op::from(ops::Embed), &[], vec![self.table]).swap_remove(0)
     }
 
     /// The output head that shares this table.
@@ -53,7 +53,7 @@ impl Linear {
 
     /// `x weight^T + bias`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        x.apply(Op::Linear, &[], std::iter::once(self.weight).chain(self.bias).collect())
+        x.apply(Op::from(ops::Linear), &[], std::iter::once(self.weight).chain(self.bias).collect())
     }
 }
 
@@ -71,7 +71,7 @@ impl RmsNorm {
 
     /// `x / rms(x) * weight`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        x.apply(Op::RmsNorm { eps: self.eps }, &[], vec![self.weight])
+        x.apply(Op::from(ops::RmsNorm { eps: self.eps }), &[], vec![self.weight])
     }
 }
 
@@ -146,7 +146,7 @@ impl Attention {
         let (q, k, v) = (self.q.forward(x), self.k.forward(x), self.v.forward(x));
         let q = self.turn(&self.q_norm, &q);
         let k = self.turn(&self.k_norm, &k);
-        k.sink(Op::KvWrite { layer: self.attend.layer }, &[&v]);
+        k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         self.o.forward(&q.apply(Op::Attention(self.attend.clone()), &[], Vec::new()))
     }
 

@@ -93,22 +93,22 @@ impl Tensor {
 
     /// `self + other`.
     pub fn add(&self, other: &Tensor) -> Tensor {
-        self.apply(Op::Add, &[other], Vec::new())
+        self.apply(Op::from(ops::Add), &[other], Vec::new())
     }
 
     /// `self * other`, element by element.
     pub fn mul(&self, other: &Tensor) -> Tensor {
-        self.apply(Op::Mul, &[other], Vec::new())
+        self.apply(Op::from(ops::Mul), &[other], Vec::new())
     }
 
     /// `self * sigmoid(self)`.
     pub fn silu(&self) -> Tensor {
-        self.apply(Op::Silu, &[], Vec::new())
+        self.apply(Op::from(ops::Silu), &[], Vec::new())
     }
 
     /// The rows whose logits were asked for.
     pub fn select(&self) -> Tensor {
-        self.apply(Op::Select, &[], Vec::new())
+        self.apply(Op::from(ops::Select), &[], Vec::new())
     }
 
     /// Names this value for inspection; it is kept only when the step traces.

@@ -4,10 +4,37 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
 use formats::{Error, Result};
+
+/// `a, b -> a + b`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Add;
+
+impl Operation for Add {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        shape(self.name(), inputs, weights)
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], call.inputs[1], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+}
 
 /// `a, b -> [rows, width]`, both of one shape. Shared by every two-operand elementwise operation.
 pub(crate) fn shape(name: &str, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {

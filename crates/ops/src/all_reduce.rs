@@ -3,12 +3,35 @@
 
 use formats::Result;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::{Shape, arity};
 
 /// `x -> y`, of any one shape.
-pub(crate) fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("all_reduce", inputs, 1, weights, &[0])?;
-    Ok(vec![inputs[0]])
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllReduce;
+
+impl Operation for AllReduce {
+    fn name(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("all_reduce", inputs, 1, weights, &[0])?;
+        Ok(vec![inputs[0]])
+    }
+
+    /// That of a single rank: who runs several adds up what all of them have.
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(&[call.inputs[0]], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::OfRank
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
 }
 
 /// Adds what the ranks give, in their order, in f64. All parts are as long as `y`.
@@ -28,7 +51,7 @@ mod tests {
         reference(&[&[1.0, -2.0], &[0.5, 4.0], &[1e-9, 0.0]], &mut y);
         assert_eq!(y, [1.5, 2.0]);
         let shapes = [Shape::tokens(8)];
-        assert_eq!(shape(&shapes, &[]).unwrap(), shapes);
-        assert!(shape(&shapes, &[&[8]]).is_err() && shape(&[], &[]).is_err());
+        assert_eq!(AllReduce.infer(&shapes, &[]).unwrap(), shapes);
+        assert!(AllReduce.infer(&shapes, &[&[8]]).is_err() && AllReduce.infer(&[], &[]).is_err());
     }
 }

@@ -6,16 +6,47 @@ use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
+use crate::operation::{Call, Operand, Operation, Precision, Sharding};
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
 /// `; table[vocab, width] -> [tokens, width]`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("embed", inputs, 0, weights, &[1])?;
-    expect("embed", "table rank", &[weights[0].len()], &[2])?;
-    Ok(vec![Shape::tokens(weights[0][1])])
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embed;
+
+impl Operation for Embed {
+    fn name(&self) -> &'static str {
+        "embed"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("embed", inputs, 0, weights, &[1])?;
+        expect("embed", "table rank", &[weights[0].len()], &[2])?;
+        Ok(vec![Shape::tokens(weights[0][1])])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let width = call.outputs[0].len() / call.tokens.len();
+        reference(call.tokens, &call.weights[0], width, &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn gathers(&self) -> bool {
+        true
+    }
+
+    fn shares_type(&self, _: Operand) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Full
+    }
 }
 
 /// Gathers rows of `table` `[vocab, width]` into `y` `[tokens, width]`. Ids must be below `vocab`.

@@ -5,9 +5,10 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
 };
 use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::project::Project;
-use crate::{Shape, expect};
+use crate::{Shape, expect, silu_mul};
 use formats::Result;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
@@ -47,16 +48,51 @@ pub fn gate_up(
     });
 }
 
-/// The norm and the two projections as a [`Project`], which gives their operands.
-pub fn projections(norm: Option<f32>) -> Project {
-    Project { norm, biases: vec![false, false] }
+/// `x; (norm), gate[ff, width], up[ff, width] -> [rows, ff]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateUp {
+    /// eps of the norm in front, if it was fused.
+    pub norm: Option<f32>,
 }
 
-/// `x; (norm), gate[ff, width], up[ff, width] -> [rows, ff]`.
-pub fn shape(norm: Option<f32>, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    let shapes = projections(norm).shape(inputs, weights)?;
-    expect("gate_up", "width of up", &[shapes[1].width], &[shapes[0].width])?;
-    Ok(vec![shapes[0]])
+impl GateUp {
+    /// The norm and the two projections.
+    fn both(&self) -> Project {
+        Project { norm: self.norm, biases: vec![false, false] }
+    }
+}
+
+impl Operation for GateUp {
+    fn name(&self) -> &'static str {
+        "gate_up"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        let shapes = self.both().infer(inputs, weights)?;
+        expect("gate_up", "width of up", &[shapes[1].width], &[shapes[0].width])?;
+        Ok(vec![shapes[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let both = self.both().outputs(call.inputs[0], call.widths[0], call.weights);
+        silu_mul::reference(&both[0], &both[1], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Product
+    }
+
+    fn product(&self, weights: usize) -> Option<Product> {
+        self.both().product(weights).map(|product| Product { gated: true, ..product })
+    }
+
+    fn shares_type(&self, _: Operand) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Full
+    }
 }
 
 const EPS: f32 = 1e-5;

@@ -8,14 +8,60 @@
 //! in f16 and codes `round(x / d)` in i8.
 
 use formats::quant::{Block, Q8_0};
+use formats::{Error, Result};
 use half::f16;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers, Requirement};
 
 use crate::math::round_away;
+use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, random, scaled};
+use crate::{Shape, arity};
+
+/// `k, v ->` nothing: both `[tokens, kv_heads * head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvWrite {
+    /// Index of the cache layer.
+    pub layer: usize,
+}
+
+impl Operation for KvWrite {
+    fn name(&self) -> &'static str {
+        "kv_write"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("kv_write", inputs, 2, weights, &[0])?;
+        if inputs[0] != inputs[1] {
+            let [keys, values] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
+            return Err(Error::new("kv_write", keys, values));
+        }
+        Ok(vec![])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let (keys, values) = (call.inputs[0], call.inputs[1]);
+        call.cache[self.layer].write(call.positions, call.widths[0], keys, values);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Heads { weights: false }
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        Some(CacheUse { layer: self.layer, access: Access::Append { keys: 0 } })
+    }
+
+    fn set_layer(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Queries
+    }
+}
 
 /// Where tokens lie in the block pool: what a kernel that writes or reads the cache binds, and the addresses.
 #[derive(Debug, Clone, Copy)]

@@ -21,6 +21,7 @@ pub mod linear_add;
 pub mod math;
 pub mod moe;
 pub mod mul;
+pub mod operation;
 pub mod packed;
 pub mod project;
 pub mod rms_norm;
@@ -37,11 +38,26 @@ pub mod top_k;
 
 mod trial;
 
+use std::ops::{Deref, DerefMut};
+
 use formats::{Error, Result};
 
+pub use add::Add;
+pub use all_reduce::AllReduce;
 pub use attention::Attention;
+pub use embed::Embed;
+pub use gate_up::GateUp;
+pub use kv_write::KvWrite;
+pub use linear::Linear;
+pub use linear_add::LinearAdd;
+pub use mul::Mul;
+pub use operation::Operation;
+pub use project::Project;
+pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_write::RopeWrite;
+pub use select::Select;
+pub use silu::Silu;
 
 /// How many rows a value has, known only when a Program is replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,100 +84,80 @@ impl Shape {
     }
 }
 
-/// The closed set of operations. Operands are listed as `inputs; weights -> outputs`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Op {
+/// Makes [`Op`] of a table: each row is a variant and the type that has its constants and
+/// implements [`Operation`].
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident($type:ty),)*) => {
+        /// The closed set of operations. Operands are listed as `inputs; weights -> outputs`. Its
+        /// rules are those of the [`Operation`] that it is, which it dereferences to.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Op {
+            $($(#[$doc])* $name($type),)*
+        }
+
+        impl Deref for Op {
+            type Target = dyn Operation;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Op::$name(op) => op,)*
+                }
+            }
+        }
+
+        impl DerefMut for Op {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(Op::$name(op) => op,)*
+                }
+            }
+        }
+
+        $(impl From<$type> for Op {
+            fn from(op: $type) -> Op {
+                Op::$name(op)
+            }
+        })*
+    };
+}
+
+operations! {
     /// `; table[vocab, width] -> x`: rows of the embedding table, by token id. See [`embed`].
-    Embed,
+    Embed(Embed),
     /// `x; weight[group] -> y`. See [`rms_norm`].
-    RmsNorm {
-        /// Added to the mean square.
-        eps: f32,
-    },
+    RmsNorm(RmsNorm),
     /// `x; weight[out, in], (bias[out]) -> y`. See [`linear`].
-    Linear,
+    Linear(Linear),
     /// `a, b -> a + b`. See [`add`].
-    Add,
+    Add(Add),
     /// `a, b -> a * b`. See [`mul`].
-    Mul,
+    Mul(Mul),
     /// `x -> x * sigmoid(x)`. See [`silu`].
-    Silu,
+    Silu(Silu),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
-    /// `k, v ->`: appends to the layer's cache. See [`attention`].
-    KvWrite {
-        /// Index of the cache layer.
-        layer: usize,
-    },
+    /// `k, v ->`: appends to the layer's cache. See [`kv_write`].
+    KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
     /// `x[tokens] -> x[outputs]`. See [`select`].
-    Select,
+    Select(Select),
     /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that share it. See [`project`].
-    Project(project::Project),
+    Project(Project),
     /// `x; (norm), gate, up -> y`: `silu(gate(x)) * up(x)`. See [`gate_up`].
-    GateUp {
-        /// The norm in front, if it was fused.
-        norm: Option<f32>,
-    },
+    GateUp(GateUp),
     /// `x, residual; weight, (bias) -> residual + linear(x)`. See [`linear_add`].
-    LinearAdd,
+    LinearAdd(LinearAdd),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
-    AllReduce,
+    AllReduce(AllReduce),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].
     RopeWrite(RopeWrite),
 }
 
 impl Op {
-    /// Its name in the text form and in profiles.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Embed => "embed",
-            Op::RmsNorm { .. } => "rms_norm",
-            Op::Linear => "linear",
-            Op::Add => "add",
-            Op::Mul => "mul",
-            Op::Silu => "silu",
-            Op::Rope(_) => "rope",
-            Op::KvWrite { .. } => "kv_write",
-            Op::Attention(_) => "attention",
-            Op::Select => "select",
-            Op::Project(_) => "project",
-            Op::GateUp { .. } => "gate_up",
-            Op::LinearAdd => "linear_add",
-            Op::AllReduce => "all_reduce",
-            Op::RopeWrite(_) => "rope_write",
-        }
-    }
-
-    /// The shapes of the outputs, or why these operands do not fit.
-    pub fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        match self {
-            Op::Embed => embed::shape(inputs, weights),
-            Op::RmsNorm { .. } => rms_norm::shape(inputs, weights),
-            Op::Linear => linear::shape(inputs, weights),
-            Op::Add | Op::Mul => add::shape(self.name(), inputs, weights),
-            Op::Silu => silu::shape(inputs, weights),
-            Op::Rope(rope) => rope.shape(inputs, weights),
-            Op::KvWrite { .. } => attention::write_shape(inputs, weights),
-            Op::Attention(attention) => attention.shape(inputs, weights),
-            Op::Select => select::shape(inputs, weights),
-            Op::Project(project) => project.shape(inputs, weights),
-            Op::GateUp { norm } => gate_up::shape(*norm, inputs, weights),
-            Op::LinearAdd => linear_add::shape(inputs, weights),
-            Op::AllReduce => all_reduce::shape(inputs, weights),
-            Op::RopeWrite(write) => write.shape(inputs, weights),
-        }
-    }
-
-    /// The cache layer this operation writes or reads.
+    /// The cache layer that it writes or reads.
     pub fn layer(&self) -> Option<usize> {
-        match self {
-            Op::KvWrite { layer } => Some(*layer),
-            Op::Attention(attention) => Some(attention.layer),
-            Op::RopeWrite(write) => Some(write.layer),
-            _ => None,
-        }
+        self.cache().map(|cache| cache.layer)
     }
 }
 

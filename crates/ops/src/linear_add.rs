@@ -4,8 +4,9 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
 use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
-use crate::{Shape, arity, linear};
+use crate::{Shape, add, arity, linear};
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
@@ -47,18 +48,52 @@ pub fn linear_add(
 }
 
 /// `x[rows, in], residual[rows, out]; weight[out, in], (bias[out]) -> [rows, out]`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("linear_add", inputs, 2, weights, &[1, 2])?;
-    let out = linear::check("linear_add", inputs[0].width, weights[0], weights.get(1).copied())?;
-    let y = Shape { width: out, ..inputs[0] };
-    if inputs[1] != y {
-        return Err(Error::new(
-            "linear_add: residual",
-            format!("{y:?}"),
-            format!("{:?}", inputs[1]),
-        ));
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearAdd;
+
+impl Operation for LinearAdd {
+    fn name(&self) -> &'static str {
+        "linear_add"
     }
-    Ok(vec![y])
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("linear_add", inputs, 2, weights, &[1, 2])?;
+        let bias = weights.get(1).copied();
+        let out = linear::check("linear_add", inputs[0].width, weights[0], bias)?;
+        let y = Shape { width: out, ..inputs[0] };
+        if inputs[1] != y {
+            let (expected, found) = (format!("{y:?}"), format!("{:?}", inputs[1]));
+            return Err(Error::new("linear_add: residual", expected, found));
+        }
+        Ok(vec![y])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let (bias, mut sum) = (call.weights.get(1).map(Vec::as_slice), call.outputs[0].clone());
+        linear::reference(call.inputs[0], &call.weights[0], bias, call.widths[0], &mut sum);
+        add::reference(call.inputs[1], &sum, &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Product
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn product(&self, weights: usize) -> Option<Product> {
+        let projections = vec![linear::projection(weights)];
+        Some(Product { norm: None, projections, gated: false, residual: Some(1) })
+    }
+
+    fn shares_type(&self, operand: Operand) -> bool {
+        operand != Operand::Input(0)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Full
+    }
 }
 
 fn cases() -> Vec<Case> {

@@ -4,8 +4,37 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
+use crate::{Shape, add};
+use formats::Result;
+
+/// `a, b -> a * b`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mul;
+
+impl Operation for Mul {
+    fn name(&self) -> &'static str {
+        "mul"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        add::shape(self.name(), inputs, weights)
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], call.inputs[1], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+}
 
 /// `y = a * b`.
 pub fn reference(a: &[f32], b: &[f32], y: &mut [f32]) {

@@ -5,6 +5,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
 };
 use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::operation::{Call, Operand, Operation, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear, rms_norm};
 use formats::{DType, Result};
@@ -72,7 +73,7 @@ pub fn project(
     });
 }
 
-/// Which operands a projection group has.
+/// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: which operands there are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Project {
     /// The norm's eps, when a norm comes first.
@@ -101,8 +102,28 @@ impl Project {
         })
     }
 
-    /// `x; (norm), weight, (bias).. -> y..`.
-    pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+    /// Each projection of the rows of `x` `[rows, width]`, normed first if there is a norm.
+    pub(crate) fn outputs(&self, x: &[f32], width: usize, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut input = x.to_vec();
+        if let Some(eps) = self.norm {
+            rms_norm::reference(x, &weights[0], eps, &mut input);
+        }
+        let one = |p: Projection| {
+            let (weight, bias) = (&weights[p.weight], p.bias.map(|b| weights[b].as_slice()));
+            let mut y = vec![0.0; x.len() / width * (weight.len() / width)];
+            linear::reference(&input, weight, bias, width, &mut y);
+            y
+        };
+        self.projections().map(one).collect()
+    }
+}
+
+impl Operation for Project {
+    fn name(&self) -> &'static str {
+        "project"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         let wanted = usize::from(self.norm.is_some())
             + self.biases.iter().map(|&b| 1 + usize::from(b)).sum::<usize>();
         arity("project", inputs, 1, weights, &[wanted])?;
@@ -117,6 +138,23 @@ impl Project {
                 Ok(Shape { width: out, ..inputs[0] })
             })
             .collect()
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        call.outputs = self.outputs(call.inputs[0], call.widths[0], call.weights);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Product
+    }
+
+    fn product(&self, _: usize) -> Option<Product> {
+        let projections = self.projections().collect();
+        Some(Product { norm: self.norm, projections, gated: false, residual: None })
+    }
+
+    fn shares_type(&self, operand: Operand) -> bool {
+        matches!(operand, Operand::Output(_))
     }
 }
 

@@ -6,16 +6,41 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width]; weight[group] -> [rows, width]`, `group` dividing `width`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("rms_norm", inputs, 1, weights, &[1])?;
-    check("rms_norm", inputs[0].width, weights[0])?;
-    Ok(vec![inputs[0]])
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Operation for RmsNorm {
+    fn name(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("rms_norm", inputs, 1, weights, &[1])?;
+        check("rms_norm", inputs[0].width, weights[0])?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], &call.weights[0], self.eps, &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
 }
 
 /// A norm weight for rows of `width`: rank one, and its length divides `width`.
@@ -203,8 +228,9 @@ mod tests {
         for (y, want) in y.iter().zip([3.0 / a, 8.0 / a, 0.0, 4.0 / b]) {
             assert!((y - want).abs() < 1e-6, "{y} {want}");
         }
-        assert!(shape(&[Shape::tokens(10)], &[&[4]]).is_err());
-        assert!(shape(&[Shape::tokens(10)], &[&[0]]).is_err());
+        let norm = RmsNorm { eps: 0.0 };
+        assert!(norm.infer(&[Shape::tokens(10)], &[&[4]]).is_err());
+        assert!(norm.infer(&[Shape::tokens(10)], &[&[0]]).is_err());
     }
 
     #[test]

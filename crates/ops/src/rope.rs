@@ -8,13 +8,14 @@ use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
 use crate::math::sin_cos;
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 use formats::{Pairing, Result};
 use std::sync::Arc;
 
-/// A rotation of every head of a row.
+/// A rotation of every head of a row: `x[tokens, heads * head_dim] -> same`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Elements per head. The first `2 * frequencies.len()` turn; the rest pass through.
@@ -27,14 +28,36 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
-impl Rope {
-    /// `x[tokens, heads * head_dim] -> same`.
-    pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+impl Operation for Rope {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity("rope", inputs, 1, weights, &[0])?;
         self.check(inputs[0].width)?;
         Ok(vec![inputs[0]])
     }
 
+    fn reference(&self, call: &mut Call<'_>) {
+        call.outputs[0].copy_from_slice(call.inputs[0]);
+        self.turn(call.positions, call.widths[0], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn rope(&self) -> Option<&Rope> {
+        Some(self)
+    }
+}
+
+impl Rope {
     pub(crate) fn check(&self, width: usize) -> Result<()> {
         let head_dim = self.head_dim.max(1);
         expect("rope", "width modulo head_dim", &[width % head_dim], &[0])?;
@@ -62,7 +85,7 @@ impl Rope {
     }
 
     /// Rotates `x` `[tokens, width]` in place.
-    pub fn reference(&self, positions: &[u32], width: usize, x: &mut [f32]) {
+    pub fn turn(&self, positions: &[u32], width: usize, x: &mut [f32]) {
         let n = self.frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; n], vec![0.0; n]);
         for (&position, row) in positions.iter().zip(x.chunks_exact_mut(width)) {
@@ -277,7 +300,7 @@ fn cases() -> Vec<Case> {
                 let width = heads * head_dim;
                 let x = random(scalar, width as u64, positions.len() * width);
                 let mut y = x.to_f32();
-                rope.reference(&positions, width, &mut y);
+                rope.turn(&positions, width, &mut y);
                 let n = positions.len();
                 all.push(Case {
                     kernel: self::rope(scalar, pairing).record(),
@@ -336,8 +359,8 @@ mod tests {
         let adjacent = Rope { pairing: Pairing::Adjacent, ..half.clone() };
         let mut a = [1.0, 2.0, 3.0, 4.0];
         let mut b = [1.0, 3.0, 2.0, 4.0];
-        half.reference(&[7], 4, &mut a);
-        adjacent.reference(&[7], 4, &mut b);
+        half.turn(&[7], 4, &mut a);
+        adjacent.turn(&[7], 4, &mut b);
         assert_eq!(a, [b[0], b[2], b[1], b[3]]);
         let (s, c) = 7f32.sin_cos();
         assert!((a[0] - (c - 3.0 * s)).abs() < 1e-6);

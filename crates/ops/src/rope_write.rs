@@ -9,14 +9,14 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use self::fused::Fused;
-use crate::attention::write_shape;
-use crate::kv_write::{Blocks, Cache, Plain, Step, require_blocks};
+use crate::kv_write::{Blocks, Cache, KvWrite, Plain, Step, require_blocks};
+use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
 use crate::rope::{Rope, frequencies};
 use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};
 
-/// The constants of the fused step.
+/// The constants of the fused step: `q, k, v; (q_norm), (k_norm) -> q`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeWrite {
     /// Index of the cache layer.
@@ -29,9 +29,12 @@ pub struct RopeWrite {
     pub k_norm: Option<f32>,
 }
 
-impl RopeWrite {
-    /// `q, k, v; (q_norm), (k_norm) -> q`.
-    pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+impl Operation for RopeWrite {
+    fn name(&self) -> &'static str {
+        "rope_write"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         let norms = usize::from(self.q_norm.is_some()) + usize::from(self.k_norm.is_some());
         arity("rope_write", inputs, 3, weights, &[norms])?;
         for weight in weights {
@@ -39,8 +42,43 @@ impl RopeWrite {
         }
         self.rope.check(inputs[0].width)?;
         self.rope.check(inputs[1].width)?;
-        write_shape(&inputs[1..], &[])?;
+        KvWrite { layer: self.layer }.infer(&inputs[1..], &[])?;
         Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let mut norms = call.weights.iter().map(Vec::as_slice);
+        let q_norm = self.q_norm.and_then(|_| norms.next());
+        let k_norm = self.k_norm.and_then(|_| norms.next());
+        let (q, mut k) = (&mut call.outputs[0], call.inputs[1].to_vec());
+        q.copy_from_slice(call.inputs[0]);
+        reference(self, call.positions, q, q_norm, &mut k, k_norm);
+        let values = call.inputs[2];
+        call.cache[self.layer].write(call.positions, call.widths[1], &k, values);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Heads { weights: false }
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        Some(CacheUse { layer: self.layer, access: Access::Append { keys: 1 } })
+    }
+
+    fn set_layer(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    fn rope(&self) -> Option<&Rope> {
+        Some(&self.rope)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Rounds
     }
 }
 
@@ -59,7 +97,7 @@ pub fn reference(
             let before = x.to_vec();
             crate::rms_norm::reference(&before, weight, eps.unwrap_or_default(), x);
         }
-        write.rope.reference(positions, x.len() / positions.len(), x);
+        write.rope.turn(positions, x.len() / positions.len(), x);
     };
     each(q, q_norm, write.q_norm);
     each(k, k_norm, write.k_norm);

@@ -4,17 +4,35 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
+use crate::operation::{Call, Operation, Sharding};
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
 
 /// `x[tokens, width] -> [outputs, width]`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("select", inputs, 1, weights, &[0])?;
-    if inputs[0].rows != Rows::Tokens {
-        return Err(Error::new("select", "a row per token", "rows already selected"));
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Select;
+
+impl Operation for Select {
+    fn name(&self) -> &'static str {
+        "select"
     }
-    Ok(vec![Shape { rows: Rows::Outputs, width: inputs[0].width }])
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("select", inputs, 1, weights, &[0])?;
+        if inputs[0].rows != Rows::Tokens {
+            return Err(Error::new("select", "a row per token", "rows already selected"));
+        }
+        Ok(vec![Shape { rows: Rows::Outputs, width: inputs[0].width }])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], call.picks, call.widths[0], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
 }
 
 /// `y[i] = x[rows[i]]`.

@@ -5,15 +5,37 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use crate::math;
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
 use formats::Result;
 
-/// `x -> [rows, width]`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("silu", inputs, 1, weights, &[0])?;
-    Ok(vec![inputs[0]])
+/// `x -> silu(x)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silu;
+
+impl Operation for Silu {
+    fn name(&self) -> &'static str {
+        "silu"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("silu", inputs, 1, weights, &[0])?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
 }
 
 /// One element, in f64.

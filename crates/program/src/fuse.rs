@@ -2,8 +2,7 @@
 //! v before attention. Each rule removes passes over activations; none changes a result beyond rounding.
 
 use crate::{Node, Program, ValueId};
-use ops::project::Project;
-use ops::{Op, RopeWrite};
+use ops::{GateUp, KvWrite, LinearAdd, Op, Project, RmsNorm, RopeWrite};
 
 /// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
 pub fn fuse(program: &Program) -> Program {
@@ -35,8 +34,8 @@ fn projections(program: &mut Program) {
     while at < program.nodes.len() {
         let node = &program.nodes[at];
         let norm = match node.op {
-            Op::RmsNorm { eps } => Some(eps),
-            Op::Linear => None,
+            Op::RmsNorm(norm) => Some(norm.eps),
+            Op::Linear(_) => None,
             _ => {
                 at += 1;
                 continue;
@@ -49,7 +48,7 @@ fn projections(program: &mut Program) {
         let linears: Vec<usize> = readers
             .iter()
             .copied()
-            .filter(|&i| i >= at && program.nodes[i].op == Op::Linear)
+            .filter(|&i| i >= at && matches!(program.nodes[i].op, Op::Linear(_)))
             .collect();
         let enough = if norm.is_some() {
             !linears.is_empty() && linears.len() == program.uses()[shared.0]
@@ -83,7 +82,7 @@ fn gate_up(program: &mut Program) {
                 unreachable!("matched above")
             };
             let node = Node {
-                op: Op::GateUp { norm },
+                op: Op::from(GateUp { norm }),
                 outputs: program.nodes[at].outputs.clone(),
                 ..program.nodes[project].clone()
             };
@@ -97,10 +96,11 @@ fn gate_up(program: &mut Program) {
 /// The projection and the silu behind a `mul` at `at`.
 fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize)> {
     let mul = &program.nodes[at];
-    if mul.op != Op::Mul {
+    if !matches!(mul.op, Op::Mul(_)) {
         return None;
     }
-    let silu = single(program, mul.inputs[0]).filter(|&i| program.nodes[i].op == Op::Silu)?;
+    let silu =
+        single(program, mul.inputs[0]).filter(|&i| matches!(program.nodes[i].op, Op::Silu(_)))?;
     let gate = program.nodes[silu].inputs[0];
     let project = single(program, gate)?;
     let node = &program.nodes[project];
@@ -114,19 +114,19 @@ fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize)> {
 fn linear_add(program: &mut Program) {
     let mut at = 0;
     while at < program.nodes.len() {
-        let found = (program.nodes[at].op == Op::Add)
+        let found = matches!(program.nodes[at].op, Op::Add(_))
             .then(|| {
                 let [a, b] = [program.nodes[at].inputs[0], program.nodes[at].inputs[1]];
                 [(a, b), (b, a)].into_iter().find_map(|(residual, value)| {
-                    let linear =
-                        single(program, value).filter(|&i| program.nodes[i].op == Op::Linear)?;
+                    let linear = single(program, value)
+                        .filter(|&i| matches!(program.nodes[i].op, Op::Linear(_)))?;
                     Some((residual, linear))
                 })
             })
             .flatten();
         if let Some((residual, linear)) = found {
             let node = Node {
-                op: Op::LinearAdd,
+                op: Op::from(LinearAdd),
                 inputs: vec![program.nodes[linear].inputs[0], residual],
                 weights: program.nodes[linear].weights.clone(),
                 outputs: program.nodes[at].outputs.clone(),
@@ -152,7 +152,7 @@ fn rotated(program: &Program, value: ValueId) -> Option<Rotated> {
     let source = program.nodes[at].inputs[0];
     let mut found = Rotated { source, norm: None, rope: rope.clone(), nodes: vec![at] };
     if let Some(norm) = single(program, source)
-        && let Op::RmsNorm { eps } = program.nodes[norm].op
+        && let Op::RmsNorm(RmsNorm { eps }) = program.nodes[norm].op
         && program.weights[program.nodes[norm].weights[0].0].shape == [rope.head_dim]
     {
         found.source = program.nodes[norm].inputs[0];
@@ -177,7 +177,7 @@ fn rope_write(program: &mut Program) {
 
 fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
     let write = &program.nodes[at];
-    let Op::KvWrite { layer } = write.op else { return None };
+    let Op::KvWrite(KvWrite { layer }) = write.op else { return None };
     let attention = program
         .nodes
         .iter()

@@ -100,11 +100,7 @@ impl Program {
             *window = Some(window.map_or(positions, |w| w.min(positions)));
         };
         self.layers.iter_mut().for_each(|layer| least(&mut layer.window));
-        for node in &mut self.nodes {
-            if let Op::Attention(attention) = &mut node.op {
-                least(&mut attention.window);
-            }
-        }
+        self.nodes.iter_mut().for_each(|node| node.op.bound(positions));
     }
 
     /// The group of each layer: an index into [`Program::groups`].
@@ -126,12 +122,7 @@ impl Program {
     /// The distinct rotations, in order of first use.
     pub fn ropes(&self) -> Vec<Rope> {
         let mut ropes: Vec<Rope> = Vec::new();
-        for node in &self.nodes {
-            let rope = match &node.op {
-                Op::Rope(rope) => rope,
-                Op::RopeWrite(write) => &write.rope,
-                _ => continue,
-            };
+        for rope in self.nodes.iter().filter_map(|node| node.op.rope()) {
             if !ropes.contains(rope) {
                 ropes.push(rope.clone());
             }
@@ -142,7 +133,7 @@ impl Program {
     /// Whether a step reads all of each weight: of a table that only embeds it reads a row for each token.
     pub fn multiplied(&self) -> Vec<bool> {
         let mut read = vec![false; self.weights.len()];
-        let multiplied = self.nodes.iter().filter(|node| node.op != Op::Embed);
+        let multiplied = self.nodes.iter().filter(|node| !node.op.gathers());
         multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
         read
     }

@@ -1,7 +1,7 @@
 //! Memory planning: every activation gets an offset in one arena, and values whose lives do not overlap share bytes.
 
 use crate::Program;
-use ops::{Op, Rows};
+use ops::Rows;
 
 /// Alignment of every activation, a cache line.
 const ALIGN: usize = 64;
@@ -15,21 +15,6 @@ pub struct Plan {
     pub bytes: usize,
     /// For each node, the input whose bytes its first output takes over.
     pub in_place: Vec<Option<usize>>,
-}
-
-/// The input that an operation can overwrite with its (first) output.
-fn overwritable(op: &Op) -> Option<usize> {
-    match op {
-        Op::LinearAdd => Some(1),
-        Op::Add
-        | Op::Mul
-        | Op::Silu
-        | Op::Rope(_)
-        | Op::RopeWrite(_)
-        | Op::RmsNorm { .. }
-        | Op::AllReduce => Some(0),
-        _ => None,
-    }
 }
 
 /// Lays out the activations of `program` for `tokens` rows, of which `outputs` have logits.
@@ -54,7 +39,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
     let mut root: Vec<usize> = (0..count).collect();
     let mut in_place = vec![None; program.nodes.len()];
     for (i, node) in program.nodes.iter().enumerate() {
-        let Some(input) = overwritable(&node.op).filter(|_| !node.outputs.is_empty()) else {
+        let Some(input) = node.op.overwrites().filter(|_| !node.outputs.is_empty()) else {
             continue;
         };
         let (from, to) = (node.inputs[input], node.outputs[0]);

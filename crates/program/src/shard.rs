@@ -7,6 +7,7 @@
 
 use crate::{Axis, Node, Program, Slice, ValueId, Weight, WeightId};
 use formats::{Error, Hint, Result, Setting};
+use ops::operation::Sharding;
 use ops::project::Projection;
 use ops::{Op, Rows};
 
@@ -74,54 +75,42 @@ impl Sharder<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
         let name = node.op.name();
         let first = node.inputs.first().and_then(|v| self.spread[v.0]);
-        let shared = first == Some(Spread::Share);
-        match &node.op {
-            Op::Embed => self.keep(node, Spread::Whole),
-            Op::RmsNorm { .. } | Op::Silu | Op::Rope(_) | Op::Select => {
-                self.keep(node, first.unwrap_or(Spread::Whole))
-            }
-            Op::Add | Op::Mul | Op::RopeWrite(_) | Op::KvWrite { .. } => {
-                if node.inputs.iter().any(|v| self.spread[v.0] != first) {
-                    return Err(Error::new(
-                        name,
-                        "operands shared alike",
-                        "a whole one and a share",
-                    ));
-                }
-                if node.op.layer().is_some() {
-                    self.share(name, node.inputs[0])?;
-                }
-                self.keep(node, first.unwrap_or(Spread::Whole))
-            }
-            Op::Attention(attention) => {
+        if !matches!(node.op.sharding(), Sharding::Product)
+            && node.inputs.iter().any(|v| self.spread[v.0] != first)
+        {
+            return Err(Error::new(name, "operands shared alike", "a whole one and a share"));
+        }
+        match node.op.sharding() {
+            Sharding::Whole => self.keep(node, Spread::Whole),
+            Sharding::Alike => self.keep(node, first.unwrap_or(Spread::Whole)),
+            Sharding::Heads { weights } => {
                 self.share(name, node.inputs[0])?;
-                let mut op = attention.clone();
-                (op.heads, op.kv_heads) = (op.heads / self.ranks, op.kv_heads / self.ranks);
-                self.keep(&Node { op: Op::Attention(op), ..node.clone() }, Spread::Share)
+                let mut node = node.clone();
+                node.op.divide_heads(self.ranks);
+                let slice = weights.then(|| self.slice(Axis::Rows));
+                self.push(&node, &vec![slice; node.weights.len()], Spread::Share)
             }
-            Op::Linear if shared => self.summand(node, node.inputs[0], None),
-            Op::LinearAdd if shared => {
-                self.whole(name, node.inputs[1])?;
-                self.summand(node, node.inputs[0], Some(node.inputs[1]))
-            }
-            Op::Linear => {
-                let bias = (node.weights.len() > 1).then_some(1);
-                self.rows(node, &[Projection { weight: 0, bias }])
-            }
-            Op::Project(project) => {
-                self.whole(name, node.inputs[0])?;
-                self.rows(node, &project.projections().collect::<Vec<_>>())
-            }
-            Op::GateUp { norm } => {
-                self.whole(name, node.inputs[0])?;
-                let both = ops::gate_up::projections(*norm);
-                self.rows(node, &both.projections().collect::<Vec<_>>())
-            }
-            Op::LinearAdd => {
-                self.whole(name, node.inputs[1])?;
-                self.keep(node, Spread::Whole)
-            }
-            Op::AllReduce => Err(Error::new(name, "a Program of one device", "one of a rank")),
+            Sharding::Product => self.product(node),
+            Sharding::OfRank => Err(Error::new(name, "a Program of one device", "one of a rank")),
+        }
+    }
+
+    fn product(&mut self, node: &Node) -> Result<()> {
+        let name = node.op.name();
+        let product = node.op.product(node.weights.len());
+        let product = product.ok_or_else(|| Error::new(name, "its matrices", "none"))?;
+        let residual = product.residual.map(|i| node.inputs[i]);
+        if let Some(residual) = residual {
+            self.whole(name, residual)?;
+        }
+        let one = product.projections.len() == 1 && product.norm.is_none();
+        if one && self.spread[node.inputs[0].0] == Some(Spread::Share) {
+            return self.summand(node, node.inputs[0], residual);
+        }
+        self.whole(name, node.inputs[0])?;
+        match residual {
+            Some(_) => self.keep(node, Spread::Whole),
+            None => self.rows(node, &product.projections),
         }
     }
 
@@ -149,7 +138,7 @@ impl Sharder<'_> {
         let partial = ValueId(self.part.values.len() - 1);
         let mut product = Node { outputs: vec![partial], ..node.clone() };
         if self.rank > 0 {
-            product.op = Op::Linear;
+            product.op = Op::from(ops::Linear);
             product.weights.truncate(1);
             product.inputs = vec![x];
         } else {
@@ -159,7 +148,7 @@ impl Sharder<'_> {
         slices[0] = Some(self.slice(Axis::Columns));
         self.push(&product, &slices, Spread::Whole)?;
         let sum = Node {
-            op: Op::AllReduce,
+            op: Op::from(ops::AllReduce),
             inputs: vec![partial],
             weights: vec![],
             outputs: vec![output],

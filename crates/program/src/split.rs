@@ -2,7 +2,7 @@
 
 use crate::{Node, Program, ValueId, Weight, WeightId};
 use formats::{Error, Result};
-use ops::{Op, Rows};
+use ops::Rows;
 
 /// A part of a Program: with its own values, weights and cache layers, all numbered anew.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,11 +116,8 @@ impl Program {
             let ids = node.inputs.iter_mut().chain(&mut node.outputs);
             ids.for_each(|v| *v = ValueId(renumber(v.0, &mut values)));
             node.weights.iter_mut().for_each(|w| *w = WeightId(renumber(w.0, &mut weights)));
-            match &mut node.op {
-                Op::KvWrite { layer } => *layer = renumber(*layer, &mut layers),
-                Op::Attention(op) => op.layer = renumber(op.layer, &mut layers),
-                Op::RopeWrite(op) => op.layer = renumber(op.layer, &mut layers),
-                _ => {}
+            if let Some(layer) = node.op.layer() {
+                node.op.set_layer(renumber(layer, &mut layers));
             }
             part.nodes.push(node);
         }

@@ -1,8 +1,9 @@
 //! The verifier: every invariant of a Program, stated once.
 
-use crate::{Program, ValueId};
+use crate::{CacheLayer, Program, ValueId};
 use formats::{Error, Result};
-use ops::{Op, Rows};
+use ops::Rows;
+use ops::operation::{Access, CacheUse};
 
 impl Program {
     /// Checks that every value is written once and before it is read, that shapes agree with the operations' rules,
@@ -71,7 +72,7 @@ impl Program {
 
     fn verify_cache(&self, place: &str, node: usize, cached: &mut [bool]) -> Result<()> {
         let node = &self.nodes[node];
-        let Some(index) = node.op.layer() else { return Ok(()) };
+        let Some(CacheUse { layer: index, access }) = node.op.cache() else { return Ok(()) };
         let Some(layer) = self.layers.get(index) else {
             return Err(Error::new(
                 place,
@@ -79,26 +80,27 @@ impl Program {
                 index,
             ));
         };
-        if let Op::Attention(a) = &node.op {
-            let found = (a.kv_heads, a.head_dim, a.window);
-            if found != (layer.kv_heads, layer.head_dim, layer.window) {
-                return Err(Error::new(place, format!("{layer:?}"), format!("{a:?}")));
+        match access {
+            Access::Read { kv_heads, head_dim, window } => {
+                let read = CacheLayer { kv_heads, head_dim, window };
+                if read != *layer {
+                    return Err(Error::new(place, format!("{layer:?}"), format!("{read:?}")));
+                }
+                if !cached[index] {
+                    return Err(Error::new(place, "the layer's cache written before", "a read"));
+                }
             }
-            if !cached[index] {
-                return Err(Error::new(place, "the layer's cache written before", "a read"));
+            Access::Append { keys } => {
+                let keys = self.shape(node.inputs[keys]);
+                let width = layer.kv_heads * layer.head_dim;
+                if keys.width != width {
+                    let expected = format!("keys of {width} elements");
+                    return Err(Error::new(place, expected, keys.width));
+                }
+                if std::mem::replace(&mut cached[index], true) {
+                    return Err(Error::new(place, "one write per cache layer", "another"));
+                }
             }
-            return Ok(());
-        }
-        let keys = self.shape(node.inputs[node.inputs.len() - 2]);
-        if keys.width != layer.kv_heads * layer.head_dim {
-            return Err(Error::new(
-                place,
-                format!("keys of {} elements", layer.kv_heads * layer.head_dim),
-                keys.width,
-            ));
-        }
-        if std::mem::replace(&mut cached[index], true) {
-            return Err(Error::new(place, "one write per cache layer", "another"));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
 use cpu_kernels::matmul::{Activations, ROWS};
-use ops::{Op, Rope};
+use ops::Rope;
 use program::{Plan, Program, plan_memory};
 
 /// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
@@ -50,13 +50,9 @@ fn widths(program: &Program) -> Widths {
     let mut inputs: Vec<usize> = Vec::new();
     let mut gate = 0;
     for node in &program.nodes {
-        match node.op {
-            Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. } => {
-                inputs.push(program.shape(node.inputs[0]).width);
-            }
-            _ => {}
-        }
-        if let Op::GateUp { .. } = node.op {
+        let Some(product) = node.op.product(node.weights.len()) else { continue };
+        inputs.push(program.shape(node.inputs[0]).width);
+        if product.gated {
             gate = gate.max(program.shape(node.outputs[0]).width);
         }
     }

@@ -13,8 +13,9 @@ use cpu_kernels::matmul::{Huge, Matrix, Scratch, Unit, peak};
 use cpu_kernels::roof::read_rate;
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
+use ops::operation::Product;
 use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, ValueId};
+use program::{Arguments, BLOCK_TOKENS, CacheLayer, Node, Program, ValueId};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -73,7 +74,7 @@ impl CpuExecutor {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        if program.nodes.iter().any(|node| node.op == ops::Op::AllReduce) {
+        if program.nodes.iter().any(|node| matches!(node.op, Op::AllReduce(_))) {
             return Err(Error::new("cpu", "a Program of its own", "a rank's"));
         }
         let planned = plan(&program, tensors, &options, team.count())?;
@@ -84,7 +85,7 @@ impl CpuExecutor {
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options.blocks, team.count());
-        let multiplied = program.nodes.iter().filter(|node| node.op != ops::Op::Embed);
+        let multiplied = program.nodes.iter().filter(|node| !node.op.gathers());
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
         let lined = lined(&program, &weights);
@@ -245,13 +246,13 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
 fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
     let (uses, writers) = (program.uses(), program.writers());
     let mut lined = vec![false; program.values.len()];
-    let products =
-        program.nodes.iter().filter(|node| matches!(node.op, Op::Linear | Op::LinearAdd));
-    for node in products {
+    let product = |node: &Node| node.op.product(node.weights.len());
+    let single = |product: &Product| product.norm.is_none() && product.projections.len() == 1;
+    for node in program.nodes.iter().filter(|node| product(node).is_some_and(|p| single(&p))) {
         let value = node.inputs[0].0;
+        let gated = |writer: usize| product(&program.nodes[writer]).is_some_and(|p| p.gated);
         lined[value] = uses[value] == 1
-            && writers[value]
-                .is_some_and(|writer| matches!(program.nodes[writer].op, Op::GateUp { .. }))
+            && writers[value].is_some_and(gated)
             && !weights[node.weights[0].0].is_float_matrix();
     }
     lined

@@ -6,7 +6,8 @@ use cpu_kernels::attention::Geometry;
 use cpu_kernels::matmul::{ROWS, Unit};
 use cpu_kernels::team::{SharedSlice, Worker};
 use formats::DType;
-use ops::{Op, Rows};
+use ops::Rows;
+use ops::operation::{Access, CacheUse};
 use program::{Arguments, BLOCK_TOKENS, Node};
 use std::time::Instant;
 
@@ -98,7 +99,7 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
     let mut work = Work::default();
     for weight in &node.weights {
         let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
-        if node.op == Op::Embed {
+        if node.op.gathers() {
             let row = matrix.resident_bytes() / (matrix.panels() * ROWS).max(1);
             work.bytes += (row * tokens) as u64;
             continue;
@@ -113,20 +114,12 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
             Unit::Floats => &mut work.floats,
         } += operations;
     }
-    if let Op::Attention(op) = &node.op {
-        let table = &arguments.tables[loaded.groups[op.layer]];
-        let first = |position: usize| {
-            let window = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
-            window.max(table.oldest as usize).min(position)
-        };
-        let positions = arguments.positions.iter().map(|&p| p as usize);
-        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
-        let seen = positions.clone().next_back().map_or(0, |p| p + 1)
-            - positions.clone().next().map_or(0, first);
-        let each = geometries[op.layer].layer_bytes() / BLOCK_TOKENS;
-        work.bytes = (seen * each) as u64;
-        // A score and a weighted value: two products per element of a head.
-        work.floats = 4 * (pairs * op.heads * op.head_dim) as u64;
+    if let Some(CacheUse { layer, access: Access::Read { .. } }) = node.op.cache() {
+        let oldest = arguments.tables[loaded.groups[layer]].oldest;
+        let cached = node.op.cached_work(arguments.positions, oldest);
+        let each = geometries[layer].layer_bytes() / BLOCK_TOKENS;
+        work.bytes = (cached.positions * each) as u64;
+        work.floats = cached.operations;
     } else if work.bytes == 0 {
         // A selection reads the rows that it writes.
         let out = node.outputs.first().map(|value| shape(value).rows);

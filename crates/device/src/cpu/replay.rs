@@ -13,8 +13,7 @@ use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share,
 };
 use cpu_kernels::team::{SharedSlice, Worker};
-use ops::project::Project;
-use ops::{Op, Rope, RopeWrite, Rows};
+use ops::{Op, Project, RmsNorm, Rope, RopeWrite, Rows};
 use program::{Arguments, Node, ValueId, WeightId};
 use std::ops::Range;
 
@@ -144,8 +143,8 @@ impl Replay<'_> {
         let isa = self.loaded.isa;
         let rows = self.rows(node);
         match &node.op {
-            Op::Embed => self.embed(node, worker),
-            Op::RmsNorm { eps } => {
+            Op::Embed(_) => self.embed(node, worker),
+            Op::RmsNorm(RmsNorm { eps }) => {
                 let width = self.width(node.inputs[0]);
                 let share = worker.split(rows);
                 let range = share.start * width..share.end * width;
@@ -154,10 +153,10 @@ impl Replay<'_> {
                 self.copy_unless_in_place(index, node, 0, range);
                 math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
             }
-            Op::Linear | Op::LinearAdd => self.linear(index, node, worker),
-            Op::Add | Op::Mul => {
+            Op::Linear(_) | Op::LinearAdd(_) => self.linear(index, node, worker),
+            Op::Add(_) | Op::Mul(_) => {
                 let range = self.elements(node, rows, worker);
-                let f = if node.op == Op::Add { Binary::Add } else { Binary::Mul };
+                let f = if let Op::Add(_) = node.op { Binary::Add } else { Binary::Mul };
                 self.copy_unless_in_place(index, node, 0, range.clone());
                 // SAFETY: each worker has its own elements; the second operand is only read.
                 let (y, b) = unsafe {
@@ -166,7 +165,7 @@ impl Replay<'_> {
                 };
                 math::zip_in_place(isa, f, y, b);
             }
-            Op::Silu => {
+            Op::Silu(_) => {
                 let range = self.elements(node, rows, worker);
                 self.copy_unless_in_place(index, node, 0, range.clone());
                 // SAFETY: each worker has its own elements.
@@ -185,9 +184,9 @@ impl Replay<'_> {
                     });
                 }
             }
-            Op::KvWrite { layer } => self.kv_write(*layer, node.inputs[0], node.inputs[1], worker),
+            Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
             Op::Attention(op) => self.attend(op, node, worker),
-            Op::Select => {
+            Op::Select(_) => {
                 let width = self.width(node.inputs[0]);
                 for i in worker.split(rows) {
                     let from = self.arguments.outputs[i] as usize * width;
@@ -200,10 +199,10 @@ impl Replay<'_> {
                 }
             }
             Op::Project(project) => self.project(project, node, worker),
-            Op::GateUp { norm } => self.gate_up(*norm, node, worker),
+            Op::GateUp(op) => self.gate_up(op.norm, node, worker),
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             // Refused when the Program was loaded.
-            Op::AllReduce => {}
+            Op::AllReduce(_) => {}
         }
     }
 
@@ -308,7 +307,7 @@ impl Replay<'_> {
     }
 
     fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
-        let residual = matches!(node.op, Op::LinearAdd);
+        let residual = matches!(node.op, Op::LinearAdd(_));
         let x = self.input(node, None, worker);
         let (matrix, width) = (self.matrix(node.weights[0]), self.width(node.outputs[0]));
         let bias = node.weights.get(1).map(|&b| self.vector(b));

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use ops::operation::{Operand, Precision};
 use ops::packed::Format;
-use ops::{Op, Rows, Shape};
+use ops::{Rows, Shape};
 use program::{Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
@@ -23,31 +24,35 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
     let mut of_attention = vec![false; count];
     let mut of_residual = vec![false; count];
     for node in &program.nodes {
-        let all = || node.inputs.iter().chain(&node.outputs).map(|v| v.0);
-        let same: Vec<usize> = match node.op {
-            Op::Embed | Op::Linear | Op::GateUp { .. } => vec![],
-            Op::LinearAdd => vec![node.inputs[1].0, node.outputs[0].0],
-            Op::Project(_) => node.outputs.iter().map(|v| v.0).collect(),
-            _ => all().collect(),
-        };
+        let inputs = node.inputs.iter().enumerate().map(|(i, v)| (Operand::Input(i), v.0));
+        let outputs = node.outputs.iter().enumerate().map(|(i, v)| (Operand::Output(i), v.0));
+        let all: Vec<(Operand, usize)> = inputs.chain(outputs).collect();
+        let same: Vec<usize> = all
+            .iter()
+            .filter(|(operand, _)| node.op.shares_type(*operand))
+            .map(|(_, v)| *v)
+            .collect();
         for pair in same.windows(2) {
             let (from, to) = (set[pair[0]], set[pair[1]]);
             set.iter_mut().filter(|s| **s == from).for_each(|s| *s = to);
         }
-        match node.op {
-            Op::Attention(_) | Op::RopeWrite(_) | Op::KvWrite { .. } => {
-                all().for_each(|v| of_attention[v] = true);
+        match node.op.precision() {
+            Precision::Any => {}
+            Precision::Queries | Precision::Rounds => {
+                all.iter().for_each(|(_, v)| of_attention[*v] = true);
             }
-            Op::Embed | Op::GateUp { .. } | Op::LinearAdd => {
-                of_residual[node.outputs[0].0] = true;
-            }
-            _ => {}
+            Precision::Full => of_residual[node.outputs[0].0] = true,
         }
     }
     program.results.iter().chain(&program.input).for_each(|v| of_residual[v.0] = true);
     let any = |marks: &[bool], of: usize| (0..count).any(|v| marks[v] && set[v] == of);
     let is_half = |v: usize| any(&of_attention, set[v]) && !any(&of_residual, set[v]);
     (0..count).map(|v| if is_half(v) { half } else { Scalar::F32 }).collect()
+}
+
+/// Whether a node is a product whose output is gated.
+fn gated(node: &Node) -> bool {
+    node.op.product(node.weights.len()).is_some_and(|product| product.gated)
 }
 
 /// The nodes that read each value.
@@ -70,12 +75,15 @@ pub(super) fn narrow_types(
     let mut types = types(program, half);
     let readers = readers(program);
     for node in &program.nodes {
-        let Op::GateUp { .. } = node.op else { continue };
+        if !gated(node) {
+            continue;
+        }
         let v = node.outputs[0];
         let narrow = |n: &&Node| {
             let matrix = n.weights.first().and_then(|w| formats[w.0]);
             let full = matrix == Some(Format::Dense(Scalar::F32));
-            n.op == Op::LinearAdd && n.inputs[0] == v && !full
+            let product = n.op.product(n.weights.len());
+            product.is_some_and(|p| p.residual.is_some()) && n.inputs[0] == v && !full
         };
         if readers[v.0].iter().all(narrow) {
             types[v.0] = wide;
@@ -90,13 +98,12 @@ pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<S
     let mut types = types(program, half);
     let readers = readers(program);
     for node in &program.nodes {
-        let turned = |v: &ValueId| readers[v.0].iter().all(|n| matches!(n.op, Op::RopeWrite(_)));
-        match node.op {
-            Op::GateUp { .. } => types[node.outputs[0].0] = wide,
-            Op::Project(_) if node.outputs.iter().all(turned) => {
-                node.outputs.iter().for_each(|v| types[v.0] = Scalar::F32);
-            }
-            _ => {}
+        let Some(product) = node.op.product(node.weights.len()) else { continue };
+        let rounds = |n: &&Node| n.op.precision() == Precision::Rounds;
+        if product.gated {
+            types[node.outputs[0].0] = wide;
+        } else if node.outputs.iter().all(|v| readers[v.0].iter().all(rounds)) {
+            node.outputs.iter().for_each(|v| types[v.0] = Scalar::F32);
         }
     }
     types
@@ -143,10 +150,10 @@ impl Layout {
         let plan = plan_memory(program, rows.tokens, rows.outputs);
         let (mut input, mut output) = (0, 0);
         for node in &program.nodes {
-            if matches!(node.op, Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. }) {
+            if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
                 let many = rows.of(program.shape(node.outputs[0])) > FEW;
-                if many || matches!(node.op, Op::GateUp { .. }) {
+                if many || product.gated {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
                 }

@@ -9,7 +9,7 @@ use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::sweep::Team;
-use ops::{Op, Rope, Rows};
+use ops::{Op, RmsNorm, Rope, Rows};
 use program::{Node, Program, ValueId, WeightId};
 use tile::Kernel;
 use tile::dsl::Recipe;
@@ -351,44 +351,44 @@ impl Recorder<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
         let Node { op, inputs, weights, outputs } = node;
         match op {
-            Op::Embed => self.embed(weights[0], outputs[0]),
-            Op::RmsNorm { eps } => {
+            Op::Embed(_) => self.embed(weights[0], outputs[0]),
+            Op::RmsNorm(RmsNorm { eps }) => {
                 let len = self.of.program.weights[weights[0].0].shape[0];
                 let rows = self.rows(inputs[0]) * (self.width(inputs[0]) / len);
                 let (x, y) = (self.operand(inputs[0]), self.value(outputs[0]));
                 let y = Operand { slot: y, scalar: x.scalar };
                 self.norm(x, weights[0], *eps, rows, len, y)
             }
-            Op::Linear => {
+            Op::Linear(_) => {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 let (x, y) = (self.operand(inputs[0]), self.operand(outputs[0]));
                 let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
                 self.linear(x, matrix, rows, width, y)
             }
-            Op::Add | Op::Mul => {
+            Op::Add(_) | Op::Mul(_) => {
                 let [a, b] = [inputs[0], inputs[1]];
                 let kernel = match op {
-                    Op::Add => ops::add::add(self.scalar(a)),
+                    Op::Add(_) => ops::add::add(self.scalar(a)),
                     _ => ops::mul::mul(self.scalar(a)),
                 };
                 self.map(kernel, &[("a", self.value(a)), ("b", self.value(b))], outputs[0])
             }
-            Op::Silu => {
+            Op::Silu(_) => {
                 let kernel = ops::silu::silu_kernel(self.scalar(inputs[0]));
                 self.map(kernel, &[("x", self.value(inputs[0]))], outputs[0])
             }
             Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
-            Op::KvWrite { layer } => self.kv_write(*layer, inputs[0], inputs[1]),
+            Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
             Op::Attention(attention) => self.attention(attention, inputs[0], outputs[0]),
-            Op::Select => self.select(inputs[0], outputs[0]),
+            Op::Select(_) => self.select(inputs[0], outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
-            Op::GateUp { norm } => self.gate_up(*norm, inputs[0], weights, outputs[0]),
-            Op::LinearAdd => {
+            Op::GateUp(op) => self.gate_up(op.norm, inputs[0], weights, outputs[0]),
+            Op::LinearAdd(_) => {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 self.linear_add(inputs[0], inputs[1], matrix, outputs[0])
             }
             Op::RopeWrite(write) => self.rope_write(write, inputs, weights, outputs[0]),
-            Op::AllReduce => {
+            Op::AllReduce(_) => {
                 if self.scalar(inputs[0]) != Scalar::F32 {
                     let found = format!("{:?}", self.scalar(inputs[0]));
                     return Err(Error::new("all_reduce", "values of f32", found));
@@ -473,15 +473,12 @@ fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
 
 /// See [`Lowering::unpacked`].
 fn unpacked(program: &Program) -> (usize, usize) {
-    let of = |node: &Node| match node.op {
-        Op::Linear | Op::Project(_) | Op::LinearAdd | Op::GateUp { .. }
-            if program.shape(node.inputs[0]).rows == Rows::Tokens =>
-        {
-            node.weights.clone()
-        }
-        _ => vec![],
+    let many = |node: &&Node| {
+        let product = node.op.product(node.weights.len());
+        product.is_some() && program.shape(node.inputs[0]).rows == Rows::Tokens
     };
-    let shapes = program.nodes.iter().flat_map(of).map(|w| &program.weights[w.0].shape);
+    let weights = program.nodes.iter().filter(many).flat_map(|node| &node.weights);
+    let shapes = weights.map(|w| &program.weights[w.0].shape);
     let most = |a: (usize, usize), shape: &Vec<usize>| match shape[..] {
         [rows, cols] => (a.0.max(rows * cols), a.1.max(rows)),
         _ => a,

@@ -11,8 +11,11 @@ mod cases;
 mod chunks;
 mod form;
 
+use crate::operation::{
+    Access, CacheUse, CachedLayer, CachedWork, Call, Operation, Precision, Sharding,
+};
 use crate::{Shape, arity, expect};
-use formats::{Error, Result};
+use formats::Result;
 use tile::case::Spec;
 
 pub use form::Form;
@@ -34,7 +37,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "attention_dense", cases: chunks::dense, benches: chunks::dense_benches },
 ];
 
-/// The constants of one attention layer.
+/// The constants of one attention layer: `q[tokens, heads * head_dim] -> same`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
     /// Index of the cache layer.
@@ -49,15 +52,6 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
-}
-
-/// `k, v ->` nothing: both `[tokens, kv_heads * head_dim]`.
-pub(crate) fn write_shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("kv_write", inputs, 2, weights, &[0])?;
-    if inputs[0] != inputs[1] {
-        return Err(Error::new("kv_write", format!("{:?}", inputs[0]), format!("{:?}", inputs[1])));
-    }
-    Ok(vec![])
 }
 
 /// The score function of a head.
@@ -96,18 +90,67 @@ impl Scores {
     }
 }
 
-impl Attention {
-    /// `q[tokens, heads * head_dim] -> same`.
-    pub fn shape(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+impl Operation for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity("attention", inputs, 1, weights, &[0])?;
         expect("attention", "heads modulo kv_heads", &[self.heads % self.kv_heads.max(1)], &[0])?;
         expect("attention", "query width", &[inputs[0].width], &[self.heads * self.head_dim])?;
         Ok(vec![inputs[0]])
     }
 
+    fn reference(&self, call: &mut Call<'_>) {
+        let CachedLayer { keys, values } = &call.cache[self.layer];
+        self.attend(call.positions, call.inputs[0], keys, values, &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Heads { weights: true }
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        let Attention { layer, kv_heads, head_dim, window, .. } = *self;
+        Some(CacheUse { layer, access: Access::Read { kv_heads, head_dim, window } })
+    }
+
+    fn set_layer(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    fn bound(&mut self, positions: usize) {
+        self.window = Some(self.window.map_or(positions, |window| window.min(positions)));
+    }
+
+    fn divide_heads(&mut self, ranks: usize) {
+        (self.heads, self.kv_heads) = (self.heads / ranks, self.kv_heads / ranks);
+    }
+
+    fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
+        let first = |position: usize| {
+            let window = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            window.max(oldest as usize).min(position)
+        };
+        let positions = positions.iter().map(|&position| position as usize);
+        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
+        let begin = positions.clone().next().map_or(0, first);
+        let end = positions.clone().next_back().map_or(0, |p| p + 1);
+        // A score and a weighted value: two products per element of a head.
+        let operations = 4 * (pairs * self.heads * self.head_dim) as u64;
+        CachedWork { positions: end - begin, operations }
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Queries
+    }
+}
+
+impl Attention {
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values` `[positions, kv_heads * head_dim]`, which hold
     /// every position from 0, into `y`, in f64.
-    pub fn reference<'a>(
+    pub fn attend<'a>(
         &self,
         positions: &[u32],
         q: &[f32],
@@ -146,7 +189,7 @@ mod tests {
             Attention { layer: 0, heads: 4, kv_heads: 2, head_dim: 3, scale: 1.0, window: Some(1) };
         let (q, keys, values) = (noise(1, 24), noise(2, 12), noise(3, 12));
         let mut y = vec![0.0; 24];
-        attention.reference(&[0, 1], &q, &keys, &values, &mut y);
+        attention.attend(&[0, 1], &q, &keys, &values, &mut y);
         for t in 0..2 {
             for h in 0..4 {
                 assert_eq!(y[(t * 4 + h) * 3..][..3], values[t * 6 + h / 2 * 3..][..3]);
@@ -159,7 +202,7 @@ mod tests {
         let attention =
             Attention { layer: 0, heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
         let mut y = [0.0; 2];
-        attention.reference(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], &mut y);
+        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], &mut y);
         assert_eq!(y, [1.0, 3.0]);
     }
 

@@ -5,7 +5,9 @@ pub mod gemm;
 mod gemv;
 mod input;
 
+use crate::operation::{Call, Operand, Operation, Product, Sharding};
 use crate::packed::{Format, Weights};
+use crate::project::Projection;
 use crate::{Shape, arity, expect};
 use formats::Result;
 use tile::case::Spec;
@@ -49,10 +51,42 @@ pub fn gemv(
 pub const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
 
 /// `x[rows, in]; weight[out, in], (bias[out]) -> [rows, out]`.
-pub fn shape(inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-    arity("linear", inputs, 1, weights, &[1, 2])?;
-    let out = check("linear", inputs[0].width, weights[0], weights.get(1).copied())?;
-    Ok(vec![Shape { width: out, ..inputs[0] }])
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear;
+
+/// The operands of the one matrix of a product, with or without a bias.
+pub(crate) fn projection(weights: usize) -> Projection {
+    Projection { weight: 0, bias: (weights > 1).then_some(1) }
+}
+
+impl Operation for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("linear", inputs, 1, weights, &[1, 2])?;
+        let out = check("linear", inputs[0].width, weights[0], weights.get(1).copied())?;
+        Ok(vec![Shape { width: out, ..inputs[0] }])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let bias = call.weights.get(1).map(Vec::as_slice);
+        reference(call.inputs[0], &call.weights[0], bias, call.widths[0], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Product
+    }
+
+    fn product(&self, weights: usize) -> Option<Product> {
+        let projections = vec![projection(weights)];
+        Some(Product { norm: None, projections, gated: false, residual: None })
+    }
+
+    fn shares_type(&self, _: Operand) -> bool {
+        false
+    }
 }
 
 /// The output width of a projection from `width`, if its weight and bias fit.

@@ -1,0 +1,216 @@
+//! The rules of operations: all that Programs, their transforms and the devices ask of one. Each
+//! operation answers in its own file, next to its mathematics and its kernels; nothing else tells
+//! operations apart but fusion, which is about several at once, and the devices' launches.
+
+use std::fmt::Debug;
+
+use formats::Result;
+
+use crate::project::Projection;
+use crate::{Rope, Shape};
+
+/// The rules of one operation.
+pub trait Operation: Debug {
+    /// Its name in the text form and in profiles.
+    fn name(&self) -> &'static str;
+
+    /// The shapes of the outputs.
+    ///
+    /// # Errors
+    /// Why these operands do not fit.
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>>;
+
+    /// Computes the outputs in slow, obvious loops: every fast implementation is compared with
+    /// them.
+    fn reference(&self, call: &mut Call<'_>);
+
+    /// How tensor parallelism cuts it.
+    fn sharding(&self) -> Sharding;
+
+    /// The input whose bytes the first output may take over, if nothing else reads it afterwards.
+    fn overwrites(&self) -> Option<usize> {
+        None
+    }
+
+    /// Its access to the key/value cache, if it has any.
+    fn cache(&self) -> Option<CacheUse> {
+        None
+    }
+
+    /// Gives its cache layer another number.
+    fn set_layer(&mut self, _layer: usize) {}
+
+    /// Lets no query see more than this many positions, itself included.
+    fn bound(&mut self, _positions: usize) {}
+
+    /// The operation as one of `ranks` computes it, for those whose constants count heads.
+    fn divide_heads(&mut self, _ranks: usize) {}
+
+    /// The rotation that it applies.
+    fn rope(&self) -> Option<&Rope> {
+        None
+    }
+
+    /// The matrices that it multiplies its first input with, if it is a product.
+    fn product(&self, _weights: usize) -> Option<Product> {
+        None
+    }
+
+    /// Whether it reads one row of its weight per token, and not all of it.
+    fn gathers(&self) -> bool {
+        false
+    }
+
+    /// The work of queries at these consecutive positions on a cache that begins at `oldest`.
+    fn cached_work(&self, _positions: &[u32], _oldest: u32) -> CachedWork {
+        CachedWork::default()
+    }
+
+    /// Whether kernels have this operand in the one element type that all such operands of the
+    /// operation share.
+    fn shares_type(&self, _operand: Operand) -> bool {
+        true
+    }
+
+    /// How precise its operands are on a device that keeps some of them in 16 bits.
+    fn precision(&self) -> Precision {
+        Precision::Any
+    }
+}
+
+/// An activation of a node, by its place among the inputs or outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operand {
+    /// An input.
+    Input(usize),
+    /// An output.
+    Output(usize),
+}
+
+/// How precise the activations of an operation are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// As precise as those of its neighbours.
+    Any,
+    /// All operands may have the type of queries.
+    Queries,
+    /// As [`Precision::Queries`], and kernels of many rows take them as products leave them, in
+    /// f32, and round.
+    Rounds,
+    /// The first output is f32.
+    Full,
+}
+
+/// An operation's access to the key/value cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Index of the cache layer.
+    pub layer: usize,
+    /// How it is accessed.
+    pub access: Access,
+}
+
+/// How a cache layer is accessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Appends input number `keys` and the one after it, the values.
+    Append {
+        /// Index of the input that has the keys.
+        keys: usize,
+    },
+    /// Reads a layer of this geometry.
+    Read {
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Elements per head.
+        head_dim: usize,
+        /// Positions a query sees, itself included; `None`: all.
+        window: Option<usize>,
+    },
+}
+
+/// A product of one input with matrices `[out, in]`, possibly with something in front and behind.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Product {
+    /// eps of an RMS norm in front, whose weight comes first.
+    pub norm: Option<f32>,
+    /// The matrices and their biases.
+    pub projections: Vec<Projection>,
+    /// Whether the results of two matrices become one output, gated.
+    pub gated: bool,
+    /// Index of the input that is added to the result.
+    pub residual: Option<usize>,
+}
+
+/// How tensor parallelism cuts an operation: a rank's part of its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharding {
+    /// All of each row.
+    Whole,
+    /// As much as of the inputs, all alike: the operation works by element, by head or by row.
+    Alike,
+    /// Its share of the heads, as of all inputs; `weights`: each weight has one element per head.
+    Heads {
+        /// Whether weights are cut, too.
+        weights: bool,
+    },
+    /// Some rows of each matrix for a whole input; for its share of an input the same columns, and
+    /// a sum over all ranks.
+    Product,
+    /// It is part of a rank already.
+    OfRank,
+}
+
+/// The work of attention on the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CachedWork {
+    /// Cached positions that any query sees, each counted once.
+    pub positions: usize,
+    /// Operations in f32: a multiplication and an addition are two.
+    pub operations: u64,
+}
+
+/// Keys and values of every position of a layer: `[positions, kv_heads * head_dim]` each, f32.
+#[derive(Debug, Clone, Default)]
+pub struct CachedLayer {
+    /// Keys.
+    pub keys: Vec<f32>,
+    /// Values.
+    pub values: Vec<f32>,
+}
+
+impl CachedLayer {
+    /// Stores rows of keys and values of `width` elements at their positions.
+    pub(crate) fn write(&mut self, positions: &[u32], width: usize, keys: &[f32], values: &[f32]) {
+        for (t, &position) in positions.iter().enumerate() {
+            let end = (position as usize + 1) * width;
+            for (cached, rows) in [(&mut self.keys, keys), (&mut self.values, values)] {
+                if cached.len() < end {
+                    cached.resize(end, 0.0);
+                }
+                cached[end - width..end].copy_from_slice(&rows[t * width..][..width]);
+            }
+        }
+    }
+}
+
+/// The operands of one node in one replay, for its reference.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Elements of each input, row-major.
+    pub inputs: Vec<&'a [f32]>,
+    /// Elements in a row of each input.
+    pub widths: Vec<usize>,
+    /// Elements of each weight, row-major.
+    pub weights: &'a [Vec<f32>],
+    /// Elements of each output: zeros, to be written.
+    pub outputs: Vec<Vec<f32>>,
+    /// The step's token ids.
+    pub tokens: &'a [u32],
+    /// The position of each token.
+    pub positions: &'a [u32],
+    /// Row numbers whose logits are wanted.
+    pub picks: &'a [u32],
+    /// All layers of the cache.
+    pub cache: &'a mut [CachedLayer],
+}
