@@ -7,6 +7,7 @@ mod aside;
 mod cache_type;
 mod caught;
 mod dtype;
+pub mod elementwise;
 mod error;
 mod fault;
 mod finite;

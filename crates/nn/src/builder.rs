@@ -35,6 +35,23 @@ pub enum Bias {
     IfStored,
 }
 
+impl Bias {
+    /// `name.bias` `[width]`, if there is to be one.
+    pub(crate) fn weight(
+        self,
+        builder: &Builder<'_>,
+        name: &str,
+        width: usize,
+    ) -> Result<Option<WeightId>> {
+        let name = format!("{name}.bias");
+        match self {
+            Bias::Never => Ok(None),
+            Bias::Always => builder.weight(&name, &[width]).map(Some),
+            Bias::IfStored => builder.optional(&name, &[width]),
+        }
+    }
+}
+
 /// Collects the weights and cache layers of a model under construction.
 pub struct Builder<'a> {
     weights: &'a dyn Weights,

@@ -2,7 +2,7 @@
 
 use crate::{Bias, Builder, Step, Tensor};
 use formats::Result;
-use ops::{Op, Rope};
+use ops::{Op, Rope, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
@@ -42,13 +42,7 @@ impl Linear {
         bias: Bias,
     ) -> Result<Self> {
         let weight = builder.weight(name, &[out, input])?;
-        let name = format!("{name}.bias");
-        let bias = match bias {
-            Bias::Never => None,
-            Bias::Always => Some(builder.weight(&name, &[out])?),
-            Bias::IfStored => builder.optional(&name, &[out])?,
-        };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias: bias.weight(builder, name, out)? })
     }
 
     /// `x weight^T + bias`.
@@ -72,6 +66,33 @@ impl RmsNorm {
     /// `x / rms(x) * weight`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         x.apply(Op::from(ops::RmsNorm { eps: self.eps }), &[], vec![self.weight])
+    }
+}
+
+/// Layer norm over whole rows.
+pub struct LayerNorm {
+    weight: WeightId,
+    bias: Option<WeightId>,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// Takes `name` `[width]` and, as `bias` says, `name.bias` `[width]`.
+    pub fn new(
+        builder: &Builder<'_>,
+        name: &str,
+        width: usize,
+        eps: f32,
+        bias: Bias,
+    ) -> Result<Self> {
+        let weight = builder.weight(name, &[width])?;
+        Ok(LayerNorm { weight, bias: bias.weight(builder, name, width)?, eps })
+    }
+
+    /// `(x - mean) / deviation * weight + bias`.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let weights = std::iter::once(self.weight).chain(self.bias).collect();
+        x.apply(Op::from(ops::LayerNorm { eps: self.eps }), &[], weights)
     }
 }
 
@@ -186,6 +207,6 @@ impl Mlp {
 
     /// `down(silu(gate(x)) * up(x))`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        self.down.forward(&self.gate.forward(x).silu().mul(&self.up.forward(x)))
+        self.down.forward(&self.gate.forward(x).map(Unary::Silu).mul(&self.up.forward(x)))
     }
 }

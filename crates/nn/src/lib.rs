@@ -10,6 +10,6 @@ mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
 pub use formats::Pairing;
-pub use layers::{Attention, AttentionOptions, Embedding, Linear, Mlp, RmsNorm};
-pub use ops::Rope;
+pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, RmsNorm};
+pub use ops::{Rope, Unary};
 pub use tensor::{Step, Tensor};

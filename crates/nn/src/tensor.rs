@@ -1,7 +1,7 @@
 //! The recording: a Step under construction and handles to its values.
 
 use formats::{Error, Result};
-use ops::{Op, Shape};
+use ops::{Binary, Map, Op, Scale, Shape, Unary, Zip};
 use program::{Node, Program, ValueId, WeightId};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -93,17 +93,22 @@ impl Tensor {
 
     /// `self + other`.
     pub fn add(&self, other: &Tensor) -> Tensor {
-        self.apply(Op::from(ops::Add), &[other], Vec::new())
+        self.apply(Op::from(Zip(Binary::Add)), &[other], Vec::new())
     }
 
     /// `self * other`, element by element.
     pub fn mul(&self, other: &Tensor) -> Tensor {
-        self.apply(Op::from(ops::Mul), &[other], Vec::new())
+        self.apply(Op::from(Zip(Binary::Mul)), &[other], Vec::new())
     }
 
-    /// `self * sigmoid(self)`.
-    pub fn silu(&self) -> Tensor {
-        self.apply(Op::from(ops::Silu), &[], Vec::new())
+    /// `f(self)`, element by element.
+    pub fn map(&self, f: Unary) -> Tensor {
+        self.apply(Op::from(Map(f)), &[], Vec::new())
+    }
+
+    /// `by * self`.
+    pub fn scale(&self, by: f32) -> Tensor {
+        self.apply(Op::from(Scale { by }), &[], Vec::new())
     }
 
     /// The rows whose logits were asked for.

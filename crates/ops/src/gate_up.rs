@@ -1,5 +1,5 @@
-//! The gated half of a SwiGLU feed-forward (Shazeer 2020), fused: `y = silu(gate(n)) * up(n)`, `n = rms_norm(x)` when
-//! a norm is part of it.
+//! The gated half of a feed-forward (Shazeer 2020), fused: `y = f(gate(n)) * up(n)`,
+//! `n = rms_norm(x)` when a norm is part of it. SwiGLU's `f` is SiLU, GeGLU's GELU.
 
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
@@ -8,7 +8,7 @@ use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, p
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::project::Project;
-use crate::{Shape, expect, silu_mul};
+use crate::{Shape, Unary, expect, gated, real};
 use formats::Result;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
@@ -16,8 +16,9 @@ use tile::dsl::*;
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
 
-/// `y[rows, out] = silu(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`; `n = rms_norm(x)` with the f32
-/// weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both matrices side by side.
+/// `y[rows, out] = act(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`;
+/// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both
+/// matrices side by side.
 #[kernel]
 pub fn gate_up(
     x: In<{ from }>,
@@ -28,6 +29,7 @@ pub fn gate_up(
     to: Scalar,
     format: Format,
     norm: bool,
+    act: Unary,
     rows: u32,
     schedule: Schedule,
 ) {
@@ -43,8 +45,12 @@ pub fn gate_up(
     let sweep = Sweep { weights: vec![gate, up], out };
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
         let (gate, up) = (sums[0], sums[1]);
-        let silu = gate / ((-gate).exp() + 1.0);
-        y.set(output + out * row, silu * up);
+        let gate = match act {
+            // A quotient costs nothing beside a row of weights, and is exact.
+            Unary::Silu => gate / ((-gate).exp() + 1.0),
+            _ => real::unary(act, gate),
+        };
+        y.set(output + out * row, gate * up);
     });
 }
 
@@ -53,6 +59,8 @@ pub fn gate_up(
 pub struct GateUp {
     /// eps of the norm in front, if it was fused.
     pub norm: Option<f32>,
+    /// The function of the gate.
+    pub act: Unary,
 }
 
 impl GateUp {
@@ -75,7 +83,7 @@ impl Operation for GateUp {
 
     fn reference(&self, call: &mut Call<'_>) {
         let both = self.both().outputs(call.inputs[0], call.widths[0], call.weights);
-        silu_mul::reference(&both[0], &both[1], &mut call.outputs[0]);
+        gated::reference(self.act, &both[0], &both[1], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -99,8 +107,10 @@ const EPS: f32 = 1e-5;
 
 fn cases() -> Vec<Case> {
     let timed = cases::timed().into_iter().enumerate();
-    timed
-        .map(|(f, format)| {
+    let silu = timed.clone().map(|(f, format)| (f, format, Unary::Silu));
+    let gelu = timed.take(3).map(|(f, format)| (f, format, Unary::GeluTanh));
+    silu.chain(gelu)
+        .map(|(f, format, act)| {
             let formats = [format];
             let shape = shapes(format)[f % 5];
             let (types, norm) = (TYPES[f % TYPES.len()], f % 4 > 0);
@@ -118,14 +128,20 @@ fn cases() -> Vec<Case> {
             let scales = norm.map_or(vec![1.0; rows], |_| norm_scales(&x, width, EPS));
             let gates = products(&seen, &gate, None, &scales, width);
             let ups = products(&seen, &up, None, &scales, width);
-            let want = gates.iter().zip(ups).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+            let want = gates.iter().zip(ups).map(|(&gate, up)| act.apply(gate) * up).collect();
+            let label = format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why);
             let mut buffers = vec![x, Buffer::zeros(types.1, rows * out)];
             buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
             buffers.extend([gate.buffer(), up.buffer()]);
             Case {
-                kernel: gate_up(types.0, types.1, format, norm.is_some(), rows as u32, schedule)
-                    .record(),
-                label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
+                kernel: {
+                    let norm = norm.is_some();
+                    gate_up(types.0, types.1, format, norm, act, rows as u32, schedule).record()
+                },
+                label: match act {
+                    Unary::Silu => label,
+                    _ => format!("{label}, {}", act.name()),
+                },
                 numbers: numbers(shape.groups, width).with("out", out as u32).with_f32("eps", EPS),
                 buffers,
                 expected: vec![(1, Expected::Near(want, tolerance(types.1)))],
@@ -142,7 +158,8 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: gate_up(Scalar::F32, Scalar::BF16, format, true, 1, schedule).record(),
+            kernel: gate_up(Scalar::F32, Scalar::BF16, format, true, Unary::Silu, 1, schedule)
+                .record(),
             label: format!("{} {width} -> 2 x {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32)

@@ -6,9 +6,47 @@
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::rms_norm::{SHAPES, numbers};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
+use crate::{Shape, arity, expect};
+use formats::Result;
+
+/// `x[rows, width]; weight[width], (bias[width]) -> [rows, width]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl Operation for LayerNorm {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("layer_norm", inputs, 1, weights, &[1, 2])?;
+        for (name, weight) in ["weight", "bias"].into_iter().zip(weights) {
+            expect("layer_norm", name, weight, &[inputs[0].width])?;
+        }
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let bias = call.weights.get(1).map(Vec::as_slice);
+        reference(call.inputs[0], &call.weights[0], bias, self.eps, &mut call.outputs[0]);
+    }
+
+    // A rank's share of a row has another mean.
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+}
 
 /// Normalises every row of `weight.len()` elements of `x` into `y`, in f64.
 pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) {

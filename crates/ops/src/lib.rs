@@ -4,23 +4,21 @@
 //! operands; a device gives it a kernel. The `reference` functions are slow, obvious loops in f64: every fast
 //! implementation is compared with them.
 
-pub mod add;
 pub mod add_norm;
 pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
 pub mod embed;
 pub mod gate_up;
-pub mod gelu;
-pub mod gelu_mul;
+pub mod gated;
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_add;
+pub mod map;
 pub mod math;
 pub mod moe;
-pub mod mul;
 pub mod operation;
 pub mod packed;
 pub mod project;
@@ -30,34 +28,35 @@ pub mod rope_write;
 pub mod sample;
 pub mod scale;
 pub mod select;
-pub mod silu;
-pub mod silu_mul;
 pub mod softmax;
 pub mod sweep;
 pub mod top_k;
+pub mod zip;
 
+mod real;
 mod trial;
 
 use std::ops::{Deref, DerefMut};
 
 use formats::{Error, Result};
 
-pub use add::Add;
 pub use all_reduce::AllReduce;
 pub use attention::Attention;
 pub use embed::Embed;
 pub use gate_up::GateUp;
 pub use kv_write::KvWrite;
+pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_add::LinearAdd;
-pub use mul::Mul;
+pub use map::{Map, Unary};
 pub use operation::Operation;
 pub use project::Project;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_write::RopeWrite;
+pub use scale::Scale;
 pub use select::Select;
-pub use silu::Silu;
+pub use zip::{Binary, Zip};
 
 /// How many rows a value has, known only when a Program is replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,12 +127,14 @@ operations! {
     RmsNorm(RmsNorm),
     /// `x; weight[out, in], (bias[out]) -> y`. See [`linear`].
     Linear(Linear),
-    /// `a, b -> a + b`. See [`add`].
-    Add(Add),
-    /// `a, b -> a * b`. See [`mul`].
-    Mul(Mul),
-    /// `x -> x * sigmoid(x)`. See [`silu`].
-    Silu(Silu),
+    /// `x; weight[width], (bias[width]) -> y`. See [`layer_norm`].
+    LayerNorm(LayerNorm),
+    /// `x -> f(x)`, element by element. See [`map`].
+    Map(Map),
+    /// `a, b -> f(a, b)`, element by element. See [`zip`].
+    Zip(Zip),
+    /// `x -> by * x`. See [`scale`].
+    Scale(Scale),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
     /// `k, v ->`: appends to the layer's cache. See [`kv_write`].
@@ -144,7 +145,7 @@ operations! {
     Select(Select),
     /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that share it. See [`project`].
     Project(Project),
-    /// `x; (norm), gate, up -> y`: `silu(gate(x)) * up(x)`. See [`gate_up`].
+    /// `x; (norm), gate, up -> y`: `f(gate(x)) * up(x)`. See [`gate_up`].
     GateUp(GateUp),
     /// `x, residual; weight, (bias) -> residual + linear(x)`. See [`linear_add`].
     LinearAdd(LinearAdd),

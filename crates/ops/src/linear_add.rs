@@ -6,7 +6,8 @@ use crate::linear::cases::{
 use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product};
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
-use crate::{Shape, add, arity, linear};
+use crate::zip::{self, Binary};
+use crate::{Shape, arity, linear};
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
 use tile::dsl::*;
@@ -71,7 +72,7 @@ impl Operation for LinearAdd {
     fn reference(&self, call: &mut Call<'_>) {
         let (bias, mut sum) = (call.weights.get(1).map(Vec::as_slice), call.outputs[0].clone());
         linear::reference(call.inputs[0], &call.weights[0], bias, call.widths[0], &mut sum);
-        add::reference(call.inputs[1], &sum, &mut call.outputs[0]);
+        zip::reference(Binary::Add, call.inputs[1], &sum, &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {

@@ -4,8 +4,41 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::operation::{Call, Operation, Sharding};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
+use crate::{Shape, arity};
+use formats::Result;
+
+/// `x -> by * x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scale {
+    /// The factor.
+    pub by: f32,
+}
+
+impl Operation for Scale {
+    fn name(&self) -> &'static str {
+        "scale"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("scale", inputs, 1, weights, &[0])?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(call.inputs[0], self.by, &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+}
 
 /// `y = by * x`.
 pub fn reference(x: &[f32], by: f32, y: &mut [f32]) {

@@ -2,7 +2,7 @@
 //! v before attention. Each rule removes passes over activations; none changes a result beyond rounding.
 
 use crate::{Node, Program, ValueId};
-use ops::{GateUp, KvWrite, LinearAdd, Op, Project, RmsNorm, RopeWrite};
+use ops::{Binary, GateUp, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite, Unary, Zip};
 
 /// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
 pub fn fuse(program: &Program) -> Program {
@@ -73,48 +73,48 @@ fn projections(program: &mut Program) {
     }
 }
 
-/// `mul(silu(gate), up)` over a two-way projection without biases.
+/// `mul(f(gate), up)` over a two-way projection without biases.
 fn gate_up(program: &mut Program) {
     let mut at = 0;
     while at < program.nodes.len() {
-        if let Some((project, silu)) = gate_up_at(program, at) {
+        if let Some((project, map, act)) = gate_up_at(program, at) {
             let Op::Project(Project { norm, .. }) = program.nodes[project].op else {
                 unreachable!("matched above")
             };
             let node = Node {
-                op: Op::from(GateUp { norm }),
+                op: Op::from(GateUp { norm, act }),
                 outputs: program.nodes[at].outputs.clone(),
                 ..program.nodes[project].clone()
             };
-            rewrite(program, project, node, &[silu, at]);
+            rewrite(program, project, node, &[map, at]);
         } else {
             at += 1;
         }
     }
 }
 
-/// The projection and the silu behind a `mul` at `at`.
-fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize)> {
+/// The projection and the function behind a `mul` at `at`.
+fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize, Unary)> {
     let mul = &program.nodes[at];
-    if !matches!(mul.op, Op::Mul(_)) {
+    if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
         return None;
     }
-    let silu =
-        single(program, mul.inputs[0]).filter(|&i| matches!(program.nodes[i].op, Op::Silu(_)))?;
-    let gate = program.nodes[silu].inputs[0];
+    let map = single(program, mul.inputs[0])?;
+    let Op::Map(Map(act)) = program.nodes[map].op else { return None };
+    let gate = program.nodes[map].inputs[0];
     let project = single(program, gate)?;
     let node = &program.nodes[project];
     let fits = matches!(&node.op, Op::Project(p) if p.biases == [false, false])
         && node.outputs == [gate, mul.inputs[1]]
         && single(program, mul.inputs[1]) == Some(project);
-    fits.then_some((project, silu))
+    fits.then_some((project, map, act))
 }
 
 /// `add(residual, linear(x))`, either way round.
 fn linear_add(program: &mut Program) {
     let mut at = 0;
     while at < program.nodes.len() {
-        let found = matches!(program.nodes[at].op, Op::Add(_))
+        let found = matches!(program.nodes[at].op, Op::Zip(Zip(Binary::Add)))
             .then(|| {
                 let [a, b] = [program.nodes[at].inputs[0], program.nodes[at].inputs[1]];
                 [(a, b), (b, a)].into_iter().find_map(|(residual, value)| {

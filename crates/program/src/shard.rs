@@ -81,7 +81,10 @@ impl Sharder<'_> {
             return Err(Error::new(name, "operands shared alike", "a whole one and a share"));
         }
         match node.op.sharding() {
-            Sharding::Whole => self.keep(node, Spread::Whole),
+            Sharding::Whole => {
+                node.inputs.iter().try_for_each(|v| self.whole(name, *v))?;
+                self.keep(node, Spread::Whole)
+            }
             Sharding::Alike => self.keep(node, first.unwrap_or(Spread::Whole)),
             Sharding::Heads { weights } => {
                 self.share(name, node.inputs[0])?;

@@ -99,6 +99,110 @@ unsafe fn rms_norm_kernel<L: Lanes>(
     }
 }
 
+/// Layer norm of every row, in place: `x = (x - mean) / sqrt(variance + eps) * weight + bias` (Ba
+/// et al., 2016).
+///
+/// `x` holds rows of `weight.len()`. The variance is the mean of squared deviations, in a second
+/// pass: the difference of mean square and squared mean would lose it where the mean is large.
+///
+/// # Panics
+/// When the lengths do not fit.
+pub fn layer_norm_in_place(
+    isa: Isa,
+    x: &mut [f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+) {
+    let width = weight.len();
+    assert!(
+        x.len().is_multiple_of(width.max(1)) && bias.is_none_or(|bias| bias.len() == width),
+        "layer_norm: rows of the weight's width"
+    );
+    let (rows, x) = (x.len() / width.max(1), x.as_mut_ptr());
+    // SAFETY: the slice holds that many whole rows.
+    unsafe {
+        dispatch!(isa, layer_norm_kernel(x: *mut f32, weight: &[f32], bias: Option<&[f32]>, rows: usize, eps: f32));
+    }
+}
+
+/// The sum over a row of its deviations from `mean`, or of their squares.
+///
+/// # Safety
+/// `x` points to `width` elements.
+#[inline(always)]
+unsafe fn moment<L: Lanes>(x: *const f32, width: usize, mean: f32, square: bool) -> f32 {
+    let (blocks, whole) = (width - width % (4 * L::N), width - width % L::N);
+    let minus = L::splat(mean);
+    let mut sums = [L::splat(0.0); 4];
+    macro_rules! add {
+        ($sum:expr, $x:expr) => {{
+            let x = $x.sub(minus);
+            $sum = if square { x.fma(x, $sum) } else { $sum.add(x) };
+        }};
+    }
+    // SAFETY: every index is below `width`.
+    unsafe {
+        for i in (0..blocks).step_by(4 * L::N) {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                add!(*sum, L::load(x.add(i + k * L::N)));
+            }
+        }
+        for i in (blocks..whole).step_by(L::N) {
+            add!(sums[0], L::load(x.add(i)));
+        }
+        let mut sum = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
+        // The rest by itself: zeros in its place would deviate from the mean, too.
+        for i in whole..width {
+            let x = *x.add(i) - mean;
+            sum += if square { x * x } else { x };
+        }
+        sum
+    }
+}
+
+/// # Safety
+/// `x` points to `rows * weight.len()` elements; the bias is as long as the weight.
+#[inline(always)]
+unsafe fn layer_norm_kernel<L: Lanes>(
+    x: *mut f32,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    rows: usize,
+    eps: f32,
+) {
+    let width = weight.len();
+    let whole = width - width % L::N;
+    // SAFETY: every index is below `rows * width` (below `width` for weight and bias), which the
+    // caller promises.
+    unsafe {
+        for row in 0..rows {
+            let x = x.add(row * width);
+            let mean = moment::<L>(x, width, 0.0, false) / width as f32;
+            let variance = moment::<L>(x, width, mean, true) / width as f32;
+            let (mean, scale) = (L::splat(mean), L::splat(1.0 / (variance + eps).sqrt()));
+            for i in (0..whole).step_by(L::N) {
+                let weight = L::load(weight.as_ptr().add(i));
+                let bias = match bias {
+                    Some(bias) => L::load(bias.as_ptr().add(i)),
+                    None => L::splat(0.0),
+                };
+                L::load(x.add(i)).sub(mean).mul(scale).fma(weight, bias).store(x.add(i));
+            }
+            if whole < width {
+                let rest = width - whole;
+                let weight = L::load_part(weight.as_ptr().add(whole), rest);
+                let bias = match bias {
+                    Some(bias) => L::load_part(bias.as_ptr().add(whole), rest),
+                    None => L::splat(0.0),
+                };
+                let part = L::load_part(x.add(whole), rest).sub(mean).mul(scale);
+                part.fma(weight, bias).store_part(x.add(whole), rest);
+            }
+        }
+    }
+}
+
 /// Softmax of every row of `width`, in place: `e^(x - max) / sum`. A row of nothing but -infinity becomes NaN, as
 /// the mathematics has no answer.
 ///

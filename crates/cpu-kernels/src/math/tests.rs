@@ -35,13 +35,12 @@ fn unary_functions() {
     type Reference = Box<dyn Fn(f64) -> f64>;
     let cases: Vec<(Unary, Reference, f32, f64, f64)> = vec![
         (Unary::Exp, Box::new(f64::exp), 87.0, 2.4e-7, 1e-45),
-        (Unary::Scale(0.3), Box::new(|x| x * f64::from(0.3f32)), 100.0, 1e-7, 0.0),
         (Unary::Sigmoid, Box::new(sigmoid), 80.0, 4e-7, 1e-45),
         (Unary::Silu, Box::new(move |x| x * sigmoid(x)), 80.0, 5e-7, 1e-44),
         (Unary::Tanh, Box::new(f64::tanh), 12.0, 5e-7, 1e-45),
         (Unary::Tanh, Box::new(f64::tanh), 0.3, 5e-7, 1e-45),
         (Unary::Relu, Box::new(|x| x.max(0.0)), 5.0, 0.0, 0.0),
-        (Unary::Softcap(30.0), Box::new(|x| 30.0 * (x / 30.0).tanh()), 200.0, 6e-7, 1e-45),
+        (Unary::Square, Box::new(|x| x * x), 5.0, 1e-7, 0.0),
         (
             Unary::GeluTanh,
             Box::new(move |x| {
@@ -58,11 +57,8 @@ fn unary_functions() {
         for (f, reference, range, relative, absolute) in &cases {
             for n in WIDTHS {
                 let x = noise(n, *range, n as u64);
-                let mut out = vec![0.0; n];
-                map(isa, *f, &x, &mut out);
-                let mut same = x.clone();
-                map_in_place(isa, *f, &mut same);
-                assert_eq!(out, same);
+                let mut out = x.clone();
+                map_in_place(isa, *f, &mut out);
                 for i in 0..n {
                     close(
                         out[i],
@@ -82,20 +78,24 @@ fn functions_at_the_edges() {
     for &isa in Isa::available() {
         let x =
             [f32::NEG_INFINITY, -1000.0, -105.0, 0.0, 88.7, 89.0, 1000.0, f32::INFINITY, f32::NAN];
-        let mut y = [0.0; 9];
-        map(isa, Unary::Exp, &x, &mut y);
+        let map = |f, x: &[f32; 9]| {
+            let mut y = *x;
+            map_in_place(isa, f, &mut y);
+            y
+        };
+        let y = map(Unary::Exp, &x);
         assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0], "{isa}");
         assert!(y[4] > 3e38 && y[4].is_finite(), "{isa} {}", y[4]);
         assert!(y[5..8].iter().all(|&y| y == f32::INFINITY) && y[8].is_nan(), "{isa} {y:?}");
         // The least results are normal numbers.
-        map(isa, Unary::Exp, &[-100.0, -87.34, -87.33, -87.3, 0.0, 0.0, 0.0, 0.0, 0.0], &mut y);
+        let y = map(Unary::Exp, &[-100.0, -87.34, -87.33, -87.3, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert!(y[..2] == [0.0, 0.0] && y[2].is_normal(), "{isa} {y:?}");
         close(y[3], f64::from(-87.3f32).exp(), 2.4e-7, 0.0, "exp(-87.3)");
-        map(isa, Unary::Tanh, &x, &mut y);
+        let y = map(Unary::Tanh, &x);
         assert!(y[0] == -1.0 && y[3] == 0.0 && y[7] == 1.0 && y[8].is_nan(), "{isa} {y:?}");
-        map(isa, Unary::Silu, &x, &mut y);
+        let y = map(Unary::Silu, &x);
         assert!(y[1] == 0.0 && y[3] == 0.0 && y[6] == 1000.0 && y[8].is_nan(), "{isa} {y:?}");
-        map(isa, Unary::GeluErf, &x, &mut y);
+        let y = map(Unary::GeluErf, &x);
         assert!(y[1] == 0.0 && y[3] == 0.0 && y[6] == 1000.0 && y[8].is_nan(), "{isa} {y:?}");
     }
 }
@@ -111,31 +111,37 @@ fn binary_functions() {
         for n in WIDTHS {
             let (x, y) = (noise(n, 4.0, 1), noise(n, 3.0, 2));
             type Reference<'a> = &'a dyn Fn(f64, f64) -> f64;
-            let cases: [(Binary, Reference<'_>); 7] = [
+            let check = |out: Vec<f32>, reference: Reference<'_>, what: String| {
+                for i in 0..n {
+                    close(out[i], reference(x[i].into(), y[i].into()), 3e-6, 5e-7, &what);
+                }
+            };
+            let sums: [(Binary, Reference<'_>); 5] = [
                 (Binary::Add, &|x, y| x + y),
                 (Binary::Sub, &|x, y| x - y),
                 (Binary::Mul, &|x, y| x * y),
-                (Binary::AddScaled(0.25), &|x, y| x + 0.25 * y),
-                (Binary::SiluMul, &|x, y| silu(x) * y),
-                (Binary::GeluTanhMul, &|x, y| gelu_tanh(x) * y),
-                (Binary::GeluErfMul, &|x, y| gelu(x) * y),
+                (Binary::Max, &|x, y| x.max(y)),
+                (Binary::Min, &|x, y| x.min(y)),
             ];
-            for (f, reference) in cases {
-                let mut out = vec![0.0; n];
-                zip(isa, f, &x, &y, &mut out);
-                let mut same = x.clone();
-                zip_in_place(isa, f, &mut same, &y);
-                assert_eq!(out, same);
-                for i in 0..n {
-                    close(
-                        out[i],
-                        reference(x[i].into(), y[i].into()),
-                        3e-6,
-                        5e-7,
-                        &format!("{isa} {f:?}"),
-                    );
-                }
+            assert_eq!(sums.len(), Binary::ALL.len());
+            for (f, reference) in sums {
+                let mut out = x.clone();
+                zip_in_place(isa, f, &mut out, &y);
+                check(out, reference, format!("{isa} {f:?}"));
             }
+            let gates: [(Unary, Reference<'_>); 3] = [
+                (Unary::Silu, &|x, y| silu(x) * y),
+                (Unary::GeluTanh, &|x, y| gelu_tanh(x) * y),
+                (Unary::GeluErf, &|x, y| gelu(x) * y),
+            ];
+            for (f, reference) in gates {
+                let mut out = x.clone();
+                gate_in_place(isa, f, &mut out, &y);
+                check(out, reference, format!("{isa} {f:?} gate"));
+            }
+            let mut out = x.clone();
+            scale_in_place(isa, 0.3, &mut out);
+            check(out, &|x, _| x * f64::from(0.3f32), format!("{isa} scale"));
         }
     }
 }
@@ -162,6 +168,32 @@ fn rms_norm_of_rows_and_heads() {
                             0.0,
                             "rms_norm",
                         );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn layer_norm_of_rows_far_from_zero() {
+    for &isa in Isa::available() {
+        for width in WIDTHS {
+            for biased in [false, true] {
+                let x: Vec<f32> = noise(3 * width, 0.5, 3).iter().map(|x| x + 8.0).collect();
+                let (weight, bias) = (noise(width, 1.5, 4), noise(width, 1.0, 5));
+                let bias = biased.then_some(&bias[..]);
+                let mut out = x.clone();
+                layer_norm_in_place(isa, &mut out, &weight, bias, 1e-5);
+                for (row, out) in x.chunks(width).zip(out.chunks(width)) {
+                    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+                    let square = |x: &f32| (f64::from(*x) - mean).powi(2);
+                    let variance = row.iter().map(square).sum::<f64>() / width as f64;
+                    for i in 0..width {
+                        let deviation = (f64::from(row[i]) - mean) / (variance + 1e-5).sqrt();
+                        let shift = bias.map_or(0.0, |bias| f64::from(bias[i]));
+                        let expected = deviation * f64::from(weight[i]) + shift;
+                        close(out[i], expected, 1e-5, 2e-5, "layer_norm");
                     }
                 }
             }

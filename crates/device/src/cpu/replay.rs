@@ -8,12 +8,12 @@ use super::executor::{Loaded, Weight, shape};
 use super::profile::Spans;
 use crate::Watch;
 use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
-use cpu_kernels::math::{self, Binary, Unary};
+use cpu_kernels::math;
 use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share,
 };
 use cpu_kernels::team::{SharedSlice, Worker};
-use ops::{Op, Project, RmsNorm, Rope, RopeWrite, Rows};
+use ops::{GateUp, LayerNorm, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip};
 use program::{Arguments, Node, ValueId, WeightId};
 use std::ops::Range;
 
@@ -154,24 +154,36 @@ impl Replay<'_> {
                 math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
             }
             Op::Linear(_) | Op::LinearAdd(_) => self.linear(index, node, worker),
-            Op::Add(_) | Op::Mul(_) => {
+            Op::LayerNorm(LayerNorm { eps }) => {
+                let width = self.width(node.inputs[0]);
+                let share = worker.split(rows);
+                let range = share.start * width..share.end * width;
+                // SAFETY: each worker has its own rows; an output in place is the same rows.
+                let y = unsafe { self.floats(self.offset(node.outputs[0]), range.clone()) };
+                self.copy_unless_in_place(index, node, 0, range);
+                let bias = node.weights.get(1).map(|&bias| self.vector(bias));
+                math::layer_norm_in_place(isa, y, self.vector(node.weights[0]), bias, *eps);
+            }
+            Op::Zip(Zip(f)) => {
                 let range = self.elements(node, rows, worker);
-                let f = if let Op::Add(_) = node.op { Binary::Add } else { Binary::Mul };
                 self.copy_unless_in_place(index, node, 0, range.clone());
                 // SAFETY: each worker has its own elements; the second operand is only read.
                 let (y, b) = unsafe {
                     let y = self.floats(self.offset(node.outputs[0]), range.clone());
                     (y, self.floats(self.offset(node.inputs[1]), range))
                 };
-                math::zip_in_place(isa, f, y, b);
+                math::zip_in_place(isa, *f, y, b);
             }
-            Op::Silu(_) => {
+            Op::Map(_) | Op::Scale(_) => {
                 let range = self.elements(node, rows, worker);
                 self.copy_unless_in_place(index, node, 0, range.clone());
                 // SAFETY: each worker has its own elements.
-                math::map_in_place(isa, Unary::Silu, unsafe {
-                    self.floats(self.offset(node.outputs[0]), range)
-                });
+                let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
+                match node.op {
+                    Op::Scale(Scale { by }) => math::scale_in_place(isa, by, y),
+                    Op::Map(Map(f)) => math::map_in_place(isa, f, y),
+                    _ => unreachable!("matched above"),
+                }
             }
             Op::Rope(rope) => {
                 let (width, angles) = (self.width(node.inputs[0]), self.angles_of(rope));
@@ -199,7 +211,7 @@ impl Replay<'_> {
                 }
             }
             Op::Project(project) => self.project(project, node, worker),
-            Op::GateUp(op) => self.gate_up(op.norm, node, worker),
+            Op::GateUp(op) => self.gate_up(op, node, worker),
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             // Refused when the Program was loaded.
             Op::AllReduce(_) => {}
@@ -249,8 +261,8 @@ impl Replay<'_> {
         });
     }
 
-    fn gate_up(&self, norm: Option<f32>, node: &Node, worker: &Worker<'_>) {
-        let norm = norm.map(|eps| (self.vector(node.weights[0]), eps));
+    fn gate_up(&self, op: &GateUp, node: &Node, worker: &Worker<'_>) {
+        let norm = op.norm.map(|eps| (self.vector(node.weights[0]), eps));
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
         let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
@@ -289,7 +301,7 @@ impl Replay<'_> {
                     let [gate, up] = operands.map(|(at, stride)| unsafe {
                         self.floats(at, t * stride..t * stride + columns.len())
                     });
-                    math::zip_in_place(self.loaded.isa, Binary::SiluMul, gate, up);
+                    math::gate_in_place(self.loaded.isa, op.act, gate, up);
                     if lined {
                         let [from, to] =
                             [columns.start, columns.end].map(|column| (t * width + column) / BLOCK);

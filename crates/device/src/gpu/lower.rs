@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use formats::{Error, Result};
+use ops::layer_norm::layer_norm;
 use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::sweep::Team;
-use ops::{Op, RmsNorm, Rope, Rows};
+use ops::zip::zip;
+use ops::{LayerNorm, Map, Op, RmsNorm, Rope, Rows, Scale, Zip};
 use program::{Node, Program, ValueId, WeightId};
 use tile::Kernel;
 use tile::dsl::Recipe;
@@ -365,24 +367,38 @@ impl Recorder<'_> {
                 let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
                 self.linear(x, matrix, rows, width, y)
             }
-            Op::Add(_) | Op::Mul(_) => {
-                let [a, b] = [inputs[0], inputs[1]];
-                let kernel = match op {
-                    Op::Add(_) => ops::add::add(self.scalar(a)),
-                    _ => ops::mul::mul(self.scalar(a)),
-                };
-                self.map(kernel, &[("a", self.value(a)), ("b", self.value(b))], outputs[0])
+            Op::LayerNorm(LayerNorm { eps }) => {
+                let x = inputs[0];
+                let kernel = layer_norm(self.scalar(x), Scalar::F32, weights.len() > 1);
+                let numbers = Numbers::new()
+                    .with("rows", self.rows(x) as u32)
+                    .with("width", self.width(x) as u32)
+                    .with_f32("eps", *eps);
+                let mut bound = vec![("x", self.value(x)), ("y", self.value(outputs[0]))];
+                let names = ["weight", "bias"].into_iter();
+                bound.extend(names.zip(weights).map(|(name, &w)| (name, self.weight(w))));
+                self.push(kernel, numbers, &bound)
             }
-            Op::Silu(_) => {
-                let kernel = ops::silu::silu_kernel(self.scalar(inputs[0]));
-                self.map(kernel, &[("x", self.value(inputs[0]))], outputs[0])
+            Op::Zip(Zip(f)) => {
+                let [a, b] = [inputs[0], inputs[1]];
+                let bound = [("a", self.value(a)), ("b", self.value(b))];
+                self.map(zip(self.scalar(a), *f), Numbers::new(), &bound, outputs[0])
+            }
+            Op::Map(Map(f)) => {
+                let kernel = ops::map::map(self.scalar(inputs[0]), *f);
+                self.map(kernel, Numbers::new(), &[("x", self.value(inputs[0]))], outputs[0])
+            }
+            Op::Scale(Scale { by }) => {
+                let kernel = ops::scale::scale(self.scalar(inputs[0]));
+                let numbers = Numbers::new().with_f32("by", *by);
+                self.map(kernel, numbers, &[("x", self.value(inputs[0]))], outputs[0])
             }
             Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
             Op::Attention(attention) => self.attention(attention, inputs[0], outputs[0]),
             Op::Select(_) => self.select(inputs[0], outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
-            Op::GateUp(op) => self.gate_up(op.norm, inputs[0], weights, outputs[0]),
+            Op::GateUp(op) => self.gate_up(op, inputs[0], weights, outputs[0]),
             Op::LinearAdd(_) => {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 self.linear_add(inputs[0], inputs[1], matrix, outputs[0])
@@ -454,10 +470,16 @@ impl Recorder<'_> {
     }
 
     /// An element-wise kernel over all of a value.
-    fn map(&mut self, kernel: Recipe, from: &[(&str, Slot)], y: ValueId) -> Result<()> {
+    fn map(
+        &mut self,
+        kernel: Recipe,
+        numbers: Numbers,
+        from: &[(&str, Slot)],
+        y: ValueId,
+    ) -> Result<()> {
         let n = self.rows(y) * self.width(y);
         let bound = [from, &[("y", self.value(y))]].concat();
-        self.push(kernel, Numbers::new().with("n", n as u32), &bound)
+        self.push(kernel, numbers.with("n", n as u32), &bound)
     }
 }
 

@@ -1,10 +1,13 @@
 //! Products with matrices: our kernels and the vendor's.
 
 use formats::Result;
+use ops::gate_up::gate_up;
 use ops::linear::gemm::{self, gemm};
 use ops::linear::{self, Task, gemv};
 use ops::packed::Format;
 use ops::project::{Part, Project, project};
+use ops::zip::zip;
+use ops::{Binary, GateUp};
 use program::{ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -201,13 +204,13 @@ impl Recorder<'_> {
 
     pub(super) fn gate_up(
         &mut self,
-        norm: Option<f32>,
+        op: &GateUp,
         x: ValueId,
         weights: &[WeightId],
         y: ValueId,
     ) -> Result<()> {
         let (rows, width) = (self.rows(x), self.width(x));
-        let norm = norm.map(|eps| (eps, weights[0]));
+        let norm = op.norm.map(|eps| (eps, weights[0]));
         let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
         if rows > FEW || format != other {
@@ -222,7 +225,7 @@ impl Recorder<'_> {
             }
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
-            let kernel = ops::silu_mul::silu_mul(self.scalar(y));
+            let kernel = ops::gated::gated(self.scalar(y), op.act);
             return self.push(kernel, numbers, &bound);
         }
         let few = bucket(rows) as u32;
@@ -242,7 +245,7 @@ impl Recorder<'_> {
             bound.push(("norm", self.weight(weight)));
         }
         let (from, to) = (self.scalar(x), self.scalar(y));
-        let kernel = ops::gate_up::gate_up(from, to, format, norm.is_some(), few, schedule);
+        let kernel = gate_up(from, to, format, norm.is_some(), op.act, few, schedule);
         self.push(kernel, numbers, &bound)
     }
 
@@ -266,7 +269,7 @@ impl Recorder<'_> {
             let sum = Operand { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
-            return self.map(ops::add::add(Scalar::F32), &bound, y);
+            return self.map(zip(Scalar::F32, Binary::Add), Numbers::new(), &bound, y);
         }
         let few = bucket(rows) as u32;
         let schedule = self.few(&[format], width, out, few, self.scalar(x), false);

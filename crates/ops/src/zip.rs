@@ -1,0 +1,97 @@
+//! Functions of two elements of equal shapes: `y[i] = f(a[i], b[i])`. The residual stream is `add`.
+
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
+
+use crate::operation::{Call, Operation, Sharding};
+use crate::sweep;
+use crate::trial::{every_float, flat, flat_bench};
+use crate::{Shape, arity, real};
+use formats::{Error, Result};
+
+pub use formats::elementwise::Binary;
+
+/// `a, b -> f(a, b)`, all of one shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Zip(pub Binary);
+
+impl Operation for Zip {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity(self.name(), inputs, 2, weights, &[0])?;
+        if inputs[0] != inputs[1] {
+            let [a, b] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
+            return Err(Error::new(self.name(), a, b));
+        }
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+}
+
+/// `y = f(a, b)`, in f64.
+pub fn reference(f: Binary, a: &[f32], b: &[f32], y: &mut [f32]) {
+    for i in 0..y.len() {
+        y[i] = f.apply(f64::from(a[i]), f64::from(b[i])) as f32;
+    }
+}
+
+/// `y = f(a, b)`, on the device: `n` elements.
+#[kernel]
+pub fn zip(
+    a: In<{ scalar }>,
+    b: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    n: Arg<u32>,
+    scalar: Scalar,
+    f: Binary,
+) {
+    sweep::map(["a", "b"], [a, b], y, n, |[a, b]| real::binary(f, a, b));
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "zip", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
+        let of = |&f: &Binary| {
+            flat(scalar, zip(scalar, f), &Numbers::new(), 2, 2.0, move |x, y| {
+                reference(f, &x[0], &x[1], y);
+            })
+        };
+        Binary::ALL.iter().flat_map(of).collect()
+    }
+    every_float(of)
+}
+
+fn benches() -> Vec<Bench> {
+    fn of(scalar: Scalar) -> Vec<Bench> {
+        let of = |f| flat_bench(scalar, zip(scalar, f), Numbers::new(), 2, 1);
+        [Binary::Add, Binary::Mul].map(of).to_vec()
+    }
+    every_float(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(KERNELS);
+    }
+}
