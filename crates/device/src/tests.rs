@@ -1,5 +1,7 @@
 //! What Transformers computes, on several simulated devices: by layers, and by ranks.
 
+mod operations;
+
 use std::path::{Path, PathBuf};
 
 use formats::safetensors::Safetensors;

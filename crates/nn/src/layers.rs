@@ -157,6 +157,8 @@ impl Attention {
                 head_dim,
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 window,
+                cap: None,
+                sinks: false,
             },
             rope: options.rope,
         })

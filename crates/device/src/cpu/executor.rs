@@ -230,7 +230,7 @@ pub(super) fn shape(op: &ops::Attention) -> Shape {
         kv_heads: op.kv_heads,
         head_dim: op.head_dim,
         scale: op.scale,
-        softcap: None,
+        softcap: op.cap,
         window: op.window,
     }
 }

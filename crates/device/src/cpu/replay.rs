@@ -551,7 +551,7 @@ impl Replay<'_> {
             sequences: &sequences,
             q,
             q_stride: width,
-            sinks: None,
+            sinks: node.weights.first().map(|&sinks| self.vector(sinks)),
             rounded: self.loaded.quantised,
         };
         // SAFETY: a barrier lies before and after every node; nothing else uses the scratch, and no claim is open.

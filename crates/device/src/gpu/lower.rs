@@ -395,7 +395,9 @@ impl Recorder<'_> {
             }
             Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
-            Op::Attention(attention) => self.attention(attention, inputs[0], outputs[0]),
+            Op::Attention(attention) => {
+                self.attention(attention, inputs[0], weights.first().copied(), outputs[0])
+            }
             Op::Select(_) => self.select(inputs[0], outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
             Op::GateUp(op) => self.gate_up(op, inputs[0], weights, outputs[0]),

@@ -37,7 +37,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "attention_dense", cases: chunks::dense, benches: chunks::dense_benches },
 ];
 
-/// The constants of one attention layer: `q[tokens, heads * head_dim] -> same`.
+/// The constants of one attention layer: `q[tokens, heads * head_dim]; (sinks[heads]) -> same`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
     /// Index of the cache layer.
@@ -52,6 +52,10 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
+    /// Bounds the scaled scores: `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
+    /// Whether a weight gives each head a sink: a logit that joins the softmax's denominator alone.
+    pub sinks: bool,
 }
 
 /// The score function of a head.
@@ -96,7 +100,10 @@ impl Operation for Attention {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("attention", inputs, 1, weights, &[0])?;
+        arity("attention", inputs, 1, weights, &[usize::from(self.sinks)])?;
+        for sinks in weights {
+            expect("attention", "sinks", sinks, &[self.heads])?;
+        }
         expect("attention", "heads modulo kv_heads", &[self.heads % self.kv_heads.max(1)], &[0])?;
         expect("attention", "query width", &[inputs[0].width], &[self.heads * self.head_dim])?;
         Ok(vec![inputs[0]])
@@ -104,7 +111,8 @@ impl Operation for Attention {
 
     fn reference(&self, call: &mut Call<'_>) {
         let CachedLayer { keys, values } = &call.cache[self.layer];
-        self.attend(call.positions, call.inputs[0], keys, values, &mut call.outputs[0]);
+        let sinks = call.weights.first().map(Vec::as_slice);
+        self.attend(call.positions, call.inputs[0], keys, values, sinks, &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -149,18 +157,18 @@ impl Operation for Attention {
 
 impl Attention {
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values` `[positions, kv_heads * head_dim]`, which hold
-    /// every position from 0, into `y`, in f64.
+    /// every position from 0, into `y`, in f64. `sinks` is `[heads]`, if there are any.
     pub fn attend<'a>(
         &self,
         positions: &[u32],
         q: &[f32],
         keys: &'a [f32],
         values: &'a [f32],
+        sinks: Option<&[f32]>,
         y: &mut [f32],
     ) {
         let (d, kv_width, group) =
             (self.head_dim, self.kv_heads * self.head_dim, self.heads / self.kv_heads);
-        let scores = Scores { scale: self.scale, cap: None, sink: None };
         for (t, &position) in positions.iter().enumerate() {
             let last = position as usize;
             let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
@@ -169,6 +177,8 @@ impl Attention {
                 let seen = |x: &'a [f32]| -> Vec<&'a [f32]> {
                     (first..=last).map(|p| &x[p * kv_width + h / group * d..][..d]).collect()
                 };
+                let sink = sinks.map(|sinks| sinks[h]);
+                let scores = Scores { scale: self.scale, cap: self.cap, sink };
                 let mixed = scores.reference(q, &seen(keys), &seen(values));
                 for (y, mixed) in y[(t * self.heads + h) * d..][..d].iter_mut().zip(mixed) {
                     *y = mixed as f32;
@@ -183,13 +193,17 @@ mod tests {
     use super::*;
     use crate::test::noise;
 
+    fn plain(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Attention {
+        let (scale, cap, sinks) = (1.0, None, false);
+        Attention { layer: 0, heads, kv_heads, head_dim, scale, window, cap, sinks }
+    }
+
     #[test]
     fn a_window_of_one_returns_the_value_itself() {
-        let attention =
-            Attention { layer: 0, heads: 4, kv_heads: 2, head_dim: 3, scale: 1.0, window: Some(1) };
+        let attention = plain(4, 2, 3, Some(1));
         let (q, keys, values) = (noise(1, 24), noise(2, 12), noise(3, 12));
         let mut y = vec![0.0; 24];
-        attention.attend(&[0, 1], &q, &keys, &values, &mut y);
+        attention.attend(&[0, 1], &q, &keys, &values, None, &mut y);
         for t in 0..2 {
             for h in 0..4 {
                 assert_eq!(y[(t * 4 + h) * 3..][..3], values[t * 6 + h / 2 * 3..][..3]);
@@ -199,10 +213,9 @@ mod tests {
 
     #[test]
     fn equal_scores_average_the_values_seen() {
-        let attention =
-            Attention { layer: 0, heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+        let attention = plain(1, 1, 1, None);
         let mut y = [0.0; 2];
-        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], &mut y);
+        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], None, &mut y);
         assert_eq!(y, [1.0, 3.0]);
     }
 

@@ -141,13 +141,19 @@ impl Recorder<'_> {
         self.push(kernel, numbers, &bound)
     }
 
-    pub(super) fn attention(&mut self, op: &Attention, q: ValueId, y: ValueId) -> Result<()> {
+    pub(super) fn attention(
+        &mut self,
+        op: &Attention,
+        q: ValueId,
+        sinks: Option<WeightId>,
+        y: ValueId,
+    ) -> Result<()> {
         let form = ops::attention::Form {
             head_dim: op.head_dim as u32,
             group: (op.heads / op.kv_heads) as u32,
             window: op.window.is_some(),
-            softcap: false,
-            sinks: false,
+            softcap: op.cap.is_some(),
+            sinks: sinks.is_some(),
         };
         let rows = self.rows(q);
         let (numbers, mut bound) = self.cache(op.layer);
@@ -155,7 +161,11 @@ impl Recorder<'_> {
         if let Some(window) = op.window {
             numbers = numbers.with("window", u32::try_from(window).unwrap_or(u32::MAX));
         }
+        if let Some(cap) = op.cap {
+            numbers = numbers.with_f32("cap", cap);
+        }
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
+        bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
         // The matrix units take 16 elements at a time, of 16 bits.
         if rows > FEW && !self.of.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256 {
             let head_dim = form.head_dim;

@@ -1,0 +1,266 @@
+//! Every operation on every device, against its reference.
+
+use formats::{DType, Pairing, Result, Tensor, Tensors, safetensors};
+use nn::{Builder, Rope, Step, Stored, Weights};
+use ops::map::Unary;
+use ops::zip::Binary;
+use ops::{Attention, Op};
+use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, Table, WeightId, fuse, reference};
+
+use crate::{CacheType, Device, LoadOptions, Place};
+
+const HIDDEN: usize = 24;
+const VOCAB: usize = 40;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 32;
+
+/// Has whatever is asked for: a name ends with its shape, `gate.40x24`.
+struct Any;
+
+impl Weights for Any {
+    fn find(&self, name: &str) -> Option<Stored> {
+        let dims = name.rsplit('.').next()?.split('x');
+        let shape = dims.map(|dim| dim.parse().ok()).collect::<Option<_>>()?;
+        Some(Stored { name: name.to_owned(), shape })
+    }
+}
+
+fn weight(builder: &Builder<'_>, name: &str, shape: &[usize]) -> WeightId {
+    let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
+    builder.weight(&format!("{name}.{}", dims.join("x")), shape).unwrap()
+}
+
+/// A Program of all operations, whose results are traced.
+fn everything() -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
+    let (table, wide, narrow) =
+        (w("table", &[VOCAB, HIDDEN]), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+    let (scale, shift, head) =
+        (w("scale", &[HIDDEN]), w("shift", &[HIDDEN]), w("head", &[VOCAB, HIDDEN]));
+    let forms = [
+        (None, None, false),
+        (Some(0.5), Some(7), false),
+        (Some(2.0), None, true),
+        (None, Some(5), true),
+    ];
+    let layers: Vec<_> = (0..forms.len())
+        .map(|i| {
+            let [q, k, v] = [("q", wide), ("k", narrow), ("v", narrow)]
+                .map(|(name, out)| w(&format!("{name}{i}"), &[out, HIDDEN]));
+            (q, k, v, w(&format!("o{i}"), &[HIDDEN, wide]), w(&format!("sinks{i}"), &[HEADS]))
+        })
+        .collect();
+    let gates = [Unary::Silu, Unary::GeluTanh, Unary::GeluErf, Unary::Relu];
+    let gated: Vec<_> = (0..gates.len())
+        .map(|i| {
+            let [gate, up] = ["gate", "up"].map(|name| w(&format!("{name}{i}"), &[40, HIDDEN]));
+            (gate, up, w(&format!("down{i}"), &[HIDDEN, 40]))
+        })
+        .collect();
+    for (_, window, _) in forms {
+        builder.cache_layer(CacheLayer { kv_heads: KV_HEADS, head_dim: HEAD_DIM, window });
+    }
+    let step = Step::new(builder.program(), true);
+    let none = Vec::new;
+    let mut x = step.record(Op::from(ops::Embed), &[], vec![table]).swap_remove(0);
+    x = x.scale(3.0).trace("scale");
+    for &f in Unary::ALL {
+        x = x.add(&x.map(f).trace(f.name())).apply(
+            Op::from(ops::LayerNorm { eps: 1e-5 }),
+            &[],
+            vec![scale],
+        );
+    }
+    let shifted = x.apply(Op::from(ops::LayerNorm { eps: 1e-5 }), &[], vec![scale, shift]);
+    let shifted = shifted.trace("layer_norm");
+    for &f in Binary::ALL {
+        x = x.apply(Op::from(ops::Zip(f)), &[&shifted], none()).trace(f.name());
+    }
+    x = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]).trace("rms_norm");
+    let rope = Rope {
+        head_dim: HEAD_DIM,
+        pairing: Pairing::Half,
+        frequencies: [1.0, 0.3, 0.1, 0.02].into(),
+        magnitude: 1.0,
+    };
+    for (layer, (&(cap, window, sinks), &(q, k, v, o, sink))) in
+        forms.iter().zip(&layers).enumerate()
+    {
+        let n = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
+        let linear = |w| n.apply(Op::from(ops::Linear), &[], vec![w]);
+        let turn = |w| linear(w).apply(Op::Rope(rope.clone()), &[], none());
+        let (q, k, v) = (turn(q), turn(k), linear(v));
+        step.record(Op::from(ops::KvWrite { layer }), &[&k, &v], none());
+        let attention = Attention {
+            layer,
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            scale: 0.05,
+            window,
+            cap,
+            sinks,
+        };
+        let sinks = if sinks { vec![sink] } else { none() };
+        let y = q.apply(Op::Attention(attention), &[], sinks).apply(
+            Op::from(ops::Linear),
+            &[],
+            vec![o],
+        );
+        x = x.add(&y.trace(format!("attention{layer}")));
+    }
+    for (&act, &(gate, up, down)) in gates.iter().zip(&gated) {
+        let n = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
+        let [gate, up] = [gate, up].map(|w| n.apply(Op::from(ops::Linear), &[], vec![w]));
+        let y = gate.map(act).mul(&up).apply(Op::from(ops::Linear), &[], vec![down]);
+        x = x.add(&y).trace(format!("gate {}", act.name()));
+    }
+    let logits = x.select().apply(Op::from(ops::Linear), &[], vec![head]);
+    let bounded = logits.scale(1.0 / 30.0).map(Unary::Tanh).scale(30.0);
+    step.finish(bounded)
+}
+
+/// A file of seeded weights.
+fn tensors(program: &Program, folder: &std::path::Path) -> Tensors {
+    let values: Vec<Vec<u8>> = program
+        .weights
+        .iter()
+        .enumerate()
+        .map(|(i, weight)| {
+            let n = weight.shape.iter().product();
+            tile::case::noise(i as u64 + 1, n).iter().flat_map(|x| x.to_le_bytes()).collect()
+        })
+        .collect();
+    std::fs::write(folder.join("config.json"), "{}").unwrap();
+    let file = folder.join("model.safetensors");
+    let tensors = program.weights.iter().zip(&values).map(|(weight, bytes)| Tensor {
+        name: &weight.name,
+        dtype: DType::F32,
+        shape: &weight.shape,
+        bytes,
+    });
+    safetensors::write(&file, &[], tensors).unwrap();
+    Tensors::open(&file).unwrap()
+}
+
+/// Token numbers of the steps: a prompt, a token, a few, a longer chunk.
+const STEPS: [usize; 4] = [21, 1, 3, 12];
+
+/// All results of all steps, one after the other: by a device, or by the reference.
+fn results(
+    program: &Program,
+    tensors: &Tensors,
+    device: Option<(&dyn Device, CacheType)>,
+) -> Vec<(String, Vec<f32>)> {
+    let mut cache = reference::Cache::default();
+    let weight = |id: WeightId| {
+        let weight = &program.weights[id.0];
+        weight.read(tensors)?.0.to_f32()
+    };
+    let groups = program.groups().len();
+    let mut executor = device.map(|(device, cache_type)| {
+        let options = LoadOptions {
+            cache_type,
+            rows: (32, 32),
+            blocks: vec![1; groups],
+            context: vec![1; groups],
+            ..LoadOptions::default()
+        };
+        device.load(program.clone(), tensors, options, &mut |_, _| {}).unwrap()
+    });
+    assert!(STEPS.iter().sum::<usize>() <= BLOCK_TOKENS);
+    let tables = vec![Table { blocks: &[0], oldest: 0 }; groups];
+    let (mut found, mut start) = (Vec::new(), 0);
+    let names = ["logits"].into_iter().chain(program.traces.iter().map(|(name, _)| name.as_str()));
+    let names: Vec<&str> = names.collect();
+    for rows in STEPS {
+        let positions: Vec<u32> = (start..start + rows as u32).collect();
+        let tokens: Vec<u32> = positions.iter().map(|p| p * 7 % VOCAB as u32).collect();
+        let outputs = [rows as u32 - 1];
+        let arguments = Arguments {
+            tokens: &tokens,
+            positions: &positions,
+            outputs: &outputs,
+            tables: &tables,
+            input: &[],
+        };
+        let mut named = |i: usize, values: &[f32]| {
+            found.push((format!("{} of {rows} rows at {start}", names[i]), values.to_vec()));
+        };
+        match &mut executor {
+            Some(executor) => {
+                executor.run(&arguments).unwrap();
+                (0..names.len()).for_each(|i| named(i, executor.result(i)));
+            }
+            None => {
+                let values = reference::run(program, &weight, &mut cache, &arguments).unwrap();
+                let results = program.results.iter().enumerate();
+                results.for_each(|(i, v)| named(i, &values[v.0]));
+            }
+        }
+        start += rows as u32;
+    }
+    found
+}
+
+/// The largest difference of two lists of numbers, in the range of the second.
+fn worst(found: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(found.len(), wanted.len());
+    let range = wanted.iter().fold(0f32, |range, x| range.max(x.abs()));
+    let differences = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+    differences.fold(0f32, |a, b| if b.is_nan() { b } else { a.max(b) }) / range
+}
+
+#[test]
+fn devices_agree_with_the_references() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = everything().unwrap();
+    let tensors = tensors(&plain, folder.path());
+    let wanted = results(&plain, &tensors, None);
+    let fused = fuse(&plain);
+    assert!(fused.nodes.len() < plain.nodes.len());
+    // On the simulated GPU operands of products of many rows have 8 bits of mantissa.
+    for (place, cache_type, tolerance) in [
+        ("cpu", CacheType::F32, 1e-5),
+        ("cpu", CacheType::F16, 3e-3),
+        ("sim", CacheType::F32, 1e-5),
+        ("sim", CacheType::F16, 2e-2),
+    ] {
+        let device = place.parse::<Place>().unwrap().open(Some(2)).unwrap();
+        for program in [&plain, &fused] {
+            let found = results(program, &tensors, Some((&*device, cache_type)));
+            for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+                let worst = worst(found, wanted);
+                assert!(worst <= tolerance, "{place}, {cache_type:?}: {name}: {worst:e}");
+            }
+        }
+    }
+}
+
+/// Without its cap or sinks a layer is far from what it was: the test above would tell.
+#[test]
+fn caps_and_sinks_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = everything().unwrap();
+    let tensors = tensors(&whole, folder.path());
+    let wanted = results(&whole, &tensors, None);
+    for removed in 1..4 {
+        let mut without = whole.clone();
+        for node in &mut without.nodes {
+            if let Op::Attention(attention) = &mut node.op
+                && attention.layer == removed
+            {
+                (attention.cap, attention.sinks) = (None, false);
+                node.weights.clear();
+            }
+        }
+        let found = results(&without, &tensors, None);
+        let of = format!("attention{removed} ");
+        let layers = found.iter().zip(&wanted).filter(|((name, _), _)| name.starts_with(&of));
+        let worst =
+            layers.map(|((_, found), (_, wanted))| worst(found, wanted)).fold(0.0, f32::max);
+        assert!(worst > 0.05, "{removed}: {worst}");
+    }
+}
