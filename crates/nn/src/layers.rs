@@ -2,23 +2,37 @@
 
 use crate::{Bias, Builder, Step, Tensor};
 use formats::Result;
+use ops::embed::Index;
 use ops::{Op, Rope, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
 pub struct Embedding {
     table: WeightId,
+    index: Index,
 }
 
 impl Embedding {
     /// Takes `name`, a table `[vocab, hidden]`.
     pub fn new(builder: &Builder<'_>, name: &str, vocab: usize, hidden: usize) -> Result<Self> {
-        Ok(Embedding { table: builder.weight(name, &[vocab, hidden])? })
+        Ok(Embedding { table: builder.weight(name, &[vocab, hidden])?, index: Index::Token })
     }
 
-    /// The rows of the step's tokens.
+    /// Takes `name`, a table `[positions, hidden]`: a learned embedding of positions.
+    pub fn of_positions(
+        builder: &Builder<'_>,
+        name: &str,
+        positions: usize,
+        hidden: usize,
+    ) -> Result<Self> {
+        let table = builder.weight(name, &[positions, hidden])?;
+        Ok(Embedding { table, index: Index::Position })
+    }
+
+    /// The rows of the step's tokens, or of their positions.
     pub fn forward(&self, step: &Step) -> Tensor {
-        step.record(Op::from(ops::Embed), &[], vec![self.table]).swap_remove(0)
+        step.record(Op::from(ops::Embed { index: self.index }), &[], vec![self.table])
+            .swap_remove(0)
     }
 
     /// The output head that shares this table.

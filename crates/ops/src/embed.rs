@@ -12,13 +12,29 @@ use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
-/// `; table[vocab, width] -> [tokens, width]`.
+/// The numbers that pick rows of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Index {
+    /// Token ids.
+    Token,
+    /// Positions: a learned embedding of them (Radford et al. 2018). There are no more of them than
+    /// rows.
+    Position,
+}
+
+/// `; table[rows, width] -> [tokens, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Embed;
+pub struct Embed {
+    /// The numbers that pick the table's rows.
+    pub index: Index,
+}
 
 impl Operation for Embed {
     fn name(&self) -> &'static str {
-        "embed"
+        match self.index {
+            Index::Token => "embed",
+            Index::Position => "embed_position",
+        }
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
@@ -29,15 +45,19 @@ impl Operation for Embed {
 
     fn reference(&self, call: &mut Call<'_>) {
         let width = call.outputs[0].len() / call.tokens.len();
-        reference(call.tokens, &call.weights[0], width, &mut call.outputs[0]);
+        let rows = match self.index {
+            Index::Token => call.tokens,
+            Index::Position => call.positions,
+        };
+        reference(rows, &call.weights[0], width, &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
         Sharding::Whole
     }
 
-    fn gathers(&self) -> bool {
-        true
+    fn gathers(&self) -> Option<Index> {
+        Some(self.index)
     }
 
     fn shares_type(&self, _: Operand) -> bool {

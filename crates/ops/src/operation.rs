@@ -6,6 +6,7 @@ use std::fmt::Debug;
 
 use formats::Result;
 
+use crate::embed::Index;
 use crate::project::Projection;
 use crate::{Rope, Shape};
 
@@ -56,9 +57,9 @@ pub trait Operation: Debug {
         None
     }
 
-    /// Whether it reads one row of its weight per token, and not all of it.
-    fn gathers(&self) -> bool {
-        false
+    /// If it reads one row of its weight per token, and not all of it: which.
+    fn gathers(&self) -> Option<Index> {
+        None
     }
 
     /// The work of queries at these consecutive positions on a cache that begins at `oldest`.

@@ -133,7 +133,7 @@ impl Program {
     /// Whether a step reads all of each weight: of a table that only embeds it reads a row for each token.
     pub fn multiplied(&self) -> Vec<bool> {
         let mut read = vec![false; self.weights.len()];
-        let multiplied = self.nodes.iter().filter(|node| !node.op.gathers());
+        let multiplied = self.nodes.iter().filter(|node| node.op.gathers().is_none());
         multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
         read
     }

@@ -85,7 +85,7 @@ impl CpuExecutor {
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options.blocks, team.count());
-        let multiplied = program.nodes.iter().filter(|node| !node.op.gathers());
+        let multiplied = program.nodes.iter().filter(|node| node.op.gathers().is_none());
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
         let lined = lined(&program, &weights);

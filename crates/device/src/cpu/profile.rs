@@ -99,7 +99,7 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
     let mut work = Work::default();
     for weight in &node.weights {
         let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
-        if node.op.gathers() {
+        if node.op.gathers().is_some() {
             let row = matrix.resident_bytes() / (matrix.panels() * ROWS).max(1);
             work.bytes += (row * tokens) as u64;
             continue;

@@ -13,7 +13,8 @@ use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share,
 };
 use cpu_kernels::team::{SharedSlice, Worker};
-use ops::{GateUp, LayerNorm, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip};
+use ops::embed::Index;
+use ops::{Embed, GateUp, LayerNorm, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip};
 use program::{Arguments, Node, ValueId, WeightId};
 use std::ops::Range;
 
@@ -143,7 +144,7 @@ impl Replay<'_> {
         let isa = self.loaded.isa;
         let rows = self.rows(node);
         match &node.op {
-            Op::Embed(_) => self.embed(node, worker),
+            Op::Embed(op) => self.embed(op, node, worker),
             Op::RmsNorm(RmsNorm { eps }) => {
                 let width = self.width(node.inputs[0]);
                 let share = worker.split(rows);
@@ -236,13 +237,17 @@ impl Replay<'_> {
         y.copy_from_slice(x);
     }
 
-    fn embed(&self, node: &Node, worker: &Worker<'_>) {
+    fn embed(&self, op: &Embed, node: &Node, worker: &Worker<'_>) {
         let (table, y) = (self.matrix(node.weights[0]), node.outputs[0]);
         let width = self.width(y);
         for t in worker.split(self.arguments.tokens.len()) {
             // SAFETY: each worker has its own tokens.
             let row = unsafe { self.floats(self.offset(y), t * width..(t + 1) * width) };
-            table.row(self.arguments.tokens[t] as usize, row);
+            let index = match op.index {
+                Index::Token => self.arguments.tokens[t],
+                Index::Position => self.arguments.positions[t],
+            };
+            table.row(index as usize, row);
         }
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use formats::{Error, Result};
+use ops::embed::Index;
 use ops::layer_norm::layer_norm;
 use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
@@ -353,7 +354,7 @@ impl Recorder<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
         let Node { op, inputs, weights, outputs } = node;
         match op {
-            Op::Embed(_) => self.embed(weights[0], outputs[0]),
+            Op::Embed(op) => self.embed(op.index, weights[0], outputs[0]),
             Op::RmsNorm(RmsNorm { eps }) => {
                 let len = self.of.program.weights[weights[0].0].shape[0];
                 let rows = self.rows(inputs[0]) * (self.width(inputs[0]) / len);
@@ -419,11 +420,14 @@ impl Recorder<'_> {
         }
     }
 
-    fn embed(&mut self, table: WeightId, y: ValueId) -> Result<()> {
+    fn embed(&mut self, index: Index, table: WeightId, y: ValueId) -> Result<()> {
         let (format, _) = self.matrix(table)?;
         let (rows, width) = (self.rows(y), self.width(y));
-        let tokens = Slot::Words(self.words.tokens.clone());
-        self.gather(format, self.weight(table), tokens, rows, width, self.operand(y))
+        let picks = Slot::Words(match index {
+            Index::Token => self.words.tokens.clone(),
+            Index::Position => self.words.positions.clone(),
+        });
+        self.gather(format, self.weight(table), picks, rows, width, self.operand(y))
     }
 
     /// The rows of a table that `picks` names, as numbers of `y`'s type.

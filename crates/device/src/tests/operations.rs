@@ -2,6 +2,7 @@
 
 use formats::{DType, Pairing, Result, Tensor, Tensors, safetensors};
 use nn::{Builder, Rope, Step, Stored, Weights};
+use ops::embed::Index;
 use ops::map::Unary;
 use ops::zip::Binary;
 use ops::{Attention, Op};
@@ -64,7 +65,8 @@ fn everything() -> Result<Program> {
     }
     let step = Step::new(builder.program(), true);
     let none = Vec::new;
-    let mut x = step.record(Op::from(ops::Embed), &[], vec![table]).swap_remove(0);
+    let mut x =
+        step.record(Op::from(ops::Embed { index: Index::Token }), &[], vec![table]).swap_remove(0);
     x = x.scale(3.0).trace("scale");
     for &f in Unary::ALL {
         x = x.add(&x.map(f).trace(f.name())).apply(
