@@ -6,7 +6,7 @@ use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
-use crate::operation::{Call, Operand, Operation, Precision, Sharding};
+use crate::operation::{Bound, Call, Launches, Operand, Operation, Precision, Sharding, Y};
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
@@ -67,12 +67,31 @@ impl Operation for Embed {
     fn precision(&self) -> Precision {
         Precision::Full
     }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let picks = match self.index {
+            Index::Token => Bound::Tokens,
+            Index::Position => Bound::Positions,
+        };
+        let kernel = kernel(to.format(0)?, to.scalar(Y));
+        let bound = [("tokens", picks), ("table", Bound::Weight(0)), ("y", Bound::Value(Y))];
+        to.push(kernel, numbers(to.rows(Y), to.width(Y)), &bound)?;
+        Ok(true)
+    }
 }
 
 /// Gathers rows of `table` `[vocab, width]` into `y` `[tokens, width]`. Ids must be below `vocab`.
 pub fn reference(tokens: &[u32], table: &[f32], width: usize, y: &mut [f32]) {
     for (&token, y) in tokens.iter().zip(y.chunks_exact_mut(width)) {
         y.copy_from_slice(&table[token as usize * width..][..width]);
+    }
+}
+
+/// The kernel for a table that is packed so.
+pub fn kernel(format: Format, to: Scalar) -> Recipe<'static> {
+    match format {
+        Format::Dense(from) => embed(from, to),
+        packed => embed_packed(to, packed),
     }
 }
 
@@ -193,7 +212,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// The numbers of a gather's launch.
-pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
+pub fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)
 }
 

@@ -6,8 +6,8 @@
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
-use crate::operation::{Call, Operation, Sharding};
-use crate::rms_norm::{SHAPES, numbers};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::rms_norm::{SHAPES, launch_numbers, numbers};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
@@ -45,6 +45,16 @@ impl Operation for LayerNorm {
 
     fn overwrites(&self) -> Option<usize> {
         Some(0)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = layer_norm(to.scalar(X), Scalar::F32, to.weight(1).is_some());
+        let numbers = launch_numbers(to.rows(X), to.width(X), self.eps);
+        let mut bound = vec![("x", Bound::Value(X)), ("y", Bound::Value(Y))];
+        bound.push(("weight", Bound::Weight(0)));
+        bound.extend(to.weight(1).map(|_| ("bias", Bound::Weight(1))));
+        to.push(kernel, numbers, &bound)?;
+        Ok(true)
     }
 }
 

@@ -7,7 +7,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity, real};
@@ -39,6 +39,11 @@ impl Operation for Map {
 
     fn overwrites(&self) -> Option<usize> {
         Some(0)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = map(to.scalar(X), self.0);
+        launch_flat(to, kernel, Numbers::new(), &["x"])
     }
 }
 

@@ -5,8 +5,12 @@
 use std::fmt::Debug;
 
 use formats::Result;
+use tile::dsl::Recipe;
+use tile::launch::Numbers;
+use tile::types::Scalar;
 
 use crate::embed::Index;
+use crate::packed::Format;
 use crate::project::Projection;
 use crate::{Rope, Shape};
 
@@ -73,6 +77,15 @@ pub trait Operation: Debug {
         true
     }
 
+    /// Gives `to` its launches on a GPU. False, and nothing was given, if they depend on more than
+    /// operands: products, whose kernels a device chooses, and what reaches into the cache.
+    ///
+    /// # Errors
+    /// Whatever `to` cannot launch.
+    fn launch(&self, _to: &mut dyn Launches) -> Result<bool> {
+        Ok(false)
+    }
+
     /// How precise its operands are on a device that keeps some of them in 16 bits.
     fn precision(&self) -> Precision {
         Precision::Any
@@ -86,6 +99,79 @@ pub enum Operand {
     Input(usize),
     /// An output.
     Output(usize),
+}
+
+/// The source of a buffer that a launch binds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// An activation.
+    Value(Operand),
+    /// A weight, by its place among the node's.
+    Weight(usize),
+    /// The frequencies of the operation's rotation.
+    Frequencies,
+    /// The step's token ids.
+    Tokens,
+    /// The position of each token.
+    Positions,
+    /// Row numbers whose logits are wanted.
+    Picks,
+}
+
+/// A node in the hands of a device's lowering, which takes the launches that make it up.
+pub trait Launches {
+    /// Rows of an activation in this step.
+    fn rows(&self, operand: Operand) -> usize;
+
+    /// Elements in a row of an activation.
+    fn width(&self, operand: Operand) -> usize;
+
+    /// The element type of an activation.
+    fn scalar(&self, operand: Operand) -> Scalar;
+
+    /// The shape of a weight, or none if the node has no such.
+    fn weight(&self, index: usize) -> Option<&[usize]>;
+
+    /// How a matrix is packed.
+    ///
+    /// # Errors
+    /// If the weight is no matrix.
+    fn format(&self, weight: usize) -> Result<Format>;
+
+    /// Launches a kernel with these numbers and buffers.
+    ///
+    /// # Errors
+    /// A buffer of the kernel that is not bound, or a kernel that cannot be built.
+    fn push(
+        &mut self,
+        kernel: Recipe<'static>,
+        numbers: Numbers,
+        bound: &[(&str, Bound)],
+    ) -> Result<()>;
+}
+
+/// The first input.
+pub(crate) const X: Operand = Operand::Input(0);
+/// The first output.
+pub(crate) const Y: Operand = Operand::Output(0);
+
+/// Launches an element-wise kernel over all of the first output `y`; its inputs are `inputs`, in
+/// order.
+pub(crate) fn launch_flat(
+    to: &mut dyn Launches,
+    kernel: Recipe<'static>,
+    numbers: Numbers,
+    inputs: &[&str],
+) -> Result<bool> {
+    let n = to.rows(Y) * to.width(Y);
+    let mut bound: Vec<(&str, Bound)> = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, &name)| (name, Bound::Value(Operand::Input(i))))
+        .collect();
+    bound.push(("y", Bound::Value(Y)));
+    to.push(kernel, numbers.with("n", n as u32), &bound)?;
+    Ok(true)
 }
 
 /// How precise the activations of an operation are.

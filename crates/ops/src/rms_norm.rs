@@ -6,7 +6,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Shape, arity, expect};
@@ -41,6 +41,16 @@ impl Operation for RmsNorm {
     fn overwrites(&self) -> Option<usize> {
         Some(0)
     }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let width = to.weight(0).map_or(to.width(X), |weight| weight[0]);
+        let rows = to.rows(X) * (to.width(X) / width);
+        let scalar = to.scalar(X);
+        let types = Types { x: scalar, weight: Scalar::F32, y: scalar };
+        let bound = [("x", Bound::Value(X)), ("weight", Bound::Weight(0)), ("y", Bound::Value(Y))];
+        to.push(rms_norm(types, team(width)), launch_numbers(rows, width, self.eps), &bound)?;
+        Ok(true)
+    }
 }
 
 /// A norm weight for rows of `width`: rank one, and its length divides `width`.
@@ -73,6 +83,16 @@ pub struct Types {
     pub weight: Scalar,
     /// Of the result.
     pub y: Scalar,
+}
+
+/// The threads that norm a row of `width` elements.
+pub fn team(width: usize) -> Team {
+    if width <= 512 { Team::Simd } else { Team::Group }
+}
+
+/// The numbers of a norm's launch.
+pub fn launch_numbers(rows: usize, width: usize, eps: f32) -> Numbers {
+    Numbers::new().with("rows", rows as u32).with("width", width as u32).with_f32("eps", eps)
 }
 
 /// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are rows too.
@@ -193,7 +213,7 @@ const EPS: f32 = 1e-5;
 
 /// The numbers of a launch, here and in other norms.
 pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
-    Numbers::new().with("rows", rows as u32).with("width", width as u32).with_f32("eps", EPS)
+    launch_numbers(rows, width, EPS)
 }
 
 fn benches() -> Vec<Bench> {

@@ -8,7 +8,7 @@ use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
 use crate::math::sin_cos;
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
@@ -54,6 +54,23 @@ impl Operation for Rope {
 
     fn rope(&self) -> Option<&Rope> {
         Some(self)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let numbers = Numbers::new()
+            .with("tokens", to.rows(X) as u32)
+            .with("heads", (to.width(X) / self.head_dim) as u32)
+            .with("head_dim", self.head_dim as u32)
+            .with("pairs", self.frequencies.len() as u32)
+            .with_f32("magnitude", self.magnitude);
+        let bound = [
+            ("x", Bound::Value(X)),
+            ("positions", Bound::Positions),
+            ("frequencies", Bound::Frequencies),
+            ("y", Bound::Value(Y)),
+        ];
+        to.push(rope(to.scalar(X), self.pairing), numbers, &bound)?;
+        Ok(true)
     }
 }
 

@@ -4,7 +4,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
@@ -37,6 +37,11 @@ impl Operation for Scale {
 
     fn overwrites(&self) -> Option<usize> {
         Some(0)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = scale(to.scalar(X));
+        launch_flat(to, kernel, Numbers::new().with_f32("by", self.by), &["x"])
     }
 }
 

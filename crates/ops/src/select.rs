@@ -4,7 +4,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
@@ -32,6 +32,13 @@ impl Operation for Select {
 
     fn sharding(&self) -> Sharding {
         Sharding::Alike
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = select_rows(to.scalar(X));
+        let bound = [("picks", Bound::Picks), ("x", Bound::Value(X)), ("y", Bound::Value(Y))];
+        to.push(kernel, numbers(to.rows(Y), to.width(Y)), &bound)?;
+        Ok(true)
     }
 }
 

@@ -5,14 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use formats::{Error, Result};
-use ops::embed::Index;
-use ops::layer_norm::layer_norm;
+use ops::embed;
+use ops::operation::{Bound, Launches, Operand};
 use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
-use ops::sweep::Team;
-use ops::zip::zip;
-use ops::{LayerNorm, Map, Op, RmsNorm, Rope, Rows, Scale, Zip};
+use ops::{Op, Rope, Rows};
 use program::{Node, Program, ValueId, WeightId};
 use tile::Kernel;
 use tile::dsl::Recipe;
@@ -290,9 +288,72 @@ struct Recorder<'a> {
     steps: Vec<Step>,
 }
 
-/// An operand that is not (always) a value of the Program.
+/// A node whose operation is asked for its launches.
+struct Operands<'a, 'b> {
+    recorder: &'a mut Recorder<'b>,
+    node: &'a Node,
+}
+
+impl Operands<'_, '_> {
+    fn value(&self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Input(i) => self.node.inputs[i],
+            Operand::Output(i) => self.node.outputs[i],
+        }
+    }
+}
+
+impl Launches for Operands<'_, '_> {
+    fn rows(&self, operand: Operand) -> usize {
+        self.recorder.rows(self.value(operand))
+    }
+
+    fn width(&self, operand: Operand) -> usize {
+        self.recorder.width(self.value(operand))
+    }
+
+    fn scalar(&self, operand: Operand) -> Scalar {
+        self.recorder.scalar(self.value(operand))
+    }
+
+    fn weight(&self, index: usize) -> Option<&[usize]> {
+        let weight = self.node.weights.get(index)?;
+        Some(&self.recorder.of.program.weights[weight.0].shape)
+    }
+
+    fn format(&self, weight: usize) -> Result<Format> {
+        Ok(self.recorder.matrix(self.node.weights[weight])?.0)
+    }
+
+    fn push(
+        &mut self,
+        kernel: Recipe<'static>,
+        numbers: Numbers,
+        bound: &[(&str, Bound)],
+    ) -> Result<()> {
+        let recorder = &*self.recorder;
+        let slot = |bound: Bound| match bound {
+            Bound::Value(operand) => recorder.value(self.value(operand)),
+            Bound::Weight(index) => recorder.weight(self.node.weights[index]),
+            Bound::Frequencies => {
+                let rope = self.node.op.rope();
+                Slot::Frequencies(
+                    recorder.of.ropes.iter().position(|r| Some(r) == rope).unwrap_or(0),
+                )
+            }
+            Bound::Tokens => Slot::Words(recorder.words.tokens.clone()),
+            Bound::Positions => Slot::Words(recorder.words.positions.clone()),
+            Bound::Picks => Slot::Words(recorder.words.outputs.clone()),
+        };
+        let bound: Vec<(&str, Slot)> =
+            bound.iter().map(|&(name, bound)| (name, slot(bound))).collect();
+        self.recorder.push(kernel, numbers, &bound)
+    }
+}
+
+/// A slot and the type of its elements: an operand that is not always a value of the Program.
 #[derive(Clone)]
-struct Operand {
+struct TypedSlot {
     slot: Slot,
     scalar: Scalar,
 }
@@ -335,8 +396,8 @@ impl Recorder<'_> {
         Slot::Arena(self.layout.value(&self.of.program, types, v))
     }
 
-    fn operand(&self, v: ValueId) -> Operand {
-        Operand { slot: self.value(v), scalar: self.scalar(v) }
+    fn operand(&self, v: ValueId) -> TypedSlot {
+        TypedSlot { slot: self.value(v), scalar: self.scalar(v) }
     }
 
     fn weight(&self, w: WeightId) -> Slot {
@@ -352,54 +413,21 @@ impl Recorder<'_> {
     }
 
     fn node(&mut self, node: &Node) -> Result<()> {
+        if node.op.launch(&mut Operands { recorder: self, node })? {
+            return Ok(());
+        }
         let Node { op, inputs, weights, outputs } = node;
         match op {
-            Op::Embed(op) => self.embed(op.index, weights[0], outputs[0]),
-            Op::RmsNorm(RmsNorm { eps }) => {
-                let len = self.of.program.weights[weights[0].0].shape[0];
-                let rows = self.rows(inputs[0]) * (self.width(inputs[0]) / len);
-                let (x, y) = (self.operand(inputs[0]), self.value(outputs[0]));
-                let y = Operand { slot: y, scalar: x.scalar };
-                self.norm(x, weights[0], *eps, rows, len, y)
-            }
             Op::Linear(_) => {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 let (x, y) = (self.operand(inputs[0]), self.operand(outputs[0]));
                 let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
                 self.linear(x, matrix, rows, width, y)
             }
-            Op::LayerNorm(LayerNorm { eps }) => {
-                let x = inputs[0];
-                let kernel = layer_norm(self.scalar(x), Scalar::F32, weights.len() > 1);
-                let numbers = Numbers::new()
-                    .with("rows", self.rows(x) as u32)
-                    .with("width", self.width(x) as u32)
-                    .with_f32("eps", *eps);
-                let mut bound = vec![("x", self.value(x)), ("y", self.value(outputs[0]))];
-                let names = ["weight", "bias"].into_iter();
-                bound.extend(names.zip(weights).map(|(name, &w)| (name, self.weight(w))));
-                self.push(kernel, numbers, &bound)
-            }
-            Op::Zip(Zip(f)) => {
-                let [a, b] = [inputs[0], inputs[1]];
-                let bound = [("a", self.value(a)), ("b", self.value(b))];
-                self.map(zip(self.scalar(a), *f), Numbers::new(), &bound, outputs[0])
-            }
-            Op::Map(Map(f)) => {
-                let kernel = ops::map::map(self.scalar(inputs[0]), *f);
-                self.map(kernel, Numbers::new(), &[("x", self.value(inputs[0]))], outputs[0])
-            }
-            Op::Scale(Scale { by }) => {
-                let kernel = ops::scale::scale(self.scalar(inputs[0]));
-                let numbers = Numbers::new().with_f32("by", *by);
-                self.map(kernel, numbers, &[("x", self.value(inputs[0]))], outputs[0])
-            }
-            Op::Rope(rope) => self.rope(rope, inputs[0], outputs[0]),
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
             Op::Attention(attention) => {
                 self.attention(attention, inputs[0], weights.first().copied(), outputs[0])
             }
-            Op::Select(_) => self.select(inputs[0], outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
             Op::GateUp(op) => self.gate_up(op, inputs[0], weights, outputs[0]),
             Op::LinearAdd(_) => {
@@ -417,17 +445,8 @@ impl Recorder<'_> {
                 self.steps.push(Step::AllReduce { x, y, count });
                 Ok(())
             }
+            _ => Err(Error::new("gpu", "an operation that GPUs have", op.name())),
         }
-    }
-
-    fn embed(&mut self, index: Index, table: WeightId, y: ValueId) -> Result<()> {
-        let (format, _) = self.matrix(table)?;
-        let (rows, width) = (self.rows(y), self.width(y));
-        let picks = Slot::Words(match index {
-            Index::Token => self.words.tokens.clone(),
-            Index::Position => self.words.positions.clone(),
-        });
-        self.gather(format, self.weight(table), picks, rows, width, self.operand(y))
     }
 
     /// The rows of a table that `picks` names, as numbers of `y`'s type.
@@ -438,54 +457,32 @@ impl Recorder<'_> {
         picks: Slot,
         rows: usize,
         width: usize,
-        y: Operand,
+        y: TypedSlot,
     ) -> Result<()> {
-        let kernel = match format {
-            Format::Dense(scalar) => ops::embed::embed(scalar, y.scalar),
-            packed => ops::embed::embed_packed(y.scalar, packed),
-        };
-        let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
-        self.push(kernel, numbers, &[("tokens", picks), ("table", table), ("y", y.slot)])
-    }
-
-    fn select(&mut self, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = ops::select::select_rows(self.scalar(x));
-        let numbers =
-            Numbers::new().with("rows", self.rows(y) as u32).with("width", self.width(y) as u32);
-        let picks = Slot::Words(self.words.outputs.clone());
-        self.push(kernel, numbers, &[("picks", picks), ("x", self.value(x)), ("y", self.value(y))])
+        let bound = [("tokens", picks), ("table", table), ("y", y.slot)];
+        self.push(embed::kernel(format, y.scalar), embed::numbers(rows, width), &bound)
     }
 
     fn norm(
         &mut self,
-        x: Operand,
+        x: TypedSlot,
         weight: WeightId,
         eps: f32,
         rows: usize,
         width: usize,
-        y: Operand,
+        y: TypedSlot,
     ) -> Result<()> {
-        let team = if width <= 512 { Team::Simd } else { Team::Group };
         let types = rms_norm::Types { x: x.scalar, weight: Scalar::F32, y: y.scalar };
-        let kernel = rms_norm(types, team);
-        let numbers = Numbers::new()
-            .with("rows", rows as u32)
-            .with("width", width as u32)
-            .with_f32("eps", eps);
+        let kernel = rms_norm(types, rms_norm::team(width));
+        let numbers = rms_norm::launch_numbers(rows, width, eps);
         self.push(kernel, numbers, &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)])
     }
 
     /// An element-wise kernel over all of a value.
-    fn map(
-        &mut self,
-        kernel: Recipe,
-        numbers: Numbers,
-        from: &[(&str, Slot)],
-        y: ValueId,
-    ) -> Result<()> {
+    fn flat(&mut self, kernel: Recipe, from: &[(&str, Slot)], y: ValueId) -> Result<()> {
         let n = self.rows(y) * self.width(y);
         let bound = [from, &[("y", self.value(y))]].concat();
-        self.push(kernel, numbers.with("n", n as u32), &bound)
+        self.push(kernel, Numbers::new().with("n", n as u32), &bound)
     }
 }
 

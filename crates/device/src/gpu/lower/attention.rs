@@ -42,23 +42,6 @@ impl Lowering {
 }
 
 impl Recorder<'_> {
-    pub(super) fn rope(&mut self, rope: &Rope, x: ValueId, y: ValueId) -> Result<()> {
-        let kernel = ops::rope::rope(self.scalar(x), rope.pairing);
-        let numbers = Numbers::new()
-            .with("tokens", self.rows(x) as u32)
-            .with("heads", (self.width(x) / rope.head_dim) as u32)
-            .with("head_dim", rope.head_dim as u32)
-            .with("pairs", rope.frequencies.len() as u32)
-            .with_f32("magnitude", rope.magnitude);
-        let bound = [
-            ("x", self.value(x)),
-            ("positions", Slot::Words(self.words.positions.clone())),
-            ("frequencies", self.frequencies(rope)),
-            ("y", self.value(y)),
-        ];
-        self.push(kernel, numbers, &bound)
-    }
-
     fn frequencies(&self, rope: &Rope) -> Slot {
         Slot::Frequencies(self.of.ropes.iter().position(|r| r == rope).unwrap_or(0))
     }

@@ -12,7 +12,7 @@ use program::{ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{FEW, Operand, Recorder, Slot, Step, bucket};
+use super::{FEW, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
 
 /// What multiplies: a matrix and its bias, by their numbers.
@@ -40,11 +40,11 @@ impl Recorder<'_> {
 
     pub(super) fn linear(
         &mut self,
-        x: Operand,
+        x: TypedSlot,
         matrix: Matrix,
         rows: usize,
         width: usize,
-        y: Operand,
+        y: TypedSlot,
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
         if self.is_vendors(matrix, rows, width, y.scalar)? {
@@ -85,12 +85,12 @@ impl Recorder<'_> {
     /// The vendor's product, plus `add`, of operands that are first made what it takes.
     fn product(
         &mut self,
-        x: Operand,
+        x: TypedSlot,
         weight: WeightId,
         rows: usize,
         width: usize,
         add: Option<Slot>,
-        y: Operand,
+        y: TypedSlot,
     ) -> Result<()> {
         let (format, out) = self.matrix(weight)?;
         let wide = self.of.wide;
@@ -131,20 +131,20 @@ impl Recorder<'_> {
         width: usize,
         to: Slot,
     ) -> Result<()> {
-        let to = Operand { slot: to, scalar: self.of.wide };
+        let to = TypedSlot { slot: to, scalar: self.of.wide };
         self.gather(format, from, Slot::Numbers(rows), rows, width, to)
     }
 
     /// An operand in the arena's scratch, of the type of products of many rows where there are many.
-    fn scratch(&self, i: usize, elements: usize) -> Operand {
+    fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
         let many = self.key.tokens > FEW && !self.of.exact();
         let scalar = if many { self.of.wide } else { Scalar::F32 };
         let start = self.layout.scratch[i].start;
-        Operand { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
+        TypedSlot { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
     }
 
     /// The rows of `x` as projections take them: normed where a norm is in front, which many rows need done first.
-    fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<Operand> {
+    fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<TypedSlot> {
         let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
         let (rows, width) = (self.rows(x), self.width(x));
         let y = self.scratch(0, rows * width);
@@ -266,10 +266,10 @@ impl Recorder<'_> {
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * rows * out as usize);
-            let sum = Operand { slot, scalar: Scalar::F32 };
+            let sum = TypedSlot { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
-            return self.map(zip(Scalar::F32, Binary::Add), Numbers::new(), &bound, y);
+            return self.flat(zip(Scalar::F32, Binary::Add), &bound, y);
         }
         let few = bucket(rows) as u32;
         let schedule = self.few(&[format], width, out, few, self.scalar(x), false);
