@@ -21,9 +21,10 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 
 pub use formats::CacheType;
-use formats::{DType, Result, Tensors};
+use formats::{DType, Error, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
+use ops::Op;
 use ops::sample::{Choice, Options};
 pub use place::{Place, Several, SplitMode, gpus};
 pub use plan::Plan;
@@ -226,6 +227,13 @@ pub trait Device: Send + Sync {
     /// What it is.
     fn about(&self) -> About;
 
+    /// Whether it has every operation of `program`, in the form that the Program wants; asked
+    /// before anything is planned or loaded.
+    ///
+    /// # Errors
+    /// The first operation or form that it lacks, by name.
+    fn check(&self, program: &Program) -> Result<()>;
+
     /// What loading `program` and using it with a whole context will take of the device's memory; of each device's where they are
     /// several, in their order.
     ///
@@ -251,6 +259,21 @@ pub trait Device: Send + Sync {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>>;
+}
+
+/// Refuses the first operation of which `lack` says what the device has not.
+pub(crate) fn check(
+    device: &str,
+    program: &Program,
+    lack: impl Fn(&Op) -> Option<String>,
+) -> Result<()> {
+    let found = program.nodes.iter().find_map(|node| Some((node.op.name(), lack(&node.op)?)));
+    match found {
+        None => Ok(()),
+        Some((name, found)) => {
+            Err(Error::new(format!("{device}: {name}"), "an operation that this device has", found))
+        }
+    }
 }
 
 /// What a caller wants to know of a replay while it goes on, and how to end it.

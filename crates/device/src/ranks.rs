@@ -53,6 +53,11 @@ impl Device for Ranks {
         About { isa, ..first }
     }
 
+    fn check(&self, program: &Program) -> Result<()> {
+        let shards = self.shards(program)?;
+        self.devices.iter().zip(&shards).try_for_each(|(device, shard)| device.check(shard))
+    }
+
     fn plan(
         &self,
         program: &Program,

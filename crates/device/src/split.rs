@@ -102,6 +102,10 @@ impl Device for Split {
         first
     }
 
+    fn check(&self, program: &Program) -> Result<()> {
+        self.devices.iter().try_for_each(|device| device.check(program))
+    }
+
     fn plan(
         &self,
         program: &Program,

@@ -74,9 +74,6 @@ impl CpuExecutor {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        if program.nodes.iter().any(|node| matches!(node.op, Op::AllReduce(_))) {
-            return Err(Error::new("cpu", "a Program of its own", "a rank's"));
-        }
         let planned = plan(&program, tensors, &options, team.count())?;
         plan::check("cpu", &options, &planned, &|options| {
             plan(&program, tensors, options, team.count())

@@ -11,7 +11,9 @@ use cpu_kernels::isa::Isa;
 use cpu_kernels::team::{self, Team};
 
 use crate::{About, Device, Executor, LoadOptions, Plan};
+use cpu_kernels::attention::MAX_HEAD_DIM;
 use formats::{Result, Tensors};
+use ops::Op;
 use program::Program;
 use std::sync::Arc;
 
@@ -42,12 +44,24 @@ impl Device for Cpu {
         About { name: "cpu", threads: self.team.count(), isa: self.isa.to_string() }
     }
 
+    fn check(&self, program: &Program) -> Result<()> {
+        crate::check("cpu", program, |op| match op {
+            Op::AllReduce(_) => Some("a sum over ranks".to_owned()),
+            Op::Attention(attention) if attention.head_dim > MAX_HEAD_DIM => {
+                let found = attention.head_dim;
+                Some(format!("heads of {found} elements, more than {MAX_HEAD_DIM}"))
+            }
+            _ => None,
+        })
+    }
+
     fn plan(
         &self,
         program: &Program,
         tensors: &Tensors,
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
+        self.check(program)?;
         Ok(vec![executor::plan(program, tensors, options, self.team.count())?])
     }
 
@@ -58,6 +72,7 @@ impl Device for Cpu {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
+        self.check(&program)?;
         Ok(Box::new(executor::CpuExecutor::load(
             self.team.clone(),
             self.isa,

@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use formats::{Error, Result, Tensors};
+use ops::rope::MOST_PAIRS;
 use program::Program;
 use tile::Kernel;
 use tile::launch::Numbers;
@@ -327,12 +328,21 @@ impl<B: Backend> Device for GpuDevice<B> {
         self.backend.about()
     }
 
+    fn check(&self, program: &Program) -> Result<()> {
+        let most = MOST_PAIRS as usize;
+        crate::check(self.backend.about().name, program, |op| {
+            let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
+            (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))
+        })
+    }
+
     fn plan(
         &self,
         program: &Program,
         tensors: &Tensors,
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
+        self.check(program)?;
         let formats = weights::formats(program, tensors)?;
         let program = program.clone();
         let lowering =
@@ -347,6 +357,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
+        self.check(&program)?;
         let backend = Arc::clone(&self.backend);
         let loaded = executor::GpuExecutor::load(backend, program, tensors, options, progress)?;
         Ok(Box::new(loaded))

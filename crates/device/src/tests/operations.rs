@@ -207,6 +207,36 @@ fn results(
     found
 }
 
+#[test]
+fn what_a_device_lacks_is_refused_by_name() {
+    let whole = everything().unwrap();
+    let device = |place: &str| place.parse::<Place>().unwrap().open(Some(1)).unwrap();
+    let refusal = |place: &str, program: &Program| {
+        device(place).check(program).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    for place in ["cpu", "sim", "sim,sim"] {
+        assert_eq!(refusal(place, &whole), "");
+    }
+    let mut rank = whole.clone();
+    rank.nodes[0].op = Op::from(ops::AllReduce);
+    let said = refusal("cpu", &rank);
+    assert!(said.starts_with("cpu: all_reduce: ") && said.contains("a sum over ranks"), "{said}");
+    let mut turned = whole.clone();
+    let frequencies = vec![1.0; 300].into();
+    let rope = Rope { head_dim: 600, pairing: Pairing::Half, frequencies, magnitude: 1.0 };
+    turned.nodes[0].op = Op::Rope(rope);
+    let said = refusal("sim", &turned);
+    assert!(said.contains("rope: ") && said.contains("300 pairs, more than 256"), "{said}");
+    let mut long = whole;
+    for node in &mut long.nodes {
+        if let Op::Attention(attention) = &mut node.op {
+            attention.head_dim = 512;
+        }
+    }
+    let said = refusal("cpu", &long);
+    assert!(said.contains("attention: ") && said.contains("512 elements"), "{said}");
+}
+
 /// The largest difference of two lists of numbers, in the range of the second.
 fn worst(found: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(found.len(), wanted.len());
