@@ -54,7 +54,8 @@ impl LoadOptions {
     pub(crate) fn limits(&self, program: &Program) -> program::Limits {
         let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
         let input = program.input.map_or(0, |v| program.shape(v).width);
-        program::Limits { tokens, outputs, blocks: self.blocks.clone(), input }
+        let positions = program.learned_positions();
+        program::Limits { tokens, outputs, blocks: self.blocks.clone(), input, positions }
     }
 }
 

@@ -33,6 +33,15 @@ impl Prepared {
         if options.context == Some(0) || options.chunk == Some(0) {
             return Err(Error::new("context", "at least one token", 0));
         }
+        let positions = program.learned_positions();
+        if options.context.is_some_and(|context| context > positions) {
+            let expected = format!("at most {positions} tokens, whose positions the model learned");
+            return Err(Error::new("context", expected, options.context.unwrap_or(positions)));
+        }
+        if options.rotate && positions < usize::MAX {
+            let found = format!("{positions} learned positions");
+            return Err(Error::new("rotation", "a model with positions without end", found));
+        }
         let recorded = Recorded { tensors: &tensors, program: &program, trained: config.context };
         let chosen = choose(&recorded, options)?;
         Ok(Prepared { start, tensors, traces, config, chosen })

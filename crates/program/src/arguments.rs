@@ -39,6 +39,9 @@ pub struct Limits {
     pub blocks: Vec<usize>,
     /// Width of the Program's input; 0 where it has none.
     pub input: usize,
+    /// Positions that a token may have: the rows of a table of learned positions; usize::MAX where
+    /// there is none.
+    pub positions: usize,
 }
 
 impl Arguments<'_> {
@@ -64,6 +67,11 @@ impl Arguments<'_> {
         if !fits {
             let expected = "consecutive positions, outputs among the rows, a table per group, a row of input per token";
             return Err(Error::new("step", expected, "others"));
+        }
+        let last = self.positions.last().map_or(0, |&position| position as usize);
+        if last >= limits.positions {
+            let expected = format!("positions below {}", limits.positions);
+            return Err(Error::new("step", expected, last));
         }
         for (table, &blocks) in self.tables.iter().zip(&limits.blocks) {
             if table.blocks.is_empty() || table.blocks.iter().any(|&b| b as usize >= blocks) {

@@ -14,6 +14,7 @@ mod verify;
 mod weight;
 
 use formats::{Result, Tensors};
+use ops::embed::Index;
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
@@ -136,6 +137,13 @@ impl Program {
         let multiplied = self.nodes.iter().filter(|node| node.op.gathers().is_none());
         multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
         read
+    }
+
+    /// Positions that it has learned embeddings of; usize::MAX if it embeds none.
+    pub fn learned_positions(&self) -> usize {
+        let by_position = |node: &&Node| node.op.gathers() == Some(Index::Position);
+        let tables = self.nodes.iter().filter(by_position).flat_map(|node| &node.weights);
+        tables.map(|w| self.weights[w.0].shape[0]).min().unwrap_or(usize::MAX)
     }
 
     /// How many times each value is read; results count once more.

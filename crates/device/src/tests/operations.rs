@@ -13,6 +13,8 @@ use crate::{CacheType, Device, LoadOptions, Place};
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
 const HEADS: usize = 4;
+/// Positions that there are embeddings of.
+const PLACES: usize = 40;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 32;
 
@@ -63,11 +65,14 @@ fn everything() -> Result<Program> {
     for (_, window, _) in forms {
         builder.cache_layer(CacheLayer { kv_heads: KV_HEADS, head_dim: HEAD_DIM, window });
     }
+    let places = w("positions", &[PLACES, HIDDEN]);
     let step = Step::new(builder.program(), true);
     let none = Vec::new;
     let mut x =
         step.record(Op::from(ops::Embed { index: Index::Token }), &[], vec![table]).swap_remove(0);
-    x = x.scale(3.0).trace("scale");
+    let index = Index::Position;
+    let places = step.record(Op::from(ops::Embed { index }), &[], vec![places]).swap_remove(0);
+    x = x.scale(3.0).trace("scale").add(&places);
     for &f in Unary::ALL {
         x = x.add(&x.map(f).trace(f.name())).apply(
             Op::from(ops::LayerNorm { eps: 1e-5 }),
@@ -203,6 +208,15 @@ fn results(
             }
         }
         start += rows as u32;
+    }
+    if let Some(executor) = &mut executor {
+        let mut at = |positions: &[u32]| {
+            let (tokens, tables) = (&[1], &tables);
+            executor.run(&Arguments { tokens, positions, outputs: &[], tables, input: &[] })
+        };
+        at(&[PLACES as u32 - 1]).unwrap();
+        let refusal = at(&[PLACES as u32]).unwrap_err().to_string();
+        assert!(refusal.contains("positions below 40"), "{refusal}");
     }
     found
 }
