@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "gelu_tanh": "gelu_pytorch_tanh",
     "gelu_erf": "gelu",
+    "quick_gelu": "quick_gelu",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
     "relu": "relu",

@@ -81,6 +81,9 @@ unary! {
     GeluTanh, "gelu_tanh", 8.0, |x| x.gelu_tanh();
     /// GELU by its definition, `x / 2 (1 + erf(x / sqrt(2)))`.
     GeluErf, "gelu_erf", 8.0, |x| x.gelu_erf();
+    /// `x sigmoid(1.702 x)`: the approximation of GELU that CLIP was trained with (Hendrycks &
+    /// Gimpel 2016).
+    QuickGelu, "quick_gelu", 8.0, |x| x.times(x.times(R::of(1.702)).sigmoid());
     /// The hyperbolic tangent.
     Tanh, "tanh", 8.0, |x| x.tanh();
     /// `1 / (1 + e^-x)`.
