@@ -2,9 +2,8 @@
 
 use crate::load::Shared;
 use crate::peak_rss_bytes;
-use crate::reasoning;
 use crate::session::Session;
-use crate::stop::StopStrings;
+use crate::text::Text;
 use device::{Executor, Watch};
 use formats::{Error, Result};
 use ops::sample::{Options, Sampler, broken};
@@ -12,7 +11,6 @@ use program::Arguments;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokens::Stream;
 
 /// Stops a generation from elsewhere: another thread, or a signal handler.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +41,11 @@ impl Progress {
     /// Tells `f`.
     pub fn new(f: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
         Progress(Arc::new(f))
+    }
+
+    /// Tells the tokens that are done, and all.
+    pub(crate) fn tell(&self, done: usize, all: usize) {
+        (self.0)(done, all);
     }
 }
 
@@ -163,8 +166,7 @@ pub struct Generation<'a> {
     sampler: Sampler,
     /// Prompt and generated tokens: what penalties look back on.
     sequence: Vec<u32>,
-    stream: Option<Stream>,
-    stops: StopStrings,
+    text: Text,
     finish: Option<Finish>,
     metrics: Metrics,
     /// Told of the prompt, until it is read.
@@ -191,8 +193,7 @@ impl<'a> Generation<'a> {
                 reused_tokens: reused,
                 ..Metrics::default()
             },
-            stream: shared.tokenizer.as_ref().map(reasoning::stream),
-            stops: StopStrings::new(&options.stop),
+            text: Text::new(&shared, options),
             sampler: Sampler::new(),
             progress: options.progress.clone(),
             options: options.clone(),
@@ -221,9 +222,7 @@ impl<'a> Generation<'a> {
     /// Ends the generation; returns the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
         self.finish = Some(finish);
-        let rest = self.stream.as_mut().and_then(Stream::flush).unwrap_or_default();
-        let (shown, met) = self.stops.push(&rest);
-        if met { shown } else { shown + &self.stops.flush() }
+        self.text.end()
     }
 
     /// Computes what is not cached yet, chunk by chunk, and samples; `None` when cancelled.
@@ -258,9 +257,9 @@ impl<'a> Generation<'a> {
         let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
         let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
             let tell = |part: f64| {
-                if let Some(Progress(progress)) = &self.progress {
+                if let Some(progress) = &self.progress {
                     let rows = arguments.tokens.len() as f64;
-                    progress((done + (rows * part) as usize).min(all), all);
+                    progress.tell((done + (rows * part) as usize).min(all), all);
                 }
             };
             let watch = Watch { stop: &options.cancel.0, progress: &tell };
@@ -272,17 +271,18 @@ impl<'a> Generation<'a> {
             found = broken(logits);
             let (position, sampling) = (sequence.len() as u64, &options.sampling);
             chosen = Some(if options.logprobs {
-                let choice = sampler.sample(logits, sequence, position, sampling);
-                (choice.token, Some(choice.logprob))
+                let choice = sampler.sample(logits, sequence, position, sampling, None);
+                choice.map(|choice| (choice.token, Some(choice.logprob)))
             } else {
-                (sampler.token(logits, sequence, position, sampling), None)
+                let token = sampler.token(logits, sequence, position, sampling, None);
+                token.map(|token| (token, None))
             });
         };
         self.session.step_by(rest, rest.len() - 1, 0, &mut run, &mut visit)?;
         if let Some((_, value)) = found {
             return Err(not_finite(self.session, sequence, value));
         }
-        Ok(chosen)
+        chosen.map(|chosen| chosen.ok_or_else(nothing_possible)).transpose()
     }
 
     /// Counts tokens of the prompt that were computed, and says so after the last.
@@ -294,8 +294,8 @@ impl<'a> Generation<'a> {
         }
         metrics.computed_tokens += tokens;
         metrics.computing = since;
-        if let Some(Progress(progress)) = &self.progress {
-            progress(metrics.computed_tokens, all);
+        if let Some(progress) = &self.progress {
+            progress.tell(metrics.computed_tokens, all);
         }
         if metrics.computed_tokens == all {
             self.progress = None;
@@ -323,8 +323,7 @@ impl<'a> Generation<'a> {
             let text = self.end(Finish::End(id));
             return Ok(Some(Token { id, text, logprob }));
         }
-        let piece = self.stream.as_mut().and_then(|s| s.push(id)).unwrap_or_default();
-        let (mut text, met) = self.stops.push(&piece);
+        let (mut text, met) = self.text.push(id);
         if met {
             self.finish = Some(Finish::StopString);
         } else if self.metrics.generated_tokens >= limit {
@@ -345,7 +344,14 @@ pub fn check_logits(logits: &[f32], position: usize) -> Result<()> {
     broken(logits).map_or(Ok(()), |(_, value)| Err(no_number(position, value)))
 }
 
-fn no_number(position: usize, value: f32) -> Error {
+/// The error of settings that rule out every token.
+pub(crate) fn nothing_possible() -> Error {
+    Error::new("sampling", "a token that may be chosen", "none")
+        .hint("a logit bias or a grammar forbids all of them")
+}
+
+/// The error of logits that are no numbers, or infinite.
+pub(crate) fn no_number(position: usize, value: f32) -> Error {
     let place = format!("logits at position {position}");
     let error = Error::new(place, "finite numbers", value);
     error.hint("the weights are damaged, or their products exceed what f32 and f16 hold")

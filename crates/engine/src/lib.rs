@@ -16,6 +16,7 @@ pub mod reasoning;
 mod resident;
 mod session;
 mod stop;
+mod text;
 
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,

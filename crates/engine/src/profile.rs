@@ -57,7 +57,8 @@ impl<'a> Profiler<'a> {
             let mut visit = |_, logits: &[f32]| {
                 let start = Instant::now();
                 let position = sequence.len() as u64;
-                token = self.sampler.token(logits, &sequence, position, &self.sampling);
+                let chosen = self.sampler.token(logits, &sequence, position, &self.sampling, None);
+                token = chosen.unwrap_or(token);
                 sampling = start.elapsed().as_secs_f64();
             };
             done += self.session.step_by(rest, rest.len() - 1, done, &mut run, &mut visit)?;

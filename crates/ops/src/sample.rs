@@ -1,20 +1,21 @@
 //! Sampling: from the logits of one position to a token.
 //!
-//! The chain, in this order: logit bias, repetition, presence and frequency penalties; then at temperature 0 the
-//! greatest logit, else temperature, top-k, top-p, min-p and a draw. Each of the three filters keeps a prefix of the
-//! tokens in order of descending logit (lower id first among equals), and never nothing.
+//! The chain, in this order: mask, logit bias, repetition, presence and frequency penalties, DRY; then at temperature 0 the
+//! greatest logit, else temperature, top-k, top-p, min-p, XTC and a draw. Each of the first three filters keeps a prefix of the
+//! tokens in order of descending logit (lower id first among equals), and never nothing; [`Xtc`] then takes the beginning away.
 //!
 //! A draw takes its randomness from a counter generator keyed by (seed, position). A token's weight is a whole number,
 //! `floor(2^31 e^((logit - greatest) / temperature))` by arithmetic that every machine does alike (`wide`), so that sums
 //! are exact and their order is nobody's concern: the same logits give the same token on every machine, in every batch,
 //! and from [`kernels`], the same chain on a device.
 
+mod dry;
 pub mod kernels;
 mod options;
 pub mod philox;
 mod wide;
 
-pub use options::Options;
+pub use options::{Dry, Options, Xtc};
 
 use wide::{BLOCK, any_broken, block_sums, prefix_floor, sum_exp, tops, weight};
 
@@ -68,6 +69,8 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
     /// The same in another order, for selection.
     heavy: Vec<Candidate>,
+    /// How far the history repeats what it ends with.
+    repeats: dry::Repeats,
 }
 
 impl Sampler {
@@ -77,74 +80,74 @@ impl Sampler {
     }
 
     /// Samples the token at `position` (the index it will have in the sequence). `logits` is `[vocabulary]`; `history`
-    /// is the sequence so far, of which the penalties see the last `last_n` tokens.
+    /// is the sequence so far, which penalties look back on. `mask` has a bit for each token, the lowest of the first word for
+    /// token 0: those that may be chosen.
     ///
-    /// NaN counts as impossible. If every token is impossible (or there is none), the answer is token 0.
+    /// NaN counts as impossible. None if every token is impossible, or there is none.
     pub fn token(
         &mut self,
         logits: &[f32],
         history: &[u32],
         position: u64,
         options: &Options,
-    ) -> u32 {
-        self.pick(logits, history, position, options).unwrap_or(0)
-    }
-
-    /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; -infinity if every token is
-    /// impossible, NaN of logits that are [`broken`] otherwise.
-    pub fn sample(
-        &mut self,
-        logits: &[f32],
-        history: &[u32],
-        position: u64,
-        options: &Options,
-    ) -> Choice {
-        let token = self.pick(logits, history, position, options);
-        if any_broken(logits) {
-            return Choice { token: token.unwrap_or(0), logprob: f32::NAN };
-        }
-        let Some(token) = token else {
-            return Choice { token: 0, logprob: f32::NEG_INFINITY };
-        };
-        if options.adjusts() {
-            tops(logits, &mut self.tops);
-        }
-        let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let logit = logits[token as usize];
-        let gap = if logit == greatest { 0.0 } else { f64::from(logit) - f64::from(greatest) };
-        Choice { token, logprob: (gap - sum_exp(logits, greatest, 1.0).ln()) as f32 }
-    }
-
-    /// The chain; none if no token is possible.
-    fn pick(
-        &mut self,
-        logits: &[f32],
-        history: &[u32],
-        position: u64,
-        options: &Options,
+        mask: Option<&[u32]>,
     ) -> Option<u32> {
-        if !options.adjusts() {
+        if !options.adjusts() && mask.is_none() {
             return self.choose(logits, position, options);
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
+        if let Some(mask) = mask {
+            forbid(&mut adjusted, mask);
+        }
         self.adjust(&mut adjusted, history, options);
         let token = self.choose(&adjusted, position, options);
         self.adjusted = adjusted;
         token
     }
 
-    /// Bias, then penalties, of a copy of the logits.
+    /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; NaN of logits that are
+    /// [`broken`].
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        position: u64,
+        options: &Options,
+        mask: Option<&[u32]>,
+    ) -> Option<Choice> {
+        let token = self.token(logits, history, position, options, mask)?;
+        if any_broken(logits) {
+            return Some(Choice { token, logprob: f32::NAN });
+        }
+        if options.adjusts() || mask.is_some() {
+            tops(logits, &mut self.tops);
+        }
+        let greatest = self.tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let logit = logits[token as usize];
+        let gap = if logit == greatest { 0.0 } else { f64::from(logit) - f64::from(greatest) };
+        let logprob = (gap - sum_exp(logits, greatest, 1.0).ln()) as f32;
+        Some(Choice { token, logprob })
+    }
+
+    /// Bias, then penalties, then DRY, of a copy of the logits.
     fn adjust(&mut self, logits: &mut [f32], history: &[u32], options: &Options) {
         for &(token, bias) in &options.logit_bias {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
             }
         }
-        if !options.penalises() {
-            return;
+        if options.penalises() {
+            self.penalise(logits, history, options);
         }
+        if options.dry.is_on() {
+            self.repeats.penalise(logits, history, &options.dry);
+        }
+    }
+
+    /// Repetition, presence and frequency penalties.
+    fn penalise(&mut self, logits: &mut [f32], history: &[u32], options: &Options) {
         if self.counts.len() < logits.len() {
             self.counts.resize(logits.len(), 0);
         }
@@ -184,7 +187,8 @@ impl Sampler {
             return self.collect(logits, greatest).first().map(|candidate| candidate.token);
         }
         let random = philox::bits(options.seed, position);
-        if options.top_k == 0 && options.top_p >= 1.0 && options.min_p <= 0.0 {
+        let excludes = options.xtc.takes_place(options.seed, position);
+        if options.top_k == 0 && options.top_p >= 1.0 && options.min_p <= 0.0 && !excludes {
             return Some(self.draw_from_all(logits, greatest, per_temperature, random));
         }
         let total = self.candidates(logits, greatest, per_temperature, options);
@@ -195,6 +199,9 @@ impl Sampler {
         self.top_p(options.share(), total);
         let least = options.least_weight();
         self.candidates.retain(|candidate| candidate.weight >= least);
+        if excludes {
+            self.exclude(&options.xtc);
+        }
         let total = self.candidates.iter().map(|candidate| u64::from(candidate.weight)).sum();
         let kept = self.candidates.iter().map(|candidate| (candidate.token, candidate.weight));
         Some(draw(kept, fraction(total, random)))
@@ -287,6 +294,17 @@ impl Sampler {
         }
     }
 
+    /// XTC: of the candidates whose share reaches the threshold, keeps the least.
+    fn exclude(&mut self, xtc: &Xtc) {
+        let total = self.candidates.iter().map(|candidate| u64::from(candidate.weight)).sum();
+        let least = share_of(total, xtc.share());
+        let reaches = |candidate: &&Candidate| u64::from(candidate.weight) >= least;
+        let last = self.candidates.iter().filter(reaches).max_by(|a, b| descending(a, b)).copied();
+        if let Some(last) = last {
+            self.candidates.retain(|candidate| descending(candidate, &last).is_ge());
+        }
+    }
+
     /// A draw from the whole vocabulary: first the block, then the token in it.
     fn draw_from_all(
         &mut self,
@@ -306,6 +324,18 @@ impl Sampler {
         }
         // The fraction is below the sum.
         0
+    }
+}
+
+/// Makes tokens impossible whose bit is not set.
+fn forbid(logits: &mut [f32], mask: &[u32]) {
+    for (i, logits) in logits.chunks_mut(32).enumerate() {
+        let word = mask.get(i).copied().unwrap_or(0);
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
     }
 }
 

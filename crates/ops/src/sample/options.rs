@@ -1,7 +1,78 @@
 //! What a caller may ask of the sampler, checked.
 
+use super::philox;
 use formats::{Error, Result};
 use std::fmt::Write;
+use std::sync::Arc;
+
+/// DRY: a penalty on tokens that would go on with a repetition, growing with the length of what is repeated already.
+///
+/// p-e-w, "DRY: a modern repetition penalty", text-generation-webui pull request 5677, 2024.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dry {
+    /// The penalty where [`Dry::allowed_length`] tokens are repeated; 0 is off.
+    pub multiplier: f32,
+    /// What each further repeated token multiplies the penalty with.
+    pub base: f32,
+    /// Repeated tokens that are not penalised yet are fewer than these.
+    pub allowed_length: usize,
+    /// How many of the latest tokens are looked at.
+    pub last_n: usize,
+    /// Tokens over which no repetition is followed, ascending.
+    pub breakers: Arc<[u32]>,
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        let breakers = Arc::default();
+        Dry { multiplier: 0.0, base: 1.75, allowed_length: 2, last_n: usize::MAX, breakers }
+    }
+}
+
+impl Dry {
+    /// Whether it changes anything.
+    pub fn is_on(&self) -> bool {
+        self.multiplier > 0.0 && self.last_n > 0
+    }
+}
+
+/// XTC: now and then takes away the likeliest tokens, all that reach a threshold but the least likely of them.
+///
+/// p-e-w, "Exclude Top Choices", text-generation-webui pull request 6335, 2024. Probabilities are those that the filters before it
+/// leave, at the temperature in use.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xtc {
+    /// How often; 0 is off.
+    pub probability: f32,
+    /// The probability that a token must reach to be taken away. Above 0.5 no two tokens do, and nothing is.
+    pub threshold: f32,
+}
+
+impl Default for Xtc {
+    fn default() -> Self {
+        Xtc { probability: 0.0, threshold: 0.1 }
+    }
+}
+
+impl Xtc {
+    /// Whether it is tried at all.
+    pub fn is_on(&self) -> bool {
+        self.probability > 0.0 && self.threshold <= 0.5
+    }
+
+    /// Whether it takes place at a position.
+    pub(super) fn takes_place(&self, seed: u64, position: u64) -> bool {
+        // A stream of its own: what is drawn must not depend on it.
+        const STREAM: u32 = 1;
+        let chance = philox::stream(seed, position, STREAM) >> 32;
+        self.is_on() && (chance as f64) < f64::from(self.probability) * (1u64 << 32) as f64
+    }
+
+    /// The threshold in units of `2^-32`.
+    pub(super) fn share(&self) -> u32 {
+        (f64::from(self.threshold) * (1u64 << 32) as f64).round() as u32
+    }
+}
 
 /// Options of the sampling chain; the default is plain sampling at temperature 1 with everything else off.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +93,10 @@ pub struct Options {
     pub frequency_penalty: f32,
     /// How many of the latest tokens the three penalties look at.
     pub last_n: usize,
+    /// Penalises what goes on with a repetition.
+    pub dry: Dry,
+    /// Takes away the likeliest tokens now and then.
+    pub xtc: Xtc,
     /// Added to the logits of tokens; -infinity forbids one.
     pub logit_bias: Vec<(u32, f32)>,
     /// Chooses the random numbers.
@@ -39,6 +114,8 @@ impl Default for Options {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             last_n: 64,
+            dry: Dry::default(),
+            xtc: Xtc::default(),
             logit_bias: Vec::new(),
             seed: 0,
         }
@@ -77,6 +154,10 @@ impl Options {
                 Error::new("repetition_penalty", "a number above 0", self.repetition_penalty);
             return Err(error.hint("1 is off; 1.1 is a mild penalty"));
         }
+        range("dry_multiplier", self.dry.multiplier, 0.0, 100.0)?;
+        range("dry_base", self.dry.base, 1.0, 100.0)?;
+        range("xtc_probability", self.xtc.probability, 0.0, 1.0)?;
+        range("xtc_threshold", self.xtc.threshold, 0.0, 1.0)?;
         for &(token, bias) in &self.logit_bias {
             if token as usize >= vocabulary {
                 return Err(Error::new("logit_bias", format!("a token below {vocabulary}"), token));
@@ -102,7 +183,12 @@ impl Options {
 
     /// Whether logits are changed before one is chosen.
     pub(super) fn adjusts(&self) -> bool {
-        self.penalises() || !self.logit_bias.is_empty()
+        self.penalises() || self.dry.is_on() || !self.logit_bias.is_empty()
+    }
+
+    /// Whether only [`Sampler`](super::Sampler) has what they ask for, and not [`kernels`](super::kernels).
+    pub fn needs_host(&self) -> bool {
+        self.dry.is_on() || (self.xtc.is_on() && self.per_temperature() != 0.0)
     }
 
     /// What the differences of logits are multiplied with; 0 where the greatest logit is all that is wanted.
@@ -145,6 +231,10 @@ impl Options {
             }
             steps.push(format!("{step} (last {})", self.last_n));
         }
+        if self.dry.is_on() {
+            let Dry { multiplier, base, allowed_length, .. } = self.dry;
+            steps.push(format!("DRY {multiplier} x {base}^(length - {allowed_length})"));
+        }
         if self.temperature == 0.0 {
             steps.push("greatest logit".to_owned());
         } else {
@@ -157,6 +247,10 @@ impl Options {
             }
             if self.min_p > 0.0 {
                 steps.push(format!("min-p {}", self.min_p));
+            }
+            if self.xtc.is_on() {
+                let Xtc { probability, threshold } = self.xtc;
+                steps.push(format!("XTC {probability} (threshold {threshold})"));
             }
             steps.push(format!("draw (seed {})", self.seed));
         }

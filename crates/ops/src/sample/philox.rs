@@ -29,8 +29,13 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// 64 random bits for one position under one seed: the first two words, the first one above.
 pub fn bits(seed: u64, position: u64) -> u64 {
+    stream(seed, position, 0)
+}
+
+/// As [`bits`], of one of several streams that have nothing to do with each other; 0 is that of [`bits`].
+pub fn stream(seed: u64, position: u64, number: u32) -> u64 {
     let [a, b, ..] = philox(
-        [position as u32, (position >> 32) as u32, 0, 0],
+        [position as u32, (position >> 32) as u32, number, 0],
         [seed as u32, (seed >> 32) as u32],
     );
     u64::from(a) << 32 | u64::from(b)

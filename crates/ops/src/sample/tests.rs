@@ -89,6 +89,7 @@ fn cases() -> Vec<(&'static str, Options)> {
                 last_n: 16,
                 logit_bias: vec![(7, 1.0)],
                 seed: 3,
+                ..plain
             },
         ),
     ]
@@ -113,8 +114,8 @@ fn draws_follow_the_exact_probabilities() {
             let draws = 8_000u32;
             let mut counts = vec![0u32; n];
             for position in 0..draws {
-                counts[sampler.sample(&logits, &history, position.into(), &options).token
-                    as usize] += 1;
+                let choice = sampler.sample(&logits, &history, position.into(), &options, None);
+                counts[choice.unwrap().token as usize] += 1;
             }
             // Rare tokens go together: the statistic wants five draws or so in each class.
             let (mut chi, mut classes, mut rare) = (0.0, 0.0, (0.0, 0.0));
@@ -170,19 +171,18 @@ fn the_same_seed_and_position_give_the_same_token() {
     let logits = noise(5, 1000);
     let options = Options { top_p: 0.9, seed: 5, ..Options::default() };
     let mut used = Sampler::new();
-    let tokens: Vec<u32> =
-        (0..50).map(|position| used.sample(&logits, &[], position, &options).token).collect();
+    let tokens: Vec<u32> = (0..50)
+        .map(|position| used.token(&logits, &[], position, &options, None).unwrap())
+        .collect();
     for position in (0..50).rev() {
         assert_eq!(
-            Sampler::new().sample(&logits, &[], position, &options).token,
+            Sampler::new().token(&logits, &[], position, &options, None).unwrap(),
             tokens[position as usize]
         );
     }
     let other = Options { seed: 6, ..options };
-    assert!(
-        (0..50).any(|position| used.sample(&logits, &[], position, &other).token
-            != tokens[position as usize])
-    );
+    assert!((0..50).any(|position| used.token(&logits, &[], position, &other, None).unwrap()
+        != tokens[position as usize]));
 }
 
 #[test]
@@ -199,10 +199,11 @@ fn log_probabilities_are_the_models_own() {
     let plain = Options { repetition_penalty: 1.0, logit_bias: vec![], ..options.clone() };
     let mut sampler = Sampler::new();
     for (position, options) in (0..50).flat_map(|n| [(n, &options), (n, &plain)]) {
-        let choice = sampler.sample(&logits, &[1, 2, 3], position, options);
+        let choice = sampler.sample(&logits, &[1, 2, 3], position, options, None).unwrap();
         let expected = f64::from(logits[choice.token as usize]) - total.ln();
         assert!((f64::from(choice.logprob) - expected).abs() < 2e-6, "{choice:?}, {expected}");
-        assert_eq!(sampler.token(&logits, &[1, 2, 3], position, options), choice.token);
+        let token = sampler.token(&logits, &[1, 2, 3], position, options, None);
+        assert_eq!(token, Some(choice.token));
     }
 }
 
@@ -235,31 +236,149 @@ fn edges() {
         Options { top_k: 3, top_p: 0.5, min_p: 0.1, ..Options::default() },
     ];
     for options in &options {
-        let mut one = |logits: &[f32]| sampler.sample(logits, &[], 1, options);
-        assert_eq!(one(&[4.0]), Choice { token: 0, logprob: 0.0 });
+        let mut one = |logits: &[f32]| sampler.sample(logits, &[], 1, options, None);
+        assert_eq!(one(&[4.0]), Some(Choice { token: 0, logprob: 0.0 }));
         let mut only = vec![-infinity; 500];
         only[321] = -7.0;
-        assert_eq!(one(&only), Choice { token: 321, logprob: 0.0 });
-        for impossible in [&[][..], &[-infinity; 9]] {
-            assert_eq!(one(impossible), Choice { token: 0, logprob: -infinity });
+        assert_eq!(one(&only), Some(Choice { token: 321, logprob: 0.0 }));
+        for impossible in [&[][..], &[-infinity; 9], &[f32::NAN; 9]] {
+            assert_eq!(one(impossible), None);
         }
         // A token comes of everything, but no probability.
         only[321] = f32::NAN;
         only[77] = 2.0;
-        let Choice { token, logprob } = one(&only);
+        let Choice { token, logprob } = one(&only).unwrap();
         assert!(token == 77 && logprob.is_nan(), "{token}, {logprob}");
         only[400] = infinity;
-        let Choice { token, logprob } = one(&only);
+        let Choice { token, logprob } = one(&only).unwrap();
         assert!(token == 400 && logprob.is_nan(), "{token}, {logprob}");
-        let Choice { token, logprob } = one(&[f32::NAN; 9]);
-        assert!(token == 0 && logprob.is_nan(), "{token}, {logprob}");
     }
     let greedy = Options::greedy();
-    assert_eq!(sampler.sample(&[1.0, f32::NAN, 3.0, 3.0], &[], 0, &greedy).token, 2);
+    assert_eq!(sampler.token(&[1.0, f32::NAN, 3.0, 3.0], &[], 0, &greedy, None), Some(2));
     // Tokens of the history that the vocabulary does not have are nobody's.
     let penalty = Options { repetition_penalty: 2.0, ..Options::greedy() };
-    assert_eq!(sampler.sample(&[1.0, 3.0], &[1, 99, 1], 0, &penalty).token, 1);
-    assert_eq!(sampler.sample(&[2.0, 3.0], &[1, 99, 1], 0, &penalty).token, 0);
+    assert_eq!(sampler.token(&[1.0, 3.0], &[1, 99, 1], 0, &penalty, None), Some(1));
+    assert_eq!(sampler.token(&[2.0, 3.0], &[1, 99, 1], 0, &penalty, None), Some(0));
+}
+
+/// The parts of a line of the fixture, each a list of numbers.
+fn parts(line: &str) -> Vec<Vec<f32>> {
+    let numbers = |part: &str| part.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    line.split('|').skip(1).map(numbers).collect()
+}
+
+const FIXTURE: &str = include_str!("../../../../tests/reference/sampling.txt");
+
+#[test]
+fn dry_penalises_as_its_definition_does() {
+    let (mut lines, mut penalised) = (0, 0);
+    for line in FIXTURE.lines().filter(|line| line.starts_with("dry")) {
+        let (rest, penalties) = line.rsplit_once('|').unwrap();
+        let [settings, breakers, history] = &parts(rest)[..] else { panic!("{line}") };
+        let whole = |numbers: &[f32]| numbers.iter().map(|n| *n as u32).collect::<Vec<u32>>();
+        let options = Options {
+            dry: Dry {
+                multiplier: settings[0],
+                base: settings[1],
+                allowed_length: settings[2] as usize,
+                last_n: settings[3] as usize,
+                breakers: whole(breakers).into(),
+            },
+            ..Options::default()
+        };
+        options.validate(8).unwrap();
+        let mut logits = [0.5; 8];
+        let mut expected = logits.map(f64::from);
+        for penalty in penalties.split_whitespace() {
+            let (token, penalty) = penalty.split_once(':').unwrap();
+            expected[token.parse::<usize>().unwrap()] -= penalty.parse::<f64>().unwrap();
+            penalised += 1;
+        }
+        let mut sampler = Sampler::new();
+        for _ in 0..2 {
+            logits = [0.5; 8];
+            sampler.adjust(&mut logits, &whole(history), &options);
+            for (found, expected) in logits.iter().zip(&expected) {
+                let near = (f64::from(*found) - expected).abs() <= 1e-6 * expected.abs().max(1.0);
+                assert!(near || expected.abs() > 1e37, "{line}: {logits:?}");
+            }
+        }
+        lines += 1;
+    }
+    assert!(lines == 60 && penalised > 20, "{lines}, {penalised}");
+}
+
+#[test]
+fn dry_takes_linear_time_and_stays_finite() {
+    let dry = Dry { multiplier: 1.0, ..Dry::default() };
+    let options = Options { dry, ..Options::greedy() };
+    // With a quadratic search this would take an hour.
+    let history = vec![1; 1 << 20];
+    let token = Sampler::new().token(&[0.0, 9.0, -3.0], &history, 1 << 20, &options, None);
+    assert_eq!(token, Some(0));
+}
+
+#[test]
+fn xtc_leaves_what_its_definition_leaves() {
+    let (mut lines, mut taken) = (0, 0);
+    for line in FIXTURE.lines().filter(|line| line.starts_with("xtc")) {
+        let [settings, logits, left] = &parts(line)[..] else { panic!("{line}") };
+        let xtc = Xtc { probability: 1.0, threshold: settings[1] };
+        let options = Options { temperature: settings[0], xtc, ..Options::default() };
+        let mut sampler = Sampler::new();
+        let mut seen: Vec<u32> = (0..3000)
+            .map(|position| sampler.token(logits, &[], position, &options, None).unwrap())
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        let left: Vec<u32> = left.iter().map(|n| *n as u32).collect();
+        assert!(seen.iter().all(|token| left.contains(token)), "{line}: {seen:?}");
+        sampler.choose(logits, 0, &options);
+        let kept: Vec<u32> = sampler.candidates.iter().map(|c| c.token).collect();
+        assert!(kept == left || settings[1] > 0.5, "{line}: {kept:?}");
+        taken += usize::from(left.len() < logits.len());
+        lines += 1;
+    }
+    assert!(lines > 30 && taken > 10, "{lines}, {taken}");
+}
+
+#[test]
+fn xtc_takes_place_as_often_as_asked() {
+    let mut sampler = Sampler::new();
+    for probability in [0.0, 0.25, 1.0] {
+        let xtc = Xtc { probability, threshold: 0.1 };
+        let options = Options { xtc, seed: 9, ..Options::default() };
+        // Two tokens of equal probability: where it takes place only the second is left.
+        let draws = 20_000u32;
+        let first = (0..draws)
+            .filter(|&p| sampler.token(&[1.0, 1.0], &[], p.into(), &options, None) == Some(0))
+            .count();
+        let expected = f64::from(draws) * (1.0 - f64::from(probability)) / 2.0;
+        let deviation = (first as f64 - expected).abs();
+        assert!(deviation <= 4.0 * f64::from(draws).sqrt() * 0.5, "{probability}: {first}");
+        assert!(probability < 1.0 || first == 0);
+    }
+}
+
+#[test]
+fn a_mask_leaves_what_its_bits_say() {
+    let logits = noise(4, 100);
+    let mut sampler = Sampler::new();
+    for options in [Options::greedy(), Options { temperature: 3.0, ..Options::default() }] {
+        let mask = [1 << 7, 0, 1 << 31 | 1, 1 << 3];
+        for position in 0..200 {
+            let choice = sampler.sample(&logits, &[], position, &options, Some(&mask)).unwrap();
+            assert!([7, 64, 95, 99].contains(&choice.token), "{choice:?}");
+            let free = sampler.sample(&logits, &[], position, &Options::greedy(), None).unwrap();
+            assert!(choice.logprob <= free.logprob, "of the model itself, not of the mask");
+        }
+        assert_eq!(sampler.token(&logits, &[], 0, &options, Some(&[0; 4])), None);
+        assert_eq!(sampler.token(&logits, &[], 0, &options, Some(&[])), None, "no bits, no tokens");
+        let mut bias = Options { logit_bias: vec![(7, f32::NEG_INFINITY)], ..options };
+        assert_eq!(sampler.token(&logits, &[], 0, &bias, Some(&[1 << 7, 0, 0, 0])), None);
+        bias.logit_bias = vec![(8, 100.0)];
+        assert_eq!(sampler.token(&logits, &[], 0, &bias, Some(&[1 << 7, 0, 0, 0])), Some(7));
+    }
 }
 
 #[test]
@@ -278,12 +397,12 @@ fn nothing_is_allocated_twice() {
         ]
     };
     for (_, options) in cases() {
-        sampler.sample(&logits, &[3, 3, 4], 0, &options);
+        sampler.sample(&logits, &[3, 3, 4], 0, &options, Some(&[7; 200]));
     }
     let before = capacities(&sampler);
     for position in 0..20 {
         for (_, options) in cases() {
-            sampler.sample(&logits, &[3, 3, 4], position, &options);
+            sampler.sample(&logits, &[3, 3, 4], position, &options, Some(&[7; 200]));
         }
     }
     assert_eq!(capacities(&sampler), before);
@@ -292,6 +411,12 @@ fn nothing_is_allocated_twice() {
 #[test]
 fn options_out_of_range_are_errors() {
     let plain = Options::default();
+    let with_dry = |multiplier, base| {
+        let dry = Dry { multiplier, base, ..Dry::default() };
+        Options { dry, ..plain.clone() }
+    };
+    let with_xtc =
+        |probability, threshold| Options { xtc: Xtc { probability, threshold }, ..plain.clone() };
     for (place, wrong) in [
         ("temperature", Options { temperature: -0.1, ..plain.clone() }),
         ("temperature", Options { temperature: f32::NAN, ..plain.clone() }),
@@ -301,6 +426,10 @@ fn options_out_of_range_are_errors() {
         ("repetition_penalty", Options { repetition_penalty: 0.0, ..plain.clone() }),
         ("presence_penalty", Options { presence_penalty: f32::NAN, ..plain.clone() }),
         ("frequency_penalty", Options { frequency_penalty: 1e9, ..plain.clone() }),
+        ("dry_multiplier", with_dry(-1.0, 1.75)),
+        ("dry_base", with_dry(0.8, 0.5)),
+        ("xtc_probability", with_xtc(1.5, 0.1)),
+        ("xtc_threshold", with_xtc(0.5, f32::NAN)),
         ("logit_bias", Options { logit_bias: vec![(10, 1.0)], ..plain.clone() }),
         ("logit_bias of token 3", Options { logit_bias: vec![(3, f32::NAN)], ..plain.clone() }),
     ] {
@@ -312,10 +441,12 @@ fn options_out_of_range_are_errors() {
 #[test]
 fn the_chain_describes_itself() {
     assert_eq!(Options::greedy().describe(), "greatest logit");
-    let everything = cases().pop().unwrap().1;
+    let mut everything = cases().pop().unwrap().1;
+    everything.dry.multiplier = 0.8;
+    everything.xtc.probability = 0.5;
     assert_eq!(
         everything.describe(),
-        "bias of 1 tokens, repetition 1.2, presence 0.2, frequency 0.1 (last 16), temperature 0.8, top-k 30, \
-         top-p 0.95, min-p 0.02, draw (seed 3)"
+        "bias of 1 tokens, repetition 1.2, presence 0.2, frequency 0.1 (last 16), DRY 0.8 x 1.75^(length - 2), \
+         temperature 0.8, top-k 30, top-p 0.95, min-p 0.02, XTC 0.5 (threshold 0.1), draw (seed 3)"
     );
 }

@@ -104,7 +104,8 @@ impl Trial {
         for (row, x) in values.chunks_exact(vocab).enumerate() {
             let options = &all[row % all.len()];
             let position = position + row as u64;
-            trial.tokens.push(sampler.sample(x, history, position, options).token);
+            let choice = sampler.sample(x, history, position, options, None);
+            trial.tokens.push(choice.map_or(0, |choice| choice.token));
             let mut adjusted = x.to_vec();
             sampler.adjust(&mut adjusted, history, options);
             let start = (trial.biases.len() / 2) as u32;
@@ -257,6 +258,7 @@ pub(super) fn options(vocab: usize) -> Vec<Options> {
             last_n: 16,
             logit_bias: vec![(7, 1.0), (3, least), (7, 0.3), (0, -2.5), (30, 4.0)],
             seed: 3,
+            ..plain.clone()
         },
     ];
     all.iter_mut().for_each(|o| o.logit_bias.retain(|(token, _)| (*token as usize) < vocab));
