@@ -9,14 +9,19 @@ mod defaults;
 mod generate;
 mod load;
 mod pool;
+mod prefix;
 mod prepare;
 mod profile;
 mod prompt;
 pub mod reasoning;
+mod request;
 mod resident;
+mod schedule;
+mod sequences;
 mod session;
 mod stop;
 mod text;
+mod worker;
 
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
@@ -28,8 +33,10 @@ pub use generate::{
 pub use load::{Engine, Info, LoadOptions, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
+pub use prefix::Miss;
 pub use prepare::Prepared;
 pub use profile::{Profiler, Step};
 pub use prompt::Prompt;
+pub use request::{Generating, Request};
 pub use resident::peak_rss_bytes;
 pub use session::{Logits, Rows, Session};

@@ -1,14 +1,16 @@
 //! From a path to a running model.
 
 use crate::pool::Pool;
+use crate::prefix::Prefixes;
 use crate::prepare::Prepared;
 use crate::prompt::Prompt;
 use crate::session::Session;
+use crate::worker::Inbox;
 use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
-use formats::{Location, Result, Tensors};
+use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::Config;
 use ops::sample::Options;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokens::{ChatTemplate, Tokenizer};
 
 /// How a model is loaded.
@@ -119,6 +121,7 @@ pub struct Engine(pub(crate) Arc<Shared>);
 pub(crate) struct Shared {
     pub(crate) executor: Mutex<Box<dyn Executor>>,
     pub(crate) pool: Pool,
+    pub(crate) prefixes: Prefixes,
     pub(crate) groups: Vec<Option<usize>>,
     pub(crate) traces: Vec<String>,
     pub(crate) config: Config,
@@ -130,6 +133,16 @@ pub(crate) struct Shared {
     pub(crate) defaults: Options,
     pub(crate) plan: Vec<Plan>,
     pub(crate) warnings: Vec<String>,
+    /// Where the worker looks for requests, once there was one.
+    pub(crate) worker: OnceLock<Arc<Inbox>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(inbox) = self.worker.get() {
+            inbox.close();
+        }
+    }
 }
 
 impl Engine {
@@ -242,6 +255,28 @@ impl Shared {
     pub(crate) fn executor(&self) -> MutexGuard<'_, Box<dyn Executor>> {
         // A replay that panicked left only activations behind, and the next replay writes those anew.
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that tokens are the vocabulary's and fit behind those in use.
+    pub(crate) fn check(&self, tokens: &[u32], used: usize) -> Result<()> {
+        let (vocab, context) = (self.config.vocab, self.info.context);
+        if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(Error::new("tokens", format!("ids below {vocab}"), token));
+        }
+        let room = self.room(used);
+        if tokens.len() > room {
+            let expected = format!("at most {room} more tokens (context {context}, {used} in use)");
+            let hint = Hint::text("raise ").with(Setting::Context);
+            let hint = hint.and(", shorten the prompt, or allow ").with(Setting::Rotate);
+            return Err(Error::new("context", expected, tokens.len()).hint(hint));
+        }
+        Ok(())
+    }
+
+    /// Positions left beside those in use; unlimited where the context rotates.
+    pub(crate) fn room(&self, used: usize) -> usize {
+        let most = if self.options.rotate { u32::MAX as usize } else { self.info.context };
+        most.saturating_sub(used)
     }
 
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {

@@ -1,59 +1,170 @@
-//! The pool of cache blocks, and the tables through which sessions hold them.
+//! The pool of cache blocks, and the tables through which sequences hold them.
 //!
-//! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it is a ring that *rotates*
-//! over the oldest positions. Sliding windows rotate always; a whole context rotates only where the caller asked.
+//! Blocks are counted, since sequences and the prefix tree share them. A position that several holders may read is never
+//! written again: a sequence that goes on inside a shared block takes a copy ([`Copy`]) of what it shares, unless it is the only
+//! sequence that has the block and the prefix tree reads nothing behind it. So what is shared is counted in tokens, not in blocks.
+//!
+//! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it drops its oldest block for each
+//! one that it takes. Sliding windows always do so; a whole context only where the caller asked.
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, Table};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Mutex};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Free blocks of one cache group.
+/// One block of the pool.
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    /// Tables and [`Block`]s that refer to it; 0: it is free.
+    holders: u32,
+    /// Those of them that are tables, and may want to write.
+    tables: u32,
+    /// Its positions that have been claimed for writing: all below this one.
+    written: usize,
+}
+
+/// The blocks of one cache group.
 #[derive(Debug, Default)]
-struct Free {
+struct Blocks {
     /// The lowest first: a device that makes room block by block shall have as few as there are in use.
     released: BinaryHeap<Reverse<u32>>,
-    created: u32,
+    /// All that were ever taken.
+    states: Vec<State>,
     limit: usize,
 }
 
-/// Block numbers of every group, shared by an engine's sessions.
-#[derive(Debug, Clone)]
-pub(crate) struct Pool(Arc<Vec<Mutex<Free>>>);
-
-impl Pool {
-    /// A pool with so many blocks in each group.
-    pub(crate) fn new(blocks: &[usize]) -> Self {
-        let free = |&limit: &usize| Mutex::new(Free { limit, ..Free::default() });
-        Pool(Arc::new(blocks.iter().map(free).collect()))
+impl Blocks {
+    fn free(&self) -> usize {
+        self.limit.saturating_sub(self.states.len()) + self.released.len()
     }
 
-    fn group(&self, group: usize) -> std::sync::MutexGuard<'_, Free> {
-        // A panic elsewhere cannot leave the list half-changed: both operations are single pushes.
-        self.0[group].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// A block for one table; none if all are in use.
+    fn take(&mut self) -> Option<u32> {
+        let block = match self.released.pop() {
+            Some(Reverse(block)) => block,
+            None if self.states.len() < self.limit => {
+                self.states.push(State::default());
+                (self.states.len() - 1) as u32
+            }
+            None => return None,
+        };
+        self.states[block as usize] = State { holders: 1, tables: 1, written: 0 };
+        Some(block)
     }
 
-    fn take(&self, group: usize) -> Result<u32> {
-        let mut free = self.group(group);
-        if let Some(Reverse(block)) = free.released.pop() {
-            return Ok(block);
+    fn hold(&mut self, block: u32) {
+        self.states[block as usize].holders += 1;
+    }
+
+    /// A table holds a block that others have written.
+    fn join(&mut self, block: u32) {
+        self.states[block as usize].tables += 1;
+        self.hold(block);
+    }
+
+    /// A table gives a block back.
+    fn leave(&mut self, block: u32) {
+        self.states[block as usize].tables -= 1;
+        self.release(block);
+    }
+
+    fn release(&mut self, block: u32) {
+        let holders = &mut self.states[block as usize].holders;
+        *holders -= 1;
+        if *holders == 0 {
+            self.released.push(Reverse(block));
         }
-        if free.created as usize >= free.limit {
-            return Err(Error::new(
-                "cache",
-                format!("at most {} blocks in use", free.limit),
-                "all of them in use",
-            )
-            .hint("end other sessions, or load the model for more of them"));
-        }
-        free.created += 1;
-        Ok(free.created - 1)
+    }
+
+    fn full(&self) -> Error {
+        let expected = format!("at most {} blocks in use", self.limit);
+        Error::new("cache", expected, "all of them in use")
+            .hint("end other sessions, or load the model for more of them")
     }
 }
 
-/// Blocks that one session takes at most: a whole context, or a ring that holds the window of a chunk's first token
-/// while its last is written.
+/// The blocks of every group, shared by an engine's sequences.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool(Arc<Vec<Mutex<Blocks>>>);
+
+impl Pool {
+    /// A pool with a number of blocks for each group.
+    pub(crate) fn new(limits: &[usize]) -> Self {
+        // Block numbers have 32 bits.
+        let limit = |&limit: &usize| limit.min(u32::MAX as usize);
+        let blocks = |of| Mutex::new(Blocks { limit: limit(of), ..Blocks::default() });
+        Pool(Arc::new(limits.iter().map(blocks).collect()))
+    }
+
+    /// Blocks of a group that nobody holds.
+    pub(crate) fn free(&self, group: usize) -> usize {
+        self.group(group).free()
+    }
+
+    /// Blocks that a group has in all.
+    #[cfg(test)]
+    pub(crate) fn limit(&self, group: usize) -> usize {
+        self.group(group).limit
+    }
+
+    fn group(&self, group: usize) -> MutexGuard<'_, Blocks> {
+        // No change of a group's blocks is left half-done by a panic elsewhere.
+        self.0[group].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A block that is held until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pool: Pool,
+    group: usize,
+    number: u32,
+}
+
+impl Block {
+    /// Its number in the pool.
+    #[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether nobody else holds it.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.pool.group(self.group).states[self.number as usize].holders == 1
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Self {
+        self.pool.group(self.group).hold(self.number);
+        Block { pool: self.pool.clone(), ..*self }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pool.group(self.group).release(self.number);
+    }
+}
+
+/// A copy that the device has to make before it writes: the first positions of a block that others hold too.
+#[derive(Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
+pub(crate) struct Copy {
+    /// The cache group of both blocks.
+    pub(crate) group: usize,
+    /// Where the positions are; held, so that nobody writes there before the copy is made.
+    pub(crate) from: Block,
+    /// Where they go.
+    pub(crate) to: u32,
+    /// How many there are.
+    pub(crate) positions: usize,
+}
+
+/// Blocks that one sequence takes at most: a whole context, or what holds the window of a chunk's first token while its last
+/// is written.
 pub(crate) fn bound(window: Option<usize>, context: usize, chunk: usize) -> usize {
     match window {
         Some(window) if window < context => (window + chunk).div_ceil(BLOCK_TOKENS) + 1,
@@ -61,22 +172,28 @@ pub(crate) fn bound(window: Option<usize>, context: usize, chunk: usize) -> usiz
     }
 }
 
-/// A session's blocks in one group.
+/// A sequence's blocks in one group.
+///
+/// Block `b` of the sequence holds its positions from `256 b` on.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     pool: Pool,
     group: usize,
-    blocks: Vec<u32>,
+    /// Block `b` of the sequence lies in entry `b % entries.len()`. Where that block is not held, being older than the window or
+    /// beyond the end, the entry has the number of one that is.
+    entries: Vec<u32>,
+    /// Blocks of the sequence that are held.
+    held: Range<usize>,
     /// Blocks at which the table stops growing.
     bound: usize,
-    /// Positions before this one are needed by no query at or after the end.
+    /// Positions that a query sees, itself included; none: all.
     window: Option<usize>,
-    /// One past the highest position ever written since the table was last emptied.
+    /// One past the last position that this table has claimed for writing.
     reached: usize,
 }
 
 impl BlockTable {
-    /// A table for a context of `context` positions written in chunks of at most `chunk`.
+    /// An empty table for a context of `context` positions written in chunks of at most `chunk`.
     pub(crate) fn new(
         pool: &Pool,
         group: usize,
@@ -84,101 +201,220 @@ impl BlockTable {
         context: usize,
         chunk: usize,
     ) -> Self {
-        // A ring must hold the window of the chunk's first token while its last is written.
-        let span = window.map_or(context, |w| context.min(w)).saturating_add(chunk);
-        let bound = if window.is_some_and(|w| w < context) {
-            span.div_ceil(BLOCK_TOKENS) + 1
-        } else {
-            context.div_ceil(BLOCK_TOKENS)
-        };
         BlockTable {
             pool: pool.clone(),
             group,
-            blocks: Vec::new(),
-            bound: bound.max(1),
+            entries: Vec::new(),
+            held: 0..0,
+            bound: bound(window, context, chunk),
             window,
             reached: 0,
         }
     }
 
-    /// Takes the blocks that positions below `end` need.
-    pub(crate) fn extend(&mut self, end: usize) -> Result<()> {
-        while self.blocks.len() < end.div_ceil(BLOCK_TOKENS).min(self.bound) {
-            self.blocks.push(self.pool.take(self.group)?);
+    /// Claims positions `start..end` for writing: takes the blocks that they need, or none. `start` is the sequence's length;
+    /// `copies` receives what the device has to copy first.
+    ///
+    /// # Errors
+    /// Too few free blocks: nothing has changed then.
+    pub(crate) fn extend(
+        &mut self,
+        start: usize,
+        end: usize,
+        copies: &mut Vec<Copy>,
+    ) -> Result<()> {
+        let pool = self.pool.clone();
+        let mut blocks = pool.group(self.group);
+        let range = start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        if range.len() > self.bound {
+            let expected = format!("positions in at most {} blocks at a time", self.bound);
+            return Err(Error::new("cache", expected, range.len()));
+        }
+        let dropped = self.held.start..range.end.saturating_sub(self.bound).min(self.held.end);
+        let sole = |b: &usize| blocks.states[self.entry(*b) as usize].holders == 1;
+        let freed = dropped.clone().filter(sole).count();
+        let fresh = range.clone().filter(|&b| !self.may_write(&blocks, b, start)).count();
+        if blocks.free() + freed < fresh {
+            return Err(blocks.full());
+        }
+        for b in dropped {
+            blocks.leave(self.entry(b));
+            self.held.start = b + 1;
+        }
+        for b in range.clone() {
+            if self.may_write(&blocks, b, start) {
+                continue;
+            }
+            let Some(number) = blocks.take() else { return Err(blocks.full()) };
+            if self.held.contains(&b) {
+                let (group, shared) = (self.group, self.entry(b));
+                blocks.hold(shared);
+                blocks.leave(shared);
+                match start.saturating_sub(b * BLOCK_TOKENS) {
+                    0 => blocks.release(shared),
+                    positions => {
+                        let from = Block { pool: self.pool.clone(), group, number: shared };
+                        copies.push(Copy { group, from, to: number, positions });
+                    }
+                }
+            }
+            self.put(b, number);
         }
         self.reached = self.reached.max(end);
+        for b in range {
+            let written = (self.reached - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+            let state = &mut blocks.states[self.entry(b) as usize];
+            let others = if state.holders > 1 { state.written } else { 0 };
+            state.written = written.max(others);
+        }
         Ok(())
+    }
+
+    /// Whether block `b` is held and positions from `start` on may be written to it: nobody else holds it; or no other table
+    /// does, and nobody has written there, or this table was the last that did.
+    fn may_write(&self, blocks: &Blocks, b: usize, start: usize) -> bool {
+        if !self.held.contains(&b) {
+            return false;
+        }
+        let State { holders, tables, written } = blocks.states[self.entry(b) as usize];
+        let first = b * BLOCK_TOKENS;
+        let own = self.reached.saturating_sub(first).min(BLOCK_TOKENS);
+        let last = start < self.reached && written == own;
+        let free = written <= start.saturating_sub(first) || last;
+        holders == 1 || (tables == 1 && free)
+    }
+
+    fn entry(&self, b: usize) -> u32 {
+        self.entries[b % self.entries.len()]
+    }
+
+    /// Makes a block of the pool, which the table now holds, block `b` of the sequence.
+    fn put(&mut self, b: usize, number: u32) {
+        let stride = (b + 1).min(self.bound);
+        if self.entries.len() < stride {
+            self.entries.resize(stride, number);
+        }
+        // Entries of blocks that are not held have the number that goes, or stay.
+        let before = self.entry(b);
+        let same = self.entries.iter_mut().filter(|entry| **entry == before);
+        same.for_each(|entry| *entry = number);
+        if self.held.is_empty() {
+            self.held = b..b;
+        }
+        self.held.end = self.held.end.max(b + 1);
     }
 
     /// The first position still held.
     fn oldest(&self) -> usize {
-        // The block being written has lost its old positions from its first slot on.
-        self.reached.saturating_sub(self.blocks.len() * BLOCK_TOKENS)
+        self.held.start * BLOCK_TOKENS
     }
 
-    /// Whether the session can go back to `end` positions and continue from there.
+    /// Blocks that [`BlockTable::extend`] takes at most to come from `start` to `end`, in chunks, beyond those held.
+    pub(crate) fn needs(&self, start: usize, end: usize) -> usize {
+        let first = self.held.end.max(start / BLOCK_TOKENS);
+        let more = end.div_ceil(BLOCK_TOKENS).saturating_sub(first);
+        // A block in which the sequence goes on may have to be copied.
+        let copy = usize::from(!start.is_multiple_of(BLOCK_TOKENS));
+        more.min(self.bound.saturating_sub(self.held.len())) + copy
+    }
+
+    /// Its cache group.
+    pub(crate) fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Whether the sequence can go back to `end` positions and continue from there.
     pub(crate) fn can_return_to(&self, end: usize) -> bool {
-        self.window.map_or(0, |w| (end + 1).saturating_sub(w)) >= self.oldest()
+        first_seen(self.window, end) >= self.oldest() || end == 0
     }
 
     /// Gives back the blocks beyond `end`, and everything when `end` is 0.
     pub(crate) fn truncate(&mut self, end: usize) {
-        if self.reached > self.bound * BLOCK_TOKENS && end > 0 {
-            // A ring keeps its blocks; positions past `end` are overwritten before they are read again.
-            return;
+        let keep = end.div_ceil(BLOCK_TOKENS).max(self.held.start);
+        let pool = self.pool.clone();
+        let mut blocks = pool.group(self.group);
+        if end == 0 {
+            self.held.clone().for_each(|b| blocks.leave(self.entry(b)));
+            self.held = 0..0;
+        } else {
+            (keep..self.held.end).for_each(|b| blocks.leave(self.entry(b)));
+            self.held.end = self.held.end.min(keep);
         }
-        let keep = end.div_ceil(BLOCK_TOKENS).min(self.blocks.len());
-        self.pool.group(self.group).released.extend(self.blocks.drain(keep..).map(Reverse));
         self.reached = end;
+        if self.held.is_empty() {
+            return self.entries.clear();
+        }
+        if self.held.end <= self.bound {
+            self.entries.truncate(self.held.end);
+        }
+        // A table shows no block that it does not hold.
+        let (stride, last) = (self.entries.len(), self.entry(self.held.end - 1));
+        for b in self.held.end..self.held.start + stride {
+            self.entries[b % stride] = last;
+        }
+    }
+
+    /// A table with the same first `end` positions, which both then share.
+    #[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
+    pub(crate) fn fork(&self, end: usize) -> BlockTable {
+        let mut fork = BlockTable {
+            pool: self.pool.clone(),
+            entries: self.entries.clone(),
+            held: self.held.clone(),
+            ..*self
+        };
+        let mut blocks = self.pool.group(self.group);
+        fork.held.clone().for_each(|b| blocks.join(self.entry(b)));
+        drop(blocks);
+        fork.truncate(end);
+        fork
+    }
+
+    /// Block `b` of the sequence, for another holder; none if the table no longer has it, or not yet.
+    pub(crate) fn share(&self, b: usize) -> Option<Block> {
+        if !self.held.contains(&b) {
+            return None;
+        }
+        let number = self.entry(b);
+        self.pool.group(self.group).hold(number);
+        Some(Block { pool: self.pool.clone(), group: self.group, number })
+    }
+
+    /// Makes an empty table one of `len` positions that others have written, in the sequence's blocks from `first` on.
+    pub(crate) fn adopt(&mut self, first: usize, shared: impl Iterator<Item = Block>, len: usize) {
+        self.truncate(0);
+        for (b, block) in (first..).zip(shared) {
+            self.pool.group(self.group).join(block.number);
+            self.put(b, block.number);
+        }
+        if self.held.is_empty() {
+            self.held = first..first;
+        }
+        self.reached = len;
+    }
+
+    /// Its window; none: all positions are seen.
+    #[cfg(test)]
+    pub(crate) fn window(&self) -> Option<usize> {
+        self.window
     }
 
     /// The table as a replay takes it.
     pub(crate) fn table(&self) -> Table<'_> {
-        Table { blocks: &self.blocks, oldest: self.oldest() as u32 }
+        Table { blocks: &self.entries, oldest: self.oldest() as u32 }
     }
+}
+
+/// The first cached position that the query at `position` sees.
+pub(crate) fn first_seen(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        self.pool.group(self.group).released.extend(self.blocks.drain(..).map(Reverse));
+        self.truncate(0);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_growing_table_returns_what_it_drops() {
-        let pool = Pool::new(&[8]);
-        let mut table = BlockTable::new(&pool, 0, None, 4096, 512);
-        table.extend(1000).unwrap();
-        assert_eq!(table.table().blocks, [0, 1, 2, 3]);
-        assert!(table.can_return_to(0) && table.can_return_to(999));
-        table.truncate(300);
-        assert_eq!(table.table().blocks, [0, 1]);
-        let mut other = BlockTable::new(&pool, 0, None, 4096, 512);
-        other.extend(600).unwrap();
-        assert_eq!(other.table().blocks, [2, 3, 4]);
-        assert_eq!(pool.group(0).created, 5);
-        assert!(other.extend(4096).unwrap_err().to_string().contains("at most 8 blocks"));
-        drop(table);
-        drop(other);
-        assert_eq!(pool.group(0).released.len(), 8);
-    }
-
-    #[test]
-    fn a_window_rotates_and_forgets() {
-        let pool = Pool::new(&[8]);
-        let mut table = BlockTable::new(&pool, 0, Some(300), 1 << 20, 128);
-        table.extend(10_000).unwrap();
-        assert_eq!(table.table().blocks.len(), 3);
-        assert_eq!(table.table().oldest, 10_000 - 3 * 256);
-        assert!(table.can_return_to(9_999));
-        assert!(!table.can_return_to(9_000));
-        table.truncate(9_999);
-        assert_eq!(table.table().blocks.len(), 3);
-        table.truncate(0);
-        assert!(table.table().blocks.is_empty() && table.can_return_to(0));
-    }
-}
+mod tests;

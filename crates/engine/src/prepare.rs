@@ -4,10 +4,11 @@ use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
 use crate::load::{Engine, Info, LoadOptions, Shared, read_template, read_tokenizer};
 use crate::pool::Pool;
+use crate::prefix::Prefixes;
 use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tokens::Tokenizer;
 
@@ -113,6 +114,7 @@ impl Prepared {
         drop(tensors);
         device::give_back();
         Ok(Engine(Arc::new(Shared {
+            prefixes: Prefixes::new(&groups),
             pool,
             executor: Mutex::new(executor),
             groups,
@@ -126,6 +128,7 @@ impl Prepared {
             defaults: sampling,
             plan,
             warnings,
+            worker: OnceLock::new(),
         })))
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::generate::{GenerateOptions, Generation};
 use crate::load::{OUTPUT_ROWS, Shared};
-use crate::pool::BlockTable;
+use crate::pool::{BlockTable, Copy};
 use crate::profile::Profiler;
 use crate::prompt::Prompt;
 use device::Executor;
-use formats::{Error, Hint, Result, Setting};
+use formats::Result;
 use ops::sample::{Choice, Options};
 use program::{Arguments, Table};
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub struct Session {
     /// Step arguments, kept so that a replay allocates nothing.
     positions: Vec<u32>,
     outputs: Vec<u32>,
+    /// Copies of shared blocks that the device has to make first.
+    copies: Vec<Copy>,
 }
 
 impl Session {
@@ -58,7 +60,7 @@ impl Session {
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
         let (positions, outputs) = (Vec::with_capacity(chunk), Vec::with_capacity(OUTPUT_ROWS));
-        Session { tokens: Vec::new(), tables, positions, outputs, shared }
+        Session { tokens: Vec::new(), tables, positions, outputs, copies: Vec::new(), shared }
     }
 
     /// The tokens whose keys and values are cached.
@@ -68,10 +70,7 @@ impl Session {
 
     /// Positions left before the context is full; unlimited when it rotates.
     pub fn room(&self) -> usize {
-        if self.shared.options.rotate {
-            return u32::MAX as usize - self.tokens.len();
-        }
-        self.shared.info.context.saturating_sub(self.tokens.len())
+        self.shared.room(self.tokens.len())
     }
 
     /// Forgets everything.
@@ -115,7 +114,10 @@ impl Session {
 
     /// Takes the blocks that positions below `end` need, or none.
     fn extend(&mut self, end: usize) -> Result<()> {
-        let taken = self.tables.iter_mut().try_for_each(|table| table.extend(end));
+        let (start, copies) = (self.tokens.len(), &mut self.copies);
+        let prefixes = &self.shared.prefixes;
+        let extend = |table| prefixes.extend(table, start, end, copies);
+        let taken = self.tables.iter_mut().try_for_each(extend);
         if taken.is_err() {
             self.truncate(self.tokens.len());
         }
@@ -123,26 +125,7 @@ impl Session {
     }
 
     pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
-        let vocab = self.shared.config.vocab;
-        if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
-            return Err(Error::new("tokens", format!("ids below {vocab}"), token));
-        }
-        if tokens.len() > self.room() {
-            let (room, context) = (self.room(), self.shared.info.context);
-            let hint =
-                Hint::text("raise ").with(Setting::Context).and(", shorten the prompt, or allow ");
-            let hint = hint.with(Setting::Rotate);
-            return Err(Error::new(
-                "context",
-                format!(
-                    "at most {room} more tokens (context {context}, {} in use)",
-                    self.tokens.len()
-                ),
-                tokens.len(),
-            )
-            .hint(hint));
-        }
-        Ok(())
+        self.shared.check(tokens, self.tokens.len())
     }
 
     /// Computes one chunk of `tokens`, with logits from index `from` on; returns its length.
@@ -210,6 +193,9 @@ impl Session {
         options: &Options,
         sequence: &[u32],
     ) -> Result<Option<Choice>> {
+        if options.needs_host() {
+            return Ok(None);
+        }
         let shared = self.shared.clone();
         let start = self.tokens.len();
         // Room for the steps that the device takes ahead.
@@ -284,7 +270,7 @@ impl Session {
 pub(crate) const GROUPS: usize = 4;
 
 /// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates nothing.
-fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {
+pub(crate) fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {
     let mut tables = [Table::default(); GROUPS];
     for (table, blocks) in tables.iter_mut().zip(of) {
         *table = blocks.table();

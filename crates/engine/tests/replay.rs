@@ -3,7 +3,7 @@
 mod common;
 
 use common::{load, root};
-use delft_engine::LoadOptions;
+use delft_engine::{Engine, GenerateOptions, Generating, LoadOptions, Request, SamplingOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -52,5 +52,34 @@ fn decoding_allocates_nothing() {
         assert!(allocated == 0, "{case}: {allocated} allocations");
         assert_eq!(engine.compiled(), compiled, "{case}");
         assert!(f32::is_finite(sum));
+        requests(case, &engine, &tokens);
     }
+}
+
+/// Requests that are computed together allocate nothing between their beginning and their end.
+fn requests(case: &str, engine: &Engine, tokens: &[u32]) {
+    let options = GenerateOptions {
+        sampling: SamplingOptions {
+            temperature: 0.8,
+            repetition_penalty: 1.1,
+            ..Default::default()
+        },
+        max_tokens: Some(150),
+        ignore_end: true,
+        logprobs: true,
+        ..Default::default()
+    };
+    let submit =
+        |n: usize| engine.submit(Request::new(tokens[..n].to_vec(), options.clone())).unwrap();
+    let mut handles: Vec<Generating> = (10..14).map(submit).collect();
+    let mut take = |tokens: usize| {
+        for _ in 0..tokens {
+            handles.iter_mut().for_each(|handle| assert!(handle.next().unwrap().is_ok()));
+        }
+    };
+    take(20);
+    let before = COUNT.load(Relaxed);
+    take(40);
+    let allocated = COUNT.load(Relaxed) - before;
+    assert!(allocated == 0, "{case}: {allocated} allocations");
 }

@@ -8,5 +8,6 @@ mod failures;
 mod memory;
 mod not_finite;
 mod real_data;
+mod requests;
 mod session;
 mod transformers;

@@ -173,6 +173,12 @@ impl Options {
         Ok(())
     }
 
+    /// How many of a sequence's latest tokens the chain looks back on.
+    pub fn looks_back(&self) -> usize {
+        let penalties = if self.penalises() { self.last_n } else { 0 };
+        if self.dry.is_on() { penalties.max(self.dry.last_n) } else { penalties }
+    }
+
     /// Whether any penalty is on.
     pub fn penalises(&self) -> bool {
         self.last_n > 0

@@ -1,0 +1,245 @@
+//! Requests to the worker, and the handles on their answers: many are computed together, each gets the tokens it would get alone.
+
+use crate::generate::{Finish, GenerateOptions, Metrics, Token};
+use crate::load::{Engine, Shared};
+use crate::prefix::Miss;
+use crate::prompt::Prompt;
+use crate::text::Text;
+use crate::{peak_rss_bytes, worker};
+use formats::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+/// What is to be generated; see [`Engine::submit`].
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// What the model continues.
+    pub prompt: Prompt,
+    /// How. Its progress is told on the worker's thread.
+    pub options: GenerateOptions,
+    /// For whom: callers share the device evenly. Requests that say nothing are one caller's.
+    pub caller: u64,
+    /// Higher ones go first.
+    pub priority: i32,
+    /// When the answer is of no more use: the request then ends with an error, waiting or not.
+    pub deadline: Option<Instant>,
+    /// Reuses only what a prompt computed. Else what was generated in an earlier turn of a conversation is reused as it is,
+    /// which may differ from a prompt's computation in the last bits.
+    pub exact_prefix: bool,
+}
+
+impl Request {
+    /// A request for a prompt's continuation.
+    pub fn new(prompt: impl Into<Prompt>, options: GenerateOptions) -> Request {
+        Request {
+            prompt: prompt.into(),
+            options,
+            caller: 0,
+            priority: 0,
+            deadline: None,
+            exact_prefix: false,
+        }
+    }
+}
+
+/// What the worker tells a request's handle.
+pub(crate) enum Event {
+    /// A token; with why it is the last, if it is.
+    Token { id: u32, logprob: Option<f32>, last: Option<Finish> },
+    /// There are no more tokens.
+    End(Finish),
+    /// It failed.
+    Failed(Error),
+}
+
+#[derive(Default)]
+struct Told {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+    metrics: Metrics,
+    missed: Option<Miss>,
+}
+
+/// Between the worker and a handle.
+#[derive(Default)]
+pub(crate) struct Outlet {
+    told: Mutex<Told>,
+    ready: Condvar,
+    /// Set by the handle, to end the request.
+    pub(crate) cancelled: AtomicBool,
+}
+
+impl Outlet {
+    /// With room for as many events.
+    fn new(events: usize) -> Outlet {
+        let told = Told { events: VecDeque::with_capacity(events), ..Told::default() };
+        Outlet { told: Mutex::new(told), ..Outlet::default() }
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        // No change of it is left half-done by a panic.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the handle an event, and how far the request is.
+    pub(crate) fn tell(&self, event: Event, metrics: &Metrics) {
+        let mut told = self.told();
+        told.events.push_back(event);
+        told.metrics = *metrics;
+        let waker = told.waker.take();
+        drop(told);
+        self.ready.notify_one();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Notes how much of the prompt was found in the cache, and why no more.
+    pub(crate) fn found(&self, metrics: &Metrics, missed: Option<Miss>) {
+        let mut told = self.told();
+        (told.metrics, told.missed) = (*metrics, missed);
+    }
+}
+
+/// A running request: an iterator of its tokens, which may also be polled. Dropping it cancels the request, which gives up its
+/// place within a step.
+pub struct Generating {
+    outlet: Arc<Outlet>,
+    /// Keeps the engine.
+    _shared: Arc<Shared>,
+    text: Text,
+    /// Tokens that the caller was given.
+    given: usize,
+    finish: Option<Finish>,
+}
+
+impl Engine {
+    /// Has a request computed by the engine's worker, a thread of its own, together with all others.
+    ///
+    /// # Errors
+    /// A prompt that cannot be encoded, is empty or does not fit the context, and options that make no sense.
+    pub fn submit(&self, request: Request) -> Result<Generating> {
+        let shared = &self.0;
+        let prompt = self.encode(&request.prompt)?;
+        request.options.sampling.validate(shared.config.vocab)?;
+        if prompt.is_empty() {
+            return Err(Error::new("prompt", "at least one token", "none")
+                .hint("give some text to continue"));
+        }
+        shared.check(&prompt, 0)?;
+        // More make room when they come.
+        const EVENTS: usize = 256;
+        let outlet =
+            Arc::new(Outlet::new(request.options.max_tokens.map_or(EVENTS, |n| n.min(EVENTS))));
+        let text = Text::new(shared, &request.options);
+        let inbox = shared.worker.get_or_init(|| worker::start(shared));
+        inbox.send(request, prompt, outlet.clone());
+        Ok(Generating { outlet, _shared: shared.clone(), text, given: 0, finish: None })
+    }
+}
+
+impl Generating {
+    /// Why it ended; none while it runs.
+    pub fn finish(&self) -> Option<&Finish> {
+        self.finish.as_ref()
+    }
+
+    /// Counts and times so far.
+    pub fn metrics(&self) -> Metrics {
+        let mut metrics =
+            Metrics { peak_rss_bytes: peak_rss_bytes(), ..self.outlet.told().metrics };
+        // The worker goes on until it hears of the stop string.
+        if self.finish == Some(Finish::StopString) {
+            metrics.generated_tokens = self.given;
+        }
+        metrics
+    }
+
+    /// Why no more of the prompt was found in the cache; none if all of it was, or it is not known yet.
+    pub fn missed(&self) -> Option<Miss> {
+        self.outlet.told().missed
+    }
+
+    /// Ends it; tokens that were chosen before may still come.
+    pub fn cancel(&self) {
+        self.outlet.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// The next token if there is one by now.
+    pub fn try_next(&mut self) -> Poll<Option<Result<Token>>> {
+        if self.finish.is_some() {
+            return Poll::Ready(None);
+        }
+        let event = self.outlet.told().events.pop_front();
+        event.map_or(Poll::Pending, |event| Poll::Ready(self.take(event)))
+    }
+
+    /// As [`Generating::try_next`]; where there is none, the context's waker is woken when there is.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Token>>> {
+        if self.finish.is_some() {
+            return Poll::Ready(None);
+        }
+        let mut told = self.outlet.told();
+        let Some(event) = told.events.pop_front() else {
+            told.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        drop(told);
+        Poll::Ready(self.take(event))
+    }
+
+    /// What an event means to the caller.
+    fn take(&mut self, event: Event) -> Option<Result<Token>> {
+        let (id, logprob, last) = match event {
+            Event::Token { id, logprob, last } => (id, logprob, last),
+            Event::End(finish) => {
+                self.finish = Some(finish);
+                return None;
+            }
+            Event::Failed(error) => {
+                self.finish = Some(Finish::Failed);
+                return Some(Err(error));
+            }
+        };
+        self.given += 1;
+        // The model's end token has no text.
+        let ends = matches!(last, Some(Finish::End(_)));
+        let (mut text, met) = if ends { Default::default() } else { self.text.push(id) };
+        if met {
+            self.finish = Some(Finish::StopString);
+            self.cancel();
+        } else if let Some(last) = last {
+            self.finish = Some(last);
+            text += &self.text.end();
+        }
+        Some(Ok(Token { id, text, logprob }))
+    }
+}
+
+impl Iterator for Generating {
+    type Item = Result<Token>;
+
+    /// Waits for the next token.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.finish.is_some() {
+            return None;
+        }
+        let outlet = self.outlet.clone();
+        let mut told = outlet.told();
+        let event = loop {
+            match told.events.pop_front() {
+                Some(event) => break event,
+                None => told = outlet.ready.wait(told).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(told);
+        self.take(event)
+    }
+}
+
+impl Drop for Generating {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

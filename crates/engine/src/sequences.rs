@@ -1,0 +1,249 @@
+//! What requests have while they run: block tables, and what the prefix tree has of their tokens.
+//!
+//! This is the [`Cache`] that the scheduler asks; it knows no device. A position is computed by a step of one kind, noted
+//! beside its token. What is recomputed after a preemption is computed by steps of the kind that computed it first, so that a
+//! request's tokens do not depend on who ran beside it.
+
+use crate::pool::{BlockTable, Copy, Pool};
+use crate::prefix::{Key, Miss, Prefixes};
+use crate::schedule::{Cache, Id, Pending};
+use program::BLOCK_TOKENS;
+use std::collections::HashMap;
+
+/// A request's sequence.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    adapter: u64,
+    /// All that are known: the prompt's, and those chosen since.
+    tokens: Vec<u32>,
+    /// For each token whether a decode step computes it.
+    decoded: Vec<bool>,
+    /// Positions whose computation has been claimed.
+    computed: usize,
+    /// Those of them that the device was given to compute.
+    submitted: usize,
+    /// Whether cached positions count only where a step of the same kind computed them.
+    exact: bool,
+    /// Whether its cache may hold what must not be reused.
+    spoiled: bool,
+    /// One for each cache group while it runs; else none.
+    tables: Vec<BlockTable>,
+    /// Positions found in the cache when it was first admitted, and why no more; none before.
+    reused: Option<(usize, Option<Miss>)>,
+}
+
+impl Sequence {
+    /// A sequence that begins with a prompt, with room for `most` more tokens. `exact`: prompts reuse only what prompts
+    /// computed.
+    pub(crate) fn new(adapter: u64, prompt: Vec<u32>, most: usize, exact: bool) -> Sequence {
+        // Longer ones make room as they grow.
+        const ROOM: usize = 1 << 16;
+        let (mut tokens, mut decoded) = (prompt, Vec::new());
+        tokens.reserve_exact(most.min(ROOM));
+        decoded.reserve_exact(tokens.len() + most.min(ROOM));
+        decoded.resize(tokens.len(), false);
+        Sequence {
+            adapter,
+            decoded,
+            tokens,
+            computed: 0,
+            submitted: 0,
+            exact,
+            spoiled: false,
+            tables: Vec::new(),
+            reused: None,
+        }
+    }
+
+    /// Appends a token that was generated.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.decoded.push(true);
+    }
+
+    /// Keeps its cache from being reused by anybody.
+    pub(crate) fn spoil(&mut self) {
+        self.spoiled = true;
+    }
+
+    /// Its tokens.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Positions whose computation has been claimed.
+    pub(crate) fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// Whether a decode step computes a position.
+    #[cfg(test)]
+    pub(crate) fn is_decoded(&self, position: usize) -> bool {
+        self.decoded.get(position).is_some_and(|&decoded| decoded)
+    }
+
+    /// One for each cache group; empty unless it runs.
+    pub(crate) fn tables(&self) -> &[BlockTable] {
+        &self.tables
+    }
+
+    /// Positions found in the cache when it was first admitted, and why no more.
+    pub(crate) fn reused(&self) -> Option<(usize, Option<Miss>)> {
+        self.reused
+    }
+
+    /// What the cache holds of it, for the prefix tree.
+    fn cached(&self) -> Key<'_> {
+        let len = self.submitted.min(self.tokens.len());
+        let (tokens, decoded) = (&self.tokens[..len], &self.decoded[..len]);
+        Key { adapter: self.adapter, tokens, images: &[], decoded }
+    }
+}
+
+/// The sequences of all requests, and the cache that the running ones share.
+#[derive(Debug)]
+pub(crate) struct Sequences {
+    pool: Pool,
+    prefixes: Prefixes,
+    /// Of each cache group, the window and the positions that a table is made for.
+    groups: Vec<(Option<usize>, usize)>,
+    /// Rows of a step at most.
+    chunk: usize,
+    sequences: HashMap<Id, Sequence>,
+    /// Whether the device copies blocks.
+    copies_blocks: bool,
+    /// What the device has to copy before the next step, in this order.
+    pub(crate) copies: Vec<Copy>,
+}
+
+impl Sequences {
+    /// No sequences, on a pool with these groups: the window of each, and the positions that a table is made for.
+    pub(crate) fn new(
+        pool: Pool,
+        prefixes: Prefixes,
+        groups: &[(Option<usize>, usize)],
+        chunk: usize,
+        copies_blocks: bool,
+    ) -> Sequences {
+        Sequences {
+            pool,
+            prefixes,
+            groups: groups.to_vec(),
+            chunk,
+            sequences: HashMap::new(),
+            copies_blocks,
+            copies: Vec::new(),
+        }
+    }
+
+    /// Takes a sequence in.
+    pub(crate) fn insert(&mut self, id: Id, sequence: Sequence) {
+        self.sequences.insert(id, sequence);
+    }
+
+    /// A sequence.
+    pub(crate) fn get(&self, id: Id) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
+    /// A sequence, to be changed.
+    pub(crate) fn get_mut(&mut self, id: Id) -> Option<&mut Sequence> {
+        self.sequences.get_mut(&id)
+    }
+
+    /// Takes a sequence out that no longer runs.
+    pub(crate) fn remove(&mut self, id: Id) -> Option<Sequence> {
+        self.sequences.remove(&id)
+    }
+
+    /// Notes that the device was given all that a sequence has claimed.
+    pub(crate) fn submitted(&mut self, id: Id) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.submitted = sequence.computed;
+        }
+    }
+
+    /// Lets others share what a running sequence has computed so far.
+    pub(crate) fn keep(&mut self, id: Id) {
+        if let Some(sequence) = self.sequences.get(&id).filter(|sequence| !sequence.spoiled) {
+            self.prefixes.tree().insert(&sequence.cached(), &sequence.tables);
+        }
+    }
+
+    /// Extends a running sequence's tables; false, with nothing changed, if there are too few blocks.
+    fn extend(&mut self, id: Id, rows: usize) -> bool {
+        let Sequences { prefixes, sequences, copies, .. } = self;
+        let Some(sequence) = sequences.get_mut(&id) else { return false };
+        let (start, end) = (sequence.computed, sequence.computed + rows);
+        let mut tables = sequence.tables.iter_mut();
+        if tables.any(|table| prefixes.extend(table, start, end, copies).is_err()) {
+            sequence.tables.iter_mut().for_each(|table| table.truncate(start));
+            return false;
+        }
+        sequence.computed = end;
+        true
+    }
+}
+
+impl Cache for Sequences {
+    fn fits(&mut self, id: Id) -> bool {
+        let Some(sequence) = self.sequences.get(&id) else { return false };
+        let end = sequence.tokens.len() + 1;
+        (0..self.groups.len()).all(|group| {
+            let table = |sequence: &Sequence, end: usize| {
+                sequence.tables.get(group).map_or(0, |table| table.needs(sequence.computed, end))
+            };
+            let promised = |other: &Sequence| table(other, other.tokens.len() + 1);
+            let promised: usize = self.sequences.values().map(promised).sum();
+            let (window, context) = self.groups[group];
+            let empty = BlockTable::new(&self.pool, group, window, context, self.chunk);
+            let cached = self.prefixes.tree().evictable(group);
+            promised + empty.needs(0, end) <= self.pool.free(group) + cached
+        })
+    }
+
+    fn admit(&mut self, id: Id) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let table = |(group, &(window, context)): (usize, &(Option<usize>, usize))| {
+            BlockTable::new(&self.pool, group, window, context, self.chunk)
+        };
+        sequence.tables = self.groups.iter().enumerate().map(table).collect();
+        let (tokens, decoded) = (&sequence.tokens[..], &sequence.decoded[..]);
+        let key = Key { adapter: sequence.adapter, tokens, images: &[], decoded };
+        // One position is left to compute, so that there are logits. Who was preempted goes on with the bits that it had.
+        let most = sequence.tokens.len().saturating_sub(1);
+        let exact = sequence.exact || sequence.reused.is_some();
+        let mut tree = self.prefixes.tree();
+        let mut found = tree.find(&key, most, exact);
+        if !self.copies_blocks {
+            // What is inside a block can be shared only by a copy.
+            let (whole, miss) = (found.len / BLOCK_TOKENS * BLOCK_TOKENS, found.miss);
+            found = tree.find(&key, whole, exact);
+            found.miss = found.miss.or(miss);
+        }
+        tree.adopt(&found, &mut sequence.tables);
+        let kinds = tree.decoded(&found);
+        sequence.decoded.iter_mut().zip(kinds).for_each(|(own, kind)| *own = kind);
+        (sequence.computed, sequence.submitted) = (found.len, found.len);
+        sequence.reused.get_or_insert((found.len, found.miss));
+    }
+
+    fn pending(&self, id: Id) -> Pending {
+        let Some(sequence) = self.sequences.get(&id) else { return Pending::Nothing };
+        let rest = sequence.decoded.get(sequence.computed..).unwrap_or_default();
+        let Some(&decoded) = rest.first() else { return Pending::Nothing };
+        let rows = rest.iter().take_while(|&&kind| kind == decoded).count();
+        if decoded { Pending::Decode(rows) } else { Pending::Prompt(rows) }
+    }
+
+    fn claim(&mut self, id: Id, rows: usize) -> bool {
+        self.extend(id, rows)
+    }
+
+    fn release(&mut self, id: Id) {
+        self.keep(id);
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.tables.clear();
+        (sequence.computed, sequence.submitted) = (0, 0);
+    }
+}

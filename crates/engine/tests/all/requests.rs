@@ -1,0 +1,262 @@
+//! Requests that are computed together: each gets what it gets alone, and its end.
+
+use crate::common::{load, root};
+use delft_engine::{
+    CacheType, CancelToken, Engine, Finish, GenerateOptions, Generating, LoadOptions, Miss,
+    Progress, Request, SamplingOptions,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+fn engine(case: &str, sessions: usize, chunk: usize) -> Engine {
+    let (cache_type, chunk) = (CacheType::F32, Some(chunk));
+    load(&root().join(case), &LoadOptions { cache_type, chunk, sessions, ..Default::default() })
+}
+
+fn options(seed: u64, max_tokens: usize) -> GenerateOptions {
+    // Some take the likeliest token, some draw.
+    let temperature = [0.0, 0.7, 1.5][seed as usize % 3];
+    let sampling =
+        SamplingOptions { temperature, seed, repetition_penalty: 1.1, ..Default::default() };
+    GenerateOptions {
+        sampling,
+        max_tokens: Some(max_tokens),
+        ignore_end: true,
+        logprobs: true,
+        ..Default::default()
+    }
+}
+
+fn prompt(n: usize, seed: u32) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 37 + 11 + seed * (i % 7 + 1)) % 120).collect()
+}
+
+/// Tokens and log-probabilities.
+type Answer = Vec<(u32, Option<f32>)>;
+
+fn answer(generating: impl Iterator<Item = formats::Result<delft_engine::Token>>) -> Answer {
+    generating.map(|token| token.map(|token| (token.id, token.logprob)).unwrap()).collect()
+}
+
+/// What a request gets from an engine that has nothing else to do and nothing cached.
+fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Answer {
+    answer(engine.session().generate(prompt.to_vec(), options).unwrap())
+}
+
+#[test]
+fn sixty_four_requests_get_what_each_gets_alone() {
+    for (case, sessions) in [("llama-long", 3), ("mistral-long", 2)] {
+        let (engine, quiet) = (engine(case, sessions, 64), engine(case, 1, 64));
+        let context = engine.info().context;
+        // Beginnings are shared, and together they are more than the cache has blocks for.
+        let begun = Instant::now();
+        let requests: Vec<_> = (0..64usize)
+            .map(|i| {
+                let shared = [0, 100, 300][i % 3].min(context / 2);
+                let own = prompt(1 + i * 29 % (context / 3), i as u32);
+                let tokens = [&prompt(shared, 1000 + i as u32 % 2)[..], &own].concat();
+                let most = (1 + i * 13 % 60).min(context - tokens.len());
+                (tokens, options(i as u64, most))
+            })
+            .collect();
+        let together: Vec<Answer> = std::thread::scope(|scope| {
+            let spawn = |(i, (tokens, options)): (usize, &(Vec<u32>, GenerateOptions))| {
+                let (engine, tokens, options) = (&engine, tokens.clone(), options.clone());
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(i as u64 * 17 % 200));
+                    let request = Request { caller: i as u64 % 4, ..Request::new(tokens, options) };
+                    answer(engine.submit(request).unwrap())
+                })
+            };
+            let threads: Vec<_> = requests.iter().enumerate().map(spawn).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        println!("{case}: {:?}", begun.elapsed());
+        for (i, ((tokens, options), together)) in requests.iter().zip(&together).enumerate() {
+            let alone = alone(&quiet, tokens, options);
+            assert_eq!(together.len(), alone.len(), "{case}, request {i}");
+            for (one, other) in together.iter().zip(&alone) {
+                // Steps of few rows compute in another order, which the last bits tell.
+                let near = (one.1.unwrap() - other.1.unwrap()).abs() < 1e-4;
+                assert!(one.0 == other.0 && near, "{case}, request {i}: {one:?} {other:?}");
+            }
+        }
+        // All blocks are free again, or only the tree's: whole contexts fit as often as before.
+        for i in 0..2 * sessions {
+            let tokens = prompt(context - 2, 5000 + i as u32);
+            assert_eq!(
+                answer(engine.submit(Request::new(tokens, options(0, 2))).unwrap()).len(),
+                2
+            );
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_comes_again_is_found_and_what_differs_is_told() {
+    let engine = engine("llama-long", 2, 64);
+    let tokens = prompt(400, 7);
+    let run = |tokens: &[u32]| {
+        let mut generating = engine.submit(Request::new(tokens.to_vec(), options(0, 3))).unwrap();
+        let answer = answer(generating.by_ref());
+        (answer, generating.metrics(), generating.missed())
+    };
+    let (first, metrics, missed) = run(&tokens);
+    assert_eq!((metrics.prompt_tokens, metrics.reused_tokens), (400, 0));
+    assert_eq!((metrics.computed_tokens, metrics.generated_tokens), (400, 3));
+    assert_eq!(missed, Some(Miss::Nothing));
+    let (again, metrics, _) = run(&tokens);
+    assert_eq!(again, first);
+    assert!(metrics.reused_tokens >= 256, "{metrics:?}");
+    assert_eq!(metrics.reused_tokens + metrics.computed_tokens, 400);
+    let mut other = tokens.clone();
+    other[300] = 1;
+    let (_, metrics, missed) = run(&other);
+    assert!((256..=300).contains(&metrics.reused_tokens), "{metrics:?}");
+    let differs = Miss::Differs { position: 300, cached: tokens[300], wanted: 1 };
+    assert_eq!(missed, Some(differs));
+}
+
+#[test]
+fn requests_end_as_generations_do() {
+    let engine = engine("llama3", 2, 64);
+    let finish = |options: &GenerateOptions, n: usize| {
+        let mut generating = engine.submit(Request::new(prompt(n, 0), options.clone())).unwrap();
+        let tokens = generating.by_ref().filter(Result::is_ok).count();
+        let mut session = engine.session();
+        let mut generation = session.generate(prompt(n, 0), options).unwrap();
+        let expected = generation.by_ref().filter(Result::is_ok).count();
+        assert_eq!((tokens, generating.finish()), (expected, generation.finish()));
+        (tokens, generating.finish().cloned())
+    };
+    assert_eq!(finish(&options(0, 0), 9), (0, Some(Finish::Length)));
+    assert_eq!(finish(&options(0, 5), 9), (5, Some(Finish::Length)));
+    let context = engine.info().context;
+    let full = finish(&options(0, usize::MAX), context - 3);
+    assert_eq!(full, (4, Some(Finish::ContextFull)));
+    let ending = GenerateOptions { ignore_end: false, ..options(2, 10_000) };
+    finish(&ending, 9);
+    let error = |tokens: Vec<u32>, options: GenerateOptions| {
+        engine.submit(Request::new(tokens, options)).err().unwrap().to_string()
+    };
+    assert!(error(vec![], options(0, 1)).contains("at least one token"));
+    assert!(error(vec![1 << 30], options(0, 1)).contains("ids below"));
+    assert!(error(prompt(context + 1, 0), options(0, 1)).contains("--ctx"));
+    let mut wrong = options(0, 1);
+    wrong.sampling.top_p = 2.0;
+    assert!(error(prompt(3, 0), wrong).contains("top_p"));
+    let mut impossible = options(0, 3);
+    let vocabulary = engine.info().vocab as u32;
+    impossible.sampling.logit_bias = (0..vocabulary).map(|t| (t, f32::NEG_INFINITY)).collect();
+    let mut generating = engine.submit(Request::new(prompt(3, 0), impossible)).unwrap();
+    let error = generating.next().unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("sampling: expected a token that may be chosen"), "{error}");
+    assert_eq!((generating.next().is_none(), generating.finish()), (true, Some(&Finish::Failed)));
+}
+
+/// Requests that nobody waits for, more than the engine could hold.
+#[test]
+fn what_is_dropped_or_cancelled_gives_its_place_up() {
+    let engine = engine("llama-long", 1, 64);
+    let long = || Request::new(prompt(300, 3), options(1, usize::MAX));
+    for _ in 0..20 {
+        let mut dropped = engine.submit(long()).unwrap();
+        dropped.next().unwrap().unwrap();
+    }
+    let waiting: Vec<Generating> = (0..20).map(|_| engine.submit(long()).unwrap()).collect();
+    drop(waiting);
+    let cancel = CancelToken::default();
+    let mut request = long();
+    request.options.cancel = cancel.clone();
+    let mut cancelled = engine.submit(request).unwrap();
+    cancelled.next().unwrap().unwrap();
+    cancel.cancel();
+    assert!(cancelled.by_ref().count() < engine.info().context);
+    assert_eq!(cancelled.finish(), Some(&Finish::Cancelled));
+    let last = engine.submit(Request::new(prompt(300, 4), options(0, 4))).unwrap();
+    assert_eq!(answer(last).len(), 4);
+}
+
+#[test]
+fn a_deadline_ends_a_request_whether_it_waits_or_runs() {
+    let engine = engine("llama-long", 1, 64);
+    let deadline = Some(Instant::now() + Duration::from_millis(50));
+    let endless = Request { deadline, ..Request::new(prompt(3, 3), options(1, 1 << 20)) };
+    let behind: Vec<Generating> = (0..3).map(|_| engine.submit(endless.clone()).unwrap()).collect();
+    for generating in behind {
+        let last = generating.last().unwrap();
+        match last {
+            Err(error) => assert!(error.to_string().contains("before its deadline"), "{error}"),
+            // A fast machine fills the context before.
+            Ok(_) => println!("no deadline was met"),
+        }
+    }
+    let past = Request { deadline: Some(Instant::now()), ..endless };
+    let error = engine.submit(past).unwrap().next().unwrap().unwrap_err().to_string();
+    assert!(error.contains("before its deadline"), "{error}");
+}
+
+#[test]
+fn a_panic_of_one_request_is_its_own() {
+    let engine = engine("llama-long", 4, 64);
+    let mut hostile = Request::new(prompt(200, 9), options(0, 5));
+    hostile.options.progress = Some(Progress::new(|_, _| panic!("on purpose")));
+    let others: Vec<_> = (0..3)
+        .map(|i| engine.submit(Request::new(prompt(150, i), options(0, 30))).unwrap())
+        .collect();
+    let error = engine.submit(hostile).unwrap().next().unwrap().unwrap_err().to_string();
+    assert!(error.contains("on purpose"), "{error}");
+    for (i, other) in others.into_iter().enumerate() {
+        let expected = alone(&engine, &prompt(150, i as u32), &options(0, 30));
+        assert_eq!(answer(other), expected);
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Counter(AtomicUsize);
+
+impl Wake for Counter {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_handle_may_be_polled() {
+    let engine = engine("llama3", 2, 64);
+    let counter = Arc::new(Counter::default());
+    let waker = Waker::from(counter.clone());
+    let mut generating = engine.submit(Request::new(prompt(20, 1), options(0, 6))).unwrap();
+    let mut found = Vec::new();
+    loop {
+        let before = counter.0.load(Ordering::SeqCst);
+        match generating.poll_next(&mut Context::from_waker(&waker)) {
+            Poll::Ready(Some(token)) => found.push(token.unwrap().id),
+            Poll::Ready(None) => break,
+            Poll::Pending => {
+                let late = Instant::now() + Duration::from_secs(60);
+                while counter.0.load(Ordering::SeqCst) == before {
+                    assert!(Instant::now() < late, "it is woken");
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+    let expected = alone(&engine, &prompt(20, 1), &options(0, 6));
+    assert_eq!(found, expected.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+    assert!(matches!(generating.try_next(), Poll::Ready(None)));
+}
+
+#[test]
+fn an_engine_is_given_back_with_its_worker() {
+    for _ in 0..3 {
+        let engine = engine("llama3", 2, 64);
+        let generating = engine.submit(Request::new(prompt(20, 1), options(0, 6))).unwrap();
+        // The request keeps the engine.
+        drop(engine);
+        assert_eq!(answer(generating).len(), 6);
+    }
+}
