@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Talk with a model
     Chat(Chat),
+    /// Answer a file of requests, one JSON object a line
+    Batch(Batch),
     /// Download a model from the Hugging Face hub into the shared cache
     Pull(Pull),
     /// List the models on this machine
@@ -224,6 +226,30 @@ pub(crate) struct SamplingArgs {
     /// Subtract this from a token's score for each time it occurred
     #[arg(long, value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
+    /// Add to a token's score, by its id: 15043+1, 15043-2.5, or 15043-inf to forbid it; may be given several times
+    #[arg(long, value_name = "ID(+|-)BIAS", value_parser = bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// DRY: subtract this from the score of what would go on with a repetition of the allowed length; 0 is off [default: 0]
+    #[arg(long, value_name = "X", value_parser = at_least_zero, allow_negative_numbers = true)]
+    pub(crate) dry_multiplier: Option<f32>,
+    /// DRY: what each further repeated token multiplies that with [default: 1.75]
+    #[arg(long, value_name = "X", value_parser = at_least_one, allow_negative_numbers = true)]
+    pub(crate) dry_base: Option<f32>,
+    /// DRY: repetitions shorter than this are free [default: 2]
+    #[arg(long, value_name = "N")]
+    pub(crate) dry_allowed_length: Option<u32>,
+    /// DRY: how many of the latest tokens are looked at; -1 is all [default: -1]
+    #[arg(long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
+    pub(crate) dry_penalty_last_n: Option<OrNone>,
+    /// DRY: text over which no repetition is followed; may be given several times, none for no such text [default: a new line, a colon, a double quote, an asterisk]
+    #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
+    pub(crate) dry_sequence_breaker: Vec<String>,
+    /// XTC: how often the likeliest tokens are taken away, all but the least likely that reaches the threshold; 0 is off [default: 0]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) xtc_probability: Option<f32>,
+    /// XTC: the probability that a token must reach to be taken away; above 0.5 is off [default: 0.1]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) xtc_threshold: Option<f32>,
     /// Seed: on the same machine, the same seed with the same settings gives the same text; -1 is a random one [default: -1]
     #[arg(short, long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
     pub(crate) seed: Option<OrNone>,
@@ -357,6 +383,33 @@ pub(crate) struct Chat {
     /// Say what is in effect, and speed and memory after each answer
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `delft batch`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "delft batch [OPTIONS] [MODEL] <FILE>",
+    after_help = "\
+A line has a prompt (text, or token ids) or messages, and settings under OpenAI's names: max_tokens, temperature, top_p, \
+seed, stop, .. What it does not say is as the flags have it. It may be a line of OpenAI's batch files, with custom_id \
+and body, and is then answered in the shape of their results. Many lines are computed at a time, answers keep their order, \
+and a line that cannot be answered is answered with its error.
+
+Examples:
+  echo '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}' | delft batch -
+  delft batch qwen3:0.6b requests.jsonl --output answers.jsonl"
+)]
+pub(crate) struct Batch {
+    /// The requests, one JSON object a line; `-` is standard input
+    #[arg(value_name = "FILE", index = 2)]
+    pub(crate) file: Option<String>,
+    /// Where answers go [default: standard output]; a file that has answers already is continued
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -695,6 +748,21 @@ pub(crate) fn spelled(arguments: impl Iterator<Item = OsString>) -> Vec<OsString
         meant.map_or(argument, |(_, long)| OsString::from(long))
     };
     arguments.map(spell).collect()
+}
+
+/// A token and what is added to its logit, with llama.cpp's spelling.
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let sign = text.find(['+', '-']).unwrap_or(text.len());
+    let (token, bias) = text.split_at(sign);
+    let bias = bias.parse().ok().filter(|bias: &f32| !bias.is_nan() && *bias < f32::INFINITY);
+    let pair = token.parse().ok().zip(bias);
+    pair.ok_or_else(|| {
+        "expected a token's id and a number with its sign, as in 15043-1".to_string()
+    })
+}
+
+pub(crate) fn at_least_one(text: &str) -> Result<f32, String> {
+    number(text, |value| value >= 1.0, "a number of at least 1")
 }
 
 pub(crate) fn finite(text: &str) -> Result<f32, String> {

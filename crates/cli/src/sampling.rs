@@ -2,13 +2,18 @@
 
 use std::hash::{BuildHasher, Hasher};
 
-use delft::{Engine, GenerateOptions, SamplingOptions};
+use delft::{Engine, Error, GenerateOptions};
 use serde_json::{Value, json};
 
 use crate::args::{self, OrNone, SamplingArgs};
+use crate::load;
+use crate::terminal::Outcome;
+
+/// Texts over which DRY follows no repetition where nobody says otherwise: llama.cpp's.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// What a generation shall do: the model's defaults with the flags over them.
-pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
+pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> Outcome<GenerateOptions> {
     let mut sampling = engine.sampling_defaults().clone();
     let set = |option: &mut f32, value: Option<f32>| *option = value.unwrap_or(*option);
     set(&mut sampling.temperature, args.temp);
@@ -21,14 +26,50 @@ pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> GenerateOptions {
     if let Some(OrNone(last)) = args.repeat_last_n {
         sampling.last_n = last.map_or(usize::MAX, count);
     }
+    set(&mut sampling.dry.multiplier, args.dry_multiplier);
+    set(&mut sampling.dry.base, args.dry_base);
+    set(&mut sampling.xtc.probability, args.xtc_probability);
+    set(&mut sampling.xtc.threshold, args.xtc_threshold);
+    let allowed = args.dry_allowed_length.map(|length| length as usize);
+    sampling.dry.allowed_length = allowed.unwrap_or(sampling.dry.allowed_length);
+    if let Some(OrNone(last)) = args.dry_penalty_last_n {
+        sampling.dry.last_n = last.map_or(usize::MAX, count);
+    }
+    sampling.dry.breakers = breakers(engine, &args.dry_sequence_breaker)?.into();
+    sampling.logit_bias.extend(&args.logit_bias);
+    sampling.validate(engine.info().vocab)?;
     sampling.seed = args.seed.and_then(|OrNone(seed)| seed).unwrap_or_else(random_seed);
-    GenerateOptions {
+    Ok(GenerateOptions {
         sampling,
         max_tokens: args.max_tokens.and_then(|OrNone(most)| most).map(count),
         stop: args.stop.clone(),
         ignore_end: args.ignore_eos,
         ..GenerateOptions::default()
+    })
+}
+
+/// The tokens that have one of these texts in them, ascending.
+fn breakers(engine: &Engine, texts: &[String]) -> Outcome<Vec<u32>> {
+    if texts == ["none"] {
+        return Ok(Vec::new());
     }
+    let tokenizer = match engine.tokenizer() {
+        Some(tokenizer) => tokenizer,
+        None if texts.is_empty() => return Ok(Vec::new()),
+        None => load::need_tokenizer(engine)?,
+    };
+    let has = |text: &str, id: u32| {
+        let bytes = tokenizer.token_bytes(id);
+        bytes.windows(text.len()).any(|part| part == text.as_bytes())
+    };
+    let ids = || 0..tokenizer.vocab_size() as u32;
+    if let Some(none) = texts.iter().find(|text| !ids().any(|id| has(text, id))) {
+        let expected = "text that is a token, or part of one";
+        return Err(Error::new("--dry-sequence-breaker", expected, format!("{none:?}")).into());
+    }
+    let asked = texts.iter().map(String::as_str);
+    let all: Vec<&str> = if texts.is_empty() { BREAKERS.to_vec() } else { asked.collect() };
+    Ok(ids().filter(|&id| all.iter().any(|text| has(text, id))).collect())
 }
 
 /// A count as far as this machine counts.
@@ -36,9 +77,14 @@ fn count(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// How far back the penalties look; `None` to the beginning.
-fn last_n(options: &SamplingOptions) -> Option<usize> {
-    Some(options.last_n).filter(|n| *n < usize::MAX)
+/// How far back penalties look; `None` to the beginning.
+fn last_n(last_n: usize) -> Option<usize> {
+    Some(last_n).filter(|n| *n < usize::MAX)
+}
+
+/// [`last_n`] as `/set` takes it.
+fn latest(n: usize) -> String {
+    last_n(n).map_or("all".to_string(), |n| n.to_string())
 }
 
 /// A seed that nobody chose, short enough to be typed again.
@@ -58,9 +104,15 @@ pub(crate) fn settings(options: &GenerateOptions) -> Vec<(&'static str, String)>
         ("top-p", sampling.top_p.to_string()),
         ("min-p", sampling.min_p.to_string()),
         ("repeat-penalty", sampling.repetition_penalty.to_string()),
-        ("repeat-last-n", last_n(sampling).map_or("all".to_string(), |n| n.to_string())),
+        ("repeat-last-n", latest(sampling.last_n)),
         ("presence-penalty", sampling.presence_penalty.to_string()),
         ("frequency-penalty", sampling.frequency_penalty.to_string()),
+        ("dry-multiplier", sampling.dry.multiplier.to_string()),
+        ("dry-base", sampling.dry.base.to_string()),
+        ("dry-allowed-length", sampling.dry.allowed_length.to_string()),
+        ("dry-penalty-last-n", latest(sampling.dry.last_n)),
+        ("xtc-probability", sampling.xtc.probability.to_string()),
+        ("xtc-threshold", sampling.xtc.threshold.to_string()),
         ("seed", sampling.seed.to_string()),
         ("max-tokens", limit),
         ("stop", if stop.is_empty() { "none".to_string() } else { stop }),
@@ -80,6 +132,13 @@ pub(crate) fn set(options: &mut GenerateOptions, key: &str, value: &str) -> Resu
         "frequency-penalty" => sampling.frequency_penalty = args::finite(value)?,
         "repeat-last-n" if value == "all" => sampling.last_n = usize::MAX,
         "repeat-last-n" => sampling.last_n = whole()? as usize,
+        "dry-multiplier" => sampling.dry.multiplier = args::at_least_zero(value)?,
+        "dry-base" => sampling.dry.base = args::at_least_one(value)?,
+        "dry-allowed-length" => sampling.dry.allowed_length = whole()? as usize,
+        "dry-penalty-last-n" if value == "all" => sampling.dry.last_n = usize::MAX,
+        "dry-penalty-last-n" => sampling.dry.last_n = whole()? as usize,
+        "xtc-probability" => sampling.xtc.probability = args::probability(value)?,
+        "xtc-threshold" => sampling.xtc.threshold = args::probability(value)?,
         "top-k" => sampling.top_k = whole()? as usize,
         "seed" => sampling.seed = whole()?,
         "max-tokens" => options.max_tokens = Some(whole()? as usize).filter(|n| *n > 0),
@@ -103,9 +162,16 @@ pub(crate) fn to_json(options: &GenerateOptions) -> Value {
         "top_p": short(sampling.top_p),
         "min_p": short(sampling.min_p),
         "repeat_penalty": short(sampling.repetition_penalty),
-        "repeat_last_n": last_n(sampling),
+        "repeat_last_n": last_n(sampling.last_n),
         "presence_penalty": short(sampling.presence_penalty),
         "frequency_penalty": short(sampling.frequency_penalty),
+        "dry_multiplier": short(sampling.dry.multiplier),
+        "dry_base": short(sampling.dry.base),
+        "dry_allowed_length": sampling.dry.allowed_length,
+        "dry_penalty_last_n": last_n(sampling.dry.last_n),
+        "xtc_probability": short(sampling.xtc.probability),
+        "xtc_threshold": short(sampling.xtc.threshold),
+        "logit_bias": sampling.logit_bias.iter().map(|(t, b)| json!([t, b.to_string()])).collect::<Vec<_>>(),
         "seed": sampling.seed,
         "max_tokens": options.max_tokens,
         "stop": options.stop,

@@ -29,6 +29,13 @@ impl Command {
             Command::Run(args) => settle(&mut args.load.model, &mut args.words, &mut args.prompt),
             Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),
             Command::Chat(args) => args.load.model.settle(),
+            Command::Batch(args) => {
+                // A lone word is the file.
+                if args.file.is_none() {
+                    args.file = args.load.model.named.take();
+                }
+                args.load.model.settle()
+            }
             Command::Inspect(args) => args.model.settle(),
             Command::Show(args) => args.model.settle(),
             Command::Logits(args) => args.load.model.settle(),

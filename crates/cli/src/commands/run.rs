@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Run) -> Outcome {
     let opening = opening(args, gathering, template)?;
     let tokenizer = load::need_tokenizer(&engine)?;
     let (_, tokens) = encode(args, &opening, tokenizer, template)?;
-    let options = sampling::options(&engine, &args.sampling);
+    let options = sampling::options(&engine, &args.sampling)?;
     if args.verbose {
         describe(&opening, &tokens, &options);
     }

@@ -69,7 +69,7 @@ pub(super) fn clear(talk: &mut Talk, _: Given) -> Outcome<Next> {
 pub(super) fn reset(talk: &mut Talk, _: Given) -> Outcome<Next> {
     let system = talk.args.system.clone();
     talk.conversation = Conversation { system, turns: Vec::new() };
-    talk.options = sampling::options(&talk.engine, &talk.args.sampling);
+    talk.options = sampling::options(&talk.engine, &talk.args.sampling)?;
     talk.thinking = first_switch(talk.args);
     talk.screen.view = View::first(talk.args.think);
     talk.forget();
@@ -144,7 +144,7 @@ pub(super) fn set(talk: &mut Talk, given: Given) -> Outcome<Next> {
     if value.is_empty() {
         return show_settings(&talk.options, &key);
     }
-    let first = sampling::options(&talk.engine, &talk.args.sampling);
+    let first = sampling::options(&talk.engine, &talk.args.sampling)?;
     if let Err(problem) = change(&mut talk.options, &first, &key, value) {
         return wrong(format_args!("/set {key}"), problem.trim_start_matches("expected "), value);
     }

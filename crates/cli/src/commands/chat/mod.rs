@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let mut talk = Talk {
         args,
         session: engine.session(),
-        options: sampling::options(&engine, &args.sampling),
+        options: sampling::options(&engine, &args.sampling)?,
         conversation: Conversation { system: args.system.clone(), turns: Vec::new() },
         files: Vec::new(),
         thinking,

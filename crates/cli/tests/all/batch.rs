@@ -1,0 +1,179 @@
+//! `delft batch`: answers in order, errors in their places, and a batch that goes on where it stopped.
+
+use crate::common::{delft, fed, status};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Output;
+
+fn batch(arguments: &[&str], lines: &str) -> Output {
+    fed(
+        delft().args(["batch", "--threads", "2", "--ctx", "256", "-n", "12"]).args(arguments),
+        lines,
+    )
+}
+
+fn answers(output: &Output) -> Vec<Value> {
+    assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    parsed(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn parsed(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What `delft run` writes for the same prompt.
+fn run(prompt: &str, arguments: &[&str]) -> String {
+    let all =
+        ["run", "--threads", "2", "--ctx", "256", "-n", "12", "--json", "--raw", "-p", prompt];
+    let output = delft().args(all).args(arguments).output().unwrap();
+    assert_eq!(status(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    object["text"].as_str().unwrap().to_string()
+}
+
+const REQUESTS: &str = r#"{"prompt": "Once upon a time", "temperature": 0}
+
+{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "x", "prompt": "The dog", "temperature": 0.8, "top_k": 20, "seed": 5, "max_tokens": 6}}
+nonsense
+{"prompt": "The cat", "frobnicate": 1}
+{"custom_id": "b", "body": {"prompt": "One day", "temperature": -1}}
+{"prompt": [1, 2, 3], "max_tokens": 0}
+{"prompt": "Lily", "temperature": 0, "stop": ["."], "max_tokens": 60}
+{"custom_id": "c", "body": {"messages": "no"}}
+[1]
+{"custom_id": "d", "prompt": "The end", "seed": 1, "logit_bias": {"3": -100}, "presence_penalty": 0.5}
+"#;
+
+#[test]
+fn each_line_has_its_answer_in_its_place() {
+    let found = answers(&batch(&["-"], REQUESTS));
+    let numbers: Vec<u64> = found.iter().map(|answer| answer["line"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    assert_eq!(found[0]["text"], run("Once upon a time", &["--temp", "0"]));
+    assert_eq!(found[0]["finish"], "length");
+    assert_eq!(found[0]["usage"]["completion_tokens"], 12);
+
+    // A line of OpenAI's batch files is answered in the shape of their results.
+    let one = &found[1];
+    let text = run("The dog", &["--temp", "0.8", "--top-k", "20", "--seed", "5", "-n", "6"]);
+    assert_eq!((&one["custom_id"], &one["text"]), (&json!("a"), &json!(text)));
+    assert_eq!((&one["response"]["status_code"], &one["error"]), (&json!(200), &Value::Null));
+    let body = &one["response"]["body"];
+    assert_eq!(
+        (&body["object"], &body["choices"][0]["text"]),
+        (&json!("text_completion"), &json!(text))
+    );
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+
+    let error = |i: usize| found[i]["error"].as_str().unwrap();
+    assert!(error(2).starts_with("line 4: expected a JSON object"), "{}", error(2));
+    assert!(error(3).contains("line 5") && error(3).contains("frobnicate"), "{}", error(3));
+    let body = &found[4]["response"];
+    assert_eq!((&body["status_code"], &found[4]["custom_id"]), (&json!(400), &json!("b")));
+    assert!(body["body"]["error"]["message"].as_str().unwrap().contains("temperature"));
+    assert_eq!((&found[5]["text"], &found[5]["finish"]), (&json!(""), &json!("length")));
+    let text = found[6]["text"].as_str().unwrap();
+    assert!(found[6]["finish"] != "stop" || !text.contains('.'), "{}", found[6]);
+    let message = found[7]["response"]["body"]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("line 9: messages: expected an array"), "{message}");
+    assert!(error(8).contains("line 10: expected a JSON object, found an array"), "{}", error(8));
+    assert_eq!(
+        (&found[9]["custom_id"], &found[9]["usage"]["completion_tokens"]),
+        (&json!("d"), &json!(12))
+    );
+}
+
+/// The lines without the time at which they were made.
+fn lasting(path: &Path) -> Vec<Value> {
+    let mut all = parsed(&std::fs::read_to_string(path).unwrap());
+    for line in &mut all {
+        if let Some(body) = line.pointer_mut("/response/body").and_then(Value::as_object_mut) {
+            body.remove("created");
+        }
+    }
+    all
+}
+
+#[test]
+fn a_batch_goes_on_behind_the_last_whole_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (requests, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    std::fs::write(&requests, REQUESTS).unwrap();
+    let (requests, written) = (requests.to_str().unwrap(), output.to_str().unwrap());
+    let arguments = [requests, "--output", written, "--seed", "3"];
+    assert!(answers(&batch(&arguments, "")).is_empty());
+    let whole = lasting(&output);
+    let text = std::fs::read_to_string(&output).unwrap();
+    // Within the fourth answer, and behind the third.
+    let third = text.match_indices('\n').nth(2).unwrap().0 + 1;
+    for (end, said_so) in [(third, true), (third + 9, true), (0, false), (text.len(), false)] {
+        std::fs::write(&output, &text[..end]).unwrap();
+        let resumed = batch(&arguments, "");
+        assert!(answers(&resumed).is_empty());
+        assert_eq!(lasting(&output), whole, "from byte {end}");
+        let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
+        assert_eq!(said.contains("3 lines are answered already"), said_so, "{said}");
+    }
+    // Answers to something else are not continued.
+    std::fs::write(&output, "{\"line\": 7}\n").unwrap();
+    let refused = batch(&arguments, "");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(status(&refused) == 1 && said.contains("expected an answer of this batch"), "{said}");
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "{\"line\": 7}\n", "it stays as it was");
+}
+
+#[test]
+fn what_is_no_batch_is_refused() {
+    let none = delft().args(["batch"]).output().unwrap();
+    assert_eq!(status(&none), 2);
+    let missing = delft().args(["batch", "/nowhere/requests.jsonl"]).output().unwrap();
+    assert_eq!(status(&missing), 1);
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(said.contains("/nowhere/requests.jsonl"), "{said}");
+}
+
+#[test]
+fn samplers_are_flags_and_checked() {
+    let with = |arguments: &[&str]| {
+        let all =
+            ["run", "--threads", "2", "--ctx", "256", "-n", "30", "-q", "--no-echo", "--seed", "3"];
+        delft().args(all).args(["-p", "Once upon a time"]).args(arguments).output().unwrap()
+    };
+    let text = |arguments: &[&str]| {
+        let output = with(arguments);
+        assert_eq!(status(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let plain = text(&["--temp", "0.8"]);
+    assert_eq!(text(&["--temp", "0.8", "--dry-multiplier", "0", "--xtc-probability", "0"]), plain);
+    assert_ne!(
+        text(&["--temp", "0.8", "--xtc-probability", "1", "--xtc-threshold", "0.05"]),
+        plain
+    );
+    // A token that is wanted above all others is all there is, and one that may not come does not.
+    let forced = text(&["--temp", "0", "--logit-bias", "50+100", "--ignore-eos"]);
+    let repeated = text(&[
+        "--temp",
+        "0",
+        "--logit-bias",
+        "50+100",
+        "--ignore-eos",
+        "--dry-multiplier",
+        "100",
+        "--dry-sequence-breaker",
+        "none",
+    ]);
+    assert_ne!(forced, repeated);
+    for (arguments, problem) in [
+        (&["--logit-bias", "5"][..], "a token's id and a number with its sign"),
+        (&["--logit-bias", "5+nan"], "a token's id and a number with its sign"),
+        (&["--dry-base", "0.5"], "a number of at least 1"),
+        (&["--xtc-probability", "2"], "a number from 0 to 1"),
+        (&["--logit-bias", "99999999+1"], "a token below"),
+        (&["--dry-sequence-breaker", "no such text in any token"], "part of one"),
+    ] {
+        let output = with(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(status(&output) != 0 && said.contains(problem), "{arguments:?}: {said}");
+    }
+}
