@@ -1,60 +1,58 @@
 //! Weights that are not finite are refused where they are read, by their names in the file.
 
-use formats::{Error, Hint, NotFinite, Setting, Tensor, Tensors};
-use program::{Axis, Weight};
+use formats::{Error, Hint, NotFinite, Origin, Setting, Tensors, shape};
+use program::Weight;
 
 /// The error for a weight of which `found` is not finite.
-pub(crate) fn refusal(
-    weight: &Weight,
-    tensors: &Tensors,
-    tensor: &Tensor<'_>,
-    found: NotFinite,
-) -> Error {
-    let file = tensors.file(tensor).unwrap_or(tensors.path());
-    let place = format!("{}: {}", file.display(), tensor.name);
-    let found = format!("{found} in {}", position(weight, found));
+pub(crate) fn refusal(weight: &Weight, tensors: &Tensors, found: NotFinite) -> Error {
+    let origin = weight.source.origin(tensors, found.element).ok().flatten();
+    // A weight that no tensor holds is named as itself.
+    let origin = origin.unwrap_or_else(|| Origin {
+        tensor: weight.name.clone(),
+        shape: weight.shape.clone(),
+        element: found.element,
+    });
+    let file = tensors.get(&origin.tensor).and_then(|tensor| tensors.file(&tensor));
+    let place = format!("{}: {}", file.unwrap_or(tensors.path()).display(), origin.tensor);
+    let found = format!("{found} in {}", position(&origin, found.shared));
     let error = Error::new(place, "finite weights", found);
     let hint = Hint::text("download the file again, or convert it anew; ");
     error.hint(hint.with(Setting::AllowNan).and(" loads it as it is"))
 }
 
-/// Where in its tensor it is, which a weight may be a part of.
-fn position(weight: &Weight, found: NotFinite) -> String {
-    let &[rows, cols] = weight.shape.as_slice() else {
-        return format!("element {}", found.element);
+/// Where in its tensor it is, with as many neighbours as share the number.
+fn position(origin: &Origin, shared: usize) -> String {
+    let element = origin.element;
+    let &[ref outer @ .., rows, cols] = origin.shape.as_slice() else {
+        return format!("element {element}");
     };
-    let cols = cols.max(1);
-    let (mut row, mut column) = (found.element / cols, found.element % cols);
-    match weight.slice {
-        Some(slice) if slice.axis == Axis::Rows => row += slice.index * rows,
-        Some(slice) => column += slice.index * cols,
-        None => {}
-    }
-    match found.shared {
-        1 => format!("row {row}, column {column}"),
-        shared => format!("row {row}, columns {column} to {}", column + shared - 1),
+    let (rows, cols) = (rows.max(1), cols.max(1));
+    let matrix = match outer {
+        [] => String::new(),
+        _ => format!("matrix {} of {}, ", element / cols / rows, shape(outer)),
+    };
+    let (row, column) = (element / cols % rows, element % cols);
+    match shared {
+        1 => format!("{matrix}row {row}, column {column}"),
+        _ => format!("{matrix}row {row}, columns {column} to {}", column + shared - 1),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use program::Slice;
 
     #[test]
     fn a_position_is_that_in_the_tensor() {
-        let slice = |axis, index| Some(Slice { axis, index, of: 4 });
-        for (shape, slice, element, shared, expected) in [
-            (vec![8, 64], None, 0, 1, "row 0, column 0"),
-            (vec![8, 64], None, 130, 1, "row 2, column 2"),
-            (vec![8, 64], None, 96, 32, "row 1, columns 32 to 63"),
-            (vec![8, 64], slice(Axis::Rows, 3), 96, 32, "row 25, columns 32 to 63"),
-            (vec![8, 64], slice(Axis::Columns, 2), 66, 1, "row 1, column 130"),
-            (vec![64], None, 7, 1, "element 7"),
+        for (shape, element, shared, expected) in [
+            (vec![8, 64], 0, 1, "row 0, column 0"),
+            (vec![8, 64], 130, 1, "row 2, column 2"),
+            (vec![8, 64], 96, 32, "row 1, columns 32 to 63"),
+            (vec![3, 8, 64], 2 * 512 + 130, 1, "matrix 2 of [3], row 2, column 2"),
+            (vec![64], 7, 1, "element 7"),
         ] {
-            let weight = Weight { name: "w".into(), stored: "w".into(), shape, slice };
-            let value = f32::NAN;
-            assert_eq!(position(&weight, NotFinite { element, shared, value }), expected);
+            let origin = Origin { tensor: "w".into(), shape, element };
+            assert_eq!(position(&origin, shared), expected);
         }
     }
 }

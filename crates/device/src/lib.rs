@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 
 pub use formats::CacheType;
-use formats::{DType, Error, Result, Tensors};
+use formats::{Encoding, Error, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
 use ops::Op;
@@ -151,8 +151,8 @@ impl std::ops::AddAssign for Work {
 pub struct Timing {
     /// The operation: [`ops::Op::name`], or `head` for the one that makes the logits.
     pub name: &'static str,
-    /// The type of its matrices; none where it has none or several types.
-    pub format: Option<DType>,
+    /// How its matrices are encoded; none where it has none, or they differ.
+    pub format: Option<Encoding>,
     /// What it had to do.
     pub work: Work,
     /// Seconds from the first thread's start to the last one's end.

@@ -40,7 +40,7 @@ impl Split {
             let expected = format!("blocks of each of at most {GROUPS} cache groups");
             return Err(Error::new("split", expected, format!("{all} groups")));
         }
-        let bytes = |weight: &program::Weight| Ok(weight.tensor(tensors)?.bytes.len() as u64);
+        let bytes = |weight: &program::Weight| weight.stored_bytes(tensors);
         let cuts = match self.after {
             None => program.even_cuts(0, self.devices.len(), &bytes)?,
             Some(last) if (1..layers).contains(&last) => {

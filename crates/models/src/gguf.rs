@@ -49,8 +49,9 @@ pub(crate) fn config(
     let architecture = architecture(metadata)?;
     let keys = Prefixed { metadata, file, prefix: architecture.name };
     unsupported::check_experts(&keys, "expert_count", "expert_used_count")?;
-    let embed = names.find("embed").ok_or_else(|| no_weights(names, tensors))?;
-    check_vocabulary(metadata, &embed.name, embed.shape[0])?;
+    let embed = names.find("embed")?.ok_or_else(|| no_weights(names, tensors))?;
+    let rows = embed.shape.first().copied().unwrap_or(0);
+    check_vocabulary(metadata, names, rows)?;
     let (heads, layers) = (keys.needed("attention.head_count")?, keys.needed("block_count")?);
     let head_dim = keys.size("attention.key_length")?;
     if let (Some(key), Some(value)) = (&head_dim, keys.size("attention.value_length")?)
@@ -78,10 +79,10 @@ pub(crate) fn config(
         heads,
         head_dim,
         feed_forward: keys.needed("feed_forward_length")?,
-        vocab: keys.stated("vocab_size", embed.shape[0]),
+        vocab: keys.stated("vocab_size", rows),
         norm_eps: keys.needed_number("attention.layer_norm_rms_epsilon")?,
         context,
-        tied: names.find("head").is_none(),
+        tied: names.find("head")?.is_none(),
         theta: keys.number_or("rope.freq_base", 10_000.0)?,
         rotary: keys.size("rope.dimension_count")?,
         scaling: scaling(&keys, names, tensors)?,
@@ -107,11 +108,14 @@ fn no_weights(names: &Names<'_>, tensors: &Tensors) -> Error {
 }
 
 /// GGUF has a text for every row of the embedding: where counts differ, tokens or rows are missing.
-fn check_vocabulary(metadata: &Metadata, embed: &str, rows: usize) -> Result<()> {
+fn check_vocabulary(metadata: &Metadata, names: &Names<'_>, rows: usize) -> Result<()> {
     const KEY: &str = "tokenizer.ggml.tokens";
     let found = metadata.strings(KEY)?.map(<[String]>::len);
     match found.filter(|found| *found != rows) {
         Some(found) => {
+            let embed = names.find("embed")?;
+            let embed = embed.iter().flat_map(|embed| embed.source.tensors()).next();
+            let embed = embed.unwrap_or("the embedding");
             let expected = format!("{rows} tokens, one for each row of {embed}");
             Err(Error::new(metadata.at(KEY), expected, found))
         }
@@ -121,14 +125,15 @@ fn check_vocabulary(metadata: &Metadata, embed: &str, rows: usize) -> Result<()>
 
 fn scaling(keys: &Prefixed<'_>, names: &Names<'_>, tensors: &Tensors) -> Result<Stated<Scaling>> {
     const KEY: &str = "rope.scaling.type";
-    if let Some(tensor) = names.find("rope_factors").and_then(|stored| tensors.get(&stored.name)) {
+    if let Some(stored) = names.find("rope_factors")? {
         // One factor per pair: a larger tensor is a lie, and is not decoded.
-        let count: usize = tensor.shape.iter().product();
-        if tensor.shape.len() != 1 || count > 1 << 13 {
+        let count: usize = stored.shape.iter().product();
+        if stored.shape.len() != 1 || count > 1 << 13 {
             let place = names.place("rope_factors");
-            return Err(Error::new(place, "one factor per pair", shape(tensor.shape)));
+            return Err(Error::new(place, "one factor per pair", shape(&stored.shape)));
         }
-        let factors = tensor.to_f32().map_err(|e| names.within("rope_factors", e))?;
+        let factors = stored.source.read(tensors).and_then(|factors| factors.to_f32());
+        let factors = factors.map_err(|e| names.within("rope_factors", e))?;
         // The tensor itself states them.
         return Ok(
             Prefixed { prefix: "rope_freqs", ..*keys }.stated("weight", Scaling::Factors(factors))

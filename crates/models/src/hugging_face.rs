@@ -34,7 +34,7 @@ pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Co
     }
     let head_dim = match object.size("head_dim")? {
         Some(head_dim) => Some(head_dim),
-        None => head_dim_of_weights(names, heads.value).map(|dim| object.stated("head_dim", dim)),
+        None => head_dim_of_weights(names, heads.value)?.map(|dim| object.stated("head_dim", dim)),
     };
     let (key, parameters) = ["rope_parameters", "rope_scaling"]
         .into_iter()
@@ -50,7 +50,7 @@ pub(crate) fn config(json: &Value, file: &str, names: &dyn Weights) -> Result<Co
         Some(factor) => Some(factor),
         None => object.number("partial_rotary_factor")?,
     };
-    let head = names.find("head").is_some();
+    let head = names.find("head")?.is_some();
     let tied = match object.flag("tie_word_embeddings")? {
         Some(tied) => tied,
         None => whole.flag("tie_word_embeddings")?.unwrap_or(!head),
@@ -110,8 +110,8 @@ fn architecture(
         return Err(crate::unknown(place("model_type"), name));
     }
     // Old exports name no architecture: the weights tell Qwen3 from Qwen2 from Llama.
-    let has = |canonical| names.find(canonical).is_some();
-    let name = match (has("blocks.0.attention.q_norm"), has("blocks.0.attention.q.bias")) {
+    let has = |canonical| Ok(names.find(canonical)?.is_some());
+    let name = match (has("blocks.0.attention.q_norm")?, has("blocks.0.attention.q.bias")?) {
         (true, _) => "qwen3",
         (_, true) => "qwen2",
         _ => "llama",
@@ -121,9 +121,10 @@ fn architecture(
 }
 
 /// `head_dim` from the rows of q, for configurations that leave it out.
-fn head_dim_of_weights(names: &dyn Weights, heads: usize) -> Option<usize> {
-    let rows = *names.find("blocks.0.attention.q")?.shape.first()?;
-    (heads > 0 && rows.is_multiple_of(heads)).then(|| rows / heads)
+fn head_dim_of_weights(names: &dyn Weights, heads: usize) -> Result<Option<usize>> {
+    let q = names.find("blocks.0.attention.q")?;
+    let rows = q.and_then(|q| q.shape.first().copied()).unwrap_or(0);
+    Ok((heads > 0 && rows > 0 && rows.is_multiple_of(heads)).then(|| rows / heads))
 }
 
 fn windows(

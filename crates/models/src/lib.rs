@@ -18,7 +18,7 @@ mod stated;
 mod unsupported;
 mod unused;
 
-use formats::{Error, ErrorKind, Result, Tensors};
+use formats::{Error, ErrorKind, Result, Source, Tensors};
 use names::Dialect;
 use nn::{Builder, Step, Stored, Weights};
 use program::Program;
@@ -74,16 +74,18 @@ impl Names<'_> {
 }
 
 impl Weights for Names<'_> {
-    fn find(&self, canonical: &str) -> Option<Stored> {
-        names::candidates(canonical, self.dialect).into_iter().find_map(|name| {
+    fn find(&self, canonical: &str) -> Result<Option<Stored>> {
+        Ok(names::candidates(canonical, self.dialect).into_iter().find_map(|name| {
             let tensor = self.tensors.get(&name)?;
-            Some(Stored { shape: tensor.shape.to_vec(), name })
-        })
+            Some(Stored { shape: tensor.shape.to_vec(), source: Source::Tensor(name) })
+        }))
     }
 
     fn place(&self, canonical: &str) -> String {
         let first = || names::candidates(canonical, self.dialect).into_iter().next();
-        let stored = self.find(canonical).map(|stored| stored.name).or_else(first);
+        let stored = self.find(canonical).ok().flatten();
+        let named = stored.and_then(|s| s.source.tensors().first().map(|name| (*name).to_owned()));
+        let stored = named.or_else(first);
         let stored = stored.map_or(String::new(), |stored| format!("{stored} "));
         format!("{}: {stored}({canonical})", self.file)
     }
@@ -152,8 +154,8 @@ pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()>
 pub fn check_json(json: &serde_json::Value, place: &str) -> Result<()> {
     struct None;
     impl Weights for None {
-        fn find(&self, _: &str) -> Option<Stored> {
-            Option::None
+        fn find(&self, _: &str) -> Result<Option<Stored>> {
+            Ok(Option::None)
         }
     }
     config_from_json(json, place, &None).map(|_| ())
@@ -171,8 +173,11 @@ pub fn load(tensors: &Tensors) -> Result<Model> {
     let decoder = (config.architecture.build)(&builder, &config)?;
     let blank = builder.program();
     for weight in &blank.weights {
-        let Some(tensor) = tensors.get(&weight.stored) else { continue };
-        tensor.check_numbers(|| names.place(&weight.name))?;
+        let found = weight.describe(tensors)?;
+        if !found.encoding.is_float() {
+            let expected = "a tensor of floats or quantised blocks";
+            return Err(Error::new(names.place(&weight.name), expected, found.encoding));
+        }
     }
     config.warnings.extend(unused::check(&blank, tensors, &names)?);
     Ok(Model { config, decoder, blank })

@@ -17,10 +17,15 @@ pub(crate) fn check(
     tensors: &Tensors,
     names: &Names<'_>,
 ) -> Result<Option<String>> {
-    let used: HashSet<&str> = program.weights.iter().map(|w| w.stored.as_str()).collect();
+    let used: HashSet<&str> = program.weights.iter().flat_map(|w| w.source.tensors()).collect();
     let derived = |name: &str| DERIVED.iter().any(|part| name.contains(part));
     // Where the decoder's blocks are, as the first of them is named.
-    let prefix = program.weights.iter().find_map(|w| w.stored.split_once(".0.")).map(|s| s.0);
+    let prefix = program
+        .weights
+        .iter()
+        .flat_map(|w| w.source.tensors())
+        .find_map(|name| name.split_once(".0."))
+        .map(|parts| parts.0);
     let of_blocks = |name: &str| {
         prefix.is_some_and(|prefix| name.strip_prefix(prefix).is_some_and(|n| n.starts_with('.')))
     };

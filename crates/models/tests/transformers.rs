@@ -44,7 +44,7 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
     let recorded = model.record(!fused)?;
     let program = if fused { fuse(&recorded) } else { recorded };
     program.verify()?;
-    let weight = |id: WeightId| tensors.get(&program.weights[id.0].stored).unwrap().to_f32();
+    let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();
     let mut cache = reference::Cache::default();
     let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();

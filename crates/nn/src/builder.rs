@@ -1,22 +1,25 @@
 //! Where layers get their weights: canonical names, checked shapes, cache layers.
 
-use formats::{Error, Result, shape};
+use formats::{Error, Result, Source, shape};
 use program::{CacheLayer, Program, Weight, WeightId};
 use std::cell::RefCell;
 
-/// A weight as its file holds it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A weight that files hold, as it is or in parts.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// The tensor's name in the file.
-    pub name: String,
+    /// How it is made of their tensors.
+    pub source: Source,
     /// Row-major shape, outermost first.
     pub shape: Vec<usize>,
 }
 
 /// Finds weights by canonical name.
 pub trait Weights {
-    /// The stored tensor behind a canonical name such as `blocks.3.attention.q`, if the file has it.
-    fn find(&self, canonical: &str) -> Option<Stored>;
+    /// The weight behind a canonical name such as `blocks.3.attention.q`, if the files have it.
+    ///
+    /// # Errors
+    /// Tensors that cannot be what the name stands for.
+    fn find(&self, canonical: &str) -> Result<Option<Stored>>;
 
     /// Where a canonical name's tensor is, or would be, as errors say it: the file, and the name there.
     fn place(&self, canonical: &str) -> String {
@@ -85,18 +88,18 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// A weight of another shape, by file and name.
     pub fn optional(&self, name: &str, dims: &[usize]) -> Result<Option<WeightId>> {
-        let Some(stored) = self.weights.find(name) else { return Ok(None) };
+        let Some(stored) = self.weights.find(name)? else { return Ok(None) };
         if stored.shape != dims {
             return Err(Error::new(self.weights.place(name), shape(dims), shape(&stored.shape))
                 .hint("the configuration does not fit these weights"));
         }
         let mut found = self.found.borrow_mut();
         // A tied head is the embedding by another name: one weight, one copy in memory.
-        if let Some(known) = found.iter().position(|w| w.stored == stored.name) {
+        if let Some(known) = found.iter().position(|w| w.source == stored.source) {
             return Ok(Some(WeightId(known)));
         }
-        let (name, slice) = (name.to_owned(), None);
-        found.push(Weight { name, stored: stored.name, shape: stored.shape, slice });
+        let Stored { source, shape } = stored;
+        found.push(Weight { name: name.to_owned(), shape, source });
         Ok(Some(WeightId(found.len() - 1)))
     }
 

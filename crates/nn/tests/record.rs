@@ -5,8 +5,8 @@ use delft_nn::{
     Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, RmsNorm, Rope,
     Step, Stored, Weights,
 };
-use formats::Result;
-use program::{Arguments, Axis, Program, Slice, Table, WeightId, fuse, plan_memory, reference};
+use formats::{Result, Source};
+use program::{Arguments, Program, Table, WeightId, fuse, plan_memory, reference};
 use std::sync::Arc;
 
 const HIDDEN: usize = 24;
@@ -16,8 +16,8 @@ const VOCAB: usize = 40;
 struct Any(usize);
 
 impl Weights for Any {
-    fn find(&self, canonical: &str) -> Option<Stored> {
-        let last = canonical.trim_end_matches(".bias").rsplit('.').next()?;
+    fn find(&self, canonical: &str) -> Result<Option<Stored>> {
+        let last = canonical.trim_end_matches(".bias").rsplit('.').next().unwrap();
         let shape = match last {
             "embed" | "head" => vec![VOCAB, HIDDEN],
             "q" => vec![32, HIDDEN],
@@ -29,7 +29,7 @@ impl Weights for Any {
             _ => vec![HIDDEN],
         };
         let shape = if canonical.ends_with(".bias") { vec![shape[0]] } else { shape };
-        Some(Stored { name: canonical.to_owned(), shape })
+        Ok(Some(Stored { source: Source::Tensor(canonical.to_owned()), shape }))
     }
 }
 
@@ -214,11 +214,16 @@ fn the_verifier_names_what_is_wrong() {
 
 /// What a rank has of a weight of the whole Program.
 fn cut(weight: &program::Weight, whole: Vec<f32>) -> Vec<f32> {
-    let Some(Slice { axis, index, of }) = weight.slice else { return whole };
-    let part = |values: &[f32]| values[index * values.len() / of..][..values.len() / of].to_vec();
-    match axis {
-        Axis::Rows => part(&whole),
-        Axis::Columns => whole.chunks(whole.len() / weight.shape[0]).flat_map(part).collect(),
+    match &weight.source {
+        Source::Rows { start, count, stride: 1, .. } => {
+            let row: usize = weight.shape[1..].iter().product();
+            whole[start * row..(start + count) * row].to_vec()
+        }
+        Source::Columns { start, count, .. } => {
+            let rows = whole.chunks(whole.len() / weight.shape[0]);
+            rows.flat_map(|row| &row[*start..start + count]).copied().collect()
+        }
+        _ => whole,
     }
 }
 

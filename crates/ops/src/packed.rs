@@ -23,7 +23,7 @@ mod tests;
 use std::ops::{Add, Div, Mul};
 
 use formats::quant::{Affine, Block, Offset, Parts, Scale, plain};
-use formats::{DType, Error, Result, with_block};
+use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
 
@@ -131,8 +131,18 @@ impl Packing {
 type PerWord = [u32; 4];
 
 impl Format {
-    /// The format of a tensor, if matrices of its type can be multiplied with.
-    pub fn of(dtype: DType) -> Option<Format> {
+    /// The format of a weight, if matrices that are encoded so can be multiplied with. Codes of affine groups take 4 or 8 bits,
+    /// and a longer group is kept as several with the same scale.
+    pub fn of(encoding: impl Into<Encoding>) -> Option<Format> {
+        let dtype = match encoding.into() {
+            Encoding::Stored(dtype) => dtype,
+            Encoding::Groups(Groups { bits, group, scale }) => {
+                let group = [128, 64, 32].into_iter().find(|most| group.is_multiple_of(*most))?;
+                let scale = if scale == DType::BF16 { Scalar::BF16 } else { Scalar::F16 };
+                let bits = if bits <= 4 { 4 } else { 8 };
+                return Some(Format::Mlx { bits, group: group as u32, scale });
+            }
+        };
         match dtype {
             DType::F32 => Some(Format::Dense(Scalar::F32)),
             DType::F16 => Some(Format::Dense(Scalar::F16)),
@@ -285,17 +295,23 @@ pub struct Planes {
     pub bytes: Vec<u8>,
 }
 
-/// Packs a matrix of a float or block type, as files hold it.
+/// Packs a matrix of numbers, blocks or affine groups.
 ///
 /// # Errors
-/// A type that is not one, a shape that [`Layout::new`] refuses, or bytes of another size.
-pub fn pack(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<Planes> {
-    let place = || format!("packed {dtype} [{rows}, {cols}]");
-    let format = Format::of(dtype)
-        .ok_or_else(|| Error::new(place(), "a float or block type", dtype.name()))?;
+/// Integers, a shape that [`Layout::new`] refuses, or bytes of another size.
+pub fn pack(
+    encoding: impl Into<Encoding>,
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+) -> Result<Planes> {
+    let encoding = encoding.into();
+    let place = || format!("packed {encoding} [{rows}, {cols}]");
+    let format = Format::of(encoding)
+        .ok_or_else(|| Error::new(place(), "a float or block type", encoding))?;
     let layout = Layout::new(format, rows, cols)?;
-    let expected = rows.checked_mul(cols).and_then(|n| dtype.bytes_for(n as u64));
-    if expected != Some(bytes.len() as u64) {
+    let expected = rows.checked_mul(cols).and_then(|n| encoding.bytes_for(n));
+    if expected != Some(bytes.len()) {
         let expected = expected.map_or("fewer".to_owned(), |n| n.to_string());
         return Err(Error::new(place(), format!("{expected} bytes"), bytes.len()));
     }
@@ -307,7 +323,12 @@ pub fn pack(dtype: DType, bytes: &[u8], rows: usize, cols: usize) -> Result<Plan
     for (source, row) in
         bytes.chunks_exact(per_row.max(1)).zip(packed.chunks_exact_mut(4 * layout.row_words()))
     {
-        with_block!(dtype, B => pack_row::<B>(source, &layout, row), else => {});
+        match encoding {
+            Encoding::Groups(groups) => pack_groups(groups, source, &layout, row),
+            Encoding::Stored(dtype) => {
+                with_block!(dtype, B => pack_row::<B>(source, &layout, row), else => {});
+            }
+        }
     }
     Ok(Planes { layout, bytes: packed })
 }
@@ -340,6 +361,20 @@ fn pack_row<B: Block>(source: &[u8], layout: &Layout, row: &mut [u8]) {
     }
 }
 
+/// One row of affine groups.
+fn pack_groups(groups: Groups, source: &[u8], layout: &Layout, row: &mut [u8]) {
+    let Some(packing) = layout.format.packing() else { return };
+    let mut to = Row::new(layout, row);
+    for (g, group) in source.chunks_exact(groups.bytes()).enumerate() {
+        let first = g * groups.group;
+        (0..groups.group).for_each(|i| to.code(first + i, u32::from(groups.code(group, i))));
+        let [scale, offset] = groups.halves(group).map(u32::from);
+        for i in (0..groups.group).step_by(packing.sub as usize) {
+            to.entry(first + i, scale | offset << 16);
+        }
+    }
+}
+
 /// Tensors of an MLX affine matrix, little-endian, as safetensors holds them.
 #[derive(Debug, Clone, Copy)]
 pub struct Mlx<'a> {
@@ -358,7 +393,7 @@ pub struct Mlx<'a> {
 /// size.
 pub fn pack_mlx(format: Format, from: &Mlx, rows: usize, cols: usize) -> Result<Planes> {
     let place = |what: &str| format!("packed {} [{rows}, {cols}]: {what}", format.name());
-    let Format::Mlx { bits, group, .. } = format else {
+    let Format::Mlx { bits, group, scale } = format else {
         return Err(Error::new(place("format"), "an MLX format", format.name()));
     };
     if !Format::all().contains(&format) {
@@ -377,25 +412,15 @@ pub fn pack_mlx(format: Format, from: &Mlx, rows: usize, cols: usize) -> Result<
             return Err(Error::new(place(what), format!("{rows} x {expected} bytes"), found));
         }
     }
-    let mut packed = vec![0; layout.bytes()];
-    for (r, row) in packed.chunks_exact_mut(4 * layout.row_words()).enumerate() {
-        let mut to = Row::new(&layout, row);
-        for (i, &byte) in from.codes[r * code_bytes..][..code_bytes].iter().enumerate() {
-            let per = 8 / bits as usize;
-            for k in 0..per {
-                let code = u32::from(byte) >> (bits as usize * k) & ((1 << bits) - 1);
-                to.code(per * i + k, code);
-            }
-        }
-        let halves = |from: &[u8]| -> Vec<u32> {
-            let from = &from[2 * groups * r..][..2 * groups];
-            from.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect()
-        };
-        for (i, (scale, bias)) in halves(from.scales).iter().zip(halves(from.biases)).enumerate() {
-            to.entry(i * group as usize, scale | bias << 16);
-        }
-    }
-    Ok(Planes { layout, bytes: packed })
+    let number = if scale == Scalar::BF16 { DType::BF16 } else { DType::F16 };
+    let Some(encoding) = Groups::new(bits as usize, group as usize, number) else {
+        return Err(Error::new(place("format"), "affine groups", format.name()));
+    };
+    let halves = from.scales.chunks_exact(2).zip(from.biases.chunks_exact(2));
+    let all = from.codes.chunks_exact(encoding.code_bytes()).zip(halves);
+    let bytes: Vec<u8> =
+        all.flat_map(|(codes, (scale, bias))| [codes, scale, bias].concat()).collect();
+    pack(Encoding::Groups(encoding), &bytes, rows, cols)
 }
 
 /// A row being written: its planes start as zeros.

@@ -22,7 +22,7 @@ pub use arguments::{Arguments, Limits, Table};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 pub use split::Part;
-pub use weight::{Axis, Slice, Weight};
+pub use weight::Weight;
 
 /// An activation of a [`Program`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

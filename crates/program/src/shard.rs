@@ -5,11 +5,20 @@
 //! summand of the whole, and an `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone.
 //! Everything else (embedding, norms, head) is whole on every rank.
 
-use crate::{Axis, Node, Program, Slice, ValueId, Weight, WeightId};
+use crate::{Node, Program, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
 use ops::operation::Sharding;
 use ops::project::Projection;
 use ops::{Op, Rows};
+
+/// The side of a weight that is cut: a rank has one of as many equal parts as there are ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// A part has some of the rows.
+    Rows,
+    /// A part has some of each row.
+    Columns,
+}
 
 /// What a rank has of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,13 +133,13 @@ impl Sharder<'_> {
         if node.outputs.iter().any(last) {
             return self.keep(node, Spread::Whole);
         }
-        let mut weights: Vec<Option<Slice>> = vec![None; node.weights.len()];
+        let mut cuts: Vec<Option<Cut>> = vec![None; node.weights.len()];
         for projection in projections {
             for at in [projection.weight].into_iter().chain(projection.bias) {
-                weights[at] = Some(self.slice(Axis::Rows));
+                cuts[at] = Some(Cut::Rows);
             }
         }
-        self.push(node, &weights, Spread::Share)
+        self.push(node, &cuts, Spread::Share)
     }
 
     /// A product with a rank's columns, and the sum of all ranks' products: a whole value. Rank 0 adds the bias and the residual.
@@ -147,9 +156,9 @@ impl Sharder<'_> {
         } else {
             product.inputs = [x].into_iter().chain(residual).collect();
         }
-        let mut slices = vec![None; product.weights.len()];
-        slices[0] = Some(self.slice(Axis::Columns));
-        self.push(&product, &slices, Spread::Whole)?;
+        let mut cuts = vec![None; product.weights.len()];
+        cuts[0] = Some(Cut::Columns);
+        self.push(&product, &cuts, Spread::Whole)?;
         let sum = Node {
             op: Op::from(ops::AllReduce),
             inputs: vec![partial],
@@ -165,10 +174,10 @@ impl Sharder<'_> {
     }
 
     /// A node with these parts of its weights, and outputs of which a rank has so much.
-    fn push(&mut self, node: &Node, slices: &[Option<Slice>], spread: Spread) -> Result<()> {
+    fn push(&mut self, node: &Node, cuts: &[Option<Cut>], spread: Spread) -> Result<()> {
         let mut node = node.clone();
-        for (weight, slice) in node.weights.iter_mut().zip(slices) {
-            *weight = self.weight(*weight, *slice)?;
+        for (weight, cut) in node.weights.iter_mut().zip(cuts) {
+            *weight = self.weight(*weight, *cut)?;
         }
         for value in &node.outputs {
             self.spread[value.0] = Some(spread);
@@ -185,26 +194,29 @@ impl Sharder<'_> {
         Ok(())
     }
 
-    fn slice(&self, axis: Axis) -> Slice {
-        Slice { axis, index: self.rank, of: self.ranks }
-    }
-
     /// The number of a weight's part among this rank's weights, which it joins.
-    fn weight(&mut self, weight: WeightId, slice: Option<Slice>) -> Result<WeightId> {
-        let mut weight = Weight { slice, ..self.of.weights[weight.0].clone() };
-        if let Some(Slice { axis, of, .. }) = slice {
-            let at = usize::from(axis == Axis::Columns);
-            let whole = weight.shape.clone();
-            let side = weight.shape.get_mut(at).filter(|side| side.is_multiple_of(of));
-            let uneven = || {
-                let expected = format!("{axis} that {of} GPUs can share");
-                let error = Error::new(&weight.name, expected, format!("{whole:?}"));
-                error.hint(Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer"))
+    fn weight(&mut self, weight: WeightId, cut: Option<Cut>) -> Result<WeightId> {
+        let mut weight = self.of.weights[weight.0].clone();
+        if let Some(cut) = cut {
+            let (axis, sides) = match cut {
+                Cut::Rows => (0, "rows"),
+                Cut::Columns => (1, "columns"),
             };
-            match side {
-                Some(side) => *side /= of,
-                None => return Err(uneven()),
-            }
+            let whole = weight.shape.clone();
+            let Some(side) =
+                weight.shape.get_mut(axis).filter(|side| side.is_multiple_of(self.ranks))
+            else {
+                let expected = format!("{sides} that {} GPUs can share", self.ranks);
+                let error = Error::new(&weight.name, expected, format!("{whole:?}"));
+                let hint = Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
+                return Err(error.hint(hint));
+            };
+            *side /= self.ranks;
+            let (start, count) = (self.rank * *side, *side);
+            weight.source = match cut {
+                Cut::Rows => weight.source.rows(start, count),
+                Cut::Columns => weight.source.columns(start, count),
+            };
         }
         let known = self.part.weights.iter().position(|other| *other == weight);
         Ok(WeightId(known.unwrap_or_else(|| {

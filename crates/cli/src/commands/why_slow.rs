@@ -77,7 +77,7 @@ impl Phase {
                     };
                     add(&mut phase.kinds, timing.name);
                     if let Some(format) = timing.format {
-                        add(&mut phase.formats, format.name());
+                        add(&mut phase.formats, &format.to_string());
                     }
                 }
             }

@@ -15,8 +15,8 @@ use super::activations::TOKENS;
 use super::lanes::{Lanes, avx512::Avx512};
 use super::layout::{AHEAD, GROUP, Packed};
 use super::product::Source;
-use super::{BLOCK, Call, DType, Kernel, ROWS, prefetch};
-use formats::{quant::Block, with_block};
+use super::{BLOCK, Call, Kernel, ROWS, prefetch, with_panel};
+use formats::{DType, Encoding, quant::Block, with_block};
 use std::arch::x86_64::*;
 
 /// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every processor with the unit.
@@ -29,7 +29,7 @@ pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
 const SLAB: usize = WEIGHTS * TILE;
 
 /// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does better.
-pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
+pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quantised<B: Block>(call: &Call) {
         // SAFETY: passed on.
@@ -43,10 +43,10 @@ pub(super) fn kernel(dtype: DType) -> Option<Kernel> {
         // SAFETY: passed on.
         unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1)]) }
     }
-    match dtype {
-        DType::BF16 => Some(bf16),
-        DType::F16 => Some(f16),
-        block => with_block!(block, B => Some(quantised::<B>), else => None),
+    match encoding {
+        Encoding::Stored(DType::BF16) => Some(bf16),
+        Encoding::Stored(DType::F16) => Some(f16),
+        block => with_panel!(block, B => Some(quantised::<B>), else => None),
     }
 }
 

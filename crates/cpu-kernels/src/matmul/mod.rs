@@ -26,7 +26,8 @@ pub use activations::Activations;
 pub use memory::Huge;
 pub use peak::{Unit, peak};
 
-use formats::{DType, Error, NotFinite, Result, with_block};
+use formats::quant::Block;
+use formats::{DType, Encoding, Error, NotFinite, Result, with_block};
 use lanes::Lanes;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -36,6 +37,18 @@ pub const ROWS: usize = 16;
 
 /// Columns per block: the activations' scales are exact per 32.
 pub const BLOCK: usize = 32;
+
+/// Runs an expression with `B` bound to the block type that panels of an encoding hold, or another expression where they hold
+/// numbers.
+macro_rules! with_panel {
+    ($encoding:expr, $B:ident => $then:expr, else => $else:expr) => {
+        match $encoding {
+            formats::Encoding::Stored(dtype) => with_block!(dtype, $B => $then, else => $else),
+            formats::Encoding::Groups(_) => $else,
+        }
+    };
+}
+use with_panel;
 
 /// Something that runs a function on several threads: a thread team, or the caller alone ([`Alone`]).
 pub trait Parallel {
@@ -60,7 +73,7 @@ impl Parallel for Alone {
 
 /// A weight matrix `[rows = out, cols = in]`, packed.
 pub struct Matrix {
-    dtype: DType,
+    encoding: Encoding,
     rows: usize,
     cols: usize,
     panel_bytes: usize,
@@ -69,9 +82,12 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Whether [`Matrix::pack`] takes this type.
-    pub fn supports(dtype: DType) -> bool {
-        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || dtype.is_block()
+    /// Whether [`Matrix::pack`] takes this encoding.
+    pub fn supports(encoding: Encoding) -> bool {
+        match encoding {
+            Encoding::Stored(DType::F32 | DType::F16 | DType::BF16) => true,
+            encoding => with_panel!(encoding, B => B::ELEMENTS > 1, else => false),
+        }
     }
 
     /// Packs `rows` consecutive rows of `cols` weights. The source is read once, by all threads.
@@ -80,43 +96,43 @@ impl Matrix {
     /// A type that is not float, columns that are not whole blocks or none, bytes that are not `rows * cols` weights, or too
     /// little memory.
     pub fn pack(
-        dtype: DType,
+        encoding: impl Into<Encoding>,
         rows: usize,
         cols: usize,
         bytes: &[u8],
         team: &dyn Parallel,
     ) -> Result<Matrix> {
-        let place = || format!("{} matrix [{rows}, {cols}]", dtype.name());
-        if !Matrix::supports(dtype) {
-            return Err(Error::new(place(), "float or quantised weights", dtype.name()));
+        let encoding = encoding.into();
+        let place = || format!("{encoding} matrix [{rows}, {cols}]");
+        if !Matrix::supports(encoding) {
+            return Err(Error::new(place(), "float or quantised weights", encoding));
         }
         if cols == 0 {
             return Err(Error::new(place(), "at least one column", cols));
         }
-        let elements = (rows as u64).checked_mul(cols as u64);
-        let row_bytes = dtype.bytes_for(cols as u64).ok_or_else(|| {
+        let row_bytes = encoding.bytes_for(cols).ok_or_else(|| {
             Error::new(
                 place(),
-                format!("rows of whole blocks of {}", dtype.block_elements()),
+                format!("rows of whole blocks of {}", encoding.block_elements()),
                 format!("{cols} columns"),
             )
-        })? as usize;
-        let expected = elements.and_then(|n| dtype.bytes_for(n));
-        if expected != Some(bytes.len() as u64) {
+        })?;
+        let expected = rows.checked_mul(row_bytes);
+        if expected != Some(bytes.len()) {
             let expected =
                 expected.map_or("a size that fits in memory".into(), |n| format!("{n} bytes"));
             return Err(Error::new(place(), expected, format!("{} bytes", bytes.len())));
         }
-        let panel_bytes = panel_bytes(dtype, cols);
+        let panel_bytes = panel_bytes(encoding, cols);
         let panels = rows.div_ceil(ROWS);
         let data = Huge::zeroed(panels * panel_bytes)?;
-        let mut matrix = Matrix { dtype, rows, cols, panel_bytes, data, not_finite: None };
+        let mut matrix = Matrix { encoding, rows, cols, panel_bytes, data, not_finite: None };
         let first_odd: Mutex<Option<NotFinite>> = Mutex::new(None);
-        let pack: fn(&[&[u8]], &mut [u8]) = match dtype {
-            DType::F32 => float::pack::<4>,
-            DType::F16 | DType::BF16 => float::pack::<2>,
+        let pack: fn(&[&[u8]], &mut [u8]) = match encoding {
+            Encoding::Stored(DType::F32) => float::pack::<4>,
+            Encoding::Stored(DType::F16 | DType::BF16) => float::pack::<2>,
             block => {
-                with_block!(block, B => layout::Packed::<B>::pack, else => unreachable!("supported types"))
+                with_panel!(block, B => layout::Packed::<B>::pack, else => unreachable!("supported types"))
             }
         };
         team.run(&|index, count| {
@@ -127,7 +143,7 @@ impl Matrix {
                 for (r, source) in source[..count].iter_mut().enumerate() {
                     *source = &bytes[(first + r) * row_bytes..][..row_bytes];
                     // Here, since packing reads the row next: it comes from memory once.
-                    if let Some(found) = dtype.not_finite(source) {
+                    if let Some(found) = encoding.not_finite(source) {
                         let element = (first + r) * cols + found.element;
                         let mut least = first_odd.lock().unwrap_or_else(PoisonError::into_inner);
                         if least.is_none_or(|least| element < least.element) {
@@ -149,9 +165,9 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Bytes that [`Matrix::pack`] takes for such a matrix, of a type that it takes, with columns in whole blocks.
-    pub fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> usize {
-        rows.div_ceil(ROWS).saturating_mul(panel_bytes(dtype, cols))
+    /// Bytes that [`Matrix::pack`] takes for such a matrix, of an encoding that it takes, with columns in whole blocks.
+    pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(ROWS).saturating_mul(panel_bytes(encoding, cols))
     }
 
     /// The first weight that is not finite, as packing met it.
@@ -169,9 +185,9 @@ impl Matrix {
         self.cols
     }
 
-    /// The type of the weights.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// How the weights were encoded.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// Bytes held, which a pass over all rows reads.
@@ -198,20 +214,20 @@ impl Matrix {
             self.cols
         );
         let panel = &self.data[r / ROWS * self.panel_bytes..][..self.panel_bytes];
-        match self.dtype {
-            DType::F32 => float::row::<float::F32>(panel, r % ROWS, out),
-            DType::F16 => float::row::<float::F16>(panel, r % ROWS, out),
-            DType::BF16 => float::row::<float::BF16>(panel, r % ROWS, out),
-            block => with_block!(block, B => layout::Packed::<B>::row(panel, r % ROWS, out),
+        match self.encoding {
+            Encoding::Stored(DType::F32) => float::row::<float::F32>(panel, r % ROWS, out),
+            Encoding::Stored(DType::F16) => float::row::<float::F16>(panel, r % ROWS, out),
+            Encoding::Stored(DType::BF16) => float::row::<float::BF16>(panel, r % ROWS, out),
+            block => with_panel!(block, B => layout::Packed::<B>::row(panel, r % ROWS, out),
                 else => unreachable!("supported types")),
         }
     }
 }
 
 /// Bytes of a panel of [`ROWS`] rows.
-fn panel_bytes(dtype: DType, cols: usize) -> usize {
-    with_block!(dtype, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
-        else => float::panel_bytes(cols, dtype.block_bytes()))
+fn panel_bytes(encoding: Encoding, cols: usize) -> usize {
+    with_panel!(encoding, B => layout::Packed::<B>::panel_bytes(cols / BLOCK),
+        else => float::panel_bytes(cols, encoding.block_bytes()))
 }
 
 /// The `index`-th of `count` nearly equal ranges of `0..n`.
@@ -364,7 +380,7 @@ pub unsafe fn multiply(
         epilogue,
         scratch: scratch.0.as_ptr(),
     };
-    let kernel = kernel(isa, w.dtype, call.x);
+    let kernel = kernel(isa, w.encoding, call.x);
     // SAFETY: the ISA value proves the instruction set; ranges were checked; the rest is the caller's promise.
     unsafe { kernel(&call) }
 }
@@ -372,61 +388,61 @@ pub unsafe fn multiply(
 type Kernel = unsafe fn(&Call);
 
 /// Whether weights of a type go to the tile unit; `halves`: whether the activations are bf16.
-fn tiled(isa: Isa, dtype: DType, halves: bool) -> bool {
+fn tiled(isa: Isa, encoding: Encoding, halves: bool) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa == Isa::Amx && halves && amx::kernel(dtype).is_some();
+    return isa == Isa::Amx && halves && amx::kernel(encoding).is_some();
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = (isa, dtype, halves);
+        let _ = (isa, encoding, halves);
         false
     }
 }
 
 /// The kernel for weights of a type on an instruction set, for these activations.
-fn kernel(isa: Isa, dtype: DType, x: &Activations) -> Kernel {
+fn kernel(isa: Isa, encoding: Encoding, x: &Activations) -> Kernel {
     match (isa, x.halves(isa)) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2, _) => x86::avx2(dtype),
+        (Isa::Avx2, _) => x86::avx2(encoding),
         #[cfg(target_arch = "x86_64")]
-        (Isa::AvxVnni, _) => x86::avx_vnni(dtype),
+        (Isa::AvxVnni, _) => x86::avx_vnni(encoding),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, true) => amx::kernel(dtype).unwrap_or_else(|| x86::avx512(dtype)),
+        (Isa::Amx, true) => amx::kernel(encoding).unwrap_or_else(|| x86::avx512(encoding)),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Amx, _) => x86::avx512(dtype),
+        (Isa::Avx512 | Isa::Amx, _) => x86::avx512(encoding),
         #[cfg(target_arch = "aarch64")]
-        (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm, _) => neon(isa, dtype),
-        _ => scalar(dtype),
+        (Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm, _) => neon(isa, encoding),
+        _ => scalar(encoding),
     }
 }
 
-fn scalar(dtype: DType) -> Kernel {
+fn scalar(encoding: Encoding) -> Kernel {
     use lanes::scalar::Scalar;
-    match dtype {
-        DType::F32 => float::product::<Scalar, float::F32, 1, 4>,
-        DType::F16 => float::product::<Scalar, float::F16, 1, 4>,
-        DType::BF16 => float::product::<Scalar, float::BF16, 1, 4>,
+    match encoding {
+        Encoding::Stored(DType::F32) => float::product::<Scalar, float::F32, 1, 4>,
+        Encoding::Stored(DType::F16) => float::product::<Scalar, float::F16, 1, 4>,
+        Encoding::Stored(DType::BF16) => float::product::<Scalar, float::BF16, 1, 4>,
         block => {
-            with_block!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types"))
+            with_panel!(block, B => product::one_by_one::<Scalar, B>, else => unreachable!("packed types"))
         }
     }
 }
 
 /// Advanced SIMD is part of every aarch64 target, and what is not is assembly: no function enables anything.
 #[cfg(target_arch = "aarch64")]
-fn neon(isa: Isa, dtype: DType) -> Kernel {
+fn neon(isa: Isa, encoding: Encoding) -> Kernel {
     use lanes::neon::Neon;
-    match (dtype, isa) {
-        (DType::F32, _) => float::product::<Neon<false>, float::F32, 1, 4>,
-        (DType::F16, _) => float::product::<Neon<false>, float::F16, 1, 4>,
-        (DType::BF16, _) => float::product::<Neon<false>, float::BF16, 1, 4>,
+    match (encoding, isa) {
+        (Encoding::Stored(DType::F32), _) => float::product::<Neon<false>, float::F32, 1, 4>,
+        (Encoding::Stored(DType::F16), _) => float::product::<Neon<false>, float::F16, 1, 4>,
+        (Encoding::Stored(DType::BF16), _) => float::product::<Neon<false>, float::BF16, 1, 4>,
         (block, Isa::NeonI8mm) => {
-            with_block!(block, B => i8mm::product::<B>, else => unreachable!("packed types"))
+            with_panel!(block, B => i8mm::product::<B>, else => unreachable!("packed types"))
         }
         (block, Isa::NeonDotprod) => {
-            with_block!(block, B => product::product::<Neon<true>, B, 1, 4>, else => unreachable!("packed types"))
+            with_panel!(block, B => product::product::<Neon<true>, B, 1, 4>, else => unreachable!("packed types"))
         }
         (block, _) => {
-            with_block!(block, B => product::product::<Neon<false>, B, 1, 4>, else => unreachable!("packed types"))
+            with_panel!(block, B => product::product::<Neon<false>, B, 1, 4>, else => unreachable!("packed types"))
         }
     }
 }
@@ -435,13 +451,13 @@ fn neon(isa: Isa, dtype: DType) -> Kernel {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::lanes::{avx2::Avx2, avx512::Avx512};
-    use super::{Call, DType, Kernel, float, product};
-    use formats::{quant::Block, with_block};
+    use super::{Call, Encoding, Kernel, float, product, with_panel};
+    use formats::{DType, quant::Block, with_block};
 
     /// A function of the name that picks the kernel: tiles of quantised and of float weights, in panels by tokens.
     macro_rules! kernels {
         ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
-            pub(super) fn $name(dtype: DType) -> Kernel {
+            pub(super) fn $name(encoding: Encoding) -> Kernel {
                 #[target_feature(enable = $features)]
                 unsafe fn quantised<B: Block>(call: &Call) {
                     // SAFETY: passed on.
@@ -452,11 +468,11 @@ mod x86 {
                     // SAFETY: passed on.
                     unsafe { float::product::<$lanes, E, $fp, $fn>(call) }
                 }
-                match dtype {
-                    DType::F32 => plain::<float::F32>,
-                    DType::F16 => plain::<float::F16>,
-                    DType::BF16 => plain::<float::BF16>,
-                    block => with_block!(block, B => quantised::<B>, else => unreachable!("packed types")),
+                match encoding {
+                    Encoding::Stored(DType::F32) => plain::<float::F32>,
+                    Encoding::Stored(DType::F16) => plain::<float::F16>,
+                    Encoding::Stored(DType::BF16) => plain::<float::BF16>,
+                    block => with_panel!(block, B => quantised::<B>, else => unreachable!("packed types")),
                 }
             }
         };

@@ -2,8 +2,8 @@
 //! each alone in a loop. What memory holds back, `roof` measures.
 
 use super::lanes::Lanes;
-use super::{BLOCK, DType, Isa, Matrix, Parallel};
-use formats::{quant::Block, with_block};
+use super::{BLOCK, Isa, Matrix, Parallel, with_panel};
+use formats::{DType, quant::Block, with_block};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -23,10 +23,10 @@ pub enum Unit {
 impl Matrix {
     /// The unit that multiplies this matrix with so many rows of activations.
     pub fn unit(&self, isa: Isa, rows: usize) -> Unit {
-        if super::tiled(isa, self.dtype, super::activations::halves(isa, rows, self.cols)) {
+        if super::tiled(isa, self.encoding, super::activations::halves(isa, rows, self.cols)) {
             return Unit::Tiles;
         }
-        let bits = with_block!(self.dtype, B => B::AFFINE.bits, else => return Unit::Floats);
+        let bits = with_panel!(self.encoding, B => B::AFFINE.bits, else => return Unit::Floats);
         if narrow(isa).is_some() && bits < 8 { Unit::Narrow } else { Unit::Bytes }
     }
 }
@@ -107,7 +107,7 @@ fn floats(isa: Isa) -> Option<Loop> {
 
 fn tiles(isa: Isa) -> Option<Loop> {
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && super::tiled(isa, DType::BF16, true) {
+    if isa == Isa::Amx && super::tiled(isa, DType::BF16.into(), true) {
         return Some(crate::amx::products);
     }
     let _ = (isa, DType::BF16);

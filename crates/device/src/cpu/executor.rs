@@ -29,7 +29,7 @@ pub(super) enum Weight {
 impl Weight {
     /// Whether it is a matrix of floats, not of blocks.
     pub(super) fn is_float_matrix(&self) -> bool {
-        matches!(self, Weight::Matrix(matrix) if !matrix.dtype().is_block())
+        matches!(self, Weight::Matrix(matrix) if !matrix.encoding().is_quantised())
     }
 }
 
@@ -151,10 +151,10 @@ pub(super) fn plan(
 
 /// Bytes of a weight in the form in which it is kept.
 fn weight_bytes(weight: &program::Weight, tensors: &Tensors) -> Result<usize> {
-    let tensor = weight.tensor(tensors)?;
+    let encoding = weight.describe(tensors)?.encoding;
     Ok(match *weight.shape.as_slice() {
-        [rows, cols] => Matrix::packed_bytes(tensor.dtype, rows, cols),
-        _ => tensor.elements().saturating_mul(size_of::<f32>()),
+        [rows, cols] => Matrix::packed_bytes(encoding, rows, cols),
+        ref shape => shape.iter().product::<usize>().saturating_mul(size_of::<f32>()),
     })
 }
 
@@ -266,21 +266,19 @@ fn load_weights(
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
-        let tensor = weight.tensor(tensors)?;
-        let named =
-            |error: Error| Error { place: format!("{}: {}", weight.name, error.place), ..error };
+        let read = weight.read(tensors)?;
+        let named = |error| weight.named(error);
         let (packed, not_finite) = match *weight.shape.as_slice() {
             [rows, cols] => {
                 let matrix =
-                    Matrix::pack(tensor.dtype, rows, cols, tensor.bytes, team).map_err(named)?;
+                    Matrix::pack(read.encoding, rows, cols, &read.bytes, team).map_err(named)?;
                 // One copy in memory: the file's pages are not needed again.
-                tensors.release(&tensor);
+                weight.source.release(tensors);
                 let not_finite = matrix.not_finite();
                 (Weight::Matrix(matrix), not_finite)
             }
-            [len] => {
-                let mut values = vec![0.0; len];
-                tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
+            [_] => {
+                let values = read.to_f32().map_err(named)?;
                 let not_finite = NotFinite::among(&values);
                 (Weight::Vector(values), not_finite)
             }
@@ -289,10 +287,10 @@ fn load_weights(
             }
         };
         if let Some(found) = not_finite.filter(|_| !options.allow_nan) {
-            return Err(finite::refusal(weight, tensors, &tensor, found));
+            return Err(finite::refusal(weight, tensors, found));
         }
         weights.push(packed);
-        done += tensor.bytes.len() as u64;
+        done += weight.stored_bytes(tensors)?;
         progress(done, total);
     }
     Ok(weights)

@@ -5,7 +5,7 @@ use crate::{Profile, Timing, Work};
 use cpu_kernels::attention::Geometry;
 use cpu_kernels::matmul::{ROWS, Unit};
 use cpu_kernels::team::{SharedSlice, Worker};
-use formats::DType;
+use formats::Encoding;
 use ops::Rows;
 use ops::operation::{Access, CacheUse};
 use program::{Arguments, BLOCK_TOKENS, Node};
@@ -81,14 +81,14 @@ pub(super) fn profile(
     Profile { operations, barriers, seconds }
 }
 
-/// The type of a node's matrices, where it has any and all have the same.
-fn format(loaded: &Loaded, node: &Node) -> Option<DType> {
-    let mut types = node.weights.iter().filter_map(|w| match &loaded.weights[w.0] {
-        Weight::Matrix(matrix) => Some(matrix.dtype()),
+/// How a node's matrices are encoded, where it has any and all are encoded alike.
+fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
+    let mut all = node.weights.iter().filter_map(|w| match &loaded.weights[w.0] {
+        Weight::Matrix(matrix) => Some(matrix.encoding()),
         Weight::Vector(_) => None,
     });
-    let first = types.next()?;
-    types.all(|dtype| dtype == first).then_some(first)
+    let first = all.next()?;
+    all.all(|encoding| encoding == first).then_some(first)
 }
 
 /// What a node has to read and compute, whatever the device does besides.

@@ -1,6 +1,6 @@
 //! Weights on the device: matrices in planes, vectors in f32.
 
-use formats::{Error, NotFinite, Result, Tensor, Tensors};
+use formats::{Encoded, Error, NotFinite, Result, Tensors};
 use ops::packed::{self, Format, Planes};
 use program::Program;
 
@@ -13,19 +13,17 @@ pub(super) struct Weight<B> {
     pub(super) bytes: usize,
 }
 
-/// How each weight will be packed: what its file's type says.
+/// How each weight will be packed: as its recipe encodes it.
 ///
 /// # Errors
-/// If a weight is missing, or is a matrix of a type or shape that cannot be packed.
+/// If a weight is missing, or is a matrix of an encoding or shape that cannot be packed.
 pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option<Format>>> {
     let one = |weight: &program::Weight| {
-        let tensor = weight.tensor(tensors)?;
-        weight.stored_bytes(tensors)?;
+        let encoding = weight.describe(tensors)?.encoding;
         let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
-        let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
-        let unknown = || Error::new(&weight.name, "a type of matrices", tensor.dtype.name());
-        let format = Format::of(tensor.dtype).ok_or_else(unknown)?;
-        packed::Layout::new(format, rows, cols).map_err(named)?;
+        let unknown = || Error::new(&weight.name, "a type of matrices", encoding);
+        let format = Format::of(encoding).ok_or_else(unknown)?;
+        packed::Layout::new(format, rows, cols).map_err(|e| weight.named(e))?;
         Ok(Some(format))
     };
     program.weights.iter().map(one).collect()
@@ -49,17 +47,18 @@ fn share(rows: usize) -> usize {
     rows.div_ceil(cores).max(64)
 }
 
-/// The first weight of a tensor that is not finite, looked for on all cores.
-fn not_finite(tensor: &Tensor<'_>, rows: usize) -> Option<NotFinite> {
-    let (share, per_row) = (share(rows), tensor.bytes.len() / rows.max(1));
-    if share >= rows || per_row * rows != tensor.bytes.len() {
-        return tensor.dtype.not_finite(tensor.bytes);
+/// The first weight of a matrix that is not finite, looked for on all cores.
+fn not_finite(matrix: &Encoded<'_>, rows: usize) -> Option<NotFinite> {
+    let (share, per_row, encoding) =
+        (share(rows), matrix.bytes.len() / rows.max(1), matrix.encoding);
+    if share >= rows || per_row * rows != matrix.bytes.len() {
+        return encoding.not_finite(&matrix.bytes);
     }
-    let elements = share * (per_row / tensor.dtype.block_bytes() * tensor.dtype.block_elements());
+    let elements = share * (per_row / encoding.block_bytes() * encoding.block_elements());
     std::thread::scope(|scope| {
-        let parts = tensor.bytes.chunks(share * per_row);
+        let parts = matrix.bytes.chunks(share * per_row);
         let threads: Vec<_> =
-            parts.map(|bytes| scope.spawn(move || tensor.dtype.not_finite(bytes))).collect();
+            parts.map(|bytes| scope.spawn(move || encoding.not_finite(bytes))).collect();
         let found = threads.into_iter().map(|thread| thread.join().ok().flatten());
         let first = found.enumerate().find_map(|(i, found)| Some((i, found?)));
         first.map(|(i, found)| NotFinite { element: i * elements + found.element, ..found })
@@ -67,19 +66,17 @@ fn not_finite(tensor: &Tensor<'_>, rows: usize) -> Option<NotFinite> {
 }
 
 /// Packs a matrix on all cores.
-fn pack(tensor: &Tensor<'_>, rows: usize, cols: usize) -> Result<Planes> {
-    let (share, per_row) = (share(rows), tensor.bytes.len() / rows.max(1));
-    if share >= rows || per_row * rows != tensor.bytes.len() {
-        return packed::pack(tensor.dtype, tensor.bytes, rows, cols);
+fn pack(matrix: &Encoded<'_>, rows: usize, cols: usize) -> Result<Planes> {
+    let (share, per_row, encoding) =
+        (share(rows), matrix.bytes.len() / rows.max(1), matrix.encoding);
+    if share >= rows || per_row * rows != matrix.bytes.len() {
+        return packed::pack(encoding, &matrix.bytes, rows, cols);
     }
     let parts: Vec<Result<Planes>> = std::thread::scope(|scope| {
-        let pack = |bytes: &'_ [u8]| packed::pack(tensor.dtype, bytes, bytes.len() / per_row, cols);
-        let threads: Vec<_> = tensor
-            .bytes
-            .chunks(share * per_row)
-            .map(|bytes| scope.spawn(move || pack(bytes)))
-            .collect();
-        let lost = || Error::new(tensor.name, "a packed matrix", "a thread that ended early");
+        let pack = |bytes: &'_ [u8]| packed::pack(encoding, bytes, bytes.len() / per_row, cols);
+        let parts = matrix.bytes.chunks(share * per_row);
+        let threads: Vec<_> = parts.map(|bytes| scope.spawn(move || pack(bytes))).collect();
+        let lost = || Error::new("pack", "a packed matrix", "a thread that ended early");
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(lost()))).collect()
     });
     let mut bytes = Vec::new();
@@ -89,7 +86,7 @@ fn pack(tensor: &Tensor<'_>, rows: usize, cols: usize) -> Result<Planes> {
         format = Some(part.layout.format);
         bytes.extend_from_slice(&part.bytes);
     }
-    let format = format.ok_or_else(|| Error::new(tensor.name, "rows", "none"))?;
+    let format = format.ok_or_else(|| Error::new("pack", "rows", "none"))?;
     Ok(Planes { layout: packed::Layout::new(format, rows, cols)?, bytes })
 }
 
@@ -105,34 +102,32 @@ pub(super) fn load<B: Backend>(
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for weight in &program.weights {
-        let (whole, bytes) = weight.read(tensors)?;
-        let tensor = Tensor { bytes: &bytes, ..whole };
-        let named = |e: Error| Error { place: format!("{}: {}", weight.name, e.place), ..e };
+        let read = weight.read(tensors)?;
+        let named = |e| weight.named(e);
         let upload = |bytes: &[u8]| -> Result<_> {
             Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len() })
         };
         let refuse = |found: Option<NotFinite>| match found.filter(|_| !options.allow_nan) {
-            Some(found) => Err(finite::refusal(weight, tensors, &whole, found)),
+            Some(found) => Err(finite::refusal(weight, tensors, found)),
             None => Ok(()),
         };
         let uploaded = match *weight.shape.as_slice() {
             [rows, cols] => {
-                refuse(not_finite(&tensor, rows))?;
-                match Format::of(tensor.dtype) {
+                refuse(not_finite(&read, rows))?;
+                match Format::of(read.encoding) {
                     // Rows of numbers lie in the file as they do on the device.
                     Some(format @ Format::Dense(_)) => {
                         packed::Layout::new(format, rows, cols).map_err(named)?;
-                        upload(tensor.bytes).map_err(named)?
+                        upload(&read.bytes).map_err(named)?
                     }
                     _ => {
-                        let planes = pack(&tensor, rows, cols).map_err(named)?;
+                        let planes = pack(&read, rows, cols).map_err(named)?;
                         upload(&planes.bytes).map_err(named)?
                     }
                 }
             }
-            [len] => {
-                let mut values = vec![0.0_f32; len];
-                tensor.dtype.decode(tensor.bytes, &mut values).map_err(named)?;
+            [_] => {
+                let values = read.to_f32().map_err(named)?;
                 refuse(NotFinite::among(&values))?;
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 upload(&bytes).map_err(named)?
@@ -141,9 +136,9 @@ pub(super) fn load<B: Backend>(
                 return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
             }
         };
-        tensors.release(&whole);
+        weight.source.release(tensors);
         weights.push(uploaded);
-        done += tensor.bytes.len() as u64;
+        done += weight.stored_bytes(tensors)?;
         progress(done, total);
     }
     Ok(weights)

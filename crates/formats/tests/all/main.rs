@@ -5,3 +5,4 @@ mod build;
 mod folder;
 mod gguf;
 mod quant;
+mod source;
