@@ -20,7 +20,7 @@ models=$root/tests/reference/models
 tokens=$root/crates/tokens/tests/data
 put gguf 200000 $root/crates/formats/tests/data/gguf/*.gguf $models/*/model.*.gguf
 put safetensors 100000 $models/*/model*.safetensors
-put config 100000 $models/*/config*.json
+put config 100000 $models/*/config*.json $models/*/folder/config.json
 put tokenizer_json 100000 $tokens/*/tokenizer.json
 put chat_template 100000 $tokens/templates/own/*.jinja
 if [ -n "${DELFT_TEST_DATA:-}" ]; then

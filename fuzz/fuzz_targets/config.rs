@@ -1,25 +1,25 @@
-//! Any bytes as a `config.json`: a checked configuration, or an error of one line.
+//! Any bytes as a `config.json`: a configuration that is known, or an error of one line.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nn::{Stored, Weights};
-
-/// A checkpoint that holds a query projection and nothing else.
-struct Few;
-
-impl Weights for Few {
-    fn find(&self, canonical: &str) -> Option<Stored> {
-        (canonical == "blocks.0.attention.q").then(|| Stored { name: "q".into(), shape: vec![96, 48] })
-    }
-}
+use models::Options;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(json) = serde_json::from_slice(bytes) else { return };
-    match models::config_from_json(&json, "fuzz", &Few) {
-        Ok(config) => {
-            assert!(config.layers > 0 && config.heads % config.kv_heads == 0);
-            assert!(config.rope.frequencies.iter().all(|f| f.is_finite()));
+    let judge = |context| {
+        let options = Options { context, ..Options::default() };
+        models::check_json(&json, "fuzz", &options)
+    };
+    for context in [None, Some(1), Some(1 << 20), Some(usize::MAX)] {
+        if let Err(error) = judge(context) {
+            assert!(!error.to_string().contains('\n'));
+            // A key that is passed over is not what the model is refused for.
+            let ignored = error.place.strip_prefix("fuzz: ").unwrap_or_default().to_owned();
+            let options = Options { ignore_keys: vec![ignored.clone()], context };
+            if error.to_string().contains("settings that this architecture has") {
+                let next = models::check_json(&json, "fuzz", &options);
+                assert!(next.is_ok() || next.is_err_and(|next| next.place != error.place));
+            }
         }
-        Err(error) => assert!(!error.to_string().contains('\n')),
     }
 });

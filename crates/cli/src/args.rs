@@ -144,6 +144,9 @@ pub(crate) struct LoadArgs {
     /// Load weights that are NaN or infinite as they are, instead of refusing the model
     #[arg(long)]
     pub(crate) allow_nan: bool,
+    /// Load a model though its configuration has this key, which Delft does not know; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(crate) ignore_key: Vec<String>,
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,

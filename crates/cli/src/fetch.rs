@@ -35,7 +35,9 @@ pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> 
     let file = offer.file().unwrap_or("config.json");
     let place = format!("{}: {file}", offer.id());
     let verdict = match offer.preview(progress)? {
-        Some(Preview::Config(json)) => models::check_json(&json, &place),
+        Some(Preview::Config(json)) => {
+            models::check_json(&json, &place, &models::Options::default())
+        }
         Some(Preview::Gguf(keys)) => models::check_gguf(&keys, &place),
         None => Ok(()),
     };

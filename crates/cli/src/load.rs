@@ -90,6 +90,7 @@ pub(crate) fn engine_with(
         dispatch: args.dispatch.map_or(Dispatch::default(), Dispatch::from),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         allow_nan: args.allow_nan,
+        ignore_keys: args.ignore_key.clone(),
         chunk: args.chunk.map(|n| n as usize),
         ..LoadOptions::on(args.device)
     };

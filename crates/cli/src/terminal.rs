@@ -68,6 +68,7 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::GpuLayers => "--gpu-layers",
         Setting::SplitMode => "--split-mode",
         Setting::AllowNan => "--allow-nan",
+        Setting::IgnoreKey => "--ignore-key",
     }
 }
 

@@ -29,7 +29,9 @@ fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     };
     let tensors = Tensors::open(case).unwrap();
-    let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+    let program = program::fuse(
+        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
+    );
     let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
     let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);
     let groups = program.groups().len();

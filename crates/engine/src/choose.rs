@@ -206,7 +206,9 @@ mod tests {
         let folder = "../../tests/reference/models/llama3";
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
         let tensors = Tensors::open(&folder).unwrap();
-        let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+        let program = program::fuse(
+            &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
+        );
         test(&Recorded { tensors: &tensors, program: &program, trained })
     }
 

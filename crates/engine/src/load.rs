@@ -42,6 +42,9 @@ pub struct LoadOptions {
     pub trace: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
+    /// Keys of the model's configuration that are passed over though nothing reads them; else they are refused, since they may
+    /// change what the model computes.
+    pub ignore_keys: Vec<String>,
 }
 
 impl Default for LoadOptions {
@@ -59,6 +62,7 @@ impl Default for LoadOptions {
             chunk: None,
             trace: false,
             allow_nan: false,
+            ignore_keys: Vec::new(),
         }
     }
 }

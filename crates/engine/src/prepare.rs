@@ -8,6 +8,7 @@ use crate::prefix::Prefixes;
 use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
+use program::Program;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tokens::Tokenizer;
@@ -25,12 +26,7 @@ impl Prepared {
     pub(crate) fn new(model: Location, options: &LoadOptions) -> Result<Prepared> {
         let start = Instant::now();
         let tensors = Tensors::open(model)?;
-        let model = models::load(&tensors)?;
-        let recorded = model.record(options.trace)?;
-        let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
-        let program = program::fuse(&recorded);
-        program.verify()?;
-        let config = model.config().clone();
+        let (mut config, traces, mut program) = record(&tensors, options, options.context)?;
         if options.context == Some(0) || options.chunk == Some(0) {
             return Err(Error::new("context", "at least one token", 0));
         }
@@ -44,7 +40,16 @@ impl Prepared {
             return Err(Error::new("rotation", "a model with positions without end", found));
         }
         let recorded = Recorded { tensors: &tensors, program: &program, trained: config.context };
-        let chosen = choose(&recorded, options)?;
+        let mut chosen = choose(&recorded, options)?;
+        if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
+            // Memory is short: the rotation follows the shorter context, and nothing else does.
+            let context = Some(chosen.context);
+            (config, _, program) = record(&tensors, options, context)?;
+            let recorded =
+                Recorded { tensors: &tensors, program: &program, trained: config.context };
+            chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
+            chosen.options.context = options.context;
+        }
         Ok(Prepared { start, tensors, traces, config, chosen })
     }
 
@@ -131,6 +136,21 @@ impl Prepared {
             worker: OnceLock::new(),
         })))
     }
+}
+
+/// The configuration of a model that is going to have so many positions, the names of its traces, and its Program.
+fn record(
+    tensors: &Tensors,
+    options: &LoadOptions,
+    context: Option<usize>,
+) -> Result<(Config, Vec<String>, Program)> {
+    let read = models::Options { ignore_keys: options.ignore_keys.clone(), context };
+    let model = models::load(tensors, &read)?;
+    let recorded = model.record(options.trace)?;
+    let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
+    let program = program::fuse(&recorded);
+    program.verify()?;
+    Ok((model.config().clone(), traces, program))
 }
 
 /// A warning as one short line, whatever names of the file are in it.

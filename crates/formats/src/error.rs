@@ -37,6 +37,8 @@ pub enum Setting {
     SplitMode,
     /// Loading weights that are not finite.
     AllowNan,
+    /// Passing over a key of a model's configuration.
+    IgnoreKey,
 }
 
 impl Setting {
@@ -49,6 +51,7 @@ impl Setting {
         Setting::GpuLayers,
         Setting::SplitMode,
         Setting::AllowNan,
+        Setting::IgnoreKey,
     ];
 
     /// Its name in words, for faces that have no spelling of their own.
@@ -61,6 +64,7 @@ impl Setting {
             Setting::GpuLayers => "GPU layers",
             Setting::SplitMode => "split mode",
             Setting::AllowNan => "permission for NaN",
+            Setting::IgnoreKey => "ignored key",
         }
     }
 }

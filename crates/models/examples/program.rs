@@ -5,7 +5,8 @@ extern crate delft_models as models;
 fn main() -> Result<(), formats::Error> {
     for path in std::env::args_os().skip(1) {
         let tensors = formats::Tensors::open(&path)?;
-        let program = program::fuse(&models::load(&tensors)?.record(false)?);
+        let program =
+            program::fuse(&models::load(&tensors, &models::Options::default())?.record(false)?);
         println!("{}", path.display());
         print!("{program}");
     }

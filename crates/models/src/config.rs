@@ -1,9 +1,12 @@
 //! What a model's configuration says, from `config.json` (both dialects) or GGUF metadata, checked once.
 
-use crate::Architecture;
+use crate::files::Files;
+use crate::keys::{Dialect, Key, Keys};
 use crate::rope::{Scaling, frequencies};
 use crate::stated::Stated;
-use formats::Result;
+use crate::{Architecture, experts, scaling};
+use formats::gguf::Metadata;
+use formats::{Error, Result};
 use nn::{AttentionOptions, Bias, Pairing, Rope};
 
 /// Hyperparameters of a decoder.
@@ -35,11 +38,13 @@ pub struct Config {
     pub tied: bool,
     /// The rotation of q and k.
     pub rope: Rope,
+    /// Whether the rotation is another one for another context; see [`Options::context`](crate::Options::context).
+    pub rope_by_context: bool,
     /// What the file leaves out or says oddly and what was assumed, one line each.
     pub warnings: Vec<String>,
 }
 
-/// The unchecked numbers that both dialects give.
+/// The unchecked numbers of a decoder.
 #[derive(Debug)]
 pub(crate) struct Raw {
     pub(crate) architecture: &'static Architecture,
@@ -59,6 +64,8 @@ pub(crate) struct Raw {
     pub(crate) scaling: Stated<Scaling>,
     pub(crate) pairing: Pairing,
     pub(crate) warnings: Vec<String>,
+    /// The context that is going to be used, where that is known.
+    loaded: Option<usize>,
 }
 
 /// Larger than any model's, small enough that products of two cannot overflow.
@@ -67,6 +74,66 @@ pub(crate) const LIMIT: usize = 1 << 28;
 pub(crate) const LAYERS: usize = 4096;
 
 impl Raw {
+    /// The numbers under the names that Llama's kin share; no layer has a window.
+    ///
+    /// # Errors
+    /// What is missing, or of another type, by key.
+    pub(crate) fn read(files: &Files<'_>) -> Result<Raw> {
+        let keys = &files.keys;
+        if let Some(metadata) = files.metadata() {
+            metadata.check_model()?;
+            experts::check(keys)?;
+        }
+        let rows = rows_of_embedding(files)?;
+        let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
+        let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
+        keys.only(Key("hidden_act", ""), &["silu"])?;
+        let head_dim = head_dim(files, &heads)?;
+        let mut warnings = Vec::new();
+        const CONTEXT: Key = Key("max_position_embeddings", "context_length");
+        let context = keys.size(CONTEXT)?.unwrap_or_else(|| {
+            let usual = keys.stated(CONTEXT, 2048);
+            warnings.push(format!("{} is missing: a context of 2048 is assumed", usual.key()));
+            usual
+        });
+        let kv_heads = keys.size(Key("num_key_value_heads", "attention.head_count_kv"))?;
+        let hidden = keys.needed(Key("hidden_size", "embedding_length"))?;
+        let usual = || hidden.value.checked_div(heads.value).unwrap_or(0);
+        let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
+        let (theta, rotary, scaling) = scaling::read(files, width)?;
+        let norm_eps = match keys.dialect() {
+            Dialect::Gguf => keys.needed_number("attention.layer_norm_rms_epsilon")?,
+            Dialect::HuggingFace => keys.number_or("rms_norm_eps", 1e-6)?,
+        };
+        Ok(Raw {
+            architecture: files.architecture,
+            hidden,
+            layers,
+            kv_heads: kv_heads.unwrap_or_else(|| heads.clone()),
+            heads,
+            head_dim,
+            feed_forward: keys.needed(Key("intermediate_size", "feed_forward_length"))?,
+            vocab: match rows {
+                Some(rows) => keys.stated("vocab_size", rows),
+                None => keys.needed("vocab_size")?,
+            },
+            norm_eps,
+            windows: Vec::new(),
+            context,
+            tied: tied(files)?,
+            theta,
+            rotary,
+            scaling,
+            pairing: Pairing::Half,
+            warnings,
+            loaded: files.context,
+        })
+    }
+
+    /// The configuration, if all numbers are of models and fit each other.
+    ///
+    /// # Errors
+    /// One that does not, by key.
     pub(crate) fn check(self) -> Result<Config> {
         let (hidden, layers) = (self.hidden.within(1..=LIMIT)?, self.layers.within(1..=LAYERS)?);
         let heads = self.heads.within(1..=1 << 16)?;
@@ -98,8 +165,13 @@ impl Raw {
         if norm_eps >= 1.0 {
             return Err(self.norm_eps.wrong("a number below 1", norm_eps));
         }
-        let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling)?;
         let context = self.context.within(1..=LIMIT)?;
+        // A stretched context may be meant by its factor alone.
+        let context = context.max(self.scaling.value.context().unwrap_or(0));
+        let mut warnings = self.warnings;
+        let loaded = self.loaded.unwrap_or(context);
+        warnings.extend(self.scaling.value.remark(loaded));
+        let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling, loaded)?;
         let magnitude = self.scaling.value.magnitude();
         Ok(Config {
             architecture: self.architecture,
@@ -112,13 +184,76 @@ impl Raw {
             vocab: self.vocab.within(1..=LIMIT)?,
             norm_eps: norm_eps as f32,
             windows: self.windows,
-            // A stretched context may be meant by its factor alone.
-            context: context.max(self.scaling.value.context().unwrap_or(0)),
+            context,
             tied: self.tied,
             rope: Rope { head_dim, pairing: self.pairing, frequencies, magnitude },
-            warnings: self.warnings,
+            rope_by_context: self.scaling.value.by_context(),
+            warnings,
         })
     }
+}
+
+/// The rows of a GGUF file's embedding, which is all that says how large the vocabulary is; none for `config.json`.
+fn rows_of_embedding(files: &Files<'_>) -> Result<Option<usize>> {
+    let Some(metadata) = files.metadata() else { return Ok(None) };
+    let embed = files.names.find("embed")?.ok_or_else(|| no_weights(files))?;
+    let rows = embed.shape.first().copied().unwrap_or(0);
+    files.keys.size("vocab_size")?;
+    check_vocabulary(metadata, embed.source.tensors().first().copied(), rows)?;
+    Ok(Some(rows))
+}
+
+/// Why there is no embedding: an empty file, or one of another kind of model.
+fn no_weights(files: &Files<'_>) -> Error {
+    if files.tensors.is_some_and(|tensors| tensors.is_empty()) {
+        return Error::new(files.keys.file, "a model's weights", "metadata alone")
+            .hint("this may be a vocabulary file, or one part of a split model");
+    }
+    Error::new(files.names.place("embed"), "a tensor", "none in the file")
+}
+
+/// GGUF has a text for every row of the embedding: where counts differ, tokens or rows are missing.
+fn check_vocabulary(metadata: &Metadata, embed: Option<&str>, rows: usize) -> Result<()> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    let found = metadata.strings(KEY)?.map(<[String]>::len);
+    match found.filter(|found| *found != rows) {
+        Some(found) => {
+            let embed = embed.unwrap_or("the embedding");
+            let expected = format!("{rows} tokens, one for each row of {embed}");
+            Err(Error::new(metadata.at(KEY), expected, found))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Elements per head: stated; or, where `config.json` leaves them out, from the rows of q.
+fn head_dim(files: &Files<'_>, heads: &Stated<usize>) -> Result<Option<Stated<usize>>> {
+    let keys: &Keys<'_> = &files.keys;
+    let stated = keys.size(Key("head_dim", "attention.key_length"))?;
+    if let (Some(key), Some(value)) = (&stated, keys.size(Key("", "attention.value_length"))?)
+        && key.value != value.value
+    {
+        let expected = format!("{}, as {} says", key.value, key.key());
+        return Err(value.wrong(expected, value.value));
+    }
+    if stated.is_some() || keys.dialect() == Dialect::Gguf {
+        return Ok(stated);
+    }
+    let q = files.names.find("blocks.0.attention.q")?;
+    let rows = q.and_then(|q| q.shape.first().copied()).unwrap_or(0);
+    let fits = heads.value > 0 && rows > 0 && rows.is_multiple_of(heads.value);
+    Ok(fits.then(|| keys.stated("head_dim", rows / heads.value)))
+}
+
+/// Whether the head is the embedding: as stated, or where nothing is said if there is no head.
+fn tied(files: &Files<'_>) -> Result<bool> {
+    const TIED: Key = Key("tie_word_embeddings", "");
+    let head = files.names.find("head")?.is_some();
+    let stated = match files.keys.flag(TIED)? {
+        Some(tied) => Some(tied),
+        None => files.outer.flag(TIED)?,
+    };
+    Ok(stated.unwrap_or(!head))
 }
 
 impl Config {

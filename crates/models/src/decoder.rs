@@ -1,14 +1,42 @@
 //! The pre-norm decoder that Llama and its kin share: embed; for every block, attention and a gated feed-forward, each
 //! normed in front and added to the residual stream; norm; head.
 
-use crate::Config;
+use crate::{Config, Layers, Opened};
 use formats::Result;
 use nn::{
     Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Tensor,
+    Weights,
 };
 
+/// A model that is such a stack; `attention` gives the options of each layer, where the architectures differ.
+pub(crate) fn open(
+    config: Config,
+    mlp_bias: Bias,
+    attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,
+) -> Opened {
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| layers(weights, &of, mlp_bias, &attention);
+    Opened { config, build: Box::new(build) }
+}
+
+/// The layers of such a stack.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(crate) fn layers(
+    weights: &dyn Weights,
+    config: &Config,
+    mlp_bias: Bias,
+    attention: impl Fn(&Config, usize) -> AttentionOptions,
+) -> Result<Layers> {
+    let builder = Builder::new(weights);
+    let decoder = Decoder::new(&builder, config, mlp_bias, |layer| attention(config, layer))?;
+    let blank = builder.program();
+    Ok(Layers { blank, forward: Box::new(move |step| decoder.forward(step)) })
+}
+
 /// A stack of blocks between an embedding and a head.
-pub(crate) struct Decoder {
+struct Decoder {
     embed: Embedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
@@ -24,7 +52,7 @@ struct Block {
 
 impl Decoder {
     /// Builds the stack; `attention` gives the options of each layer, where the architectures differ.
-    pub(crate) fn new(
+    fn new(
         builder: &Builder<'_>,
         config: &Config,
         mlp_bias: Bias,
@@ -62,7 +90,7 @@ impl Decoder {
     }
 
     /// Logits `[outputs, vocab]` of the step's tokens.
-    pub(crate) fn forward(&self, step: &Step) -> Tensor {
+    fn forward(&self, step: &Step) -> Tensor {
         let mut x = self.embed.forward(step).trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
             x = x.add(&block.attention.forward(&block.attention_norm.forward(&x)));

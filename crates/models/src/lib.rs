@@ -1,26 +1,33 @@
 //! Model architectures, one file each, and the configuration and names under which files store them.
 //!
-//! [`load`] reads a configuration, checks every weight's shape and builds the layers; [`Model::record`] runs `forward`
-//! once to record a Program. Nothing here names a device, an element type or a quantisation.
+//! An architecture's file owns what it reads of a configuration, the names of its weights in both dialects, and its forward.
+//! [`load`] reads the configuration, refuses keys that say something and that no one reads, checks every weight's shape and builds
+//! the layers; [`Model::record`] runs `forward` once to record a Program. Nothing here names a device, an element type or a
+//! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
 mod config;
 mod decoder;
-mod gguf;
-mod hugging_face;
-mod json;
+mod experts;
+mod files;
+mod groups;
+mod harmless;
+mod keys;
 mod llama;
 mod mistral;
 mod names;
 mod qwen2;
 mod qwen3;
 mod rope;
+mod scaling;
 mod stated;
-mod unsupported;
 mod unused;
+mod windows;
 
-use formats::{Error, ErrorKind, Result, Source, Tensors};
-use names::Dialect;
-use nn::{Builder, Step, Stored, Weights};
+use files::Files;
+use formats::{Error, ErrorKind, Result, Tensors};
+use keys::{Asked, Dialect, Keys};
+use names::Names;
+use nn::{Step, Stored, Tensor, Weights};
 use program::Program;
 
 pub use config::Config;
@@ -32,106 +39,169 @@ pub struct Architecture {
     pub name: &'static str,
     /// Its class among `architectures` in config.json.
     pub class: &'static str,
-    /// Whether GGUF stores rows of q and k so that adjacent elements rotate together.
-    pub adjacent_rope_in_gguf: bool,
-    build: fn(&Builder<'_>, &Config) -> Result<decoder::Decoder>,
+    /// The names of its weights.
+    names: &'static [&'static [names::Row]],
+    /// Weights that tell it among those that old exports, which name none, may be: the one with most of them, all there, it is.
+    signs: Option<&'static [&'static str]>,
+    open: fn(&Files<'_>) -> Result<Opened>,
 }
 
 /// Every architecture that Delft runs.
-pub const ARCHITECTURES: &[&Architecture] =
-    &[&llama::ARCHITECTURE, &mistral::ARCHITECTURE, &qwen2::ARCHITECTURE, &qwen3::ARCHITECTURE];
+pub const ARCHITECTURES: &[&Architecture] = &[
+    &llama::ARCHITECTURE,
+    &mistral::ARCHITECTURE,
+    &qwen2::ARCHITECTURE,
+    &qwen3::ARCHITECTURE,
+];
+
+/// How a model is read.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Keys of the configuration that are passed over though no one reads them.
+    pub ignore_keys: Vec<String>,
+    /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as many as the model was trained for.
+    pub context: Option<usize>,
+}
+
+/// A model's configuration, and how its layers are built from its weights.
+struct Opened {
+    config: Config,
+    build: Build,
+}
+
+type Build = Box<dyn Fn(&dyn Weights) -> Result<Layers>>;
+
+/// A model's layers.
+struct Layers {
+    /// A Program of all its weights and cache layers, with nothing recorded yet.
+    blank: Program,
+    /// Records one pass, and gives its logits `[outputs, vocab]`.
+    forward: Box<dyn Fn(&Step) -> Tensor>,
+}
 
 fn by_name(name: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().copied().find(|a| a.name == name)
 }
 
-fn by_class(class: &str) -> Option<&'static Architecture> {
-    ARCHITECTURES.iter().copied().find(|a| a.class == class)
-}
-
 /// The error for an architecture that is not in the registry; `place` is the key that names it.
 fn unknown(place: String, name: &str) -> Error {
     let known: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name).collect();
-    let name: String = name.chars().take(60).collect();
+    let name = keys::clipped(name);
     Error::new(place, known.join(", "), name)
         .of(ErrorKind::Unsupported)
         .hint("this architecture is not supported yet")
 }
 
-/// Finds stored tensors by canonical name.
-pub(crate) struct Names<'a> {
-    tensors: &'a Tensors,
-    dialect: Dialect,
-    /// The file or folder, as errors name it.
-    file: &'a str,
-}
-
-impl Names<'_> {
-    /// An error about the tensor behind a canonical name, where the error itself knows less.
-    pub(crate) fn within(&self, canonical: &str, error: Error) -> Error {
-        Error { place: self.place(canonical), ..error }
-    }
-}
-
-impl Weights for Names<'_> {
-    fn find(&self, canonical: &str) -> Result<Option<Stored>> {
-        Ok(names::candidates(canonical, self.dialect).into_iter().find_map(|name| {
-            let tensor = self.tensors.get(&name)?;
-            Some(Stored { shape: tensor.shape.to_vec(), source: Source::Tensor(name) })
-        }))
-    }
-
-    fn place(&self, canonical: &str) -> String {
-        let first = || names::candidates(canonical, self.dialect).into_iter().next();
-        let stored = self.find(canonical).ok().flatten();
-        let named = stored.and_then(|s| s.source.tensors().first().map(|name| (*name).to_owned()));
-        let stored = named.or_else(first);
-        let stored = stored.map_or(String::new(), |stored| format!("{stored} "));
-        format!("{}: {stored}({canonical})", self.file)
-    }
-}
-
 /// A model's layers, ready to record.
 pub struct Model {
     config: Config,
-    decoder: decoder::Decoder,
-    blank: Program,
+    layers: Layers,
 }
 
 /// Reads the configuration of the file or folder behind `tensors`, without looking at the weights' data.
 ///
 /// # Errors
-/// What is missing, of another type, or out of range, by file and key; a file that holds no model of a known architecture.
-pub fn config(tensors: &Tensors) -> Result<Config> {
+/// What is missing, of another type, or out of range, by file and key; a key that no one reads; a file that holds no model of a known
+/// architecture.
+pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
     let file = tensors.path().display().to_string();
-    with_names(tensors, &file).map(|(config, _)| config)
+    open(tensors, &file, options).map(|(opened, _)| opened.config)
 }
 
-fn with_names<'a>(tensors: &'a Tensors, file: &'a str) -> Result<(Config, Names<'a>)> {
+fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(Opened, Names<'a>)> {
+    let asked = Asked::default();
+    let context = options.context;
     if let Some(gguf) = tensors.gguf() {
-        let names = Names { tensors, dialect: Dialect::Gguf, file };
-        return Ok((gguf::config(gguf.metadata(), file, &names, tensors)?, names));
+        const KEY: &str = "general.architecture";
+        let metadata = gguf.metadata();
+        metadata.check_model()?;
+        let name = metadata.str(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
+        let architecture = by_name(name).ok_or_else(|| unknown(metadata.at(KEY), name))?;
+        let (dialect, tables) = (Dialect::Gguf, architecture.names);
+        let names = Names { tensors, dialect, file, tables, groups: None };
+        let keys = Keys::gguf(file, architecture.name, metadata, &asked);
+        let (tensors, outer) = (Some(tensors), keys.clone());
+        let opened =
+            read(&Files { architecture, keys, outer, names: &names, tensors, context }, options)?;
+        return Ok((opened, names));
     }
     let folder = tensors
         .folder()
         .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
-    let names = Names { tensors, dialect: hugging_face::DIALECT, file };
     let place = folder.path().join("config.json").display().to_string();
-    let mut config = hugging_face::config(folder.config(), &place, &names)?;
-    config.warnings.extend(folder.remark());
-    Ok((config, names))
+    let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
+    let groups = groups::Settings::read(&outer)?.or(groups::Settings::read(&keys)?);
+    let names = |architecture: &Architecture| {
+        let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
+        Names { tensors, dialect, file, tables, groups: groups.clone() }
+    };
+    let (architecture, remark) = match stated(&keys, &outer)? {
+        Some(architecture) => (architecture, None),
+        None => guessed(&place, |architecture| names(architecture))?,
+    };
+    let names = names(architecture);
+    let files = Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context };
+    let mut opened = read(&files, options)?;
+    opened.config.warnings.splice(0..0, remark);
+    opened.config.warnings.extend(folder.remark());
+    Ok((opened, names))
 }
 
-/// Reads the value of a `config.json` found at `place`; `weights` fill in what it leaves out.
-///
-/// # Errors
-/// What is missing, of another type, or out of range, by key.
-pub fn config_from_json(
-    json: &serde_json::Value,
+/// What the architecture's file reads, if it reads all that is there.
+fn read(files: &Files<'_>, options: &Options) -> Result<Opened> {
+    if files.keys.dialect() == Dialect::HuggingFace {
+        experts::check(&files.outer)?;
+        experts::check(&files.keys)?;
+    }
+    let opened = (files.architecture.open)(files)?;
+    files.keys.refuse_unread(&options.ignore_keys)?;
+    Ok(opened)
+}
+
+/// The architecture that a `config.json` names; none if it names none.
+fn stated(keys: &Keys<'_>, outer: &Keys<'_>) -> Result<Option<&'static Architecture>> {
+    for keys in [keys, outer] {
+        let known = keys
+            .text("model_type")?
+            .and_then(|t| by_name(t).or_else(|| by_name(t.trim_end_matches("_text"))));
+        if known.is_some() {
+            return Ok(known);
+        }
+        let class = keys.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
+        let known = ARCHITECTURES.iter().copied().find(|a| Some(a.class) == class);
+        if known.is_some() {
+            return Ok(known);
+        }
+    }
+    match outer.text("model_type")? {
+        Some(name) => Err(unknown(outer.place("model_type"), name)),
+        None => Ok(None),
+    }
+}
+
+/// The architecture that the weights tell, and a line that says so.
+fn guessed<'a>(
     place: &str,
-    weights: &dyn Weights,
-) -> Result<Config> {
-    hugging_face::config(json, place, weights)
+    names: impl Fn(&Architecture) -> Names<'a>,
+) -> Result<(&'static Architecture, Option<String>)> {
+    let mut best: Option<(&'static Architecture, usize)> = None;
+    for architecture in ARCHITECTURES {
+        let Some(signs) = architecture.signs else { continue };
+        let names = names(architecture);
+        let mut all = true;
+        for sign in signs {
+            all &= names.find(sign)?.is_some();
+        }
+        if all && best.is_none_or(|(_, most)| signs.len() > most) {
+            best = Some((architecture, signs.len()));
+        }
+    }
+    let Some((architecture, _)) = best else {
+        return Err(unknown(format!("{place}: model_type"), "nothing"));
+    };
+    let name = architecture.name;
+    let remark = format!("model_type is missing: taken for {name} by the names of its weights");
+    Ok((architecture, Some(remark)))
 }
 
 /// Whether Delft knows the architecture that a GGUF file's first keys name; nothing named is no error here.
@@ -147,18 +217,25 @@ pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()>
     }
 }
 
-/// Whether Delft knows the architecture and all settings of a `config.json`, before there are weights.
+/// Whether Delft knows the architecture and all settings of a `config.json`, before there are weights; one that names no
+/// architecture is judged when the weights are there.
 ///
 /// # Errors
-/// As [`config_from_json`].
-pub fn check_json(json: &serde_json::Value, place: &str) -> Result<()> {
+/// As [`config()`].
+pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> Result<()> {
     struct None;
     impl Weights for None {
         fn find(&self, _: &str) -> Result<Option<Stored>> {
             Ok(Option::None)
         }
     }
-    config_from_json(json, place, &None).map(|_| ())
+    let asked = Asked::default();
+    let (keys, outer) = files::of_json(json, place, &asked)?;
+    groups::Settings::read(&outer)?;
+    groups::Settings::read(&keys)?;
+    let Some(architecture) = stated(&keys, &outer)? else { return Ok(()) };
+    let (names, tensors, context) = (&None, Option::None, options.context);
+    read(&Files { architecture, keys, outer, names, tensors, context }, options).map(|_| ())
 }
 
 /// Builds the model behind `tensors`: every weight found, every shape and type checked.
@@ -166,21 +243,19 @@ pub fn check_json(json: &serde_json::Value, place: &str) -> Result<()> {
 /// # Errors
 /// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no weights, by file and name; in
 /// a GGUF file, tensors that the architecture has no use for.
-pub fn load(tensors: &Tensors) -> Result<Model> {
+pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
     let file = tensors.path().display().to_string();
-    let (mut config, names) = with_names(tensors, &file)?;
-    let builder = Builder::new(&names);
-    let decoder = (config.architecture.build)(&builder, &config)?;
-    let blank = builder.program();
-    for weight in &blank.weights {
+    let (Opened { mut config, build }, names) = open(tensors, &file, options)?;
+    let layers = build(&names)?;
+    for weight in &layers.blank.weights {
         let found = weight.describe(tensors)?;
         if !found.encoding.is_float() {
             let expected = "a tensor of floats or quantised blocks";
             return Err(Error::new(names.place(&weight.name), expected, found.encoding));
         }
     }
-    config.warnings.extend(unused::check(&blank, tensors, &names)?);
-    Ok(Model { config, decoder, blank })
+    config.warnings.extend(unused::check(&layers.blank, tensors, &names)?);
+    Ok(Model { config, layers })
 }
 
 impl Model {
@@ -194,8 +269,8 @@ impl Model {
     /// # Errors
     /// Layers that do not fit together, which is a fault of the architecture, not of a file.
     pub fn record(&self, tracing: bool) -> Result<Program> {
-        let step = Step::new(self.blank.clone(), tracing);
-        let logits = self.decoder.forward(&step);
+        let step = Step::new(self.layers.blank.clone(), tracing);
+        let logits = (self.layers.forward)(&step);
         step.finish(logits)
     }
 }

@@ -1,17 +1,56 @@
 //! Llama 2 and 3 (Touvron et al. 2023; Grattafiori et al. 2024): grouped-query attention, rotary positions with
 //! `llama3` or `linear` scaling, SwiGLU, no window. Biases only where a checkpoint brings them.
 
-use crate::{Architecture, Config, decoder::Decoder};
+use crate::config::Raw;
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Builder};
+use nn::{AttentionOptions, Bias, Pairing};
 
-pub(crate) const ARCHITECTURE: Architecture =
-    Architecture { name: "llama", class: "LlamaForCausalLM", adjacent_rope_in_gguf: true, build };
+/// The names that most decoders share.
+pub(crate) const NAMES: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.norm", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("rope_factors", "rope_factors", "rope_freqs"),
+    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    ("blocks.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+    ("blocks.{}.mlp.up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+];
 
-fn build(builder: &Builder<'_>, config: &Config) -> Result<Decoder> {
-    Decoder::new(builder, config, Bias::IfStored, |layer| AttentionOptions {
-        qkv_bias: Bias::IfStored,
-        output_bias: Bias::IfStored,
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "llama",
+    class: "LlamaForCausalLM",
+    names: &[NAMES],
+    signs: Some(&["blocks.0.attention.q"]),
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    if files.keys.dialect() == Dialect::Gguf {
+        // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files go by this name.
+        raw.pairing = Pairing::Adjacent;
+        raw.windows = windows::of_all(files, &raw.layers)?;
+    } else {
+        windows::of_types(files, &raw.layers, None)?;
+    }
+    let bias = |key| -> Result<Bias> {
+        let stated = files.keys.flag(Key(key, ""))?.unwrap_or(false);
+        Ok(if stated { Bias::Always } else { Bias::IfStored })
+    };
+    let (attention, mlp) = (bias("attention_bias")?, bias("mlp_bias")?);
+    Ok(decoder::open(raw.check()?, mlp, move |config, layer| AttentionOptions {
+        qkv_bias: attention,
+        output_bias: attention,
         ..config.attention(layer)
-    })
+    }))
 }

@@ -1,16 +1,25 @@
 //! Mistral (Jiang et al. 2023): Llama with a sliding attention window.
 
-use crate::{Architecture, Config, decoder::Decoder};
+use crate::config::Raw;
+use crate::files::Files;
+use crate::keys::Dialect;
+use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{Bias, Builder};
+use nn::{Bias, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mistral",
     class: "MistralForCausalLM",
-    adjacent_rope_in_gguf: true,
-    build,
+    names: &[llama::NAMES],
+    signs: None,
+    open,
 };
 
-fn build(builder: &Builder<'_>, config: &Config) -> Result<Decoder> {
-    Decoder::new(builder, config, Bias::Never, |layer| config.attention(layer))
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    raw.windows = windows::of_all(files, &raw.layers)?;
+    if files.keys.dialect() == Dialect::Gguf {
+        raw.pairing = Pairing::Adjacent;
+    }
+    Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| config.attention(layer)))
 }

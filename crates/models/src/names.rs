@@ -1,76 +1,107 @@
-//! One table of weight names: canonical, Hugging Face, GGUF.
+//! From canonical names of weights to the tensors of a file, by the tables of an architecture.
 
-/// Names of a block's parts: canonical, Hugging Face (below `model.layers.N.`), GGUF (below `blk.N.`).
-const BLOCK: &[(&str, &str, &str)] = &[
-    ("attention_norm", "input_layernorm", "attn_norm"),
-    ("attention.q", "self_attn.q_proj", "attn_q"),
-    ("attention.k", "self_attn.k_proj", "attn_k"),
-    ("attention.v", "self_attn.v_proj", "attn_v"),
-    ("attention.o", "self_attn.o_proj", "attn_output"),
-    ("attention.q_norm", "self_attn.q_norm", "attn_q_norm"),
-    ("attention.k_norm", "self_attn.k_norm", "attn_k_norm"),
-    ("mlp_norm", "post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate", "mlp.gate_proj", "ffn_gate"),
-    ("mlp.up", "mlp.up_proj", "ffn_up"),
-    ("mlp.down", "mlp.down_proj", "ffn_down"),
-];
+use crate::groups::Settings;
+use crate::keys::Dialect;
+use formats::{DType, Error, Result, Source, Tensors};
+use nn::{Stored, Weights};
 
-/// Names of the parts outside the blocks.
-const OUTER: &[(&str, &str, &str)] = &[
-    ("embed", "model.embed_tokens", "token_embd"),
-    ("norm", "model.norm", "output_norm"),
-    ("head", "lm_head", "output"),
-    ("rope_factors", "rope_factors", "rope_freqs"),
-];
+/// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in GGUF. `{}` is a block's number.
+pub(crate) type Row = (&'static str, &'static str, &'static str);
 
-/// Which family of names a file uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    HuggingFace,
-    Gguf,
+/// Finds the tensors of a file by canonical name.
+pub(crate) struct Names<'a> {
+    pub(crate) tensors: &'a Tensors,
+    pub(crate) dialect: Dialect,
+    /// The file or folder, as errors name it.
+    pub(crate) file: &'a str,
+    /// The architecture's tables.
+    pub(crate) tables: &'static [&'static [Row]],
+    /// How matrices of codes are quantised, if the configuration says so.
+    pub(crate) groups: Option<Settings>,
+}
+
+impl Weights for Names<'_> {
+    fn find(&self, canonical: &str) -> Result<Option<Stored>> {
+        let candidates = candidates(canonical, self.dialect, self.tables);
+        let Some(tensor) = candidates.iter().find_map(|name| self.tensors.get(name)) else {
+            return Ok(None);
+        };
+        let source = match (&self.groups, tensor.dtype) {
+            (Some(groups), DType::U32) => groups.source(tensor.name),
+            _ => {
+                return Ok(Some(Stored {
+                    shape: tensor.shape.to_vec(),
+                    source: Source::Tensor(tensor.name.to_owned()),
+                }));
+            }
+        };
+        let described = source.describe(self.tensors);
+        let named = |e: Error| Error { place: format!("{}: {}", self.file, e.place), ..e };
+        Ok(Some(Stored { shape: described.map_err(named)?.shape, source }))
+    }
+
+    fn place(&self, canonical: &str) -> String {
+        let candidates = candidates(canonical, self.dialect, self.tables);
+        let held = candidates.iter().find(|name| self.tensors.get(name).is_some());
+        let stored = held.or(candidates.first()).map_or(String::new(), |name| format!("{name} "));
+        format!("{}: {stored}({canonical})", self.file)
+    }
+}
+
+/// Weights some of which are made of others: `change` gives those that are, by canonical name, and `None` for the rest.
+pub(crate) struct Recipes<'a, F> {
+    pub(crate) weights: &'a dyn Weights,
+    pub(crate) change: F,
+}
+
+impl<F: Fn(&dyn Weights, &str) -> Result<Option<Stored>>> Weights for Recipes<'_, F> {
+    fn find(&self, canonical: &str) -> Result<Option<Stored>> {
+        match (self.change)(self.weights, canonical)? {
+            Some(made) => Ok(Some(made)),
+            None => self.weights.find(canonical),
+        }
+    }
+
+    fn place(&self, canonical: &str) -> String {
+        self.weights.place(canonical)
+    }
 }
 
 /// The names under which `canonical` may be stored, in order of preference.
-pub(crate) fn candidates(canonical: &str, dialect: Dialect) -> Vec<String> {
+pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -> Vec<String> {
     let (part, suffix) = match canonical.strip_suffix(".bias") {
         Some(part) => (part, "bias"),
         None => (canonical, "weight"),
     };
-    let pick = |row: &(&str, &'static str, &'static str)| match dialect {
-        Dialect::HuggingFace => row.1,
-        Dialect::Gguf => row.2,
-    };
-    let find = |table: &[(&'static str, &'static str, &'static str)], part: &str| {
-        table.iter().find(|row| row.0 == part).map(pick)
-    };
     let block = part.strip_prefix("blocks.").and_then(|rest| rest.split_once('.'));
-    let stem = match block {
-        Some((index, part)) => find(BLOCK, part).map(|name| match dialect {
-            Dialect::HuggingFace => format!("model.layers.{index}.{name}"),
-            Dialect::Gguf => format!("blk.{index}.{name}"),
-        }),
-        None => find(OUTER, part).map(str::to_owned),
+    let (index, pattern) = match block {
+        Some((index, rest)) => (index, format!("blocks.{{}}.{rest}")),
+        None => ("", part.to_owned()),
     };
-    let Some(stem) = stem else { return Vec::new() };
-    let name = format!("{stem}.{suffix}");
+    let row = tables.iter().flat_map(|table| table.iter()).find(|row| row.0 == pattern);
+    let Some((_, hugging_face, gguf)) = row else { return Vec::new() };
+    let stem = if dialect == Dialect::Gguf { gguf } else { hugging_face };
+    let name = format!("{}.{suffix}", stem.replace("{}", index));
     if dialect == Dialect::Gguf {
         return vec![name];
     }
     // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the leading `model.`.
-    let bare = name.strip_prefix("model.").unwrap_or(&name).to_owned();
-    vec![
+    let bare = match name.split_once('.') {
+        Some(("model" | "transformer", bare)) => bare.to_owned(),
+        _ => name.clone(),
+    };
+    let mut all = vec![name.clone()];
+    for next in [
         format!("language_model.{name}"),
         format!("model.language_model.{bare}"),
         format!("language_model.{bare}"),
         bare,
-    ]
-    .into_iter()
-    .fold(vec![name], |mut all, next| {
+    ] {
         if !all.contains(&next) {
             all.push(next);
         }
-        all
-    })
+    }
+    all
 }
 
 #[cfg(test)]
@@ -79,18 +110,19 @@ mod tests {
 
     #[test]
     fn both_dialects_meet_in_one_name() {
-        let hf = candidates("blocks.12.attention.q.bias", Dialect::HuggingFace);
+        let of = |name: &str, dialect| candidates(name, dialect, &[crate::llama::NAMES]);
+        let hf = of("blocks.12.attention.q.bias", Dialect::HuggingFace);
         assert_eq!(hf[0], "model.layers.12.self_attn.q_proj.bias");
         assert_eq!(hf[1], "language_model.model.layers.12.self_attn.q_proj.bias");
-        assert_eq!(candidates("blocks.12.attention.q.bias", Dialect::Gguf), ["blk.12.attn_q.bias"]);
+        assert_eq!(of("blocks.12.attention.q.bias", Dialect::Gguf), ["blk.12.attn_q.bias"]);
         assert_eq!(
-            candidates("head", Dialect::HuggingFace),
+            of("head", Dialect::HuggingFace),
             [
                 "lm_head.weight",
                 "language_model.lm_head.weight",
                 "model.language_model.lm_head.weight"
             ]
         );
-        assert!(candidates("blocks.1.nonsense", Dialect::Gguf).is_empty());
+        assert!(of("blocks.1.nonsense", Dialect::Gguf).is_empty());
     }
 }

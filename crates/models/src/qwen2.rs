@@ -1,16 +1,25 @@
 //! Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on q, k and v, and a window on the upper layers where the
 //! configuration switches it on.
 
-use crate::{Architecture, Config, decoder::Decoder};
+use crate::config::Raw;
+use crate::files::Files;
+use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Builder};
+use nn::{AttentionOptions, Bias};
 
-pub(crate) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen2", class: "Qwen2ForCausalLM", adjacent_rope_in_gguf: false, build };
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen2",
+    class: "Qwen2ForCausalLM",
+    names: &[llama::NAMES],
+    signs: Some(&["blocks.0.attention.q", "blocks.0.attention.q.bias"]),
+    open,
+};
 
-fn build(builder: &Builder<'_>, config: &Config) -> Result<Decoder> {
-    Decoder::new(builder, config, Bias::Never, |layer| AttentionOptions {
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| AttentionOptions {
         qkv_bias: Bias::Always,
         ..config.attention(layer)
-    })
+    }))
 }

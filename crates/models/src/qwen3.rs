@@ -1,17 +1,40 @@
 //! Qwen3 (Yang et al. 2025): RMS norms on every head of q and k before the rotation, and no biases.
 
-use crate::{Architecture, Config, decoder::Decoder};
+use crate::config::Raw;
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Builder};
+use nn::{AttentionOptions, Bias};
 
-pub(crate) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen3", class: "Qwen3ForCausalLM", adjacent_rope_in_gguf: false, build };
+/// The norms of each head.
+const NORMS: &[Row] = &[
+    ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+];
 
-fn build(builder: &Builder<'_>, config: &Config) -> Result<Decoder> {
-    Decoder::new(builder, config, Bias::IfStored, |layer| AttentionOptions {
-        qkv_bias: Bias::IfStored,
-        output_bias: Bias::IfStored,
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen3",
+    class: "Qwen3ForCausalLM",
+    names: &[llama::NAMES, NORMS],
+    signs: Some(&[
+        "blocks.0.attention.q",
+        "blocks.0.attention.q_norm",
+        "blocks.0.attention.k_norm",
+    ]),
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
+    let bias = if stated { Bias::Always } else { Bias::IfStored };
+    Ok(decoder::open(raw.check()?, Bias::IfStored, move |config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
         qk_norm: Some(config.norm_eps),
         ..config.attention(layer)
-    })
+    }))
 }

@@ -1,4 +1,4 @@
-//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, or stored per-pair factors.
+//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, or stored per-pair factors.
 
 use crate::stated::Stated;
 use formats::Result;
@@ -31,6 +31,25 @@ pub(crate) enum Scaling {
     Yarn(Yarn),
     /// Every pair divided by its own factor: GGUF's `rope_freqs`.
     Factors(Vec<f32>),
+    /// LongRoPE (Ding et al. 2024): every pair divided by a factor of its own, which is another one for contexts longer than the one
+    /// that was trained first.
+    Long {
+        /// Up to `original` positions.
+        short: Vec<f32>,
+        /// Beyond them.
+        long: Vec<f32>,
+        /// `original_max_position_embeddings`.
+        original: f64,
+        /// What multiplies sines and cosines, whatever the context.
+        magnitude: f64,
+    },
+    /// A base that grows with the context beyond the trained one, so that the slowest pair is stretched by as much.
+    Dynamic {
+        /// At least 1.
+        factor: f64,
+        /// The trained context.
+        original: f64,
+    },
 }
 
 /// YaRN (Peng et al. 2023): pairs that turn more than `fast` times within the trained context are kept, those that turn less
@@ -83,7 +102,11 @@ impl Yarn {
 impl Scaling {
     /// What multiplies sines and cosines.
     pub(crate) fn magnitude(&self) -> f32 {
-        if let Scaling::Yarn(yarn) = self { yarn.magnitude as f32 } else { 1.0 }
+        match self {
+            Scaling::Yarn(yarn) => yarn.magnitude as f32,
+            Scaling::Long { magnitude, .. } => *magnitude as f32,
+            _ => 1.0,
+        }
     }
 
     /// The context that it is meant for, where that is known.
@@ -93,31 +116,61 @@ impl Scaling {
             _ => None,
         }
     }
+
+    /// Whether the frequencies depend on the context.
+    pub(crate) fn by_context(&self) -> bool {
+        matches!(self, Scaling::Long { .. } | Scaling::Dynamic { .. })
+    }
+
+    /// Which frequencies a context of so many positions gets, where that depends on it.
+    pub(crate) fn remark(&self, context: usize) -> Option<String> {
+        let (original, beyond) = match self {
+            Scaling::Long { original, .. } => (*original, "the factors for long contexts"),
+            Scaling::Dynamic { original, .. } => (*original, "a base for this context"),
+            _ => return None,
+        };
+        let used = if context as f64 > original { beyond } else { "those of the first training" };
+        Some(format!("rotary frequencies for {context} positions, of {original} trained: {used}"))
+    }
 }
 
-/// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled.
+/// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled for a context of so many positions.
 ///
 /// # Errors
 /// Factors that are not one positive number for each pair, or frequencies that are no numbers, where `scaling` is stated.
-pub(crate) fn frequencies(theta: f64, dims: usize, stated: &Stated<Scaling>) -> Result<Arc<[f32]>> {
+pub(crate) fn frequencies(
+    theta: f64,
+    dims: usize,
+    stated: &Stated<Scaling>,
+    context: usize,
+) -> Result<Arc<[f32]>> {
     let (pairs, scaling) = (dims / 2, &stated.value);
-    if let Scaling::Factors(factors) = scaling {
-        let odd = factors.iter().find(|f| !f.is_finite() || **f <= 0.0);
-        if let Some(found) = odd {
-            return Err(stated.wrong("positive factors", found));
+    let factors = match scaling {
+        Scaling::Factors(factors) => Some(factors),
+        Scaling::Long { short, long, original, .. } => {
+            check_factors(short, pairs, stated)?;
+            Some(if context as f64 > *original { long } else { short })
         }
-        if factors.len() != pairs {
-            return Err(stated.wrong(format!("{pairs} factors"), factors.len()));
+        _ => None,
+    };
+    factors.map_or(Ok(()), |factors| check_factors(factors, pairs, stated))?;
+    let theta = match scaling {
+        Scaling::Dynamic { factor, original } if context as f64 > *original && dims > 2 => {
+            let stretched = factor * context as f64 / original - (factor - 1.0);
+            theta * stretched.powf(dims as f64 / (dims as f64 - 2.0))
         }
-    }
+        _ => theta,
+    };
     // Reference implementations hold the base frequencies in f32; agreeing with them matters at long positions.
     let base = |i: usize| (1.0 / (theta as f32).powf((2 * i) as f32 / dims as f32)) as f64;
     let scaled = |i: usize| {
         let frequency = base(i);
         match scaling {
-            Scaling::None => frequency,
+            Scaling::None | Scaling::Dynamic { .. } => frequency,
             Scaling::Linear { factor } => frequency / factor,
-            Scaling::Factors(factors) => frequency / f64::from(factors[i]),
+            Scaling::Factors(_) | Scaling::Long { .. } => {
+                frequency / f64::from(factors.map_or(1.0, |factors| factors[i]))
+            }
             Scaling::Yarn(yarn) => {
                 let share = yarn.interpolated(i, dims, theta);
                 frequency / yarn.factor * share + frequency * (1.0 - share)
@@ -143,38 +196,50 @@ pub(crate) fn frequencies(theta: f64, dims: usize, stated: &Stated<Scaling>) -> 
     Ok(frequencies)
 }
 
+/// Checks that these are one positive number for each pair.
+fn check_factors(factors: &[f32], pairs: usize, stated: &Stated<Scaling>) -> Result<()> {
+    if let Some(found) = factors.iter().find(|f| !f.is_finite() || **f <= 0.0) {
+        return Err(stated.wrong("positive factors", found));
+    }
+    match factors.len() == pairs {
+        true => Ok(()),
+        false => Err(stated.wrong(format!("{pairs} factors"), factors.len())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stated::Keys;
-
-    /// A file that states nothing.
-    struct Nothing;
-
-    impl Keys for Nothing {
-        fn file(&self) -> &str {
-            "file"
-        }
-
-        fn spelled(&self, key: &str) -> String {
-            key.to_owned()
-        }
-
-        fn whole(&self, _: &str) -> Result<Option<usize>> {
-            Ok(None)
-        }
-
-        fn real(&self, _: &str) -> Result<Option<f64>> {
-            Ok(None)
-        }
-
-        fn text(&self, _: &str) -> Result<Option<&str>> {
-            Ok(None)
-        }
-    }
+    use crate::keys::{Asked, Keys};
 
     fn frequencies(theta: f64, dims: usize, scaling: &Scaling) -> Result<Arc<[f32]>> {
-        super::frequencies(theta, dims, &Nothing.stated("scaling", scaling.clone()))
+        at(theta, dims, scaling, 1)
+    }
+
+    fn at(theta: f64, dims: usize, scaling: &Scaling, context: usize) -> Result<Arc<[f32]>> {
+        let (nothing, asked) = (serde_json::json!({}), Asked::default());
+        let stated = Keys::json("file", &nothing, &asked).stated("scaling", scaling.clone());
+        super::frequencies(theta, dims, &stated, context)
+    }
+
+    #[test]
+    fn a_longer_context_gets_other_frequencies() {
+        let long = Scaling::Long {
+            short: vec![1.0, 2.0],
+            long: vec![4.0, 8.0],
+            original: 100.0,
+            magnitude: 1.5,
+        };
+        let plain = frequencies(10_000.0, 4, &Scaling::None).unwrap();
+        let [short, stretched] = [100, 101].map(|context| at(10_000.0, 4, &long, context).unwrap());
+        assert_eq!(*short, [plain[0], plain[1] / 2.0]);
+        assert_eq!(*stretched, [plain[0] / 4.0, plain[1] / 8.0]);
+        assert!(at(10_000.0, 6, &long, 1).unwrap_err().to_string().contains("3 factors, found 2"));
+        let dynamic = Scaling::Dynamic { factor: 2.0, original: 100.0 };
+        assert_eq!(*at(10_000.0, 4, &dynamic, 100).unwrap(), *plain);
+        // Twice the context with a factor of 2: the slowest pair turns a third as fast.
+        let stretched = at(10_000.0, 4, &dynamic, 200).unwrap();
+        assert!((plain[1] / stretched[1] - 3.0).abs() < 1e-5, "{stretched:?}");
     }
 
     #[test]

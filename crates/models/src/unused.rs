@@ -1,14 +1,20 @@
 //! Tensors that a file holds and its architecture has no use for: a model computed without them is another model.
 
-use crate::Names;
-use crate::names::Dialect;
+use crate::keys::Dialect;
+use crate::names::Names;
 use formats::{Error, Result, Tensors};
 use program::Program;
 use std::collections::HashSet;
 
-/// Parts of names of tensors that are computed from the configuration, and stored for programs that do not.
-const DERIVED: &[&str] =
-    &["rotary_emb.inv_freq", "attn_rot_embd", "rope_freqs", "attn.bias", "masked_bias"];
+/// Parts of names of tensors that are computed from the configuration, and stored for programs that do not, or that it reads.
+const DERIVED: &[&str] = &[
+    "rotary_emb.inv_freq",
+    "attn_rot_embd",
+    "rope_freqs",
+    "rope_factors_",
+    "attn.bias",
+    "masked_bias",
+];
 
 /// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does. Checkpoints of Hugging Face may
 /// hold more than the decoder (parts for images, heads for training): there, unread tensors of blocks are worth a warning.

@@ -6,6 +6,16 @@ use formats::{Result, Tensors};
 use program::{Arguments, Program, Table, WeightId, fuse, reference};
 use std::path::{Path, PathBuf};
 
+fn options() -> delft_models::Options {
+    delft_models::Options::default()
+}
+
+/// With the context for which a fixture's rotation is the one that it expects, where that follows the context.
+fn options_of(path: &Path) -> delft_models::Options {
+    let short = path.components().any(|part| part.as_os_str() == "phi3-short");
+    delft_models::Options { context: short.then_some(32), ..options() }
+}
+
 fn cases() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let mut cases: Vec<PathBuf> =
@@ -40,7 +50,7 @@ fn error(got: &[f32], want: &[f32]) -> f32 {
 
 fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()> {
     let tensors = Tensors::open(path)?;
-    let model = delft_models::load(&tensors)?;
+    let model = delft_models::load(&tensors, &options_of(path))?;
     let recorded = model.record(!fused)?;
     let program = if fused { fuse(&recorded) } else { recorded };
     program.verify()?;
@@ -105,6 +115,15 @@ fn gguf_twins_agree() {
     let mut twins = 0;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     for case in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()) {
+        let quantised = case.join("folder");
+        if quantised.is_dir() {
+            let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
+            for fused in [false, true] {
+                check(&quantised, &expected, fused, 1e-4)
+                    .unwrap_or_else(|e| panic!("{}: {e}", quantised.display()));
+            }
+            twins += 1;
+        }
         for entry in std::fs::read_dir(&case).unwrap() {
             let path = entry.unwrap().path();
             let Some(stored) = path
@@ -123,7 +142,7 @@ fn gguf_twins_agree() {
             twins += 1;
         }
     }
-    assert!(twins >= 5, "{twins} twins");
+    assert!(twins >= 8, "{twins} twins");
 }
 
 #[test]
@@ -141,7 +160,8 @@ fn both_dialects_of_config_agree() {
         }
         std::fs::copy(&old, aside.path().join("config.json")).unwrap();
         let [a, b] = [case.as_path(), aside.path()].map(|p| {
-            delft_models::config(&Tensors::open(p).unwrap()).unwrap_or_else(|e| panic!("{e}"))
+            delft_models::config(&Tensors::open(p).unwrap(), &options())
+                .unwrap_or_else(|e| panic!("{e}"))
         });
         assert_eq!(format!("{a:?}"), format!("{b:?}"), "{}", case.display());
         seen += 1;
@@ -156,15 +176,40 @@ fn a_configuration_is_judged_without_weights_as_with_them() {
     for case in cases() {
         let Ok(text) = std::fs::read(case.join("config.json")) else { continue };
         let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        if delft_models::config(&Tensors::open(&case).unwrap()).is_ok() {
-            delft_models::check_json(&json, "config.json").unwrap_or_else(|e| panic!("{e}"));
+        if delft_models::config(&Tensors::open(&case).unwrap(), &options()).is_ok() {
+            delft_models::check_json(&json, "config.json", &options())
+                .unwrap_or_else(|e| panic!("{e}"));
             seen += 1;
         }
     }
     assert!(seen >= 10, "{seen}");
     let other = serde_json::json!({ "model_type": "mamba", "architectures": ["MambaForCausalLM"] });
-    let error = delft_models::check_json(&other, "config.json").unwrap_err().to_string();
+    let error =
+        delft_models::check_json(&other, "config.json", &options()).unwrap_err().to_string();
     assert!(error.contains("found mamba (hint: "), "{error}");
+}
+
+#[test]
+fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
+    let mut seen = 0;
+    for case in cases() {
+        let text = std::fs::read(case.join("config.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        json["attn_logit_softcapping"] = 50.0.into();
+        let judge = |options: &delft_models::Options| {
+            delft_models::check_json(&json, "config.json", options)
+        };
+        let ignore_keys = vec!["attn_logit_softcapping".to_owned()];
+        let ignoring = delft_models::Options { ignore_keys, ..options() };
+        judge(&ignoring).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+        // One that names no architecture is judged when its weights are there.
+        if json.get("model_type").is_some() {
+            let why = judge(&options()).unwrap_err().to_string();
+            assert!(why.starts_with("config.json: attn_logit_softcapping: "), "{why}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12, "{seen}");
 }
 
 #[test]

@@ -274,7 +274,9 @@ impl Backend for Faulty {
 fn model() -> (Program, Tensors) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models/llama3");
     let tensors = Tensors::open(&path).unwrap();
-    let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+    let program = program::fuse(
+        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
+    );
     (program, tensors)
 }
 

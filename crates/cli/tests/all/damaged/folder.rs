@@ -325,8 +325,23 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "quantised without a method",
+        |m| m.set("quantization", json!({ "group_size": 64 })),
+        Refused(&["config.json: quantization", "affine groups"])
+    ),
+    case!(
+        "quantised by MLX in another mode",
+        |m| m.set("quantization", json!({ "group_size": 32, "bits": 4, "mode": "mxfp4" })),
+        Refused(&["config.json: quantization", "affine groups", "mxfp4"])
+    ),
+    case!(
+        "quantised by MLX, with matrices left as they were",
         |m| m.set("quantization", json!({ "group_size": 64, "bits": 4 })),
-        Refused(&["config.json: quantization", "bits"])
+        Runs
+    ),
+    case!(
+        "a key that nobody knows",
+        |m| m.set("attn_logit_softcapping", 50.0),
+        Refused(&["config.json: attn_logit_softcapping", "50.0", "--ignore-key"])
     ),
     case!(
         "experts",

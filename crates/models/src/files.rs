@@ -1,0 +1,48 @@
+//! What an architecture reads: the keys of a model's configuration, and its weights by canonical name.
+
+use crate::Architecture;
+use crate::keys::{Asked, Keys};
+use formats::gguf::Metadata;
+use formats::{Result, Tensors};
+use nn::Weights;
+
+/// The files of one model, as the file of its architecture sees them.
+pub(crate) struct Files<'a> {
+    /// The row of the registry.
+    pub(crate) architecture: &'static Architecture,
+    /// The decoder's keys.
+    pub(crate) keys: Keys<'a>,
+    /// The keys of all of `config.json`, where the decoder has an object of its own in it; else the same.
+    pub(crate) outer: Keys<'a>,
+    /// The weights, if they are there yet.
+    pub(crate) names: &'a dyn Weights,
+    pub(crate) tensors: Option<&'a Tensors>,
+    /// Positions that sessions are going to have, where that is known.
+    pub(crate) context: Option<usize>,
+}
+
+impl<'a> Files<'a> {
+    /// All metadata, if it is a GGUF file.
+    pub(crate) fn metadata(&self) -> Option<&'a Metadata> {
+        Some(self.tensors?.gguf()?.metadata())
+    }
+}
+
+/// The keys of `config.json` that a decoder is stated by, and those of the whole: multimodal configurations keep the decoder's part
+/// in an object of its own.
+///
+/// # Errors
+/// Something else than an object.
+pub(crate) fn of_json<'a>(
+    json: &'a serde_json::Value,
+    file: &'a str,
+    asked: &'a Asked,
+) -> Result<(Keys<'a>, Keys<'a>)> {
+    if !json.is_object() {
+        return Err(formats::Error::new(file, "a JSON object", "something else"));
+    }
+    let outer = Keys::json(file, json, asked);
+    let inner = json.get("text_config").filter(|inner| inner.is_object());
+    let keys = inner.map(|_| outer.object("text_config")).transpose()?.flatten();
+    Ok((keys.unwrap_or_else(|| outer.clone()), outer))
+}

@@ -1,0 +1,335 @@
+//! The keys of a configuration, in `config.json` or GGUF metadata: values with the file and the key that state them, and a note of
+//! every key that was asked for. A key that says something and that nobody asked for may change what the model computes: such a
+//! file is refused by that key.
+
+use crate::harmless::{HARMLESS, HARMLESS_VALUES};
+use crate::stated::Stated;
+use formats::gguf::{Metadata, Value as Typed};
+use formats::{Error, ErrorKind, Hint, Result, Setting};
+use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::fmt::Display;
+
+/// Which family of names a file uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    HuggingFace,
+    Gguf,
+}
+
+/// One setting's name in `config.json` and, below the architecture's prefix, in GGUF; empty where a dialect has none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key(pub(crate) &'static str, pub(crate) &'static str);
+
+impl From<&'static str> for Key {
+    fn from(both: &'static str) -> Key {
+        Key(both, both)
+    }
+}
+
+/// Where the values are.
+#[derive(Debug, Clone, Copy)]
+enum Values<'a> {
+    Json(&'a Value),
+    Gguf(&'a Metadata),
+}
+
+/// The keys that were asked for, as the file spells them.
+pub(crate) type Asked = RefCell<HashSet<String>>;
+
+/// The keys of an object of `config.json`, or of GGUF metadata below a prefix. The methods that give values refuse one of another
+/// type, by key; a value of null is none.
+#[derive(Debug, Clone)]
+pub(crate) struct Keys<'a> {
+    /// The file.
+    pub(crate) file: &'a str,
+    prefix: String,
+    values: Values<'a>,
+    asked: &'a Asked,
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of `config.json`.
+    pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
+        Keys { file, prefix: String::new(), values: Values::Json(value), asked }
+    }
+
+    /// The keys of GGUF metadata below `prefix.`.
+    pub(crate) fn gguf(
+        file: &'a str,
+        prefix: &str,
+        metadata: &'a Metadata,
+        asked: &'a Asked,
+    ) -> Keys<'a> {
+        Keys { file, prefix: format!("{prefix}."), values: Values::Gguf(metadata), asked }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self.values {
+            Values::Json(_) => Dialect::HuggingFace,
+            Values::Gguf(_) => Dialect::Gguf,
+        }
+    }
+
+    /// A key as this file spells it; none where its dialect has none.
+    fn spelled(&self, key: impl Into<Key>) -> Option<String> {
+        let Key(json, gguf) = key.into();
+        let name = if self.dialect() == Dialect::Gguf { gguf } else { json };
+        (!name.is_empty()).then(|| format!("{}{name}", self.prefix))
+    }
+
+    /// Notes that a key was asked for, and gives it.
+    fn ask(&self, key: impl Into<Key>) -> Option<String> {
+        let spelled = self.spelled(key)?;
+        self.asked.borrow_mut().insert(spelled.clone());
+        Some(spelled)
+    }
+
+    /// A value of `config.json`.
+    pub(crate) fn get(&self, key: impl Into<Key>) -> Option<&'a Value> {
+        let spelled = self.ask(key)?;
+        let Values::Json(object) = self.values else { return None };
+        object.get(&spelled[self.prefix.len()..]).filter(|value| !value.is_null())
+    }
+
+    /// An object of `config.json`, in which it notes each key by itself.
+    ///
+    /// # Errors
+    /// Something else than an object.
+    pub(crate) fn object(&self, key: &'static str) -> Result<Option<Keys<'a>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        if !value.is_object() {
+            return Err(self.odd(key, "an object", value));
+        }
+        let prefix = format!("{}{key}.", self.prefix);
+        Ok(Some(Keys { prefix, values: Values::Json(value), ..self.clone() }))
+    }
+
+    fn read<T>(
+        &self,
+        key: impl Into<Key>,
+        kind: &str,
+        json: impl FnOnce(&'a Value) -> Option<T>,
+        gguf: impl FnOnce(&'a Metadata, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let key = key.into();
+        match self.values {
+            Values::Json(_) => {
+                let Some(value) = self.get(key) else { return Ok(None) };
+                json(value).map(Some).ok_or_else(|| self.odd(key, kind, value))
+            }
+            Values::Gguf(metadata) => {
+                let Some(spelled) = self.ask(key) else { return Ok(None) };
+                gguf(metadata, &spelled)
+            }
+        }
+    }
+
+    fn whole(&self, key: impl Into<Key>) -> Result<Option<usize>> {
+        let json = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let gguf = |metadata: &Metadata, key: &str| Ok(metadata.u32(key)?.map(|n| n as usize));
+        self.read(key, "a whole number", json, gguf)
+    }
+
+    /// A text; none where the key is absent.
+    pub(crate) fn text(&self, key: impl Into<Key>) -> Result<Option<&'a str>> {
+        self.read(key, "text", Value::as_str, Metadata::str)
+    }
+
+    /// True or false; none where the key is absent.
+    pub(crate) fn flag(&self, key: impl Into<Key>) -> Result<Option<bool>> {
+        self.read(key, "true or false", Value::as_bool, Metadata::bool)
+    }
+
+    /// A list of numbers of `config.json`; none where the key is absent.
+    pub(crate) fn numbers(&self, key: &'static str) -> Result<Option<Vec<f32>>> {
+        let all = |list: &Vec<Value>| list.iter().map(|n| Some(n.as_f64()? as f32)).collect();
+        self.read(key, "a list of numbers", |value| value.as_array().and_then(all), |_, _| Ok(None))
+    }
+
+    /// A value that stands under `key`, or would.
+    pub(crate) fn stated<T>(&self, key: impl Into<Key>, value: T) -> Stated<T> {
+        let key = self.spelled(key).unwrap_or_default();
+        Stated { value, file: self.file.to_owned(), key }
+    }
+
+    /// A value that something else in the file than a key below the prefix states.
+    pub(crate) fn at<T>(&self, key: &str, value: T) -> Stated<T> {
+        Stated { value, file: self.file.to_owned(), key: key.to_owned() }
+    }
+
+    /// Notes that a key of any name was asked for.
+    pub(crate) fn note(&self, name: &str) {
+        self.asked.borrow_mut().insert(format!("{}{name}", self.prefix));
+    }
+
+    /// Where a key is, as errors say it.
+    pub(crate) fn place(&self, key: impl Into<Key>) -> String {
+        format!("{}: {}", self.file, self.spelled(key).unwrap_or_default())
+    }
+
+    /// An error about a key.
+    pub(crate) fn wrong(
+        &self,
+        key: impl Into<Key>,
+        expected: impl Display,
+        found: impl Display,
+    ) -> Error {
+        self.stated(key, ()).wrong(expected, found)
+    }
+
+    /// An error about a value, of which it shows the beginning.
+    pub(crate) fn odd(&self, key: impl Into<Key>, expected: &str, found: &Value) -> Error {
+        self.wrong(key, expected, clipped(&found.to_string()))
+    }
+
+    /// A whole number with its place; none where the key is absent.
+    pub(crate) fn size(&self, key: impl Into<Key>) -> Result<Option<Stated<usize>>> {
+        let key = key.into();
+        Ok(self.whole(key)?.map(|value| self.stated(key, value)))
+    }
+
+    /// A whole number without which there is no model.
+    pub(crate) fn needed(&self, key: impl Into<Key>) -> Result<Stated<usize>> {
+        let key = key.into();
+        self.size(key)?.ok_or_else(|| self.wrong(key, "a whole number", "nothing"))
+    }
+
+    /// A number with its place; none where the key is absent.
+    pub(crate) fn number(&self, key: impl Into<Key>) -> Result<Option<Stated<f64>>> {
+        let key = key.into();
+        let number = self.read(key, "a number", Value::as_f64, Metadata::f64)?;
+        Ok(number.map(|value| self.stated(key, value)))
+    }
+
+    /// A number, or the one that is usual where nothing is said.
+    pub(crate) fn number_or(&self, key: impl Into<Key>, usual: f64) -> Result<Stated<f64>> {
+        let key = key.into();
+        Ok(self.number(key)?.unwrap_or_else(|| self.stated(key, usual)))
+    }
+
+    /// A number without which there is no model.
+    pub(crate) fn needed_number(&self, key: impl Into<Key>) -> Result<Stated<f64>> {
+        let key = key.into();
+        self.number(key)?.ok_or_else(|| self.wrong(key, "a number", "nothing"))
+    }
+
+    /// Refuses a setting that is there and not the only one that the architecture has.
+    ///
+    /// # Errors
+    /// Another setting.
+    pub(crate) fn only(&self, key: impl Into<Key>, known: &[&str]) -> Result<()> {
+        let key = key.into();
+        match self.text(key)?.filter(|found| !known.contains(found)) {
+            Some(found) => Err(self.wrong(key, known.join(" or "), clipped(found))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses the first key that says something and that nobody asked for, unless it is one of `ignored`.
+    ///
+    /// # Errors
+    /// Such a key.
+    pub(crate) fn refuse_unread(&self, ignored: &[String]) -> Result<()> {
+        let passes = |name: &str| {
+            let spelled = format!("{}{name}", self.prefix);
+            HARMLESS.contains(&name)
+                || self.asked.borrow().contains(&spelled)
+                || ignored.iter().any(|key| *key == spelled || key == name)
+        };
+        match self.values {
+            Values::Json(Value::Object(object)) => {
+                for (name, value) in object {
+                    let spelled = format!("{}{name}", self.prefix);
+                    let below = format!("{spelled}.");
+                    let within = self.asked.borrow().iter().any(|asked| asked.starts_with(&below));
+                    if within && value.is_object() {
+                        let values = Values::Json(value);
+                        Keys { prefix: below, values, ..self.clone() }.refuse_unread(ignored)?;
+                    } else if !passes(name)
+                        && !value.is_null()
+                        && *value != Value::Bool(false)
+                        && !HARMLESS_VALUES.iter().any(|(key, n)| key == name && value == n)
+                    {
+                        return Err(self.unread(&spelled, &value.to_string()));
+                    }
+                }
+            }
+            Values::Json(_) => {}
+            Values::Gguf(metadata) => {
+                for (key, value) in metadata.iter() {
+                    let Some(name) = key.strip_prefix(&self.prefix) else { continue };
+                    if !passes(name) && *value != Typed::Bool(false) {
+                        return Err(self.unread(key, &format!("{value:?}")));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unread(&self, key: &str, value: &str) -> Error {
+        let key: String = key.chars().take(80).collect();
+        let place = format!("{}: {key}", self.file);
+        let hint = Hint::text("it may change what the model computes; ")
+            .with_value(Setting::IgnoreKey, &key)
+            .and(" loads the model as if it were not there");
+        let error = Error::new(place, "settings that this architecture has", clipped(value));
+        error.of(ErrorKind::Unsupported).hint(hint)
+    }
+}
+
+/// The beginning of a text, for errors.
+pub(crate) fn clipped(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_key_that_nobody_asked_for_is_refused() {
+        let refused = |value: Value, ignored: &[&str]| {
+            let asked = Asked::default();
+            let keys = Keys::json("config.json", &value, &asked);
+            keys.needed(Key("hidden_size", "")).unwrap();
+            let rope = keys.object("rope").unwrap();
+            rope.iter().for_each(|rope| assert!(rope.number("theta").unwrap().is_some()));
+            let ignored: Vec<String> = ignored.iter().map(|key| (*key).to_owned()).collect();
+            keys.refuse_unread(&ignored).err().map(|error| error.to_string())
+        };
+        let fine = json!({ "hidden_size": 8, "use_cache": true, "off": false, "none": null,
+            "rope": { "theta": 1.0 } });
+        assert_eq!(refused(fine, &[]), None);
+        assert_eq!(refused(json!({ "hidden_size": 8, "full_attn_mod": 1 }), &[]), None);
+        assert!(refused(json!({ "hidden_size": 8, "full_attn_mod": 2 }), &[]).is_some());
+        let odd = json!({ "hidden_size": 8, "soft_cap": 30.0 });
+        let why = refused(odd.clone(), &[]).unwrap();
+        assert!(why.starts_with("config.json: soft_cap: expected settings that"), "{why}");
+        assert!(why.contains("found 30.0") && why.contains("ignored key soft_cap"), "{why}");
+        assert_eq!(refused(odd, &["soft_cap"]), None);
+        let within = json!({ "hidden_size": 8, "rope": { "theta": 1.0, "stretch": [2] } });
+        let why = refused(within.clone(), &["stretch_not"]).unwrap();
+        assert!(why.starts_with("config.json: rope.stretch: "), "{why}");
+        assert_eq!(refused(within, &["rope.stretch"]), None);
+    }
+
+    #[test]
+    fn values_of_another_type_are_refused_by_key() {
+        let asked = Asked::default();
+        let value = json!({ "n": "eight", "o": 3, "list": [1, "x"] });
+        let keys = Keys::json("c", &value, &asked);
+        for (error, expected) in [
+            (keys.needed("n").unwrap_err(), "c: n: expected a whole number, found \"eight\""),
+            (keys.needed("m").unwrap_err(), "c: m: expected a whole number, found nothing"),
+            (keys.object("o").unwrap_err(), "c: o: expected an object, found 3"),
+            (keys.numbers("list").unwrap_err(), "c: list: expected a list of numbers"),
+            (keys.only("n", &["silu"]).unwrap_err(), "c: n: expected silu, found eight"),
+        ] {
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
+    }
+}

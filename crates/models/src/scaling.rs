@@ -1,0 +1,199 @@
+//! The rotation of q and k as configurations state it: base, part of each head, and how both are stretched.
+
+use crate::config::LIMIT;
+use crate::files::Files;
+use crate::keys::{Dialect, Key, Keys};
+use crate::rope::{Scaling, Yarn};
+use crate::stated::Stated;
+use formats::{Error, Result, shape};
+
+/// The base; the elements of each head that are rotated, if not all; the scaling.
+type Rotation = (Stated<f64>, Option<Stated<usize>>, Stated<Scaling>);
+
+/// Reads the rotation of heads of `width` elements.
+///
+/// # Errors
+/// What is missing, unknown or out of range, by key.
+pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
+    let keys = &files.keys;
+    if keys.dialect() == Dialect::Gguf {
+        let theta = keys.number_or("rope.freq_base", 10_000.0)?;
+        return Ok((theta, keys.size("rope.dimension_count")?, of_gguf(files)?));
+    }
+    let mut found = ("rope_parameters", None);
+    for key in ["rope_parameters", "rope_scaling"] {
+        if let Some(object) = keys.object(key)?.filter(|_| found.1.is_none()) {
+            found = (key, Some(object));
+        }
+    }
+    let (key, rope) = found;
+    let rope = rope.as_ref();
+    let either = |key: &'static str| {
+        let within = rope.map(|rope| rope.number(key)).transpose()?.flatten();
+        let outside = keys.number(key)?;
+        Ok(within.or(outside))
+    };
+    let theta = either("rope_theta")?;
+    let theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
+    let rotary = either("partial_rotary_factor")?
+        .map(|factor| factor.map(|factor| (factor * width as f64) as usize));
+    let scaling = rope.map_or(Ok(Scaling::None), |rope| of_json(rope, keys))?;
+    Ok((theta, rotary, keys.stated(key, scaling)))
+}
+
+fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
+    let older = rope.text("type")?;
+    let (key, kind) = match rope.text("rope_type")? {
+        Some(kind) => ("rope_type", Some(kind)),
+        None => ("type", older),
+    };
+    let need = |key: &'static str| rope.needed_number(key)?.positive();
+    let trained = || keys.needed_number("max_position_embeddings");
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let outside = keys.number(ORIGINAL)?;
+    let original = || match rope.number(ORIGINAL)?.or(outside.clone()) {
+        Some(original) => original.positive(),
+        None => trained()?.positive(),
+    };
+    match kind {
+        None | Some("default") => Ok(Scaling::None),
+        Some("linear") => Ok(Scaling::Linear { factor: need("factor")? }),
+        Some("dynamic") => Ok(Scaling::Dynamic { factor: need("factor")?, original: original()? }),
+        Some("llama3") => {
+            let (low, high) = (need("low_freq_factor")?, rope.needed_number("high_freq_factor")?);
+            if high.positive()? <= low {
+                let expected = format!("more than low_freq_factor = {low}");
+                return Err(high.wrong(expected, high.value));
+            }
+            Ok(Scaling::Llama3 {
+                factor: need("factor")?,
+                low,
+                high: high.value,
+                original: original()?,
+            })
+        }
+        Some("longrope" | "su") => {
+            let original = original()?;
+            let factor = match rope.number("factor")? {
+                Some(factor) => factor.positive()?,
+                None => trained()?.positive()? / original,
+            };
+            let factors = |key: &'static str| {
+                let missing = || rope.wrong(key, "a list of numbers", "nothing");
+                rope.numbers(key)?.ok_or_else(missing)
+            };
+            let magnitude = match rope.number("attention_factor")? {
+                Some(magnitude) => magnitude.positive()?,
+                None if factor <= 1.0 => 1.0,
+                None => (1.0 + factor.ln() / original.ln()).sqrt(),
+            };
+            Ok(Scaling::Long {
+                short: factors("short_factor")?,
+                long: factors("long_factor")?,
+                original,
+                magnitude,
+            })
+        }
+        Some("yarn") => {
+            let original = original()?;
+            let stretched = match rope.number("factor")? {
+                Some(factor) => factor,
+                None => trained()?.map(|context| context / original),
+            };
+            let factor = stretched.positive()?;
+            let or = |key: &'static str, usual: f64| rope.number_or(key, usual)?.positive();
+            let scale = |key: &'static str| {
+                Ok(rope.number(key)?.map(|scale| scale.value).filter(|scale| *scale != 0.0))
+            };
+            let (scales, stated) =
+                ((scale("mscale")?, scale("mscale_all_dim")?), rope.number("attention_factor")?);
+            let magnitude = match (stated, scales) {
+                (Some(magnitude), _) => magnitude.positive()?,
+                (None, (Some(a), Some(b))) => {
+                    Yarn::magnitude(factor, a) / Yarn::magnitude(factor, b)
+                }
+                _ => Yarn::magnitude(factor, 1.0),
+            };
+            let yarn = Yarn {
+                factor,
+                original,
+                fast: or("beta_fast", 32.0)?,
+                slow: or("beta_slow", 1.0)?,
+                truncate: rope.flag("truncate")?.unwrap_or(true),
+                magnitude,
+            };
+            yarn.check(&stretched, LIMIT)?;
+            Ok(Scaling::Yarn(yarn))
+        }
+        Some(other) => {
+            Err(rope.wrong(key, "default, linear, dynamic, llama3, yarn or longrope", other))
+        }
+    }
+}
+
+/// A stored list of one factor per pair.
+fn factors(files: &Files<'_>, canonical: &str) -> Result<Option<Vec<f32>>> {
+    let (Some(stored), Some(tensors)) = (files.names.find(canonical)?, files.tensors) else {
+        return Ok(None);
+    };
+    // A larger tensor is a lie, and is not decoded.
+    let count: usize = stored.shape.iter().product();
+    let place = || files.names.place(canonical);
+    if stored.shape.len() != 1 || count > 1 << 13 {
+        return Err(Error::new(place(), "one factor per pair", shape(&stored.shape)));
+    }
+    let factors = stored.source.read(tensors).and_then(|factors| factors.to_f32());
+    factors.map(Some).map_err(|e| Error { place: place(), ..e })
+}
+
+fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
+    const KIND: &str = "rope.scaling.type";
+    const ORIGINAL: &str = "rope.scaling.original_context_length";
+    let keys = &files.keys;
+    let kind = keys.text(KIND)?;
+    let factor = keys.number("rope.scaling.factor")?;
+    let older = keys.number("rope.scale_linear")?;
+    let factor = factor.or(older);
+    let (original, magnitude) = (keys.number(ORIGINAL)?, keys.number("rope.scaling.attn_factor")?);
+    let [fast, slow] = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"]
+        .map(|key| keys.number(Key("", key)));
+    let (fast, slow) = (fast?, slow?);
+    let or = |number: Option<Stated<f64>>, usual: f64| {
+        number.map_or(Ok(usual), |number| number.positive())
+    };
+    let original = || match &original {
+        Some(original) => original.positive(),
+        None => keys.needed_number("context_length")?.positive(),
+    };
+
+    if let Some(factors) = factors(files, "rope_factors")? {
+        // The tensor itself states them.
+        return Ok(keys.at("rope_freqs.weight", Scaling::Factors(factors)));
+    }
+    if let (Some(long), Some(short)) =
+        (factors(files, "rope_factors_long")?, factors(files, "rope_factors_short")?)
+    {
+        let magnitude = or(magnitude, 1.0)?;
+        let scaling = Scaling::Long { short, long, original: original()?, magnitude };
+        return Ok(keys.at("rope_factors_short.weight", scaling));
+    }
+    let scaling = match (kind, factor) {
+        (Some("none"), _) | (_, None) => Scaling::None,
+        (None | Some("linear"), Some(factor)) => Scaling::Linear { factor: factor.positive()? },
+        (Some("yarn"), Some(factor)) => {
+            let stretched = factor.positive()?;
+            let yarn = Yarn {
+                factor: stretched,
+                original: original()?,
+                fast: or(fast, 32.0)?,
+                slow: or(slow, 1.0)?,
+                truncate: true,
+                magnitude: or(magnitude, 1.0)? * Yarn::magnitude(stretched, 1.0),
+            };
+            yarn.check(&factor, LIMIT)?;
+            Scaling::Yarn(yarn)
+        }
+        (Some(other), _) => return Err(keys.wrong(KIND, "none, linear or yarn", other)),
+    };
+    Ok(keys.stated(KIND, scaling))
+}

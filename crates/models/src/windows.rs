@@ -1,0 +1,65 @@
+//! Which layers attend within a window, as configurations say it.
+
+use crate::config::{LAYERS, LIMIT};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::stated::Stated;
+use formats::Result;
+
+/// The window of every layer: Mistral's and Phi-3's rule, and that of GGUF where no architecture says otherwise. Empty: no window.
+///
+/// # Errors
+/// A window that is none.
+pub(crate) fn of_all(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+    let window = files.keys.size(Key("sliding_window", "attention.sliding_window"))?;
+    let Some(window) = window.filter(|window| window.value > 0) else { return Ok(Vec::new()) };
+    let window = window.within(1..=LIMIT)?;
+    let each = vec![Some(window); layers.value.min(LAYERS)];
+    Ok(of_types(files, layers, Some(window))?.unwrap_or(each))
+}
+
+/// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each layer.
+///
+/// # Errors
+/// A list of another length, another kind, or a window where none is stated.
+pub(crate) fn of_types(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+    window: Option<usize>,
+) -> Result<Option<Vec<Option<usize>>>> {
+    const TYPES: Key = Key("layer_types", "");
+    let keys = &files.keys;
+    let Some(types) = keys.get(TYPES) else { return Ok(None) };
+    let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
+    if list.len() != layers.value {
+        let expected = format!("{} entries, as {} says", layers.value, layers.key());
+        return Err(keys.wrong(TYPES, expected, list.len()));
+    }
+    let one = |kind: &serde_json::Value| match (kind.as_str(), window) {
+        (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
+        (Some("full_attention"), _) => Ok(None),
+        (_, Some(_)) => Err(keys.odd(TYPES, "full_attention or sliding_attention", kind)),
+        (_, None) => Err(keys.odd(TYPES, "full_attention, where no window is stated", kind)),
+    };
+    list.iter().map(one).collect::<Result<_>>().map(Some)
+}
+
+/// Qwen's rule: a window that a switch, off by default, turns on for the layers from `max_window_layers` up, or for those that
+/// `layer_types` lists. GGUF has no switch.
+///
+/// # Errors
+/// As [`of_all`].
+pub(crate) fn of_qwen(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+    let keys = &files.keys;
+    if keys.dialect() == Dialect::Gguf {
+        return of_all(files, layers);
+    }
+    let (window, first) = (keys.size("sliding_window")?, keys.size("max_window_layers")?);
+    let used = keys.flag("use_sliding_window")?.unwrap_or(false);
+    let window = window.filter(|_| used).map(|window| window.within(1..=LIMIT)).transpose()?;
+    let listed = of_types(files, layers, window)?;
+    let Some(window) = window else { return Ok(Vec::new()) };
+    let full = first.map_or(layers.value, |first| first.value);
+    let upper = || (0..layers.value.min(LAYERS)).map(|i| (i >= full).then_some(window)).collect();
+    Ok(listed.unwrap_or_else(upper))
+}
