@@ -38,7 +38,7 @@ class Case:
     """One checkpoint. `config` holds what differs from `COMMON`; the rest says how the folder is written."""
 
     name: str
-    family: str  # llama, mistral, qwen2, qwen3
+    family: str  # a key of FAMILIES
     storage: str  # dtype of model.safetensors; the weights are exact in it
     why: str
     config: dict
@@ -51,6 +51,7 @@ class Case:
     bf16: bool = False  # also record the logits of a run in true bf16 arithmetic
     gguf: tuple = ()  # types of the GGUF twins
     folder: bool = True  # False: only the GGUF twins are kept, not the checkpoint
+    mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
 
 
 COMMON = dict(vocab_size=128, num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6,
@@ -107,6 +108,18 @@ CASES = [
          shape(40, 3, 1, 80, head_dim=16, **rope(1000000.0)), bf16=True),
     Case("qwen3-untyped", "qwen3", "bfloat16", "neither model_type nor architectures: q_norm tells the architecture",
          shape(32, 4, 2, 64, head_dim=16, tie_word_embeddings=True, **rope(10000.0)), drop=("model_type", "architectures")),
+    Case("phi3", "phi3", "bfloat16", "q, k and v in one matrix, gate and up in another; longrope past its first 16 positions; a window",
+         shape(48, 6, 2, 64, sliding_window=12, pad_token_id=0, original_max_position_embeddings=16,
+               **rope(10000.0, rope_type="longrope", original_max_position_embeddings=16,
+                      short_factor=[1.0, 1.25, 1.5, 2.0], long_factor=[1.5, 3.0, 6.0, 12.0])), v4={}, gguf=("f32",)),
+    Case("phi3-short", "phi3", "bfloat16", "longrope within its first 32 positions, half of each head rotated; loaded with a context of 32",
+         shape(48, 6, 2, 64, sliding_window=None, pad_token_id=0, original_max_position_embeddings=32,
+               **rope(10000.0, rope_type="longrope", original_max_position_embeddings=32, partial_rotary_factor=0.5,
+                      short_factor=[1.25, 2.0], long_factor=[3.0, 12.0])), v4={}, gguf=("f32",)),
+    Case("mlx", "llama", "bfloat16", "MLX's affine groups: 4 bits in groups of 64, two layers by settings of their own; tied",
+         shape(64, 4, 2, 128, head_dim=16, tie_word_embeddings=True, **rope(10000.0)),
+         mlx={"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 32, "bits": 4},
+              "model.layers.1.mlp.down_proj": {"group_size": 32, "bits": 8}}),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -130,8 +143,11 @@ def widened():
         torch.Tensor.float = cast
 
 
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}
+
+
 def model_classes(family):
-    stem = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    stem = FAMILIES[family]
     return getattr(transformers, stem + "Config"), getattr(transformers, stem + "ForCausalLM")
 
 
@@ -173,6 +189,37 @@ def make_weights(case):
             x = torch.from_numpy(random_weight(case.name, name, tuple(p.shape))).to(storage)
             weights[name] = x.half().to(storage) if "f16" in case.gguf else x
     return weights
+
+
+def quantised(case, weights):
+    """The matrices as MLX stores them, and the numbers that they are: scale * code + offset in float32."""
+    import mlx.core as mx
+    stored, decoded = {}, {}
+    for name, x in weights.items():
+        if x.ndim != 2:
+            stored[name] = decoded[name] = x
+            continue
+        stem = name.removesuffix(".weight")
+        group, bits = (case.mlx.get(stem, case.mlx)[key] for key in ("group_size", "bits"))
+        matrix = mx.array(x.float().numpy()).astype(getattr(mx, case.storage))
+        codes, scales, offsets = mx.quantize(matrix, group_size=group, bits=bits)
+        numbers = mx.dequantize(codes, scales.astype(mx.float32), offsets.astype(mx.float32), group_size=group, bits=bits)
+        decoded[name] = torch.from_numpy(np.array(numbers))
+        stored[name] = torch.from_numpy(np.array(codes))
+        for part, value in (("scales", scales), ("biases", offsets)):
+            stored[f"{stem}.{part}"] = torch.from_numpy(np.array(value.astype(mx.float32))).to(getattr(torch, case.storage))
+    return stored, decoded
+
+
+def write_mlx(case, weights, stored, folder):
+    """The folder as mlx-lm writes it: below the case's own, which holds what is expected."""
+    inner = folder / "folder"
+    inner.mkdir()
+    with_weights(case, weights, torch.float32).save_pretrained(inner)
+    config = json.loads((inner / "config.json").read_text())
+    config |= {"quantization": case.mlx, "quantization_config": case.mlx, "dtype": case.storage}
+    write_json(inner / "config.json", config)
+    save_file({name: x.contiguous() for name, x in stored.items()}, inner / "model.safetensors", {"format": "mlx"})
 
 
 def with_weights(case, weights, dtype):
@@ -332,16 +379,20 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         weights = make_weights(case)
-        write_checkpoint(case, weights, folder)
+        if case.mlx:
+            stored, weights = quantised(case, weights)
+            write_mlx(case, weights, stored, folder)
+        else:
+            write_checkpoint(case, weights, folder)
         tensors, notes = expected(case, weights)
         save_file(tensors, folder / "expected.safetensors", notes)
         if args.converter and case.gguf:
             import model_twins
             model_twins.write(case, weights, folder, args.converter, args.quantize)
-        for path in folder.iterdir():
+        for path in folder.rglob("*.*"):
             path.chmod(0o644)
         notes = json.loads(notes["fixture"])
-        size = sum(p.stat().st_size for p in folder.iterdir())
+        size = sum(p.stat().st_size for p in folder.rglob("*.*"))
         total += size
         print(f"{case.name:16} {size / 1024:6.0f} KiB  float32 differs by {notes['float32_logits_difference']:>8}"
               f"  margin {notes['greedy_margin']}  {' '.join(str(t) for t in tensors['decode.tokens'].tolist())}")

@@ -15,6 +15,7 @@ mod keys;
 mod llama;
 mod mistral;
 mod names;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -50,6 +51,7 @@ pub struct Architecture {
 pub const ARCHITECTURES: &[&Architecture] = &[
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
+    &phi3::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
 ];

@@ -80,6 +80,21 @@ fn gguf_twins_agree() {
     assert!(twins >= 5, "{twins} twins");
 }
 
+/// LongRoPE's factors are those of the context that is loaded, and a line says which.
+#[test]
+fn a_rotation_that_follows_the_context_is_told() {
+    let case = crate::common::root().join("phi3");
+    for (context, says) in [
+        (Some(16), "for 16 positions, of 16 trained: those of the first training"),
+        (Some(17), "for 17 positions, of 16 trained: the factors for long contexts"),
+        (None, "for 256 positions, of 16 trained: the factors for long contexts"),
+    ] {
+        let engine = load(&case, &LoadOptions { context, ..Default::default() });
+        let told = engine.warnings().iter().any(|line| line.contains(says));
+        assert!(told, "{context:?}: {:?}", engine.warnings());
+    }
+}
+
 /// The shared GPU lowering, kernel by kernel: every fixture and every twin.
 fn simulated(device: &str, only: &[&str]) {
     let device: Place = device.parse().unwrap();

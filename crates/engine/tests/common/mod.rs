@@ -26,10 +26,14 @@ pub(crate) fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// GGUF files, their expectations, and whether their products are exact.
+/// GGUF files and quantised folders, their expectations, and whether their products are exact.
 pub(crate) fn twins() -> Vec<(PathBuf, PathBuf, bool)> {
     let mut twins = Vec::new();
     for case in folders() {
+        let quantised = case.join("folder");
+        if quantised.is_dir() {
+            twins.push((quantised, case.join("expected.safetensors"), false));
+        }
         for path in std::fs::read_dir(&case).unwrap().map(|e| e.unwrap().path()) {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             let Some(stored) = name.strip_prefix("model.").and_then(|n| n.strip_suffix(".gguf"))
@@ -45,8 +49,15 @@ pub(crate) fn twins() -> Vec<(PathBuf, PathBuf, bool)> {
     twins
 }
 
+/// The context with which a fixture's rotation is the one that it expects, where that follows the context.
+fn context(path: &Path) -> Option<usize> {
+    path.components().any(|part| part.as_os_str() == "phi3-short").then_some(32)
+}
+
 pub(crate) fn load(path: &Path, options: &LoadOptions) -> Engine {
-    let options = LoadOptions { threads: options.threads.or(Some(2)), ..options.clone() };
+    let context = options.context.or_else(|| context(path));
+    let threads = options.threads.or(Some(2));
+    let options = LoadOptions { threads, context, ..options.clone() };
     Engine::load(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 

@@ -1,0 +1,71 @@
+//! Phi-3 (Abdin et al. 2024): Llama with q, k and v in one matrix, gate and up in another, a window, and LongRoPE, whose factors
+//! follow the context that is loaded.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::{Recipes, Row};
+use crate::{Architecture, Opened, decoder, windows};
+use formats::{Error, Result, shape};
+use nn::{Bias, Stored, Weights};
+
+const NAMES: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.norm", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("rope_factors_long", "rope_factors_long", "rope_factors_long"),
+    ("rope_factors_short", "rope_factors_short", "rope_factors_short"),
+    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.qkv", "model.layers.{}.self_attn.qkv_proj", "blk.{}.attn_qkv"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    ("blocks.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate_up", "model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "phi3",
+    class: "Phi3ForCausalLM",
+    names: &[NAMES],
+    signs: Some(&["blocks.0.attention.qkv", "blocks.0.mlp.gate_up"]),
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    raw.windows = windows::of_all(files, &raw.layers)?;
+    if files.keys.flag(Key("attention_bias", ""))? == Some(true) {
+        return Err(files.keys.wrong("attention_bias", "false: this architecture has none", true));
+    }
+    let config = raw.check()?;
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| part(&of, weights, name);
+        decoder::layers(&Recipes { weights, change }, &of, Bias::Never, Config::attention)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}
+
+/// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate and up.
+fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    let (wide, narrow) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    let ff = config.feed_forward;
+    let Some((stem, part)) = name.rsplit_once('.') else { return Ok(None) };
+    let (fused, start, count, all) = match part {
+        "q" => ("qkv", 0, wide, wide + 2 * narrow),
+        "k" => ("qkv", wide, narrow, wide + 2 * narrow),
+        "v" => ("qkv", wide + narrow, narrow, wide + 2 * narrow),
+        "gate" => ("gate_up", 0, ff, 2 * ff),
+        "up" => ("gate_up", ff, ff, 2 * ff),
+        _ => return Ok(None),
+    };
+    let fused = format!("{stem}.{fused}");
+    let expected = [all, config.hidden];
+    let Some(stored) = weights.find(&fused)? else { return Ok(None) };
+    if stored.shape != expected {
+        let error = Error::new(weights.place(&fused), shape(&expected), shape(&stored.shape));
+        return Err(error.hint("the configuration does not fit these weights"));
+    }
+    let source = stored.source.rows(start, count);
+    Ok(Some(Stored { source, shape: vec![count, config.hidden] }))
+}
