@@ -101,6 +101,8 @@ impl Packing {
         let entry = match (affine.scale, min) {
             (Scale::Half, false) => Entry::Scale,
             (Scale::Half, true) => Entry::Pair(Scalar::F16),
+            // Only affine groups have it, which always have offsets.
+            (Scale::Brain, _) => Entry::Pair(Scalar::BF16),
             (Scale::Super, false) => Entry::Byte,
             (Scale::Super, true) => Entry::Bytes,
         };

@@ -184,14 +184,14 @@ unsafe fn expand<B: Block>(
             let (group, n) = Packed::<B>::open::<Avx512>(panel, total, g, &groups);
             for b in 0..n {
                 <Packed<B> as Source<Avx512>>::fetch(group, b);
-                for h in 0..BLOCK / B::AFFINE.sub {
+                for h in 0..BLOCK / Packed::<B>::SUB {
                     let scale = <Packed<B> as Source<Avx512>>::scale(group, b, h);
                     let offset = if <Packed<B> as Source<Avx512>>::OFFSETS {
                         <Packed<B> as Source<Avx512>>::offset(group, b, h)
                     } else {
                         _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(Packed::<B>::ZERO)))
                     };
-                    for q in h * (B::AFFINE.sub / 4)..(h + 1) * (B::AFFINE.sub / 4) {
+                    for q in h * (Packed::<B>::SUB / 4)..(h + 1) * (Packed::<B>::SUB / 4) {
                         let quad = <Packed<B> as Source<Avx512>>::quad(group, b, q);
                         let at = to.add(128 * q);
                         let (w0, w1) = (codes!(quad, 0), codes!(quad, 1));

@@ -209,7 +209,7 @@ unsafe fn eight_rows<B: Block>(
 ) {
     // SAFETY: as `tile`.
     unsafe {
-        let steps = B::AFFINE.sub / 8;
+        let steps = Packed::<B>::SUB / 8;
         let mut sums = [[vdupq_n_s32(0); WIDTH / 2]; 4];
         for s in h * steps..(h + 1) * steps {
             let x = [load(codes.add(128 * s)), load(codes.add(128 * s + 16))];

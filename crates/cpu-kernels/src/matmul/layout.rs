@@ -3,7 +3,7 @@
 //! ```text
 //! panel   groups of 256 columns (the last may be shorter)
 //! group   head: scales (and mins) of its n blocks of 32 columns, padded to 64 bytes; then the codes of each block
-//! head    Scale::Half:   n x 16 f16 d, then n x 16 f16 min
+//! head    Scale::Half:   n x 16 f16 d, then n x 16 f16 min; of blocks of 64 columns half as many, and with Scale::Brain bf16
 //!         Scale::Super:  16 f16 d, 16 f16 min, then per sub-block 16 i8 scales, then per sub-block 16 i8 mins
 //! codes   64 bytes per bit: a plane of 8 or 4 or 2 bits, then the plane of the bits above
 //! ```
@@ -31,7 +31,11 @@ pub(super) struct Packed<B>(PhantomData<B>);
 
 impl<B: Block> Packed<B> {
     const BITS: usize = B::AFFINE.bits as usize;
-    const SUB: usize = B::AFFINE.sub;
+    /// Columns that share a scale within a block of 32.
+    pub(super) const SUB: usize = if B::AFFINE.sub < BLOCK { B::AFFINE.sub } else { BLOCK };
+    /// Blocks of 32 that share a scale.
+    const SPAN: usize = B::AFFINE.sub / Self::SUB;
+    const BRAIN: bool = matches!(B::AFFINE.scale, Scale::Brain);
     const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
     const SUPER: bool = matches!(B::AFFINE.scale, Scale::Super);
     /// Scales and mins count alike.
@@ -49,16 +53,16 @@ impl<B: Block> Packed<B> {
         assert!(if Self::SUPER {
             B::ELEMENTS == BLOCK * GROUP
         } else {
-            B::ELEMENTS == Self::SUB && Self::SUB == BLOCK
+            B::ELEMENTS == B::AFFINE.sub && Self::SUB == BLOCK && GROUP.is_multiple_of(Self::SPAN)
         });
-        assert!(if Self::MINS { Self::BITS < 8 } else { Self::ZERO.is_power_of_two() });
+        assert!(Self::MINS || Self::ZERO.is_power_of_two());
     };
 
     /// Bytes before the codes of a group of `blocks`.
     const fn head(blocks: usize) -> usize {
         let bytes = match Self::SUPER {
             true => Self::KINDS * (2 * ROWS + GROUP * (BLOCK / Self::SUB) * ROWS),
-            false => Self::KINDS * blocks * 2 * ROWS,
+            false => Self::KINDS * blocks.div_ceil(Self::SPAN) * 2 * ROWS,
         };
         bytes.next_multiple_of(64)
     }
@@ -106,6 +110,16 @@ impl<B: Block> Packed<B> {
         unsafe { (<Self as Source<L>>::group(panel, g, blocks, ahead), blocks) }
     }
 
+    /// 16 scales or offsets.
+    ///
+    /// # Safety
+    /// 32 bytes are readable and the processor has `L`.
+    #[inline(always)]
+    unsafe fn half<L: Lanes>(at: *const u8) -> L::Floats {
+        // SAFETY: passed on.
+        unsafe { if Self::BRAIN { L::load_bf16(at.cast()) } else { L::load_f16(at.cast()) } }
+    }
+
     /// Packs up to 16 rows of whole blocks (`B::BYTES` each); rows that are absent become zeros.
     pub(super) fn pack(rows: &[&[u8]], panel: &mut [u8]) {
         let () = Self::VALID;
@@ -136,6 +150,7 @@ impl<B: Block> Packed<B> {
                 head[at + 2 * r..at + 2 * r + 2].copy_from_slice(&bits.to_le_bytes());
             };
             if !Self::SUPER {
+                let (b, n) = (b / Self::SPAN, n.div_ceil(Self::SPAN));
                 half(b * 32, parts.d);
                 if Self::MINS {
                     half((n + b) * 32, parts.min);
@@ -206,7 +221,8 @@ impl<B: Block> Packed<B> {
             let group = &panel[i / GROUP * Self::group_bytes(GROUP)..];
             let codes = &group[Self::head(n) + b * Self::CODES..][..Self::CODES];
             let half = |at: usize| {
-                plain::f16_to_f32(u16::from_le_bytes([group[at + 2 * r], group[at + 2 * r + 1]]))
+                let bits = u16::from_le_bytes([group[at + 2 * r], group[at + 2 * r + 1]]);
+                if Self::BRAIN { plain::bf16_to_f32(bits) } else { plain::f16_to_f32(bits) }
             };
             for (h, out) in out.chunks_exact_mut(Self::SUB).enumerate() {
                 let (scale, offset) = if Self::SUPER {
@@ -215,6 +231,7 @@ impl<B: Block> Packed<B> {
                     let offset = if Self::MINS { -(half(32) * byte(subs + sub)) } else { 0.0 };
                     (half(0) * byte(sub), offset)
                 } else {
+                    let (b, n) = (b / Self::SPAN, n.div_ceil(Self::SPAN));
                     (half(b * 32), if Self::MINS { half((n + b) * 32) } else { 0.0 })
                 };
                 for (c, w) in out.iter_mut().enumerate() {
@@ -256,8 +273,9 @@ pub(super) struct Group<F> {
 
 impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     type Group = Group<L::Floats>;
-    const SUB: usize = B::AFFINE.sub;
+    const SUB: usize = Self::SUB;
     const OFFSETS: bool = Self::MINS;
+    const LOWERED: bool = L::SIGNED && Self::BITS == 8 && Self::MINS;
     const ZERO: u8 = if L::SIGNED && Self::BITS == 8 { 0 } else { Self::ZERO };
     const BITS: usize = Self::BITS;
 
@@ -315,7 +333,7 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 }};
             }
             match Self::BITS {
-                // What is stored has the zero point 128: flipping the top bit, by whichever addition, takes it off.
+                // What is stored has the zero point 128, or gets it: flipping the top bit, by whichever addition, takes it off.
                 8 if L::SIGNED => L::add_byte(L::bytes(planes.add(64 * q)), 128),
                 8 => L::bytes(planes.add(64 * q)),
                 6 => {
@@ -337,7 +355,7 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 let sub = b * (BLOCK / Self::SUB) + h;
                 L::mul(group.d, L::load_i8(group.head.add(32 * Self::KINDS + sub * ROWS).cast()))
             } else {
-                L::load_f16(group.head.add(b * 32).cast())
+                Self::half::<L>(group.head.add(b / Self::SPAN * 32))
             }
         }
     }
@@ -351,7 +369,8 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 let sub = subs + b * (BLOCK / Self::SUB) + h;
                 L::mul(group.min, L::load_i8(group.head.add(32 * Self::KINDS + sub * ROWS).cast()))
             } else {
-                L::load_f16(group.head.add((group.blocks + b) * 32).cast())
+                let scales = group.blocks.div_ceil(Self::SPAN);
+                Self::half::<L>(group.head.add((scales + b / Self::SPAN) * 32))
             }
         }
     }

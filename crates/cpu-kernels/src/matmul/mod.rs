@@ -27,7 +27,7 @@ pub use memory::Huge;
 pub use peak::{Unit, peak};
 
 use formats::quant::Block;
-use formats::{DType, Encoding, Error, NotFinite, Result, with_block};
+use formats::{DType, Encoding, Error, Groups, NotFinite, Result, with_block};
 use lanes::Lanes;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -44,7 +44,45 @@ macro_rules! with_panel {
     ($encoding:expr, $B:ident => $then:expr, else => $else:expr) => {
         match $encoding {
             formats::Encoding::Stored(dtype) => with_block!(dtype, $B => $then, else => $else),
-            formats::Encoding::Groups(_) => $else,
+            formats::Encoding::Groups(groups) => {
+                // Codes take four bits or eight, and a longer group is kept as several with the same scale.
+                let (narrow, brain) = (groups.bits <= 4, groups.scale == formats::DType::BF16);
+                match (narrow, groups.group % 64, groups.group % 32, brain) {
+                    (true, 0, _, true) => {
+                        type $B = formats::quant::Group<4, 64, true>;
+                        $then
+                    }
+                    (true, 0, _, false) => {
+                        type $B = formats::quant::Group<4, 64, false>;
+                        $then
+                    }
+                    (true, _, 0, true) => {
+                        type $B = formats::quant::Group<4, 32, true>;
+                        $then
+                    }
+                    (true, _, 0, false) => {
+                        type $B = formats::quant::Group<4, 32, false>;
+                        $then
+                    }
+                    (false, 0, _, true) => {
+                        type $B = formats::quant::Group<8, 64, true>;
+                        $then
+                    }
+                    (false, 0, _, false) => {
+                        type $B = formats::quant::Group<8, 64, false>;
+                        $then
+                    }
+                    (false, _, 0, true) => {
+                        type $B = formats::quant::Group<8, 32, true>;
+                        $then
+                    }
+                    (false, _, 0, false) => {
+                        type $B = formats::quant::Group<8, 32, false>;
+                        $then
+                    }
+                    _ => $else,
+                }
+            }
         }
     };
 }
@@ -158,7 +196,15 @@ impl Matrix {
                         panel_bytes,
                     )
                 };
-                pack(&source[..count], to);
+                match encoding {
+                    Encoding::Groups(groups) => {
+                        let kept: Vec<Vec<u8>> =
+                            source[..count].iter().map(|row| regrouped(groups, row)).collect();
+                        let rows: Vec<&[u8]> = kept.iter().map(Vec::as_slice).collect();
+                        pack(&rows, to);
+                    }
+                    Encoding::Stored(_) => pack(&source[..count], to),
+                }
             }
         });
         matrix.not_finite = first_odd.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -222,6 +268,24 @@ impl Matrix {
                 else => unreachable!("supported types")),
         }
     }
+}
+
+/// A row of affine groups as [`with_panel`] keeps them.
+fn regrouped(groups: Groups, row: &[u8]) -> Vec<u8> {
+    let bits = if groups.bits <= 4 { 4 } else { 8 };
+    let kept = if groups.group.is_multiple_of(64) { 64 } else { 32 };
+    let mut all = Vec::new();
+    for group in row.chunks_exact(groups.bytes()) {
+        for first in (0..groups.group).step_by(kept) {
+            let codes = |i: usize| groups.code(group, first + i);
+            match bits {
+                4 => all.extend((0..kept / 2).map(|i| codes(2 * i) | codes(2 * i + 1) << 4)),
+                _ => all.extend((0..kept).map(codes)),
+            }
+            all.extend_from_slice(&group[groups.code_bytes()..]);
+        }
+    }
+    all
 }
 
 /// Bytes of a panel of [`ROWS`] rows.
@@ -435,6 +499,10 @@ fn neon(isa: Isa, encoding: Encoding) -> Kernel {
         (Encoding::Stored(DType::F32), _) => float::product::<Neon<false>, float::F32, 1, 4>,
         (Encoding::Stored(DType::F16), _) => float::product::<Neon<false>, float::F16, 1, 4>,
         (Encoding::Stored(DType::BF16), _) => float::product::<Neon<false>, float::BF16, 1, 4>,
+        // The unit has no start for codes of eight bits without a zero point.
+        (Encoding::Groups(Groups { bits: 5.., .. }), Isa::NeonI8mm) => {
+            neon(Isa::NeonDotprod, encoding)
+        }
         (block, Isa::NeonI8mm) => {
             with_panel!(block, B => i8mm::product::<B>, else => unreachable!("packed types"))
         }
@@ -451,7 +519,7 @@ fn neon(isa: Isa, encoding: Encoding) -> Kernel {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::lanes::{avx2::Avx2, avx512::Avx512};
-    use super::{Call, Encoding, Kernel, float, product, with_panel};
+    use super::{Call, Encoding, Kernel, float, product};
     use formats::{DType, quant::Block, with_block};
 
     /// A function of the name that picks the kernel: tiles of quantised and of float weights, in panels by tokens.

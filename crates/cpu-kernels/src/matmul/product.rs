@@ -32,6 +32,8 @@ pub(super) trait Source<L: Lanes> {
     const ZERO: u8;
     /// Bits of a code.
     const BITS: usize;
+    /// Whether [`Source::quad`] gives codes less 128, so that they are signed, though they have no zero point.
+    const LOWERED: bool;
 
     /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where `panels` panels are read side
     /// by side: in bytes, and around zero.
@@ -123,6 +125,15 @@ unsafe fn start<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[L::ints(0); N]; P];
+        if S::LOWERED {
+            for t in 0..N {
+                let line = x.add(t);
+                let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
+                for p in 0..P {
+                    sums[p][t] = L::ints(-bias);
+                }
+            }
+        }
         if S::ZERO > 0 {
             // The bias of a line is for 128.
             let shift = S::ZERO.leading_zeros();
@@ -275,7 +286,7 @@ pub(super) struct Slab<B>(PhantomData<B>);
 
 impl<B: Block> Slab<B> {
     /// Sub-blocks per block.
-    pub(super) const SUBS: usize = BLOCK / B::AFFINE.sub;
+    pub(super) const SUBS: usize = BLOCK / Packed::<B>::SUB;
     /// Whether there are offsets.
     pub(super) const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
     /// Bytes per block.
@@ -337,8 +348,9 @@ impl<B: Block> Slab<B> {
 
 impl<L: Lanes, B: Block> Source<L> for Slab<B> {
     type Group = *const u8;
-    const SUB: usize = B::AFFINE.sub;
+    const SUB: usize = Packed::<B>::SUB;
     const OFFSETS: bool = Self::MINS;
+    const LOWERED: bool = <Packed<B> as Source<L>>::LOWERED;
     const ZERO: u8 = match L::SIGNED {
         true => <Packed<B> as Source<L>>::ZERO,
         false if Self::MINS => 0,

@@ -1,7 +1,6 @@
 //! Every format on every instruction set of this machine, against f64 sums over decoded weights.
 
 use super::*;
-use formats::quant::Block;
 
 /// Reproducible numbers in -1..1.
 struct Noise(u64);
@@ -16,39 +15,69 @@ impl Noise {
     }
 }
 
-/// Every type that a matrix can have: three floats and ten blocks.
-fn types() -> impl Iterator<Item = DType> {
+/// Every encoding that a matrix can have: three floats, ten blocks, and affine groups of each kind of panel.
+fn types() -> impl Iterator<Item = Encoding> {
     let floats = [DType::F32, DType::F16, DType::BF16];
-    let found: Vec<DType> =
-        DType::ALL.into_iter().filter(|d| d.is_block() || floats.contains(d)).collect();
+    let mut found: Vec<Encoding> = DType::ALL
+        .into_iter()
+        .filter(|d| d.is_block() || floats.contains(d))
+        .map(Encoding::from)
+        .collect();
     assert_eq!(found.len(), 13);
+    for (bits, group, scale) in [
+        (4, 64, DType::BF16),
+        (4, 32, DType::F16),
+        (3, 64, DType::F16),
+        (2, 32, DType::BF16),
+        (8, 64, DType::F16),
+        (8, 32, DType::BF16),
+        (6, 128, DType::BF16),
+        (5, 32, DType::F16),
+    ] {
+        found.extend(Groups::new(bits, group, scale).map(Encoding::Groups));
+    }
+    assert_eq!(found.len(), 21);
     found.into_iter()
 }
 
+/// Affine groups of some weights: each from the least to the greatest of its group.
+fn affine(groups: Groups, weights: &[f32], bytes: &mut [u8]) {
+    let half = |x: f32| match groups.scale {
+        DType::BF16 => formats::quant::plain::f32_to_bf16(x),
+        _ => formats::quant::plain::f32_to_f16(x),
+    };
+    for (w, b) in weights.chunks(groups.group).zip(bytes.chunks_mut(groups.bytes())) {
+        let (least, most) = w.iter().fold((f32::MAX, f32::MIN), |(l, m), &x| (l.min(x), m.max(x)));
+        let steps = ((1 << groups.bits) - 1) as f32;
+        let (scale, offset) = (half((most - least) / steps), half(least));
+        let code = |x: f32| (x - groups.number(offset)) / groups.number(scale);
+        for (i, &x) in w.iter().enumerate() {
+            let code = code(x).round().clamp(0.0, steps) as u32;
+            for bit in 0..groups.bits {
+                let at = i * groups.bits + bit;
+                b[at / 8] |= ((code >> bit & 1) as u8) << (at % 8);
+            }
+        }
+        b[groups.code_bytes()..][..2].copy_from_slice(&scale.to_le_bytes());
+        b[groups.code_bytes() + 2..].copy_from_slice(&offset.to_le_bytes());
+    }
+}
+
 /// A matrix of noise, and its decoded weights.
-fn matrix(dtype: DType, rows: usize, cols: usize, noise: &mut Noise) -> (Matrix, Vec<f32>) {
-    packed(dtype, rows, cols, &noise.row(rows * cols))
+fn matrix(encoding: Encoding, rows: usize, cols: usize, noise: &mut Noise) -> (Matrix, Vec<f32>) {
+    packed(encoding, rows, cols, &noise.row(rows * cols))
 }
 
 /// A matrix of these weights, and what they decode to.
-fn packed(dtype: DType, rows: usize, cols: usize, weights: &[f32]) -> (Matrix, Vec<f32>) {
-    let mut bytes = vec![0; dtype.bytes_for((rows * cols) as u64).unwrap() as usize];
-    with_block!(dtype, B => {
-        for (w, b) in weights.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)) {
-            B::encode(w, b);
-        }
-    }, else => {
-        for (w, b) in weights.iter().zip(bytes.chunks_mut(dtype.block_bytes())) {
-            match dtype {
-                DType::F32 => b.copy_from_slice(&w.to_le_bytes()),
-                DType::F16 => b.copy_from_slice(&formats::quant::plain::f32_to_f16(*w).to_le_bytes()),
-                _ => b.copy_from_slice(&formats::quant::plain::f32_to_bf16(*w).to_le_bytes()),
-            }
-        }
-    });
+fn packed(encoding: Encoding, rows: usize, cols: usize, weights: &[f32]) -> (Matrix, Vec<f32>) {
+    let mut bytes = vec![0; encoding.bytes_for(rows * cols).unwrap()];
+    match encoding {
+        Encoding::Stored(dtype) => dtype.encode(weights, &mut bytes).unwrap(),
+        Encoding::Groups(groups) => affine(groups, weights, &mut bytes),
+    }
     let mut decoded = vec![0.0; rows * cols];
-    dtype.decode(&bytes, &mut decoded).unwrap();
-    (Matrix::pack(dtype, rows, cols, &bytes, &Alone).unwrap(), decoded)
+    encoding.decode(&bytes, &mut decoded).unwrap();
+    (Matrix::pack(encoding, rows, cols, &bytes, &Alone).unwrap(), decoded)
 }
 
 /// Activations over `x` with storage that lives as long.
@@ -135,8 +164,10 @@ fn products_match_f64_sums_on_every_instruction_set() {
     let mut noise = Noise(7);
     let mut scratch = Scratch::new().unwrap();
     for case in &cases {
-        for dtype in types().filter(|dtype| case.cols.is_multiple_of(dtype.block_elements())) {
-            let (w, decoded) = matrix(dtype, case.rows, case.cols, &mut noise);
+        for encoding in
+            types().filter(|encoding| case.cols.is_multiple_of(encoding.block_elements()))
+        {
+            let (w, decoded) = matrix(encoding, case.rows, case.cols, &mut noise);
             let x = noise.row(case.tokens * case.cols);
             let bias = noise.row(case.rows);
             for &isa in Isa::available() {
@@ -165,17 +196,17 @@ fn products_match_f64_sums_on_every_instruction_set() {
                         }
                     }
                     for t in 0..case.tokens {
-                        let seen = seen(isa, &x, dtype.is_block(), t);
+                        let seen = seen(isa, &x, encoding.is_quantised(), t);
                         for r in 0..stride {
                             let found = f64::from(y[t * stride + r]);
                             let here =
-                                format!("{} {isa} {}: token {t}, row {r}", dtype.name(), case.why);
+                                format!("{} {isa} {}: token {t}, row {r}", encoding, case.why);
                             if r >= case.rows || !case.range.contains(&t) {
                                 assert_eq!(found, 0.5, "{here}: written outside");
                                 continue;
                             }
                             // The tile unit reads weights as bf16, too.
-                            let half = dtype.is_block() && x.halves(isa);
+                            let half = encoding.is_quantised() && x.halves(isa);
                             let weight = |w: f32| {
                                 if half {
                                     f32::from_bits((w.to_bits() + 0x8000) >> 16 << 16)
@@ -194,7 +225,7 @@ fn products_match_f64_sums_on_every_instruction_set() {
                                 (terms().sum::<f64>() + added, terms().map(f64::abs).sum::<f64>());
                             // Float weights on the tile unit: activations to 16 bits.
                             let close =
-                                if !dtype.is_block() && x.halves(isa) { 8e-6 } else { 1e-6 };
+                                if !encoding.is_quantised() && x.halves(isa) { 8e-6 } else { 1e-6 };
                             assert!(
                                 (found - expected).abs() <= close * size + 1e-6,
                                 "{here}: {found} for {expected}"
@@ -212,12 +243,12 @@ fn products_match_f64_sums_on_every_instruction_set() {
 fn the_greatest_sums_fit() {
     let (rows, cols) = (32, 512);
     let mut scratch = Scratch::new().unwrap();
-    for dtype in types().filter(|dtype| dtype.is_block()) {
+    for encoding in types().filter(|encoding| encoding.is_quantised()) {
         for sign in [1.0, -1.0] {
             // The greatest of a block of the other sign, so that formats without a zero of their own reach the end of their codes.
             let weights: Vec<f32> =
                 (0..rows * cols).map(|i| if i % 16 == 0 { -sign } else { 0.96 * sign }).collect();
-            let (w, decoded) = packed(dtype, rows, cols, &weights);
+            let (w, decoded) = packed(encoding, rows, cols, &weights);
             for (isa, tokens) in
                 Isa::available().iter().flat_map(|&isa| [1, 8, 16].map(|n| (isa, n)))
             {
@@ -238,7 +269,7 @@ fn the_greatest_sums_fit() {
                     assert!(
                         (found - expected).abs() <= close * size,
                         "{} {isa}, {tokens} tokens: {found} for {expected}",
-                        dtype.name()
+                        encoding
                     );
                 }
             }
@@ -253,10 +284,10 @@ fn every_neon_set_gives_the_same_bits() {
     let (rows, mut noise) = (29, Noise(13));
     let mut scratch = Scratch::new().unwrap();
     let sets = &Isa::available()[1..];
-    for dtype in types() {
+    for encoding in types() {
         // A slab and a part of another, which for small blocks is no whole group.
-        let cols = 512 + if dtype.block_elements() == 32 { 96 } else { 256 };
-        let (w, _) = matrix(dtype, rows, cols, &mut noise);
+        let cols = 512 + if encoding.block_elements() == 32 { 96 } else { 256 };
+        let (w, _) = matrix(encoding, rows, cols, &mut noise);
         let bias = noise.row(rows);
         // In place, in ragged groups, and in a range of many.
         for (tokens, range) in [(1, 0..1), (7, 0..7), (9, 0..9), (39, 0..39), (64, 5..30)] {
@@ -276,7 +307,7 @@ fn every_neon_set_gives_the_same_bits() {
             for &isa in &sets[1..] {
                 let found = bits(isa);
                 let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
-                assert_eq!(differs, None, "{} {isa}, {tokens} tokens: element", dtype.name());
+                assert_eq!(differs, None, "{} {isa}, {tokens} tokens: element", encoding);
             }
         }
     }
@@ -310,8 +341,8 @@ fn quantised_activations_stay_close_to_exact_ones_and_are_alike_everywhere() {
 fn the_product_is_close_to_that_of_exact_activations() {
     let mut noise = Noise(11);
     let (rows, cols) = (32, 2048);
-    for (dtype, tokens) in types().flat_map(|dtype| [(dtype, 1), (dtype, 16)]) {
-        let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
+    for (encoding, tokens) in types().flat_map(|encoding| [(encoding, 1), (encoding, 16)]) {
+        let (w, decoded) = matrix(encoding, rows, cols, &mut noise);
         let values = noise.row(tokens * cols);
         for &isa in Isa::available() {
             let mut storage = Huge::zeroed(0).unwrap();
@@ -340,13 +371,13 @@ fn the_product_is_close_to_that_of_exact_activations() {
                 size += exact * exact;
             }
             let error = (error / size).sqrt();
-            let most = match dtype.is_block() {
+            let most = match encoding.is_quantised() {
                 true if x.halves(isa) => 3e-3,
                 true => 8e-3,
                 false if x.halves(isa) => 1e-5,
                 false => 2e-6,
             };
-            assert!(error < most, "{} {isa}, {tokens} tokens: {error:.1e}", dtype.name());
+            assert!(error < most, "{} {isa}, {tokens} tokens: {error:.1e}", encoding);
         }
     }
 }
@@ -355,13 +386,13 @@ fn the_product_is_close_to_that_of_exact_activations() {
 fn rows_come_back_exactly() {
     let mut noise = Noise(5);
     for (rows, cols) in [(37, 512), (3, 1120), (17, 33usize)] {
-        for dtype in types().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
-            let (w, decoded) = matrix(dtype, rows, cols, &mut noise);
+        for encoding in types().filter(|encoding| cols.is_multiple_of(encoding.block_elements())) {
+            let (w, decoded) = matrix(encoding, rows, cols, &mut noise);
             let mut row = vec![0.0; cols];
             for r in 0..rows {
                 w.row(r, &mut row);
                 let differs = row.iter().zip(&decoded[r * cols..]).position(|(a, b)| a != b);
-                assert_eq!(differs, None, "{} row {r} of {rows}: column", dtype.name());
+                assert_eq!(differs, None, "{} row {r} of {rows}: column", encoding);
             }
         }
     }
@@ -370,7 +401,7 @@ fn rows_come_back_exactly() {
 #[test]
 fn infinities_and_nans_are_not_lost() {
     let mut noise = Noise(9);
-    let (w, _) = matrix(DType::Q8_0, 16, 64, &mut noise);
+    let (w, _) = matrix(DType::Q8_0.into(), 16, 64, &mut noise);
     for (bad, tokens) in
         [(f32::NAN, 1), (f32::INFINITY, 1), (f32::NAN, 12), (f32::NEG_INFINITY, 12)]
     {
@@ -406,8 +437,8 @@ fn what_cannot_be_packed_is_refused() {
         (DType::F32, usize::MAX, usize::MAX, 0, "a size that overflows"),
         (DType::F16, 4, 0, 0, "no columns"),
     ];
-    for (dtype, rows, cols, bytes, why) in cases {
-        assert!(Matrix::pack(dtype, rows, cols, &vec![0; bytes], &Alone).is_err(), "{why}");
+    for (encoding, rows, cols, bytes, why) in cases {
+        assert!(Matrix::pack(encoding, rows, cols, &vec![0; bytes], &Alone).is_err(), "{why}");
     }
     assert_eq!(Matrix::pack(DType::F16, 0, 8, &[], &Alone).unwrap().panels(), 0);
 }
@@ -415,18 +446,19 @@ fn what_cannot_be_packed_is_refused() {
 #[test]
 fn packing_costs_little_space() {
     let mut noise = Noise(2);
-    for dtype in types() {
-        let (w, _) = matrix(dtype, 32, 2048, &mut noise);
-        let file = dtype.bytes_for(32 * 2048).unwrap() as f64;
+    // Groups of few bits take four or eight.
+    for encoding in types().filter(|encoding| matches!(encoding, Encoding::Stored(_))) {
+        let (w, _) = matrix(encoding, 32, 2048, &mut noise);
+        let file = encoding.bytes_for(32 * 2048).unwrap() as f64;
         let more = w.resident_bytes() as f64 / file - 1.0;
         // Q2_K and Q3_K keep 4- and 6-bit scales, which become bytes here.
-        let most = if matches!(dtype, DType::Q2K) {
+        let most = if encoding == DType::Q2K.into() {
             0.20
-        } else if dtype == DType::Q3K {
+        } else if encoding == DType::Q3K.into() {
             0.07
         } else {
             0.04
         };
-        assert!((0.0..=most).contains(&more), "{}: {more:+.3}", dtype.name());
+        assert!((0.0..=most).contains(&more), "{}: {more:+.3}", encoding);
     }
 }

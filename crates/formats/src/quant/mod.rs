@@ -4,6 +4,7 @@
 //! packed panels, the GPU kernels, the quantiser) is derived from the items of [`Block`], so that a new block is one
 //! new file here. Byte layouts follow ggml's block structures; each file states its own.
 
+mod group;
 mod nibbles;
 pub mod plain;
 mod q2_k;
@@ -19,6 +20,7 @@ mod q8_0;
 mod scales;
 mod search;
 
+pub use group::Group;
 pub use q2_k::Q2K;
 pub use q3_k::Q3K;
 pub use q4_0::Q4_0;
@@ -38,7 +40,7 @@ pub use q8_0::Q8_0;
 pub struct Affine {
     /// Bits per code: 2, 3, 4, 5, 6 or 8. Codes are unsigned, `0..2^bits`.
     pub bits: u32,
-    /// Elements that share a scale: 16 or 32.
+    /// Elements that share a scale: 16 or 32; 64 in affine groups.
     pub sub: usize,
     /// Where the scales come from.
     pub scale: Scale,
@@ -51,6 +53,8 @@ pub struct Affine {
 pub enum Scale {
     /// One f16 per sub-block: `s = d`.
     Half,
+    /// One bf16 per sub-block: `s = d`.
+    Brain,
     /// An f16 per block times a small integer per sub-block: `s = d * scales[i]`.
     Super,
 }
@@ -60,7 +64,7 @@ pub enum Scale {
 pub enum Offset {
     /// `m = -zero * s`.
     Zero(u8),
-    /// `m = min` (f16 per sub-block) with [`Scale::Half`]; `m = -min * mins[i]` with [`Scale::Super`].
+    /// `m = min` (as the scale, one per sub-block) with [`Scale::Half`] and [`Scale::Brain`]; `m = -min * mins[i]` with [`Scale::Super`].
     Min,
 }
 
@@ -68,17 +72,19 @@ impl Affine {
     /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or `s_i * code_e + m_i`.
     /// `weights` holds the block's `ELEMENTS`.
     pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
-        let (d, min) = (plain::f16_to_f32(parts.d), plain::f16_to_f32(parts.min));
+        let number =
+            if self.scale == Scale::Brain { plain::bf16_to_f32 } else { plain::f16_to_f32 };
+        let (d, min) = (number(parts.d), number(parts.min));
         for (i, (w, codes)) in
             weights.chunks_mut(self.sub).zip(parts.codes.chunks(self.sub)).enumerate()
         {
             let s = match self.scale {
-                Scale::Half => d,
+                Scale::Half | Scale::Brain => d,
                 Scale::Super => d * f32::from(parts.scales[i]),
             };
             let (zero, m) = match (self.offset, self.scale) {
                 (Offset::Zero(zero), _) => (f32::from(zero), 0.0),
-                (Offset::Min, Scale::Half) => (0.0, min),
+                (Offset::Min, Scale::Half | Scale::Brain) => (0.0, min),
                 (Offset::Min, Scale::Super) => (0.0, -(min * f32::from(parts.mins[i]))),
             };
             for (w, &code) in w.iter_mut().zip(codes) {
@@ -93,9 +99,9 @@ impl Affine {
 pub struct Parts {
     /// Unsigned codes, in element order; the first `ELEMENTS` are meaningful.
     pub codes: [u8; 256],
-    /// f16 bits of the block's scale `d`.
+    /// Bits of the block's scale `d`: f16, or bf16 with [`Scale::Brain`].
     pub d: u16,
-    /// f16 bits of the block's `min` ([`Offset::Min`]).
+    /// Bits of the block's `min` ([`Offset::Min`]): as the scale's.
     pub min: u16,
     /// Sub-block scales ([`Scale::Super`]).
     pub scales: [i8; 16],
@@ -113,7 +119,7 @@ impl Default for Parts {
 pub trait Block: 'static {
     /// Its name as ggml spells it in lower case, e.g. `q4_k`.
     const NAME: &'static str;
-    /// Weights per block: 32 or 256.
+    /// Weights per block: 32, 64 or 256.
     const ELEMENTS: usize;
     /// Bytes per block.
     const BYTES: usize;
