@@ -99,8 +99,8 @@ impl Sharder<'_> {
                 self.share(name, node.inputs[0])?;
                 let mut node = node.clone();
                 node.op.divide_heads(self.ranks);
-                let slice = weights.then(|| self.slice(Axis::Rows));
-                self.push(&node, &vec![slice; node.weights.len()], Spread::Share)
+                let cut = weights.then_some(Cut::Rows);
+                self.push(&node, &vec![cut; node.weights.len()], Spread::Share)
             }
             Sharding::Product => self.product(node),
             Sharding::OfRank => Err(Error::new(name, "a Program of one device", "one of a rank")),

@@ -1,6 +1,6 @@
 //! Every operation on every device, against its reference.
 
-use formats::{DType, Pairing, Result, Tensor, Tensors, safetensors};
+use formats::{DType, Pairing, Result, Source, Tensor, Tensors, safetensors};
 use nn::{Builder, Rope, Step, Stored, Weights};
 use ops::embed::Index;
 use ops::map::Unary;
@@ -22,10 +22,10 @@ const HEAD_DIM: usize = 32;
 struct Any;
 
 impl Weights for Any {
-    fn find(&self, name: &str) -> Option<Stored> {
-        let dims = name.rsplit('.').next()?.split('x');
-        let shape = dims.map(|dim| dim.parse().ok()).collect::<Option<_>>()?;
-        Some(Stored { name: name.to_owned(), shape })
+    fn find(&self, name: &str) -> Result<Option<Stored>> {
+        let dims = name.rsplit('.').next().unwrap_or_default().split('x');
+        let shape = dims.map(|dim| dim.parse().ok()).collect::<Option<_>>();
+        Ok(shape.map(|shape| Stored { source: Source::Tensor(name.to_owned()), shape }))
     }
 }
 
@@ -164,7 +164,7 @@ fn results(
     let mut cache = reference::Cache::default();
     let weight = |id: WeightId| {
         let weight = &program.weights[id.0];
-        weight.read(tensors)?.0.to_f32()
+        weight.read(tensors)?.to_f32()
     };
     let groups = program.groups().len();
     let mut executor = device.map(|(device, cache_type)| {
