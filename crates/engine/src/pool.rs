@@ -267,6 +267,9 @@ impl BlockTable {
             let others = if state.holders > 1 { state.written } else { 0 };
             state.written = written.max(others);
         }
+        if fresh > 0 {
+            self.fill();
+        }
         Ok(())
     }
 
@@ -294,10 +297,8 @@ impl BlockTable {
         if self.entries.len() < stride {
             self.entries.resize(stride, number);
         }
-        // Entries of blocks that are not held have the number that goes, or stay.
-        let before = self.entry(b);
-        let same = self.entries.iter_mut().filter(|entry| **entry == before);
-        same.for_each(|entry| *entry = number);
+        let entry = b % self.entries.len();
+        self.entries[entry] = number;
         if self.held.is_empty() {
             self.held = b..b;
         }
@@ -347,10 +348,14 @@ impl BlockTable {
         if self.held.end <= self.bound {
             self.entries.truncate(self.held.end);
         }
-        // A table shows no block that it does not hold.
-        let (stride, last) = (self.entries.len(), self.entry(self.held.end - 1));
+        self.fill();
+    }
+
+    /// Makes entries whose block is not held those of one that is: a table shows no block that others may write to.
+    fn fill(&mut self) {
+        let stride = self.entries.len();
         for b in self.held.end..self.held.start + stride {
-            self.entries[b % stride] = last;
+            self.entries[b % stride] = self.entry(self.held.end - 1);
         }
     }
 
