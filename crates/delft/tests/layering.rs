@@ -12,6 +12,7 @@ fn root() -> PathBuf {
 /// Every crate and the workspace crates it may import: always layers below its own.
 const LAYERS: &[(&str, &[&str])] = &[
     ("delft-formats", &[]),
+    ("delft-testing", &[]),
     ("delft-tile-macros", &[]),
     ("delft-tile", &["delft-tile-macros"]),
     ("delft-ops", &["delft-formats", "delft-tile"]),

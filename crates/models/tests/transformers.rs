@@ -17,9 +17,8 @@ fn options_of(path: &Path) -> delft_models::Options {
 }
 
 fn cases() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let mut cases: Vec<PathBuf> =
-        std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
+        std::fs::read_dir(testing::models()).unwrap().map(|e| e.unwrap().path()).collect();
     cases.retain(|p| p.join("config.json").exists());
     cases.sort();
     assert!(cases.len() >= 12, "{cases:?}");
@@ -99,51 +98,34 @@ fn compare(program: &Program, results: &[Vec<f32>], expected: &Expected, bound: 
     }
 }
 
-#[test]
-fn folders_agree_layer_by_layer() {
-    for case in cases() {
-        let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
-        for fused in [false, true] {
-            check(&case, &expected, fused, 1e-4)
-                .unwrap_or_else(|e| panic!("{}: {e}", case.display()));
-        }
+fn folder_agrees(case: &Path) {
+    let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
+    for fused in [false, true] {
+        check(case, &expected, fused, 1e-4).unwrap_or_else(|e| panic!("{e}"));
     }
 }
+testing::fixtures!(folders_agree_layer_by_layer: folder_agrees);
 
-#[test]
-fn gguf_twins_agree() {
-    let mut twins = 0;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    for case in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()) {
-        let quantised = case.join("folder");
-        if quantised.is_dir() {
-            let expected = Expected(Safetensors::open(&case.join("expected.safetensors")).unwrap());
-            for fused in [false, true] {
-                check(&quantised, &expected, fused, 1e-4)
-                    .unwrap_or_else(|e| panic!("{}: {e}", quantised.display()));
-            }
-            twins += 1;
+fn twin_agrees(path: &Path) {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let of_folder = path.with_file_name("expected.safetensors");
+    if path.is_dir() {
+        let expected = Expected(Safetensors::open(&of_folder).unwrap());
+        for fused in [false, true] {
+            check(path, &expected, fused, 1e-4).unwrap_or_else(|e| panic!("{e}"));
         }
-        for entry in std::fs::read_dir(&case).unwrap() {
-            let path = entry.unwrap().path();
-            let Some(stored) = path
-                .file_name()
-                .and_then(|n| n.to_str()?.strip_prefix("model.")?.strip_suffix(".gguf"))
-            else {
-                continue;
-            };
-            // Quantised twins have a truth of their own: the same arithmetic over the weights they decode to.
-            let own = case.join(format!("expected.{stored}.safetensors"));
-            let bound = if own.exists() || stored == "f32" { 1e-4 } else { 2e-2 };
-            let truth = if own.exists() { own } else { case.join("expected.safetensors") };
-            let expected = Expected(Safetensors::open(&truth).unwrap());
-            check(&path, &expected, true, bound)
-                .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-            twins += 1;
-        }
+        return;
     }
-    assert!(twins >= 8, "{twins} twins");
+    let stored = name.strip_prefix("model.").unwrap().strip_suffix(".gguf").unwrap();
+    // Quantised files have a truth of their own: the same arithmetic over the weights that they
+    // decode to.
+    let own = path.with_file_name(format!("expected.{stored}.safetensors"));
+    let bound = if own.exists() || stored == "f32" { 1e-4 } else { 2e-2 };
+    let expected =
+        Expected(Safetensors::open(if own.exists() { &own } else { &of_folder }).unwrap());
+    check(path, &expected, true, bound).unwrap_or_else(|e| panic!("{e}"));
 }
+testing::fixtures!(twins_agree: twin_agrees, twins);
 
 #[test]
 fn both_dialects_of_config_agree() {

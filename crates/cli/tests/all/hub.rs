@@ -203,7 +203,7 @@ fn models_are_removed_only_when_told_to() {
 #[test]
 fn a_terminal_is_asked() {
     if !Command::new("script").arg("--version").output().is_ok_and(|found| found.status.success()) {
-        println!("skipped: there is no script(1) of util-linux to make a terminal");
+        testing::skipped("there is no script(1) of util-linux to make a terminal");
         return;
     }
     let cache = tempfile::tempdir().unwrap();

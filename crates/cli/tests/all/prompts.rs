@@ -335,7 +335,7 @@ fn at_a_terminal(model: &str, args: &str) -> Option<String> {
             Some(text(&output.stdout))
         }
         Err(_) => {
-            println!("skipped: there is no `script` to make a terminal with");
+            testing::skipped("there is no `script` to make a terminal with");
             None
         }
     }

@@ -83,7 +83,7 @@ fn a_context_that_does_not_fit_is_refused_at_once_with_one_that_would() {
     let parts = ["weights_bytes", "cache_bytes", "activation_bytes", "working_bytes"];
     assert_eq!(part("total_bytes"), parts.map(part).iter().sum::<u64>());
     if memory["fits"] == true {
-        return println!("skipped: this machine has memory for it, or does not tell");
+        return testing::skipped("this machine has memory for it, or does not tell");
     }
     let output = run(&[&["run", "-m", &model, "Once", "-n", "1"][..], &args].concat());
     let line = refusal(&output);

@@ -20,12 +20,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn published() -> Option<PathBuf> {
-    let folder = std::env::var_os("DELFT_TEST_DATA")
-        .map(|data| PathBuf::from(data).join("weights/stories260K"));
-    if folder.is_none() {
-        println!("skipped: DELFT_TEST_DATA is not set");
-    }
-    folder
+    testing::data("weights/stories260K")
 }
 
 fn is_bundled() -> bool {
@@ -36,7 +31,7 @@ fn is_bundled() -> bool {
             .any(|entry| entry.path().extension().is_some_and(|extension| extension == "gguf"))
     });
     if !bundled {
-        println!("skipped: models/ holds no .gguf file");
+        testing::skipped("models/ holds no .gguf file");
     }
     bundled
 }

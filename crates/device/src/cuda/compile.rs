@@ -195,7 +195,7 @@ mod tests {
         match Compiler::keeping((9, 0), Some(Cache::at(folder))) {
             Ok(compiler) => Some(compiler),
             Err(why) => {
-                println!("skipped: {why}");
+                testing::skipped(&why);
                 None
             }
         }

@@ -46,7 +46,7 @@ fn compiler() -> bool {
     let found = driver().load(&special(&line("probe"), 0.0));
     if let Err(why) = &found {
         assert!(why.expected.contains("compiler"), "{why}");
-        eprintln!("skipped: {why}");
+        testing::skipped(why);
     }
     found.is_ok()
 }

@@ -125,23 +125,27 @@ fn all(path: &Path, device: &str, dispatch: Dispatch) -> (Vec<f32>, Vec<u32>) {
     (logits, turns.collect())
 }
 
+fn dispatches_alike(path: &Path, device: &str) {
+    let [eager, arguments, graph] = Dispatch::ALL.map(|dispatch| all(path, device, dispatch));
+    assert_eq!(eager.1.len(), 10);
+    assert!(eager == graph && arguments == graph);
+}
+
+fn dispatches_alike_on_sim(path: &Path) {
+    dispatches_alike(path, "sim");
+}
+testing::fixtures!(every_dispatch_gives_the_same: dispatches_alike_on_sim);
+
 #[test]
-fn every_dispatch_gives_the_same() {
-    let mut runs: Vec<_> = cases().into_iter().map(|path| (path, "sim")).collect();
-    let llama = runs.iter().find(|(path, _)| path.ends_with("llama3")).unwrap().0.clone();
-    runs.push((llama, "sim-metal"));
-    for (path, device) in runs {
-        let [eager, arguments, graph] = Dispatch::ALL.map(|dispatch| all(&path, device, dispatch));
-        assert_eq!(eager.1.len(), 10);
-        assert!(eager == graph && arguments == graph, "{} on {device}", path.display());
-    }
+fn every_dispatch_gives_the_same_with_metal_text() {
+    dispatches_alike(&crate::common::root().join("llama3"), "sim-metal");
 }
 
 /// The same on the device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
 #[test]
 fn the_named_device_dispatches_alike() {
     let Ok(device) = std::env::var("DELFT_TEST_DEVICE") else {
-        return println!("skipped: DELFT_TEST_DEVICE is not set");
+        return testing::skipped("DELFT_TEST_DEVICE is not set");
     };
     for path in cases() {
         let [eager, arguments, graph] = Dispatch::ALL.map(|dispatch| all(&path, &device, dispatch));
@@ -188,7 +192,7 @@ fn the_named_device_chooses_alike() {
                 same_by(&device, SplitMode::Tensor, 200);
             }
         }
-        Err(_) => println!("skipped: DELFT_TEST_DEVICE is not set"),
+        Err(_) => testing::skipped("DELFT_TEST_DEVICE is not set"),
     }
 }
 

@@ -101,7 +101,7 @@ fn what_the_machine_has_no_memory_for_is_refused_before_it_is_taken() {
     let options = LoadOptions { context: Some(1 << 40), ..LoadOptions::default() };
     let prepared = Engine::prepare(&path, &options).unwrap();
     if prepared.plan()[0].free.is_none() {
-        return println!("skipped: this system does not tell what memory is free");
+        return testing::skipped("this system does not tell what memory is free");
     }
     let why = prepared.load(&mut |_, _| panic!("weights are read")).err().unwrap().to_string();
     assert!(why.starts_with("cpu: expected ") && why.contains(" free (hint: context "), "{why}");

@@ -2,15 +2,6 @@
 
 use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Rows, SamplingOptions};
 use serde_json::Value;
-use std::path::PathBuf;
-
-fn data() -> Option<PathBuf> {
-    let path = std::env::var_os("DELFT_TEST_DATA").map(PathBuf::from);
-    if path.is_none() {
-        println!("skipped: DELFT_TEST_DATA is not set");
-    }
-    path
-}
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
@@ -18,8 +9,7 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn stories260k_matches_its_golden_file() {
-    let Some(data) = data() else { return };
-    let folder = data.join("weights/stories260K");
+    let Some(folder) = testing::data("weights/stories260K") else { return };
     let golden: Value =
         serde_json::from_slice(&std::fs::read(folder.join("golden_stories260K.bin.json")).unwrap())
             .unwrap();

@@ -7,7 +7,7 @@ use formats::safetensors::Safetensors;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models")
+    testing::models()
 }
 
 fn folders() -> Vec<PathBuf> {
@@ -26,27 +26,27 @@ pub(crate) fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// GGUF files and quantised folders, their expectations, and whether their products are exact.
-pub(crate) fn twins() -> Vec<(PathBuf, PathBuf, bool)> {
-    let mut twins = Vec::new();
-    for case in folders() {
-        let quantised = case.join("folder");
-        if quantised.is_dir() {
-            twins.push((quantised, case.join("expected.safetensors"), false));
-        }
-        for path in std::fs::read_dir(&case).unwrap().map(|e| e.unwrap().path()) {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            let Some(stored) = name.strip_prefix("model.").and_then(|n| n.strip_suffix(".gguf"))
-            else {
-                continue;
-            };
-            let own = case.join(format!("expected.{stored}.safetensors"));
-            let exact = stored == "f32";
-            let truth = if own.exists() { own } else { case.join("expected.safetensors") };
-            twins.push((path, truth, exact));
-        }
-    }
+/// GGUF files and quantised folders beside the checkpoints.
+pub(crate) fn twins() -> Vec<PathBuf> {
+    let entries = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let twins: Vec<PathBuf> =
+        folders().into_iter().flat_map(entries).filter(|path| twin_truth(path).is_some()).collect();
+    assert!(twins.len() >= 8, "{twins:?}");
     twins
+}
+
+/// Where the truth about a twin is, and whether its products are exact; none for other paths.
+pub(crate) fn twin_truth(path: &Path) -> Option<(PathBuf, bool)> {
+    let name = path.file_name()?.to_str()?;
+    if name == "folder" {
+        return Some((path.with_file_name("expected.safetensors"), false));
+    }
+    let stored = name.strip_prefix("model.")?.strip_suffix(".gguf")?;
+    // Quantised files have a truth of their own: the same arithmetic over the weights that they
+    // decode to.
+    let own = path.with_file_name(format!("expected.{stored}.safetensors"));
+    let truth = if own.exists() { own } else { path.with_file_name("expected.safetensors") };
+    Some((truth, stored == "f32"))
 }
 
 /// The context with which a fixture's rotation is the one that it expects, where that follows the context.

@@ -10,14 +10,6 @@ fn sample(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf").join(name)
 }
 
-fn test_data() -> Option<PathBuf> {
-    let data = std::env::var_os("DELFT_TEST_DATA").map(PathBuf::from);
-    if data.is_none() {
-        eprintln!("skipped: DELFT_TEST_DATA is not set");
-    }
-    data
-}
-
 #[test]
 fn sample_of_the_gguf_package_reads_back() {
     let gguf = Gguf::open(&sample("sample.gguf")).unwrap();
@@ -133,8 +125,7 @@ fn split_sets_open_from_any_file() {
 
 #[test]
 fn stories_version_1_holds_the_checkpoints_weights() {
-    let Some(data) = test_data() else { return };
-    let folder = data.join("weights/stories260K");
+    let Some(folder) = testing::data("weights/stories260K") else { return };
     let gguf = Gguf::open(&folder.join("tinyllamas-stories-260k-f32.gguf")).unwrap();
     assert_eq!(gguf.header().version, 1);
     assert_eq!(gguf.metadata().u32("llama.block_count").unwrap(), Some(5));
@@ -153,12 +144,12 @@ fn stories_version_1_holds_the_checkpoints_weights() {
 
 #[test]
 fn vocabularies_open_fast() {
-    let Some(data) = test_data() else { return };
+    let Some(folder) = testing::data("tokenizers") else { return };
     for (file, tokens, last) in [
         ("gpt-2/ggml-vocab-gpt-2.gguf", 50257, "<|endoftext|>"),
         ("llama-spm/ggml-vocab-llama-spm.gguf", 32000, "给"),
     ] {
-        let gguf = Gguf::open(&data.join("tokenizers").join(file)).unwrap();
+        let gguf = Gguf::open(&folder.join(file)).unwrap();
         assert!(gguf.is_empty());
         let vocabulary = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
         assert_eq!((vocabulary.len(), vocabulary[tokens - 1].as_str()), (tokens, last), "{file}");

@@ -41,11 +41,7 @@ fn encoded(dtype: DType, values: &[f32]) -> Vec<u8> {
 
 /// The ggml vectors, or none (said aloud) where the test data is not set up.
 fn ggml_vectors() -> Option<PathBuf> {
-    let Some(data) = std::env::var_os("DELFT_TEST_DATA") else {
-        eprintln!("skipped: DELFT_TEST_DATA is not set");
-        return None;
-    };
-    Some(PathBuf::from(data).join("suites/ggml-quant-vectors"))
+    testing::data("suites/ggml-quant-vectors")
 }
 
 /// A deterministic stream of bytes (xorshift).

@@ -177,7 +177,7 @@ fn compare(dialect: Dialect) {
     let (lowered, text) = lowered(dialect);
     let program = match Program::compile(&text, &lowered, dialect) {
         Ok(program) => program,
-        Err(Unproved::Skip(why)) => return eprintln!("skipped: {why}"),
+        Err(Unproved::Skip(why)) => return testing::skipped(why),
         Err(wrong) => panic!("{wrong}"),
     };
     for ((written, kernel), launch) in written(target(dialect)).iter().zip(&lowered).zip(LAUNCHES) {

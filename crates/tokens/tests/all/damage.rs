@@ -469,7 +469,7 @@ fn damaged_vocabularies() {
 
 #[test]
 fn damaged_published_vocabularies() {
-    let Some(folder) = crate::common::data("tokenizers") else { return };
+    let Some(folder) = testing::data("tokenizers") else { return };
     for name in ["gpt-2/ggml-vocab-gpt-2.gguf", "llama-spm/ggml-vocab-llama-spm.gguf"] {
         let file = Gguf::open(&folder.join(name)).unwrap();
         let whole = GgufVocabulary::from_metadata(file.metadata()).unwrap();

@@ -1,6 +1,5 @@
 //! Tokenizers and templates from outside, as one test program. `memory.rs` beside it counts what the process allocates.
 
-mod common;
 mod damage;
 mod folders;
 mod hostile;

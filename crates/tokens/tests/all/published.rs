@@ -43,7 +43,7 @@ fn check(tokenizer: &Tokenizer, pairs: &[(String, Vec<u32>)], exact: bool) {
 
 #[test]
 fn gpt2() {
-    let Some(folder) = crate::common::data("tokenizers/gpt-2") else { return };
+    let Some(folder) = testing::data("tokenizers/gpt-2") else { return };
     let file = formats::Gguf::open(&folder.join("ggml-vocab-gpt-2.gguf")).unwrap();
     let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
     assert_eq!(tokenizer.warnings(), [] as [String; 0]);
@@ -54,7 +54,7 @@ fn gpt2() {
 
 #[test]
 fn llama_spm() {
-    let Some(folder) = crate::common::data("tokenizers/llama-spm") else { return };
+    let Some(folder) = testing::data("tokenizers/llama-spm") else { return };
     let file = formats::Gguf::open(&folder.join("ggml-vocab-llama-spm.gguf")).unwrap();
     let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
     assert!(ChatTemplate::from_gguf(file.metadata()).unwrap().is_none());
@@ -70,7 +70,7 @@ fn llama_spm() {
 
 #[test]
 fn qwen2() {
-    let Some(folder) = crate::common::data("tokenizers/qwen2") else { return };
+    let Some(folder) = testing::data("tokenizers/qwen2") else { return };
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
     assert_eq!(tokenizer.vocab_size(), 151655);
     assert_eq!((tokenizer.eos_token(), tokenizer.pad()), (Some(151645), Some(151643)));
@@ -88,7 +88,7 @@ fn qwen2() {
 
 #[test]
 fn llama3() {
-    let Some(folder) = crate::common::data("tokenizers/llama-bpe") else { return };
+    let Some(folder) = testing::data("tokenizers/llama-bpe") else { return };
     let file = std::fs::read_to_string(folder.join("tokenizer.model")).unwrap();
     let tokenizer = Tokenizer::from_vocabulary(tiktoken(&file)).unwrap();
     assert_eq!(tokenizer.warnings(), [] as [String; 0]);

@@ -56,7 +56,7 @@ fn hash(text: &str) -> String {
 
 #[test]
 fn every_published_template_renders_as_in_python() {
-    let Some(folder) = crate::common::data("suites/llama.cpp-templates") else { return };
+    let Some(folder) = testing::data("suites/llama.cpp-templates") else { return };
     let conversations: Vec<Value> = serde_json::from_str(CONVERSATIONS).unwrap();
     let mut expected: Map<String, Value> = serde_json::from_str(EXPECTED).unwrap();
     expected.remove(CASES).unwrap();
@@ -104,7 +104,7 @@ fn every_published_template_renders_as_in_python() {
 /// What any chat needs of any template: one question and two, with and without a system message, whose text must arrive.
 #[test]
 fn every_published_template_renders_a_plain_conversation() {
-    let Some(folder) = crate::common::data("suites/llama.cpp-templates") else { return };
+    let Some(folder) = testing::data("suites/llama.cpp-templates") else { return };
     let message = |role: &str, content: &str| json!({ "role": role, "content": content });
     let turns =
         [message("user", "first"), message("assistant", "reply"), message("user", "second")];
@@ -150,7 +150,7 @@ fn every_published_template_renders_a_plain_conversation() {
 
 #[test]
 fn every_published_case_renders_as_in_python() {
-    let Some(folder) = crate::common::data("suites/llama.cpp-templates") else { return };
+    let Some(folder) = testing::data("suites/llama.cpp-templates") else { return };
     let suite: Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join(CASES)).unwrap()).unwrap();
     let expected: Map<String, Value> = serde_json::from_str(EXPECTED).unwrap();

@@ -1,0 +1,109 @@
+//! A test for each reference fixture: a failure then names its fixture, and the others are still
+//! run, on all cores.
+
+/// Declares a module with a test for each reference fixture, which calls a function with the
+/// fixture's path.
+///
+/// - `fixtures!(name: run)`: every folder with a Hugging Face checkpoint, which `run` takes as `&Path`.
+/// - `fixtures!(name: run, twins)`: every GGUF file and quantised folder beside one, which `run` takes
+///   as `&Path`.
+///
+/// A new fixture is a row here; a test of this crate fails if one is missing.
+#[macro_export]
+macro_rules! fixtures {
+    ($name:ident: $run:path) => {
+        $crate::fixtures!(@tests $name, $run,
+            llama_bias "llama-bias",
+            llama_head_dim "llama-head-dim",
+            llama_inferred "llama-inferred",
+            llama_linear "llama-linear",
+            llama_long "llama-long",
+            llama_prefix "llama-prefix",
+            llama2 "llama2",
+            llama3 "llama3",
+            mistral "mistral",
+            mistral_full "mistral-full",
+            mistral_long "mistral-long",
+            phi3 "phi3",
+            phi3_short "phi3-short",
+            qwen2 "qwen2",
+            qwen2_window "qwen2-window",
+            qwen2_yarn "qwen2-yarn",
+            qwen2_5 "qwen2.5",
+            qwen3 "qwen3",
+            qwen3_untied "qwen3-untied",
+            qwen3_untyped "qwen3-untyped",
+        );
+    };
+    ($name:ident: $run:path, twins) => {
+        $crate::fixtures!(@tests $name, $run,
+            llama_q4_k_m "llama-k-quants/model.q4_k_m.gguf",
+            llama3_f32 "llama3/model.f32.gguf",
+            mistral_f16 "mistral-full/model.f16.gguf",
+            mlx "mlx/folder",
+            phi3_f32 "phi3/model.f32.gguf",
+            phi3_short_f32 "phi3-short/model.f32.gguf",
+            qwen2_f16 "qwen2/model.f16.gguf",
+            qwen2_yarn_f16 "qwen2-yarn/model.f16.gguf",
+            qwen3_bf16 "qwen3/model.bf16.gguf",
+            qwen3_q8_0 "qwen3/model.q8_0.gguf",
+        );
+    };
+    (@tests $name:ident, $run:path, $($test:ident $path:literal,)+) => {
+        mod $name {
+            #[allow(unused_imports, reason = "a path to the function may begin in the module outside")]
+            use super::*;
+
+            /// The paths of all, below [`models`](crate::models).
+            #[allow(dead_code, reason = "the list of all is for a test of the list")]
+            pub(super) const ALL: &[&str] = &[$($path),+];
+
+            $(
+                #[test]
+                fn $test() {
+                    $run(&$crate::models().join($path));
+                }
+            )+
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::models;
+    use std::path::{Path, PathBuf};
+
+    fn is_there(path: &Path) {
+        assert!(path.exists(), "{}", path.display());
+    }
+
+    fixtures!(checkpoints: is_there);
+    fixtures!(twins: is_there, twins);
+
+    fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path())
+    }
+
+    #[test]
+    fn none_is_missing_from_the_lists() {
+        let (mut found, mut found_twins) = (vec![], vec![]);
+        for folder in entries(&models()).filter(|path| path.is_dir()) {
+            let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+            for path in entries(&folder) {
+                let twin = path.file_name().unwrap().to_str().unwrap();
+                if twin == "folder" || twin.ends_with(".gguf") {
+                    found_twins.push(format!("{name}/{twin}"));
+                }
+            }
+            if folder.join("config.json").exists() {
+                found.push(name);
+            }
+        }
+        for (listed, mut found) in [(checkpoints::ALL, found), (twins::ALL, found_twins)] {
+            let mut listed: Vec<&str> = listed.to_vec();
+            listed.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(listed, found, "the lists in {}", file!());
+        }
+    }
+}
