@@ -5,7 +5,7 @@
 #
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
-#   FIXTURES        test programs of the engine, to run on the GPU (default: those in .carry)
+#   FIXTURES        the test program of the engine, to run on the GPU (default: .carry/all)
 #   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `several`
 #                   for machines with 2 or 4 GPUs)
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
@@ -73,9 +73,9 @@ sanitize() {
 
 # fixtures: Transformers' logits, and the CPU's tokens, on the GPU.
 fixtures() {
-    for program in ${FIXTURES:-.carry/transformers .carry/devices}; do
+    for program in ${FIXTURES:-.carry/all}; do
         chmod +x "$program"
-        DELFT_TEST_DEVICE=cuda "$program" the_named_device --nocapture || return
+        DELFT_TEST_DEVICE=cuda "$program" the_named_device --nocapture --test-threads 1 || return
     done
 }
 
@@ -144,9 +144,9 @@ several() {
     found=$(nvidia-smi -L | grep -c '^GPU')
     [ "$found" -ge 2 ] || { echo "several: expected 2 GPUs or more, found $found"; return 1; }
     nvidia-smi topo -m
-    for program in ${FIXTURES:-.carry/transformers .carry/devices}; do
+    for program in ${FIXTURES:-.carry/all}; do
         chmod +x "$program"
-        DELFT_TEST_DEVICE=cuda:0,1 "$program" the_named_device --nocapture || return
+        DELFT_TEST_DEVICE=cuda:0,1 "$program" the_named_device --nocapture --test-threads 1 || return
     done
     folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
     for model in ${SHARED:-llama-8b:bf16 llama-8b:q4_k}; do

@@ -4,7 +4,7 @@
     python3 tests/reference/damaged.py OUT --delft target/debug/delft
     python3 tests/reference/damaged.py OUT --python llama_cpp    # pip install llama-cpp-python: what a peer does
 
-The kinds are those of crates/cli/tests/damaged, which makes its files itself and says what must become of each; this is for other
+The kinds are those of crates/cli/tests/all/damaged, which makes its files itself and says what must become of each; this is for other
 programs, and for commands that no test calls.
 """
 

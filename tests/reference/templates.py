@@ -1,4 +1,4 @@
-"""What Hugging Face Transformers makes of chat templates: expectations for crates/tokens/tests/templates.rs.
+"""What Hugging Face Transformers makes of chat templates: expectations for crates/tokens/tests/all/templates.rs.
 
     python templates.py DATA OUT
 

@@ -1,4 +1,4 @@
-"""Small tokenizers trained by the packages that define their formats: fixtures for crates/tokens/tests/folders.rs.
+"""Small tokenizers trained by the packages that define their formats: fixtures for crates/tokens/tests/all/folders.rs.
 
     python tokenizer_vectors.py DATA OUT
 

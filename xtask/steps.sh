@@ -1,0 +1,33 @@
+# Sourced by .ci/run and xtask/proof: steps with the time at which each begins, and one list of what
+# was skipped, which tests append to through the file that DELFT_SKIPPED names (`testing::skipped`).
+
+DELFT_SKIPPED="${TMPDIR:-/tmp}/delft-skipped.$$"
+export DELFT_SKIPPED
+: > "$DELFT_SKIPPED"
+trap 'rm -f "$DELFT_SKIPPED"' EXIT
+
+# step COMMAND..: runs it, under a line that says what and when.
+step() { printf '\n== %s (after %d s)\n' "$*" $SECONDS; "$@"; }
+
+# skipped WHY
+skipped() {
+  printf '\n== skipped: %s\n' "$1"
+  printf '%s\n' "$1" >> "$DELFT_SKIPPED"
+}
+
+# has_target TRIPLE: whether Rust can build for it, which it is asked to learn where rustup is
+# there.
+has_target() {
+  [ -d "$(rustc --print target-libdir --target "$1")" ] || rustup target add "$1" > /dev/null 2>&1
+}
+
+# finish: the time that all took, and what was skipped.
+finish() {
+  printf '\n== passed in %d s\n' $SECONDS
+  if [ -s "$DELFT_SKIPPED" ]; then
+    printf 'skipped here, and why:\n'
+    sort -u "$DELFT_SKIPPED" | sed 's/^/  /'
+  else
+    printf 'nothing was skipped\n'
+  fi
+}
