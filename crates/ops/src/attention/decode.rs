@@ -284,16 +284,19 @@ fn decode(
                     scratch.stats.set_vec((slice + head) * 2u32, &[top, sum]);
                 });
             });
-            fence();
+            // The thread that counts is the one that fences, on both sides: a barrier carries what
+            // the others wrote to its fence, and what its fence has seen to them, but no fence of
+            // theirs says anything of its atomic.
             barrier();
             let last = Shared::<u32>::named("last", 1);
             when(Order::eq(thread_id(), 0u32), || {
+                fence();
                 let before = scratch.counters.atomic(AtomicOp::Add, index, 1u32);
+                fence();
                 last.set(0u32, select(Order::eq(before, used - 1u32), 1u32, 0u32));
             });
             barrier();
             when(Order::eq(last.get(0u32), 1u32), || {
-                fence();
                 merge(plan, scratch, index, used, |head, element, values| {
                     let rounded: Vec<Val<Raw>> = values.iter().map(|v| v.to(y.scalar())).collect();
                     y.set_raw_vec(at + head * d + element, &rounded);

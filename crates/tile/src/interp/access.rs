@@ -111,14 +111,13 @@ fn load<M: Memory>(
     columns: &Columns,
     mask: &Mask,
     (index, d): (Col, &[Col]),
-    coherent: bool,
 ) -> Result<(), Refused> {
     let index = columns.of(index);
     mask.each(|lane| {
         let from = index[lane].get() as usize;
         for (i, d) in d.iter().enumerate() {
             let refused = |why| Refused::element(lane, from + i, why);
-            memory.reads(from + i, order, lane as u64, coherent).map_err(refused)?;
+            memory.reads(from + i, order, lane as u64).map_err(refused)?;
             columns.of(*d)[lane].set(memory.get(from + i));
         }
         Ok(())
@@ -238,7 +237,6 @@ impl State<'_> {
         from: Array,
         index: Col,
         d: &[Col],
-        coherent: bool,
     ) -> Result<(), Stop> {
         let stop = |refused: Refused| refused.stop("loads", from);
         let (columns, order) = (&self.columns, &self.order);
@@ -251,12 +249,12 @@ impl State<'_> {
                     load_input(columns, mask, buffer, index, d);
                     return Ok(());
                 }
-                load(buffer, order, columns, mask, (index, d), coherent).map_err(stop)
+                load(buffer, order, columns, mask, (index, d)).map_err(stop)
             }
             Array::Shared(i) => {
                 let shared = &mut self.shared[i as usize];
                 bounds(columns, mask, index, d.len(), shared.len()).map_err(stop)?;
-                load(shared, order, columns, mask, (index, d), coherent).map_err(stop)
+                load(shared, order, columns, mask, (index, d)).map_err(stop)
             }
         }
     }
@@ -361,7 +359,7 @@ impl State<'_> {
                 let (source, target) =
                     (columns.of(from_index)[lane].get() as usize + i, index as usize + i);
                 let bits = if keep {
-                    let read = buffer.reads(source, order, lane as u64, false);
+                    let read = buffer.reads(source, order, lane as u64);
                     let refused = |why| Refused::element(lane, source, why);
                     read.map_err(|why| refused(why).stop("copies from", out_of))?;
                     buffer.peek(source)
@@ -400,7 +398,7 @@ impl State<'_> {
                 Array::Shared(i) => &mut self.shared[i as usize],
             };
             let read = lies.each(tile, simd, memory, |memory, i, at| {
-                memory.reads(at, order, who, false)?;
+                memory.reads(at, order, who)?;
                 cells[i].set(memory.get(at));
                 Ok(())
             });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::allocate::allocate;
 use super::ops::{Array, Col, Fixed, Index, Op, Program, Slot};
 use super::products::Product;
-use crate::ir::{Access, Block, Builtin, Hint, Inst, Kernel, Node, ParamKind, Place, Value};
+use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -276,14 +276,14 @@ impl Compiler<'_> {
                     _ => Op::RegisterLoad { array, index, d: self.define_columns(node)?.into() },
                 }
             }
-            Inst::Load { place, index, lanes, hint } => {
+            Inst::Load { place, index, lanes, .. } => {
                 let from = self.array(*place)?;
                 let index = self.scalar(*index, Scalar::U32)?;
                 let d: Box<[Col]> = self.define_columns(node)?.into();
                 if d.len() != usize::from(*lanes) {
                     return Err(format!("{lanes} lanes loaded into {}", d.len()));
                 }
-                Op::Load { from, index, coherent: *hint == Hint::Coherent, d }
+                Op::Load { from, index, d }
             }
             Inst::Store { place: Place::Register(array), index, value } => {
                 let (array, index) = (*array, self.index(*array, *index)?);

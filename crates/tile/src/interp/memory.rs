@@ -75,7 +75,7 @@ impl Shadow {
 
     fn against_others(&self, i: usize, order: &Order, who: u64, atomic: bool) -> Result<(), Why> {
         let did = if atomic { Did::Changed } else { Did::Read };
-        let access = Access { coherent: false, of_atomic: atomic };
+        let access = Access { of_atomic: atomic };
         let others = self.others.get(&(i, atomic)).into_iter().flatten();
         others
             .copied()
@@ -83,14 +83,8 @@ impl Shadow {
     }
 
     #[inline(always)]
-    fn reads<const SHARED: bool>(
-        &mut self,
-        i: usize,
-        order: &Order,
-        who: u64,
-        coherent: bool,
-    ) -> Result<(), Why> {
-        let access = Access { coherent, of_atomic: false };
+    fn reads<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        let access = Access::default();
         let written = self.written[i];
         if if SHARED { !order.is_ours(written) } else { written == 0 } {
             self.landed(i)?;
@@ -99,7 +93,7 @@ impl Shadow {
         self.landed(i)?;
         Self::against::<SHARED>(written, order, who, access, Did::Wrote)?;
         if let Some(atomic) = self.atomic.get(i) {
-            let access = Access { of_atomic: true, ..access };
+            let access = Access { of_atomic: true };
             Self::against::<SHARED>(*atomic, order, who, access, Did::Changed)?;
             if !SHARED && !self.others.is_empty() {
                 self.against_others(i, order, who, true)?;
@@ -119,7 +113,7 @@ impl Shadow {
         Self::against::<SHARED>(self.written[i], order, who, access, Did::Wrote)?;
         Self::against::<SHARED>(self.read[i], order, who, access, Did::Read)?;
         if let Some(atomic) = self.atomic.get(i) {
-            let access = Access { of_atomic: true, ..access };
+            let access = Access { of_atomic: true };
             Self::against::<SHARED>(*atomic, order, who, access, Did::Changed)?;
         }
         if !SHARED && !self.others.is_empty() {
@@ -136,7 +130,7 @@ impl Shadow {
         order: &Order,
         who: u64,
     ) -> Result<(), Why> {
-        let access = Access { coherent: true, of_atomic: false };
+        let access = Access::default();
         self.landed(i)?;
         self.free(i)?;
         let written = self.written[i];
@@ -148,7 +142,7 @@ impl Shadow {
         if !SHARED && !self.others.is_empty() {
             self.against_others(i, order, who, false)?;
         }
-        let of_atomic = Access { of_atomic: true, ..access };
+        let of_atomic = Access { of_atomic: true };
         if let Some(kept) = order.note::<SHARED>(&mut self.atomic[i], who, of_atomic) {
             self.others.entry((i, true)).or_default().push(kept);
         }
@@ -304,7 +298,7 @@ pub(super) trait Memory {
     fn len(&self) -> usize;
     fn get(&self, i: usize) -> u32;
     fn put(&mut self, i: usize, bits: u32);
-    fn reads(&mut self, i: usize, order: &Order, who: u64, coherent: bool) -> Result<(), Why>;
+    fn reads(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why>;
     fn writes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why>;
     fn changes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why>;
 }
@@ -323,9 +317,9 @@ impl Memory for Buffer<'_> {
         self.poke(i, bits);
     }
     #[inline(always)]
-    fn reads(&mut self, i: usize, order: &Order, who: u64, coherent: bool) -> Result<(), Why> {
+    fn reads(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
         match &mut self.shadow {
-            Some(shadow) => shadow.reads::<false>(i, order, who, coherent),
+            Some(shadow) => shadow.reads::<false>(i, order, who),
             None => Ok(()),
         }
     }
@@ -359,8 +353,8 @@ impl Memory for Shared {
         self.cells[i] = bits;
     }
     #[inline(always)]
-    fn reads(&mut self, i: usize, order: &Order, who: u64, _: bool) -> Result<(), Why> {
-        self.shadow.reads::<true>(i, order, who, false)
+    fn reads(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        self.shadow.reads::<true>(i, order, who)
     }
     #[inline(always)]
     fn writes(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {

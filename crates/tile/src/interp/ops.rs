@@ -73,7 +73,6 @@ pub(super) enum Op {
     Load {
         from: Array,
         index: Col,
-        coherent: bool,
         d: Box<[Col]>,
     },
     Store {

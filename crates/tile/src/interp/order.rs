@@ -1,10 +1,13 @@
 //! Which accesses come before which: stamps, barriers, and the hand-over between threadgroups.
 //!
-//! Every access is stamped with a clock that only barriers and fences advance, so what the lockstep happens to order
-//! still counts as unordered. Within a group, a barrier orders all before it, a simdgroup's barrier the shared memory
-//! accesses of its lanes. Between groups (which run one after another here, but not on a device) only a hand-over
-//! orders: writes, a fence, an atomic by one group; then an atomic on the same element by another, and there a fence or
-//! coherent loads. A barrier on either side extends this to the other threads of the group.
+//! Every access is stamped with a clock that only barriers and fences advance, so what the lockstep
+//! happens to order still counts as unordered. Within a group, a barrier orders all before it, a
+//! simdgroup's barrier the shared memory accesses of its lanes. Between groups (which run one after
+//! another here, but not on a device) only a hand-over orders: writes, a fence and an atomic by one
+//! thread; then an atomic on the same element and a fence by one thread of another. A barrier
+//! before the first fence, and one after the second, extend this to the other threads of their
+//! groups. That is what the memory models of CUDA, C++ and Metal promise: a fence of one thread
+//! says nothing of another's atomic, whatever barrier stands between them.
 
 use std::collections::HashMap;
 
@@ -78,13 +81,10 @@ pub(super) struct Order {
     fences: bool,
     /// By thread: its last fence, and the barrier before it.
     fenced: Vec<(u64, u64)>,
-    /// What fences since the last barrier cover, and those before it.
-    pending: u64,
-    past: u64,
     names: HashMap<(u32, u32), usize>,
     batons: Vec<Baton>,
-    /// Seen by the group before its last barrier, and since by one thread; without and with a fence after it.
-    seen: Vec<Seen>,
+    /// What a thread's atomics have seen; what its fences have made of that since the last barrier,
+    /// and the group's before.
     seen_by: Vec<(u64, Seen)>,
     taken: Vec<Seen>,
     taken_by: Vec<(u64, Seen)>,
@@ -117,11 +117,8 @@ impl Order {
             births: vec![],
             fences,
             fenced: vec![(0, 0); threads],
-            pending: 0,
-            past: 0,
             names: HashMap::new(),
             batons: vec![],
-            seen: vec![],
             seen_by: vec![],
             taken: vec![],
             taken_by: vec![],
@@ -136,8 +133,6 @@ impl Order {
         self.born = self.now;
         self.barrier = self.now;
         self.births.push(self.now);
-        (self.pending, self.past) = (0, 0);
-        self.seen.clear();
         self.seen_by.clear();
         self.taken.clear();
         self.taken_by.clear();
@@ -164,11 +159,6 @@ impl Order {
         self.now += 1;
         self.barrier = self.now;
         self.shown.copy_from_slice(&self.published);
-        self.past = self.past.max(self.pending);
-        self.pending = 0;
-        for (_, seen) in std::mem::take(&mut self.seen_by) {
-            add(&mut self.seen, seen);
-        }
         for (_, seen) in std::mem::take(&mut self.taken_by) {
             add(&mut self.taken, seen);
         }
@@ -184,10 +174,9 @@ impl Order {
         self.now += 1;
     }
 
-    /// A fence by some threads, or by all of the group.
-    pub(super) fn fence(&mut self, threads: impl Iterator<Item = usize>, all: bool) {
+    /// A fence by some threads.
+    pub(super) fn fence(&mut self, threads: impl Iterator<Item = usize>) {
         self.now += 1;
-        self.pending = self.pending.max(if all { self.now } else { self.barrier });
         for thread in threads {
             self.fenced[thread] = (self.now, self.barrier);
             let t = thread as u64;
@@ -196,9 +185,6 @@ impl Order {
                 if by == t {
                     add_by(&mut self.taken_by, t, seen);
                 }
-            }
-            for i in 0..self.seen.len() {
-                add_by(&mut self.taken_by, t, self.seen[i]);
             }
         }
     }
@@ -237,12 +223,10 @@ impl Order {
             }
         }
         let (fence, barrier) = self.fenced[thread];
-        let own = if fence > self.born { fence } else { 0 };
-        let upto = self.past.max(if own > 0 { barrier } else { 0 });
-        if own == 0 && upto == 0 {
+        if fence <= self.born {
             return;
         }
-        let new = Release { born: self.born, upto, thread: t, own, at: self.now };
+        let new = Release { born: self.born, upto: barrier, thread: t, own: fence, at: self.now };
         let baton = &mut self.batons[name];
         match baton.releases.iter_mut().rfind(|r| r.born == new.born && r.thread == t) {
             Some(old) => *old = new,
@@ -295,9 +279,7 @@ impl Order {
             })
         };
         let by = |list: &[(u64, Seen)]| list.iter().any(|(t, seen)| *t == thread && ready(seen));
-        self.taken.iter().any(ready)
-            || by(&self.taken_by)
-            || (access.coherent && (self.seen.iter().any(ready) || by(&self.seen_by)))
+        self.taken.iter().any(ready) || by(&self.taken_by)
     }
 
     /// Adds an access to a record of reads (or of atomics), which may be of several threads. Returns what must be kept
@@ -326,8 +308,6 @@ impl Order {
 /// What the ordering rules ask of an access.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Access {
-    /// It reads past the first-level cache.
-    pub(super) coherent: bool,
     /// The record it is compared with is of atomics.
     pub(super) of_atomic: bool,
 }

@@ -248,8 +248,8 @@ impl<'a> State<'a> {
             }
             Op::Cast { from, to, d, a } => arith::convert(columns, mask, *from, *to, (*d, *a)),
             Op::Dot4 { d, a, b, acc } => arith::dots(columns, mask, *d, [*a, *b, *acc]),
-            Op::Load { from, index, coherent, d } => {
-                return self.load(mask, *from, *index, d, *coherent);
+            Op::Load { from, index, d } => {
+                return self.load(mask, *from, *index, d);
             }
             Op::Store { to, index, v } => return self.store(mask, *to, *index, v),
             Op::Atomic { op, on, index, v, d } => {
@@ -288,7 +288,7 @@ impl<'a> State<'a> {
                     threads.push(lane);
                     Ok::<(), ()>(())
                 });
-                self.order.fence(threads.into_iter(), mask.is_all(self.threads));
+                self.order.fence(threads.into_iter());
             }
             Op::Simd { op, scalar, d, a, lane } => {
                 return self.simd(mask, (*op, *scalar), (*d, *a, *lane));

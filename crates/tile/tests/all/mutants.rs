@@ -201,6 +201,44 @@ fn handed(how: Hand) -> (Kernel, Numbers, Vec<Buffer>) {
     (hand(how).record(), Numbers::new(), vec![zeros(3), zeros(3), zeros(1)])
 }
 
+mistakes!(Gather: Right FencesBeforeBarrier FencesAfterBarrier NoBarrier);
+
+/// Every thread of every group writes its part; all threads of the last group read them all.
+#[kernel]
+fn gather(parts: InOut<u32>, count: InOut<u32>, y: Out<u32>, how: Gather) {
+    groups_of(3, 64);
+    let (g, t) = (group_id(), thread_id());
+    parts[g * 64 + t] = g + t;
+    let last = Shared::<u32>::named("last", 1);
+    if how.is(Gather::FencesBeforeBarrier) {
+        fence();
+    }
+    if !how.is(Gather::NoBarrier) {
+        barrier();
+    }
+    if t == 0 {
+        if !how.is(Gather::FencesBeforeBarrier) {
+            fence();
+        }
+        last[0u32] = count.atomic(AtomicOp::Add, 0u32, 1);
+        if !how.is(Gather::FencesAfterBarrier) {
+            fence();
+        }
+    }
+    barrier();
+    if last[0u32] == 2 {
+        if how.is(Gather::FencesAfterBarrier) {
+            fence();
+        }
+        y[t] = parts[t] + parts[64 + t] + parts[128 + t];
+    }
+}
+
+fn gathered(how: Gather) -> (Kernel, Numbers, Vec<Buffer>) {
+    let zeros = |len| Buffer::zeros(Scalar::U32, len);
+    (gather(how).record(), Numbers::new(), vec![zeros(192), zeros(1), zeros(64)])
+}
+
 mistakes!(Plain: Right Registers SomeRegisters BeyondRegisters ReadsOutput Misaligned MisalignedStore DividesByZero Shifts StepZero Wraps AtomicPast SameElement);
 
 /// Arithmetic, registers and vectors, one thread at a time.
@@ -383,6 +421,7 @@ fn the_right_kernels_run() {
         exchanged(Lanes::Right),
         copied(Copies::Right),
         handed(Hand::Right),
+        gathered(Gather::Right),
         plainly(Plain::Right),
         multiplied(Matrix::Right),
         by_warpgroup(Warps::Right),
@@ -438,6 +477,9 @@ fn every_mistake_is_found_where_it_is_made() {
         (handed(Hand::PlainCount), "loads count[0]", "of group (0, 0, 0) wrote"),
         (handed(Hand::Together), "stores parts[0]", "of group (0, 0, 0) wrote"),
         (handed(Hand::WriteLate), "loads parts[0]", "of group (0, 0, 0) wrote"),
+        (gathered(Gather::FencesBeforeBarrier), "loads parts[1]", "of group (0, 0, 0) wrote"),
+        (gathered(Gather::FencesAfterBarrier), "loads parts[1]", "of group (0, 0, 0) wrote"),
+        (gathered(Gather::NoBarrier), "loads parts[1]", "of group (0, 0, 0) wrote"),
         (plainly(Plain::Registers), "loads r0[1]", "which nothing has written"),
         (plainly(Plain::SomeRegisters), "thread 9 of group (0, 0, 0) loads r0[1]", "nothing has"),
         (plainly(Plain::BeyondRegisters), "thread 1 of", "loads r0[2]"),

@@ -357,10 +357,10 @@ extern "C" __global__ void __launch_bounds__(32) hand_over(const float* x, float
     atomicMin(extremes + 1u, tk_i32(v6 * 100.0f));  // kernels.rs:374
     atomicExch(arrived + 1u, counts[3u]);  // kernels.rs:375
     atomicAdd(y + 1u, v6);  // kernels.rs:376
+    __threadfence();  // kernels.rs:377
   }
-  __syncthreads();  // kernels.rs:378
-  if (last[0u] == gridDim.x - 1u) {  // kernels.rs:379
-    __threadfence();  // kernels.rs:380
+  __syncthreads();  // kernels.rs:379
+  if (last[0u] == gridDim.x - 1u) {  // kernels.rs:380
     r0 = 0.0f;  // kernels.rs:381
     for (uint v52 = 0u; v52 < gridDim.x; ++v52) {  // kernels.rs:382
       r0 = r0 + tk_coherent(partial + v52);  // kernels.rs:383

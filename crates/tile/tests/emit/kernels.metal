@@ -411,10 +411,10 @@ kernel void hand_over(
     atomic_fetch_min_explicit((device atomic_int*)(extremes + 1u), tk_i32(v6 * 100.0f), memory_order_relaxed);  // kernels.rs:374
     atomic_exchange_explicit((device atomic_uint*)(arrived + 1u), counts[3u], memory_order_relaxed);  // kernels.rs:375
     atomic_fetch_add_explicit((device atomic_float*)(y + 1u), v6, memory_order_relaxed);  // kernels.rs:376
+    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs:377
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:378
-  if (last[0u] == groups.x - 1u) {  // kernels.rs:379
-    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs:380
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:379
+  if (last[0u] == groups.x - 1u) {  // kernels.rs:380
     r0 = 0.0f;  // kernels.rs:381
     for (uint v52 = 0u; v52 < groups.x; ++v52) {  // kernels.rs:382
       r0 = r0 + partial[v52];  // kernels.rs:383

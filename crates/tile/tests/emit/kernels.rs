@@ -374,10 +374,10 @@ fn hand_over(
         extremes.atomic(AtomicOp::Min, 1u32, (sum * 100.0).i32());
         arrived.atomic(AtomicOp::Exchange, 1u32, counts[3u32]);
         y.atomic(AtomicOp::Add, 1u32, sum);
+        fence();
     }
     barrier();
     if last[0u32] == groups(0) - 1 {
-        fence();
         let mut total = Var::new(0.0);
         for i in range(0u32, groups(0)) {
             total += partial.get_with(i, Hint::Coherent);
