@@ -10,10 +10,16 @@ use tile::passes::{self, Target};
 use tile::wrappers;
 
 use crate::metallib::{self, Source};
-use crate::{Emit, Outcome, select};
+use crate::{Emit, Outcome, ptx, select};
 
-pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
-    let kernels = select::distinct(filter)?;
+pub(crate) fn run(
+    emit: &[Emit],
+    architectures: &[String],
+    out: &Path,
+    filter: Option<&str>,
+) -> Outcome {
+    let instances = select::instances(filter)?;
+    let kernels: Vec<Kernel> = instances.iter().map(|(kernel, _)| kernel.clone()).collect();
     let wants = |what: Emit| emit.contains(&what) || emit.contains(&Emit::All);
     std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
     let mut files = 0;
@@ -64,7 +70,7 @@ pub(crate) fn run(emit: &[Emit], out: &Path, filter: Option<&str>) -> Outcome {
         }
     }
     if wants(Emit::Ptx) {
-        files += ptx(&kernels, out, emit.contains(&Emit::Ptx))?;
+        files += ptx::write(&instances, architectures, out, emit.contains(&Emit::Ptx))?;
     }
     println!("{} kernels, {files} files in {}", kernels.len(), out.display());
     Ok(true)
@@ -81,47 +87,6 @@ pub(crate) fn text(kernel: &Kernel, dialect: Dialect) -> Result<String, String> 
     };
     let lowered = passes::lower(kernel, target).map_err(|fault| fault.to_string())?;
     emit::text(&[lowered], dialect).map_err(|fault| fault.to_string())
-}
-
-/// PTX of the kernels without constants; the others are templates, made when a pipeline is. Returns how many were written.
-fn ptx(kernels: &[Kernel], out: &Path, asked: bool) -> Result<usize, String> {
-    let nvcc = |arguments: &[&str]| std::process::Command::new("nvcc").args(arguments).output();
-    if nvcc(&["--version"]).is_err() {
-        let line = "ptx: skipped, there is no nvcc on the PATH";
-        if asked {
-            return Err(line.to_owned());
-        }
-        println!("{line}");
-        return Ok(0);
-    }
-    let mut written = 0;
-    for kernel in kernels.iter().filter(|k| k.constants.is_empty()) {
-        let source =
-            tempfile::Builder::new().suffix(".cu").tempfile().map_err(|e| e.to_string())?;
-        std::fs::write(source.path(), text(kernel, Dialect::Cuda)?).map_err(|e| e.to_string())?;
-        let built =
-            tempfile::Builder::new().suffix(".ptx").tempfile_in(out).map_err(|e| e.to_string())?;
-        let (from, to) = (source.path().display().to_string(), built.path().display().to_string());
-        let target = if kernel.has_wgmma() { "-arch=compute_90a" } else { "-arch=compute_80" };
-        let result = nvcc(&["-ptx", target, "-std=c++17", "-o", &to, &from])
-            .map_err(|e| format!("nvcc: {e}"))?;
-        if !result.status.success() {
-            let said = String::from_utf8_lossy(&result.stderr);
-            return Err(format!(
-                "{}: nvcc: {}",
-                kernel.name,
-                said.lines().next().unwrap_or_default()
-            ));
-        }
-        let target = out.join(format!("{}.ptx", kernel.name));
-        built.persist(&target).map_err(|e| format!("{}: {e}", target.display()))?;
-        written += 1;
-    }
-    println!(
-        "ptx: {written} kernels; {} are templates over their constants",
-        kernels.len() - written
-    );
-    Ok(written)
 }
 
 /// Writes a file aside, then renames it: a reader sees the old or the new, whole.

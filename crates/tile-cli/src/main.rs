@@ -6,6 +6,7 @@ mod diff;
 mod inspect;
 mod list;
 mod metallib;
+mod ptx;
 mod select;
 mod test;
 
@@ -28,6 +29,9 @@ enum Command {
         /// What to write.
         #[arg(long, value_enum, default_value = "all", value_delimiter = ',')]
         emit: Vec<Emit>,
+        /// NVIDIA architectures that PTX is for, such as sm_89 [default: sm_80, and sm_90a].
+        #[arg(long, value_parser = ptx::architecture, value_delimiter = ',')]
+        arch: Vec<String>,
         /// The folder to write to; made if it is not there.
         #[arg(long)]
         out: PathBuf,
@@ -86,7 +90,7 @@ enum Emit {
     Metallib,
     /// CUDA text, one file per kernel.
     Cuda,
-    /// PTX, where there is nvcc.
+    /// PTX, one file per kernel and architecture, where there is nvcc.
     Ptx,
     /// `manifest.json`.
     Manifest,
@@ -125,7 +129,9 @@ type Outcome = Result<bool, String>;
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Build { emit, out, filter } => build::run(&emit, &out, filter.as_deref()),
+        Command::Build { emit, arch, out, filter } => {
+            build::run(&emit, &arch, &out, filter.as_deref())
+        }
         Command::Test { filter, on } => test::run(filter.as_deref(), on),
         Command::Bench { filter, json } => bench::run(filter.as_deref(), json),
         Command::Inspect { kernel, target, text } => inspect::run(&kernel, target, text),

@@ -23,7 +23,7 @@ const LIBRARY: &str = "kernels.metallib";
 /// tools for it here.
 ///
 /// # Errors
-/// What the compiler says of the first text that it does not take.
+/// What the compiler says of each text that it does not take, a line each.
 pub(crate) fn build(sources: &[Source], out: &Path) -> Result<Option<[String; 2]>, String> {
     let there = Command::new("xcrun").args(["-sdk", "macosx", "-find", "metal"]).output();
     if !there.is_ok_and(|found| found.status.success()) {
@@ -38,11 +38,13 @@ pub(crate) fn build(sources: &[Source], out: &Path) -> Result<Option<[String; 2]
         let mut command = Command::new("xcrun");
         // Masks are infinite, so infinities must mean what they say.
         command.args(["-sdk", "macosx", "metal", "-c", "-fno-fast-math"]);
-        command.arg(format!("-std=metal{major}.{minor}")).arg("-o").arg(to).arg(from);
+        // The oldest system that Delft runs on, whatever the tools' own default is.
+        command.arg("-mmacosx-version-min=15.0").arg(format!("-std=metal{major}.{minor}"));
+        command.arg("-o").arg(to).arg(from);
         run(command, name)
     };
     let next = AtomicUsize::new(0);
-    let failed = Mutex::new(None);
+    let failed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -50,14 +52,16 @@ pub(crate) fn build(sources: &[Source], out: &Path) -> Result<Option<[String; 2]
                     if let Err(why) = compile(source)
                         && let Ok(mut failed) = failed.lock()
                     {
-                        failed.get_or_insert(why);
+                        failed.push(why);
                     }
                 }
             });
         }
     });
-    if let Ok(Some(why)) = failed.into_inner() {
-        return Err(why);
+    let mut failed = failed.into_inner().unwrap_or_default();
+    if !failed.is_empty() {
+        failed.sort();
+        return Err(format!("{} of {} texts:\n{}", failed.len(), sources.len(), failed.join("\n")));
     }
     // Made aside and renamed, with the list last: a library without its list is not used.
     let aside = tempfile::tempdir_in(out).map_err(|e| format!("{}: {e}", out.display()))?;

@@ -3,6 +3,7 @@
 use ops::kernels;
 use tile::Kernel;
 use tile::case::{Bench, Case, Spec};
+use tile::launch::Numbers;
 
 /// The families with cases or benchmarks that a filter names: by the family's name, or by a kernel's.
 pub(crate) fn cases(filter: Option<&str>) -> Result<Vec<(Spec, Vec<Case>)>, String> {
@@ -24,20 +25,26 @@ pub(crate) fn benches(filter: Option<&str>) -> Result<Vec<(Spec, Vec<Bench>)>, S
 
 /// Every distinct kernel of the cases and benchmarks that a filter names, by name.
 pub(crate) fn distinct(filter: Option<&str>) -> Result<Vec<Kernel>, String> {
-    let mut found: Vec<Kernel> = Vec::new();
+    Ok(instances(filter)?.into_iter().map(|(kernel, _)| kernel).collect())
+}
+
+/// As [`distinct`], with the numbers of the first case that launches each.
+pub(crate) fn instances(filter: Option<&str>) -> Result<Vec<(Kernel, Numbers)>, String> {
+    let mut found: Vec<(Kernel, Numbers)> = Vec::new();
     for spec in kernels::all() {
         let cases = kept((spec.cases)(), |case| &case.kernel, spec, filter);
         let benches = kept((spec.benches)(), |bench| &bench.kernel, spec, filter);
-        let all = cases.into_iter().map(|c| c.kernel).chain(benches.into_iter().map(|b| b.kernel));
-        for kernel in all {
-            match found.iter().find(|k| k.name == kernel.name) {
-                None => found.push(kernel),
-                Some(twin) if *twin == kernel => {}
+        let cases = cases.into_iter().map(|case| (case.kernel, case.numbers));
+        let benches = benches.into_iter().map(|bench| (bench.kernel, bench.numbers));
+        for (kernel, numbers) in cases.chain(benches) {
+            match found.iter().find(|(known, _)| known.name == kernel.name) {
+                None => found.push((kernel, numbers)),
+                Some((twin, _)) if *twin == kernel => {}
                 Some(_) => return Err(format!("{}: two kernels of one name", kernel.name)),
             }
         }
     }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     some(found, filter)
 }
 

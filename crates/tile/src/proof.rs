@@ -6,7 +6,8 @@
 //! barrier, synchronises threads that have gone different ways, leaves an array, or computes something else than the
 //! reference. What this cannot show: what a vendor's compiler makes of the text, coherence across threadgroups, speed.
 //!
-//! [`check_all`] is what tests call; [`Program`] runs single launches; [`address_spaces`] checks what C++ has no notion of.
+//! [`check_all`] is what tests call; [`Program`] runs single launches; [`address_spaces`] and
+//! [`strict_types`] check what the shim is generous with.
 
 mod batch;
 mod child;
@@ -14,6 +15,7 @@ mod compile;
 mod nvcc;
 mod source;
 mod spaces;
+mod strict;
 
 use std::fmt;
 use std::sync::Mutex;
@@ -26,6 +28,7 @@ use crate::launch::Numbers;
 pub use batch::{Counts, check, check_all};
 pub use nvcc::{Nvcc, Usage};
 pub use spaces::address_spaces;
+pub use strict::strict_types;
 
 /// Why something is not proved.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -115,6 +115,9 @@ impl Gpu {
         let local = ask(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
         let mut waits = false;
         kernel.visit(&mut |node| waits |= matches!(node.inst, Inst::GridWait));
+        // GPUs before capability 9.0 have no instruction for it, and the text leaves it out:
+        // nothing would wait.
+        waits &= context.facts.capability.0 >= 9;
         let (context, kernel) = (Arc::clone(context), kernel.clone());
         let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
         Ok(Pipeline(Arc::new(inner)))

@@ -55,7 +55,7 @@ pub struct Facts {
 impl Facts {
     /// Whether threadgroups can have as much shared memory as the large schedules take.
     pub fn roomy(&self) -> bool {
-        self.shared >= 100 << 10
+        self.shared >= ops::attention::decode::LARGE
     }
 }
 

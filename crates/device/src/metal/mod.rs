@@ -14,6 +14,15 @@
 //! macOS 15 (iOS 18) is needed: the attention of every model hands results from one threadgroup to another within a launch, for
 //! which the language has `coherent(device)` from version 3.2 on. Kernels without such a hand-over ask for 3.1.
 //!
+//! The order of such a hand-over is that of the language's memory model, not of what hardware is
+//! seen to do: all threads write, a barrier, then one thread fences, counts its threadgroup in with
+//! a relaxed atomic, and fences again, then a barrier, and the threads of the last threadgroup
+//! read. What is handed over is `coherent(device)`; what only atomics touch is plain device memory,
+//! since no cast may take the qualifier away (`tile`'s emitter and its strict check see to both).
+//!
+//! Pipelines that only indirect commands name are named by the encoder as well on GPUs before
+//! family 9 (M3, A17), where they would not be reachable: `api::Facts::touches`.
+//!
 //! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
 //! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
 

@@ -48,6 +48,10 @@ pub enum Schedule {
     },
 }
 
+/// Bytes of shared memory that schedules of large devices are made for: what a threadgroup has on
+/// every NVIDIA GPU from compute capability 8.0 on, of which GeForce cards have the least.
+pub const LARGE: u32 = 99 << 10;
+
 impl Schedule {
     /// For queries and a cache of these types (i8: q8_0) and up to `length` keys, on a device with so many bytes of shared memory
     /// for a group.
@@ -57,7 +61,7 @@ impl Schedule {
         // from where they would balance: whole models with such heads lost an eighth by it, those with smaller ones gained.
         let crowds = length < 1024 && form.group * d >= 512;
         // On devices with less, Apple's, lanes read all at once what they work on.
-        let roomy = shared >= 100 << 10;
+        let roomy = shared >= LARGE;
         let allowed = match query {
             Scalar::F16 | Scalar::BF16 if cache == query => {
                 d.is_multiple_of(16) && d <= matrix::MOST
@@ -461,4 +465,31 @@ fn merge(
         let values: Vec<Val<f32>> = (0..VECTOR).map(|j| sums.get(j)).collect();
         store(head, element, &values);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Apple's GPUs, GeForce cards, an A100, an H100.
+    const DEVICES: [u32; 4] = [32 << 10, LARGE, 163 << 10, 227 << 10];
+
+    #[test]
+    fn what_is_picked_fits_the_device() {
+        for (d, group) in [(64, 4), (64, 7), (128, 1), (128, 4), (128, 8), (256, 4)] {
+            let form = Form::plain(d, group);
+            for (query, shared) in
+                [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
+            {
+                let schedule = Schedule::pick(form, query, query, 4096, shared);
+                let bytes = attention_decode(query, query, form, schedule).record().shared_bytes();
+                assert!(
+                    bytes <= shared,
+                    "{form:?}, {query}: {schedule:?} takes {bytes} of {shared}"
+                );
+                let staged = schedule != Schedule::Lanes { stages: 0 };
+                assert_eq!(staged, shared >= LARGE, "{form:?}, {query}: {schedule:?}");
+            }
+        }
+    }
 }

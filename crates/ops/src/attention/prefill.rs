@@ -36,7 +36,7 @@ impl Tiling {
         }
     }
 
-    /// For devices with 100 KiB of shared memory and 64 Ki registers per processor.
+    /// For devices with 99 KiB of shared memory and 64 Ki registers per processor.
     pub fn large(head_dim: u32) -> Tiling {
         match head_dim {
             0..=128 => Tiling { simds: 4, tiles: 2, keys: 64 },

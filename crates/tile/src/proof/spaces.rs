@@ -38,10 +38,13 @@ pub fn address_spaces(text: &str) -> Result<(), Unproved> {
     run(command.arg(scratch.path()).arg(source))
 }
 
+/// Names of clang, those first with which the checks were written.
+pub(super) const CLANGS: [&str; 7] =
+    ["clang-19", "clang-20", "clang-21", "clang-18", "clang-17", "clang-16", "clang"];
+
 /// The first clang that has the mode.
 fn clang() -> Result<&'static str, Unproved> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
-    let names = ["clang-19", "clang-20", "clang-21", "clang-18", "clang-17", "clang-16", "clang"];
     let serves = |name: &&'static str| {
         let mut command = Command::new(name);
         command.args(["-x", "clcpp", "-cl-std=CLC++2021", "-target", "spir64", "-fsyntax-only"]);
@@ -52,7 +55,7 @@ fn clang() -> Result<&'static str, Unproved> {
                 .output()
                 .is_ok_and(|o| o.status.success())
     };
-    let found = FOUND.get_or_init(|| names.into_iter().find(serves));
+    let found = FOUND.get_or_init(|| CLANGS.into_iter().find(serves));
     found.ok_or_else(|| {
         Unproved::Skip("address spaces: no clang 16 or later with OpenCL C++".to_owned())
     })

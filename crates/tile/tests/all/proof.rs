@@ -361,7 +361,7 @@ fn cases() -> Vec<Case> {
 fn every_case_holds(cases: &[Case], dialect: Dialect) {
     let counts = proof::check_all(cases, dialect).expect("the emitted text is right");
     match &counts.skipped {
-        Some(why) => println!("skipped: {why}"),
+        Some(why) => testing::skipped(why),
         None => {
             println!("{counts:?}");
             assert!(counts.left_out * 4 < cases.len(), "most cases run on every target");
@@ -391,36 +391,92 @@ fn cuda_text_of_the_inventory_computes_what_it_should() {
     every_case_holds(&inventory::cases(inventory::all()), Dialect::Cuda);
 }
 
-#[test]
-fn address_spaces_of_the_inventory_are_right() {
-    let mut cases = inventory::cases(true);
-    cases.dedup_by(|next, case| next.kernel == case.kernel);
+/// Kernels that a Metal GPU can run, lowered for it.
+fn for_metal(cases: &[Case]) -> Vec<Kernel> {
+    let mut kernels: Vec<&Kernel> = cases.iter().map(|case| &case.kernel).collect();
+    kernels.dedup();
     // What needs more than 32 KiB of threadgroup memory is not for Metal.
-    cases.retain(|case| case.kernel.shared_bytes() <= 32 << 10);
-    cases.retain(|case| passes::fits(&case.kernel, Target::Metal).is_ok());
-    let lower = |case: &Case| passes::lower(&case.kernel, Target::Metal).expect("it lowers");
-    let kernels: Vec<Kernel> = cases.iter().map(lower).collect();
+    kernels.retain(|kernel| kernel.shared_bytes() <= 32 << 10);
+    kernels.retain(|kernel| passes::fits(kernel, Target::Metal).is_ok());
+    kernels.into_iter().map(|k| passes::lower(k, Target::Metal).expect("it lowers")).collect()
+}
+
+/// Puts kernels, some to a text, to a check of Metal text.
+fn texts_pass(kernels: &[Kernel], check: fn(&str) -> Result<(), Unproved>) {
+    assert!(!kernels.is_empty());
     for some in kernels.chunks(32) {
         let text = emit::text(some, Dialect::Metal).expect("it can be written");
-        match proof::address_spaces(&text) {
+        match check(&text) {
             Ok(()) => {}
-            Err(Unproved::Skip(why)) => return println!("skipped: {why}"),
+            Err(Unproved::Skip(why)) => return testing::skipped(why),
             Err(Unproved::Wrong(what)) => panic!("{}..: {what}", some[0].name),
         }
     }
 }
 
 #[test]
+fn address_spaces_of_the_inventory_are_right() {
+    texts_pass(&for_metal(&inventory::cases(true)), proof::address_spaces);
+}
+
+/// A few kernels of each family; all of them with DELFT_ALL_KERNELS.
+#[test]
+fn types_of_the_inventory_are_strictly_right() {
+    texts_pass(&for_metal(&inventory::cases(inventory::all())), proof::strict_types);
+}
+
+/// Mistakes of kinds that compilers of C++ let pass: what is found in the text of the kernel, what
+/// is put there, and part of the complaint.
+const UNTYPED: &[(&str, &str, &str)] = &[
+    // Memory that is handed over has no atomics, and a cast to plain memory takes its coherence
+    // away.
+    ("device uint* counters", "TK_COHERENT device uint* counters", "drops coherence"),
+    ("(TK_COHERENT device const float4*)(", "(device const float4*)(", "drops coherence"),
+    ("(threadgroup uint4*)(", "(device uint4*)(", "changes the address space"),
+    ("memory_order_seq_cst, thread_scope_device", "thread_scope_device", "atomic_thread_fence"),
+    ("min(tk_u32(x), 255u)", "min(tk_u32(x), 255)", "ambiguous"),
+    ("= simd_sum(", "= simd_sum(0.0f < ", "simd_sum"),
+    ("bfloat4(bfloat(", "bfloat4(half(", "bfloat4"),
+];
+
+/// The kernels of this file, and one that hands over vectors of 16 bits.
+fn strict_cases() -> Vec<Case> {
+    let decode = |case: &Case| {
+        let name = &case.kernel.name;
+        name.starts_with("attention_decode_bf16_bf16") && name.contains("lanes")
+    };
+    let mut all = cases();
+    all.push(inventory::cases(true).into_iter().find(decode).expect("there is one"));
+    all
+}
+
+#[test]
+fn strict_types_find_what_cpp_lets_pass() {
+    let kernels = for_metal(&strict_cases());
+    let text = emit::text(&kernels, Dialect::Metal).expect("it can be written");
+    match proof::strict_types(&text) {
+        Ok(()) => {}
+        Err(Unproved::Skip(why)) => return testing::skipped(why),
+        Err(Unproved::Wrong(what)) => panic!("{what}"),
+    }
+    let mut missed = String::new();
+    for (find, put, why) in UNTYPED {
+        assert!(text.contains(find), "`{find}` is not in\n{text}");
+        match proof::strict_types(&text.replacen(find, put, 1)) {
+            Err(Unproved::Wrong(what)) if what.contains(why) => {}
+            other => missed += &format!("{find} -> {put}: {other:?}\n"),
+        }
+    }
+    assert!(missed.is_empty(), "{missed}");
+}
+
+#[test]
 fn address_spaces_are_right() {
-    let kernels: Vec<Kernel> = cases()
-        .iter()
-        .filter(|c| passes::fits(&c.kernel, Target::Metal).is_ok())
-        .map(|c| passes::lower(&c.kernel, Target::Metal).expect("it lowers"))
-        .collect();
+    let kernels = for_metal(&cases());
     let text = emit::text(&kernels, Dialect::Metal).expect("it can be written");
     match proof::address_spaces(&text) {
         Ok(()) => {}
-        Err(Unproved::Skip(why)) => return println!("skipped: {why}"),
+        Err(Unproved::Skip(why)) => return testing::skipped(why),
         Err(Unproved::Wrong(what)) => panic!("{what}"),
     }
     // A device pointer where a threadgroup's is meant.
@@ -551,7 +607,7 @@ fn mutants_are_caught(mutants: &[Mutant], dialect: Dialect) {
     for mutant in mutants {
         let findings = match mutant.findings(dialect) {
             Ok(findings) => findings,
-            Err(Unproved::Skip(why)) => return println!("skipped: {why}"),
+            Err(Unproved::Skip(why)) => return testing::skipped(why),
             Err(Unproved::Wrong(what)) => panic!("{}: {what}", mutant.why),
         };
         println!("{dialect:?}: {}: {} of 5: {:?}", mutant.why, findings.len(), findings.first());
