@@ -586,7 +586,8 @@ what was measured until then.
 
 Examples:
   delft bench model.gguf
-  delft bench model.gguf -p 512 -n 128 --threads 8 --repeat 5 --json")]
+  delft bench model.gguf -p 512 -n 128 --threads 8 --repeat 5 --json
+  delft bench model.gguf -p 0 --batch 1,8,32")]
 pub(crate) struct Bench {
     /// Prompt tokens; 0 leaves this measurement out
     #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
@@ -600,6 +601,9 @@ pub(crate) struct Bench {
     /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding takes
     #[arg(long)]
     pub(crate) sampled: bool,
+    /// Generate in so many sequences at a time, for each of these numbers; speeds are of all of them together
+    #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=64), conflicts_with = "sampled")]
+    pub(crate) batch: Vec<u64>,
     /// Measured runs
     #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = whole(1..=1000), allow_negative_numbers = true)]
     pub(crate) repeat: u64,

@@ -51,7 +51,7 @@ pub(crate) fn find(args: &ModelArg) -> Outcome<Model> {
 
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
 pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)> {
-    let (engine, model) = engine_with(args, args.ctx.map(|n| n as usize), verbose)?;
+    let (engine, model) = engine_with(args, args.ctx.map(|n| n as usize), None, verbose)?;
     let info = engine.info();
     if info.context > info.trained_context && !args.rotate {
         beyond(&engine, "it may ramble");
@@ -74,14 +74,17 @@ fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
     Ok(())
 }
 
-/// [`engine`] with a context of the caller's choice.
+/// [`engine`] with a context, and with room for so many sessions, of the caller's choice.
 pub(crate) fn engine_with(
     args: &LoadArgs,
     context: Option<usize>,
+    sessions: Option<usize>,
     verbose: bool,
 ) -> Outcome<(Engine, Model)> {
     let model = find(&args.model)?;
+    let usual = LoadOptions::on(args.device);
     let options = LoadOptions {
+        sessions: sessions.unwrap_or(usual.sessions),
         threads: args.threads.map(|n| n as usize),
         context,
         rotate: args.rotate,
@@ -92,7 +95,7 @@ pub(crate) fn engine_with(
         allow_nan: args.allow_nan,
         ignore_keys: args.ignore_key.clone(),
         chunk: args.chunk.map(|n| n as usize),
-        ..LoadOptions::on(args.device)
+        ..usual
     };
     let prepared = Engine::prepare(&model.location, &options)?;
     has_dispatch(args, prepared.places())?;

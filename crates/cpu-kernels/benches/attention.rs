@@ -104,7 +104,8 @@ fn measure(
     let mut scratch = vec![0.0; SHAPE.scratch_len(team.count(), 1, position + tokens)];
     let (out, scratch) = (SharedSlice::new(&mut out), SharedSlice::new(&mut scratch));
     let table: Vec<u32> = (0..(position + tokens).div_ceil(BLOCK) as u32).collect();
-    let sequences = [Sequence { table: &table, row: 0, tokens, position, oldest: 0 }];
+    let decodes = tokens == 1;
+    let sequences = [Sequence { decodes, table: &table, row: 0, tokens, position, oldest: 0 }];
     let mut times = Vec::new();
     let began = Instant::now();
     while times.len() < 5 || (began.elapsed().as_secs_f64() < 1.0 && times.len() < 2000) {

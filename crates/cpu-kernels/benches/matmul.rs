@@ -138,11 +138,11 @@ fn main() {
             for (i, &n) in threads.iter().enumerate() {
                 let scratch: Vec<_> =
                     (0..n).map(|_| std::sync::Mutex::new(Scratch::new().unwrap())).collect();
-                let run = |tokens: usize, panels: usize, repeats: usize| {
-                    let storage = Huge::zeroed(Activations::bytes(tokens, cols)).unwrap();
+                let run = |path: Path, tokens: usize, panels: usize, repeats: usize| {
+                    let storage = Huge::zeroed(Activations::bytes(path, tokens, cols)).unwrap();
                     // SAFETY: the rows and the storage outlive the activations.
                     let x = unsafe {
-                        Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr())
+                        Activations::new(path, x.as_ptr(), cols, tokens, cols, storage.as_ptr())
                     };
                     // SAFETY: one thread.
                     unsafe { x.quantise(isa, 0..x.blocks(), !dtype.is_block()) };
@@ -167,7 +167,7 @@ fn main() {
                 let slow = isa == Isa::Scalar;
                 if wants(&is_part, "decode") {
                     let rate = w.resident_bytes() as f64
-                        / run(1, w.panels(), if slow { 1 } else { 9 })
+                        / run(Path::InPlace, 1, w.panels(), if slow { 1 } else { 9 })
                         / 1e9;
                     println!(
                         "{:5} {isa:6} x{n} decode: {rate:6.1} GB/s = {:.2} of reads",
@@ -176,8 +176,9 @@ fn main() {
                     );
                 }
                 if wants(&is_part, "batch") && !slow {
-                    for tokens in [2, 4, 8] {
-                        let rate = w.resident_bytes() as f64 / run(tokens, w.panels(), 5) / 1e9;
+                    for tokens in [2, 4, 8, 16, 32] {
+                        let seconds = run(Path::InPlace, tokens, w.panels(), 5);
+                        let rate = w.resident_bytes() as f64 / seconds / 1e9;
                         println!(
                             "{:5} {isa:6} x{n} decode of {tokens}: {rate:6.1} GB/s = {:.2} of reads",
                             dtype.name(),
@@ -187,10 +188,10 @@ fn main() {
                 }
                 if wants(&is_part, "prefill") {
                     let panels = if slow { 8 } else { 192 };
-                    let unit = w.unit(isa, tokens);
+                    let unit = w.unit(isa, Path::Expanded);
                     let peak = peak(&Threads(n), isa, unit, 9) / 1e9;
                     let rate = 2.0 * (panels * ROWS * cols * tokens) as f64
-                        / run(tokens, panels, if slow { 1 } else { 9 })
+                        / run(Path::Expanded, tokens, panels, if slow { 1 } else { 9 })
                         / 1e9;
                     println!(
                         "{:5} {isa:6} x{n} prefill: {rate:6.0} Gop/s = {:.2} of {unit:?}'s {peak:.0}",

@@ -1,9 +1,9 @@
 //! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no score matrix is
 //! ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
 //!
-//! [`run`] is one step of a team's job. One query of a sequence (decode) reads the cache once, at the speed of
-//! memory: its keys are split into chunks of [`CHUNK`], whose results merge in a fixed order, so that the numbers
-//! depend neither on the number of workers nor on what else is in the batch. Many queries (prefill) are blocked: a
+//! [`run`] is one step of a team's job. A query that decodes reads the cache once, at the speed of memory: its keys are
+//! split into chunks of [`CHUNK`], whose results merge in a fixed order, so that the numbers
+//! depend neither on the number of workers nor on what else is in the batch. Queries of a prompt are blocked: a
 //! tile of keys and values is converted once and multiplied with all query heads of a group and a block of tokens.
 //! All query heads of a KV head share every read.
 
@@ -61,6 +61,8 @@ pub struct Shape {
 /// The queries of one sequence: consecutive positions, whose keys and values are in the cache already.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
+    /// Whether it is one query that decodes, whose keys are split.
+    pub decodes: bool,
     /// The session's blocks: position `p` is in block `table[(p / block_tokens) % table.len()]`.
     pub table: &'a [u32],
     /// Row of its first query in `q` and `out`.
@@ -125,11 +127,24 @@ impl Shape {
         self.group() * (self.width() + 2)
     }
 
-    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` sequences of one query over
+    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` queries that decode over
     /// at most `keys` keys each.
     pub fn scratch_len(&self, threads: usize, decodes: usize, keys: usize) -> usize {
         let chunks = if keys > 1 { keys.div_ceil(CHUNK) + 1 } else { 0 };
         WIDEST + threads * self.work() + decodes * self.kv_heads * chunks * self.partial()
+    }
+
+    /// How many of the first of these sequences `scratch` floats are enough for: at least one.
+    pub fn fitting(&self, threads: usize, scratch: usize, sequences: &[Sequence<'_>]) -> usize {
+        let mut left = scratch.saturating_sub(threads * self.work());
+        let fits = |sequence: &&Sequence<'_>| {
+            let chunks = if sequence.decodes { chunks(self, sequence).len() } else { 0 };
+            let needed = chunks * self.kv_heads * self.partial();
+            let fits = needed <= left;
+            left = left.saturating_sub(needed);
+            fits
+        };
+        sequences.iter().take_while(fits).count().max(1)
     }
 }
 
@@ -208,7 +223,7 @@ fn chunks(shape: &Shape, sequence: &Sequence<'_>) -> std::ops::Range<usize> {
 
 /// Pieces of work per KV head of a sequence.
 fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
-    if sequence.tokens == 1 {
+    if sequence.decodes {
         chunks(shape, sequence).len()
     } else {
         sequence.tokens.div_ceil(shape.block())
@@ -222,7 +237,7 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
         if index < pieces * call.shape.kv_heads {
             // Head by head: what the pieces of one head share stays in the caches.
             let (kv_head, piece) = (index / pieces, index % pieces);
-            return if each.tokens == 1 {
+            return if each.decodes {
                 Unit::Decode { sequence, kv_head, chunk: piece }
             } else {
                 // The last block sees the most keys: begin with it, so that the small ones fill the gaps at the end.
@@ -236,7 +251,7 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
 
 /// Where the results of a decode sequence's chunks begin, in chunks: `[kv_head][chunk]` follow each other.
 fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
-    let split = call.sequences[..sequence].iter().filter(|each| each.tokens == 1);
+    let split = call.sequences[..sequence].iter().filter(|each| each.decodes);
     split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
 }
 
@@ -301,14 +316,14 @@ pub unsafe fn run(
             }
         }
     }
-    if !call.sequences.iter().any(|each| each.tokens == 1 && chunks(shape, each).len() > 1) {
+    if !call.sequences.iter().any(|each| each.decodes && chunks(shape, each).len() > 1) {
         return;
     }
     worker.barrier();
     for item in worker.split(call.sequences.len() * shape.kv_heads) {
         let (index, kv_head) = (item / shape.kv_heads, item % shape.kv_heads);
         let sequence = &call.sequences[index];
-        let count = if sequence.tokens == 1 { chunks(shape, sequence).len() } else { 0 };
+        let count = if sequence.decodes { chunks(shape, sequence).len() } else { 0 };
         if count > 1 {
             let at = partials + (first_partial(call, index) + kv_head * count) * partial;
             // SAFETY: all chunks are written, on the other side of the barrier; an item belongs to one worker.
@@ -345,6 +360,7 @@ fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
             "attention: rows of q"
         );
         assert!(rows * width <= out.len(), "attention: rows of out");
+        assert!(!sequence.decodes || sequence.tokens == 1, "attention: one query that decodes");
         assert!(!sequence.table.is_empty() || sequence.tokens == 0, "attention: a block table");
         assert!(
             sequence.table.iter().all(|&block| (block as usize) < geometry.blocks),

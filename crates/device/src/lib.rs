@@ -1,6 +1,7 @@
 //! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
 
 mod cache;
+mod choose;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -20,17 +21,20 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
+pub use choose::{Outcome, Refusal};
 pub use formats::CacheType;
-use formats::{Encoding, Error, Result, Tensors};
+use formats::{Encoding, Error, ErrorKind, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
-use ops::Op;
-use ops::sample::{Choice, Options};
+use ops::{Op, Rows};
 pub use place::{Place, Several, SplitMode, gpus};
 pub use plan::Plan;
-use program::{Arguments, Program};
+use program::{Program, Step};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
+
+/// Slots of an executor, in which sequences carry something from step to step: a slot takes no memory before it is used.
+pub const SLOTS: usize = 4096;
 
 /// What a device is told when it loads a Program.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +43,8 @@ pub struct LoadOptions {
     pub cache_type: CacheType,
     /// The most rows that one replay will have, and the most of them with logits.
     pub rows: (usize, usize),
+    /// The most sequences that one replay will have; 0 is one.
+    pub sequences: usize,
     /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is written to them.
     pub blocks: Vec<usize>,
     /// Blocks of each group that one session takes with a whole context.
@@ -53,9 +59,18 @@ impl LoadOptions {
     /// What a replay of a Program may be given.
     pub(crate) fn limits(&self, program: &Program) -> program::Limits {
         let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
-        let input = program.input.map_or(0, |v| program.shape(v).width);
-        let positions = program.learned_positions();
-        program::Limits { tokens, outputs, blocks: self.blocks.clone(), input, positions }
+        let first = program.results.first().map(|v| program.shape(*v));
+        program::Limits {
+            tokens,
+            outputs,
+            sequences: self.sequences.max(1),
+            slots: SLOTS,
+            blocks: self.blocks.clone(),
+            windows: program.groups(),
+            input: program.input.map_or(0, |v| program.shape(v).width),
+            positions: program.learned_positions(),
+            vocab: first.filter(|shape| shape.rows == Rows::Outputs).map(|shape| shape.width),
+        }
     }
 }
 
@@ -295,44 +310,90 @@ impl Watch<'_> {
     };
 }
 
-/// A loaded Program with its weights and its pool of cache blocks.
-pub trait Executor: Send {
-    /// Replays the Program. A shape class seen before allocates nothing.
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()>;
+/// A step that was submitted: later ones are greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
 
-    /// As [`Executor::run`], with somebody who watches. False if the replay was stopped: there is no result, and what the cache
+impl Ticket {
+    /// The next of an executor's tickets, whose last one's number is kept in `last`.
+    pub(crate) fn next(last: &mut u64) -> Ticket {
+        *last += 1;
+        Ticket(*last)
+    }
+
+    /// Its number.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The error of one that nothing is known of any more.
+    pub(crate) fn unknown(self) -> Error {
+        let expected = "a step that was submitted, and not waited for before later ones";
+        Error::new("wait", expected, format!("step {}", self.0)).of(ErrorKind::Internal)
+    }
+}
+
+/// Steps of a slot that may be submitted before the first of them is waited for.
+pub const IN_FLIGHT: usize = 2;
+
+/// Latest steps of which it is known what they chose.
+pub const REMEMBERED: usize = 64;
+
+/// A loaded Program with its weights and its pool of cache blocks.
+///
+/// Steps take effect in the order in which they were submitted. What a step has written to the cache beyond the last token that
+/// anybody wants is overwritten by whoever comes to that position.
+pub trait Executor: Send {
+    /// Replays the Program: enqueues it, or computes at once on a device that is the host. A shape class seen before allocates
+    /// nothing. At most [`IN_FLIGHT`] steps of a slot are on their way at a time.
+    ///
+    /// A sequence that chooses does so from the logits of its last row: the token that [`Sampler`](ops::sample::Sampler) chooses
+    /// at the index after that row's, whatever else is in the step.
+    ///
+    /// # Errors
+    /// A step that does not [check](Step::check), and whatever fails. What was chosen ahead is forgotten then; what there is in
+    /// the cache stays.
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket> {
+        let stopped = || Error::new("step", "a step that ends", "one that was stopped");
+        self.submit_watched(step, &Watch::NONE)?.ok_or_else(stopped)
+    }
+
+    /// As [`Executor::submit`], with somebody who watches. None if the replay was stopped: it has no ticket, and what the cache
     /// has at its positions is overwritten by whoever comes to them. A device that cannot look up between
     /// operations, because all of them are handed over at once, finishes.
     ///
     /// # Errors
-    /// As [`Executor::run`].
-    fn run_watched(&mut self, arguments: &Arguments<'_>, _: &Watch<'_>) -> Result<bool> {
-        self.run(arguments).map(|()| true)
-    }
+    /// As [`Executor::submit`].
+    fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>>;
 
-    /// Replays the Program for one token and chooses the next, on the device: the token that
-    /// [`Sampler`](ops::sample::Sampler) chooses from these logits, given the `history` up to and with this token. None if the
-    /// device leaves choosing to the caller.
+    /// Waits for what a step chose. Steps are waited for in the order in which they were submitted; the one last waited for may be
+    /// asked again, and one of which nobody wants to know need not be waited for.
     ///
-    /// The device may go on with the tokens it has chosen as far as the tables reach, so that the next call finds its answer
-    /// there. What it has written beyond the last token that was asked for is overwritten by whoever comes to that position.
-    fn choose(
-        &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
-    ) -> Option<Result<Choice>> {
-        let _ = (arguments, options, history);
-        None
+    /// # Errors
+    /// A ticket of which nothing is known any more, and whatever fails.
+    fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>>;
+
+    /// Whether it is known, or will be, what a step chose: those before the last [`REMEMBERED`] are forgotten.
+    fn keeps(&self, ticket: Ticket) -> bool;
+
+    /// Waits for result `index` of the last step that was submitted, `[rows, width]`.
+    ///
+    /// # Errors
+    /// A ticket of an earlier step, and whatever fails.
+    fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]>;
+
+    /// How many more steps it pays to submit before one is waited for, their tokens being [`CHOSEN`](program::CHOSEN): those of a
+    /// device that computes while the host does something else. Where it is 0, tokens may have to be known.
+    fn ahead(&self) -> usize {
+        1
     }
 
-    /// Whether [`choose`](Executor::choose) chooses.
-    fn chooses(&self) -> bool {
-        false
-    }
-
-    /// Ends whatever [`choose`](Executor::choose) has going on ahead of its caller.
-    fn forget(&mut self) {}
+    /// Copies blocks of a cache group, each `(from, to)` in turn, for all layers: for a sequence that goes on from a part of a
+    /// block that others have too.
+    ///
+    /// # Errors
+    /// Blocks that there are none of, and whatever fails.
+    fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()>;
 
     /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:
     /// neither gives nor is given it by way of the host. False, and nothing has changed, where that cannot be.
@@ -346,9 +407,6 @@ pub trait Executor: Send {
         None
     }
 
-    /// Result `index` of the last replay, `[rows, width]`.
-    fn result(&self, index: usize) -> &[f32];
-
     /// What it holds.
     fn memory(&self) -> Memory;
 
@@ -358,12 +416,12 @@ pub trait Executor: Send {
     /// Measures how fast the weights can be read; takes some passes over them.
     fn roof(&self) -> Roof;
 
-    /// As [`Executor::run`], noting what every operation took; `None`, with nothing replayed, on a device that cannot
+    /// As [`Executor::submit`], noting what every operation took; `None`, with nothing replayed, on a device that cannot
     /// tell.
     ///
     /// # Errors
-    /// As [`Executor::run`].
-    fn run_timed(&mut self, _: &Arguments<'_>) -> Result<Option<Profile>> {
+    /// As [`Executor::submit`].
+    fn submit_timed(&mut self, _: &Step<'_>) -> Result<Option<(Ticket, Profile)>> {
         Ok(None)
     }
 

@@ -9,11 +9,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use formats::{Error, Result, Tensors};
-use ops::sample::{Choice, Options};
-use program::{Arguments, Program, Table};
+use program::{OwnedStep, Program, Step, StepMemory};
 
 use crate::gpu::meeting::PLACE;
-use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof};
+use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
 
 /// What joins ranks.
 pub(crate) trait Group: Send + Sync {
@@ -91,92 +90,74 @@ impl Device for Ranks {
         let asked = Arc::new(RwLock::new(Asked::default()));
         let start = |executor| Worker::start(executor, Arc::clone(&asked), Arc::clone(&self.group));
         let others = executors.map(start).collect::<Result<_>>()?;
-        Ok(Box::new(RanksExecutor { first, others, asked, group: Arc::clone(&self.group) }))
+        let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
+        Ok(Box::new(RanksExecutor { first, others, asked, group, memory }))
     }
 }
 
 /// What a rank is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    Run,
-    Choose,
-    Forget,
+    /// Submit the step that all are given.
+    Submit,
+    /// Wait for what a step chose.
+    Wait(Ticket),
+    /// Copy the blocks that all are given.
+    Copy,
     Memory,
     Roof,
 }
 
 /// What it says then.
 enum Answer {
-    Done(Result<Option<Choice>>),
+    /// Its ticket.
+    Submitted(Result<Ticket>),
+    /// What each sequence chose, as a number that tells choices apart.
+    Waited(Result<u64>),
+    Copied(Result<()>),
     Memory(Memory),
     Roof(Roof),
 }
 
-/// What a step is given, for all ranks: written while none of them does anything, and into the room that is there.
-#[derive(Default)]
-struct Asked {
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    outputs: Vec<u32>,
-    /// The blocks of each group, of which the first so many count, and the oldest position.
-    tables: Vec<(Vec<u32>, u32)>,
-    groups: usize,
-    options: Options,
-    history: Vec<u32>,
+impl Answer {
+    fn failure(&self) -> Option<&Error> {
+        match self {
+            Answer::Submitted(done) => done.as_ref().err(),
+            Answer::Waited(done) => done.as_ref().err(),
+            Answer::Copied(done) => done.as_ref().err(),
+            Answer::Memory(_) | Answer::Roof(_) => None,
+        }
+    }
 }
 
-/// Cache groups of a Program at most, so that a replay maps its tables without allocating.
-const GROUPS: usize = 8;
+/// What all ranks are given: written while none of them does anything, and into the room that is there.
+#[derive(Default)]
+struct Asked {
+    step: OwnedStep,
+    group: usize,
+    blocks: Vec<(u32, u32)>,
+}
 
 impl Asked {
-    fn set(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        let groups = arguments.tables.len();
-        if groups > GROUPS {
-            return Err(Error::new("step", format!("at most {GROUPS} cache groups"), groups));
-        }
-        let copy = |to: &mut Vec<u32>, from: &[u32]| {
-            to.clear();
-            to.extend_from_slice(from);
-        };
-        copy(&mut self.tokens, arguments.tokens);
-        copy(&mut self.positions, arguments.positions);
-        copy(&mut self.outputs, arguments.outputs);
-        self.groups = groups;
-        self.tables.resize_with(self.tables.len().max(groups), Default::default);
-        for ((blocks, oldest), table) in self.tables.iter_mut().zip(arguments.tables) {
-            copy(blocks, table.blocks);
-            *oldest = table.oldest;
-        }
-        Ok(())
-    }
-
     /// Does it on a rank.
-    fn on(&self, executor: &mut dyn Executor, order: Order) -> Answer {
-        let mut tables = [Table::default(); GROUPS];
-        for (table, (blocks, oldest)) in tables.iter_mut().zip(&self.tables) {
-            *table = Table { blocks, oldest: *oldest };
-        }
-        let arguments = Arguments {
-            tokens: &self.tokens,
-            positions: &self.positions,
-            outputs: &self.outputs,
-            tables: &tables[..self.groups],
-            input: &[],
-        };
+    fn on(&self, executor: &mut dyn Executor, order: Order, memory: &mut StepMemory) -> Answer {
         match order {
-            Order::Run => Answer::Done(executor.run(&arguments).map(|()| None)),
-            Order::Choose => {
-                let chosen = executor.choose(&arguments, &self.options, &self.history);
-                Answer::Done(chosen.transpose())
+            Order::Submit => {
+                Answer::Submitted(self.step.with(memory, |step| executor.submit(step)))
             }
-            Order::Forget => {
-                executor.forget();
-                Answer::Done(Ok(None))
-            }
+            Order::Wait(ticket) => Answer::Waited(executor.wait(ticket).map(|o| fingerprint(&o))),
+            Order::Copy => Answer::Copied(executor.copy_blocks(self.group, &self.blocks)),
             Order::Memory => Answer::Memory(executor.memory()),
             Order::Roof => Answer::Roof(executor.roof()),
         }
     }
+}
+
+/// A number that two ranks have in common as long as they chose the same tokens.
+fn fingerprint(outcome: &Outcome<'_>) -> u64 {
+    let token = |i| outcome.choice(i).map_or(u64::MAX, |choice| u64::from(choice.token));
+    let mix = |sum: u64, token: u64| (sum ^ token).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
+    (0..outcome.len()).map(token).fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// A rank with its thread.
@@ -197,11 +178,12 @@ impl Worker {
         let (says, answers) = sync_channel(1);
         let work = move || {
             let _end = Ends(Arc::clone(&group));
+            let mut memory = StepMemory::default();
             while let Ok(order) = given.recv() {
                 let asked = asked.read().unwrap_or_else(PoisonError::into_inner);
-                let answer = asked.on(&mut *executor, order);
+                let answer = asked.on(&mut *executor, order, &mut memory);
                 drop(asked);
-                if matches!(answer, Answer::Done(Err(_))) {
+                if answer.failure().is_some() {
                     group.break_up();
                 }
                 if says.send(answer).is_err() {
@@ -255,6 +237,7 @@ struct RanksExecutor {
     others: Vec<Worker>,
     asked: Arc<RwLock<Asked>>,
     group: Arc<dyn Group>,
+    memory: StepMemory,
 }
 
 impl RanksExecutor {
@@ -263,8 +246,8 @@ impl RanksExecutor {
         self.asked.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has all ranks do something, and says what all of them say.
-    fn all(&mut self, order: Order) -> Result<Option<Choice>> {
+    /// Has all ranks do something, and says what the first says if none fails.
+    fn all(&mut self, order: Order) -> Result<Answer> {
         self.group.mend()?;
         let told = self.others.iter().try_for_each(|worker| worker.tell(order));
         if told.is_err() {
@@ -272,43 +255,30 @@ impl RanksExecutor {
         }
         told?;
         let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);
-        let own = asked.on(&mut *self.first, order);
+        let own = asked.on(&mut *self.first, order, &mut self.memory);
         drop(asked);
-        if matches!(own, Answer::Done(Err(_))) {
+        if own.failure().is_some() {
             self.group.break_up();
         }
-        let others: Vec<Result<Answer>> = self.others.iter().map(Worker::hear).collect();
-        let answers = std::iter::once(Ok(own)).chain(others).map(|answer| match answer? {
-            Answer::Done(done) => done,
-            Answer::Memory(_) | Answer::Roof(_) => Err(ended()),
-        });
-        let (mut chosen, mut failure): (Vec<Option<Choice>>, Option<Error>) = Default::default();
-        for answer in answers {
-            match answer {
-                Ok(choice) => chosen.push(choice),
-                // What a rank says that waited for one that failed is not why.
-                Err(why) if failure.as_ref().is_none_or(|known| known.place == PLACE) => {
-                    failure = Some(why);
-                }
-                Err(_) => {}
+        let mut failure = own.failure().cloned();
+        let mut differs = None;
+        // All are heard, whatever one of them says.
+        for worker in &self.others {
+            let answer = worker.hear();
+            let why = answer.as_ref().map_or_else(|why| Some(why), Answer::failure);
+            // What a rank says that waited for one that failed is not why.
+            if let Some(why) = why
+                && failure.as_ref().is_none_or(|known| known.place == PLACE)
+            {
+                failure = Some(why.clone());
+            }
+            if let (Answer::Waited(Ok(first)), Ok(Answer::Waited(Ok(other)))) = (&own, &answer)
+                && first != other
+            {
+                differs = Some(Error::new("ranks", "the same tokens on all", "others"));
             }
         }
-        if let Some(why) = failure {
-            return Err(why);
-        }
-        let token = |choice: &Option<Choice>| choice.as_ref().map(|choice| choice.token);
-        let first = chosen.swap_remove(0);
-        if let Some(other) = chosen.iter().find(|other| token(other) != token(&first)) {
-            let found = format!("{:?} and {:?}", token(&first), token(other));
-            return Err(Error::new("ranks", "one token on all", found));
-        }
-        Ok(first)
-    }
-
-    /// [`all`](RanksExecutor::all); if one fails, none goes on with what it does ahead, or they would not meet again.
-    fn step(&mut self, order: Order, arguments: &Arguments<'_>) -> Result<Option<Choice>> {
-        self.asked().set(arguments)?;
-        self.all(order).inspect_err(|_| drop(self.all(Order::Forget)))
+        failure.or(differs).map_or(Ok(own), Err)
     }
 
     /// What the other ranks say of themselves.
@@ -321,44 +291,45 @@ impl RanksExecutor {
 }
 
 impl Executor for RanksExecutor {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.step(Order::Run, arguments).map(drop)
-    }
-
-    fn choose(
-        &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
-    ) -> Option<Result<Choice>> {
-        if !self.chooses() {
-            return None;
+    /// It is not stopped: ranks look up at no time in common.
+    fn submit_watched(&mut self, step: &Step<'_>, _: &Watch<'_>) -> Result<Option<Ticket>> {
+        self.asked().step.set(step);
+        match self.all(Order::Submit)? {
+            Answer::Submitted(ticket) => ticket.map(Some),
+            _ => Err(ended()),
         }
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
+        self.all(Order::Wait(ticket))?;
+        self.first.wait(ticket)
+    }
+
+    fn keeps(&self, ticket: Ticket) -> bool {
+        self.first.keeps(ticket)
+    }
+
+    fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]> {
+        self.first.read(ticket, index)
+    }
+
+    fn ahead(&self) -> usize {
+        self.first.ahead()
+    }
+
+    fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
         let mut asked = self.asked();
-        asked.options.clone_from(options);
-        asked.history.clear();
-        asked.history.extend_from_slice(history);
+        asked.group = group;
+        asked.blocks.clear();
+        asked.blocks.extend_from_slice(blocks);
         drop(asked);
-        self.step(Order::Choose, arguments).transpose()
-    }
-
-    fn chooses(&self) -> bool {
-        self.first.chooses()
-    }
-
-    fn forget(&mut self) {
-        // Whoever cannot be told does nothing any more.
-        drop(self.all(Order::Forget));
-    }
-
-    fn result(&self, index: usize) -> &[f32] {
-        self.first.result(index)
+        self.all(Order::Copy).map(drop)
     }
 
     fn memory(&self) -> Memory {
         let others = self.others(Order::Memory).filter_map(|answer| match answer {
             Answer::Memory(memory) => Some(memory),
-            Answer::Done(_) | Answer::Roof(_) => None,
+            _ => None,
         });
         Memory::sum(std::iter::once(self.first.memory()).chain(others))
     }
@@ -371,7 +342,7 @@ impl Executor for RanksExecutor {
     fn roof(&self) -> Roof {
         let others = self.others(Order::Roof).filter_map(|answer| match answer {
             Answer::Roof(roof) => Some(roof),
-            Answer::Done(_) | Answer::Memory(_) => None,
+            _ => None,
         });
         others.fold(self.first.roof(), |a, b| Roof {
             token_bytes: a.token_bytes + b.token_bytes,

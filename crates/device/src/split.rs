@@ -5,13 +5,9 @@
 //! chooses tokens, where it can.
 
 use formats::{Error, Result, Tensors};
-use ops::sample::{Choice, Options};
-use program::{Arguments, Program, Table};
+use program::{CHOSEN, Program, Step, StepMemory};
 
-use crate::{About, Device, Executor, LoadOptions, Memory, Plan, Roof, Watch};
-
-/// Cache groups of a Program at most, so that a replay maps its tables without allocating.
-const GROUPS: usize = 8;
+use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
 
 /// Several devices as one.
 pub struct Split {
@@ -36,9 +32,9 @@ impl Split {
     ) -> Result<Vec<Loading>> {
         let layers = program.layers.len();
         let all = program.groups().len();
-        if all > GROUPS || options.blocks.len() != all || options.context.len() != all {
-            let expected = format!("blocks of each of at most {GROUPS} cache groups");
-            return Err(Error::new("split", expected, format!("{all} groups")));
+        if options.blocks.len() != all || options.context.len() != all {
+            let expected = format!("blocks of each of {all} cache groups");
+            return Err(Error::new("split", expected, options.blocks.len()));
         }
         let bytes = |weight: &program::Weight| weight.stored_bytes(tensors);
         let cuts = match self.after {
@@ -84,6 +80,7 @@ struct SplitExecutor {
     front: Vec<Share>,
     last: Share,
     groups: usize,
+    memory: StepMemory,
 }
 
 impl Device for Split {
@@ -147,95 +144,68 @@ impl Device for Split {
         }
         let none = || Error::new("split", "a device", "none");
         let last = loaded.pop().ok_or_else(none)?;
-        Ok(Box::new(SplitExecutor { front: loaded, last, groups }))
-    }
-}
-
-impl Share {
-    /// Something with this share's tables.
-    fn with<T>(
-        &mut self,
-        arguments: &Arguments<'_>,
-        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>) -> T,
-    ) -> T {
-        let mut tables = [Table::default(); GROUPS];
-        for (table, group) in tables.iter_mut().zip(&self.groups) {
-            *table = arguments.tables[*group];
-        }
-        let tables = &tables[..self.groups.len()];
-        f(&mut *self.executor, &Arguments { tables, ..*arguments })
+        Ok(Box::new(SplitExecutor { front: loaded, last, groups, memory: StepMemory::default() }))
     }
 }
 
 impl SplitExecutor {
-    /// Replays all parts but the last, and does something with that and its input; `None` if that was stopped.
-    fn lead<T>(
-        &mut self,
-        arguments: &Arguments<'_>,
-        watch: &Watch<'_>,
-        f: impl FnOnce(&mut dyn Executor, &Arguments<'_>, &Watch<'_>) -> Result<T>,
-    ) -> Result<Option<T>> {
-        if arguments.tables.len() != self.groups {
-            let expected = format!("tables of {} groups", self.groups);
-            return Err(Error::new("step", expected, arguments.tables.len()));
-        }
-        let mut input = arguments.input;
-        let parts = (self.front.len() + 1) as f64;
-        for (i, share) in self.front.iter_mut().enumerate() {
-            let arguments = Arguments { outputs: &[], input, ..*arguments };
-            let progress = |done: f64| (watch.progress)((i as f64 + done) / parts);
-            let watch = Watch { stop: watch.stop, progress: &progress };
-            if !share.with(&arguments, |part, arguments| part.run_watched(arguments, &watch))? {
-                return Ok(None);
-            }
-            // Empty where the next takes it from the device.
-            input = share.executor.result(0);
-        }
-        let progress = |done: f64| (watch.progress)((parts - 1.0 + done) / parts);
-        let watch = Watch { stop: watch.stop, progress: &progress };
-        self.last
-            .with(&Arguments { input, ..*arguments }, |last, arguments| f(last, arguments, &watch))
-            .map(Some)
-    }
-
     fn all(&self) -> impl Iterator<Item = &dyn Executor> {
         self.front.iter().chain([&self.last]).map(|share| &*share.executor)
     }
 }
 
 impl Executor for SplitExecutor {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.run_watched(arguments, &Watch::NONE).map(|_| ())
+    fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>> {
+        if let Some(other) = step.sequences.iter().find(|s| s.tables.len() != self.groups) {
+            let expected = format!("tables of {} groups", self.groups);
+            return Err(Error::new("step", expected, other.tables.len()));
+        }
+        if step.tokens.contains(&CHOSEN) {
+            let expected = "tokens that are known, where a model is on several devices";
+            return Err(Error::new("step", expected, "one that is still to be chosen"));
+        }
+        let mut input = step.input;
+        let parts = (self.front.len() + 1) as f64;
+        for (i, Share { executor, groups }) in self.front.iter_mut().enumerate() {
+            let progress = |done: f64| (watch.progress)((i as f64 + done) / parts);
+            let watch = Watch { stop: watch.stop, progress: &progress };
+            let submit = |part: &Step<'_>| executor.submit_watched(part, &watch);
+            let Some(ticket) = self.memory.part(step, groups, &[], input, submit)? else {
+                return Ok(None);
+            };
+            // Empty where the next takes it from the device.
+            input = executor.read(ticket, 0)?;
+        }
+        let progress = |done: f64| (watch.progress)((parts - 1.0 + done) / parts);
+        let watch = Watch { stop: watch.stop, progress: &progress };
+        let Share { executor, groups } = &mut self.last;
+        let submit = |part: &Step<'_>| executor.submit_watched(part, &watch);
+        self.memory.part(step, groups, step.outputs, input, submit)
     }
 
-    fn run_watched(&mut self, arguments: &Arguments<'_>, watch: &Watch<'_>) -> Result<bool> {
-        let run = |last: &mut dyn Executor, arguments: &Arguments<'_>, watch: &Watch<'_>| {
-            last.run_watched(arguments, watch)
-        };
-        Ok(self.lead(arguments, watch, run)? == Some(true))
+    fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
+        self.last.executor.wait(ticket)
     }
 
-    fn choose(
-        &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
-    ) -> Option<Result<Choice>> {
-        let left = || Error::new("choose", "a token", "none");
-        self.chooses().then(|| {
-            let choice = self.lead(arguments, &Watch::NONE, |last, arguments, _| {
-                last.choose(arguments, options, history).unwrap_or_else(|| Err(left()))
-            })?;
-            choice.ok_or_else(left)
-        })
+    fn keeps(&self, ticket: Ticket) -> bool {
+        self.last.executor.keeps(ticket)
     }
 
-    fn chooses(&self) -> bool {
-        self.last.executor.chooses()
+    fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]> {
+        self.last.executor.read(ticket, index)
     }
 
-    fn result(&self, index: usize) -> &[f32] {
-        self.last.executor.result(index)
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
+        for Share { executor, groups } in self.front.iter_mut().chain([&mut self.last]) {
+            if let Some(own) = groups.iter().position(|of| *of == group) {
+                executor.copy_blocks(own, blocks)?;
+            }
+        }
+        Ok(())
     }
 
     fn memory(&self) -> Memory {

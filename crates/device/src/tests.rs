@@ -1,12 +1,13 @@
 //! What Transformers computes, on several simulated devices: by layers, and by ranks.
 
 mod operations;
+pub(crate) mod together;
 
 use std::path::{Path, PathBuf};
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
-use program::{Arguments, BLOCK_TOKENS, Table};
+use program::{BLOCK_TOKENS, Kind, Sequence, Step, Table};
 
 use crate::{CacheType, Device, LoadOptions, Place};
 
@@ -47,21 +48,15 @@ fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
     let all: Vec<u32> = (0..blocks as u32).collect();
     let tables = vec![Table { blocks: &all, oldest: 0 }; groups];
     let mut logits = Vec::new();
-    let chunks = prompt.chunks(chunk).chain(steps.chunks(1));
+    let prompts = prompt.chunks(chunk).map(|tokens| (Kind::Prompt, tokens));
     let mut start = 0;
-    for tokens in chunks {
-        let rows = tokens.len() as u32;
-        let positions: Vec<u32> = (start..start + rows).collect();
-        let outputs: Vec<u32> = (0..rows).collect();
-        executor.run(&Arguments {
-            tokens,
-            positions: &positions,
-            outputs: &outputs,
-            tables: &tables,
-            input: &[],
-        })?;
-        logits.extend_from_slice(executor.result(0));
-        start += rows;
+    for (kind, tokens) in prompts.chain(steps.chunks(1).map(|token| (Kind::Decode, token))) {
+        let sequences = &[Sequence::new(tokens.len(), start, &tables)];
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
+        let ticket = executor.submit(&step)?;
+        logits.extend_from_slice(executor.read(ticket, 0)?);
+        start += tokens.len();
     }
     let vocab = logits.len() / (prompt.len() + steps.len());
     let first = ids("first_row")[0] as usize;
@@ -85,6 +80,22 @@ fn layers_on_several_devices_are_transformers() {
             }
         }
     }
+}
+
+/// Kernels for other numbers of rows add in other orders, so that logits are near each other and tokens the same.
+#[test]
+fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
+    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let ranks = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let case = |model, cache_type, close| together::Case {
+        model,
+        cache_type,
+        count: 10,
+        longest: 33,
+        close,
+    };
+    together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
+    together::compare(case("mistral-long", CacheType::F16, 3e-3), &*sim, &[&*sim]);
 }
 
 /// Two ranks; models whose heads two cannot share say so.

@@ -151,6 +151,7 @@ fn lay_out(
     let load = device::LoadOptions {
         cache_type: options.cache_type,
         rows: (chunk, OUTPUT_ROWS.min(chunk)),
+        sequences: options.sessions.min(chunk),
         blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
         context: one,
         dispatch: options.dispatch,

@@ -4,10 +4,10 @@ use crate::load::Shared;
 use crate::peak_rss_bytes;
 use crate::session::Session;
 use crate::text::Text;
-use device::{Executor, Watch};
+use device::{Executor, Refusal, Watch};
 use formats::{Error, Result};
-use ops::sample::{Options, Sampler, broken};
-use program::Arguments;
+use ops::sample::{Choice, Options, broken};
+use program::{Choose, Kind, Step};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -163,7 +163,6 @@ pub struct Generation<'a> {
     session: &'a mut Session,
     shared: Arc<Shared>,
     options: GenerateOptions,
-    sampler: Sampler,
     /// Prompt and generated tokens: what penalties look back on.
     sequence: Vec<u32>,
     text: Text,
@@ -194,7 +193,6 @@ impl<'a> Generation<'a> {
                 ..Metrics::default()
             },
             text: Text::new(&shared, options),
-            sampler: Sampler::new(),
             progress: options.progress.clone(),
             options: options.clone(),
             sequence: prompt,
@@ -243,46 +241,34 @@ impl<'a> Generation<'a> {
 
     /// Computes one chunk of what is not cached yet; the token that follows, if that was the last.
     fn step(&mut self) -> Result<Option<(u32, Option<f32>)>> {
-        let (sampler, sequence, options) = (&mut self.sampler, &self.sequence, &self.options);
-        let rest = &sequence[self.session.tokens().len()..];
-        if let &[token] = rest
-            && let Some(choice) = self.session.choose(token, &options.sampling, sequence)?
-        {
-            // NaN, or minus infinity where nothing is possible.
-            if !choice.logprob.is_finite() {
-                return Err(not_finite(self.session, sequence, f32::NAN));
-            }
-            return Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))));
-        }
-        let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
-        let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
-            let tell = |part: f64| {
-                if let Some(progress) = &self.progress {
-                    let rows = arguments.tokens.len() as f64;
-                    progress.tell((done + (rows * part) as usize).min(all), all);
-                }
-            };
-            let watch = Watch { stop: &options.cancel.0, progress: &tell };
-            executor.run_watched(arguments, &watch)
-        };
-        let mut chosen = None;
-        let mut found = None;
-        let mut visit = |_, logits: &[f32]| {
-            found = broken(logits);
-            let (position, sampling) = (sequence.len() as u64, &options.sampling);
-            chosen = Some(if options.logprobs {
-                let choice = sampler.sample(logits, sequence, position, sampling, None);
-                choice.map(|choice| (choice.token, Some(choice.logprob)))
+        let (sequence, options) = (&self.sequence, &self.options);
+        let logprobs = options.logprobs.then_some(0);
+        let choose = Choose { options: &options.sampling, history: sequence, mask: None, logprobs };
+        let here = self.session.tokens().len();
+        let chosen =
+            if let (true, &[token]) = (here >= self.metrics.prompt_tokens, &sequence[here..]) {
+                let limit = options.max_tokens.unwrap_or(usize::MAX);
+                let more = self.metrics.generated_tokens + 1 < limit;
+                let watch = Watch { stop: &options.cancel.0, progress: &|_| {} };
+                self.session.next(token, &choose, more, &watch)?
             } else {
-                let token = sampler.token(logits, sequence, position, sampling, None);
-                token.map(|token| (token, None))
-            });
+                let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
+                let tell = |part: f64, rows: usize| {
+                    if let Some(progress) = &self.progress {
+                        progress.tell((done + (rows as f64 * part) as usize).min(all), all);
+                    }
+                };
+                prompt(self.session, &choose, &options.cancel, &tell)?
+            };
+        let choice = match chosen {
+            None => return Ok(None),
+            Some(Ok(choice)) => choice,
+            Some(Err(Refusal::Broken(value))) => {
+                return Err(not_finite(self.session, &self.sequence, value));
+            }
+            Some(Err(Refusal::Nothing)) => return Err(nothing_possible()),
         };
-        self.session.step_by(rest, rest.len() - 1, 0, &mut run, &mut visit)?;
-        if let Some((_, value)) = found {
-            return Err(not_finite(self.session, sequence, value));
-        }
-        chosen.map(|chosen| chosen.ok_or_else(nothing_possible)).transpose()
+        Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))))
     }
 
     /// Counts tokens of the prompt that were computed, and says so after the last.
@@ -333,6 +319,30 @@ impl<'a> Generation<'a> {
         }
         Ok(Some(Token { id, text, logprob }))
     }
+}
+
+/// Computes one chunk of a prompt, which is what is looked back on; what follows it, if that was the last. `tell` is told
+/// which part of so many rows is done.
+fn prompt(
+    session: &mut Session,
+    choose: &Choose<'_>,
+    cancel: &CancelToken,
+    tell: &(dyn Fn(f64, usize) + Sync),
+) -> Result<Option<std::result::Result<Choice, Refusal>>> {
+    let rest = &choose.history[session.tokens().len()..];
+    let mut submit = |executor: &mut dyn Executor, step: &Step<'_>| {
+        let watch = Watch { stop: &cancel.0, progress: &|part| tell(part, step.tokens.len()) };
+        executor.submit_watched(step, &watch)
+    };
+    let mut chosen = None;
+    let mut then = |executor: &mut dyn Executor, ticket, outputs: &[u32]| {
+        if !outputs.is_empty() {
+            chosen = Some(executor.wait(ticket)?.choice(0));
+        }
+        Ok(())
+    };
+    session.step(Kind::Prompt, rest, rest.len() - 1, Some(choose), &mut submit, &mut then)?;
+    Ok(chosen)
 }
 
 /// Checks that the logits behind the token at a position are some that may be used: finite, but for tokens that are ruled out by

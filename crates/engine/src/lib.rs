@@ -19,6 +19,7 @@ mod resident;
 mod schedule;
 mod sequences;
 mod session;
+mod slots;
 mod stop;
 mod text;
 mod worker;

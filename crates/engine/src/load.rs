@@ -5,6 +5,7 @@ use crate::prefix::Prefixes;
 use crate::prepare::Prepared;
 use crate::prompt::Prompt;
 use crate::session::Session;
+use crate::slots::Slots;
 use crate::worker::Inbox;
 use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
@@ -126,6 +127,7 @@ pub(crate) struct Shared {
     pub(crate) executor: Mutex<Box<dyn Executor>>,
     pub(crate) pool: Pool,
     pub(crate) prefixes: Prefixes,
+    pub(crate) slots: Slots,
     pub(crate) groups: Vec<Option<usize>>,
     pub(crate) traces: Vec<String>,
     pub(crate) config: Config,

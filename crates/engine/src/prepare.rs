@@ -5,6 +5,7 @@ use crate::defaults::{self, Defaults};
 use crate::load::{Engine, Info, LoadOptions, Shared, read_template, read_tokenizer};
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
+use crate::slots::Slots;
 use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
@@ -121,6 +122,7 @@ impl Prepared {
         Ok(Engine(Arc::new(Shared {
             prefixes: Prefixes::new(&groups),
             pool,
+            slots: Slots::default(),
             executor: Mutex::new(executor),
             groups,
             traces,

@@ -4,7 +4,7 @@ use crate::session::Session;
 use device::{Executor, Profile};
 use formats::{Error, Result};
 use ops::sample::{Options, Sampler};
-use program::Arguments;
+use program::Kind;
 use std::time::Instant;
 
 /// Timed steps on a session; see [`Session::profiler`].
@@ -46,22 +46,30 @@ impl<'a> Profiler<'a> {
         let (mut replays, mut silent) = (Vec::new(), false);
         let (mut token, mut sampling, mut done) = (0, 0.0, 0);
         let sequence = [self.session.tokens(), tokens].concat();
+        let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
         while done < tokens.len() && !silent {
-            let mut run = |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
-                let profile = executor.run_timed(arguments)?;
-                silent = profile.is_none();
-                replays.extend(profile);
-                Ok(!silent)
+            let mut submit = |executor: &mut dyn Executor, step: &program::Step<'_>| {
+                let timed = executor.submit_timed(step)?;
+                silent = timed.is_none();
+                Ok(timed.map(|(ticket, profile)| {
+                    replays.push(profile);
+                    ticket
+                }))
             };
             let rest = &tokens[done..];
-            let mut visit = |_, logits: &[f32]| {
-                let start = Instant::now();
-                let position = sequence.len() as u64;
-                let chosen = self.sampler.token(logits, &sequence, position, &self.sampling, None);
-                token = chosen.unwrap_or(token);
-                sampling = start.elapsed().as_secs_f64();
+            let mut then = |executor: &mut dyn Executor, ticket, outputs: &[u32]| {
+                if !outputs.is_empty() {
+                    let start = Instant::now();
+                    let (logits, position) = (executor.read(ticket, 0)?, sequence.len() as u64);
+                    let chosen =
+                        self.sampler.token(logits, &sequence, position, &self.sampling, None);
+                    token = chosen.unwrap_or(token);
+                    sampling = start.elapsed().as_secs_f64();
+                }
+                Ok(())
             };
-            done += self.session.step_by(rest, rest.len() - 1, done, &mut run, &mut visit)?;
+            let from = rest.len() - 1;
+            done += self.session.step(kind, rest, from, None, &mut submit, &mut then)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         Ok((!silent).then_some(Step { token, replays, sampling, seconds }))

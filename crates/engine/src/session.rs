@@ -5,14 +5,12 @@ use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::{BlockTable, Copy};
 use crate::profile::Profiler;
 use crate::prompt::Prompt;
-use device::Executor;
-use formats::Result;
+use crate::slots::Slot;
+use device::{Executor, Refusal, Ticket, Watch};
+use formats::{Error, Result};
 use ops::sample::{Choice, Options};
-use program::{Arguments, Table};
+use program::{CHOSEN, Choose, Kind, Sequence, Step, Table};
 use std::sync::Arc;
-
-/// Positions that a device may compute beyond those asked for.
-const AHEAD: usize = 2;
 
 /// Which rows' logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,12 +42,22 @@ pub struct Session {
     shared: Arc<Shared>,
     tokens: Vec<u32>,
     tables: Vec<BlockTable>,
-    /// Step arguments, kept so that a replay allocates nothing.
-    positions: Vec<u32>,
+    /// Its place on the device, from its first step on.
+    slot: Option<Slot>,
+    /// The step behind the last token, where it was submitted before that token was known.
+    ahead: Option<Ticket>,
+    /// The last step, and rows with logits: kept so that a step allocates nothing.
+    last: Option<Ticket>,
     outputs: Vec<u32>,
     /// Copies of shared blocks that the device has to make first.
     copies: Vec<Copy>,
 }
+
+/// How a step is submitted; no ticket if it was stopped.
+pub(crate) type Submit<'a> = dyn FnMut(&mut dyn Executor, &Step<'_>) -> Result<Option<Ticket>> + 'a;
+
+/// What becomes of a step: it is told the step's ticket and rows with logits.
+pub(crate) type Then<'a> = dyn FnMut(&mut dyn Executor, Ticket, &[u32]) -> Result<()> + 'a;
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -59,8 +67,9 @@ impl Session {
             BlockTable::new(&shared.pool, group, window, context, chunk)
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
-        let (positions, outputs) = (Vec::with_capacity(chunk), Vec::with_capacity(OUTPUT_ROWS));
-        Session { tokens: Vec::new(), tables, positions, outputs, copies: Vec::new(), shared }
+        let outputs = Vec::with_capacity(OUTPUT_ROWS);
+        let (tokens, slot, ahead, last, copies) = Default::default();
+        Session { tokens, tables, slot, ahead, last, outputs, copies, shared }
     }
 
     /// The tokens whose keys and values are cached.
@@ -80,6 +89,7 @@ impl Session {
 
     /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from there needs.
     pub fn truncate(&mut self, len: usize) {
+        self.ahead = None;
         let len = len.min(self.tokens.len());
         let len = if self.tables.iter().all(|t| t.can_return_to(len)) { len } else { 0 };
         self.tokens.truncate(len);
@@ -94,7 +104,8 @@ impl Session {
         self.tokens.len()
     }
 
-    /// Computes `tokens` after those already here and shows `visit` the logits of each from index `from` on.
+    /// Computes `tokens` after those already here and shows `visit` the logits of each from index `from` on. One token is a
+    /// step of decoding, several are a prompt: see [`Kind`].
     ///
     /// # Errors
     /// A token outside the vocabulary, or more tokens than the context has room for: nothing is computed then.
@@ -105,9 +116,21 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.check(tokens)?;
+        let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
+        let vocab = self.shared.config.vocab;
         let mut done = 0;
         while done < tokens.len() {
-            done += self.step(&tokens[done..], from.saturating_sub(done), done, visit)?;
+            let mut then = |executor: &mut dyn Executor, ticket, outputs: &[u32]| {
+                // Who wants none of them does not wait.
+                let Some(_) = outputs.first() else { return Ok(()) };
+                let rows = executor.read(ticket, 0)?.chunks_exact(vocab);
+                outputs.iter().zip(rows).for_each(|(&row, x)| visit(done + row as usize, x));
+                Ok(())
+            };
+            let submit =
+                &mut |executor: &mut dyn Executor, step: &Step<'_>| executor.submit(step).map(Some);
+            let rest = &tokens[done..];
+            done += self.step(kind, rest, from.saturating_sub(done), None, submit, &mut then)?;
         }
         Ok(())
     }
@@ -128,29 +151,16 @@ impl Session {
         self.shared.check(tokens, self.tokens.len())
     }
 
-    /// Computes one chunk of `tokens`, with logits from index `from` on; returns its length.
+    /// Submits one chunk of `tokens`, with logits from index `from` on, and has the token after the last one chosen if asked to;
+    /// returns its length. If it was stopped nothing has changed, and the length is 0.
     pub(crate) fn step(
         &mut self,
+        kind: Kind,
         tokens: &[u32],
         from: usize,
-        base: usize,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<usize> {
-        let run = &mut |executor: &mut dyn Executor, arguments: &Arguments<'_>| {
-            executor.run(arguments).map(|()| true)
-        };
-        self.step_by(tokens, from, base, run, visit)
-    }
-
-    /// [`Session::step`] with a replay of the caller's choice, which tells whether it took place: if not, nothing has changed, and
-    /// the length is 0.
-    pub(crate) fn step_by(
-        &mut self,
-        tokens: &[u32],
-        from: usize,
-        base: usize,
-        run: &mut dyn FnMut(&mut dyn Executor, &Arguments<'_>) -> Result<bool>,
-        visit: &mut dyn FnMut(usize, &[f32]),
+        choose: Option<&Choose<'_>>,
+        submit: &mut Submit<'_>,
+        then: &mut Then<'_>,
     ) -> Result<usize> {
         let shared = self.shared.clone();
         let mut rows = tokens.len().min(shared.options.chunk());
@@ -158,66 +168,154 @@ impl Session {
             rows = rows.min((from + OUTPUT_ROWS).max(1));
         }
         let start = self.tokens.len();
-        self.positions.clear();
-        self.positions.extend((start..start + rows).map(|p| p as u32));
         self.outputs.clear();
         self.outputs.extend((from.min(rows)..rows).map(|r| r as u32));
+        let choose = choose.filter(|_| rows == tokens.len());
+        self.ahead = None;
         self.extend(start + rows)?;
-        let mut executor = shared.executor();
+        let slot = self.slot()?;
         let tables = tables(&self.tables);
-        let arguments = Arguments {
-            tokens: &tokens[..rows],
-            positions: &self.positions,
-            outputs: &self.outputs,
-            tables: &tables[..self.tables.len()],
-            input: &[],
+        let tables = &tables[..self.tables.len()];
+        let sequences = [Sequence { slot, choose, ..Sequence::new(rows, start, tables) }];
+        let (tokens, outputs) = (&tokens[..rows], &self.outputs[..]);
+        let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
+        let mut executor = shared.executor();
+        let done = match submit(&mut **executor, &step) {
+            Ok(Some(ticket)) => {
+                self.last = Some(ticket);
+                then(&mut **executor, ticket, outputs).map(|()| rows)
+            }
+            Ok(None) => Ok(0),
+            Err(why) => Err(why),
         };
-        let done = run(&mut **executor, &arguments);
-        if !matches!(done, Ok(true)) {
-            self.truncate(start);
-            return done.map(|_| 0);
+        drop(executor);
+        match done {
+            Ok(rows) if rows > 0 => self.tokens.extend(tokens),
+            _ => self.truncate(start),
         }
-        self.tokens.extend(&tokens[..rows]);
-        let vocab = shared.config.vocab;
-        for (&row, logits) in self.outputs.iter().zip(executor.result(0).chunks_exact(vocab)) {
-            visit(base + row as usize, logits);
-        }
-        Ok(rows)
+        done
     }
 
-    /// Computes `token` after those already here and has the device choose the next; None if the device does not choose, and
-    /// then nothing is computed. `sequence` is all tokens up to and with this one.
-    pub(crate) fn choose(
+    /// Computes one more token of each of several sessions of an engine, together in one step of decoding, and shows `visit`
+    /// the logits behind each, by the session's number. Each session's are what it would compute alone.
+    ///
+    /// # Errors
+    /// Sessions of several engines or more than the engine was loaded for, a token outside the vocabulary, and a context that
+    /// is full: nothing is computed then.
+    pub fn decode_together(
+        sessions: &mut [Session],
+        tokens: &[u32],
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let Some(shared) = sessions.first().map(|session| session.shared.clone()) else {
+            return Ok(());
+        };
+        let of_one = sessions.iter().all(|session| Arc::ptr_eq(&session.shared, &shared));
+        if !of_one || sessions.len() != tokens.len() {
+            let found = format!("{} sessions, {} tokens", sessions.len(), tokens.len());
+            return Err(Error::new("step", "sessions of one engine and a token for each", found));
+        }
+        let mut ready = sessions.iter_mut().zip(tokens);
+        let done = ready.try_for_each(|(session, token)| {
+            session.ahead = None;
+            session.check(&[*token])?;
+            session.slot()?;
+            session.extend(session.tokens.len() + 1)
+        });
+        let done = done.and_then(|()| {
+            let tables: Vec<_> = sessions.iter().map(|session| tables(&session.tables)).collect();
+            let sequences: Vec<Sequence<'_>> = sessions
+                .iter()
+                .zip(&tables)
+                .map(|(session, tables)| Sequence {
+                    slot: session.slot.as_ref().map_or(0, |slot| slot.number),
+                    ..Sequence::new(1, session.tokens.len(), &tables[..session.tables.len()])
+                })
+                .collect();
+            let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+            let (kind, sequences) = (Kind::Decode, &sequences[..]);
+            let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
+            let mut executor = shared.executor();
+            let ticket = executor.submit(&step)?;
+            let rows = executor.read(ticket, 0)?.chunks_exact(shared.config.vocab);
+            rows.enumerate().for_each(|(i, logits)| visit(i, logits));
+            Ok(())
+        });
+        for (session, token) in sessions.iter_mut().zip(tokens) {
+            match done {
+                Ok(()) => session.tokens.push(*token),
+                Err(_) => session.truncate(session.tokens.len()),
+            }
+        }
+        done
+    }
+
+    /// This session's slot.
+    fn slot(&mut self) -> Result<u32> {
+        if self.slot.is_none() {
+            self.slot = Some(self.shared.slots.take()?);
+        }
+        Ok(self.slot.as_ref().map_or(0, |slot| slot.number))
+    }
+
+    /// Computes `token`, the last of `sequence`, after those already here, and has the next one chosen; None if it was stopped,
+    /// and then nothing has changed. Where it pays and `more` will be wanted, the step behind the next token is submitted too:
+    /// until something else is done with this session, the token after it must be the one that was chosen.
+    pub(crate) fn next(
         &mut self,
         token: u32,
-        options: &Options,
-        sequence: &[u32],
-    ) -> Result<Option<Choice>> {
-        if options.needs_host() {
-            return Ok(None);
-        }
+        choose: &Choose<'_>,
+        more: bool,
+        watch: &Watch<'_>,
+    ) -> Result<Option<std::result::Result<Choice, Refusal>>> {
         let shared = self.shared.clone();
         let start = self.tokens.len();
-        // Room for the steps that the device takes ahead.
-        let end = start + 1 + AHEAD.min(self.room().saturating_sub(1));
-        self.extend(end)?;
-        let tables = tables(&self.tables);
-        let arguments = Arguments {
-            tokens: &[token],
-            positions: &[start as u32],
-            outputs: &[0],
-            tables: &tables[..self.tables.len()],
-            input: &[],
+        let told = choose.logprobs.is_none_or(|likeliest| likeliest == 0);
+        let plain = choose.mask.is_none() && told && !choose.options.needs_host();
+        let mut executor = shared.executor();
+        let further = usize::from(more && plain && self.room() > 1 && executor.ahead() > 0);
+        let before = self.ahead.take().filter(|ticket| executor.keeps(*ticket));
+        let mut submit = |session: &mut Session, token: u32, start: usize| {
+            let slot = session.slot()?;
+            let tables = tables(&session.tables);
+            let tables = &tables[..session.tables.len()];
+            let sequences =
+                [Sequence { slot, choose: Some(choose), ..Sequence::new(1, start, tables) }];
+            let (kind, tokens) = (Kind::Decode, &[token]);
+            let step = Step { kind, tokens, sequences: &sequences, outputs: &[0], input: &[] };
+            let ticket = executor.submit_watched(&step, watch)?;
+            session.last = ticket;
+            Ok(ticket)
         };
-        let chosen = shared.executor().choose(&arguments, options, sequence).transpose();
-        if chosen.is_err() {
-            self.truncate(start);
+        let mut both = |session: &mut Session| {
+            session.extend(start + 1 + further)?;
+            let now = match before {
+                Some(ticket) => Some(ticket),
+                None => submit(session, token, start)?,
+            };
+            let ahead = match now {
+                Some(_) if further > 0 => submit(session, CHOSEN, start + 1)?,
+                _ => None,
+            };
+            Ok(now.map(|now| (now, ahead)))
+        };
+        let done = both(self).and_then(|submitted: Option<(Ticket, Option<Ticket>)>| {
+            let Some((now, ahead)) = submitted else { return Ok(None) };
+            let outcome = executor.wait(now)?;
+            Ok(Some((outcome.choice(0), ahead)))
+        });
+        drop(executor);
+        match done {
+            Ok(Some((choice, ahead))) => {
+                self.tokens.push(token);
+                self.ahead = ahead;
+                Ok(Some(choice))
+            }
+            other => {
+                self.truncate(start);
+                other.map(|_| None)
+            }
         }
-        let chosen = chosen?;
-        if chosen.is_some() {
-            self.tokens.push(token);
-        }
-        Ok(chosen)
     }
 
     /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the rows asked for is
@@ -247,8 +345,13 @@ impl Session {
     }
 
     /// Traced value `index` of the last step: `[rows, width]`. See [`crate::LoadOptions::trace`].
-    pub fn traced(&self, index: usize) -> Vec<f32> {
-        self.shared.executor().result(1 + index).to_vec()
+    ///
+    /// # Errors
+    /// If there was no step, or another session's behind it.
+    pub fn traced(&self, index: usize) -> Result<Vec<f32>> {
+        let none = || Error::new("a traced value", "a step before", "none");
+        let ticket = self.last.ok_or_else(none)?;
+        self.shared.executor().read(ticket, 1 + index).map(<[f32]>::to_vec)
     }
 
     /// Continues `prompt`. The prompt is a whole sequence: what it shares with the tokens already here is reused.

@@ -9,10 +9,11 @@ use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
 use crate::session::{GROUPS, tables};
+use crate::slots::Slot;
 use device::Watch;
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::{Sampler, broken};
-use program::Arguments;
+use program::{Kind, Step};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -136,8 +137,8 @@ struct Worker {
     start: Instant,
     plan: Plan,
     sampler: Sampler,
-    /// Step arguments, kept so that a step allocates nothing.
-    positions: Vec<u32>,
+    /// Its place on the device, unless sessions have all of them.
+    slot: Option<Slot>,
     cancelled: Vec<Id>,
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
@@ -171,7 +172,7 @@ impl Worker {
             start: Instant::now(),
             plan: Plan::default(),
             sampler: Sampler::new(),
-            positions: Vec::with_capacity(chunk),
+            slot: shared.slots.take().ok(),
             cancelled: Vec::new(),
             chunk,
             row_seconds: 0.0,
@@ -320,15 +321,16 @@ impl Worker {
             job.metrics.reused_tokens = reused;
             job.outlet.found(&job.metrics, missed);
         }
-        self.positions.clear();
-        self.positions.extend(start as u32..end as u32);
         let last = [rows as u32 - 1];
         let (tables, groups) = (tables(sequence.tables()), sequence.tables().len());
-        let arguments = Arguments {
+        let tables = &tables[..groups.min(GROUPS)];
+        let slot = self.slot.as_ref().map_or(0, |slot| slot.number);
+        let sequence = program::Sequence { slot, ..program::Sequence::new(rows, start, tables) };
+        let step = Step {
+            kind: if is_prompt { Kind::Prompt } else { Kind::Decode },
             tokens: &tokens[start..end],
-            positions: &self.positions,
+            sequences: &[sequence],
             outputs: if end == tokens.len() { &last } else { &[] },
-            tables: &tables[..groups.min(GROUPS)],
             input: &[],
         };
         let (prompt, reused) = (job.metrics.prompt_tokens, job.metrics.reused_tokens);
@@ -349,16 +351,15 @@ impl Worker {
             }
         };
         let mut executor = shared.executor();
-        let done = executor.run_watched(&arguments, &Watch { stop: &stop, progress: &watch })?;
-        if done {
+        let watch = Watch { stop: &stop, progress: &watch };
+        let ticket = executor.submit_watched(&step, &watch)?;
+        if ticket.is_some() {
             tell(end.saturating_sub(reused));
         }
         if let Some(words) = panicked.get() {
             return Err(Error::new("progress", "no panic", words).of(ErrorKind::Internal));
         }
-        if !done {
-            return Ok(None);
-        }
+        let Some(ticket) = ticket else { return Ok(None) };
         if is_prompt && end <= prompt {
             job.metrics.computed_tokens = end.saturating_sub(reused);
             job.metrics.computing = job.arrived.elapsed();
@@ -367,7 +368,7 @@ impl Worker {
             self.sequences.submitted(id);
             return Ok(None);
         }
-        let logits = &executor.result(0)[..shared.config.vocab];
+        let logits = &executor.read(ticket, 0)?[..shared.config.vocab];
         if let Some((_, value)) = broken(logits) {
             return Err(no_number(end - 1, value));
         }

@@ -3,7 +3,7 @@
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
-use program::{Arguments, Program, Table, WeightId, fuse, reference};
+use program::{Kind, Program, Sequence, Step, Table, WeightId, fuse, reference};
 use std::path::{Path, PathBuf};
 
 fn options() -> delft_models::Options {
@@ -56,16 +56,12 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
     let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();
     let mut cache = reference::Cache::default();
     let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
-        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let tables = [Table::default(); 2];
-        let arguments = Arguments {
-            tokens,
-            positions: &positions,
-            outputs,
-            tables: &tables[..program.groups().len()],
-            input: &[],
-        };
-        let values = reference::run(&program, &weight, &mut cache, &arguments)?;
+        let tables = &tables[..program.groups().len()];
+        let sequences = [Sequence::new(tokens.len(), start, tables)];
+        let kind = Kind::Prompt;
+        let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
+        let values = reference::run(&program, &weight, &mut cache, &step)?;
         Ok(program.results.iter().map(|v| values[v.0].clone()).collect())
     };
     let prompt = expected.ids("input_ids");

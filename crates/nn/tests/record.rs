@@ -6,7 +6,9 @@ use delft_nn::{
     Step, Stored, Weights,
 };
 use formats::{Result, Source};
-use program::{Arguments, Program, Table, WeightId, fuse, plan_memory, reference};
+use program::{
+    Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse, plan_memory, reference,
+};
 use std::sync::Arc;
 
 const HIDDEN: usize = 24;
@@ -105,16 +107,15 @@ fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
     let mut cache = reference::Cache::default();
     let mut logits = Vec::new();
     for (tokens, start) in steps {
-        let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| start + i).collect();
         let tables = [Table::default(); 2];
-        let arguments = Arguments {
+        let step = Replay {
+            kind: Kind::Prompt,
             tokens,
-            positions: &positions,
+            sequences: &[Sequence::new(tokens.len(), *start as usize, &tables)],
             outputs: &[tokens.len() as u32 - 1],
-            tables: &tables,
             input: &[],
         };
-        let values = reference::run(program, &weights(program), &mut cache, &arguments).unwrap();
+        let values = reference::run(program, &weights(program), &mut cache, &step).unwrap();
         logits.extend(program.results.iter().map(|v| values[v.0].clone()));
     }
     logits
@@ -248,17 +249,15 @@ fn ranks_together_are_the_whole() {
             let mut cache = reference::Cache::default();
             let mut caches = vec![reference::Cache::default(); ranks];
             for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
-                let positions: Vec<u32> = (0..tokens.len() as u32).map(|i| start + i).collect();
-                let arguments = Arguments {
+                let step = Replay {
+                    kind: Kind::Prompt,
                     tokens,
-                    positions: &positions,
+                    sequences: &[Sequence::new(tokens.len(), start, &[])],
                     outputs: &[0],
-                    tables: &[],
                     input: &[],
                 };
-                let wanted =
-                    reference::run(&whole, &weights(&whole), &mut cache, &arguments).unwrap();
-                let found = reference::ranks(&shards, &weight, &mut caches, &arguments).unwrap();
+                let wanted = reference::run(&whole, &weights(&whole), &mut cache, &step).unwrap();
+                let found = reference::ranks(&shards, &weight, &mut caches, &step).unwrap();
                 let wanted = &wanted[whole.results[0].0];
                 let first = &found[0][shards[0].results[0].0];
                 for (shard, values) in shards.iter().zip(&found) {
@@ -310,23 +309,20 @@ fn a_program_can_be_cut_between_layers() {
                 assert_eq!(front.program.nodes.len() + back.program.nodes.len(), whole.nodes.len());
                 let mut caches = [reference::Cache::default(), reference::Cache::default()];
                 let tokens = [3, 1, 4, 1, 5];
-                let mut arguments = Arguments {
+                let mut step = Replay {
+                    kind: Kind::Prompt,
                     tokens: &tokens,
-                    positions: &[0, 1, 2, 3, 4],
+                    sequences: &[Sequence::new(tokens.len(), 0, &[])],
                     outputs: &[2, 4],
-                    tables: &[],
                     input: &[],
                 };
                 let mut all = reference::Cache::default();
-                let wanted =
-                    reference::run(&whole, &weights(&whole), &mut all, &arguments).unwrap();
+                let wanted = reference::run(&whole, &weights(&whole), &mut all, &step).unwrap();
                 let half = &front.program;
-                let values =
-                    reference::run(half, &weights(half), &mut caches[0], &arguments).unwrap();
-                arguments.input = &values[half.results[0].0];
+                let values = reference::run(half, &weights(half), &mut caches[0], &step).unwrap();
+                step.input = &values[half.results[0].0];
                 let half = &back.program;
-                let found =
-                    reference::run(half, &weights(half), &mut caches[1], &arguments).unwrap();
+                let found = reference::run(half, &weights(half), &mut caches[1], &step).unwrap();
                 assert_eq!(found[half.results[0].0], wanted[whole.results[0].0], "at {layer}");
             }
             let parts = whole.split(&[0, 1, 2]).unwrap();

@@ -2,14 +2,14 @@
 //!
 //! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`] rewrites it,
 //! [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it slowly in plain loops, and a device
-//! compiles it once per shape class and replays it with a small set of [`Arguments`].
+//! compiles it once per shape class and replays it with one small [`Step`] after the other.
 
-mod arguments;
 mod fuse;
 mod plan;
 pub mod reference;
 mod shard;
 mod split;
+mod step;
 mod verify;
 mod weight;
 
@@ -18,10 +18,12 @@ use ops::embed::Index;
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
-pub use arguments::{Arguments, Limits, Table};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 pub use split::Part;
+pub use step::{
+    CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table,
+};
 pub use weight::Weight;
 
 /// An activation of a [`Program`].

@@ -1,6 +1,6 @@
 //! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is compared with.
 
-use crate::{Arguments, Node, Program, WeightId};
+use crate::{Node, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, Call};
 use ops::{Op, Rows, all_reduce};
@@ -11,16 +11,19 @@ pub struct Cache {
     layers: Vec<CachedLayer>,
 }
 
-/// Replays `program` once. `weight` gives a weight's elements, row-major; the result holds every value.
+/// Replays `program` once, for a step of one sequence. `weight` gives a weight's elements, row-major; the result holds every
+/// value.
+///
+/// # Errors
+/// Those of `weight`, and steps of several sequences: `cache` is one's.
 pub fn run(
     program: &Program,
     weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
     cache: &mut Cache,
-    arguments: &Arguments<'_>,
+    step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     let weight = |_: usize, w| weight(w);
-    let all =
-        ranks(std::slice::from_ref(program), &weight, std::slice::from_mut(cache), arguments)?;
+    let all = ranks(std::slice::from_ref(program), &weight, std::slice::from_mut(cache), step)?;
     Ok(all.into_iter().flatten().collect())
 }
 
@@ -29,9 +32,14 @@ pub fn ranks(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
     caches: &mut [Cache],
-    arguments: &Arguments<'_>,
+    step: &Step<'_>,
 ) -> Result<Vec<Vec<Vec<f32>>>> {
-    let mut all: Vec<_> = programs.iter().map(|program| values(program, arguments)).collect();
+    let &[sequence] = step.sequences else {
+        let found = format!("{} sequences", step.sequences.len());
+        return Err(Error::new("reference", "a step of one sequence", found));
+    };
+    let rows = Rowed::new(step, &sequence)?;
+    let mut all: Vec<_> = programs.iter().map(|program| values(program, step)).collect();
     for (program, cache) in programs.iter().zip(&mut *caches) {
         cache.layers.resize(program.layers.len(), Default::default());
     }
@@ -56,8 +64,7 @@ pub fn ranks(
             let node = &program.nodes[i];
             let weights =
                 node.weights.iter().map(|w| weight(rank, *w)).collect::<Result<Vec<_>>>()?;
-            let outputs =
-                evaluate(program, node, &all[rank], &weights, &mut caches[rank], arguments);
+            let outputs = evaluate(program, node, &all[rank], &weights, &mut caches[rank], &rows);
             for (value, output) in node.outputs.iter().zip(outputs) {
                 all[rank][value.0] = output;
             }
@@ -66,16 +73,35 @@ pub fn ranks(
     Ok(all)
 }
 
+/// A step, row by row.
+struct Rowed<'a> {
+    tokens: &'a [u32],
+    outputs: &'a [u32],
+    /// Index in the cache, and rotary position.
+    positions: Vec<u32>,
+}
+
+impl<'a> Rowed<'a> {
+    fn new(step: &Step<'a>, sequence: &Sequence<'_>) -> Result<Self> {
+        if sequence.position != sequence.start {
+            let expected = format!("rotary position {}, the index in the cache", sequence.start);
+            return Err(Error::new("reference", expected, sequence.position));
+        }
+        let positions = (sequence.start..sequence.end()).collect();
+        Ok(Rowed { tokens: step.tokens, outputs: step.outputs, positions })
+    }
+}
+
 /// Room for every value, and the input.
-fn values(program: &Program, arguments: &Arguments<'_>) -> Vec<Vec<f32>> {
+fn values(program: &Program, step: &Step<'_>) -> Vec<Vec<f32>> {
     let rows = |rows: Rows| match rows {
-        Rows::Tokens => arguments.tokens.len(),
-        Rows::Outputs => arguments.outputs.len(),
+        Rows::Tokens => step.tokens.len(),
+        Rows::Outputs => step.outputs.len(),
     };
     let mut values: Vec<Vec<f32>> =
         program.values.iter().map(|s| vec![0.0; rows(s.rows) * s.width]).collect();
     if let Some(input) = program.input {
-        values[input.0] = arguments.input.to_vec();
+        values[input.0] = step.input.to_vec();
     }
     values
 }
@@ -86,16 +112,16 @@ fn evaluate(
     values: &[Vec<f32>],
     weights: &[Vec<f32>],
     cache: &mut Cache,
-    arguments: &Arguments<'_>,
+    step: &Rowed<'_>,
 ) -> Vec<Vec<f32>> {
     let mut call = Call {
         inputs: node.inputs.iter().map(|v| values[v.0].as_slice()).collect(),
         widths: node.inputs.iter().map(|v| program.shape(*v).width).collect(),
         weights,
         outputs: node.outputs.iter().map(|v| values[v.0].clone()).collect(),
-        tokens: arguments.tokens,
-        positions: arguments.positions,
-        picks: arguments.outputs,
+        tokens: step.tokens,
+        positions: &step.positions,
+        picks: step.outputs,
         cache: &mut cache.layers,
     };
     node.op.reference(&mut call);

@@ -21,6 +21,8 @@ struct Runs(Vec<f64>);
 struct Measured {
     pp: Runs,
     tg: Runs,
+    /// Of several sequences at a time, in the order of the numbers asked for.
+    batches: Vec<Runs>,
 }
 
 impl Runs {
@@ -63,7 +65,8 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         )
         .into());
     }
-    let (engine, model) = load::engine_with(&args.load, Some(context), false)?;
+    let sessions = args.batch.iter().max().map(|most| 1 + *most as usize);
+    let (engine, model) = load::engine_with(&args.load, Some(context), sessions, false)?;
     if needed > engine.info().trained_context {
         load::beyond(&engine, "speed is all that this measures");
     }
@@ -82,7 +85,15 @@ pub(crate) fn run(args: &Bench) -> Outcome {
             let seconds = process(&mut session, &tokens, depth, prompt)?;
             measured.update(|m| record(&mut m.pp, "pp", round, prompt, seconds));
         }
-        if generate > 0 {
+        for (i, sequences) in args.batch.iter().map(|n| *n as usize).enumerate() {
+            let seconds = together(&engine, &tokens, sequences, depth, generate)?;
+            measured.update(|m| {
+                m.batches.resize(args.batch.len(), Runs::default());
+                let name = format!("tg of {sequences}");
+                record(&mut m.batches[i], &name, round, sequences * generate, seconds);
+            });
+        }
+        if generate > 0 && args.batch.is_empty() {
             let seconds = if args.sampled {
                 choose(&mut session, &tokens, depth, generate)?
             } else {
@@ -133,8 +144,14 @@ impl Report {
             (args.prompt, format!("pp{}{at}", args.prompt), &measured.pp, String::new()),
             (args.generate, format!("tg{}{at}", args.generate), &measured.tg, share),
         ];
+        let batches = args.batch.iter().zip(&measured.batches);
+        let batches = batches.map(|(sequences, runs)| {
+            let name = format!("tg{}{at} of {sequences}", args.generate);
+            (args.generate, name, runs, String::new())
+        });
         let rows: Vec<Vec<String>> = rows
             .into_iter()
+            .chain(batches)
             .filter(|(tokens, _, runs, _)| *tokens > 0 && !runs.0.is_empty())
             .map(|(_, name, runs, share)| row(name, runs, share))
             .collect();
@@ -151,7 +168,8 @@ impl Report {
         );
         let tail = match end {
             None => {
-                let runs = measured.pp.0.len().max(measured.tg.0.len());
+                let all = [&measured.pp, &measured.tg].into_iter().chain(&measured.batches);
+                let runs = all.map(|runs| runs.0.len()).max().unwrap_or(0);
                 format!("{loaded}; interrupted after {runs} of {} runs", args.repeat)
             }
             Some((memory, roof)) => format!(
@@ -223,6 +241,24 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, with logits.
+fn together(
+    engine: &Engine,
+    tokens: &[u32],
+    sequences: usize,
+    depth: usize,
+    generate: usize,
+) -> Outcome<f64> {
+    let mut sessions: Vec<Session> = (0..sequences).map(|_| engine.session()).collect();
+    sessions.iter_mut().try_for_each(|session| fill(session, &tokens[..depth]))?;
+    let start = Instant::now();
+    for token in &tokens[depth..depth + generate] {
+        let each = vec![*token; sequences];
+        Session::decode_together(&mut sessions, &each, &mut |_, _| {})?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
 /// Seconds to generate tokens behind `depth` cached ones, each chosen (greedily) from the logits of the one before.
 fn choose(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) -> Outcome<f64> {
     session.clear();
@@ -256,10 +292,11 @@ pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
 fn to_json(
     args: &Bench,
     engine: &Engine,
-    Measured { pp, tg }: &Measured,
+    Measured { pp, tg, batches }: &Measured,
     end: Option<(Memory, Share)>,
 ) -> Value {
     let rate = |runs: &Runs| if runs.0.is_empty() { Value::Null } else { runs.median().into() };
+    let batch = |(sequences, runs): (&u64, &Runs)| json!({ "sequences": sequences, "tg_tok_s": rate(runs), "tg_runs_tok_s": runs.0 });
     let mut figures = json!({
         "isa": engine.info().device.isa,
         "p": args.prompt,
@@ -271,6 +308,7 @@ fn to_json(
         "tg_tok_s": rate(tg),
         "pp_runs_tok_s": pp.0,
         "tg_runs_tok_s": tg.0,
+        "batches": args.batch.iter().zip(batches).map(batch).collect::<Vec<_>>(),
         "device_planned_bytes": peak(engine.plan()),
     });
     let Some((memory, roof)) = end else {

@@ -293,6 +293,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
     let mut sequences = Vec::new();
     for (table, &(position, tokens)) in setup.tables.iter().zip(case.sequences) {
         sequences.push(Sequence {
+            decodes: tokens == 1,
             table,
             row,
             tokens,

@@ -3,16 +3,24 @@
 //! Each 32 elements of a token become one [`Line`]: codes `q = round(127 x / max|x|)`, the scale `max|x| / 127`, and
 //! the sums that zero points and mins are multiplied with. Scales are exact per 32 elements, as the weights' are.
 //!
-//! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are fewer tokens), and
-//! a group holds its lines block by block, so that one base address serves a whole tile of tokens.
+//! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are fewer tokens that are
+//! read in place), and a group holds its lines block by block, so that one base address serves a whole tile of tokens.
 
-use super::product::FEW;
 use super::{BLOCK, Isa};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Tokens per group: the height of a tile.
 pub(super) const TOKENS: usize = 16;
+
+/// How rows are multiplied. The bits of a row's results follow from it, never from how many rows there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// Weights are read in place, once for up to eight rows: for rows that are few.
+    InPlace,
+    /// Panels of weights are expanded first, for tiles of rows: for rows that are many.
+    Expanded,
+}
 
 /// 32 quantised elements of one token, in one cache line.
 #[derive(Clone, Copy)]
@@ -46,6 +54,7 @@ pub struct Activations<'a> {
     stride: usize,
     tokens: usize,
     cols: usize,
+    path: Path,
     lines: *mut Line,
     life: PhantomData<&'a mut [f32]>,
 }
@@ -59,23 +68,24 @@ unsafe impl Sync for Activations<'_> {}
 impl<'a> Activations<'a> {
     /// Bytes of storage for the quantised form, a multiple of 64; 0 when `cols` is not a multiple of 32, as only
     /// float weights have such rows.
-    pub fn bytes(tokens: usize, cols: usize) -> usize {
+    pub fn bytes(path: Path, tokens: usize, cols: usize) -> usize {
         if !cols.is_multiple_of(BLOCK) {
             return 0;
         }
-        // Many tokens may become `Halves`, which have two planes.
-        let planes = if tokens > FEW { 2 } else { 1 };
-        planes * tokens.next_multiple_of(group(tokens)) * (cols / BLOCK) * size_of::<Line>()
+        // Rows of the tile unit become `Halves`, which have two planes.
+        let planes = if path == Path::Expanded { 2 } else { 1 };
+        planes * tokens.next_multiple_of(group(path, tokens)) * (cols / BLOCK) * size_of::<Line>()
     }
 
     /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64. Where no float
-    /// weights read them, half of that is enough for more than a few rows, and the rows of a block are read when it is
+    /// weights read them, half of that is enough for the expanded path, and the rows of a block are read when it is
     /// quantised and then no more.
     ///
     /// # Safety
     /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as far as the above asks for
     /// them.
     pub unsafe fn new(
+        path: Path,
         rows: *const f32,
         stride: usize,
         tokens: usize,
@@ -83,7 +93,12 @@ impl<'a> Activations<'a> {
         storage: *mut u8,
     ) -> Self {
         debug_assert!(storage.cast::<Line>().is_aligned());
-        Activations { rows, stride, tokens, cols, lines: storage.cast(), life: PhantomData }
+        Activations { rows, stride, tokens, cols, path, lines: storage.cast(), life: PhantomData }
+    }
+
+    /// How they are multiplied.
+    pub(super) fn path(&self) -> Path {
+        self.path
     }
 
     /// Rows.
@@ -125,14 +140,14 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// Whether `quantise` makes [`Halves`] of them instead of lines: for the tile unit, once there are many.
+    /// Whether `quantise` makes [`Halves`] of them instead of lines: for the tile unit.
     pub(super) fn halves(&self, isa: Isa) -> bool {
-        halves(isa, self.tokens, self.cols)
+        halves(isa, self.path, self.cols)
     }
 
     /// Tokens that stand together: a power of two, at most [`TOKENS`].
     pub(super) fn group(&self) -> usize {
-        group(self.tokens)
+        group(self.path, self.tokens)
     }
 
     /// The line of a token's first block; its block `b` is `b * self.group()` lines on.
@@ -168,13 +183,16 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Whether so many rows are [`Halves`]; see [`Activations::halves`].
-pub(super) fn halves(isa: Isa, tokens: usize, cols: usize) -> bool {
-    isa == Isa::Amx && tokens > FEW && cols.is_multiple_of(BLOCK)
+/// Whether rows are [`Halves`]; see [`Activations::halves`].
+pub(super) fn halves(isa: Isa, path: Path, cols: usize) -> bool {
+    isa == Isa::Amx && path == Path::Expanded && cols.is_multiple_of(BLOCK)
 }
 
-fn group(tokens: usize) -> usize {
-    tokens.next_power_of_two().min(TOKENS)
+fn group(path: Path, tokens: usize) -> usize {
+    match path {
+        Path::InPlace => tokens.next_power_of_two().min(TOKENS),
+        Path::Expanded => TOKENS,
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

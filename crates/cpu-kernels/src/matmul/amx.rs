@@ -115,12 +115,31 @@ impl Tiles {
         unsafe {
             let out = call.out.start.wrapping_add(self.token * call.out.stride + row).cast::<u8>();
             let stride = 4 * call.out.stride;
-            if whole && (call.epilogue.bias.is_none() || !first) {
-                let add = call.epilogue.accumulate || !first;
+            let plain = call.epilogue.bias.is_none() || !first;
+            let add = call.epilogue.accumulate || !first;
+            if whole && plain {
                 let from = if add { (out.cast_const(), stride) } else { amx::NOTHING };
                 return self.passes(call, weights, passes, from, (out, stride));
             }
             let results = call.scratch.add(SLAB);
+            if plain {
+                // The same sums as above, in the same order: a row's bits do not depend on whether its tile is whole.
+                let rows = call.rows.min(row + self.panels * ROWS) - row;
+                let (floats, first) = (results.cast::<f32>(), call.tokens.start.max(self.token));
+                let seen = first..call.tokens.end.min(self.token + tokens);
+                let place = |t: usize| call.out.start.wrapping_add(t * call.out.stride + row);
+                if add {
+                    for t in seen.clone() {
+                        place(t).copy_to_nonoverlapping(floats.add(32 * (t - self.token)), rows);
+                    }
+                }
+                let from = if add { (results.cast_const(), 128) } else { amx::NOTHING };
+                self.passes(call, weights, passes, from, (results, 128));
+                for t in seen {
+                    floats.add(32 * (t - self.token)).copy_to_nonoverlapping(place(t), rows);
+                }
+                return;
+            }
             self.passes(call, weights, passes, amx::NOTHING, (results, 128));
             for p in 0..self.panels {
                 for t in 0..tokens {

@@ -1,12 +1,14 @@
-//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns.
+//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. A result's terms are added in
+//! an order that follows from its path alone.
 //!
 //! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so that one load and
 //! one broadcast activation feed 16 multiply-adds.
 
 use super::lanes::Lanes;
 use super::layout::AHEAD;
-use super::{Call, LINE, ROWS, prefetch};
+use super::{Call, LINE, Path, ROWS, prefetch};
 use formats::quant::plain;
+use std::ops::Range;
 
 /// A float weight type.
 pub(super) trait Element: 'static {
@@ -90,7 +92,15 @@ pub(super) fn row<E: Element>(panel: &[u8], r: usize, out: &mut [f32]) {
     }
 }
 
-/// The product for any number of tokens: tiles of `P` panels by `N` tokens once there are many.
+/// Interleaved sums of each result of weights that are read in place: enough to hide the latency of the adds.
+const CHAINS: usize = 2;
+
+/// Tokens that one pass over a panel in place serves, and panels that further passes find in cache.
+const FEW: usize = 4;
+const BESIDE: usize = 4;
+
+/// The product: tiles of `P` panels by `N` tokens where there are many. Each path adds a result's terms in one order,
+/// whatever the tile it is in.
 ///
 /// # Safety
 /// As [`super::multiply`], on a processor that has `L`.
@@ -99,20 +109,65 @@ pub(super) unsafe fn product<L: Lanes, E: Element, const P: usize, const N: usiz
     let (mut panel, end) = (call.panels.start, call.panels.end);
     // SAFETY: panels and tokens are the call's.
     unsafe {
+        if call.x.path() == Path::InPlace {
+            return in_place::<L, E>(call);
+        }
         if call.tokens.len() >= N {
             while panel + P <= end {
                 strip::<L, E, P, N>(call, panel);
                 panel += P;
             }
-        } else if call.tokens.len() <= 2 {
-            // Bandwidth is the limit, and a core needs several streams for its share.
-            while panel + 4 <= end {
-                strip::<L, E, 4, 2>(call, panel);
-                panel += 4;
-            }
         }
         while panel < end {
             strip::<L, E, 1, N>(call, panel);
+            panel += 1;
+        }
+    }
+}
+
+/// A few tokens: bandwidth is the limit, and a core needs several streams for its share.
+#[inline(always)]
+unsafe fn in_place<L: Lanes, E: Element>(call: &Call) {
+    let together = if call.tokens.len() <= FEW { call.panels.len() } else { BESIDE };
+    for first in call.panels.clone().step_by(together.max(1)) {
+        let panels = first..call.panels.end.min(first + together);
+        let mut token = call.tokens.start;
+        // SAFETY: panels and tokens are the call's.
+        unsafe {
+            while token < call.tokens.end {
+                let left = call.tokens.end - token;
+                let panels = panels.clone();
+                if left >= FEW {
+                    columns::<L, E, 1, FEW>(call, panels, token);
+                    token += FEW;
+                } else if left >= 2 {
+                    columns::<L, E, 2, 2>(call, panels, token);
+                    token += 2;
+                } else {
+                    columns::<L, E, BESIDE, 1>(call, panels, token);
+                    token += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Panels times the `N` tokens from `token`, `P` panels side by side.
+#[inline(always)]
+unsafe fn columns<L: Lanes, E: Element, const P: usize, const N: usize>(
+    call: &Call,
+    panels: Range<usize>,
+    token: usize,
+) {
+    let mut panel = panels.start;
+    // SAFETY: panels and tokens are the call's.
+    unsafe {
+        while panel + P <= panels.end {
+            tile::<L, E, P, N, CHAINS>(call, panel, token);
+            panel += P;
+        }
+        while panel < panels.end {
+            tile::<L, E, 1, N, CHAINS>(call, panel, token);
             panel += 1;
         }
     }
@@ -135,18 +190,15 @@ unsafe fn strip<L: Lanes, E: Element, const P: usize, const N: usize>(call: &Cal
             } else if left >= 2 {
                 tile::<L, E, P, 2, 1>(call, panel, token);
                 token += 2;
-            } else if P > 1 {
-                tile::<L, E, P, 1, 2>(call, panel, token);
-                token += 1;
             } else {
-                tile::<L, E, P, 1, 4>(call, panel, token);
+                tile::<L, E, P, 1, 1>(call, panel, token);
                 token += 1;
             }
         }
     }
 }
 
-/// `P` panels times `N` tokens, with `C` interleaved sums per result: enough to hide the latency of the adds.
+/// `P` panels times `N` tokens, with `C` interleaved sums per result.
 #[inline(always)]
 unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: usize>(
     call: &Call,

@@ -13,8 +13,8 @@
 use super::activations::{Line, TOKENS};
 use super::lanes::{Lanes, neon::Neon};
 use super::layout::{GROUP, Packed};
-use super::product::{self, FEW, SLAB_BLOCKS, SLAB_PANELS, Slab, Source};
-use super::{BLOCK, Call, ROWS};
+use super::product::{self, SLAB_BLOCKS, SLAB_PANELS, Slab, Source};
+use super::{BLOCK, Call, Path, ROWS};
 use formats::quant::Block;
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -43,7 +43,10 @@ const WIDTH: usize = 4;
 pub(super) unsafe fn product<B: Block>(call: &Call) {
     // SAFETY: passed on.
     unsafe {
-        if call.tokens.len() <= FEW { product::few::<Neon<true>, B>(call) } else { many::<B>(call) }
+        match call.x.path() {
+            Path::InPlace => product::in_place::<Neon<true>, B>(call),
+            Path::Expanded => many::<B>(call),
+        }
     }
 }
 

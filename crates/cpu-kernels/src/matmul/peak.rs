@@ -2,7 +2,7 @@
 //! each alone in a loop. What memory holds back, `roof` measures.
 
 use super::lanes::Lanes;
-use super::{BLOCK, Isa, Matrix, Parallel, with_panel};
+use super::{BLOCK, Isa, Matrix, Parallel, Path, with_panel};
 use formats::{DType, quant::Block, with_block};
 use std::hint::black_box;
 use std::time::Instant;
@@ -21,9 +21,9 @@ pub enum Unit {
 }
 
 impl Matrix {
-    /// The unit that multiplies this matrix with so many rows of activations.
-    pub fn unit(&self, isa: Isa, rows: usize) -> Unit {
-        if super::tiled(isa, self.encoding, super::activations::halves(isa, rows, self.cols)) {
+    /// The unit that multiplies this matrix on a path.
+    pub fn unit(&self, isa: Isa, path: Path) -> Unit {
+        if super::tiled(isa, self.encoding, super::activations::halves(isa, path, self.cols)) {
             return Unit::Tiles;
         }
         let bits = with_panel!(self.encoding, B => B::AFFINE.bits, else => return Unit::Floats);

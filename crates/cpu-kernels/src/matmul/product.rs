@@ -5,11 +5,11 @@
 //! ```
 //!
 //! The dot product of a sub-block is exact in integers; the accumulator starts at `-zero * sum(codes_x)`, which the
-//! activations carry. [`tile`] does it for `P` panels by `N` tokens. With few tokens it reads the packed weights in
-//! place ([`few`]); with many, panels are first expanded to bytes and f32 scales in cache ([`many`]), so that every
-//! format prefills alike. Float weights: `float`.
+//! activations carry. [`tile`] does it for `P` panels by `N` tokens. It reads the packed weights in place
+//! ([`in_place`]), or panels that were first expanded to bytes and f32 scales in cache ([`many`]), so that every
+//! format prefills alike. On either path each token's sums are one chain, whatever `P` and `N` are. Float weights: `float`.
 
-use super::activations::{Line, TOKENS};
+use super::activations::{Line, Path, TOKENS};
 use super::lanes::Lanes;
 use super::layout::{GROUP, Packed};
 use super::{BLOCK, Call};
@@ -190,7 +190,7 @@ unsafe fn scale<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
 pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
     for token in call.tokens.clone() {
         // SAFETY: passed on.
-        unsafe { columns::<L, B, 1, 1>(call, token) }
+        unsafe { columns::<L, B, 1, 1>(call, call.panels.clone(), token) }
     }
 }
 
@@ -201,11 +201,19 @@ pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
 #[inline(always)]
 pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
     // SAFETY: passed on.
-    unsafe { if call.tokens.len() <= FEW { few::<L, B>(call) } else { many::<L, B, P, N>(call) } }
+    unsafe {
+        match call.x.path() {
+            Path::InPlace => in_place::<L, B>(call),
+            Path::Expanded => many::<L, B, P, N>(call),
+        }
+    }
 }
 
-/// Up to this many tokens the weights' bandwidth is the limit and they are read in place.
-pub(super) const FEW: usize = 8;
+/// Tokens that one pass over the weights in place serves.
+const FEW: usize = 8;
+
+/// Panels that are read side by side, and that further passes find in cache.
+const BESIDE: usize = 4;
 
 /// A few tokens: every panel is read once for up to 8 of them, and several panels side by side: one stream of
 /// cache lines leaves a core's share of the memory's bandwidth a third unused, four come close to all of it.
@@ -213,7 +221,19 @@ pub(super) const FEW: usize = 8;
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-pub(super) unsafe fn few<L: Lanes, B: Block>(call: &Call) {
+pub(super) unsafe fn in_place<L: Lanes, B: Block>(call: &Call) {
+    // Where one pass does not serve all tokens, the weights come from memory once nevertheless.
+    let together = if call.tokens.len() <= FEW { call.panels.len() } else { BESIDE };
+    for first in call.panels.clone().step_by(together.max(1)) {
+        let panels = first..call.panels.end.min(first + together);
+        // SAFETY: passed on.
+        unsafe { passes::<L, B>(call, panels) }
+    }
+}
+
+/// All tokens times some panels, up to [`FEW`] of them in a pass.
+#[inline(always)]
+unsafe fn passes<L: Lanes, B: Block>(call: &Call, panels: Range<usize>) {
     let group = call.x.group();
     let mut token = call.tokens.start;
     while token < call.tokens.end {
@@ -223,31 +243,36 @@ pub(super) unsafe fn few<L: Lanes, B: Block>(call: &Call) {
         while lane + n > group {
             n /= 2;
         }
+        let panels = panels.clone();
         // SAFETY: lanes `lane..lane + n` belong to one group.
         unsafe {
             match n {
-                1 => columns::<L, B, 4, 1>(call, token),
-                2 => columns::<L, B, 4, 2>(call, token),
+                1 => columns::<L, B, BESIDE, 1>(call, panels, token),
+                2 => columns::<L, B, BESIDE, 2>(call, panels, token),
                 // More sums than these would not stay in registers.
-                4 => columns::<L, B, 2, 4>(call, token),
-                _ => columns::<L, B, 1, 8>(call, token),
+                4 => columns::<L, B, 2, 4>(call, panels, token),
+                _ => columns::<L, B, 1, 8>(call, panels, token),
             }
         }
         token += n;
     }
 }
 
-/// All panels times the `N` tokens from `token`, `P` panels side by side.
+/// Panels times the `N` tokens from `token`, `P` panels side by side.
 #[inline(always)]
-unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call, token: usize) {
-    let mut panel = call.panels.start;
+unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(
+    call: &Call,
+    panels: Range<usize>,
+    token: usize,
+) {
+    let mut panel = panels.start;
     // SAFETY: the panels are the matrix's, the tokens are of one group; see `Call`.
     unsafe {
-        while panel + P <= call.panels.end {
+        while panel + P <= panels.end {
             beside::<L, B, P, N>(call, panel, token);
             panel += P;
         }
-        while panel < call.panels.end {
+        while panel < panels.end {
             beside::<L, B, 1, N>(call, panel, token);
             panel += 1;
         }

@@ -80,13 +80,24 @@ fn packed(encoding: Encoding, rows: usize, cols: usize, weights: &[f32]) -> (Mat
     (Matrix::pack(encoding, rows, cols, &bytes, &Alone).unwrap(), decoded)
 }
 
-/// Activations over `x` with storage that lives as long.
+/// Activations over `x` with storage that lives as long; the weights are read in place for up to eight tokens.
 fn activations<'a>(isa: Isa, x: &'a [f32], cols: usize, storage: &'a mut Huge) -> Activations<'a> {
+    let path = if x.len() / cols <= 8 { Path::InPlace } else { Path::Expanded };
+    on_path(path, isa, x, cols, storage)
+}
+
+fn on_path<'a>(
+    path: Path,
+    isa: Isa,
+    x: &'a [f32],
+    cols: usize,
+    storage: &'a mut Huge,
+) -> Activations<'a> {
     let tokens = x.len() / cols;
-    *storage = Huge::zeroed(Activations::bytes(tokens, cols)).unwrap();
+    *storage = Huge::zeroed(Activations::bytes(path, tokens, cols)).unwrap();
     // SAFETY: the slice holds the rows, the storage has the bytes and nobody else uses it.
     unsafe {
-        let x = Activations::new(x.as_ptr(), cols, tokens, cols, storage.as_ptr());
+        let x = Activations::new(path, x.as_ptr(), cols, tokens, cols, storage.as_ptr());
         x.quantise(isa, 0..x.blocks(), true);
         x
     }
@@ -308,6 +319,50 @@ fn every_neon_set_gives_the_same_bits() {
                 let found = bits(isa);
                 let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
                 assert_eq!(differs, None, "{} {isa}, {tokens} tokens: element", encoding);
+            }
+        }
+    }
+}
+
+/// A token's results have the same bits alone and among any others, on both paths, whoever computes which panels.
+#[test]
+fn results_depend_on_the_path_alone() {
+    let (rows, cols, most) = (7 * ROWS - 3, 1120usize, 37);
+    let mut noise = Noise(17);
+    let mut scratch = Scratch::new().unwrap();
+    for dtype in types().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
+        let (w, _) = matrix(dtype, rows, cols, &mut noise);
+        let (values, bias) = (noise.row(most * cols), noise.row(rows));
+        for (isa, path) in
+            Isa::available().iter().flat_map(|&isa| [(isa, Path::InPlace), (isa, Path::Expanded)])
+        {
+            for (accumulate, bias) in [(false, None), (true, None), (true, Some(&bias[..]))] {
+                let mut run = |tokens: Range<usize>, parts: usize| {
+                    let mut storage = Huge::zeroed(0).unwrap();
+                    let x = &values[tokens.start * cols..tokens.end * cols];
+                    let x = on_path(path, isa, x, cols, &mut storage);
+                    let mut y = vec![0.3f32; tokens.len() * rows];
+                    let out = Output { start: y.as_mut_ptr(), stride: rows };
+                    let epilogue = Epilogue { accumulate, bias };
+                    for part in 0..parts {
+                        let panels = share(w.panels(), part, parts);
+                        let all = 0..tokens.len();
+                        // SAFETY: `y` holds every token and row; one thread.
+                        unsafe { multiply(isa, &w, &x, all, panels, out, epilogue, &mut scratch) }
+                    }
+                    y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let alone: Vec<Vec<u32>> = (0..most).map(|t| run(t..t + 1, 1)).collect();
+                for (tokens, parts) in
+                    [(0..most, 1), (0..most, 3), (3..5, 2), (1..8, 5), (9..17, 1), (20..32, 7)]
+                {
+                    let found = run(tokens.clone(), parts);
+                    for (t, found) in tokens.clone().zip(found.chunks(rows)) {
+                        let differs = found.iter().zip(&alone[t]).position(|(a, b)| a != b);
+                        let here = format!("{} {isa} {path:?} {tokens:?}", dtype.name());
+                        assert_eq!(differs, None, "{here} in {parts} parts: token {t}, row");
+                    }
+                }
             }
         }
     }

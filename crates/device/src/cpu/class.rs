@@ -1,10 +1,10 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
-use cpu_kernels::matmul::{Activations, ROWS};
+use cpu_kernels::matmul::{Activations, Path, ROWS};
 use ops::Rope;
 use program::{Plan, Program, plan_memory};
 
-/// Rows up to which every worker norms and quantises for itself: cheaper than a barrier.
+/// Rows that decode, up to which every worker norms and quantises for itself: cheaper than a barrier.
 pub(super) const FEW: usize = 4;
 
 /// Rows up to which the workers' parts of a product are even shares of its bytes.
@@ -42,8 +42,8 @@ struct Widths {
     input: usize,
     /// Output of any gate.
     gate: usize,
-    /// Quantised bytes of the hungriest projection, for some rows.
-    lines: Box<dyn Fn(usize) -> usize>,
+    /// Quantised bytes of the hungriest projection, for some rows on a path.
+    lines: Box<dyn Fn(Path, usize) -> usize>,
 }
 
 fn widths(program: &Program) -> Widths {
@@ -57,8 +57,9 @@ fn widths(program: &Program) -> Widths {
         }
     }
     let input = inputs.iter().copied().max().unwrap_or(0);
-    let lines =
-        move |rows| inputs.iter().map(|&width| Activations::bytes(rows, width)).max().unwrap_or(0);
+    let lines = move |path, rows| {
+        inputs.iter().map(|&width| Activations::bytes(path, rows, width)).max().unwrap_or(0)
+    };
     Widths { input, gate, lines: Box::new(lines) }
 }
 
@@ -98,14 +99,15 @@ impl Class {
         let hand_bytes = 2 * widest(rows, widths.gate, workers) * float;
         let (normed, lines, hands) = (
             take(rows * widths.input * float),
-            take((widths.lines)(rows)),
+            take((widths.lines)(Path::Expanded, rows)),
             take(hand_bytes * workers),
         );
         let few = rows.min(FEW);
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
+        let of = |rows| (widths.lines)(Path::InPlace, rows);
+        let few_lines = (1..=few).map(of).max().unwrap_or(0);
         // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
-        let worker_bytes = (worker_lines + (1..=few).map(&*widths.lines).max().unwrap_or(0))
-            .next_multiple_of(4096);
+        let worker_bytes = (worker_lines + few_lines).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
         Class {
             tokens,

@@ -3,11 +3,13 @@
 use super::class::Class;
 use super::memory;
 use super::profile::{Span, Spans, profile};
-use super::replay::Replay;
+use super::replay::{Replay, Row};
+use crate::choose::{Carried, Choices, HostSampler, Outcomes};
 use crate::{
-    Executor, Limits, LoadOptions, Memory, Peaks, Plan, Profile, Roof, Watch, finite, plan,
+    Executor, Limits, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket, Watch,
+    finite, plan,
 };
-use cpu_kernels::attention::{Geometry, LayerCache, Shape};
+use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
 use cpu_kernels::isa::Isa;
 use cpu_kernels::matmul::{Huge, Matrix, Scratch, Unit, peak};
 use cpu_kernels::roof::read_rate;
@@ -15,7 +17,7 @@ use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
 use ops::{Op, Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, CacheLayer, Node, Program, ValueId};
+use program::{BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -63,6 +65,27 @@ pub(super) struct CpuExecutor {
     /// Class and rows of the last replay.
     last: Option<(usize, usize, usize)>,
     limits: program::Limits,
+    rows: Rowed,
+    sampling: Sampling,
+    /// The last ticket's number.
+    tickets: u64,
+}
+
+/// A step's rows as a replay takes them, in memory that is kept from step to step.
+#[derive(Default)]
+struct Rowed {
+    tokens: Vec<u32>,
+    rows: Vec<Row>,
+    queries: Vec<Vec<Sequence<'static>>>,
+}
+
+/// Choosing tokens.
+struct Sampling {
+    /// Each worker's.
+    samplers: Vec<HostSampler>,
+    /// What each slot carries, as far as slots were used.
+    slots: Vec<Carried>,
+    outcomes: Outcomes,
 }
 
 impl CpuExecutor {
@@ -81,7 +104,7 @@ impl CpuExecutor {
         let weights = load_weights(&program, tensors, &options, &team, progress)?;
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
-        let partials = partials(&program, &options.blocks, team.count());
+        let partials = partials(&program, &options, team.count());
         let multiplied = program.nodes.iter().filter(|node| node.op.gathers().is_none());
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
@@ -97,6 +120,13 @@ impl CpuExecutor {
             used: vec![0; options.blocks.len()],
             classes: Vec::new(),
             last: None,
+            rows: Rowed { queries: vec![Vec::new(); options.blocks.len()], ..Rowed::default() },
+            sampling: Sampling {
+                samplers: (0..team.count()).map(|_| HostSampler::default()).collect(),
+                slots: Vec::new(),
+                outcomes: Outcomes::new(limits.sequences),
+            },
+            tickets: 0,
             limits,
             caches,
             loaded: Loaded { team, isa, program, weights, ropes, groups, quantised, lined },
@@ -133,7 +163,7 @@ pub(super) fn plan(
     );
     let limits = options.limits(program);
     let arena = Class::new(program, &program.ropes(), limits.tokens, limits.outputs, threads).bytes;
-    let partials = partials(program, &options.context, threads).saturating_mul(size_of::<f32>());
+    let partials = partials(program, options, threads).saturating_mul(size_of::<f32>());
     let free = memory::free();
     // The pools take addresses for all sessions together, and each matrix takes whole huge pages.
     let unused = reserved.saturating_sub(cache).saturating_add(weights.len() * Huge::PAGE);
@@ -205,12 +235,14 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
         .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
-/// Floats of working memory for the hungriest attention over so many blocks of each group.
-fn partials(program: &Program, blocks: &[usize], threads: usize) -> usize {
+/// Floats of working memory for the hungriest attention over a whole context. Steps of many sequences that need more
+/// attend to some of them at a time.
+fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
     let one = |op: &ops::Attention| {
-        let blocks = blocks.get(groups[op.layer]).copied().unwrap_or(1);
-        shape(op).scratch_len(threads, 1, blocks * BLOCK_TOKENS)
+        let group = groups[op.layer];
+        let blocks = options.context.get(group).or(options.blocks.get(group));
+        shape(op).scratch_len(threads, 2, blocks.copied().unwrap_or(1) * BLOCK_TOKENS)
     };
     program
         .nodes
@@ -296,26 +328,85 @@ fn load_weights(
     Ok(weights)
 }
 
+/// A vector's memory, for elements that borrow from elsewhere.
+fn recycle<'a>(mut memory: Vec<Sequence<'_>>) -> Vec<Sequence<'a>> {
+    memory.clear();
+    memory.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
+
+impl Rowed {
+    /// Takes a step's rows, with the tokens that its sequences chose last in their places.
+    fn set(&mut self, step: &Step<'_>, slots: &[Carried]) -> Result<()> {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(step.tokens);
+        self.rows.clear();
+        for (number, (first, sequence)) in step.placed().enumerate() {
+            let row = |i: u32| Row {
+                sequence: number,
+                first,
+                index: (sequence.start + i) as usize,
+                position: sequence.position + i,
+            };
+            self.rows.extend((0..sequence.rows).map(row));
+            if self.tokens[first] == CHOSEN {
+                let chosen = slots.get(sequence.slot as usize).and_then(|slot| slot.token);
+                let none = || {
+                    let expected = format!("a token that slot {} chose", sequence.slot);
+                    Error::new("step", expected, "none")
+                };
+                self.tokens[first] = chosen.ok_or_else(none)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The sequences of a step as attention takes them in a cache group: each row that decodes by itself.
+fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
+    for (first, sequence) in step.placed() {
+        let table = &sequence.tables[group];
+        let (rows, start) = (sequence.rows as usize, sequence.start as usize);
+        let each = if step.kind == Kind::Decode { 1 } else { rows };
+        into.extend((0..rows).step_by(each).map(|row| Sequence {
+            decodes: step.kind == Kind::Decode,
+            table: table.blocks,
+            row: first + row,
+            tokens: each,
+            position: start + row,
+            oldest: table.oldest as usize,
+        }));
+    }
+}
+
 impl CpuExecutor {
-    /// One replay, with the workers' times if asked for; false if it was stopped.
+    /// One replay, with the workers' times if asked for; no ticket if it was stopped.
     fn replay(
         &mut self,
-        arguments: &Arguments<'_>,
+        step: &Step<'_>,
         watch: &Watch<'_>,
         spans: Option<&Spans<'_>>,
-    ) -> Result<bool> {
+    ) -> Result<Option<Ticket>> {
         self.last = None;
-        arguments.check(&self.limits)?;
-        let class = self.class(arguments.tokens.len(), arguments.outputs.len());
+        let ticket = Ticket::next(&mut self.tickets);
+        step.check(&self.limits)?;
+        self.rows.set(step, &self.sampling.slots)?;
+        let class = self.class(step.tokens.len(), step.outputs.len());
         if let Some(input) = self.loaded.program.input {
             let start = self.classes[class].plan.offsets[input.0] / size_of::<f32>();
-            let to = &mut floats(&mut self.arena)[start..][..arguments.input.len()];
-            to.copy_from_slice(arguments.input);
+            let to = &mut floats(&mut self.arena)[start..][..step.input.len()];
+            to.copy_from_slice(step.input);
+        }
+        let mut all: Vec<Vec<Sequence<'_>>> = std::mem::take(&mut self.rows.queries);
+        for (group, into) in all.iter_mut().enumerate() {
+            queries(step, group, into);
         }
         let replay = Replay {
             loaded: &self.loaded,
             class: &self.classes[class],
-            arguments,
+            step,
+            tokens: &self.rows.tokens,
+            rows: &self.rows.rows,
+            queries: &all,
             arena: self.arena.as_ptr(),
             caches: &self.caches,
             scratch: SharedSlice::new(&mut self.scratch),
@@ -324,26 +415,79 @@ impl CpuExecutor {
             watch,
         };
         let whole = replay.run();
-        for (used, table) in self.used.iter_mut().zip(arguments.tables) {
-            *used = table.blocks.iter().fold(*used, |used, &block| used.max(block as usize + 1));
+        self.rows.queries = all.into_iter().map(recycle).collect();
+        for (group, used) in self.used.iter_mut().enumerate() {
+            let blocks = step.sequences.iter().flat_map(|s| s.tables[group].blocks);
+            *used = blocks.fold(*used, |used, &block| used.max(block as usize + 1));
         }
-        self.last = whole.then_some((class, arguments.tokens.len(), arguments.outputs.len()));
-        Ok(whole)
-    }
-}
-
-impl Executor for CpuExecutor {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.replay(arguments, &Watch::NONE, None).map(|_| ())
+        if !whole {
+            return Ok(None);
+        }
+        self.last = Some((class, step.tokens.len(), step.outputs.len()));
+        self.choose(step, ticket);
+        Ok(Some(ticket))
     }
 
-    fn run_watched(&mut self, arguments: &Arguments<'_>, watch: &Watch<'_>) -> Result<bool> {
-        self.replay(arguments, watch, None)
+    /// Has the step's sequences choose: one on this thread, several on all workers.
+    fn choose(&mut self, step: &Step<'_>, ticket: Ticket) {
+        let logits = self.result(0);
+        // SAFETY: the arena is not written before the next replay, and lives as long as this executor.
+        let logits = unsafe { std::slice::from_raw_parts(logits.as_ptr(), logits.len()) };
+        let Sampling { samplers, slots, outcomes } = &mut self.sampling;
+        let choices = outcomes.begin(ticket);
+        let Some(vocab) = self.limits.vocab else { return };
+        for Choosing { row, sequence, choose, .. } in step.choosing() {
+            let slot = sequence.slot as usize;
+            if slot >= slots.len() {
+                slots.resize_with(slot + 1, Carried::default);
+            }
+            // What it chose it has already.
+            if step.tokens[row] != CHOSEN {
+                slots[slot].begin(choose);
+            }
+            choices.push(choose);
+        }
+        let count = choices.chosen.len();
+        let Choices { chosen, likeliest } = choices;
+        let (chosen, likeliest) = (SharedSlice::new(chosen), SharedSlice::new(likeliest));
+        let samplers = SharedSlice::new(samplers);
+        let carried = &*slots;
+        let one = |worker: usize, i: usize, choosing: Choosing<'_>| {
+            let Choosing { output, sequence, choose, .. } = choosing;
+            let history = &carried[sequence.slot as usize].history;
+            let (row, at) = (&logits[output * vocab..][..vocab], u64::from(sequence.end()));
+            // SAFETY: each worker has a sampler, and each sequence a place for what it chose.
+            unsafe {
+                let sampler = &mut samplers.slice_mut(worker..worker + 1)[0];
+                let chosen = &mut chosen.slice_mut(i..i + 1)[0];
+                let likeliest = likeliest.slice_mut(chosen.range());
+                chosen.choice = sampler.choose(row, history, at, choose, likeliest);
+            }
+        };
+        if count == 1 {
+            step.choosing().for_each(|choosing| one(0, 0, choosing));
+        } else if count > 1 {
+            self.loaded.team.run(&|worker| {
+                let mine = worker.split(count);
+                let own = step.choosing().enumerate().skip(mine.start).take(mine.len());
+                own.for_each(|(i, choosing)| one(worker.index, i, choosing));
+            });
+        }
+        for (i, Choosing { sequence, choose, .. }) in step.choosing().enumerate() {
+            let slot = &mut slots[sequence.slot as usize];
+            match choices.chosen[i].choice {
+                Ok(choice) => slot.push(choice.token, choose.options),
+                Err(_) => slot.token = None,
+            }
+        }
     }
 
     fn result(&self, index: usize) -> &[f32] {
-        let Some((class, tokens, outputs)) = self.last else { return &[] };
-        let ValueId(value) = self.loaded.program.results[index];
+        let (Some((class, tokens, outputs)), Some(ValueId(value))) =
+            (self.last, self.loaded.program.results.get(index).copied())
+        else {
+            return &[];
+        };
         let shape = self.loaded.program.values[value];
         let rows = match shape.rows {
             Rows::Tokens => tokens,
@@ -353,6 +497,45 @@ impl Executor for CpuExecutor {
         let bytes = &self.arena[offset..][..rows * shape.width * size_of::<f32>()];
         // SAFETY: offsets are multiples of 64 in a buffer aligned to more; any bits are valid f32.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), rows * shape.width) }
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>> {
+        self.replay(step, watch, None)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
+        self.sampling.outcomes.get(ticket).ok_or_else(|| ticket.unknown())
+    }
+
+    fn keeps(&self, ticket: Ticket) -> bool {
+        self.sampling.outcomes.get(ticket).is_some()
+    }
+
+    fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]> {
+        if ticket.number() != self.tickets { Err(ticket.unknown()) } else { Ok(self.result(index)) }
+    }
+
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
+        let count = self.limits.blocks.get(group).copied().unwrap_or(0);
+        for &(from, to) in blocks {
+            if from as usize >= count || to as usize >= count {
+                let found = format!("{from} to {to} of group {group}");
+                return Err(Error::new("cache", format!("blocks below {count}"), found));
+            }
+            let layers = self.caches.iter().zip(&self.loaded.groups);
+            for (cache, _) in layers.filter(|(_, of)| **of == group) {
+                // SAFETY: no replay goes on, so that nobody else uses the cache.
+                unsafe { cache.copy_block(from as usize, to as usize) };
+            }
+            self.used[group] = self.used[group].max(to as usize + 1);
+        }
+        Ok(())
     }
 
     fn memory(&self) -> Memory {
@@ -399,14 +582,15 @@ impl Executor for CpuExecutor {
         }
     }
 
-    fn run_timed(&mut self, arguments: &Arguments<'_>) -> Result<Option<Profile>> {
+    fn submit_timed(&mut self, step: &Step<'_>) -> Result<Option<(Ticket, Profile)>> {
         let mut slots =
             vec![Span::default(); self.loaded.program.nodes.len() * self.loaded.team.count()];
         let spans = Spans::new(&mut slots);
-        self.replay(arguments, &Watch::NONE, Some(&spans))?;
+        let ticket = self.replay(step, &Watch::NONE, Some(&spans))?;
         let seconds = spans.now();
         let geometries: Vec<Geometry> = self.caches.iter().map(|c| *c.geometry()).collect();
-        Ok(Some(profile(&self.loaded, &geometries, arguments, &slots, seconds)))
+        let profile = profile(&self.loaded, &geometries, step, &slots, seconds);
+        Ok(ticket.map(|ticket| (ticket, profile)))
     }
 
     fn limits(&self) -> Option<Limits> {

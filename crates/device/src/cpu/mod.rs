@@ -6,6 +6,8 @@ mod executor;
 mod memory;
 mod profile;
 mod replay;
+#[cfg(test)]
+mod tests;
 
 use cpu_kernels::isa::Isa;
 use cpu_kernels::team::{self, Team};

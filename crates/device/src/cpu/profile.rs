@@ -1,6 +1,7 @@
 //! What a replay spends where: the time of every node, and the least that it must read and compute.
 
 use super::executor::{Loaded, Weight};
+use super::replay::path;
 use crate::{Profile, Timing, Work};
 use cpu_kernels::attention::Geometry;
 use cpu_kernels::matmul::{ROWS, Unit};
@@ -8,7 +9,7 @@ use cpu_kernels::team::{SharedSlice, Worker};
 use formats::Encoding;
 use ops::Rows;
 use ops::operation::{Access, CacheUse};
-use program::{Arguments, BLOCK_TOKENS, Node};
+use program::{BLOCK_TOKENS, Node, Step};
 use std::time::Instant;
 
 /// What the operation that makes the logits is called, whatever was fused into it.
@@ -51,7 +52,7 @@ impl<'a> Spans<'a> {
 pub(super) fn profile(
     loaded: &Loaded,
     geometries: &[Geometry],
-    arguments: &Arguments<'_>,
+    step: &Step<'_>,
     spans: &[Span],
     seconds: f64,
 ) -> Profile {
@@ -73,7 +74,7 @@ pub(super) fn profile(
                 node.op.name()
             },
             format: format(loaded, node),
-            work: work(loaded, geometries, arguments, node),
+            work: work(loaded, geometries, step, node),
             seconds: end - begin,
             busy: spans.iter().map(|s| s.end - s.begin).sum::<f64>() / spans.len() as f64,
         });
@@ -92,10 +93,10 @@ fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
 }
 
 /// What a node has to read and compute, whatever the device does besides.
-fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, node: &Node) -> Work {
-    let tokens = arguments.tokens.len();
+fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) -> Work {
+    let tokens = step.tokens.len();
     let shape = |value: &program::ValueId| loaded.program.values[value.0];
-    let rows = |rows| if rows == Rows::Tokens { tokens } else { arguments.outputs.len() };
+    let rows = |rows| if rows == Rows::Tokens { tokens } else { step.outputs.len() };
     let mut work = Work::default();
     for weight in &node.weights {
         let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
@@ -104,10 +105,10 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
             work.bytes += (row * tokens) as u64;
             continue;
         }
-        let rows = node.inputs.first().map_or(0, |x| rows(shape(x).rows));
-        let operations = 2 * (rows * matrix.rows() * matrix.cols()) as u64;
+        let of = node.inputs.first().map_or(Rows::Tokens, |x| shape(x).rows);
+        let operations = 2 * (rows(of) * matrix.rows() * matrix.cols()) as u64;
         work.bytes += matrix.resident_bytes() as u64;
-        *match matrix.unit(loaded.isa, rows) {
+        *match matrix.unit(loaded.isa, path(step.kind, of)) {
             Unit::Bytes => &mut work.bytes_dot,
             Unit::Narrow => &mut work.narrow_dot,
             Unit::Tiles => &mut work.tiles,
@@ -115,11 +116,14 @@ fn work(loaded: &Loaded, geometries: &[Geometry], arguments: &Arguments<'_>, nod
         } += operations;
     }
     if let Some(CacheUse { layer, access: Access::Read { .. } }) = node.op.cache() {
-        let oldest = arguments.tables[loaded.groups[layer]].oldest;
-        let cached = node.op.cached_work(arguments.positions, oldest);
         let each = geometries[layer].layer_bytes() / BLOCK_TOKENS;
-        work.bytes = (cached.positions * each) as u64;
-        work.floats = cached.operations;
+        for sequence in step.sequences {
+            let oldest = sequence.tables[loaded.groups[layer]].oldest;
+            let positions: Vec<u32> = (sequence.start..sequence.end()).collect();
+            let cached = node.op.cached_work(&positions, oldest);
+            work.bytes += (cached.positions * each) as u64;
+            work.floats += cached.operations;
+        }
     } else if work.bytes == 0 {
         // A selection reads the rows that it writes.
         let out = node.outputs.first().map(|value| shape(value).rows);

@@ -10,18 +10,24 @@ use crate::Watch;
 use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
 use cpu_kernels::math;
 use cpu_kernels::matmul::{
-    Activations, BLOCK, Epilogue, Matrix, Output, ROWS, Scratch, multiply, share,
+    Activations, BLOCK, Epilogue, Matrix, Output, Path, ROWS, Scratch, multiply, share,
 };
 use cpu_kernels::team::{SharedSlice, Worker};
 use ops::embed::Index;
 use ops::{Embed, GateUp, LayerNorm, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip};
-use program::{Arguments, Node, ValueId, WeightId};
+use program::{Kind, Node, Step, ValueId, WeightId};
 use std::ops::Range;
 
 pub(super) struct Replay<'a> {
     pub(super) loaded: &'a Loaded,
     pub(super) class: &'a Class,
-    pub(super) arguments: &'a Arguments<'a>,
+    pub(super) step: &'a Step<'a>,
+    /// The step's tokens, all of them known.
+    pub(super) tokens: &'a [u32],
+    /// Where each row is.
+    pub(super) rows: &'a [Row],
+    /// The sequences of each cache group as attention takes them.
+    pub(super) queries: &'a [Vec<Sequence<'a>>],
     pub(super) arena: *mut u8,
     pub(super) caches: &'a [LayerCache],
     pub(super) scratch: SharedSlice<'a, Scratch>,
@@ -33,6 +39,26 @@ pub(super) struct Replay<'a> {
 
 // SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
 unsafe impl Sync for Replay<'_> {}
+
+/// Where a row of a step is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    /// Its sequence, by number, and the first row of that.
+    pub(super) sequence: usize,
+    pub(super) first: usize,
+    /// Index in the sequence's cache.
+    pub(super) index: usize,
+    /// Rotary position.
+    pub(super) position: u32,
+}
+
+/// How products multiply values of such rows in a step of a kind. Of a prompt's rows few have logits.
+pub(super) fn path(kind: Kind, rows: Rows) -> Path {
+    match (kind, rows) {
+        (Kind::Prompt, Rows::Tokens) => Path::Expanded,
+        (Kind::Decode, _) | (_, Rows::Outputs) => Path::InPlace,
+    }
+}
 
 /// One product of a group that shares an input: where it goes and which part of each row is there already.
 struct Product<'a> {
@@ -101,8 +127,8 @@ impl Replay<'_> {
 
     fn count(&self, rows: Rows) -> usize {
         match rows {
-            Rows::Tokens => self.arguments.tokens.len(),
-            Rows::Outputs => self.arguments.outputs.len(),
+            Rows::Tokens => self.step.tokens.len(),
+            Rows::Outputs => self.step.outputs.len(),
         }
     }
 
@@ -130,12 +156,12 @@ impl Replay<'_> {
     fn angles(&self, worker: &Worker<'_>) {
         for (rope, &(cos, sin)) in self.loaded.ropes.iter().zip(&self.class.angles) {
             let pairs = rope.frequencies.len();
-            for t in worker.split(self.arguments.tokens.len()) {
+            for t in worker.split(self.step.tokens.len()) {
                 let range = t * pairs..(t + 1) * pairs;
                 // SAFETY: each worker has its own tokens.
                 let (cos, sin) =
                     unsafe { (self.floats(cos, range.clone()), self.floats(sin, range)) };
-                rope.angles(self.arguments.positions[t], cos, sin);
+                rope.angles(self.rows[t].position, cos, sin);
             }
         }
     }
@@ -202,7 +228,7 @@ impl Replay<'_> {
             Op::Select(_) => {
                 let width = self.width(node.inputs[0]);
                 for i in worker.split(rows) {
-                    let from = self.arguments.outputs[i] as usize * width;
+                    let from = self.step.outputs[i] as usize * width;
                     // SAFETY: each worker has its own output rows; inputs are only read.
                     let (x, y) = unsafe {
                         let x = self.floats(self.offset(node.inputs[0]), from..from + width);
@@ -240,12 +266,12 @@ impl Replay<'_> {
     fn embed(&self, op: &Embed, node: &Node, worker: &Worker<'_>) {
         let (table, y) = (self.matrix(node.weights[0]), node.outputs[0]);
         let width = self.width(y);
-        for t in worker.split(self.arguments.tokens.len()) {
+        for t in worker.split(self.step.tokens.len()) {
             // SAFETY: each worker has its own tokens.
             let row = unsafe { self.floats(self.offset(y), t * width..(t + 1) * width) };
             let index = match op.index {
-                Index::Token => self.arguments.tokens[t],
-                Index::Position => self.arguments.positions[t],
+                Index::Token => self.tokens[t],
+                Index::Position => self.rows[t].position,
             };
             table.row(index as usize, row);
         }
@@ -299,7 +325,7 @@ impl Replay<'_> {
                 // SAFETY: the part was written above; its lines, in the value's place, are this worker's own.
                 let part = unsafe {
                     let lines = self.start(value).cast();
-                    Activations::new(row_0(first.0), first.1, rows, width, lines)
+                    Activations::new(self.path(value), row_0(first.0), first.1, rows, width, lines)
                 };
                 for t in 0..rows {
                     // SAFETY: each worker has its own columns.
@@ -316,6 +342,11 @@ impl Replay<'_> {
                 }
             },
         );
+    }
+
+    /// How a value is multiplied.
+    fn path(&self, value: ValueId) -> Path {
+        path(self.step.kind, self.loaded.program.values[value.0].rows)
     }
 
     /// Whether a value of so many rows is there as lines alone.
@@ -357,7 +388,8 @@ impl Replay<'_> {
         let (rows, width) =
             (self.count(self.loaded.program.values[value.0].rows), self.width(value));
         // A few rows are prepared by every worker for itself, many by all together with a barrier behind.
-        let few = rows <= FEW;
+        let path = self.path(value);
+        let few = rows <= FEW && path == Path::InPlace;
         let own = self.class.workers + worker.index * self.class.worker_bytes;
         let (normed, lines) = if few {
             (own, own + self.class.worker_lines)
@@ -368,7 +400,7 @@ impl Replay<'_> {
         // else touches either until the next node.
         let activations = |start: usize, lines: usize| unsafe {
             let (rows_at, lines) = (self.arena.wrapping_add(start), self.arena.wrapping_add(lines));
-            Activations::new(rows_at.cast(), width, rows, width, lines)
+            Activations::new(path, rows_at.cast(), width, rows, width, lines)
         };
         if self.lined(value, rows) {
             return activations(self.offset(value), self.offset(value));
@@ -469,14 +501,14 @@ impl Replay<'_> {
             }
             self.turn(&op.rope, angles, t, start);
         };
-        let (tokens, each) = (self.arguments.tokens.len(), heads + kv_heads);
-        if tokens <= FEW {
+        let (tokens, each) = (self.tokens.len(), heads + kv_heads);
+        if tokens <= FEW || self.step.kind == Kind::Decode {
             let (queries, keys) = (worker.split(tokens * heads), worker.split(tokens * kv_heads));
             // What will be written is far away, and comes while queries are turned.
-            let (table, position) = self.place(op.layer);
             for item in keys.clone() {
                 let (t, h) = (item / kv_heads, item % kv_heads);
-                self.caches[op.layer].fetch(table, position + t, h);
+                let table = self.table(op.layer, self.rows[t].sequence);
+                self.caches[op.layer].fetch(table, self.rows[t].index, h);
             }
             for item in queries {
                 turn(item / heads, item % heads);
@@ -501,7 +533,7 @@ impl Replay<'_> {
 
     fn kv_write(&self, layer: usize, k: ValueId, v: ValueId, worker: &Worker<'_>) {
         let kv_heads = self.loaded.program.layers[layer].kv_heads;
-        for item in worker.split(self.arguments.tokens.len() * kv_heads) {
+        for item in worker.split(self.step.tokens.len() * kv_heads) {
             let (t, head) = (item / kv_heads, item % kv_heads);
             self.write(layer, k, v, t..t + 1, head..head + 1);
         }
@@ -517,50 +549,60 @@ impl Replay<'_> {
         heads: Range<usize>,
     ) {
         let width = self.width(k);
-        let all = 0..self.arguments.tokens.len() * width;
-        let (table, position) = self.place(layer);
-        // SAFETY: this worker wrote these heads of k, or nobody writes them; positions and heads are this worker's.
-        unsafe {
-            let (k, v) =
-                (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all));
-            let isa = self.loaded.isa;
-            self.caches[layer].write(isa, table, position, k, v, width, tokens, heads);
+        let all = 0..self.tokens.len() * width;
+        // SAFETY: this worker wrote these heads of k, or nobody writes them.
+        let (k, v) =
+            unsafe { (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all)) };
+        let mut next = tokens.start;
+        while next < tokens.end {
+            let Row { sequence, first, .. } = self.rows[next];
+            let of = &self.step.sequences[sequence];
+            let end = tokens.end.min(first + of.rows as usize);
+            let (table, start) = (self.table(layer, sequence), of.start as usize);
+            let (k, v) = (&k[first * width..], &v[first * width..]);
+            let (rows, heads) = (next - first..end - first, heads.clone());
+            // SAFETY: these positions and heads are this worker's.
+            unsafe {
+                self.caches[layer].write(self.loaded.isa, table, start, k, v, width, rows, heads);
+            }
+            next = end;
         }
     }
 
-    /// The blocks of a layer's cache, and the position of the first token in them.
-    fn place(&self, layer: usize) -> (&[u32], usize) {
-        let table = &self.arguments.tables[self.loaded.groups[layer]];
-        (table.blocks, self.arguments.positions[0] as usize)
+    /// The blocks that a sequence has in a layer's cache.
+    fn table(&self, layer: usize, sequence: usize) -> &[u32] {
+        self.step.sequences[sequence].tables[self.loaded.groups[layer]].blocks
     }
 
     fn attend(&self, op: &ops::Attention, node: &Node, worker: &Worker<'_>) {
-        let table = &self.arguments.tables[self.loaded.groups[op.layer]];
-        let tokens = self.arguments.tokens.len();
-        let sequences = [Sequence {
-            table: table.blocks,
-            row: 0,
-            tokens,
-            position: self.arguments.positions[0] as usize,
-            oldest: table.oldest as usize,
-        }];
-        let width = op.heads * op.head_dim;
+        let (tokens, width) = (self.tokens.len(), op.heads * op.head_dim);
         // SAFETY: q is only read; `attention::run` keeps the workers' rows and heads of the output apart.
         let (q, out) = unsafe {
             let q = self.floats(self.offset(node.inputs[0]), 0..tokens * width);
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
-        let call = Call {
-            shape: shape(op),
-            cache: &self.caches[op.layer],
-            sequences: &sequences,
-            q,
-            q_stride: width,
-            sinks: node.weights.first().map(|&sinks| self.vector(sinks)),
-            rounded: self.loaded.quantised,
-        };
-        // SAFETY: a barrier lies before and after every node; nothing else uses the scratch, and no claim is open.
-        unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };
+        let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
+        // As many as there is scratch for at a time: all of them, but for many that decode far behind their beginning.
+        while !rest.is_empty() {
+            let (sequences, behind) =
+                rest.split_at(shape.fitting(worker.count, self.partials.len(), rest));
+            let call = Call {
+                shape,
+                cache: &self.caches[op.layer],
+                sequences,
+                q,
+                q_stride: width,
+                sinks: node.weights.first().map(|&sinks| self.vector(sinks)),
+                rounded: self.loaded.quantised,
+            };
+            // SAFETY: a barrier lies before and after every node, and between two parts of one; nothing else uses the scratch,
+            // and no claim is open.
+            unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };
+            rest = behind;
+            if !rest.is_empty() {
+                worker.barrier();
+            }
+        }
     }
 }
 

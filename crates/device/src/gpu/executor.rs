@@ -5,20 +5,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
-use ops::sample::{Choice, Options};
 use ops::{Rope, Rows};
-use program::{Arguments, BLOCK_TOKENS, CacheLayer, Limits, Program};
+use program::{BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
 
 use super::arena::{self, Layout};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
-use super::lower::{Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Step, Words};
+use super::lower::{self, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
 use super::ring::Ring;
-use super::run::{Chooser, Choosing, STEPS};
+use super::run::{Chooser, STEPS, Sampled};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
-use crate::{Executor, LoadOptions, Memory, Roof, plan};
+use crate::{Executor, LoadOptions, Memory, Outcome, Roof, Ticket, Watch, plan};
 
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
 const KEPT: usize = 64;
@@ -37,9 +36,19 @@ pub(super) struct Class<B: Backend> {
 
 /// What is kept of a class's launches from one step to the next: see [`Dispatch`].
 enum Work<B: Backend> {
-    Loose { steps: Vec<Step>, key: Key },
+    Loose { steps: Vec<lower::Step>, key: Key },
     Bound(Vec<B::Launch>),
     Recorded(B::Recording),
+}
+
+/// Whether a table of so many blocks has come round before this position.
+fn wraps(end: u32, blocks: usize) -> bool {
+    end.saturating_sub(1) as usize / BLOCK_TOKENS >= blocks
+}
+
+/// A class's kind: few rows are computed alike.
+fn kind(kind: Kind, rows: usize) -> Kind {
+    if rows > arena::FEW { kind } else { Kind::Decode }
 }
 
 /// See [`Executor`].
@@ -53,8 +62,6 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// Blocks of each group that there is memory for, and those of one whole context.
     blocks: Vec<usize>,
     context: Vec<usize>,
-    /// The window of each group.
-    windows: Vec<Option<usize>>,
     sizes: Sizes,
     arena: B::Buffer,
     /// Regions of words: see [`Key::region`].
@@ -67,11 +74,16 @@ pub(super) struct GpuExecutor<B: Backend> {
     kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
-    limits: Limits,
-    /// The last step's words and results, and the strides of its tables: kept so that a step allocates nothing.
+    pub(super) limits: Limits,
+    /// The last step's words, the strides of its tables and its tokens: kept so that a step allocates nothing.
     staged: Vec<u8>,
     strides: Vec<usize>,
-    results: Vec<Vec<f32>>,
+    tokens: Vec<u32>,
+    /// Where the last step's results are on the device, with their bytes; and what was read of them.
+    latest: Vec<(B::Buffer, usize)>,
+    pub(super) results: Vec<Vec<f32>>,
+    /// The last ticket's number.
+    tickets: u64,
     /// Where the Program's input comes from and where its result stays, if not with the host.
     source: Option<Bridge<B>>,
     sink: Option<Bridge<B>>,
@@ -131,7 +143,6 @@ impl<B: Backend> GpuExecutor<B> {
             unpacked: backend.buffer(sizes.unpacked)?,
             blocks,
             context: options.context,
-            windows,
             kernels: Kernels::default(),
             pipelines: Vec::new(),
             classes: HashMap::new(),
@@ -141,6 +152,9 @@ impl<B: Backend> GpuExecutor<B> {
             chooser: Chooser::default(),
             staged: Vec::with_capacity(sizes.words),
             strides: Vec::new(),
+            tokens: Vec::new(),
+            latest: Vec::new(),
+            tickets: 0,
             results: vec![Vec::new(); lowering.program.results.len()],
             unclean: false,
             lost: None,
@@ -168,7 +182,8 @@ impl<B: Backend> GpuExecutor<B> {
         }
         for (tokens, samples) in usual {
             let outputs = usize::from(self.chooses());
-            let key = Key { tokens, outputs, strides: strides.clone(), length, samples };
+            let (kind, strides) = (kind(Kind::Prompt, tokens), strides.clone());
+            let key = Key { kind, tokens, outputs, sequences: 1, strides, length, samples };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
         }
@@ -250,33 +265,46 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    pub(super) fn check(&self, arguments: &Arguments<'_>) -> Result<()> {
-        arguments.check(&self.limits)?;
-        let first = arguments.positions.first().copied().unwrap_or(0);
-        for (window, table) in self.windows.iter().zip(arguments.tables) {
-            let seen = window.map_or(0, |w| (first + 1).saturating_sub(w as u32));
-            if table.oldest > seen {
-                let expected = format!("a table that holds position {seen}, which is seen");
-                return Err(Error::new("step", expected, format!("those from {}", table.oldest)));
+    fn check(&self, step: &Step<'_>) -> Result<()> {
+        step.check(&self.limits)?;
+        if let Some(sequence) = step.sequences.iter().find(|s| s.position != s.start) {
+            let expected = format!("rotary position {}, the index in the cache", sequence.start);
+            let error = Error::new("step", expected, sequence.position);
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+        // Tables are rows of one stride, which is the length of those that wrap.
+        for group in 0..self.blocks.len() {
+            let tables = || step.sequences.iter().map(|s| (s, s.tables[group].blocks.len()));
+            let wrapping = tables().find(|(sequence, len)| wraps(sequence.end(), *len));
+            if let Some((_, length)) = wrapping
+                && let Some((_, other)) = tables()
+                    .find(|(s, len)| *len > length || (wraps(s.end(), *len) && *len != length))
+            {
+                let expected = format!("tables of at most {length} blocks beside one that wraps");
+                let error = Error::new("step", expected, other);
+                return Err(error.of(ErrorKind::Unsupported));
             }
         }
         Ok(())
     }
 
     /// What tells this step's class apart.
-    pub(super) fn key(&mut self, arguments: &Arguments<'_>) -> Key {
-        let last = arguments.positions.last().map_or(0, |p| *p as usize);
+    pub(super) fn key(&mut self, step: &Step<'_>) -> Key {
+        let end = step.sequences.iter().map(|s| s.end() as usize).max().unwrap_or(0);
         let mut strides = std::mem::take(&mut self.strides);
         strides.clear();
-        strides.extend(arguments.tables.iter().map(|table| {
-            let wraps = last / BLOCK_TOKENS >= table.blocks.len();
-            stride(table.blocks.len(), wraps)
+        strides.extend((0..self.blocks.len()).map(|group| {
+            let tables = step.sequences.iter().map(|s| (s.end(), s.tables[group].blocks.len()));
+            let ring = tables.clone().any(|(end, length)| wraps(end, length));
+            stride(tables.map(|(_, length)| length).max().unwrap_or(1), ring)
         }));
         Key {
-            tokens: arguments.tokens.len(),
-            outputs: arguments.outputs.len(),
+            kind: kind(step.kind, step.tokens.len()),
+            tokens: step.tokens.len(),
+            outputs: step.outputs.len(),
+            sequences: step.sequences.len(),
             strides,
-            length: (last + 1).next_power_of_two().max(BLOCK_TOKENS),
+            length: end.next_power_of_two().max(BLOCK_TOKENS),
             samples: None,
         }
     }
@@ -332,11 +360,11 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    fn bind(&self, steps: &[Step], key: &Key) -> Result<Vec<B::Launch>> {
+    fn bind(&self, steps: &[lower::Step], key: &Key) -> Result<Vec<B::Launch>> {
         steps.iter().map(|step| self.bind_one(step, key)).collect()
     }
 
-    fn bind_one(&self, step: &Step, key: &Key) -> Result<B::Launch> {
+    fn bind_one(&self, step: &lower::Step, key: &Key) -> Result<B::Launch> {
         let seat = key.samples.map_or(0, |samples| samples.seat);
         let buffer = |slot: &Slot| match slot {
             Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
@@ -350,27 +378,25 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
         };
         match step {
-            Step::Kernel { kernel, numbers, buffers } => {
+            lower::Step::Kernel { kernel, numbers, buffers } => {
                 let buffers = buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
                 self.backend.bind(&self.pipelines[*kernel], numbers, &buffers)
             }
-            Step::Product { shape, x, w, add, y } => {
+            lower::Step::Product { shape, x, w, add, y } => {
                 let add = add.as_ref().map(buffer).transpose()?;
                 self.backend.product(shape, &buffer(x)?, &buffer(w)?, add.as_ref(), &buffer(y)?)
             }
-            Step::AllReduce { x, y, count } => {
+            lower::Step::AllReduce { x, y, count } => {
                 self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
             }
         }
     }
 
-    /// Makes room in the cache for a step. What was chosen ahead from the blocks that it has is forgotten.
-    pub(super) fn prepare(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.chooser.overtake(arguments.tables);
-        self.results.iter_mut().for_each(Vec::clear);
-        for (group, table) in arguments.tables.iter().enumerate() {
-            let needed = table.blocks.iter().max().map_or(0, |b| *b as usize + 1);
-            self.grow(group, needed)?;
+    /// Makes room in the cache for a step.
+    pub(super) fn prepare(&mut self, step: &Step<'_>) -> Result<()> {
+        for group in 0..self.blocks.len() {
+            let blocks = step.sequences.iter().flat_map(|sequence| sequence.tables[group].blocks);
+            self.grow(group, blocks.max().map_or(0, |block| *block as usize + 1))?;
         }
         Ok(())
     }
@@ -387,8 +413,8 @@ impl<B: Backend> GpuExecutor<B> {
     pub(super) fn stage(
         &mut self,
         class: &Class<B>,
-        arguments: &Arguments<'_>,
-        choosing: Option<&Choosing<'_>>,
+        step: &Step<'_>,
+        sampled: Option<&Sampled<'_>>,
     ) -> Result<()> {
         let at = &class.words;
         self.staged.clear();
@@ -397,23 +423,32 @@ impl<B: Backend> GpuExecutor<B> {
             let to = self.staged[range.clone()].chunks_exact_mut(4);
             to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
         };
-        put(&at.tokens, arguments.tokens);
-        put(&at.positions, arguments.positions);
-        put(&at.outputs, arguments.outputs);
-        put(&at.starts, &[0, arguments.tokens.len() as u32]);
-        at.tables.iter().zip(arguments.tables).for_each(|(range, t)| put(range, t.blocks));
-        if let Some(choosing) = choosing {
-            put(&at.settings, choosing.settings);
-            put(&at.span, &[choosing.span]);
+        put(&at.tokens, step.tokens);
+        put(&at.outputs, step.outputs);
+        let word = |range: &std::ops::Range<usize>, i: usize| range.start + 4 * i..range.end;
+        for (number, (first, sequence)) in step.placed().enumerate() {
+            for row in 0..sequence.rows {
+                put(&word(&at.positions, first + row as usize), &[sequence.start + row]);
+                put(&word(&at.sequences, first + row as usize), &[number as u32]);
+            }
+            put(&word(&at.starts, number), &[first as u32, first as u32 + sequence.rows]);
+            for (range, table) in at.tables.iter().zip(sequence.tables) {
+                let stride = range.len() / 4 / step.sequences.len();
+                put(&word(range, number * stride), table.blocks);
+            }
+        }
+        if let Some(sampled) = sampled {
+            put(&at.settings, sampled.settings);
+            put(&at.span, &[sampled.span]);
         }
         let GpuExecutor { backend, ring, words, staged, sizes, chooser, .. } = self;
-        let step = (&words[class.region], &staged[..]);
-        match choosing {
-            None => ring.send(&**backend, sizes.slot, &[step])?,
-            Some(choosing) => {
-                let history = chooser.buffer(Sampling::History, choosing.seat)?;
-                let biases = chooser.buffer(Sampling::Biases, choosing.seat)?;
-                let besides = [step, (&history, choosing.window), (&biases, choosing.biases)];
+        let words = (&words[class.region], &staged[..]);
+        match sampled {
+            None => ring.send(&**backend, sizes.slot, &[words])?,
+            Some(sampled) => {
+                let history = chooser.buffer(Sampling::History, sampled.seat)?;
+                let biases = chooser.buffer(Sampling::Biases, sampled.seat)?;
+                let besides = [words, (&history, sampled.window), (&biases, sampled.biases)];
                 ring.send(&**backend, sizes.slot, &besides)?;
             }
         }
@@ -422,75 +457,130 @@ impl<B: Backend> GpuExecutor<B> {
             return source.take(&self.backend, input);
         }
         self.staged.clear();
-        self.staged.extend(arguments.input.iter().flat_map(|x| x.to_le_bytes()));
+        self.staged.extend(step.input.iter().flat_map(|x| x.to_le_bytes()));
         self.backend.write(input, &self.staged)
     }
 
-    fn read(&mut self, class: &Class<B>, tokens: usize, outputs: usize) -> Result<()> {
+    /// Notes where the results of a step are that was launched, and leaves the one that the next device takes to it.
+    pub(super) fn note_results(&mut self, class: &Class<B>, tokens: usize, outputs: usize) {
+        self.latest.clear();
         if let Some(sink) = &self.sink {
             sink.put(&self.backend, &class.results[0].0);
-            return Ok(());
+            return;
         }
-        for ((buffer, rows, width), to) in class.results.iter().zip(&mut self.results) {
+        self.latest.extend(class.results.iter().map(|(buffer, rows, width)| {
             let rows = match rows {
                 Rows::Tokens => tokens,
                 Rows::Outputs => outputs,
             };
-            let bytes = 4 * rows * width;
-            self.staged.clear();
-            self.staged.resize(bytes, 0);
-            if bytes > 0 {
-                self.backend.read(buffer, &mut self.staged)?;
-            }
-            to.clear();
-            let floats = self.staged.chunks_exact(4);
-            to.extend(floats.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-        }
+            (buffer.clone(), 4 * rows * width)
+        }));
+    }
+
+    /// Reads a result of the last step to where the host keeps it.
+    pub(super) fn read_result(&mut self, index: usize) -> Result<()> {
+        let Some(to) = self.results.get_mut(index) else {
+            let found = format!("result {index}");
+            return Err(Error::new("read", "one of the Program's results", found));
+        };
+        to.clear();
+        let Some((buffer, bytes)) = self.latest.get(index).filter(|(_, bytes)| *bytes > 0) else {
+            return Ok(());
+        };
+        self.staged.clear();
+        self.staged.resize(*bytes, 0);
+        self.backend.read(buffer, &mut self.staged)?;
+        let floats = self.staged.chunks_exact(4);
+        to.extend(floats.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
         Ok(())
     }
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    fn replay(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.prepare(arguments)?;
-        let wanted = self.key(arguments);
+    /// Whether its first result is logits, which tokens can be chosen from.
+    pub(super) fn chooses(&self) -> bool {
+        self.lowering.chooses()
+    }
+
+    fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+        self.latest.clear();
+        if let Some(choosing) = self.fed(step) {
+            return self.feed(step, &choosing, ticket);
+        }
+        self.chooser.outcomes.begin(ticket);
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        tokens.extend_from_slice(step.tokens);
+        for (first, sequence) in step.placed() {
+            tokens[first] = self.known(tokens[first], sequence.slot)?;
+            self.chooser.end(sequence.slot);
+        }
+        self.replay(&Step { tokens: &tokens, ..*step })?;
+        self.tokens = tokens;
+        self.choose_by_host(step, ticket)
+    }
+
+    fn replay(&mut self, step: &Step<'_>) -> Result<()> {
+        self.prepare(step)?;
+        let wanted = self.key(step);
         let (key, mut class) = self.class(&wanted)?;
         self.strides = wanted.strides;
-        self.stage(&class, arguments, None)?;
+        self.stage(&class, step, None)?;
         self.launch(&mut class)?;
-        self.read(&class, arguments.tokens.len(), arguments.outputs.len())?;
+        self.note_results(&class, step.tokens.len(), step.outputs.len());
         if self.classes.len() >= KEPT {
             self.classes.retain(|key, _| key.tokens <= arena::FEW);
         }
         self.classes.insert(key, class);
         Ok(())
     }
+
+    /// Copies a block of a group to another, which there is room for.
+    fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        let most = self.limits.blocks.get(group).copied().unwrap_or(0);
+        if from as usize >= most || to as usize >= most {
+            let found = format!("{from} to {to} of group {group}");
+            return Err(Error::new("cache", format!("blocks below {most}"), found));
+        }
+        self.grow(group, from.max(to) as usize + 1)?;
+        let layers = self.layers.iter().zip(&self.lowering.groups);
+        for (layer, _) in layers.filter(|(_, of)| **of == group) {
+            layer.copy_block(&*self.backend, from as usize, to as usize)?;
+        }
+        Ok(())
+    }
 }
 
 impl<B: Backend> Executor for GpuExecutor<B> {
-    fn run(&mut self, arguments: &Arguments<'_>) -> Result<()> {
-        self.check(arguments)?;
-        self.attempt(|executor| executor.replay(arguments))
+    /// All of a step is handed over at once: it is not stopped.
+    fn submit_watched(&mut self, step: &Step<'_>, _: &Watch<'_>) -> Result<Option<Ticket>> {
+        let ticket = Ticket::next(&mut self.tickets);
+        self.check(step)?;
+        self.attempt(|executor| executor.enqueue(step, ticket))?;
+        Ok(Some(ticket))
     }
 
-    fn choose(
-        &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
-    ) -> Option<Result<Choice>> {
-        self.chooses().then(|| {
-            self.check(arguments)?;
-            self.attempt(|executor| executor.chosen(arguments, options, history))
+    fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
+        self.attempt(|executor| executor.settle_ticket(ticket))?;
+        self.chooser.outcomes.get(ticket).ok_or_else(|| ticket.unknown())
+    }
+
+    fn keeps(&self, ticket: Ticket) -> bool {
+        self.chooser.outcomes.get(ticket).is_some()
+    }
+
+    fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]> {
+        if ticket.number() != self.tickets {
+            return Err(ticket.unknown());
+        }
+        self.attempt(|executor| executor.read_result(index))?;
+        Ok(&self.results[index])
+    }
+
+    fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
+        self.attempt(|executor| {
+            blocks.iter().try_for_each(|&(from, to)| executor.copy_block(group, from, to))
         })
-    }
-
-    fn chooses(&self) -> bool {
-        self.lowering.chooses()
-    }
-
-    fn forget(&mut self) {
-        self.chooser.forget();
     }
 
     fn follow(&mut self, before: &mut dyn Executor) -> bool {
@@ -509,10 +599,6 @@ impl<B: Backend> Executor for GpuExecutor<B> {
 
     fn any(&mut self) -> Option<&mut dyn Any> {
         Some(self)
-    }
-
-    fn result(&self, index: usize) -> &[f32] {
-        &self.results[index]
     }
 
     fn memory(&self) -> Memory {

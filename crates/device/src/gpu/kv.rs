@@ -130,6 +130,23 @@ impl<T: Clone> Layer<T> {
         Ok((more, twice))
     }
 
+    /// Copies a block to another; there are both.
+    ///
+    /// # Errors
+    /// If the copy fails.
+    pub(super) fn copy_block<B: Backend<Buffer = T>>(
+        &self,
+        backend: &B,
+        from: usize,
+        to: usize,
+    ) -> Result<()> {
+        for (array, each) in self.arrays.iter().zip(&self.blocks) {
+            let part = |block: usize| backend.part(&array.buffer, block * each..(block + 1) * each);
+            backend.copy(&part(from)?, &part(to)?)?;
+        }
+        Ok(())
+    }
+
     /// One of the arrays, by its place in [`arrays`].
     pub(super) fn array(&self, index: usize) -> T {
         self.arrays[index].buffer.clone()

@@ -11,7 +11,7 @@ use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::{Op, Rope, Rows};
-use program::{Node, Program, ValueId, WeightId};
+use program::{Kind, Node, Program, ValueId, WeightId};
 use tile::Kernel;
 use tile::dsl::Recipe;
 use tile::ir::ParamKind;
@@ -68,8 +68,11 @@ pub(super) enum Step {
 /// What tells shape classes apart.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
+    /// How rows are computed, where there are more than [`FEW`].
+    pub(super) kind: Kind,
     pub(super) tokens: usize,
     pub(super) outputs: usize,
+    pub(super) sequences: usize,
     /// Blocks in a row of each group's table.
     pub(super) strides: Vec<usize>,
     /// Positions in use, rounded up.
@@ -90,7 +93,7 @@ pub(super) struct Samples {
 impl Key {
     /// Where the words of its steps lie.
     pub(super) fn words(&self) -> Words {
-        Words::new(self.tokens, self.outputs, self.strides.iter().copied())
+        Words::new(self.tokens, self.outputs, self.sequences, self.strides.iter().copied())
     }
 
     /// Which of the regions of words it has: the first is for steps that the host feeds, then one for each seat.
@@ -115,10 +118,11 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Of a step of so many tokens and rows of logits, with rows of tables of so many blocks.
+    /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many blocks.
     pub(super) fn new(
         tokens: usize,
         outputs: usize,
+        sequences: usize,
         strides: impl Iterator<Item = usize>,
     ) -> Words {
         let mut end = 0;
@@ -133,8 +137,8 @@ impl Words {
             positions: take(rows),
             sequences: take(rows),
             outputs: take(bucket(outputs)),
-            starts: take(2),
-            tables: strides.map(&mut take).collect(),
+            starts: take(sequences + 1),
+            tables: strides.map(|stride| take(sequences * stride)).collect(),
             settings: take(SETTINGS as usize),
             span: take(1),
             bytes: end,

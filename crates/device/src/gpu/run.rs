@@ -1,26 +1,28 @@
 //! Choosing tokens on the device: steps that feed the next one, with a note to the host for each.
 //!
 //! A run is staged once. Every step of it ends with kernels that choose a token, write it where the next step reads its own,
-//! and leave a note in a mailbox. Two steps are under way at a time, so that the device never waits for the host; a step
-//! too many, after the last token that anybody wants, costs its time and nothing else.
+//! and leave a note in a mailbox. The next step of the same slot, whose token is the one that was chosen, is then submitted
+//! without anything being written: the host need not know the token, and the device never waits for the host.
 //!
-//! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So sessions that take turns find their
-//! answers there, and nothing is staged again. A run ends where somebody else writes to the blocks of its cache, since
-//! what it has computed ahead would be of another past; where all seats are taken, the one that waits longest goes.
+//! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So slots that take turns go on where they
+//! were; where all seats are taken, the one that waits longest goes. A run is staged anew where its tables or its class change, and
+//! whenever the host gives a token.
+
+use std::collections::VecDeque;
 
 use ops::sample::kernels::advance::{EMPTY, NOTES};
 use ops::sample::kernels::settings;
 use ops::sample::{Choice, Options};
-use program::{Arguments, BLOCK_TOKENS, Table};
+use program::{BLOCK_TOKENS, CHOSEN, Choose, Choosing, Kind, Sequence, Step, Table};
 
 use formats::{Error, Result};
 
 use super::Backend;
 use super::executor::GpuExecutor;
 use super::lower::{Key, SEATS, Samples, Sampling};
+use crate::choose::{Carried, HostSampler, Outcomes, Refusal};
+use crate::{IN_FLIGHT, Ticket};
 
-/// Steps under way at a time, of a run.
-const AHEAD: usize = 2;
 /// Steps before a run is staged again: room in the history for as many tokens.
 pub(super) const STEPS: usize = 1024;
 
@@ -31,18 +33,31 @@ pub(super) struct Chooser<B: Backend> {
     /// Words that a history has, and pairs that biases have.
     room: (usize, usize),
     seats: [Option<Run>; SEATS],
-    /// Answers given so far.
-    answers: u64,
+    /// Steps of runs so far.
+    steps: u64,
+    pub(super) outcomes: Outcomes,
+    /// What each slot carries, as far as the host knows.
+    slots: Vec<Carried>,
+    /// For rows of which the host chooses.
+    sampler: HostSampler,
 }
 
 impl<B: Backend> Default for Chooser<B> {
     fn default() -> Self {
-        Chooser { buffers: Vec::new(), room: (0, 0), seats: Default::default(), answers: 0 }
+        Chooser {
+            buffers: Vec::new(),
+            room: (0, 0),
+            seats: Default::default(),
+            steps: 0,
+            outcomes: Outcomes::new(1),
+            slots: Vec::new(),
+            sampler: HostSampler::default(),
+        }
     }
 }
 
-/// What a step that chooses is staged with besides its arguments.
-pub(super) struct Choosing<'a> {
+/// What a step that chooses is staged with besides its rows.
+pub(super) struct Sampled<'a> {
     pub(super) seat: usize,
     pub(super) settings: &'a [u32],
     /// How many tokens penalties look back on.
@@ -54,42 +69,28 @@ pub(super) struct Choosing<'a> {
 
 /// Steps that follow from one another.
 struct Run {
+    slot: u32,
     key: Key,
     options: Options,
     /// The blocks of every table.
     tables: Vec<Vec<u32>>,
-    /// The token and its position that the next answer is about.
-    token: u32,
+    /// The position of the token of the next step.
     position: usize,
-    /// Steps submitted whose answer is not yet given.
-    under_way: usize,
+    /// Steps submitted whose answer is not yet read: their tickets' numbers, and the positions of their tokens.
+    under_way: VecDeque<(u64, usize)>,
     /// The first position that this run cannot compute.
     end: usize,
-    /// Whether somebody else has written to its blocks, so that it has no more answers.
-    over: bool,
-    /// Which answer of all its last one was.
+    /// Which step of all its last one was.
     last: u64,
 }
 
 impl Run {
     /// Whether a step is the one that this run comes to next.
-    fn continues(&self, arguments: &Arguments<'_>, options: &Options) -> bool {
-        let step = arguments.tokens == [self.token]
-            && arguments.positions == [self.position as u32]
-            && arguments.outputs == [0];
-        step && !self.over
+    fn continues(&self, sequence: &Sequence<'_>) -> bool {
+        self.position == sequence.start as usize
             && self.position < self.end
-            && *options == self.options
-            && self.tables.len() == arguments.tables.len()
-            && self.tables.iter().zip(arguments.tables).all(|(a, b)| a == b.blocks)
-    }
-
-    /// Whether it has one of these blocks.
-    fn shares(&self, tables: &[Table<'_>]) -> bool {
-        let both = |(own, table): (&Vec<u32>, &Table<'_>)| {
-            own.iter().any(|block| table.blocks.contains(block))
-        };
-        self.tables.iter().zip(tables).any(both)
+            && self.tables.len() == sequence.tables.len()
+            && self.tables.iter().zip(sequence.tables).all(|(a, b)| a == b.blocks)
     }
 }
 
@@ -104,12 +105,28 @@ impl<B: Backend> Chooser<B> {
     /// Ends all runs. What is still under way leaves its notes in mailboxes that nobody may be given again.
     pub(super) fn forget(&mut self) {
         self.seats = Default::default();
+        self.slots.iter_mut().for_each(|slot| slot.token = None);
     }
 
-    /// Ends the runs that have blocks of these tables, since a step writes to them.
-    pub(super) fn overtake(&mut self, tables: &[Table<'_>]) {
-        let runs = self.seats.iter_mut().flatten();
-        runs.filter(|run| run.shares(tables)).for_each(|run| run.over = true);
+    /// What a slot carries.
+    fn slot(&mut self, slot: u32) -> &mut Carried {
+        let slot = slot as usize;
+        if slot >= self.slots.len() {
+            self.slots.resize_with(slot + 1, Carried::default);
+        }
+        &mut self.slots[slot]
+    }
+
+    /// Ends the run of a slot, whose answers are known.
+    pub(super) fn end(&mut self, slot: u32) {
+        if let Some(seat) = self.seat(slot) {
+            self.seats[seat] = None;
+        }
+    }
+
+    /// The seat of a slot's run.
+    fn seat(&self, slot: u32) -> Option<usize> {
+        self.seats.iter().position(|run| run.as_ref().is_some_and(|run| run.slot == slot))
     }
 }
 
@@ -122,63 +139,94 @@ fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
+/// Whether choosing is the host's: the device knows neither masks, nor the likeliest tokens, nor all samplers.
+fn by_host(choose: &Choose<'_>) -> bool {
+    let chain = choose.options.needs_host();
+    chain || choose.mask.is_some() || choose.logprobs.is_some_and(|likeliest| likeliest > 0)
+}
+
 impl<B: Backend> GpuExecutor<B> {
-    /// See [`crate::Executor::choose`].
-    pub(super) fn chosen(
+    /// The one sequence of a step that the device chooses from by itself: a row that decodes.
+    pub(super) fn fed<'a>(&self, step: &Step<'a>) -> Option<Choosing<'a>> {
+        let one = step.kind == Kind::Decode && step.tokens.len() == 1 && step.outputs.len() == 1;
+        let choosing = step.choosing().next().filter(|_| one && self.chooses())?;
+        (!by_host(choosing.choose)).then_some(choosing)
+    }
+
+    /// Submits a step that the device chooses from.
+    pub(super) fn feed(
         &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
-    ) -> Result<Choice> {
-        let continues =
-            |run: &Option<Run>| run.as_ref().is_some_and(|r| r.continues(arguments, options));
-        let seat = match self.chooser.seats.iter().position(continues) {
-            Some(seat) => seat,
-            None => self.begin(arguments, options, history)?,
+        step: &Step<'_>,
+        choosing: &Choosing<'_>,
+        ticket: Ticket,
+    ) -> Result<()> {
+        let Choosing { sequence, choose, .. } = choosing;
+        self.chooser.outcomes.begin(ticket).push(choose);
+        let seat = self.chooser.seat(sequence.slot);
+        let goes_on = |seat: &usize| {
+            let run = self.chooser.seats[*seat].as_ref();
+            step.tokens == [CHOSEN] && run.is_some_and(|run| run.continues(sequence))
         };
-        self.go_on(seat)
+        let seat = match seat.filter(goes_on) {
+            Some(seat) => seat,
+            None => {
+                let token = self.known(step.tokens[0], sequence.slot)?;
+                if step.tokens[0] != CHOSEN {
+                    self.chooser.slot(sequence.slot).begin(choose);
+                }
+                self.stage_run(&Step { tokens: &[token], ..*step }, sequence, choose)?
+            }
+        };
+        self.launch_run(seat, ticket)
+    }
+
+    /// A token, or what its slot chose last, for which the device is waited for.
+    pub(super) fn known(&mut self, token: u32, slot: u32) -> Result<u32> {
+        if let Some(seat) = self.chooser.seat(slot) {
+            self.settle(seat, u64::MAX)?;
+        }
+        if token != CHOSEN {
+            return Ok(token);
+        }
+        let none = || Error::new("step", format!("a token that slot {slot} chose"), "none");
+        self.chooser.slot(slot).token.ok_or_else(none)
     }
 
     /// Stages a run; returns its seat.
-    fn begin(
+    fn stage_run(
         &mut self,
-        arguments: &Arguments<'_>,
-        options: &Options,
-        history: &[u32],
+        step: &Step<'_>,
+        sequence: &Sequence<'_>,
+        choose: &Choose<'_>,
     ) -> Result<usize> {
-        self.prepare(arguments)?;
-        let (&[token], &[position], &[0]) =
-            (arguments.tokens, arguments.positions, arguments.outputs)
-        else {
-            let found = format!("{} tokens", arguments.tokens.len());
-            return Err(Error::new("choose", "one token with logits", found));
-        };
-        let position = position as usize;
-        let kept = if options.penalises() { history.len().min(options.last_n) } else { 0 };
-        self.make_room(kept + STEPS + 1, options.logit_bias.len().max(1))?;
-        let seat = self.free_seat()?;
+        self.prepare(step)?;
+        let (options, slot) = (choose.options, sequence.slot);
+        let position = sequence.start as usize;
+        let history = std::mem::take(&mut self.chooser.slot(slot).history);
+        let made = self.make_room(history.len() + STEPS + 1, options.logit_bias.len().max(1));
+        let window = bytes(history.iter().copied());
+        let kept = history.len() as u32;
+        self.chooser.slot(slot).history = history;
+        made?;
+        let seat = self.free_seat(slot)?;
         // The token to choose has the position after this one.
-        let settings = settings(
-            options,
-            position as u64 + 1,
-            0..kept as u32,
-            0..options.logit_bias.len() as u32,
-        );
+        let biases = 0..options.logit_bias.len() as u32;
+        let settings = settings(options, position as u64 + 1, 0..kept, biases);
         let span = if options.penalises() { options.last_n.min(u32::MAX as usize) } else { 0 };
         let biases = options.logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
-        let choosing = Choosing {
+        let sampled = Sampled {
             seat,
             settings: &settings,
             span: span as u32,
-            window: &bytes(history[history.len() - kept..].iter().copied()),
+            window: &window,
             biases: &bytes(biases),
         };
         // 1: top-k, 2: top-p, each off at its greatest; 0: whether anything is drawn.
         let filters = settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX);
-        let mut key = self.key(arguments);
+        let mut key = self.key(step);
         key.samples = Some(Samples { filters, seat });
         let (known, class) = self.class(&key)?;
-        self.stage(&class, arguments, Some(&choosing))?;
+        self.stage(&class, step, Some(&sampled))?;
         self.classes.insert(known, class);
         // A table that wraps goes on for ever; another ends with its last block. The class ends with its length.
         let reach = |table: &Table<'_>| {
@@ -187,74 +235,134 @@ impl<B: Backend> GpuExecutor<B> {
         };
         // A step whose rows come from elsewhere cannot be followed by one of its own.
         let steps = if self.lowering.program.input.is_some() { 1 } else { STEPS };
-        let end = arguments.tables.iter().map(reach).min().unwrap_or(usize::MAX);
+        let end = sequence.tables.iter().map(reach).min().unwrap_or(usize::MAX);
         self.chooser.seats[seat] = Some(Run {
+            slot,
             end: end.min(key.length).min(position + steps),
             options: options.clone(),
-            tables: arguments.tables.iter().map(|t| t.blocks.to_vec()).collect(),
-            token,
+            tables: sequence.tables.iter().map(|t| t.blocks.to_vec()).collect(),
             position,
-            under_way: 0,
-            over: false,
-            last: self.chooser.answers,
+            under_way: VecDeque::with_capacity(IN_FLIGHT),
+            last: self.chooser.steps,
             key,
         });
         Ok(seat)
     }
 
-    /// A seat that nobody needs, or the one whose run has waited longest.
-    fn free_seat(&mut self) -> Result<usize> {
-        // One that was used before has classes that are compiled.
+    /// The seat that a slot had; else one that nobody has, or that of the run that has waited longest.
+    fn free_seat(&mut self, slot: u32) -> Result<usize> {
         let rank = |run: &Option<Run>| match run {
-            Some(run) if run.over => (0, 0),
+            Some(run) if run.slot == slot => (0, 0),
             None => (1, 0),
             Some(run) => (2, run.last),
         };
-        let seats = &mut self.chooser.seats;
+        let seats = &self.chooser.seats;
         let seat = (0..SEATS).min_by_key(|seat| rank(&seats[*seat])).unwrap_or(0);
-        if let Some(mut run) = seats[seat].take() {
-            // A note that comes late would be taken for one of the next run.
-            while run.under_way > 0 {
-                self.answer(seat, &mut run)?;
-            }
-        }
+        // A note that comes late would be taken for one of the next run.
+        self.settle(seat, u64::MAX)?;
+        self.chooser.seats[seat] = None;
         Ok(seat)
     }
 
-    /// Submits what there is room for, and waits for the oldest answer.
-    fn go_on(&mut self, seat: usize) -> Result<Choice> {
+    /// Launches a run's next step.
+    fn launch_run(&mut self, seat: usize, ticket: Ticket) -> Result<()> {
         let mail = self.chooser.buffer(Sampling::Mail, seat)?;
         let none = || Error::new("choose", "a run", "none");
+        let under_way = |run: &Option<Run>| run.as_ref().map_or(0, |run| run.under_way.len());
+        if under_way(&self.chooser.seats[seat]) >= IN_FLIGHT {
+            self.settle(seat, u64::MAX)?;
+        }
         // Taken out: whoever fails leaves no run behind.
         let mut run = self.chooser.seats[seat].take().ok_or_else(none)?;
         let (key, mut class) = self.class(&run.key)?;
-        while run.under_way < AHEAD && run.position + run.under_way < run.end {
-            let at = note(run.position + run.under_way);
-            self.backend.poke(&mail, at, &EMPTY.to_le_bytes())?;
-            self.launch(&mut class)?;
-            run.under_way += 1;
-        }
+        self.backend.poke(&mail, note(run.position), &EMPTY.to_le_bytes())?;
+        self.launch(&mut class)?;
+        self.note_results(&class, 1, 1);
         self.classes.insert(key, class);
-        let choice = self.answer(seat, &mut run)?;
-        self.chooser.answers += 1;
-        run.last = self.chooser.answers;
+        run.under_way.push_back((ticket.number(), run.position));
+        run.position += 1;
+        self.chooser.steps += 1;
+        run.last = self.chooser.steps;
         self.chooser.seats[seat] = Some(run);
-        Ok(choice)
+        Ok(())
     }
 
-    /// Waits for what the oldest step of a run chose.
-    fn answer(&self, seat: usize, run: &mut Run) -> Result<Choice> {
-        let mail = self.chooser.buffer(Sampling::Mail, seat)?;
-        let [token, logprob] = loop {
-            if let Some(found) = self.backend.peek(&mail, note(run.position))? {
-                break found;
+    /// Waits for the answers to a run's steps up to a ticket's number.
+    fn settle(&mut self, seat: usize, last: u64) -> Result<()> {
+        loop {
+            let Some(run) = self.chooser.seats[seat].as_ref() else { return Ok(()) };
+            let Some(&(number, position)) =
+                run.under_way.front().filter(|(number, _)| *number <= last)
+            else {
+                return Ok(());
+            };
+            let mail = self.chooser.buffer(Sampling::Mail, seat)?;
+            let [token, logprob] = loop {
+                if let Some(found) = self.backend.peek(&mail, note(position))? {
+                    break found;
+                }
+                std::hint::spin_loop();
+            };
+            let choice = Choice { token, logprob: f32::from_bits(logprob) };
+            let Chooser { seats, outcomes, slots, .. } = &mut self.chooser;
+            let Some(run) = seats[seat].as_mut() else { return Ok(()) };
+            run.under_way.pop_front();
+            // Minus infinity is the log-probability of a token where none is possible.
+            let choice = match choice.logprob {
+                logprob if logprob.is_nan() => Err(Refusal::Broken(logprob)),
+                f32::NEG_INFINITY => Err(Refusal::Nothing),
+                _ => Ok(choice),
+            };
+            if let Some(slot) = slots.get_mut(run.slot as usize) {
+                slot.push(token, &run.options);
             }
-            std::hint::spin_loop();
-        };
-        run.under_way -= 1;
-        run.position += 1;
-        run.token = token;
-        Ok(Choice { token, logprob: f32::from_bits(logprob) })
+            if let Some(chosen) = outcomes.get_mut(number).and_then(|c| c.chosen.first_mut()) {
+                chosen.choice = choice;
+            }
+        }
+    }
+
+    /// Waits for what a step chose.
+    pub(super) fn settle_ticket(&mut self, ticket: Ticket) -> Result<()> {
+        let number = ticket.number();
+        let has = |run: &Run| run.under_way.iter().any(|(of, _)| *of == number);
+        let seat = self.chooser.seats.iter().position(|run| run.as_ref().is_some_and(has));
+        seat.map_or(Ok(()), |seat| self.settle(seat, number))
+    }
+
+    /// Has the host choose from the rows of the step that was submitted last.
+    pub(super) fn choose_by_host(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+        let Some(vocab) = self.limits.vocab else { return Ok(()) };
+        if step.choosing().next().is_none() {
+            return Ok(());
+        }
+        self.read_result(0)?;
+        let logits = std::mem::take(&mut self.results[0]);
+        let mut sampler = std::mem::take(&mut self.chooser.sampler);
+        for (i, Choosing { row, output, sequence, choose }) in step.choosing().enumerate() {
+            let slot = self.chooser.slot(sequence.slot);
+            if step.tokens[row] != CHOSEN {
+                slot.begin(choose);
+            }
+            let history = std::mem::take(&mut slot.history);
+            let row = &logits[output * vocab..][..vocab];
+            let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) else { continue };
+            choices.push(choose);
+            let chosen = &mut choices.chosen[i];
+            let likeliest = &mut choices.likeliest[chosen.range()];
+            let at = u64::from(sequence.end());
+            chosen.choice = sampler.choose(row, &history, at, choose, likeliest);
+            let choice = chosen.choice;
+            let slot = self.chooser.slot(sequence.slot);
+            slot.history = history;
+            match choice {
+                Ok(choice) => slot.push(choice.token, choose.options),
+                Err(_) => slot.token = None,
+            }
+        }
+        self.results[0] = logits;
+        self.chooser.sampler = sampler;
+        Ok(())
     }
 
     /// Sees to it that histories have so many words and biases so many pairs.
@@ -278,8 +386,11 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let buffers = Sampling::ALL.iter().map(buffers).collect::<Result<_>>()?;
         // Whatever is bound or under way has the old ones.
+        for seat in 0..SEATS {
+            self.settle(seat, u64::MAX)?;
+        }
         self.classes.clear();
-        self.chooser.forget();
+        self.chooser.seats = Default::default();
         self.chooser.buffers = buffers;
         self.chooser.room = room;
         Ok(())

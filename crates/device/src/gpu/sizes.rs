@@ -43,11 +43,11 @@ impl Sizes {
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
         // A table is as long as its group has blocks, rounded up.
         let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
-        let words = Words::new(limits.tokens, limits.outputs, tables()).bytes;
+        let words = Words::new(limits.tokens, limits.outputs, limits.sequences, tables()).bytes;
         Sizes {
             arena,
             words,
-            seat: Words::new(1, 1, tables()).bytes,
+            seat: Words::new(1, 1, 1, tables()).bytes,
             slot: if dispatch == Dispatch::Arguments { ring::slot(words) } else { 0 },
             scratch: lowering.scratch(limits.tokens),
             numbers: rows.max(limits.tokens),

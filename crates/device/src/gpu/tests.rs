@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use formats::{Error, Result, Tensors};
-use ops::sample::Options;
-use program::{Arguments, Program, Table};
+use ops::sample::{Choice, Options};
+use program::{CHOSEN, Choose, Kind, Program, Sequence, Step, Table};
 use tile::Kernel;
 use tile::launch::Numbers;
 
@@ -20,7 +20,7 @@ use super::meeting::Meeting;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
-use crate::{About, CacheType, Device, Executor, LoadOptions, Usage};
+use crate::{About, CacheType, Device, Executor, LoadOptions, Ticket, Usage};
 
 /// When work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -302,37 +302,57 @@ fn load_as(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     load.unwrap()
 }
 
-/// Tokens from a position on, in one block.
-fn logits(executor: &mut dyn Executor, block: u32, start: u32, tokens: &[u32]) -> Result<Vec<f32>> {
-    let positions: Vec<u32> = (start..start + tokens.len() as u32).collect();
-    executor.run(&Arguments {
+/// Tokens from a position on, in one block, which is also the slot; logits of the last.
+fn submit(
+    executor: &mut dyn Executor,
+    block: u32,
+    start: u32,
+    tokens: &[u32],
+    choose: Option<&Choose<'_>>,
+) -> Result<Ticket> {
+    let tables = [Table { blocks: &[block], oldest: 0 }];
+    let sequence = Sequence::new(tokens.len(), start as usize, &tables);
+    executor.submit(&Step {
+        kind: if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt },
         tokens,
-        positions: &positions,
+        sequences: &[Sequence { slot: block, choose, ..sequence }],
         outputs: &[tokens.len() as u32 - 1],
-        tables: &[Table { blocks: &[block], oldest: 0 }],
         input: &[],
-    })?;
-    Ok(executor.result(0).to_vec())
+    })
 }
 
-/// The token after one, and after that.
+/// The logits after tokens from a position on.
+fn logits(executor: &mut dyn Executor, block: u32, start: u32, tokens: &[u32]) -> Result<Vec<f32>> {
+    let ticket = submit(executor, block, start, tokens, None)?;
+    Ok(executor.read(ticket, 0)?.to_vec())
+}
+
+/// What is chosen after a token.
+fn choice(
+    executor: &mut dyn Executor,
+    block: u32,
+    start: u32,
+    token: u32,
+    options: &Options,
+    history: &[u32],
+) -> Result<Choice> {
+    let choose = Choose { options, history, mask: None, logprobs: Some(0) };
+    let ticket = submit(executor, block, start, &[token], Some(&choose))?;
+    Ok(executor.wait(ticket)?.choice(0).expect("there is something to choose"))
+}
+
+/// The token after one, and after that, of which the host does not know it when it asks.
 fn chosen(executor: &mut dyn Executor, block: u32, start: u32, token: u32) -> Result<[u32; 2]> {
     let options = Options { top_k: 5, seed: 3, repetition_penalty: 1.1, ..Options::default() };
-    let mut history = vec![1, 2, token];
-    let mut next = [token, 0];
-    for i in 0..2 {
-        let arguments = Arguments {
-            tokens: &[next[0]],
-            positions: &[start + i],
-            outputs: &[0],
-            tables: &[Table { blocks: &[block], oldest: 0 }],
-            input: &[],
-        };
-        let choice = executor.choose(&arguments, &options, &history).unwrap()?;
-        history.push(choice.token);
-        next = [choice.token, next[0]];
-    }
-    Ok([next[1], next[0]])
+    let history = [1, 2, token];
+    let choose = Choose { options: &options, history: &history, mask: None, logprobs: None };
+    let first = submit(executor, block, start, &[token], Some(&choose))?;
+    let second = submit(executor, block, start + 1, &[CHOSEN], Some(&choose))?;
+    let mut token = |ticket| {
+        let outcome = executor.wait(ticket)?;
+        Ok(outcome.choice(0).expect("there is something to choose").token)
+    };
+    Ok([token(first)?, token(second)?])
 }
 
 const FIRST: &[u32] = &[5, 9, 100, 3, 77, 21, 6, 8, 9, 2, 64, 13];

@@ -6,7 +6,10 @@ use ops::embed::Index;
 use ops::map::Unary;
 use ops::zip::Binary;
 use ops::{Attention, Op};
-use program::{Arguments, BLOCK_TOKENS, CacheLayer, Program, Table, WeightId, fuse, reference};
+use program::{
+    BLOCK_TOKENS, CacheLayer, Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse,
+    reference,
+};
 
 use crate::{CacheType, Device, LoadOptions, Place};
 
@@ -186,11 +189,11 @@ fn results(
         let positions: Vec<u32> = (start..start + rows as u32).collect();
         let tokens: Vec<u32> = positions.iter().map(|p| p * 7 % VOCAB as u32).collect();
         let outputs = [rows as u32 - 1];
-        let arguments = Arguments {
+        let step = Replay {
+            kind: if rows == 1 { Kind::Decode } else { Kind::Prompt },
             tokens: &tokens,
-            positions: &positions,
+            sequences: &[Sequence::new(rows, start as usize, &tables)],
             outputs: &outputs,
-            tables: &tables,
             input: &[],
         };
         let mut named = |i: usize, values: &[f32]| {
@@ -198,11 +201,11 @@ fn results(
         };
         match &mut executor {
             Some(executor) => {
-                executor.run(&arguments).unwrap();
-                (0..names.len()).for_each(|i| named(i, executor.result(i)));
+                let ticket = executor.submit(&step).unwrap();
+                (0..names.len()).for_each(|i| named(i, executor.read(ticket, i).unwrap()));
             }
             None => {
-                let values = reference::run(program, &weight, &mut cache, &arguments).unwrap();
+                let values = reference::run(program, &weight, &mut cache, &step).unwrap();
                 let results = program.results.iter().enumerate();
                 results.for_each(|(i, v)| named(i, &values[v.0]));
             }
@@ -210,12 +213,12 @@ fn results(
         start += rows as u32;
     }
     if let Some(executor) = &mut executor {
-        let mut at = |positions: &[u32]| {
-            let (tokens, tables) = (&[1], &tables);
-            executor.run(&Arguments { tokens, positions, outputs: &[], tables, input: &[] })
+        let mut at = |position: usize| {
+            let (kind, sequences) = (Kind::Decode, &[Sequence::new(1, position, &tables)]);
+            executor.submit(&Replay { kind, tokens: &[1], sequences, outputs: &[], input: &[] })
         };
-        at(&[PLACES as u32 - 1]).unwrap();
-        let refusal = at(&[PLACES as u32]).unwrap_err().to_string();
+        at(PLACES - 1).unwrap();
+        let refusal = at(PLACES).unwrap_err().to_string();
         assert!(refusal.contains("positions below 40"), "{refusal}");
     }
     found

@@ -6,7 +6,7 @@ use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_q8_0}
 use ops::kv_write::{kv_write, kv_write_q8_0};
 use ops::rope_write::{self, Variant, rope_write, rope_write_q8_0};
 use ops::{Attention, Op, Rope, RopeWrite};
-use program::{BLOCK_TOKENS, ValueId, WeightId};
+use program::{BLOCK_TOKENS, Kind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -22,7 +22,7 @@ impl Lowering {
         let mut most = [4; 3];
         for node in &self.program.nodes {
             let Op::Attention(op) = &node.op else { continue };
-            for rows in [tokens, FEW.min(tokens), 1] {
+            for rows in 1..=tokens {
                 let heads = bucket(rows) * op.heads;
                 // No schedule splits more.
                 let schedule = Schedule::Lanes { stages: 0 };
@@ -150,7 +150,8 @@ impl Recorder<'_> {
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
         bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
         // The matrix units take 16 elements at a time, of 16 bits.
-        if rows > FEW && !self.of.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256 {
+        let prompt = rows > FEW && self.key.kind == Kind::Prompt;
+        if prompt && !self.of.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256 {
             let head_dim = form.head_dim;
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
@@ -158,8 +159,10 @@ impl Recorder<'_> {
                 CacheType::Q8_0 => attention_prefill_q8_0(self.of.half, form, tiling),
                 _ => attention_prefill(self.of.half, form, tiling),
             };
-            let numbers =
-                numbers.with("tokens", rows as u32).with("longest", rows as u32).with("batch", 1);
+            let numbers = numbers
+                .with("tokens", rows as u32)
+                .with("longest", rows as u32)
+                .with("batch", self.key.sequences as u32);
             bound.push(("starts", Slot::Words(self.words.starts.clone())));
             return self.push(kernel, numbers, &bound);
         }

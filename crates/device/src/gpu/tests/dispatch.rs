@@ -37,14 +37,11 @@ fn faulty() -> Arc<Faulty> {
 
 /// Part of a prompt, of which nobody wants logits.
 fn rows(executor: &mut GpuExecutor<Faulty>, block: u32, start: u32, tokens: &[u32]) -> Result<()> {
-    let positions: [u32; 4] = std::array::from_fn(|i| start + i as u32);
-    executor.run(&Arguments {
-        tokens,
-        positions: &positions[..tokens.len()],
-        outputs: &[],
-        tables: &[Table { blocks: &[block], oldest: 0 }],
-        input: &[],
-    })
+    let tables = [Table { blocks: &[block], oldest: 0 }];
+    let sequence = Sequence::new(tokens.len(), start as usize, &tables);
+    let sequences = &[Sequence { slot: block, ..sequence }];
+    let step = Step { kind: Kind::Prompt, tokens, sequences, outputs: &[], input: &[] };
+    executor.submit(&step).map(drop)
 }
 
 /// A prompt in parts of two rows, and the logits after it.
@@ -114,26 +111,19 @@ fn steps_allocate_nothing() {
         let mut steps = |from: u32, to: u32| {
             for position in from..to {
                 rows(&mut executor, 1, position, &[3, 5, 9]).unwrap();
-                let arguments = Arguments {
-                    tokens: &[4],
-                    positions: &[position],
-                    outputs: &[0],
-                    tables: &[Table { blocks: &[2], oldest: 0 }],
-                    input: &[],
-                };
-                executor.run(&arguments).unwrap();
+                let ticket = submit(&mut executor, 2, position, &[4], None).unwrap();
+                executor.read(ticket, 0).unwrap();
             }
             // Every token is 0, says a device that does nothing.
+            let choose = Choose { options: &options, history: &[], mask: None, logprobs: None };
+            let mut before = None;
             for position in from..to {
                 for block in [0, 3] {
-                    let arguments = Arguments {
-                        tokens: &[0],
-                        positions: &[position],
-                        outputs: &[0],
-                        tables: &[Table { blocks: &[block], oldest: 0 }],
-                        input: &[],
-                    };
-                    executor.choose(&arguments, &options, &[]).unwrap().unwrap();
+                    let token = if position == 0 { 0 } else { CHOSEN };
+                    let next = submit(&mut executor, block, position, &[token], Some(&choose));
+                    // A step is under way while the one before it, of the other slot, is waited for.
+                    let ticket = before.replace(next.unwrap());
+                    ticket.map(|ticket| executor.wait(ticket).unwrap().choice(0).unwrap());
                 }
             }
         };
@@ -151,7 +141,7 @@ fn steps_allocate_nothing() {
 fn alone(block: u32, first: u32, steps: usize) -> Vec<u32> {
     let mut executor = load(&faulty());
     let mut timeline = Timeline::new(&mut executor, block, first);
-    (0..steps).map(|_| timeline.step(&mut executor)).collect()
+    (0..steps).map(|_| timeline.step(&mut executor, true)).collect()
 }
 
 /// A session that is fed what was chosen.
@@ -167,19 +157,15 @@ impl Timeline {
         Timeline { block, tokens: [&tokens[..], &[first + 7]].concat() }
     }
 
-    fn step(&mut self, executor: &mut GpuExecutor<Faulty>) -> u32 {
+    /// The next token; of the step, `known` says whether it is given the token or goes on with what was chosen.
+    fn step(&mut self, executor: &mut GpuExecutor<Faulty>, known: bool) -> u32 {
         let seed = self.block.into();
         let options = Options { seed, repetition_penalty: 1.3, last_n: 5, ..Options::default() };
-        let arguments = Arguments {
-            tokens: &self.tokens[self.tokens.len() - 1..],
-            positions: &[self.tokens.len() as u32 - 1],
-            outputs: &[0],
-            tables: &[Table { blocks: &[self.block], oldest: 0 }],
-            input: &[],
-        };
-        let choice = executor.choose(&arguments, &options, &self.tokens).unwrap().unwrap();
-        self.tokens.push(choice.token);
-        choice.token
+        let at = self.tokens.len() as u32 - 1;
+        let token = if known { self.tokens[at as usize] } else { CHOSEN };
+        let found = choice(executor, self.block, at, token, &options, &self.tokens).unwrap();
+        self.tokens.push(found.token);
+        found.token
     }
 }
 
@@ -197,7 +183,7 @@ fn sessions_that_take_turns_choose_what_they_choose_alone() {
             let mut staged = 0;
             for step in 0..STEPS {
                 for (timeline, found) in timelines.iter_mut().zip(&mut found) {
-                    found.push(timeline.step(&mut executor));
+                    found.push(timeline.step(&mut executor, step == 0));
                 }
                 if step == 0 {
                     staged = backend.calls("write") + backend.calls("copy");
@@ -212,25 +198,20 @@ fn sessions_that_take_turns_choose_what_they_choose_alone() {
     }
 }
 
-/// What was chosen ahead from a past that is no more is not told.
+/// What was chosen ahead from a past that is no more is not told to who gives a token.
 #[test]
 fn a_past_that_changed_changes_the_choice() {
     let choose = |executor: &mut GpuExecutor<Faulty>, position: u32, token: u32| {
-        let arguments = Arguments {
-            tokens: &[token],
-            positions: &[position],
-            outputs: &[0],
-            tables: &[Table { blocks: &[0], oldest: 0 }],
-            input: &[],
-        };
-        let greedy = Options { temperature: 0.0, ..Options::default() };
-        executor.choose(&arguments, &greedy, &[]).unwrap().unwrap()
+        choice(executor, 0, position, token, &Options::greedy(), &[]).unwrap()
     };
     for dispatch in Dispatch::ALL {
         let mut executor = load_as(&faulty(), dispatch);
         logits(&mut executor, 0, 0, FIRST).unwrap();
         let at = FIRST.len() as u32;
         let next = choose(&mut executor, at, 4);
+        let options = Options::greedy();
+        let ahead = Choose { options: &options, history: &[], mask: None, logprobs: None };
+        submit(&mut executor, 0, at + 1, &[CHOSEN], Some(&ahead)).unwrap();
         // Another past, in the same block, whose next step happens to look the same.
         let other: Vec<u32> = FIRST.iter().map(|token| token + 1).collect();
         logits(&mut executor, 0, 0, &[&other[..], &[4]].concat()).unwrap();

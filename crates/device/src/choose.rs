@@ -1,0 +1,261 @@
+//! Choosing tokens from logits that the host has, and what a step chose.
+
+use ops::sample::{Choice, Options, Sampler, broken};
+use program::Choose;
+use std::ops::Range;
+
+use crate::{REMEMBERED, Ticket};
+
+/// Why nothing could be chosen from a row of logits. The other sequences of the step are not touched by it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Refusal {
+    /// A logit is no finite number: this one.
+    Broken(f32),
+    /// Mask and biases leave no token.
+    Nothing,
+}
+
+/// What a step chose: an entry for each of its sequences that choose, in their order.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome<'a> {
+    chosen: &'a [Chosen],
+    likeliest: &'a [Choice],
+}
+
+impl<'a> Outcome<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.chosen.is_empty()
+    }
+
+    /// What sequence `i` of those that choose chose. Its log-probability may be NaN where none was asked for.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub fn choice(&self, i: usize) -> Result<Choice, Refusal> {
+        self.chosen[i].choice
+    }
+
+    /// The likeliest tokens of the same row, the likeliest first: as many as [`Choose::logprobs`] asked for.
+    pub fn likeliest(&self, i: usize) -> &'a [Choice] {
+        &self.likeliest[self.chosen[i].likeliest.clone()]
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Chosen {
+    pub(crate) choice: Result<Choice, Refusal>,
+    likeliest: Range<usize>,
+}
+
+/// What a step chose, in memory that is kept for later ones.
+#[derive(Debug, Default)]
+pub(crate) struct Choices {
+    pub(crate) chosen: Vec<Chosen>,
+    pub(crate) likeliest: Vec<Choice>,
+}
+
+/// Before anything is chosen.
+const NONE: Choice = Choice { token: 0, logprob: f32::NAN };
+
+impl Choices {
+    /// Makes room for what one more sequence chooses.
+    pub(crate) fn push(&mut self, choose: &Choose<'_>) {
+        let start = self.likeliest.len();
+        self.likeliest.resize(start + choose.logprobs.unwrap_or(0), NONE);
+        let likeliest = start..self.likeliest.len();
+        self.chosen.push(Chosen { choice: Err(Refusal::Nothing), likeliest });
+    }
+}
+
+impl Chosen {
+    /// Where its likeliest tokens are.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.likeliest.clone()
+    }
+}
+
+/// What the latest steps chose, by their tickets.
+#[derive(Debug)]
+pub(crate) struct Outcomes(Vec<(u64, Choices)>);
+
+impl Outcomes {
+    /// For steps of so many sequences.
+    pub(crate) fn new(sequences: usize) -> Self {
+        let choices = || Choices { chosen: Vec::with_capacity(sequences), likeliest: Vec::new() };
+        Outcomes((0..REMEMBERED).map(|_| (0, choices())).collect())
+    }
+
+    /// Begins what a step chooses; nothing so far.
+    pub(crate) fn begin(&mut self, ticket: Ticket) -> &mut Choices {
+        let (number, choices) = &mut self.0[ticket.number() as usize % REMEMBERED];
+        *number = ticket.number();
+        choices.chosen.clear();
+        choices.likeliest.clear();
+        choices
+    }
+
+    /// What a step chose, by its ticket's number.
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Choices> {
+        let (of, choices) = &mut self.0[number as usize % REMEMBERED];
+        (*of == number).then_some(choices)
+    }
+
+    /// What a step chose.
+    pub(crate) fn get(&self, ticket: Ticket) -> Option<Outcome<'_>> {
+        let (number, choices) = &self.0[ticket.number() as usize % REMEMBERED];
+        let Choices { chosen, likeliest } = choices;
+        (*number == ticket.number()).then_some(Outcome { chosen, likeliest })
+    }
+}
+
+/// How many of a sequence's latest tokens a sampling chain looks back on.
+pub(crate) fn window(options: &Options) -> usize {
+    // DRY looks for repetitions as far as there are tokens.
+    let penalties = if options.penalises() { options.last_n } else { 0 };
+    if options.dry.is_on() { usize::MAX } else { penalties }
+}
+
+/// What a slot carries from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    /// The token that was chosen last, if any was.
+    pub(crate) token: Option<u32>,
+    /// The sequence's latest tokens, up to and with that one, as far as its sampling chain looks back.
+    pub(crate) history: Vec<u32>,
+}
+
+impl Carried {
+    /// Takes the history of a step whose last token the host knows.
+    pub(crate) fn begin(&mut self, choose: &Choose<'_>) {
+        let window = window(choose.options).min(choose.history.len());
+        self.history.clear();
+        // One more will be chosen.
+        self.history.reserve(window + 1);
+        self.history.extend_from_slice(&choose.history[choose.history.len() - window..]);
+    }
+
+    /// Adds the token that was chosen.
+    pub(crate) fn push(&mut self, token: u32, options: &Options) {
+        self.token = Some(token);
+        let window = window(options);
+        if window > 0 {
+            let excess = (self.history.len() + 1).saturating_sub(window);
+            self.history.drain(..excess.min(self.history.len()));
+            self.history.push(token);
+        }
+    }
+}
+
+/// The sampling chain with its mask. After the first call for a vocabulary's size nothing is allocated.
+#[derive(Debug, Default)]
+pub(crate) struct HostSampler(Sampler);
+
+impl HostSampler {
+    /// Chooses the token at `position` from a row of logits, and finds the likeliest ones as far as there is room.
+    pub(crate) fn choose(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        position: u64,
+        choose: &Choose<'_>,
+        likeliest: &mut [Choice],
+    ) -> Result<Choice, Refusal> {
+        if let Some((_, value)) = broken(logits) {
+            return Err(Refusal::Broken(value));
+        }
+        let Choose { options, mask, .. } = *choose;
+        let likely = !likeliest.is_empty();
+        let choice = match choose.logprobs {
+            Some(_) if !likely => self.0.sample(logits, history, position, options, mask),
+            _ => {
+                let token = self.0.token(logits, history, position, options, mask);
+                token.map(|token| Choice { token, logprob: f32::NAN })
+            }
+        };
+        let choice = choice.ok_or(Refusal::Nothing)?;
+        if !likely {
+            return Ok(choice);
+        }
+        let all = log_sum(logits);
+        let logprob = |token: u32| (f64::from(logits[token as usize]) - all) as f32;
+        greatest(logits, likeliest);
+        likeliest.iter_mut().for_each(|found| found.logprob = logprob(found.token));
+        Ok(Choice { logprob: logprob(choice.token), ..choice })
+    }
+}
+
+/// The logarithm of the sum of exponentials.
+fn log_sum(logits: &[f32]) -> f64 {
+    let greatest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - greatest).exp()).sum();
+    greatest + sum.ln()
+}
+
+/// The tokens of the greatest logits, the greatest first, the lower token first among equals.
+fn greatest(logits: &[f32], found: &mut [Choice]) {
+    let mut count = 0;
+    for (token, &logit) in logits.iter().enumerate() {
+        if count == found.len() && found.last().is_none_or(|last| logit <= last.logprob) {
+            continue;
+        }
+        let at = found[..count].partition_point(|other| other.logprob >= logit);
+        count = (count + 1).min(found.len());
+        found[at..count].rotate_right(1);
+        found[at] = Choice { token: token as u32, logprob: logit };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose<'a>(options: &'a Options, mask: Option<&'a [u32]>) -> Choose<'a> {
+        Choose { options, history: &[], mask, logprobs: Some(2) }
+    }
+
+    #[test]
+    fn a_mask_leaves_its_tokens_and_the_models_own_probabilities() {
+        let (greedy, mut sampler) = (Options::greedy(), HostSampler::default());
+        let logits = [1.0, 3.0, 2.0, 3.0];
+        let mut likeliest = [NONE; 2];
+        let mut chosen = |mask: Option<&[u32]>, options: &Options| {
+            let choose = choose(options, mask);
+            sampler.choose(&logits, &[], 0, &choose, &mut likeliest).map(|c| (c, likeliest))
+        };
+        let (choice, likeliest) = chosen(Some(&[0b0101]), &greedy).unwrap();
+        assert_eq!(choice.token, 2);
+        let all: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        assert!((f64::from(choice.logprob) - (2.0 - all.ln())).abs() < 1e-6);
+        assert_eq!(likeliest.map(|found| found.token), [1, 3]);
+        assert!((f64::from(likeliest[1].logprob) - (3.0 - all.ln())).abs() < 1e-6);
+        assert_eq!(chosen(None, &greedy).unwrap().0.token, 1);
+        assert_eq!(chosen(Some(&[0]), &greedy), Err(Refusal::Nothing));
+        let out = |tokens: &[u32]| Options {
+            logit_bias: tokens.iter().map(|token| (*token, f32::NEG_INFINITY)).collect(),
+            ..Options::default()
+        };
+        assert_eq!(chosen(Some(&[0b0101]), &out(&[0, 2])), Err(Refusal::Nothing));
+        assert_eq!(chosen(None, &out(&[0, 1, 2, 3])), Err(Refusal::Nothing));
+        assert_eq!(chosen(Some(&[0b0101]), &out(&[2])).unwrap().0.token, 0);
+    }
+
+    #[test]
+    fn what_is_carried_is_the_window() {
+        let options = Options { last_n: 3, repetition_penalty: 1.1, ..Options::default() };
+        let mut carried = Carried::default();
+        carried.begin(&Choose { history: &[1, 2, 3, 4], ..choose(&options, None) });
+        assert_eq!(carried.history, [2, 3, 4]);
+        carried.push(5, &options);
+        assert_eq!((carried.token, &carried.history[..]), (Some(5), &[3, 4, 5][..]));
+        let plain = Options::default();
+        carried.begin(&Choose { history: &[1, 2], ..choose(&plain, None) });
+        carried.push(7, &plain);
+        assert_eq!((carried.token, carried.history.len()), (Some(7), 0));
+    }
+}

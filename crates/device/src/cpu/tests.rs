@@ -1,0 +1,26 @@
+//! The device with every instruction set of this machine.
+
+use super::*;
+use crate::CacheType;
+use crate::tests::together::{Case, compare};
+
+/// Also whatever the number of threads is: floats are added in an order that follows from a row's kind.
+#[test]
+fn sequences_compute_together_what_each_computes_alone() {
+    for &isa in Isa::available() {
+        let cpu = |threads| Cpu { team: Arc::new(Team::new(threads).unwrap()), isa };
+        let (one, others) = (cpu(1), [cpu(2), cpu(3)]);
+        // Portable code is slow, and has no paths that the others have not.
+        let count = if isa == Isa::Scalar { 20 } else { 64 };
+        for (model, cache_type) in [
+            ("llama3", CacheType::F32),
+            ("qwen3/model.q8_0.gguf", CacheType::F16),
+            ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
+            ("mistral-full/model.f16.gguf", CacheType::F16),
+            ("mistral-long", CacheType::BF16),
+        ] {
+            let case = Case { model, cache_type, count, longest: 290, close: 0.0 };
+            compare(case, &one, &[&others[0], &others[1]]);
+        }
+    }
+}
