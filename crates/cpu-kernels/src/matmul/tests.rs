@@ -330,8 +330,8 @@ fn results_depend_on_the_path_alone() {
     let (rows, cols, most) = (7 * ROWS - 3, 1120usize, 37);
     let mut noise = Noise(17);
     let mut scratch = Scratch::new().unwrap();
-    for dtype in types().filter(|dtype| cols.is_multiple_of(dtype.block_elements())) {
-        let (w, _) = matrix(dtype, rows, cols, &mut noise);
+    for encoding in types().filter(|encoding| cols.is_multiple_of(encoding.block_elements())) {
+        let (w, _) = matrix(encoding, rows, cols, &mut noise);
         let (values, bias) = (noise.row(most * cols), noise.row(rows));
         for (isa, path) in
             Isa::available().iter().flat_map(|&isa| [(isa, Path::InPlace), (isa, Path::Expanded)])
@@ -359,7 +359,7 @@ fn results_depend_on_the_path_alone() {
                     let found = run(tokens.clone(), parts);
                     for (t, found) in tokens.clone().zip(found.chunks(rows)) {
                         let differs = found.iter().zip(&alone[t]).position(|(a, b)| a != b);
-                        let here = format!("{} {isa} {path:?} {tokens:?}", dtype.name());
+                        let here = format!("{encoding} {isa} {path:?} {tokens:?}");
                         assert_eq!(differs, None, "{here} in {parts} parts: token {t}, row");
                     }
                 }

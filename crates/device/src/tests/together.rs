@@ -200,7 +200,9 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
     let Case { model, cache_type, count, longest, close } = case;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let tensors = Tensors::open(&path.join(model)).unwrap();
-    let program = program::fuse(&models::load(&tensors).unwrap().record(false).unwrap());
+    let program = program::fuse(
+        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
+    );
     let groups = program.groups().len();
     let vocab = program.shape(program.results[0]).width;
     let load = |device: &dyn Device| {
