@@ -143,7 +143,7 @@ fn requests_end_as_generations_do() {
     };
     assert!(error(vec![], options(0, 1)).contains("at least one token"));
     assert!(error(vec![1 << 30], options(0, 1)).contains("ids below"));
-    assert!(error(prompt(context + 1, 0), options(0, 1)).contains("--ctx"));
+    assert!(error(prompt(context + 1, 0), options(0, 1)).contains("more tokens (context"));
     let mut wrong = options(0, 1);
     wrong.sampling.top_p = 2.0;
     assert!(error(prompt(3, 0), wrong).contains("top_p"));
