@@ -125,7 +125,6 @@ pub(crate) struct Block {
 
 impl Block {
     /// Its number in the pool.
-    #[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
@@ -151,7 +150,6 @@ impl Drop for Block {
 
 /// A copy that the device has to make before it writes: the first positions of a block that others hold too.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
 pub(crate) struct Copy {
     /// The cache group of both blocks.
     pub(crate) group: usize,
@@ -360,7 +358,7 @@ impl BlockTable {
     }
 
     /// A table with the same first `end` positions, which both then share.
-    #[cfg_attr(not(test), expect(dead_code, reason = "devices do not copy blocks yet"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "sessions do not fork yet"))]
     pub(crate) fn fork(&self, end: usize) -> BlockTable {
         let mut fork = BlockTable {
             pool: self.pool.clone(),

@@ -5,18 +5,18 @@
 
 use crate::generate::{Finish, GenerateOptions, Metrics, no_number, nothing_possible};
 use crate::load::Shared;
+use crate::pool::BlockTable;
 use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
-use crate::session::{GROUPS, tables};
 use crate::slots::Slot;
-use device::Watch;
+use device::{Refusal, Watch};
 use formats::{Error, ErrorKind, Result, caught};
-use ops::sample::{Sampler, broken};
-use program::{Kind, Step};
+use ops::sample::Choice;
+use program::{Choose, Kind, Sequence as Rows, Step, Table};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a prompt's step beside decoding requests shall take: it is what their next tokens wait.
@@ -117,6 +117,8 @@ struct Job {
     metrics: Metrics,
     /// When its last token was chosen.
     last: Instant,
+    /// Its place on the device, from its first step on.
+    slot: Option<Slot>,
 }
 
 impl Job {
@@ -129,6 +131,22 @@ impl Job {
     }
 }
 
+/// Memory for the parts of a step, kept from one to the next.
+#[derive(Default)]
+struct Memory {
+    tokens: Vec<u32>,
+    outputs: Vec<u32>,
+    tables: Vec<Table<'static>>,
+    chooses: Vec<Choose<'static>>,
+    rows: Vec<Rows<'static>>,
+}
+
+/// The memory of a vector for elements of another lifetime. None is left, so that collecting what becomes of them takes their place.
+fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
+    memory.clear();
+    memory.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
+
 struct Worker {
     scheduler: Scheduler,
     sequences: Sequences,
@@ -136,9 +154,10 @@ struct Worker {
     next: Id,
     start: Instant,
     plan: Plan,
-    sampler: Sampler,
-    /// Its place on the device, unless sessions have all of them.
-    slot: Option<Slot>,
+    /// What a step is made of, kept so that none allocates.
+    memory: Memory,
+    /// What the latest step chose.
+    chosen: Vec<(Id, Result<Choice>)>,
     cancelled: Vec<Id>,
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
@@ -150,10 +169,10 @@ impl Worker {
         let (context, chunk) = (shared.info.context, shared.options.chunk());
         let groups: Vec<_> =
             shared.groups.iter().map(|&window| shared.options.span(window, context)).collect();
-        let sequences = shared.options.sessions.max(1);
+        let sequences = shared.options.sessions.clamp(1, chunk);
         let limits = Limits {
             sequences,
-            decode_rows: sequences + CATCH_UP,
+            decode_rows: (sequences + CATCH_UP).min(chunk),
             prompt_rows: chunk,
             shared_rows: chunk,
             patience: PATIENCE,
@@ -165,14 +184,14 @@ impl Worker {
                 shared.prefixes.clone(),
                 &groups,
                 chunk,
-                false,
+                true,
             ),
             jobs: HashMap::new(),
             next: 0,
             start: Instant::now(),
             plan: Plan::default(),
-            sampler: Sampler::new(),
-            slot: shared.slots.take().ok(),
+            memory: Memory::default(),
+            chosen: Vec::with_capacity(sequences),
             cancelled: Vec::new(),
             chunk,
             row_seconds: 0.0,
@@ -204,7 +223,8 @@ impl Worker {
             self.sequences.insert(id, sequence);
             self.scheduler.submit(Arrival { id, caller, priority, deadline: at });
             let metrics = Metrics { prompt_tokens, ..Metrics::default() };
-            let job = Job { outlet, options, arrived: now, deadline, metrics, last: now };
+            let job =
+                Job { outlet, options, arrived: now, deadline, metrics, last: now, slot: None };
             let nothing = job.options.max_tokens == Some(0);
             self.jobs.insert(id, job);
             if nothing {
@@ -256,14 +276,10 @@ impl Worker {
             let error = error.of(ErrorKind::Busy);
             self.forget(id, error.hint("end other sessions, or load the model for more of them"));
         }
-        for work in plan.decode.drain(..) {
-            self.compute(shared, work, false);
-        }
-        let (mut rows, start) = (0, Instant::now());
-        for work in plan.prompt.drain(..) {
-            rows += work.rows;
-            self.compute(shared, work, true);
-        }
+        self.compute(shared, &plan.decode, Kind::Decode);
+        let start = Instant::now();
+        self.compute(shared, &plan.prompt, Kind::Prompt);
+        let rows: usize = plan.prompt.iter().map(|work| work.rows).sum();
         if rows > 0 {
             let seconds = start.elapsed().as_secs_f64() / rows as f64;
             let weight = if self.row_seconds > 0.0 { 0.3 } else { 1.0 };
@@ -280,116 +296,187 @@ impl Worker {
         }
     }
 
-    /// Computes a request's rows, and chooses its next token if they were the last that it has.
-    fn compute(&mut self, shared: &Shared, work: Work, is_prompt: bool) {
-        let Work { id, .. } = work;
-        let done = match caught(|| self.replay(shared, work, is_prompt)) {
+    /// Computes a step, and takes what it chose. If it fails, so do all requests in it.
+    fn compute(&mut self, shared: &Shared, works: &[Work], kind: Kind) {
+        if works.is_empty() {
+            return;
+        }
+        let done = match caught(|| self.replay(shared, works, kind)) {
             Ok(done) => done,
             Err(words) => {
                 let error = Error::new("step", "its results", format!("a panic: {words}"));
                 Err(error.of(ErrorKind::Internal))
             }
         };
-        match done {
-            Ok(None) => {}
-            Ok(Some((token, logprob))) => self.take(shared, id, token, logprob),
-            Err(error) => {
-                if let Some(sequence) = self.sequences.get_mut(id) {
-                    sequence.spoil();
-                }
-                self.end(id, Event::Failed(error));
+        if let Err(error) = done {
+            self.chosen.clear();
+            for work in works {
+                self.spoil(work.id, error.clone());
             }
         }
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for (id, choice) in chosen.drain(..) {
+            match choice {
+                Ok(choice) => self.take(shared, id, choice),
+                Err(error) => self.spoil(id, error),
+            }
+        }
+        self.chosen = chosen;
     }
 
-    fn replay(
-        &mut self,
-        shared: &Shared,
-        work: Work,
-        is_prompt: bool,
-    ) -> Result<Option<(u32, Option<f32>)>> {
-        let Work { id, rows } = work;
-        let (Some(sequence), Some(job)) = (self.sequences.get(id), self.jobs.get_mut(&id)) else {
-            return Ok(None);
-        };
-        let end = sequence.computed();
-        let start = end - rows;
-        let tokens = sequence.tokens();
-        if let Some((reused, missed)) =
-            sequence.reused().filter(|_| job.metrics.computed_tokens == 0)
-        {
-            job.metrics.reused_tokens = reused;
-            job.outlet.found(&job.metrics, missed);
+    /// Fails a request whose cache may hold what nobody should reuse.
+    fn spoil(&mut self, id: Id, error: Error) {
+        if let Some(sequence) = self.sequences.get_mut(id) {
+            sequence.spoil();
         }
-        let last = [rows as u32 - 1];
-        let (tables, groups) = (tables(sequence.tables()), sequence.tables().len());
-        let tables = &tables[..groups.min(GROUPS)];
-        let slot = self.slot.as_ref().map_or(0, |slot| slot.number);
-        let sequence = program::Sequence { slot, ..program::Sequence::new(rows, start, tables) };
+        self.end(id, Event::Failed(error));
+    }
+
+    /// Notes how much of a request's prompt was found in the cache, before its first step, and takes a slot for it.
+    fn begin(&mut self, shared: &Shared, id: Id) -> Result<()> {
+        let (Some(sequence), Some(job)) = (self.sequences.get(id), self.jobs.get_mut(&id)) else {
+            return Ok(());
+        };
+        if job.slot.is_none() {
+            job.slot = Some(shared.slots.take()?);
+            if let Some((reused, missed)) = sequence.reused() {
+                job.metrics.reused_tokens = reused;
+                job.outlet.found(&job.metrics, missed);
+            }
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self, shared: &Shared, works: &[Work], kind: Kind) -> Result<()> {
+        works.iter().try_for_each(|work| self.begin(shared, work.id))?;
+        let Worker { sequences, jobs, memory, chosen, .. } = self;
+        let parts = || {
+            works
+                .iter()
+                .filter_map(|work| Some((work, sequences.get(work.id)?, jobs.get(&work.id)?)))
+        };
+        let mut tables: Vec<Table<'_>> = recycle(std::mem::take(&mut memory.tables));
+        let mut chooses: Vec<Choose<'_>> = recycle(std::mem::take(&mut memory.chooses));
+        let mut rows: Vec<Rows<'_>> = recycle(std::mem::take(&mut memory.rows));
+        memory.tokens.clear();
+        memory.outputs.clear();
+        for (work, sequence, job) in parts() {
+            let end = sequence.computed();
+            memory.tokens.extend(&sequence.tokens()[end - work.rows..end]);
+            tables.extend(sequence.tables().iter().map(BlockTable::table));
+            if end == sequence.tokens().len() {
+                memory.outputs.push(memory.tokens.len() as u32 - 1);
+                let logprobs = job.options.logprobs.then_some(0);
+                let options = &job.options.sampling;
+                chooses.push(Choose { options, history: sequence.tokens(), mask: None, logprobs });
+            }
+        }
+        let (mut own_tables, mut own_chooses) = (&tables[..], chooses.iter());
+        for (work, sequence, job) in parts() {
+            let (tables, others) = own_tables.split_at(sequence.tables().len());
+            own_tables = others;
+            let end = sequence.computed();
+            let start = (end - work.rows) as u32;
+            rows.push(Rows {
+                rows: work.rows as u32,
+                start,
+                position: start,
+                tables,
+                slot: job.slot.as_ref().map_or(0, |slot| slot.number),
+                choose: if end == sequence.tokens().len() { own_chooses.next() } else { None },
+            });
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
         let step = Step {
-            kind: if is_prompt { Kind::Prompt } else { Kind::Decode },
-            tokens: &tokens[start..end],
-            sequences: &[sequence],
-            outputs: if end == tokens.len() { &last } else { &[] },
+            kind,
+            tokens: &memory.tokens,
+            sequences: &rows,
+            outputs: &memory.outputs,
             input: &[],
         };
-        let (prompt, reused) = (job.metrics.prompt_tokens, job.metrics.reused_tokens);
         let stop = AtomicBool::new(false);
-        let progress = job.options.progress.as_ref().filter(|_| is_prompt && end <= prompt);
-        // The caller's own code: a panic of it must not reach the threads that compute.
-        let panicked = OnceLock::new();
-        let tell = |done: usize| {
-            let Some(progress) = progress else { return };
-            if let Err(words) = caught(|| progress.tell(done, prompt - reused)) {
-                let _ = panicked.set(words);
+        // A request's own code: a panic of it must not reach the threads that compute, nor the other requests.
+        let panicked = Mutex::new(None);
+        let tell = |id: Id, job: &Job, done: usize| {
+            let all = job.metrics.prompt_tokens - job.metrics.reused_tokens;
+            let Some(progress) = job.options.progress.as_ref().filter(|_| done <= all) else {
+                return;
+            };
+            let mut panicked = panicked.lock().unwrap_or_else(PoisonError::into_inner);
+            if panicked.is_none()
+                && let Err(words) = caught(|| progress.tell(done, all))
+            {
+                *panicked = Some((id, words));
             }
         };
         let watch = |part: f64| {
-            tell(start.saturating_sub(reused) + (rows as f64 * part) as usize);
-            if job.is_cancelled() || panicked.get().is_some() {
+            if kind == Kind::Prompt {
+                for (work, sequence, job) in parts() {
+                    let start = sequence.computed() - work.rows;
+                    let done = start.saturating_sub(job.metrics.reused_tokens);
+                    tell(work.id, job, done + (work.rows as f64 * part) as usize);
+                }
+            }
+            // A step that still has a use for somebody goes on.
+            if parts().all(|(_, _, job)| job.is_cancelled()) {
                 stop.store(true, Ordering::Relaxed);
             }
         };
         let mut executor = shared.executor();
-        let watch = Watch { stop: &stop, progress: &watch };
-        let ticket = executor.submit_watched(&step, &watch)?;
-        if ticket.is_some() {
-            tell(end.saturating_sub(reused));
+        for copy in sequences.copies.iter() {
+            executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
         }
-        if let Some(words) = panicked.get() {
-            return Err(Error::new("progress", "no panic", words).of(ErrorKind::Internal));
+        let ticket = executor.submit_watched(&step, &Watch { stop: &stop, progress: &watch })?;
+        let Some(ticket) = ticket else { return Ok(()) };
+        if kind == Kind::Prompt {
+            for (work, sequence, job) in parts() {
+                tell(work.id, job, sequence.computed().saturating_sub(job.metrics.reused_tokens));
+            }
         }
-        let Some(ticket) = ticket else { return Ok(None) };
-        if is_prompt && end <= prompt {
-            job.metrics.computed_tokens = end.saturating_sub(reused);
-            job.metrics.computing = job.arrived.elapsed();
+        let outcome = executor.wait(ticket)?;
+        let choosing =
+            parts().filter(|(_, sequence, _)| sequence.computed() == sequence.tokens().len());
+        for (i, (work, sequence, _)) in choosing.enumerate() {
+            let choice = outcome.choice(i).map_err(|refusal| match refusal {
+                Refusal::Broken(value) => no_number(sequence.computed() - 1, value),
+                Refusal::Nothing => nothing_possible(),
+            });
+            chosen.push((work.id, choice));
         }
-        if end < tokens.len() {
-            self.sequences.submitted(id);
-            return Ok(None);
+        if let Some((id, words)) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            chosen.retain(|(other, _)| *other != id);
+            let error = Error::new("progress", "no panic", words).of(ErrorKind::Internal);
+            chosen.push((id, Err(error)));
         }
-        let logits = &executor.read(ticket, 0)?[..shared.config.vocab];
-        if let Some((_, value)) = broken(logits) {
-            return Err(no_number(end - 1, value));
+        drop(executor);
+        memory.rows = recycle(rows);
+        memory.chooses = recycle(chooses);
+        memory.tables = recycle(tables);
+        sequences.copies.clear();
+        for Work { id, .. } in works {
+            sequences.submitted(*id);
+            let (Some(sequence), Some(job)) = (sequences.get(*id), jobs.get_mut(id)) else {
+                continue;
+            };
+            if kind == Kind::Prompt && sequence.computed() <= job.metrics.prompt_tokens {
+                let reused = job.metrics.reused_tokens;
+                job.metrics.computed_tokens = sequence.computed().saturating_sub(reused);
+                job.metrics.computing = job.arrived.elapsed();
+            }
         }
-        let (position, sampling) = (end as u64, &job.options.sampling);
-        let chosen = if job.options.logprobs {
-            let choice = self.sampler.sample(logits, tokens, position, sampling, None);
-            choice.map(|choice| (choice.token, Some(choice.logprob)))
-        } else {
-            let token = self.sampler.token(logits, tokens, position, sampling, None);
-            token.map(|token| (token, None))
-        };
-        self.sequences.submitted(id);
-        chosen.ok_or_else(nothing_possible).map(Some)
+        Ok(())
     }
 
     /// Tells a request its token, and ends it if that was the last.
-    fn take(&mut self, shared: &Shared, id: Id, token: u32, logprob: Option<f32>) {
+    fn take(&mut self, shared: &Shared, id: Id, choice: Choice) {
         let (Some(job), Some(sequence)) = (self.jobs.get_mut(&id), self.sequences.get_mut(id))
         else {
             return;
         };
+        let Choice { token, logprob } = choice;
+        let logprob = job.options.logprobs.then_some(logprob);
         let limit = job.options.max_tokens.unwrap_or(usize::MAX);
         let metrics = &mut job.metrics;
         let first = metrics.generated_tokens == 0;
