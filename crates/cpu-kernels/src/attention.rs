@@ -1,11 +1,11 @@
 //! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no score matrix is
 //! ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
 //!
-//! [`run`] is one step of a team's job. A query that decodes reads the cache once, at the speed of memory: its keys are
-//! split into chunks of [`CHUNK`], whose results merge in a fixed order, so that the numbers
-//! depend neither on the number of workers nor on what else is in the batch. Queries of a prompt are blocked: a
-//! tile of keys and values is converted once and multiplied with all query heads of a group and a block of tokens.
-//! All query heads of a KV head share every read.
+//! [`run`] is one step of a team's job. A query that decodes reads the cache once, at the speed of
+//! memory: its keys are split into chunks of [`CHUNK`], whose results merge in a fixed order, so
+//! that the numbers depend neither on the number of workers nor on what else is in the batch.
+//! Queries of a prompt are blocked: a tile of keys and values is converted once and multiplied with
+//! all query heads of a group and a block of tokens. All query heads of a KV head share every read.
 
 mod cache;
 mod decode;
@@ -127,8 +127,8 @@ impl Shape {
         self.group() * (self.width() + 2)
     }
 
-    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` queries that decode over
-    /// at most `keys` keys each.
+    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` queries
+    /// that decode over at most `keys` keys each.
     pub fn scratch_len(&self, threads: usize, decodes: usize, keys: usize) -> usize {
         let chunks = if keys > 1 { keys.div_ceil(CHUNK) + 1 } else { 0 };
         WIDEST + threads * self.work() + decodes * self.kv_heads * chunks * self.partial()

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use crate::{REMEMBERED, Ticket};
 
-/// Why nothing could be chosen from a row of logits. The other sequences of the step are not touched by it.
+/// Why nothing could be chosen from a row of logits. The other sequences of the step are not
+/// touched by it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Refusal {
     /// A logit is no finite number: this one.
@@ -33,7 +34,8 @@ impl<'a> Outcome<'a> {
         self.chosen.is_empty()
     }
 
-    /// What sequence `i` of those that choose chose. Its log-probability may be NaN where none was asked for.
+    /// What sequence `i` of those that choose chose. Its log-probability may be NaN where none was
+    /// asked for.
     ///
     /// # Errors
     /// Why it could not.
@@ -41,7 +43,8 @@ impl<'a> Outcome<'a> {
         self.chosen[i].choice
     }
 
-    /// The likeliest tokens of the same row, the likeliest first: as many as [`Choose::logprobs`] asked for.
+    /// The likeliest tokens of the same row, the likeliest first: as many as [`Choose::logprobs`]
+    /// asked for.
     pub fn likeliest(&self, i: usize) -> &'a [Choice] {
         &self.likeliest[self.chosen[i].likeliest.clone()]
     }
@@ -126,7 +129,8 @@ pub(crate) fn window(options: &Options) -> usize {
 pub(crate) struct Carried {
     /// The token that was chosen last, if any was.
     pub(crate) token: Option<u32>,
-    /// The sequence's latest tokens, up to and with that one, as far as its sampling chain looks back.
+    /// The sequence's latest tokens, up to and with that one, as far as its sampling chain looks
+    /// back.
     pub(crate) history: Vec<u32>,
 }
 
@@ -152,12 +156,14 @@ impl Carried {
     }
 }
 
-/// The sampling chain with its mask. After the first call for a vocabulary's size nothing is allocated.
+/// The sampling chain with its mask. After the first call for a vocabulary's size nothing is
+/// allocated.
 #[derive(Debug, Default)]
 pub(crate) struct HostSampler(Sampler);
 
 impl HostSampler {
-    /// Chooses the token at `position` from a row of logits, and finds the likeliest ones as far as there is room.
+    /// Chooses the token at `position` from a row of logits, and finds the likeliest ones as far as
+    /// there is room.
     pub(crate) fn choose(
         &mut self,
         logits: &[f32],

@@ -33,7 +33,8 @@ use program::{Program, Step};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
 
-/// Slots of an executor, in which sequences carry something from step to step: a slot takes no memory before it is used.
+/// Slots of an executor, in which sequences carry something from step to step: a slot takes no
+/// memory before it is used.
 pub const SLOTS: usize = 4096;
 
 /// What a device is told when it loads a Program.
@@ -341,39 +342,44 @@ pub const REMEMBERED: usize = 64;
 
 /// A loaded Program with its weights and its pool of cache blocks.
 ///
-/// Steps take effect in the order in which they were submitted. What a step has written to the cache beyond the last token that
-/// anybody wants is overwritten by whoever comes to that position.
+/// Steps take effect in the order in which they were submitted. What a step has written to the
+/// cache beyond the last token that anybody wants is overwritten by whoever comes to that position.
 pub trait Executor: Send {
-    /// Replays the Program: enqueues it, or computes at once on a device that is the host. A shape class seen before allocates
-    /// nothing. At most [`IN_FLIGHT`] steps of a slot are on their way at a time.
+    /// Replays the Program: enqueues it, or computes at once on a device that is the host. A shape
+    /// class seen before allocates nothing. At most [`IN_FLIGHT`] steps of a slot are on their way
+    /// at a time.
     ///
-    /// A sequence that chooses does so from the logits of its last row: the token that [`Sampler`](ops::sample::Sampler) chooses
-    /// at the index after that row's, whatever else is in the step.
+    /// A sequence that chooses does so from the logits of its last row: the token that
+    /// [`Sampler`](ops::sample::Sampler) chooses at the index after that row's, whatever else is in
+    /// the step.
     ///
     /// # Errors
-    /// A step that does not [check](Step::check), and whatever fails. What was chosen ahead is forgotten then; what there is in
-    /// the cache stays.
+    /// A step that does not [check](Step::check), and whatever fails. What was chosen ahead is
+    /// forgotten then; what there is in the cache stays.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket> {
         let stopped = || Error::new("step", "a step that ends", "one that was stopped");
         self.submit_watched(step, &Watch::NONE)?.ok_or_else(stopped)
     }
 
-    /// As [`Executor::submit`], with somebody who watches. None if the replay was stopped: it has no ticket, and what the cache
-    /// has at its positions is overwritten by whoever comes to them. A device that cannot look up between
-    /// operations, because all of them are handed over at once, finishes.
+    /// As [`Executor::submit`], with somebody who watches. None if the replay was stopped: it has
+    /// no ticket, and what the cache has at its positions is overwritten by whoever comes to them.
+    /// A device that cannot look up between operations, because all of them are handed over at
+    /// once, finishes.
     ///
     /// # Errors
     /// As [`Executor::submit`].
     fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>>;
 
-    /// Waits for what a step chose. Steps are waited for in the order in which they were submitted; the one last waited for may be
-    /// asked again, and one of which nobody wants to know need not be waited for.
+    /// Waits for what a step chose. Steps are waited for in the order in which they were submitted;
+    /// the one last waited for may be asked again, and one of which nobody wants to know need not
+    /// be waited for.
     ///
     /// # Errors
     /// A ticket of which nothing is known any more, and whatever fails.
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>>;
 
-    /// Whether it is known, or will be, what a step chose: those before the last [`REMEMBERED`] are forgotten.
+    /// Whether it is known, or will be, what a step chose: those before the last [`REMEMBERED`] are
+    /// forgotten.
     fn keeps(&self, ticket: Ticket) -> bool;
 
     /// Waits for result `index` of the last step that was submitted, `[rows, width]`.
@@ -382,14 +388,15 @@ pub trait Executor: Send {
     /// A ticket of an earlier step, and whatever fails.
     fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]>;
 
-    /// How many more steps it pays to submit before one is waited for, their tokens being [`CHOSEN`](program::CHOSEN): those of a
-    /// device that computes while the host does something else. Where it is 0, tokens may have to be known.
+    /// How many more steps it pays to submit before one is waited for, their tokens being
+    /// [`CHOSEN`](program::CHOSEN): those of a device that computes while the host does something
+    /// else. Where it is 0, tokens may have to be known.
     fn ahead(&self) -> usize {
         1
     }
 
-    /// Copies blocks of a cache group, each `(from, to)` in turn, for all layers: for a sequence that goes on from a part of a
-    /// block that others have too.
+    /// Copies blocks of a cache group, each `(from, to)` in turn, for all layers: for a sequence
+    /// that goes on from a part of a block that others have too.
     ///
     /// # Errors
     /// Blocks that there are none of, and whatever fails.
@@ -416,8 +423,8 @@ pub trait Executor: Send {
     /// Measures how fast the weights can be read; takes some passes over them.
     fn roof(&self) -> Roof;
 
-    /// As [`Executor::submit`], noting what every operation took; `None`, with nothing replayed, on a device that cannot
-    /// tell.
+    /// As [`Executor::submit`], noting what every operation took; `None`, with nothing replayed, on
+    /// a device that cannot tell.
     ///
     /// # Errors
     /// As [`Executor::submit`].

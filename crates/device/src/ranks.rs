@@ -130,7 +130,8 @@ impl Answer {
     }
 }
 
-/// What all ranks are given: written while none of them does anything, and into the room that is there.
+/// What all ranks are given: written while none of them does anything, and into the room that is
+/// there.
 #[derive(Default)]
 struct Asked {
     step: OwnedStep,

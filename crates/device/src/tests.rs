@@ -82,7 +82,8 @@ fn layers_on_several_devices_are_transformers() {
     }
 }
 
-/// Kernels for other numbers of rows add in other orders, so that logits are near each other and tokens the same.
+/// Kernels for other numbers of rows add in other orders, so that logits are near each other and
+/// tokens the same.
 #[test]
 fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
     let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();

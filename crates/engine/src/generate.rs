@@ -321,8 +321,8 @@ impl<'a> Generation<'a> {
     }
 }
 
-/// Computes one chunk of a prompt, which is what is looked back on; what follows it, if that was the last. `tell` is told
-/// which part of so many rows is done.
+/// Computes one chunk of a prompt, which is what is looked back on; what follows it, if that was
+/// the last. `tell` is told which part of so many rows is done.
 fn prompt(
     session: &mut Session,
     choose: &Choose<'_>,

@@ -104,8 +104,8 @@ impl Session {
         self.tokens.len()
     }
 
-    /// Computes `tokens` after those already here and shows `visit` the logits of each from index `from` on. One token is a
-    /// step of decoding, several are a prompt: see [`Kind`].
+    /// Computes `tokens` after those already here and shows `visit` the logits of each from index
+    /// `from` on. One token is a step of decoding, several are a prompt: see [`Kind`].
     ///
     /// # Errors
     /// A token outside the vocabulary, or more tokens than the context has room for: nothing is computed then.
@@ -151,8 +151,9 @@ impl Session {
         self.shared.check(tokens, self.tokens.len())
     }
 
-    /// Submits one chunk of `tokens`, with logits from index `from` on, and has the token after the last one chosen if asked to;
-    /// returns its length. If it was stopped nothing has changed, and the length is 0.
+    /// Submits one chunk of `tokens`, with logits from index `from` on, and has the token after the
+    /// last one chosen if asked to; returns its length. If it was stopped nothing has changed, and
+    /// the length is 0.
     pub(crate) fn step(
         &mut self,
         kind: Kind,
@@ -196,12 +197,13 @@ impl Session {
         done
     }
 
-    /// Computes one more token of each of several sessions of an engine, together in one step of decoding, and shows `visit`
-    /// the logits behind each, by the session's number. Each session's are what it would compute alone.
+    /// Computes one more token of each of several sessions of an engine, together in one step of
+    /// decoding, and shows `visit` the logits behind each, by the session's number. Each session's
+    /// are what it would compute alone.
     ///
     /// # Errors
-    /// Sessions of several engines or more than the engine was loaded for, a token outside the vocabulary, and a context that
-    /// is full: nothing is computed then.
+    /// Sessions of several engines or more than the engine was loaded for, a token outside the
+    /// vocabulary, and a context that is full: nothing is computed then.
     pub fn decode_together(
         sessions: &mut [Session],
         tokens: &[u32],
@@ -258,9 +260,10 @@ impl Session {
         Ok(self.slot.as_ref().map_or(0, |slot| slot.number))
     }
 
-    /// Computes `token`, the last of `sequence`, after those already here, and has the next one chosen; None if it was stopped,
-    /// and then nothing has changed. Where it pays and `more` will be wanted, the step behind the next token is submitted too:
-    /// until something else is done with this session, the token after it must be the one that was chosen.
+    /// Computes `token`, the last of `sequence`, after those already here, and has the next one
+    /// chosen; None if it was stopped, and then nothing has changed. Where it pays and `more` will
+    /// be wanted, the step behind the next token is submitted too: until something else is done
+    /// with this session, the token after it must be the one that was chosen.
     pub(crate) fn next(
         &mut self,
         token: u32,

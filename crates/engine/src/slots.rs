@@ -1,4 +1,5 @@
-//! Slots of a device, in which it keeps what a session carries from step to step: each is lent to one session at a time.
+//! Slots of a device, in which it keeps what a session carries from step to step: each is lent to
+//! one session at a time.
 
 use formats::{Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -11,8 +11,8 @@ pub struct Cache {
     layers: Vec<CachedLayer>,
 }
 
-/// Replays `program` once, for a step of one sequence. `weight` gives a weight's elements, row-major; the result holds every
-/// value.
+/// Replays `program` once, for a step of one sequence. `weight` gives a weight's elements,
+/// row-major; the result holds every value.
 ///
 /// # Errors
 /// Those of `weight`, and steps of several sequences: `cache` is one's.

@@ -1,7 +1,9 @@
-//! A step: what one replay of a Program is given, and what a device asks of it before it looks at anything.
+//! A step: what one replay of a Program is given, and what a device asks of it before it looks at
+//! anything.
 //!
-//! A step takes rows of one or more sequences, all of one [`Kind`]. Three things about a row are kept apart: its number
-//! in the step, its index in the cache ([`Sequence::start`]) and its rotary position ([`Sequence::position`]).
+//! A step takes rows of one or more sequences, all of one [`Kind`]. Three things about a row are
+//! kept apart: its number in the step, its index in the cache ([`Sequence::start`]) and its rotary
+//! position ([`Sequence::position`]).
 
 use formats::{Error, Result};
 use ops::sample::Options;
@@ -11,11 +13,13 @@ use crate::BLOCK_TOKENS;
 /// In the place of a token: the one that this sequence's slot chose last.
 pub const CHOSEN: u32 = u32::MAX;
 
-/// How the rows of a step are computed. A row's bits follow from its tokens, its cache and its kind: never from the
-/// step's other rows, from how many there are, or from where a prompt is cut into steps.
+/// How the rows of a step are computed. A row's bits follow from its tokens, its cache and its
+/// kind: never from the step's other rows, from how many there are, or from where a prompt is cut
+/// into steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Tokens that were generated: one row of each sequence, or several to verify drafts or to recompute.
+    /// Tokens that were generated: one row of each sequence, or several to verify drafts or to
+    /// recompute.
     Decode,
     /// Tokens of prompts: a chunk of each sequence.
     Prompt,
@@ -23,7 +27,8 @@ pub enum Kind {
 
 /// Where a sequence's keys and values lie, for the layers of one group.
 ///
-/// Cache index `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that stopped growing is a ring.
+/// Cache index `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that stopped
+/// growing is a ring.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Table<'a> {
     /// Block numbers in the pool.
@@ -37,13 +42,15 @@ pub struct Table<'a> {
 pub struct Choose<'a> {
     /// The sampling chain.
     pub options: &'a Options,
-    /// All tokens of the sequence up to and with its last row, for penalties. Not looked at where that row is [`CHOSEN`]: the
-    /// slot goes on with its own, to which it has added what it chose.
+    /// All tokens of the sequence up to and with its last row, for penalties. Not looked at where
+    /// that row is [`CHOSEN`]: the slot goes on with its own, to which it has added what it chose.
     pub history: &'a [u32],
-    /// A bit per token of the vocabulary, the lowest of the first word for token 0: those that may be chosen. `None`: all.
+    /// A bit per token of the vocabulary, the lowest of the first word for token 0: those that may
+    /// be chosen. `None`: all.
     pub mask: Option<&'a [u32]>,
-    /// Whether log-probabilities are wanted, which may take another pass over the vocabulary: the chosen token's, and those of
-    /// this many likeliest tokens. They are the model's own: at temperature 1, without penalties, biases and mask.
+    /// Whether log-probabilities are wanted, which may take another pass over the vocabulary: the
+    /// chosen token's, and those of this many likeliest tokens. They are the model's own: at
+    /// temperature 1, without penalties, biases and mask.
     pub logprobs: Option<usize>,
 }
 
@@ -58,14 +65,16 @@ pub struct Sequence<'a> {
     pub position: u32,
     /// Block table of each cache group; see [`Program::groups`](crate::Program::groups).
     pub tables: &'a [Table<'a>],
-    /// Where a device keeps what a sequence carries from step to step, such as the token that it chose last.
+    /// Where a device keeps what a sequence carries from step to step, such as the token that it
+    /// chose last.
     pub slot: u32,
     /// How its next token is chosen, if it is.
     pub choose: Option<&'a Choose<'a>>,
 }
 
 impl<'a> Sequence<'a> {
-    /// Rows from a cache index on, which is also their rotary position; in slot 0, and nothing is chosen.
+    /// Rows from a cache index on, which is also their rotary position; in slot 0, and nothing is
+    /// chosen.
     pub fn new(rows: usize, start: usize, tables: &'a [Table<'a>]) -> Self {
         let start = start as u32;
         Sequence { rows: rows as u32, start, position: start, tables, slot: 0, choose: None }
@@ -103,11 +112,13 @@ pub struct Choosing<'a> {
 pub struct Step<'a> {
     /// How its rows are computed.
     pub kind: Kind,
-    /// Token ids, one per row. The first of a sequence may be [`CHOSEN`], in a step of [`Kind::Decode`].
+    /// Token ids, one per row. The first of a sequence may be [`CHOSEN`], in a step of
+    /// [`Kind::Decode`].
     pub tokens: &'a [u32],
     /// The sequences, whose rows follow each other and cover all rows. Each occurs once.
     pub sequences: &'a [Sequence<'a>],
-    /// Row numbers whose logits are wanted, ascending; the last row of each sequence that chooses is among them.
+    /// Row numbers whose logits are wanted, ascending; the last row of each sequence that chooses
+    /// is among them.
     pub outputs: &'a [u32],
     /// The Program's [`input`](crate::Program::input), `[rows, width]`; empty where it has none.
     pub input: &'a [f32],
@@ -239,7 +250,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// That each sequence occurs once, and that nothing is written to a block that another sequence has.
+    /// That each sequence occurs once, and that nothing is written to a block that another sequence
+    /// has.
     fn check_apart(&self) -> Result<()> {
         for (i, one) in self.sequences.iter().enumerate() {
             if self.sequences[..i].iter().any(|other| other.slot == one.slot) {
@@ -267,7 +279,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Memory for the parts of a step that borrow, kept from one step to the next so that passing a step on allocates nothing.
+/// Memory for the parts of a step that borrow, kept from one step to the next so that passing a
+/// step on allocates nothing.
 #[derive(Debug, Default)]
 pub struct StepMemory {
     tables: Vec<Table<'static>>,
@@ -275,16 +288,16 @@ pub struct StepMemory {
     sequences: Vec<Sequence<'static>>,
 }
 
-/// The memory of a vector, for elements of another lifetime: collecting an iterator of the vector's own elements, none of
-/// which is left, takes its place.
+/// The memory of a vector, for elements of another lifetime: collecting an iterator of the vector's
+/// own elements, none of which is left, takes its place.
 fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
     memory.clear();
     memory.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
 impl StepMemory {
-    /// Calls `f` with `step` as a part of its Program sees it: with the tables of those `groups` alone, and with its own
-    /// `outputs` and `input`.
+    /// Calls `f` with `step` as a part of its Program sees it: with the tables of those `groups`
+    /// alone, and with its own `outputs` and `input`.
     pub fn part<T>(
         &mut self,
         step: &Step<'_>,
@@ -310,7 +323,8 @@ impl StepMemory {
     }
 }
 
-/// A step that owns what it is made of, but for the Program's input, and keeps its memory from one step to the next.
+/// A step that owns what it is made of, but for the Program's input, and keeps its memory from one
+/// step to the next.
 #[derive(Debug)]
 pub struct OwnedStep {
     kind: Kind,

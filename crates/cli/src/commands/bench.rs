@@ -241,7 +241,8 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, with logits.
+/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each,
+/// with logits.
 fn together(
     engine: &Engine,
     tokens: &[u32],

@@ -3,8 +3,9 @@
 //! Each 32 elements of a token become one [`Line`]: codes `q = round(127 x / max|x|)`, the scale `max|x| / 127`, and
 //! the sums that zero points and mins are multiplied with. Scales are exact per 32 elements, as the weights' are.
 //!
-//! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are fewer tokens that are
-//! read in place), and a group holds its lines block by block, so that one base address serves a whole tile of tokens.
+//! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are
+//! fewer tokens that are read in place), and a group holds its lines block by block, so that one
+//! base address serves a whole tile of tokens.
 
 use super::{BLOCK, Isa};
 use std::marker::PhantomData;
@@ -13,7 +14,8 @@ use std::ops::Range;
 /// Tokens per group: the height of a tile.
 pub(super) const TOKENS: usize = 16;
 
-/// How rows are multiplied. The bits of a row's results follow from it, never from how many rows there are.
+/// How rows are multiplied. The bits of a row's results follow from it, never from how many rows
+/// there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Weights are read in place, once for up to eight rows: for rows that are few.
@@ -78,8 +80,8 @@ impl<'a> Activations<'a> {
     }
 
     /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64. Where no float
-    /// weights read them, half of that is enough for the expanded path, and the rows of a block are read when it is
-    /// quantised and then no more.
+    /// weights read them, half of that is enough for the expanded path, and the rows of a block are
+    /// read when it is quantised and then no more.
     ///
     /// # Safety
     /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as far as the above asks for

@@ -123,7 +123,8 @@ impl Tiles {
             }
             let results = call.scratch.add(SLAB);
             if plain {
-                // The same sums as above, in the same order: a row's bits do not depend on whether its tile is whole.
+                // The same sums as above, in the same order: a row's bits do not depend on whether
+                // its tile is whole.
                 let rows = call.rows.min(row + self.panels * ROWS) - row;
                 let (floats, first) = (results.cast::<f32>(), call.tokens.start.max(self.token));
                 let seen = first..call.tokens.end.min(self.token + tokens);

@@ -1,5 +1,5 @@
-//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. A result's terms are added in
-//! an order that follows from its path alone.
+//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. A
+//! result's terms are added in an order that follows from its path alone.
 //!
 //! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so that one load and
 //! one broadcast activation feed 16 multiply-adds.
@@ -92,15 +92,16 @@ pub(super) fn row<E: Element>(panel: &[u8], r: usize, out: &mut [f32]) {
     }
 }
 
-/// Interleaved sums of each result of weights that are read in place: enough to hide the latency of the adds.
+/// Interleaved sums of each result of weights that are read in place: enough to hide the latency of
+/// the adds.
 const CHAINS: usize = 2;
 
 /// Tokens that one pass over a panel in place serves, and panels that further passes find in cache.
 const FEW: usize = 4;
 const BESIDE: usize = 4;
 
-/// The product: tiles of `P` panels by `N` tokens where there are many. Each path adds a result's terms in one order,
-/// whatever the tile it is in.
+/// The product: tiles of `P` panels by `N` tokens where there are many. Each path adds a result's
+/// terms in one order, whatever the tile it is in.
 ///
 /// # Safety
 /// As [`super::multiply`], on a processor that has `L`.

@@ -408,8 +408,9 @@ impl Call<'_> {
 /// `out[t][r] (+)= x[t] . w[r] (+ bias[r])` for the rows of the panels and the tokens given.
 ///
 /// `x` must have been quantised, for the same instruction set: it decides the form (bytes, or bf16 for the tile unit).
-/// F32 weights do without, as do all float weights where `cols` is no multiple of 32. A token's results depend neither on how
-/// panels are shared out among threads nor on which and how many other tokens there are.
+/// F32 weights do without, as do all float weights where `cols` is no multiple of 32. A token's
+/// results depend neither on how panels are shared out among threads nor on which and how many
+/// other tokens there are.
 ///
 /// # Safety
 /// - `out` is writable at every token of the range for the rows of these panels, and no other thread uses them.

@@ -5,9 +5,10 @@
 //! ```
 //!
 //! The dot product of a sub-block is exact in integers; the accumulator starts at `-zero * sum(codes_x)`, which the
-//! activations carry. [`tile`] does it for `P` panels by `N` tokens. It reads the packed weights in place
-//! ([`in_place`]), or panels that were first expanded to bytes and f32 scales in cache ([`many`]), so that every
-//! format prefills alike. On either path each token's sums are one chain, whatever `P` and `N` are. Float weights: `float`.
+//! activations carry. [`tile`] does it for `P` panels by `N` tokens. It reads the packed weights in
+//! place ([`in_place`]), or panels that were first expanded to bytes and f32 scales in cache
+//! ([`many`]), so that every format prefills alike. On either path each token's sums are one chain,
+//! whatever `P` and `N` are. Float weights: `float`.
 
 use super::activations::{Line, Path, TOKENS};
 use super::lanes::Lanes;

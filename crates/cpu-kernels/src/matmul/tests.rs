@@ -80,7 +80,8 @@ fn packed(encoding: Encoding, rows: usize, cols: usize, weights: &[f32]) -> (Mat
     (Matrix::pack(encoding, rows, cols, &bytes, &Alone).unwrap(), decoded)
 }
 
-/// Activations over `x` with storage that lives as long; the weights are read in place for up to eight tokens.
+/// Activations over `x` with storage that lives as long; the weights are read in place for up to
+/// eight tokens.
 fn activations<'a>(isa: Isa, x: &'a [f32], cols: usize, storage: &'a mut Huge) -> Activations<'a> {
     let path = if x.len() / cols <= 8 { Path::InPlace } else { Path::Expanded };
     on_path(path, isa, x, cols, storage)
@@ -324,7 +325,8 @@ fn every_neon_set_gives_the_same_bits() {
     }
 }
 
-/// A token's results have the same bits alone and among any others, on both paths, whoever computes which panels.
+/// A token's results have the same bits alone and among any others, on both paths, whoever computes
+/// which panels.
 #[test]
 fn results_depend_on_the_path_alone() {
     let (rows, cols, most) = (7 * ROWS - 3, 1120usize, 37);

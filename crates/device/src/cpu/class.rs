@@ -4,7 +4,8 @@ use cpu_kernels::matmul::{Activations, Path, ROWS};
 use ops::Rope;
 use program::{Plan, Program, plan_memory};
 
-/// Rows that decode, up to which every worker norms and quantises for itself: cheaper than a barrier.
+/// Rows that decode, up to which every worker norms and quantises for itself: cheaper than a
+/// barrier.
 pub(super) const FEW: usize = 4;
 
 /// Rows up to which the workers' parts of a product are even shares of its bytes.

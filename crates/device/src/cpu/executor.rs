@@ -235,8 +235,8 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
         .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
-/// Floats of working memory for the hungriest attention over a whole context. Steps of many sequences that need more
-/// attend to some of them at a time.
+/// Floats of working memory for the hungriest attention over a whole context. Steps of many
+/// sequences that need more attend to some of them at a time.
 fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
     let one = |op: &ops::Attention| {
@@ -361,7 +361,8 @@ impl Rowed {
     }
 }
 
-/// The sequences of a step as attention takes them in a cache group: each row that decodes by itself.
+/// The sequences of a step as attention takes them in a cache group: each row that decodes by
+/// itself.
 fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
     for (first, sequence) in step.placed() {
         let table = &sequence.tables[group];
@@ -431,7 +432,8 @@ impl CpuExecutor {
     /// Has the step's sequences choose: one on this thread, several on all workers.
     fn choose(&mut self, step: &Step<'_>, ticket: Ticket) {
         let logits = self.result(0);
-        // SAFETY: the arena is not written before the next replay, and lives as long as this executor.
+        // SAFETY: the arena is not written before the next replay, and lives as long as this
+        // executor.
         let logits = unsafe { std::slice::from_raw_parts(logits.as_ptr(), logits.len()) };
         let Sampling { samplers, slots, outcomes } = &mut self.sampling;
         let choices = outcomes.begin(ticket);

@@ -52,7 +52,8 @@ pub(super) struct Row {
     pub(super) position: u32,
 }
 
-/// How products multiply values of such rows in a step of a kind. Of a prompt's rows few have logits.
+/// How products multiply values of such rows in a step of a kind. Of a prompt's rows few have
+/// logits.
 pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     match (kind, rows) {
         (Kind::Prompt, Rows::Tokens) => Path::Expanded,
@@ -582,7 +583,8 @@ impl Replay<'_> {
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
         let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
-        // As many as there is scratch for at a time: all of them, but for many that decode far behind their beginning.
+        // As many as there is scratch for at a time: all of them, but for many that decode far
+        // behind their beginning.
         while !rest.is_empty() {
             let (sequences, behind) =
                 rest.split_at(shape.fitting(worker.count, self.partials.len(), rest));
@@ -595,8 +597,8 @@ impl Replay<'_> {
                 sinks: node.weights.first().map(|&sinks| self.vector(sinks)),
                 rounded: self.loaded.quantised,
             };
-            // SAFETY: a barrier lies before and after every node, and between two parts of one; nothing else uses the scratch,
-            // and no claim is open.
+            // SAFETY: a barrier lies before and after every node, and between two parts of one;
+            // nothing else uses the scratch, and no claim is open.
             unsafe { attention::run(worker, self.loaded.isa, &call, out, self.partials) };
             rest = behind;
             if !rest.is_empty() {

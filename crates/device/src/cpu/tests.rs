@@ -4,7 +4,8 @@ use super::*;
 use crate::CacheType;
 use crate::tests::together::{Case, compare};
 
-/// Also whatever the number of threads is: floats are added in an order that follows from a row's kind.
+/// Also whatever the number of threads is: floats are added in an order that follows from a row's
+/// kind.
 #[test]
 fn sequences_compute_together_what_each_computes_alone() {
     for &isa in Isa::available() {

@@ -75,11 +75,13 @@ pub(super) struct GpuExecutor<B: Backend> {
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
     pub(super) limits: Limits,
-    /// The last step's words, the strides of its tables and its tokens: kept so that a step allocates nothing.
+    /// The last step's words, the strides of its tables and its tokens: kept so that a step
+    /// allocates nothing.
     staged: Vec<u8>,
     strides: Vec<usize>,
     tokens: Vec<u32>,
-    /// Where the last step's results are on the device, with their bytes; and what was read of them.
+    /// Where the last step's results are on the device, with their bytes; and what was read of
+    /// them.
     latest: Vec<(B::Buffer, usize)>,
     pub(super) results: Vec<Vec<f32>>,
     /// The last ticket's number.
@@ -461,7 +463,8 @@ impl<B: Backend> GpuExecutor<B> {
         self.backend.write(input, &self.staged)
     }
 
-    /// Notes where the results of a step are that was launched, and leaves the one that the next device takes to it.
+    /// Notes where the results of a step are that was launched, and leaves the one that the next
+    /// device takes to it.
     pub(super) fn note_results(&mut self, class: &Class<B>, tokens: usize, outputs: usize) {
         self.latest.clear();
         if let Some(sink) = &self.sink {

@@ -118,7 +118,8 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many blocks.
+    /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many
+    /// blocks.
     pub(super) fn new(
         tokens: usize,
         outputs: usize,

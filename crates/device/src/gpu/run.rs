@@ -1,12 +1,14 @@
 //! Choosing tokens on the device: steps that feed the next one, with a note to the host for each.
 //!
 //! A run is staged once. Every step of it ends with kernels that choose a token, write it where the next step reads its own,
-//! and leave a note in a mailbox. The next step of the same slot, whose token is the one that was chosen, is then submitted
-//! without anything being written: the host need not know the token, and the device never waits for the host.
+//! and leave a note in a mailbox. The next step of the same slot, whose token is the one that was
+//! chosen, is then submitted without anything being written: the host need not know the token, and
+//! the device never waits for the host.
 //!
-//! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So slots that take turns go on where they
-//! were; where all seats are taken, the one that waits longest goes. A run is staged anew where its tables or its class change, and
-//! whenever the host gives a token.
+//! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So slots
+//! that take turns go on where they were; where all seats are taken, the one that waits longest
+//! goes. A run is staged anew where its tables or its class change, and whenever the host gives a
+//! token.
 
 use std::collections::VecDeque;
 
@@ -76,7 +78,8 @@ struct Run {
     tables: Vec<Vec<u32>>,
     /// The position of the token of the next step.
     position: usize,
-    /// Steps submitted whose answer is not yet read: their tickets' numbers, and the positions of their tokens.
+    /// Steps submitted whose answer is not yet read: their tickets' numbers, and the positions of
+    /// their tokens.
     under_way: VecDeque<(u64, usize)>,
     /// The first position that this run cannot compute.
     end: usize,
@@ -139,7 +142,8 @@ fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// Whether choosing is the host's: the device knows neither masks, nor the likeliest tokens, nor all samplers.
+/// Whether choosing is the host's: the device knows neither masks, nor the likeliest tokens, nor
+/// all samplers.
 fn by_host(choose: &Choose<'_>) -> bool {
     let chain = choose.options.needs_host();
     chain || choose.mask.is_some() || choose.logprobs.is_some_and(|likeliest| likeliest > 0)
@@ -249,7 +253,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(seat)
     }
 
-    /// The seat that a slot had; else one that nobody has, or that of the run that has waited longest.
+    /// The seat that a slot had; else one that nobody has, or that of the run that has waited
+    /// longest.
     fn free_seat(&mut self, slot: u32) -> Result<usize> {
         let rank = |run: &Option<Run>| match run {
             Some(run) if run.slot == slot => (0, 0),

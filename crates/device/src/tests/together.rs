@@ -1,5 +1,5 @@
-//! Sequences of unlike lengths, in steps of any grouping and prompts in any chunks, compute and choose what each does alone:
-//! bit for bit.
+//! Sequences of unlike lengths, in steps of any grouping and prompts in any chunks, compute and
+//! choose what each does alone: bit for bit.
 
 use std::path::Path;
 
@@ -55,7 +55,8 @@ impl Timeline {
     }
 }
 
-/// Timelines whose prompts have lengths around what kernels treat as few, a group, a tile and a block; up to a longest one.
+/// Timelines whose prompts have lengths around what kernels treat as few, a group, a tile and a
+/// block; up to a longest one.
 fn timelines(count: usize, vocab: usize, longest: usize) -> Vec<Timeline> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 63, 65, 250, 256, 290];
@@ -76,7 +77,8 @@ fn timelines(count: usize, vocab: usize, longest: usize) -> Vec<Timeline> {
     (0..count).map(timeline).collect()
 }
 
-/// One step of some timelines, by their numbers and with so many rows of each. Every other token is not told, but chosen.
+/// One step of some timelines, by their numbers and with so many rows of each. Every other token is
+/// not told, but chosen.
 fn step(
     executor: &mut dyn Executor,
     kind: Kind,

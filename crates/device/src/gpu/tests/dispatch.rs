@@ -121,7 +121,8 @@ fn steps_allocate_nothing() {
                 for block in [0, 3] {
                     let token = if position == 0 { 0 } else { CHOSEN };
                     let next = submit(&mut executor, block, position, &[token], Some(&choose));
-                    // A step is under way while the one before it, of the other slot, is waited for.
+                    // A step is under way while the one before it, of the other slot, is waited
+                    // for.
                     let ticket = before.replace(next.unwrap());
                     ticket.map(|ticket| executor.wait(ticket).unwrap().choice(0).unwrap());
                 }
@@ -157,7 +158,8 @@ impl Timeline {
         Timeline { block, tokens: [&tokens[..], &[first + 7]].concat() }
     }
 
-    /// The next token; of the step, `known` says whether it is given the token or goes on with what was chosen.
+    /// The next token; of the step, `known` says whether it is given the token or goes on with what
+    /// was chosen.
     fn step(&mut self, executor: &mut GpuExecutor<Faulty>, known: bool) -> u32 {
         let seed = self.block.into();
         let options = Options { seed, repetition_penalty: 1.3, last_n: 5, ..Options::default() };
