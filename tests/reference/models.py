@@ -116,6 +116,12 @@ CASES = [
          shape(48, 6, 2, 64, sliding_window=None, pad_token_id=0, original_max_position_embeddings=32,
                **rope(10000.0, rope_type="longrope", original_max_position_embeddings=32, partial_rotary_factor=0.5,
                       short_factor=[1.25, 2.0], long_factor=[3.0, 12.0])), v4={}, gguf=("f32",)),
+    Case("gemma2", "gemma2", "bfloat16", "norms of 1 + w in front and behind, soft caps, GELU gate, scaled embedding, every other layer within 8",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, query_pre_attn_scalar=16, sliding_window=8, pad_token_id=0,
+               attn_logit_softcapping=2.0, final_logit_softcapping=6.0, tie_word_embeddings=True, **rope(10000.0)), gguf=("f32",)),
+    Case("gemma2-scalar", "gemma2", "float32", "query_pre_attn_scalar 24 where head_dim is 16; no soft caps",
+         shape(48, 4, 2, 64, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0, attn_logit_softcapping=None,
+               final_logit_softcapping=None, tie_word_embeddings=True, **rope(10000.0))),
     Case("mlx", "llama", "bfloat16", "MLX's affine groups: 4 bits in groups of 64, two layers by settings of their own; tied",
          shape(64, 4, 2, 128, head_dim=16, tie_word_embeddings=True, **rope(10000.0)),
          mlx={"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 32, "bits": 4},
@@ -143,7 +149,7 @@ def widened():
         torch.Tensor.float = cast
 
 
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2"}
 
 
 def model_classes(family):
@@ -169,11 +175,12 @@ def random_weight(case_name, name, size):
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
     if "norm" in name:
-        return 1.0 + 0.25 * x
+        return 0.25 * x + (0.0 if case_name.startswith("gemma") else 1.0)
     if name.endswith("bias"):
         return 0.3 * x
     if "embed_tokens" in name or "lm_head" in name:
-        return 2.0 * x / np.sqrt(size[-1])
+        # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
+        return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
     gain = 1.6 if "q_proj" in name or "k_proj" in name else 1.0
     return gain * x / np.sqrt(size[-1])
 
@@ -181,7 +188,7 @@ def random_weight(case_name, name, size):
 def make_weights(case):
     """The checkpoint's tensors in its storage dtype, under the names the model has; exact in its f16 twin's too."""
     model = build(case, torch.float32)
-    tied = {"lm_head.weight"} if case.config.get("tie_word_embeddings") else set()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     storage = getattr(torch, case.storage)
     weights = {}
     for name, p in model.state_dict().items():

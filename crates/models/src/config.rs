@@ -74,11 +74,12 @@ pub(crate) const LIMIT: usize = 1 << 28;
 pub(crate) const LAYERS: usize = 4096;
 
 impl Raw {
-    /// The numbers under the names that Llama's kin share; no layer has a window.
+    /// The numbers under the names that most decoders share; no layer has a window. `activations` are the gate's that the
+    /// architecture has.
     ///
     /// # Errors
     /// What is missing, or of another type, by key.
-    pub(crate) fn read(files: &Files<'_>) -> Result<Raw> {
+    pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
             metadata.check_model()?;
@@ -87,7 +88,7 @@ impl Raw {
         let rows = rows_of_embedding(files)?;
         let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
         let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
-        keys.only(Key("hidden_act", ""), &["silu"])?;
+        keys.only(Key("hidden_act", ""), activations)?;
         let head_dim = head_dim(files, &heads)?;
         let mut warnings = Vec::new();
         const CONTEXT: Key = Key("max_position_embeddings", "context_length");
@@ -269,6 +270,8 @@ impl Config {
             qk_norm: None,
             window: self.windows.get(layer).copied().flatten(),
             rope: self.rope.clone(),
+            scale: None,
+            cap: None,
         }
     }
 }

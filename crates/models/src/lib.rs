@@ -9,6 +9,7 @@ mod config;
 mod decoder;
 mod experts;
 mod files;
+mod gemma2;
 mod groups;
 mod harmless;
 mod keys;
@@ -49,6 +50,7 @@ pub struct Architecture {
 
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
+    &gemma2::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &phi3::ARCHITECTURE,

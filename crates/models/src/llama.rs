@@ -35,7 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files)?;
+    let mut raw = Raw::read(files, &["silu"])?;
     if files.keys.dialect() == Dialect::Gguf {
         // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files go by this name.
         raw.pairing = Pairing::Adjacent;

@@ -16,7 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files)?;
+    let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;

@@ -16,7 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files)?;
+    let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| AttentionOptions {
         qkv_bias: Bias::Always,

@@ -27,7 +27,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files)?;
+    let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
     let bias = if stated { Bias::Always } else { Bias::IfStored };

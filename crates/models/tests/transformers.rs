@@ -173,17 +173,17 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
     for case in cases() {
         let text = std::fs::read(case.join("config.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        json["attn_logit_softcapping"] = 50.0.into();
+        json["attention_multiplier"] = 50.0.into();
         let judge = |options: &delft_models::Options| {
             delft_models::check_json(&json, "config.json", options)
         };
-        let ignore_keys = vec!["attn_logit_softcapping".to_owned()];
+        let ignore_keys = vec!["attention_multiplier".to_owned()];
         let ignoring = delft_models::Options { ignore_keys, ..options() };
         judge(&ignoring).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         // One that names no architecture is judged when its weights are there.
         if json.get("model_type").is_some() {
             let why = judge(&options()).unwrap_err().to_string();
-            assert!(why.starts_with("config.json: attn_logit_softcapping: "), "{why}");
+            assert!(why.starts_with("config.json: attention_multiplier: "), "{why}");
             seen += 1;
         }
     }

@@ -131,6 +131,10 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// The rotation of q and k.
     pub rope: Rope,
+    /// What multiplies scores; `None`: `1 / sqrt(head_dim)`.
+    pub scale: Option<f32>,
+    /// What bounds the scaled scores: `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
 }
 
 /// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
@@ -169,9 +173,9 @@ impl Attention {
                 heads,
                 kv_heads,
                 head_dim,
-                scale: 1.0 / (head_dim as f32).sqrt(),
+                scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
                 window,
-                cap: None,
+                cap: options.cap,
                 sinks: false,
             },
             rope: options.rope,
@@ -196,15 +200,16 @@ impl Attention {
     }
 }
 
-/// The gated feed-forward: `down(silu(gate(x)) * up(x))`.
+/// The gated feed-forward: `down(f(gate(x)) * up(x))`.
 pub struct Mlp {
     gate: Linear, // [hidden] -> [ff]
     up: Linear,   // [hidden] -> [ff]
     down: Linear, // [ff] -> [hidden]
+    f: Unary,
 }
 
 impl Mlp {
-    /// Takes `name.gate`, `.up` and `.down`.
+    /// Takes `name.gate`, `.up` and `.down`; the gate goes through SiLU.
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
@@ -212,17 +217,29 @@ impl Mlp {
         ff: usize,
         bias: Bias,
     ) -> Result<Self> {
+        Mlp::gated(builder, name, [hidden, ff], bias, Unary::Silu)
+    }
+
+    /// The same with a gate that goes through `f`.
+    pub fn gated(
+        builder: &Builder<'_>,
+        name: &str,
+        [hidden, ff]: [usize; 2],
+        bias: Bias,
+        f: Unary,
+    ) -> Result<Self> {
         let linear =
             |part: &str, shape| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
         Ok(Mlp {
             gate: linear("gate", [ff, hidden])?,
             up: linear("up", [ff, hidden])?,
             down: linear("down", [hidden, ff])?,
+            f,
         })
     }
 
-    /// `down(silu(gate(x)) * up(x))`.
+    /// `down(f(gate(x)) * up(x))`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        self.down.forward(&self.gate.forward(x).map(Unary::Silu).mul(&self.up.forward(x)))
+        self.down.forward(&self.gate.forward(x).map(self.f).mul(&self.up.forward(x)))
     }
 }

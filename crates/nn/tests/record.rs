@@ -66,6 +66,8 @@ fn decoder_of(
             qk_norm,
             window: (i == 1).then_some(3),
             rope: rope.clone(),
+            scale: None,
+            cap: None,
         };
         blocks.push((
             RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,

@@ -1,0 +1,161 @@
+//! Gemma 2 (Riviere et al. 2024): norms of `1 + w` in front of and behind each sublayer, soft caps on scores and logits, a
+//! GELU gate, an embedding times the root of its width, and a window on every other layer, the first among them.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::{Recipes, Row};
+use crate::{Architecture, Layers, Opened, windows};
+use formats::{Result, Source};
+use nn::{
+    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Stored,
+    Tensor, Weights,
+};
+use ops::Unary;
+
+const NAMES: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.norm", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    (
+        "blocks.{}.after_attention_norm",
+        "model.layers.{}.post_attention_layernorm",
+        "blk.{}.post_attention_norm",
+    ),
+    ("blocks.{}.mlp_norm", "model.layers.{}.pre_feedforward_layernorm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+    ("blocks.{}.mlp.up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    (
+        "blocks.{}.after_mlp_norm",
+        "model.layers.{}.post_feedforward_layernorm",
+        "blk.{}.post_ffw_norm",
+    ),
+];
+
+pub(crate) const ARCHITECTURE: Architecture =
+    Architecture { name: "gemma2", class: "Gemma2ForCausalLM", names: &[NAMES], signs: None, open };
+
+/// What only this architecture has.
+#[derive(Debug, Clone, Copy)]
+struct Extras {
+    /// Multiplies scores.
+    scale: f32,
+    /// Bounds scores.
+    score_cap: Option<f32>,
+    /// Bounds logits.
+    logit_cap: Option<f32>,
+}
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
+    keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
+    let every = windows::of_all(files, &raw.layers)?;
+    let listed = keys.dialect() == Dialect::HuggingFace && keys.get("layer_types").is_some();
+    raw.windows = match listed {
+        true => every,
+        false => {
+            let alternate = |(i, window): (usize, Option<usize>)| window.filter(|_| i % 2 == 0);
+            every.into_iter().enumerate().map(alternate).collect()
+        }
+    };
+    let cap = |key| keys.number(key)?.map(|cap| Ok(cap.positive()? as f32)).transpose();
+    let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
+    let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+    let scalar = keys.number(Key("query_pre_attn_scalar", ""))?;
+    let config = raw.check()?;
+    let scalar = match scalar {
+        Some(scalar) => scalar.positive()? as f32,
+        // GGUF does not say it. The largest of the family, of 46 layers, divides by the width that its heads would have.
+        None if config.layers == 46 => (config.hidden / config.heads) as f32,
+        None => config.head_dim as f32,
+    };
+    let extras = Extras { scale: 1.0 / scalar.sqrt(), score_cap, logit_cap };
+    let (of, stored_less_one) = (config.clone(), keys.dialect() == Dialect::HuggingFace);
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| norm(weights, name, stored_less_one);
+        layers(&Recipes { weights, change }, &of, extras)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}
+
+/// A norm's weight: Hugging Face stores it less 1.
+fn norm(weights: &dyn Weights, name: &str, stored_less_one: bool) -> Result<Option<Stored>> {
+    if !stored_less_one || !name.ends_with("norm") {
+        return Ok(None);
+    }
+    let stored = weights.find(name)?;
+    Ok(stored.map(|Stored { source, shape }| Stored {
+        source: Source::Plus(Box::new(source), 1.0),
+        shape,
+    }))
+}
+
+struct Block {
+    attention_norm: RmsNorm,
+    attention: Attention,
+    after_attention_norm: RmsNorm,
+    mlp_norm: RmsNorm,
+    mlp: Mlp,
+    after_mlp_norm: RmsNorm,
+}
+
+impl Block {
+    fn new(builder: &Builder<'_>, config: &Config, extras: Extras, i: usize) -> Result<Block> {
+        let (hidden, eps) = (config.hidden, config.norm_eps);
+        let norm = |name: &str| RmsNorm::new(builder, &format!("blocks.{i}.{name}"), hidden, eps);
+        let options = AttentionOptions {
+            scale: Some(extras.scale),
+            cap: extras.score_cap,
+            ..config.attention(i)
+        };
+        let (ff, gate) = (config.feed_forward, Unary::GeluTanh);
+        Ok(Block {
+            attention_norm: norm("attention_norm")?,
+            attention: Attention::new(builder, &format!("blocks.{i}.attention"), options)?,
+            after_attention_norm: norm("after_attention_norm")?,
+            mlp_norm: norm("mlp_norm")?,
+            mlp: Mlp::gated(builder, &format!("blocks.{i}.mlp"), [hidden, ff], Bias::Never, gate)?,
+            after_mlp_norm: norm("after_mlp_norm")?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let y = self.attention.forward(&self.attention_norm.forward(x));
+        let x = x.add(&self.after_attention_norm.forward(&y));
+        let y = self.mlp.forward(&self.mlp_norm.forward(&x));
+        x.add(&self.after_mlp_norm.forward(&y))
+    }
+}
+
+fn layers(weights: &dyn Weights, config: &Config, extras: Extras) -> Result<Layers> {
+    let builder = &Builder::new(weights);
+    let (vocab, hidden) = (config.vocab, config.hidden);
+    let embed = Embedding::new(builder, "embed", vocab, hidden)?;
+    let blocks: Vec<Block> = (0..config.layers)
+        .map(|i| Block::new(builder, config, extras, i))
+        .collect::<Result<_>>()?;
+    let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
+    let head = match config.tied {
+        true => embed.tied(),
+        false => Linear::new(builder, "head", [vocab, hidden], Bias::Never)?,
+    };
+    let forward = move |step: &Step| {
+        let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
+        for (i, block) in blocks.iter().enumerate() {
+            x = block.forward(&x).trace(format!("blocks.{i}"));
+        }
+        let logits = head.forward(&norm.forward(&x.select()).trace("norm"));
+        match extras.logit_cap {
+            Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
+            None => logits,
+        }
+    };
+    Ok(Layers { blank: builder.program(), forward: Box::new(forward) })
+}
