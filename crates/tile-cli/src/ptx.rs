@@ -41,7 +41,8 @@ pub(crate) fn architecture(word: &str) -> Result<String, String> {
 /// returns how many.
 ///
 /// # Errors
-/// If it was asked for by name and there is no compiler; every kernel that does not compile, a line each.
+/// If it was asked for by name and there is no compiler; every kernel that does not compile, a line
+/// each.
 pub(crate) fn write(
     kernels: &[(Kernel, Numbers)],
     chosen: &[String],
@@ -58,7 +59,7 @@ pub(crate) fn write(
         return Ok(0);
     }
     let usual = USUAL.map(str::to_owned);
-    let chosen = if chosen.is_empty() { &usual } else { chosen };
+    let chosen: &[String] = if chosen.is_empty() { &usual } else { chosen };
     let has =
         |kernel: &Kernel, architecture: &str| !kernel.has_wgmma() || architecture == WARPGROUPS;
     let jobs: Vec<(&(Kernel, Numbers), &str)> = chosen
