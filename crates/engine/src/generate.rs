@@ -1,5 +1,6 @@
 //! Generation: an iterator of tokens with text, cancellation, a finish reason and metrics.
 
+use crate::constraint::{Constraint, ConstraintSource, TokenSet};
 use crate::load::Shared;
 use crate::peak_rss_bytes;
 use crate::session::Session;
@@ -64,10 +65,17 @@ pub struct GenerateOptions {
     pub max_tokens: Option<usize>,
     /// Strings that end generation; they are not part of the text.
     pub stop: Vec<String>,
+    /// Texts of special tokens that belong to the text, besides the marks of reasoning: those that open a call of a tool,
+    /// for instance. Texts of no special token are passed over.
+    pub show_special: Vec<String>,
     /// Goes on past the model's end-of-generation tokens.
     pub ignore_end: bool,
     /// Tells the log-probability of each token, which takes another pass over the vocabulary.
     pub logprobs: bool,
+    /// Tells the likeliest tokens of each position under the model itself, this many; 0: none.
+    pub top_logprobs: usize,
+    /// Restricts every token to those that a grammar allows.
+    pub constraint: Option<ConstraintSource>,
     /// Cancels from elsewhere.
     pub cancel: CancelToken,
     /// Told how far the prompt is read.
@@ -113,6 +121,30 @@ pub struct Token {
     pub text: String,
     /// Natural logarithm of its probability under the model itself, at temperature 1, if [`GenerateOptions::logprobs`] asks for it.
     pub logprob: Option<f32>,
+    /// The likeliest tokens in its place with their log-probabilities, in descending order: as many as
+    /// [`GenerateOptions::top_logprobs`] asks for.
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+/// A token that was chosen, and what was asked about it.
+struct Chosen {
+    id: u32,
+    logprob: Option<f32>,
+    top_logprobs: Vec<(u32, f32)>,
+}
+
+/// The constraint of one generation, and the tokens that it allows next.
+struct Constrained {
+    constraint: Box<dyn Constraint>,
+    allowed: TokenSet,
+}
+
+/// The tokens that may come next, as the sampler takes them; `None`: all.
+fn mask(constrained: &mut Option<Constrained>) -> Result<Option<&[u32]>> {
+    let Some(Constrained { constraint, allowed }) = constrained else { return Ok(None) };
+    allowed.clear();
+    constraint.allow(allowed)?;
+    Ok(Some(allowed.words()))
 }
 
 /// What a generation took.
@@ -163,6 +195,7 @@ pub struct Generation<'a> {
     session: &'a mut Session,
     shared: Arc<Shared>,
     options: GenerateOptions,
+    constraint: Option<Constrained>,
     /// Prompt and generated tokens: what penalties look back on.
     sequence: Vec<u32>,
     text: Text,
@@ -184,6 +217,12 @@ impl<'a> Generation<'a> {
             return Err(Error::new("prompt", "at least one token", "none")
                 .hint("give some text to continue"));
         }
+        let vocabulary = shared.config.vocab;
+        let constraint = options.constraint.as_ref().map(|source| {
+            let allowed = TokenSet::new(vocabulary);
+            source.start().map(|constraint| Constrained { constraint, allowed })
+        });
+        let constraint = constraint.transpose()?;
         let reused = session.reuse(&prompt);
         session.check(&prompt[reused..])?;
         Ok(Generation {
@@ -193,6 +232,7 @@ impl<'a> Generation<'a> {
                 ..Metrics::default()
             },
             text: Text::new(&shared, options),
+            constraint,
             progress: options.progress.clone(),
             options: options.clone(),
             sequence: prompt,
@@ -224,7 +264,7 @@ impl<'a> Generation<'a> {
     }
 
     /// Computes what is not cached yet, chunk by chunk, and samples; `None` when cancelled.
-    fn sample(&mut self) -> Result<Option<(u32, Option<f32>)>> {
+    fn sample(&mut self) -> Result<Option<Chosen>> {
         let start = Instant::now();
         loop {
             if self.options.cancel.is_cancelled() {
@@ -240,10 +280,12 @@ impl<'a> Generation<'a> {
     }
 
     /// Computes one chunk of what is not cached yet; the token that follows, if that was the last.
-    fn step(&mut self) -> Result<Option<(u32, Option<f32>)>> {
+    fn step(&mut self) -> Result<Option<Chosen>> {
         let (sequence, options) = (&self.sequence, &self.options);
-        let logprobs = options.logprobs.then_some(0);
-        let choose = Choose { options: &options.sampling, history: sequence, mask: None, logprobs };
+        let likeliest = options.top_logprobs;
+        let logprobs = (options.logprobs || likeliest > 0).then_some(likeliest);
+        let mask = mask(&mut self.constraint)?;
+        let choose = Choose { options: &options.sampling, history: sequence, mask, logprobs };
         let here = self.session.tokens().len();
         let chosen =
             if let (true, &[token]) = (here >= self.metrics.prompt_tokens, &sequence[here..]) {
@@ -268,7 +310,10 @@ impl<'a> Generation<'a> {
             }
             Some(Err(Refusal::Nothing)) => return Err(nothing_possible()),
         };
-        Ok(Some((choice.token, options.logprobs.then_some(choice.logprob))))
+        let logprob = options.logprobs.then_some(choice.logprob);
+        let likeliest = self.session.likeliest().iter();
+        let top_logprobs = likeliest.map(|choice| (choice.token, choice.logprob)).collect();
+        Ok(Some(Chosen { id: choice.token, logprob, top_logprobs }))
     }
 
     /// Counts tokens of the prompt that were computed, and says so after the last.
@@ -299,7 +344,7 @@ impl<'a> Generation<'a> {
         let first = self.metrics.generated_tokens == 0;
         *(if first { &mut self.metrics.prefill } else { &mut self.metrics.decode }) +=
             start.elapsed();
-        let Some((id, logprob)) = sampled else {
+        let Some(Chosen { id, logprob, top_logprobs }) = sampled else {
             self.finish = Some(Finish::Cancelled);
             return Ok(None);
         };
@@ -307,7 +352,10 @@ impl<'a> Generation<'a> {
         self.sequence.push(id);
         if !self.options.ignore_end && self.shared.ends.contains(&id) {
             let text = self.end(Finish::End(id));
-            return Ok(Some(Token { id, text, logprob }));
+            return Ok(Some(Token { id, text, logprob, top_logprobs }));
+        }
+        if let Some(Constrained { constraint, .. }) = &mut self.constraint {
+            constraint.accept(id)?;
         }
         let (mut text, met) = self.text.push(id);
         if met {
@@ -317,7 +365,7 @@ impl<'a> Generation<'a> {
         } else if self.session.room() == 0 {
             text += &self.end(Finish::ContextFull);
         }
-        Ok(Some(Token { id, text, logprob }))
+        Ok(Some(Token { id, text, logprob, top_logprobs }))
     }
 }
 
@@ -334,14 +382,17 @@ fn prompt(
         let watch = Watch { stop: &cancel.0, progress: &|part| tell(part, step.tokens.len()) };
         executor.submit_watched(step, &watch)
     };
-    let mut chosen = None;
+    let (mut chosen, mut likeliest) = (None, Vec::new());
     let mut then = |executor: &mut dyn Executor, ticket, outputs: &[u32]| {
         if !outputs.is_empty() {
-            chosen = Some(executor.wait(ticket)?.choice(0));
+            let outcome = executor.wait(ticket)?;
+            chosen = Some(outcome.choice(0));
+            likeliest.extend_from_slice(outcome.likeliest(0));
         }
         Ok(())
     };
     session.step(Kind::Prompt, rest, rest.len() - 1, Some(choose), &mut submit, &mut then)?;
+    session.tell_likeliest(&likeliest);
     Ok(chosen)
 }
 

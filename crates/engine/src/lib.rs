@@ -5,6 +5,7 @@
 //! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
 
 mod choose;
+mod constraint;
 mod defaults;
 mod generate;
 mod load;
@@ -24,6 +25,7 @@ mod stop;
 mod text;
 mod worker;
 
+pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,

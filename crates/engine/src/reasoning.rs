@@ -6,7 +6,8 @@
 //! are what the model talks about.
 
 use crate::stop::overlap;
-use tokens::{Stream, Tokenizer};
+use serde_json::Value;
+use tokens::{ChatTemplate, Stream, Tokenizer};
 
 /// Kinds of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +73,20 @@ enum State {
     Between,
 }
 
-/// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens.
-pub(crate) fn stream(tokenizer: &Tokenizer) -> Stream {
+/// What templates call their switch for reasoning.
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// The variables that turn reasoning on or off, those of the usual names that the template reads.
+pub fn switches(on: bool, template: Option<&ChatTemplate>) -> serde_json::Map<String, Value> {
+    let read = template.map(ChatTemplate::variables).unwrap_or_default();
+    let switches = SWITCHES.iter().filter(|name| read.contains(**name));
+    switches.map(|name| (name.to_string(), on.into())).collect()
+}
+
+/// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens, and these special tokens.
+pub(crate) fn stream(tokenizer: &Tokenizer, shown: &[String]) -> Stream {
     let mut marks: Vec<&str> = PAIRS.iter().flat_map(|(open, close)| [*open, *close]).collect();
+    marks.extend(shown.iter().map(String::as_str));
     marks.push("<|channel>");
     if tokenizer.special_id(CHANNEL).is_some() {
         // Elsewhere these have other meanings.

@@ -6,7 +6,7 @@ use crate::prefix::Miss;
 use crate::prompt::Prompt;
 use crate::text::Text;
 use crate::{peak_rss_bytes, worker};
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -123,6 +123,13 @@ impl Engine {
         let shared = &self.0;
         let prompt = self.encode(&request.prompt)?;
         request.options.sampling.validate(shared.config.vocab)?;
+        let Request { options, .. } = &request;
+        if options.constraint.is_some() || options.top_logprobs > 0 {
+            let found = "a constraint, or the likeliest tokens asked for";
+            return Err(Error::new("options", "what requests computed together can have", found)
+                .of(ErrorKind::Unsupported)
+                .hint("Session::generate has both"));
+        }
         if prompt.is_empty() {
             return Err(Error::new("prompt", "at least one token", "none")
                 .hint("give some text to continue"));
@@ -213,7 +220,7 @@ impl Generating {
             self.finish = Some(last);
             text += &self.text.end();
         }
-        Some(Ok(Token { id, text, logprob }))
+        Some(Ok(Token { id, text, logprob, top_logprobs: Vec::new() }))
     }
 }
 

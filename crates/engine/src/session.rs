@@ -51,6 +51,8 @@ pub struct Session {
     outputs: Vec<u32>,
     /// Copies of shared blocks that the device has to make first.
     copies: Vec<Copy>,
+    /// The likeliest tokens in the place of the one that was chosen last.
+    likeliest: Vec<Choice>,
 }
 
 /// How a step is submitted; no ticket if it was stopped.
@@ -68,8 +70,8 @@ impl Session {
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
         let outputs = Vec::with_capacity(OUTPUT_ROWS);
-        let (tokens, slot, ahead, last, copies) = Default::default();
-        Session { tokens, tables, slot, ahead, last, outputs, copies, shared }
+        let (tokens, slot, ahead, last, copies, likeliest) = Default::default();
+        Session { tokens, tables, slot, ahead, last, outputs, copies, likeliest, shared }
     }
 
     /// The tokens whose keys and values are cached.
@@ -260,6 +262,17 @@ impl Session {
         Ok(self.slot.as_ref().map_or(0, |slot| slot.number))
     }
 
+    /// The likeliest tokens in the place of the one that was chosen last, as many as were asked for.
+    pub(crate) fn likeliest(&self) -> &[Choice] {
+        &self.likeliest
+    }
+
+    /// Notes the likeliest tokens in the place of the one that was chosen.
+    pub(crate) fn tell_likeliest(&mut self, likeliest: &[Choice]) {
+        self.likeliest.clear();
+        self.likeliest.extend_from_slice(likeliest);
+    }
+
     /// Computes `token`, the last of `sequence`, after those already here, and has the next one
     /// chosen; None if it was stopped, and then nothing has changed. Where it pays and `more` will
     /// be wanted, the step behind the next token is submitted too: until something else is done
@@ -305,6 +318,8 @@ impl Session {
         let done = both(self).and_then(|submitted: Option<(Ticket, Option<Ticket>)>| {
             let Some((now, ahead)) = submitted else { return Ok(None) };
             let outcome = executor.wait(now)?;
+            self.likeliest.clear();
+            self.likeliest.extend_from_slice(outcome.likeliest(0));
             Ok(Some((outcome.choice(0), ahead)))
         });
         drop(executor);

@@ -14,7 +14,8 @@ pub(crate) struct Text {
 
 impl Text {
     pub(crate) fn new(shared: &Shared, options: &GenerateOptions) -> Text {
-        let stream = shared.tokenizer.as_ref().map(reasoning::stream);
+        let stream = |tokenizer| reasoning::stream(tokenizer, &options.show_special);
+        let stream = shared.tokenizer.as_ref().map(stream);
         Text { stream, stops: StopStrings::new(&options.stop) }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use delft::reasoning::{Part, Splitter};
+use delft::reasoning::{self, Part, Splitter};
 use delft::tokens::{ChatTemplate, Special, Tokenizer};
 use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Token};
 use serde_json::{Value, json};
@@ -154,19 +154,6 @@ fn encode(
     }
 }
 
-/// What a template calls its switch for thinking.
-const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
-/// The template's variables that turn thinking on or off, as many as it reads.
-pub(crate) fn thinking(
-    on: bool,
-    template: Option<&ChatTemplate>,
-) -> serde_json::Map<String, Value> {
-    let read = template.map(ChatTemplate::variables).unwrap_or_default();
-    let switches = SWITCHES.iter().filter(|name| read.contains(**name));
-    switches.map(|name| (name.to_string(), on.into())).collect()
-}
-
 /// The template's variables as `--think` has them.
 fn switches(
     think: Option<ThinkArg>,
@@ -177,7 +164,7 @@ fn switches(
         Some(ThinkArg::Off) => false,
         Some(ThinkArg::Hide) | None => return Ok(serde_json::Map::new()),
     };
-    let switches = thinking(on, template);
+    let switches = reasoning::switches(on, template);
     if switches.is_empty() {
         let error = Error::new("--think", "a chat template with a switch for thinking", "none");
         return Err(error.hint("--think hide leaves out what the model thinks").into());

@@ -2,7 +2,8 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, Engine, Finish, GenerateOptions, LoadOptions, Progress, Rows, SamplingOptions,
+    CacheType, Constraint, ConstraintSource, Engine, Finish, GenerateOptions, LoadOptions,
+    Progress, Rows, SamplingOptions, TokenSet,
 };
 use std::sync::{Arc, Mutex};
 
@@ -243,4 +244,81 @@ fn ids_outside_the_vocabulary_are_refused() {
     assert!(error.contains("ids below 128") && error.contains("5000"), "{error}");
     assert!(session.generate(Vec::new(), &greedy(1)).is_err());
     assert!(session.generate("text", &greedy(1)).err().unwrap().to_string().contains("tokenizer"));
+}
+
+/// Allows the tokens that are congruent to how many were accepted, modulo 3; an error at the end.
+struct Counting {
+    accepted: u32,
+    most: u32,
+}
+
+impl Constraint for Counting {
+    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
+        if self.accepted < self.most {
+            (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<()> {
+        assert_eq!(token % 3, self.accepted % 3);
+        self.accepted += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_constraint_decides_what_may_come_next() {
+    for place in ["cpu", "sim-cuda"] {
+        let options = LoadOptions::on(place.parse().unwrap());
+        let engine = engine("llama3", options);
+        let mut session = engine.session();
+        let counting = |most| {
+            let start = move || Ok(Box::new(Counting { accepted: 0, most }) as Box<dyn Constraint>);
+            Some(ConstraintSource::new(start))
+        };
+        for temperature in [0.0, 5.0] {
+            let mut options = GenerateOptions { constraint: counting(100), ..greedy(7) };
+            options.sampling.temperature = temperature;
+            options.logprobs = true;
+            let tokens: Vec<_> = session.generate(prompt(9), &options).unwrap().collect();
+            let tokens: Vec<_> = tokens.into_iter().map(|token| token.unwrap()).collect();
+            assert_eq!(tokens.len(), 7, "{place}");
+            for (i, token) in tokens.iter().enumerate() {
+                assert_eq!(token.id % 3, i as u32 % 3, "{place}");
+                assert!(token.logprob.unwrap() < 0.0, "{place}");
+            }
+        }
+        // Nothing is allowed after two tokens: the generation fails, and the session goes on.
+        let options = GenerateOptions { constraint: counting(2), ..greedy(7) };
+        let mut generation = session.generate(prompt(9), &options).unwrap();
+        let failed = generation.by_ref().find_map(|token| token.err()).unwrap().to_string();
+        assert!(failed.starts_with("sampling: expected a token that may be chosen"), "{failed}");
+        assert_eq!(generation.finish(), Some(&Finish::Failed));
+        assert_eq!(session.generate(prompt(9), &greedy(3)).unwrap().count(), 3, "{place}");
+    }
+}
+
+#[test]
+fn the_likeliest_tokens_are_told_with_each() {
+    for case in ["llama3", "qwen3"] {
+        let engine = engine(case, LoadOptions { cache_type: CacheType::F32, ..Default::default() });
+        let mut session = engine.session();
+        let options = GenerateOptions { logprobs: true, top_logprobs: 4, ..greedy(5) };
+        let tokens: Vec<_> = session.generate(prompt(9), &options).unwrap().collect();
+        let mut sequence = prompt(9);
+        for token in tokens {
+            let token = token.unwrap();
+            let logits = engine.session().logits(&sequence, Rows::Last(1)).unwrap().data;
+            let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            assert_eq!(token.top_logprobs.len(), 4);
+            assert_eq!(token.top_logprobs[0], (token.id, token.logprob.unwrap()), "greedy");
+            for &(id, logprob) in &token.top_logprobs {
+                let expected = f64::from(logits[id as usize]) - sum.ln();
+                assert!((f64::from(logprob) - expected).abs() < 1e-3, "{case} {id}");
+            }
+            assert!(token.top_logprobs.is_sorted_by(|a, b| a.1 >= b.1));
+            sequence.push(token.id);
+        }
+    }
 }

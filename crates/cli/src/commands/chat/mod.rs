@@ -11,14 +11,13 @@ mod lines;
 mod render;
 
 use delft::hub::{Model, Source};
-use delft::reasoning::Splitter;
+use delft::reasoning::{self, Splitter};
 use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Session};
 use serde_json::Value;
 
 use self::conversation::{Conversation, LARGEST, Role, Turn};
 use self::lines::Lines;
 use self::render::Screen;
-use super::run;
 use crate::args::{Chat, ThinkArg};
 use crate::generate::{Answer, generate_tokens};
 use crate::quiet::Quiet;
@@ -68,7 +67,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     let interactive = stdin_is_terminal();
     let (screen, thinking) = (Screen::new(args.plain, args.think), first_switch(args));
     if let Some(on) = thinking
-        && run::thinking(on, engine.chat_template()).is_empty()
+        && reasoning::switches(on, engine.chat_template()).is_empty()
     {
         return Err(
             Error::new("--think", "a chat template with a switch for thinking", "none").into()
@@ -210,7 +209,7 @@ impl Talk<'_> {
     /// The variables by which the template is told to have the model reason or not.
     fn switches(&self) -> serde_json::Map<String, Value> {
         let on = self.thinking;
-        on.map(|on| run::thinking(on, self.engine.chat_template())).unwrap_or_default()
+        on.map(|on| reasoning::switches(on, self.engine.chat_template())).unwrap_or_default()
     }
 
     /// Tokens of the context that the conversation takes.

@@ -1,0 +1,119 @@
+//! Constraints on what may be generated: a grammar or a schema, as the set of tokens that may come next.
+//!
+//! A [`Constraint`] follows one generation token by token. Only the interface is here; engines know no grammar.
+
+use formats::Result;
+use std::sync::Arc;
+
+/// Says which tokens may come next in one generation.
+///
+/// It is asked on the thread that generates, between the logits and the choice of a token.
+pub trait Constraint: Send {
+    /// Inserts every token that may come next into `allowed`, which is empty. It may be asked several times before a token is
+    /// chosen. The model's end tokens belong to it where the
+    /// text may end.
+    ///
+    /// # Errors
+    /// What makes it impossible to go on.
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<()>;
+
+    /// Told the token that was chosen, unless the text ended with it.
+    ///
+    /// # Errors
+    /// A token that was not allowed, or what makes it impossible to go on.
+    fn accept(&mut self, token: u32) -> Result<()>;
+}
+
+/// Makes the [`Constraint`] of each generation that is given these options. Cheap to clone.
+#[derive(Clone)]
+pub struct ConstraintSource(Arc<dyn Fn() -> Result<Box<dyn Constraint>> + Send + Sync>);
+
+impl ConstraintSource {
+    /// Constraints that `start` makes, one for each generation.
+    pub fn new(start: impl Fn() -> Result<Box<dyn Constraint>> + Send + Sync + 'static) -> Self {
+        ConstraintSource(Arc::new(start))
+    }
+
+    /// The constraint of one generation, at the beginning of its text.
+    ///
+    /// # Errors
+    /// As the function that makes it.
+    pub fn start(&self) -> Result<Box<dyn Constraint>> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for ConstraintSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ConstraintSource")
+    }
+}
+
+/// A set of tokens of a vocabulary, a bit for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+    vocabulary: usize,
+}
+
+impl TokenSet {
+    /// The empty set, for a vocabulary of this size.
+    pub fn new(vocabulary: usize) -> Self {
+        TokenSet { words: vec![0; vocabulary.div_ceil(32)], vocabulary }
+    }
+
+    /// Removes all tokens.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Adds a token; one outside the vocabulary is passed over.
+    pub fn insert(&mut self, token: u32) {
+        if (token as usize) < self.vocabulary {
+            self.words[token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+
+    /// Adds the tokens whose bits are set: token `i` has bit `i % 32` of word `i / 32`. Those outside the vocabulary are
+    /// passed over.
+    pub fn insert_bits(&mut self, words: &[u32]) {
+        for (own, word) in self.words.iter_mut().zip(words) {
+            *own |= word;
+        }
+        if let Some(last) = self.words.last_mut().filter(|_| !self.vocabulary.is_multiple_of(32)) {
+            *last &= (1 << (self.vocabulary % 32)) - 1;
+        }
+    }
+
+    /// Its bits: token `i` has bit `i % 32` of word `i / 32`.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Whether a token is in it.
+    pub fn contains(&self, token: u32) -> bool {
+        (token as usize) < self.vocabulary
+            && self.words[token as usize / 32] >> (token % 32) & 1 == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_tokens_of_its_vocabulary_only() {
+        let mut set = TokenSet::new(35);
+        set.insert(3);
+        set.insert(34);
+        set.insert(35);
+        set.insert(u32::MAX);
+        let held = |set: &TokenSet| (0..70).filter(|t| set.contains(*t)).collect::<Vec<_>>();
+        assert_eq!(held(&set), [3, 34]);
+        set.insert_bits(&[1, u32::MAX, u32::MAX]);
+        assert_eq!(held(&set), [0, 3, 32, 33, 34]);
+        set.clear();
+        assert!(held(&set).is_empty());
+        assert!(!TokenSet::new(0).contains(0));
+    }
+}
