@@ -124,7 +124,7 @@ impl Answer {
 fn reason(finish: &Finish, engine: &Engine) -> String {
     match finish {
         Finish::End(_) => "the model stopped".to_string(),
-        Finish::StopString => "stop text met".to_string(),
+        Finish::StopString(_) => "stop text met".to_string(),
         Finish::Length => "token limit reached".to_string(),
         Finish::ContextFull => {
             format!("context full ({} tokens; --ctx sets it)", engine.info().context)

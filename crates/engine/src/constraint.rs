@@ -14,13 +14,13 @@ pub trait Constraint: Send {
     /// text may end.
     ///
     /// # Errors
-    /// What makes it impossible to go on.
+    /// The reason why it is impossible to go on.
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<()>;
 
     /// Told the token that was chosen, unless the text ended with it.
     ///
     /// # Errors
-    /// A token that was not allowed, or what makes it impossible to go on.
+    /// A token that was not allowed, or the reason why it is impossible to go on.
     fn accept(&mut self, token: u32) -> Result<()>;
 }
 

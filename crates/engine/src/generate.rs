@@ -87,8 +87,8 @@ pub struct GenerateOptions {
 pub enum Finish {
     /// The model wrote one of its end tokens.
     End(u32),
-    /// A stop string was met.
-    StopString,
+    /// This stop string was met.
+    StopString(String),
     /// `max_tokens` were generated.
     Length,
     /// The context has no room for another token.
@@ -103,7 +103,7 @@ impl Finish {
     /// A word for machines: `stop`, `length`, `context_full`, `cancelled` or `error`.
     pub fn name(&self) -> &'static str {
         match self {
-            Finish::End(_) | Finish::StopString => "stop",
+            Finish::End(_) | Finish::StopString(_) => "stop",
             Finish::Length => "length",
             Finish::ContextFull => "context_full",
             Finish::Cancelled => "cancelled",
@@ -358,8 +358,8 @@ impl<'a> Generation<'a> {
             constraint.accept(id)?;
         }
         let (mut text, met) = self.text.push(id);
-        if met {
-            self.finish = Some(Finish::StopString);
+        if let Some(stop) = met {
+            self.finish = Some(Finish::StopString(stop));
         } else if self.metrics.generated_tokens >= limit {
             text += &self.end(Finish::Length);
         } else if self.session.room() == 0 {

@@ -73,7 +73,7 @@ enum State {
     Between,
 }
 
-/// What templates call their switch for reasoning.
+/// Names that templates give their switch for reasoning.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// The variables that turn reasoning on or off, those of the usual names that the template reads.

@@ -157,7 +157,7 @@ impl Generating {
         let mut metrics =
             Metrics { peak_rss_bytes: peak_rss_bytes(), ..self.outlet.told().metrics };
         // The worker goes on until it hears of the stop string.
-        if self.finish == Some(Finish::StopString) {
+        if matches!(self.finish, Some(Finish::StopString(_))) {
             metrics.generated_tokens = self.given;
         }
         metrics
@@ -213,8 +213,8 @@ impl Generating {
         // The model's end token has no text.
         let ends = matches!(last, Some(Finish::End(_)));
         let (mut text, met) = if ends { Default::default() } else { self.text.push(id) };
-        if met {
-            self.finish = Some(Finish::StopString);
+        if let Some(stop) = met {
+            self.finish = Some(Finish::StopString(stop));
             self.cancel();
         } else if let Some(last) = last {
             self.finish = Some(last);

@@ -15,18 +15,18 @@ impl StopStrings {
         }
     }
 
-    /// Adds text; returns what is safe to show, and whether a stop string was met (it and what follows are dropped).
-    pub(crate) fn push(&mut self, text: &str) -> (String, bool) {
+    /// Adds text; returns what is safe to show, and the stop string that was met (it and what follows are dropped).
+    pub(crate) fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
-        let met = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = met {
+        let met = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+        if let Some((at, stop)) = met.min() {
             self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            return (std::mem::take(&mut self.held), Some(stop.clone()));
         }
         let shown = self.held.len()
             - self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(shown);
-        (std::mem::replace(&mut self.held, rest), false)
+        (std::mem::replace(&mut self.held, rest), None)
     }
 
     /// What was held back, at the end.
@@ -50,11 +50,11 @@ mod tests {
     #[test]
     fn holds_back_only_what_may_become_a_stop() {
         let mut stops = StopStrings::new(&["<end>".into(), "é!".into(), String::new()]);
-        assert_eq!(stops.push("one <e"), ("one ".into(), false));
-        assert_eq!(stops.push("lse é"), ("<else ".into(), false));
-        assert_eq!(stops.push("."), ("é.".into(), false));
-        assert_eq!(stops.push("<"), (String::new(), false));
-        assert_eq!(stops.push("end> tail"), (String::new(), true));
+        assert_eq!(stops.push("one <e"), ("one ".into(), None));
+        assert_eq!(stops.push("lse é"), ("<else ".into(), None));
+        assert_eq!(stops.push("."), ("é.".into(), None));
+        assert_eq!(stops.push("<"), (String::new(), None));
+        assert_eq!(stops.push("end> tail"), (String::new(), Some("<end>".into())));
         assert_eq!(stops.flush(), "");
     }
 }

@@ -19,8 +19,8 @@ impl Text {
         Text { stream, stops: StopStrings::new(&options.stop) }
     }
 
-    /// Adds a token; the text that became complete with it, and whether a stop string was met, which ends the text.
-    pub(crate) fn push(&mut self, token: u32) -> (String, bool) {
+    /// Adds a token; the text that became complete with it, and the stop string that was met, which ends the text.
+    pub(crate) fn push(&mut self, token: u32) -> (String, Option<String>) {
         let piece = self.stream.as_mut().and_then(|stream| stream.push(token)).unwrap_or_default();
         self.stops.push(&piece)
     }
@@ -29,6 +29,6 @@ impl Text {
     pub(crate) fn end(&mut self) -> String {
         let rest = self.stream.as_mut().and_then(Stream::flush).unwrap_or_default();
         let (shown, met) = self.stops.push(&rest);
-        if met { shown } else { shown + &self.stops.flush() }
+        if met.is_some() { shown } else { shown + &self.stops.flush() }
     }
 }
