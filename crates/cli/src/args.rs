@@ -4,6 +4,7 @@
 //! aliases. Which words name a model and which a prompt: `words`.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Answer a file of requests, one JSON object a line
     Batch(Batch),
+    /// Serve models over HTTP: the OpenAI, Anthropic and Ollama interfaces
+    Serve(Serve),
     /// Download a model from the Hugging Face hub into the shared cache
     Pull(Pull),
     /// List the models on this machine
@@ -441,6 +444,70 @@ pub(crate) struct Pull {
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
+
+/// `delft serve`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "delft serve [OPTIONS] [[NAME=]MODEL]...",
+    after_help = SERVE_HELP
+)]
+pub(crate) struct Serve {
+    /// Further models
+    #[arg(value_name = "MODEL", index = 2)]
+    pub(crate) models: Vec<String>,
+    /// The address to listen at; one that other machines reach needs a key, or --insecure-public
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// The port to listen at; 0 is one of the system's choosing
+    #[arg(long, value_name = "PORT", default_value_t = 11435)]
+    pub(crate) port: u16,
+    /// A key that requests must have; may be given several times. Other users of this machine can see a command line: DELFT_API_KEY and --api-key-file are kept from them
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+    /// A file with keys, one on each line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Vec<PathBuf>,
+    /// Listen at an address that other machines reach, and answer everyone
+    #[arg(long)]
+    pub(crate) insecure_public: bool,
+    /// An origin, such as https://example.com, whose web pages may ask from browsers
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors: Vec<String>,
+    /// A host name of this server, beside localhost and addresses, for requests without a key
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+    /// Requests that each model answers at the same time
+    #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = whole(1..=256), allow_negative_numbers = true)]
+    pub(crate) parallel: u64,
+    /// Requests that may wait for their turn; those beyond are refused
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(0..=100_000), allow_negative_numbers = true)]
+    pub(crate) queue: u64,
+    /// The longest that a request may take, in seconds, waiting included
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = whole(1..=1_000_000), allow_negative_numbers = true)]
+    pub(crate) timeout: u64,
+    /// How long requests may go on after the first signal to stop, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole(0..=1_000_000), allow_negative_numbers = true)]
+    pub(crate) drain: u64,
+    /// A file with the chat template to use instead of the models' own (Jinja)
+    #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
+    pub(crate) template: Option<PathBuf>,
+    /// Say what is in effect: the models and their memory
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+const SERVE_HELP: &str = "\
+Listens at http://127.0.0.1:11435, where a web page to chat on is, with the interfaces of OpenAI (/v1/chat/completions, \
+/v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
+/apply-template, /props, /health, /ready and /metrics. The first Ctrl-C lets requests finish, the second ends at once.
+
+Examples:
+  delft serve
+  delft serve qwen3:0.6b
+  delft serve small=qwen3:0.6b large=org/name-GGUF:Q4_K_M --parallel 8
+  delft serve model.gguf --host 0.0.0.0 --api-key-file keys.txt";
 
 /// `delft show`.
 #[derive(Debug, Args)]

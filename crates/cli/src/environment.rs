@@ -11,6 +11,7 @@ const VARIABLES: &[(&str, &str)] = &[
         "DELFT_CACHE",
         "a folder for compiled GPU kernels [default: delft in XDG_CACHE_HOME or ~/.cache]",
     ),
+    ("DELFT_API_KEY", "a key that requests to delft serve must have"),
     ("DELFT_METALLIB", "a library of kernels compiled for Metal"),
     ("DELFT_NO_CUBLAS", "set: products on NVIDIA GPUs are Delft's own, not the vendor's"),
     (
@@ -54,7 +55,7 @@ pub(crate) fn set() -> Vec<(&'static str, String)> {
     let names = VARIABLES.iter().flat_map(|(names, _)| names.split(", "));
     let told = |name: &'static str| {
         let value = std::env::var_os(name)?.to_string_lossy().into_owned();
-        let secret = name.ends_with("_TOKEN") && !value.is_empty();
+        let secret = (name.ends_with("_TOKEN") || name.ends_with("_KEY")) && !value.is_empty();
         Some((name, if secret { "(set)".to_string() } else { value }))
     };
     let mut set: Vec<_> = names.filter_map(told).collect();

@@ -100,6 +100,7 @@ fn run(command: Command) -> Outcome {
         Command::Run(args) => commands::run::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Batch(args) => commands::batch::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Show(args) => commands::show::run(&args),

@@ -36,6 +36,12 @@ impl Command {
                 }
                 args.load.model.settle()
             }
+            Command::Serve(args) => {
+                let named = &mut args.load.model;
+                let models = named.model.take().into_iter().chain(named.named.take());
+                args.models = models.chain(args.models.drain(..)).collect();
+                Ok(())
+            }
             Command::Inspect(args) => args.model.settle(),
             Command::Show(args) => args.model.settle(),
             Command::Logits(args) => args.load.model.settle(),

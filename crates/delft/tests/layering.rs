@@ -39,7 +39,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("delft", &["delft-formats", "delft-engine", "delft-hub", "delft-tokens"]),
-    ("delft-cli", &["delft"]),
+    ("delft-serve", &["delft"]),
+    ("delft-cli", &["delft", "delft-serve"]),
     ("delft-tile-cli", &["delft-device", "delft-formats", "delft-ops", "delft-tile"]),
 ];
 

@@ -13,6 +13,7 @@ pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod tokenize;
 pub(crate) mod why_slow;

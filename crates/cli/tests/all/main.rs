@@ -12,6 +12,8 @@ mod models;
 mod prompts;
 mod readme;
 mod refusals;
+#[cfg(target_os = "linux")]
+mod serve;
 mod stories;
 mod templates;
 mod why_slow;

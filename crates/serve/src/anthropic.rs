@@ -1,0 +1,360 @@
+//! Anthropic's interface: messages, and counting their tokens.
+
+use std::sync::Arc;
+
+use axum::response::IntoResponse;
+use delft::{Finish, Metrics};
+use serde_json::{Value, json};
+
+use crate::chat;
+use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
+use crate::generation::{Event, Generating, Work};
+use crate::models::{Conversation, Model};
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Piece, Reply};
+use crate::router::{Answered, Call, noting};
+use crate::settings;
+use crate::stream::{Framing, Gone, Sender, response};
+
+/// The documented fields of messages.
+pub(crate) const MESSAGES: &[Field] = &[
+    used("max_tokens"),
+    used("stop_sequences"),
+    used("stream"),
+    used("temperature"),
+    used("top_k"),
+    used("top_p"),
+    no_effect("diagnostics"),
+    no_effect("inference_geo"),
+    no_effect("metadata"),
+    no_effect("service_tier"),
+    refused("container", "there are no containers", &[]),
+];
+
+/// The documented fields of messages and of counting their tokens.
+pub(crate) const PROMPT: &[Field] = &[
+    used("messages"),
+    used("model"),
+    used("output_config"),
+    used("system"),
+    used("thinking"),
+    no_effect("cache_control"),
+    no_effect("speed"),
+    no_effect("user_profile_id"),
+    no_effect("workspace_id"),
+    refused(
+        "tool_choice",
+        "tools are not called yet",
+        &[r#"{"type": "none"}"#, r#"{"type": "auto"}"#],
+    ),
+    refused("tools", "tools are not called yet", &[]),
+];
+
+const THINKING: &[Field] = &[used("type"), no_effect("budget_tokens"), no_effect("display")];
+
+const OUTPUT: &[Field] = &[
+    no_effect("effort"),
+    no_effect("task_budget"),
+    refused("format", "answers are not constrained yet", &[]),
+];
+
+/// A request that is understood.
+struct Ask {
+    model: Arc<Model>,
+    fields: Fields,
+    work: Work,
+    streams: bool,
+}
+
+/// `/v1/messages/count_tokens`.
+pub(crate) async fn count_tokens(call: Call) -> Answered {
+    tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[PROMPT], Unknown::Refused)?;
+        let model = call.app.models.find(fields.text("model")?)?;
+        let prompt = model.encode_chat(&conversation(model, &fields)?)?;
+        let counted = axum::Json(json!({ "input_tokens": prompt.len() }));
+        Ok(noting(&fields, counted.into_response()))
+    })
+}
+
+/// `/v1/messages`.
+pub(crate) async fn messages(call: Call) -> Answered {
+    let Ask { model, fields, work, streams } = tokio::task::block_in_place(|| read(&call))?;
+    let id = format!("msg_{}", call.id);
+    let mut reply = Reply::chat(model.engine.tokenizer(), &work.prompt);
+    let prompt_tokens = work.prompt.len();
+    let mut generating = model.generator.start(vec![work]).await?;
+    if streams {
+        let writer = Writer { message: message(&id, &model), reply, block: None, blocks: 0 };
+        let streamed = response(Framing::NamedEvents, |sender| async move {
+            writer.write(&sender, generating, prompt_tokens).await
+        });
+        return Ok(noting(&fields, streamed));
+    }
+    let mut answer = Answer::default();
+    while let Some((_, event)) = generating.next().await? {
+        answer.take(&mut reply, event);
+    }
+    let mut content = Vec::new();
+    if !answer.reasoning.is_empty() {
+        content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
+    }
+    if !answer.content.is_empty() || content.is_empty() {
+        content.push(json!({ "type": "text", "text": answer.content }));
+    }
+    let mut object = message(&id, &model);
+    object["content"] = content.into();
+    if let Some((finish, metrics)) = &answer.end {
+        let (reason, sequence) = stop_reason(finish);
+        object["stop_reason"] = reason.into();
+        object["stop_sequence"] = sequence.into();
+        object["usage"] = usage(metrics);
+    }
+    Ok(noting(&fields, axum::Json(object).into_response()))
+}
+
+fn read(call: &Call) -> Result<Ask, Problem> {
+    let fields = Fields::read(&call.body, &[MESSAGES, PROMPT], Unknown::Refused)?;
+    let model = call.app.models.find(fields.text("model")?)?.clone();
+    let mut options = settings::options(&model, &fields)?;
+    let most = fields.needed("max_tokens", fields.whole("max_tokens", 1..=i64::MAX)?)?;
+    options.max_tokens = usize::try_from(most).ok();
+    options.stop = settings::stops(&fields, "stop_sequences")?;
+    let prompt = model.encode_chat(&conversation(&model, &fields)?)?;
+    model.check(&prompt)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    Ok(Ask { model, fields, work: Work { prompt, options }, streams })
+}
+
+fn conversation(model: &Model, fields: &Fields) -> Result<Conversation, Problem> {
+    // The effort has an effect only where models have such a setting; it is named among the fields without one.
+    fields.within("output_config", &[OUTPUT], Unknown::Refused)?;
+    let thinking = fields.within("thinking", &[THINKING], Unknown::Refused)?;
+    let on = match thinking.as_ref().map(|thinking| thinking.text("type")).transpose()?.flatten() {
+        // Clients that leave this field out expect no reasoning.
+        None | Some("disabled") => false,
+        Some("enabled" | "adaptive") => true,
+        Some(other) => {
+            let expected = "enabled, adaptive or disabled";
+            return Err(wrong("type", expected, &other.into()).within("thinking"));
+        }
+    };
+    let extra = delft::reasoning::switches(on, model.template());
+    if on && extra.is_empty() {
+        fields.note("thinking");
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = fields.value("system") {
+        let system = chat::text("system", system)?;
+        messages.push(json!({ "role": "system", "content": system }));
+    }
+    let list = fields.needed("messages", fields.list("messages")?)?;
+    if list.is_empty() {
+        return Err(Problem::field("messages", "expected at least one message, found none"));
+    }
+    for (i, value) in list.iter().enumerate() {
+        turn(&format!("messages[{i}]"), value, &mut messages)?;
+    }
+    // A last turn of the assistant is how its answer begins.
+    let last = messages.pop_if(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
+    let prefill = last.and_then(|last| last["content"].as_str().map(str::to_string));
+    Ok(Conversation { messages, extra, prefill: prefill.unwrap_or_default() })
+}
+
+/// Reads a message of content blocks as the messages that templates read: results of tools are messages of their own.
+fn turn(place: &str, value: &Value, messages: &mut Vec<Value>) -> Result<(), Problem> {
+    let role = match value["role"].as_str() {
+        Some(role @ ("user" | "assistant")) => role,
+        found => {
+            let found = found.map_or("none".to_string(), |role| format!("\"{}\"", shown(role)));
+            return Err(Problem::field(
+                &format!("{place}.role"),
+                format_args!("expected user or assistant, found {found}"),
+            ));
+        }
+    };
+    let assistant = role == "assistant";
+    let blocks = match &value["content"] {
+        Value::String(text) => {
+            messages.push(json!({ "role": role, "content": text }));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        other => {
+            let place = format!("{place}.content");
+            let message = format!("expected a string or a list of blocks, found {}", kind(other));
+            return Err(Problem::field(&place, message));
+        }
+    };
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    for (i, block) in blocks.iter().enumerate() {
+        let place = format!("{place}.content[{i}]");
+        let needed = |name: &str| {
+            let found = block[name].as_str();
+            found.ok_or_else(|| Problem::field(&format!("{place}.{name}"), "expected a string"))
+        };
+        match block["type"].as_str() {
+            Some("text") => text += needed("text")?,
+            Some("thinking") if assistant => reasoning += needed("thinking")?,
+            // Encrypted for another server: no model here could read it.
+            Some("redacted_thinking") if assistant => {}
+            Some("tool_use") if assistant => calls.push(json!({
+                "id": needed("id")?,
+                "type": "function",
+                "function": { "name": needed("name")?, "arguments": block["input"] },
+            })),
+            Some("tool_result") if !assistant => {
+                let content = match &block["content"] {
+                    Value::Null => String::new(),
+                    content => chat::text(&format!("{place}.content"), content)?,
+                };
+                let id = needed("tool_use_id")?;
+                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+            }
+            found => {
+                let found = shown(found.unwrap_or("no type"));
+                let expected =
+                    if assistant { "text, thinking or tool_use" } else { "text or tool_result" };
+                let message = format!("expected a block of type {expected}, found {found}");
+                let problem = Problem::field(&place, message);
+                return Err(Problem { code: "unsupported_content", ..problem });
+            }
+        }
+    }
+    let only_results = !assistant && text.is_empty() && !blocks.is_empty();
+    if only_results && blocks.iter().all(|block| block["type"] == "tool_result") {
+        return Ok(());
+    }
+    let mut message = json!({ "role": role, "content": text });
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    messages.push(message);
+    Ok(())
+}
+
+fn message(id: &str, model: &Model) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model.name,
+        "content": [],
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": null,
+    })
+}
+
+/// Why a text ended, in Anthropic's words, and the stop string that ended it.
+fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
+    match finish {
+        Finish::Length => ("max_tokens", None),
+        Finish::ContextFull => ("model_context_window_exceeded", None),
+        Finish::StopString(stop) => ("stop_sequence", Some(stop)),
+        _ => ("end_turn", None),
+    }
+}
+
+fn usage(metrics: &Metrics) -> Value {
+    json!({
+        "input_tokens": metrics.prompt_tokens - metrics.reused_tokens,
+        "cache_read_input_tokens": metrics.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": metrics.generated_tokens,
+    })
+}
+
+/// Writes a stream of events.
+struct Writer {
+    message: Value,
+    reply: Reply,
+    /// The type of the content block that is open.
+    block: Option<&'static str>,
+    /// Content blocks that were closed.
+    blocks: usize,
+}
+
+impl Writer {
+    async fn write(
+        mut self,
+        sender: &Sender,
+        mut generating: Generating,
+        prompt_tokens: usize,
+    ) -> Result<(), Gone> {
+        let mut message = self.message.take();
+        message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });
+        sender.send(&json!({ "type": "message_start", "message": message })).await?;
+        loop {
+            let event = match sender.next(&mut generating).await? {
+                Ok(Some((_, event))) => event,
+                Ok(None) => return Ok(()),
+                Err(problem) => return sender.send(&problem.to_json(Api::Anthropic)).await,
+            };
+            match event {
+                Event::Token(token) => {
+                    for piece in self.reply.push(&token.text) {
+                        self.piece(sender, piece).await?;
+                    }
+                }
+                Event::Done(finish, metrics) => {
+                    for piece in self.reply.finish() {
+                        self.piece(sender, piece).await?;
+                    }
+                    if self.blocks == 0 && self.block.is_none() {
+                        self.open(sender, "text").await?;
+                    }
+                    self.close(sender).await?;
+                    let (reason, sequence) = stop_reason(&finish);
+                    let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
+                    let usage = usage(&metrics);
+                    let end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+                    sender.send(&end).await?;
+                    sender.send(&json!({ "type": "message_stop" })).await?;
+                }
+            }
+        }
+    }
+
+    async fn piece(&mut self, sender: &Sender, piece: Piece) -> Result<(), Gone> {
+        let (block, delta) = match piece {
+            Piece::Reasoning(text) => {
+                ("thinking", json!({ "type": "thinking_delta", "thinking": text }))
+            }
+            Piece::Content(text) => ("text", json!({ "type": "text_delta", "text": text })),
+        };
+        self.open(sender, block).await?;
+        let index = self.blocks;
+        let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });
+        sender.send(&event).await
+    }
+
+    /// Opens a content block of a type, unless it is open.
+    async fn open(&mut self, sender: &Sender, block: &'static str) -> Result<(), Gone> {
+        if self.block == Some(block) {
+            return Ok(());
+        }
+        self.close(sender).await?;
+        self.block = Some(block);
+        let empty = match block {
+            "thinking" => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            _ => json!({ "type": "text", "text": "" }),
+        };
+        let index = self.blocks;
+        let event =
+            json!({ "type": "content_block_start", "index": index, "content_block": empty });
+        sender.send(&event).await
+    }
+
+    async fn close(&mut self, sender: &Sender) -> Result<(), Gone> {
+        if self.block.take().is_none() {
+            return Ok(());
+        }
+        let event = json!({ "type": "content_block_stop", "index": self.blocks });
+        self.blocks += 1;
+        sender.send(&event).await
+    }
+}

@@ -1,0 +1,330 @@
+//! Bodies of requests, read by a table that says of every documented field what becomes of it.
+//!
+//! No setting is ignored in silence: a field is used; or accepted without effect on the answer, and then named in a header of
+//! the response; or refused by name. A table holds all of an interface's documented fields, and tests hold the tables against
+//! the fields that the official clients know.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value};
+
+use crate::problem::Problem;
+
+/// The fate of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It has the effect that its documentation says.
+    Used,
+    /// It is accepted, and the answer is the same without it: accounting, caching and the like.
+    NoEffect,
+    /// It is refused with this reason, unless its value is one of these, written as JSON, which ask for nothing.
+    Refused { why: &'static str, unless: &'static [&'static str] },
+}
+
+/// A documented field.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) fate: Fate,
+}
+
+/// A field that is used.
+pub(crate) const fn used(name: &'static str) -> Field {
+    Field { name, fate: Fate::Used }
+}
+
+/// A field without effect on the answer.
+pub(crate) const fn no_effect(name: &'static str) -> Field {
+    Field { name, fate: Fate::NoEffect }
+}
+
+/// A field that is refused, unless its value asks for nothing.
+pub(crate) const fn refused(
+    name: &'static str,
+    why: &'static str,
+    unless: &'static [&'static str],
+) -> Field {
+    Field { name, fate: Fate::Refused { why, unless } }
+}
+
+/// The fate of fields that no table has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    Refused,
+    /// Accepted, and named in the header.
+    Noted,
+}
+
+/// A JSON object whose fields are all known. Null is the same as a field that is left out.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields {
+    object: Map<String, Value>,
+    /// Fields that have no effect on the answer.
+    without_effect: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fields {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// No JSON object; a field that is refused or unknown.
+    pub(crate) fn read(
+        body: &[u8],
+        table: &[&[Field]],
+        unknown: Unknown,
+    ) -> Result<Fields, Problem> {
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|e| Problem::bad(format!("the body: expected JSON, found {e}")))?;
+        let Value::Object(object) = value else {
+            return Err(Problem::bad(format!(
+                "the body: expected a JSON object, found {}",
+                kind(&value)
+            )));
+        };
+        Fields::check(object, table, unknown)
+    }
+
+    /// The fields of an object that a table allows.
+    pub(crate) fn check(
+        mut object: Map<String, Value>,
+        table: &[&[Field]],
+        unknown: Unknown,
+    ) -> Result<Fields, Problem> {
+        object.retain(|_, value| !value.is_null());
+        let mut without_effect = Vec::new();
+        for (name, value) in &object {
+            let field = table.iter().flat_map(|part| part.iter()).find(|f| f.name == name);
+            match field.map(|field| field.fate) {
+                Some(Fate::Used) => {}
+                Some(Fate::NoEffect) => without_effect.push(name.clone()),
+                Some(Fate::Refused { unless, .. }) if asks_for_nothing(value, unless) => {}
+                Some(Fate::Refused { why, .. }) => {
+                    let problem = Problem::field(name, format_args!("not supported: {why}"));
+                    return Err(Problem { code: "unsupported_field", ..problem });
+                }
+                None if unknown == Unknown::Noted => without_effect.push(shown(name)),
+                None => {
+                    let problem = Problem::field(&shown(name), "there is no such field");
+                    return Err(Problem { code: "unknown_field", ..problem });
+                }
+            }
+        }
+        Ok(Fields { object, without_effect: Arc::new(Mutex::new(without_effect)) })
+    }
+
+    /// The fields of an object within this one, by its own table; `None` where it is left out.
+    pub(crate) fn within(
+        &self,
+        name: &str,
+        table: &[&[Field]],
+        unknown: Unknown,
+    ) -> Result<Option<Fields>, Problem> {
+        let Some(object) = self.object(name)? else { return Ok(None) };
+        let inner = Fields::check(object.clone(), table, unknown).map_err(|e| e.within(name))?;
+        for field in inner.noted_so_far().iter() {
+            self.note(&format!("{name}.{field}"));
+        }
+        Ok(Some(inner))
+    }
+
+    /// Notes a field that turns out to have no effect on this answer.
+    pub(crate) fn note(&self, name: &str) {
+        self.noted_so_far().push(name.to_string());
+    }
+
+    fn noted_so_far(&self) -> MutexGuard<'_, Vec<String>> {
+        self.without_effect.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names of fields without effect, joined as a header's value.
+    pub(crate) fn noted(&self) -> Option<String> {
+        let noted = self.noted_so_far();
+        (!noted.is_empty()).then(|| noted.join(", "))
+    }
+
+    pub(crate) fn value(&self, name: &str) -> Option<&Value> {
+        self.object.get(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&str>, Problem> {
+        self.typed(name, "a string", Value::as_str)
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, Problem> {
+        self.typed(name, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn list(&self, name: &str) -> Result<Option<&Vec<Value>>, Problem> {
+        self.typed(name, "a list", Value::as_array)
+    }
+
+    pub(crate) fn object(&self, name: &str) -> Result<Option<&Map<String, Value>>, Problem> {
+        self.typed(name, "an object", Value::as_object)
+    }
+
+    pub(crate) fn number(
+        &self,
+        name: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f32>, Problem> {
+        let expected = || match (*range.start(), *range.end()) {
+            (low, f64::MAX) => format!("a number from {low} on"),
+            (low, high) => format!("a number from {low} to {high}"),
+        };
+        let Some(value) = self.object.get(name) else { return Ok(None) };
+        let number = value.as_f64().filter(|number| range.contains(number));
+        number.map(|number| Some(number as f32)).ok_or_else(|| wrong(name, expected(), value))
+    }
+
+    /// A whole number of a range.
+    pub(crate) fn whole(
+        &self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, Problem> {
+        let Some(value) = self.object.get(name) else { return Ok(None) };
+        // Some clients write every number with a fraction.
+        let fraction = || value.as_f64().filter(|n| n.fract() == 0.0 && n.abs() < 9e15);
+        let whole = value.as_i64().or_else(|| fraction().map(|n| n as i64));
+        let expected = match (*range.start(), *range.end()) {
+            (low, i64::MAX) => format!("a whole number from {low} on"),
+            (low, high) => format!("a whole number from {low} to {high}"),
+        };
+        let whole = whole.filter(|n| range.contains(n));
+        whole.map(Some).ok_or_else(|| wrong(name, expected, value))
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        name: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(value) = self.object.get(name) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| wrong(name, expected, value))
+    }
+
+    /// A value that must be there.
+    pub(crate) fn needed<T>(&self, name: &str, value: Option<T>) -> Result<T, Problem> {
+        value.ok_or_else(|| Problem::field(name, "expected a value, found none"))
+    }
+}
+
+/// A value of the wrong type or range.
+pub(crate) fn wrong(name: &str, expected: impl Display, value: &Value) -> Problem {
+    let found = match value {
+        Value::Number(number) => number.to_string(),
+        Value::Bool(flag) => flag.to_string(),
+        Value::String(text) => format!("{:?}", shown(text)),
+        other => kind(other).to_string(),
+    };
+    Problem::field(name, format_args!("expected {expected}, found {found}"))
+}
+
+fn asks_for_nothing(value: &Value, unless: &[&str]) -> bool {
+    let empty = match value {
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    };
+    empty || unless.iter().any(|neutral| serde_json::from_str(neutral).ok().as_ref() == Some(value))
+}
+
+/// The type of a value, in words.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The beginning of a stranger's text, fit for a line and a header.
+pub(crate) fn shown(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let plain = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+    text.chars().take(LONGEST).map(plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[Field] = &[
+        used("temperature"),
+        used("n"),
+        used("inner"),
+        no_effect("user"),
+        refused("audio", "text only", &[r#"["text"]"#, "false"]),
+    ];
+
+    fn read(body: &str) -> Result<Fields, Problem> {
+        Fields::read(body.as_bytes(), &[TABLE], Unknown::Refused)
+    }
+
+    #[test]
+    fn fields_are_used_or_noted_or_refused() {
+        let cases = [
+            ("[]", "the body: expected a JSON object, found a list"),
+            ("{", "the body: expected JSON, found EOF"),
+            (r#"{"audio": {"voice": 1}}"#, "audio: not supported: text only"),
+            (r#"{"temprature": 1}"#, "temprature: there is no such field"),
+        ];
+        for (body, message) in cases {
+            assert!(read(body).unwrap_err().message.starts_with(message), "{body}");
+        }
+        for body in [r#"{"audio": ["text"]}"#, r#"{"audio": null}"#, r#"{"audio": {}}"#] {
+            assert_eq!(read(body).unwrap().noted(), None);
+        }
+        assert_eq!(read(r#"{"user": "x"}"#).unwrap().noted().unwrap(), "user");
+        let noted = Fields::read(b"{\"x\\n\": 1}", &[TABLE], Unknown::Noted).unwrap();
+        assert_eq!(noted.noted().unwrap(), "x?");
+        let deep = "[".repeat(100_000);
+        assert!(read(&deep).is_err());
+    }
+
+    /// The tables hold every field that the official clients know; see tests/clients/fields.py.
+    #[test]
+    fn every_documented_field_is_in_its_table() {
+        use crate::{anthropic, ollama, openai};
+        let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
+        let tables: [(&str, &[&[Field]]); 7] = [
+            ("openai_chat", &[openai::chat::FIELDS]),
+            ("openai_completions", &[openai::completions::FIELDS]),
+            ("anthropic_messages", &[anthropic::MESSAGES, anthropic::PROMPT]),
+            ("anthropic_count_tokens", &[anthropic::PROMPT]),
+            ("ollama_chat", &[ollama::SHARED, ollama::CHAT]),
+            ("ollama_generate", &[ollama::SHARED, ollama::GENERATE]),
+            ("ollama_options", &[ollama::OPTIONS]),
+        ];
+        for (name, table) in tables {
+            let fields = known[name].as_array().unwrap();
+            assert!(fields.len() > 8, "{name}");
+            for field in fields {
+                let rows = table.iter().flat_map(|part| part.iter());
+                let rows = rows.filter(|row| row.name == field).count();
+                assert_eq!(rows, 1, "{name}: {field}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_have_types_and_ranges() {
+        let fields = read(r#"{"temperature": 3, "n": 2.0, "inner": {"user": 1}}"#).unwrap();
+        assert_eq!(fields.whole("n", 1..=8).unwrap(), Some(2));
+        let message = |e: Problem| e.message;
+        let e = fields.number("temperature", 0.0..=2.0).map_err(message).unwrap_err();
+        assert_eq!(e, "temperature: expected a number from 0 to 2, found 3");
+        let e = fields.whole("inner", 0..=i64::MAX).map_err(message).unwrap_err();
+        assert_eq!(e, "inner: expected a whole number from 0 on, found an object");
+        assert!(fields.within("inner", &[TABLE], Unknown::Refused).unwrap().is_some());
+        assert_eq!(fields.noted().unwrap(), "inner.user");
+        assert!(fields.within("none", &[TABLE], Unknown::Refused).unwrap().is_none());
+    }
+}

@@ -1,0 +1,211 @@
+//! Who may ask: the checks that every request passes before it is read.
+//!
+//! A page of some web site can have its reader's browser send requests to this machine. Two checks stand against that: the
+//! `Origin` of a page is this server's own, or one that was allowed; and without keys the `Host` is an address or a name of this
+//! machine, since a site may let its own name point here (DNS rebinding). Keys are compared in constant time and never logged.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::fields::shown;
+use crate::log::Line;
+use crate::problem::{Api, Problem};
+use crate::reply::Began;
+use crate::router::App;
+use crate::settings::random;
+
+/// The header that names a request in responses and log lines.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Who may ask.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// Keys, one of which every request must have; none: no key is asked for.
+    pub keys: Vec<String>,
+    /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this server's own page.
+    pub origins: Vec<String>,
+    /// Host names of this server, beside `localhost` and addresses.
+    pub hosts: Vec<String>,
+}
+
+impl Access {
+    fn check(&self, request: &Request) -> Result<(), Problem> {
+        let header = |name| request.headers().get(name).map(HeaderValue::to_str);
+        let host = match header(HOST) {
+            Some(Ok(host)) => host,
+            _ => return Err(Problem::bad("the header Host: expected a host, found none")),
+        };
+        if self.keys.is_empty() && !self.is_own(host) {
+            let message = format!(
+                "the header Host: expected an address, localhost or a name of --allow-host, found \"{}\"",
+                shown(host)
+            );
+            return Err(Problem::new(StatusCode::FORBIDDEN, "host_not_allowed", message));
+        }
+        if let Some(origin) = header(ORIGIN) {
+            let origin = origin.unwrap_or_default();
+            let own = origin.split_once("://").is_some_and(|(_, site)| site == host);
+            if !own && !self.origins.iter().any(|allowed| allowed == origin) {
+                let message = format!(
+                    "the header Origin: expected this server's page or an origin of --cors, found \"{}\"",
+                    shown(origin)
+                );
+                return Err(Problem::new(StatusCode::FORBIDDEN, "origin_not_allowed", message));
+            }
+        }
+        let open = matches!(request.uri().path(), "/" | "/health" | "/ready" | "/favicon.ico")
+            || request.uri().path().starts_with("/page/");
+        if open || self.keys.is_empty() {
+            return Ok(());
+        }
+        let bearer = header(AUTHORIZATION).and_then(Result::ok);
+        let bearer = bearer.and_then(|value| value.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let named = header(HeaderName::from_static("x-api-key")).and_then(Result::ok);
+        match bearer.map(|(_, key)| key.trim()).or(named) {
+            Some(key) if self.has(key) => Ok(()),
+            found => {
+                let found = if found.is_some() { "another" } else { "none" };
+                let message = format!(
+                    "expected a key of this server (Authorization: Bearer KEY, or x-api-key), found {found}"
+                );
+                Err(Problem::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+            }
+        }
+    }
+
+    /// Whether this is one of the keys, in a time that does not tell which, or how much of it is right.
+    fn has(&self, key: &str) -> bool {
+        let same = |own: &String| own.as_bytes().ct_eq(key.as_bytes());
+        self.keys.iter().map(same).fold(Choice::from(0), |any, same| any | same).into()
+    }
+
+    /// Whether a `Host` cannot be some web site's name.
+    fn is_own(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        let local = name.eq_ignore_ascii_case("localhost")
+            || name.to_ascii_lowercase().ends_with(".localhost");
+        local
+            || name.parse::<IpAddr>().is_ok()
+            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+    }
+}
+
+/// Names a request, answers those that may not ask, and writes a log line when the response begins.
+pub(crate) async fn pass(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let (began, id) = (Began::now(), RequestId(format!("{:016x}", random())));
+    let (method, path) = (request.method().clone(), request.uri().path().to_string());
+    request.extensions_mut().insert(id.clone());
+    let api = Api::of(&path);
+    let mut response = match app.access.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.response(api),
+    };
+    let status = response.status();
+    app.requests.count(api, status.as_u16());
+    if let Ok(value) = HeaderValue::from_str(&id.0) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    Line::about("request")
+        .with("id", &id.0)
+        .with("method", method)
+        .with("path", path.chars().take(100).collect::<String>())
+        .with("status", status.as_u16())
+        .with("ms", began.nanoseconds() / 1_000_000)
+        .write();
+    response
+}
+
+/// The name of a request in log lines and in its response.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) String);
+
+/// The response to a request whose handler panicked.
+pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let words = delft::formats::words_of(&*panic).to_string();
+    Line::about("panic").with("words", words).write();
+    Problem::failed("internal error").response(Api::OpenAi).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    fn asked(access: &Access, path: &str, headers: &[(&str, &str)]) -> u16 {
+        let request =
+            headers.iter().fold(Request::builder().uri(path), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+        let request = request.body(Body::empty()).unwrap();
+        access.check(&request).map_or_else(|problem| problem.status.as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn hosts_and_origins_are_checked() {
+        let open = Access { hosts: vec!["box.lan".into()], ..Access::default() };
+        let cors = Access { origins: vec!["https://a.example".into()], ..Access::default() };
+        let cases: &[(&Access, &[(&str, &str)], u16, &str)] = &[
+            (&open, &[("host", "localhost:11435")], 200, "its name"),
+            (&open, &[("host", "127.0.0.1:11435")], 200, "an address"),
+            (&open, &[("host", "[::1]:11435")], 200, "an address of version 6"),
+            (&open, &[("host", "box.lan")], 200, "a name that was allowed"),
+            (&open, &[("host", "evil.example:11435")], 403, "a name that was rebound"),
+            (
+                &open,
+                &[("host", "127.0.0.1.evil.example")],
+                403,
+                "a name that looks like an address",
+            ),
+            (&open, &[], 400, "no host"),
+            (&open, &[("host", "localhost:1"), ("origin", "http://localhost:1")], 200, "own page"),
+            (
+                &open,
+                &[("host", "localhost:1"), ("origin", "http://localhost:2")],
+                403,
+                "other port",
+            ),
+            (&open, &[("host", "localhost:1"), ("origin", "null")], 403, "a sandboxed page"),
+            (&cors, &[("host", "localhost"), ("origin", "https://a.example")], 200, "allowed"),
+            (&cors, &[("host", "localhost"), ("origin", "https://b.example")], 403, "another"),
+        ];
+        for (access, headers, status, why) in cases {
+            assert_eq!(asked(access, "/v1/models", headers), *status, "{why}");
+        }
+    }
+
+    #[test]
+    fn keys_are_asked_for_everywhere_but_at_the_door() {
+        let access = Access { keys: vec!["one".into(), "two".into()], ..Access::default() };
+        let host = ("host", "anything.example");
+        let cases: &[(&str, &[(&str, &str)], u16)] = &[
+            ("/v1/models", &[host], 401),
+            ("/v1/models", &[host, ("authorization", "Bearer two")], 200),
+            ("/v1/models", &[host, ("authorization", "bearer one")], 200),
+            ("/v1/models", &[host, ("x-api-key", "one")], 200),
+            ("/v1/models", &[host, ("x-api-key", "on")], 401),
+            ("/v1/models", &[host, ("authorization", "Basic one")], 401),
+            ("/v1/models", &[host, ("authorization", "Bearer ")], 401),
+            ("/metrics", &[host], 401),
+            ("/health", &[host], 200),
+            ("/", &[host], 200),
+        ];
+        for (path, headers, status) in cases {
+            assert_eq!(asked(&access, path, headers), *status, "{path} {headers:?}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Delft's own paths: tokens, templates, and what is served.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use delft::tokens::Special;
+use serde_json::{Value, json};
+
+use crate::chat;
+use crate::fields::{Field, Fields, Unknown, used, wrong};
+use crate::models::Conversation;
+use crate::router::{Answered, App, Call};
+
+const TOKENIZE: &[Field] = &[
+    used("model"),
+    used("content"),
+    used("add_special"),
+    used("parse_special"),
+    used("with_pieces"),
+];
+
+const DETOKENIZE: &[Field] = &[used("model"), used("tokens")];
+
+const APPLY_TEMPLATE: &[Field] = &[used("model"), used("messages"), used("chat_template_kwargs")];
+
+/// `/tokenize`: `{"content": TEXT}` to `{"tokens": [..]}`.
+pub(crate) async fn tokenize(call: Call) -> Answered {
+    tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[TOKENIZE], Unknown::Refused)?;
+        let model = call.app.models.find(fields.text("model")?)?;
+        let text = fields.needed("content", fields.text("content")?)?;
+        let special = Special {
+            add: fields.flag("add_special")?.unwrap_or(false),
+            parse: fields.flag("parse_special")?.unwrap_or(false),
+        };
+        let tokenizer = model.tokenizer()?;
+        let tokens = tokenizer.encode(text, special)?;
+        let tokens: Value = if fields.flag("with_pieces")?.unwrap_or(false) {
+            let piece = |id: &u32| json!({ "id": id, "piece": tokenizer.token_text(*id) });
+            tokens.iter().map(piece).collect()
+        } else {
+            tokens.into()
+        };
+        Ok(axum::Json(json!({ "tokens": tokens })).into_response())
+    })
+}
+
+/// `/detokenize`: `{"tokens": [..]}` to `{"content": TEXT}`.
+pub(crate) async fn detokenize(call: Call) -> Answered {
+    tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[DETOKENIZE], Unknown::Refused)?;
+        let model = call.app.models.find(fields.text("model")?)?;
+        let vocabulary = model.engine.info().vocab;
+        let list = fields.needed("tokens", fields.list("tokens")?)?;
+        let id = |value: &Value| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            let id = id.filter(|id| (*id as usize) < vocabulary);
+            id.ok_or_else(|| wrong("tokens", format!("token ids below {vocabulary}"), value))
+        };
+        let tokens = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
+        let text = model.tokenizer()?.decode(&tokens, false);
+        Ok(axum::Json(json!({ "content": text })).into_response())
+    })
+}
+
+/// `/apply-template`: the text that the model would read for these messages.
+pub(crate) async fn apply_template(call: Call) -> Answered {
+    tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[APPLY_TEMPLATE], Unknown::Refused)?;
+        let model = call.app.models.find(fields.text("model")?)?;
+        let extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+        let messages = chat::messages(&fields)?;
+        let conversation = Conversation { messages, extra, prefill: String::new() };
+        let prompt = model.render(&conversation)?;
+        Ok(axum::Json(json!({ "prompt": prompt })).into_response())
+    })
+}
+
+/// `/props`: what is served, and the settings that apply where a request says nothing.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+    // Through its decimal text, so that 0.7f32 reads 0.7 and not 0.699999988.
+    let short = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::from(value));
+    let models = app.models.0.iter().map(|model| {
+        let (info, sampling) = (model.engine.info(), model.engine.sampling_defaults());
+        let template = model.template();
+        let thinks = !delft::reasoning::switches(true, template).is_empty();
+        json!({
+            "model": model.name,
+            "architecture": info.architecture,
+            "parameters": info.parameters,
+            "context": info.context,
+            "trained_context": info.trained_context,
+            "device": info.device.to_string(),
+            "chat_template": template.and_then(|template| template.source(None)),
+            "thinking_switch": thinks,
+            "sampling": {
+                "temperature": short(sampling.temperature),
+                "top_k": sampling.top_k,
+                "top_p": short(sampling.top_p),
+                "min_p": short(sampling.min_p),
+                "repetition_penalty": short(sampling.repetition_penalty),
+            },
+        })
+    });
+    let models: Vec<Value> = models.collect();
+    axum::Json(json!({ "version": env!("CARGO_PKG_VERSION"), "models": models })).into_response()
+}

@@ -1,0 +1,428 @@
+//! Ollama's interface: chat, generate, and what is served. Streams are JSON lines, and are the default.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use delft::{Finish, Metrics, Token};
+use serde_json::{Map, Value, json};
+
+use crate::chat;
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::generation::{Event, Generating, Work};
+use crate::log::timestamp;
+use crate::models::{Conversation, Model};
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Began, Piece, Reply, token_json};
+use crate::router::{Answered, App, Call, noting};
+use crate::settings::{self, MOST_TOP_LOGPROBS};
+use crate::stream::{Framing, Gone, Sender, response};
+
+/// The documented fields of both kinds of requests.
+pub(crate) const SHARED: &[Field] = &[
+    used("model"),
+    used("logprobs"),
+    used("options"),
+    used("stream"),
+    used("think"),
+    used("top_logprobs"),
+    no_effect("keep_alive"),
+    no_effect("shift"),
+    refused("format", "answers are not constrained yet", &[]),
+    refused("truncate", "a prompt that does not fit is refused, never cut", &["false"]),
+];
+
+/// The documented fields of `/api/chat`.
+pub(crate) const CHAT: &[Field] =
+    &[used("messages"), refused("tools", "tools are not called yet", &[])];
+
+/// The documented fields of `/api/generate`.
+pub(crate) const GENERATE: &[Field] = &[
+    used("prompt"),
+    used("raw"),
+    used("system"),
+    refused("context", "the older form of a conversation: use /api/chat", &[]),
+    refused("height", "pictures are not made", &[]),
+    refused("images", "models here read text", &[]),
+    refused("steps", "pictures are not made", &[]),
+    refused("suffix", "models here continue a text only", &[]),
+    refused("template", "the server's own is used (--template)", &[]),
+    refused("width", "pictures are not made", &[]),
+];
+
+/// The documented fields of `options`. Those of loading have no effect on a model that is loaded.
+pub(crate) const OPTIONS: &[Field] = &[
+    used("frequency_penalty"),
+    used("min_p"),
+    used("num_predict"),
+    used("presence_penalty"),
+    used("repeat_last_n"),
+    used("repeat_penalty"),
+    used("seed"),
+    used("stop"),
+    used("temperature"),
+    used("top_k"),
+    used("top_p"),
+    no_effect("embedding_only"),
+    no_effect("f16_kv"),
+    no_effect("logits_all"),
+    no_effect("low_vram"),
+    no_effect("main_gpu"),
+    no_effect("mirostat_eta"),
+    no_effect("mirostat_tau"),
+    no_effect("num_batch"),
+    no_effect("num_ctx"),
+    no_effect("num_gpu"),
+    no_effect("num_keep"),
+    no_effect("num_thread"),
+    no_effect("numa"),
+    no_effect("use_mlock"),
+    no_effect("use_mmap"),
+    no_effect("vocab_only"),
+    refused(
+        "mirostat",
+        "there is no such sampler: min_p keeps texts from going astray",
+        &["0", "0.0"],
+    ),
+    refused("penalize_newline", "line breaks are tokens like others", &["true"]),
+    refused("tfs_z", "there is no such sampler: min_p does much the same", &["1", "1.0"]),
+    refused("typical_p", "there is no such sampler: min_p does much the same", &["1", "1.0"]),
+];
+
+/// Where an answer's text stands in an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// `message.content`.
+    Chat,
+    /// `response`.
+    Generate,
+}
+
+/// A request that is understood.
+struct Ask {
+    model: Arc<Model>,
+    fields: Fields,
+    /// Unset where the model is only to be loaded, which it is.
+    work: Option<Work>,
+    reply: Reply,
+    form: Form,
+    streams: bool,
+    began: Began,
+}
+
+/// `/api/chat`.
+pub(crate) async fn chat(call: Call) -> Answered {
+    let ask = tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[SHARED, CHAT], Unknown::Noted)?;
+        let messages = match fields.list("messages")? {
+            Some(list) if !list.is_empty() => Some(chat::messages(&fields)?),
+            _ => None,
+        };
+        let (model, extra) = model(&call, &fields)?;
+        let prompt = messages.map(|messages| {
+            model.encode_chat(&Conversation { messages, extra, prefill: String::new() })
+        });
+        ask(&call, model, fields, prompt.transpose()?, Form::Chat, true)
+    })?;
+    ask.answer().await
+}
+
+/// `/api/generate`.
+pub(crate) async fn generate(call: Call) -> Answered {
+    let ask = tokio::task::block_in_place(|| {
+        let fields = Fields::read(&call.body, &[SHARED, GENERATE], Unknown::Noted)?;
+        let (model, extra) = model(&call, &fields)?;
+        let system = fields.text("system")?.filter(|system| !system.is_empty());
+        let raw = fields.flag("raw")?.unwrap_or(false);
+        let asks = model.template().is_some() && !raw;
+        if system.is_some() && !asks {
+            let message = "expected beside a chat template, and without raw";
+            return Err(Problem::field("system", message));
+        }
+        let prompt = match fields.text("prompt")?.filter(|prompt| !prompt.is_empty()) {
+            None => None,
+            Some(text) if asks => {
+                let system = system.map(|text| json!({ "role": "system", "content": text }));
+                let user = json!({ "role": "user", "content": text });
+                let messages = system.into_iter().chain([user]).collect();
+                let conversation = Conversation { messages, extra, prefill: String::new() };
+                Some(model.encode_chat(&conversation)?)
+            }
+            // Who brings the whole prompt writes its special tokens too.
+            Some(text) if raw => Some(model.tokenizer()?.encode_chat(text)?),
+            Some(text) => Some(model.encode_text(text)?),
+        };
+        ask(&call, model, fields, prompt, Form::Generate, asks)
+    })?;
+    ask.answer().await
+}
+
+/// The model that is meant, and its template's variables.
+fn model(call: &Call, fields: &Fields) -> Result<(Arc<Model>, Map<String, Value>), Problem> {
+    let model = call.app.models.find(fields.text("model")?)?.clone();
+    let think = match fields.value("think") {
+        None => None,
+        Some(Value::Bool(on)) => Some(*on),
+        Some(Value::String(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
+            Some(true)
+        }
+        Some(other) => {
+            return Err(wrong("think", "true, false, \"low\", \"medium\" or \"high\"", other));
+        }
+    };
+    let mut extra = chat::thinking(&model, fields, "think", think);
+    let effort = fields.value("think").filter(|think| think.is_string());
+    let reads = |name| model.template().is_some_and(|t| t.variables().contains(name));
+    if let Some(effort) = effort.filter(|_| reads("reasoning_effort")) {
+        extra.insert("reasoning_effort".to_string(), effort.clone());
+    }
+    Ok((model, extra))
+}
+
+fn ask(
+    call: &Call,
+    model: Arc<Model>,
+    fields: Fields,
+    prompt: Option<Vec<u32>>,
+    form: Form,
+    splits: bool,
+) -> Result<Ask, Problem> {
+    let settings = fields.within("options", &[OPTIONS], Unknown::Noted)?;
+    let settings = settings.map_or_else(|| Fields::check(Map::new(), &[], Unknown::Noted), Ok)?;
+    let mut options =
+        settings::options(&model, &settings).map_err(|problem| problem.within("options"))?;
+    let most = settings.whole("num_predict", -2..=i64::MAX).map_err(|e| e.within("options"))?;
+    options.max_tokens = most.and_then(|most| usize::try_from(most).ok());
+    options.logprobs = fields.flag("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0..=MOST_TOP_LOGPROBS)?.unwrap_or(0);
+    if top > 0 && !options.logprobs {
+        return Err(Problem::field("top_logprobs", "expected beside \"logprobs\": true"));
+    }
+    options.top_logprobs = top as usize;
+    if let Some(prompt) = &prompt {
+        model.check(prompt)?;
+    }
+    let reply = match &prompt {
+        Some(prompt) if splits => Reply::chat(model.engine.tokenizer(), prompt),
+        _ => Reply::plain(),
+    };
+    let streams = fields.flag("stream")?.unwrap_or(true);
+    let work = prompt.map(|prompt| Work { prompt, options });
+    Ok(Ask { model, fields, work, reply, form, streams, began: call.began })
+}
+
+impl Ask {
+    async fn answer(mut self) -> Answered {
+        let Some(work) = self.work.take() else {
+            let mut loaded = self.part("", "", true);
+            loaded["done_reason"] = "load".into();
+            return Ok(noting(&self.fields, axum::Json(loaded).into_response()));
+        };
+        let logprobs = work.options.logprobs;
+        let mut generating = self.model.generator.start(vec![work]).await?;
+        if self.streams {
+            let fields = self.fields.clone();
+            let streamed = response(Framing::Lines, |sender| async move {
+                self.write(&sender, generating, logprobs).await
+            });
+            return Ok(noting(&fields, streamed));
+        }
+        let mut answer = Answer::default();
+        while let Some((_, event)) = generating.next().await? {
+            answer.take(&mut self.reply, event);
+        }
+        let mut object = self.part(&answer.content, &answer.reasoning, true);
+        if let Some((finish, metrics)) = &answer.end {
+            self.end(&mut object, finish, metrics);
+        }
+        if logprobs {
+            let told = answer.tokens.iter().filter(|token| !self.ends(token));
+            object["logprobs"] = told.map(|token| token_json(&self.model, token)).collect();
+        }
+        Ok(noting(&self.fields, axum::Json(object).into_response()))
+    }
+
+    async fn write(
+        mut self,
+        sender: &Sender,
+        mut generating: Generating,
+        logprobs: bool,
+    ) -> Result<(), Gone> {
+        loop {
+            let event = match sender.next(&mut generating).await? {
+                Ok(Some((_, event))) => event,
+                Ok(None) => return Ok(()),
+                Err(problem) => return sender.send(&problem.to_json(Api::Ollama)).await,
+            };
+            match event {
+                Event::Token(token) => {
+                    let pieces = self.reply.push(&token.text);
+                    let mut told = (logprobs && !self.ends(&token))
+                        .then(|| json!([token_json(&self.model, &token)]));
+                    for piece in pieces {
+                        self.piece(sender, piece, told.take()).await?;
+                    }
+                    if told.is_some() {
+                        self.piece(sender, Piece::Content(String::new()), told).await?;
+                    }
+                }
+                Event::Done(finish, metrics) => {
+                    for piece in self.reply.finish() {
+                        self.piece(sender, piece, None).await?;
+                    }
+                    let mut object = self.part("", "", true);
+                    self.end(&mut object, &finish, &metrics);
+                    sender.send(&object).await?;
+                }
+            }
+        }
+    }
+
+    async fn piece(
+        &self,
+        sender: &Sender,
+        piece: Piece,
+        logprobs: Option<Value>,
+    ) -> Result<(), Gone> {
+        let mut object = match &piece {
+            Piece::Content(text) => self.part(text, "", false),
+            Piece::Reasoning(text) => self.part("", text, false),
+        };
+        if let Some(logprobs) = logprobs {
+            object["logprobs"] = logprobs;
+        }
+        sender.send(&object).await
+    }
+
+    /// Whether a token is no text but the end of it.
+    fn ends(&self, token: &Token) -> bool {
+        self.model.engine.end_tokens().contains(&token.id)
+    }
+
+    fn part(&self, content: &str, thinking: &str, done: bool) -> Value {
+        let mut object = json!({ "model": self.model.name, "created_at": timestamp() });
+        match self.form {
+            Form::Chat => {
+                object["message"] = json!({ "role": "assistant", "content": content });
+                if !thinking.is_empty() {
+                    object["message"]["thinking"] = thinking.into();
+                }
+            }
+            Form::Generate => {
+                object["response"] = content.into();
+                if !thinking.is_empty() {
+                    object["thinking"] = thinking.into();
+                }
+            }
+        }
+        object["done"] = done.into();
+        object
+    }
+
+    /// Adds why a text ended and what it took, in nanoseconds.
+    fn end(&self, object: &mut Value, finish: &Finish, metrics: &Metrics) {
+        let reason = match finish {
+            Finish::Length | Finish::ContextFull => "length",
+            _ => "stop",
+        };
+        let nanoseconds =
+            |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        object["done_reason"] = reason.into();
+        object["total_duration"] = self.began.nanoseconds().into();
+        object["load_duration"] = 0.into();
+        object["prompt_eval_count"] = metrics.prompt_tokens.into();
+        object["prompt_eval_duration"] = nanoseconds(metrics.prefill).into();
+        object["eval_count"] = metrics.generated_tokens.into();
+        object["eval_duration"] = nanoseconds(metrics.decode).into();
+    }
+}
+
+/// A model's kind and size, as listings tell them.
+fn details(model: &Model) -> Value {
+    let info = model.engine.info();
+    json!({
+        "parent_model": "",
+        "format": "",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": size(info.parameters),
+        "quantization_level": "",
+    })
+}
+
+/// A count of parameters as Ollama writes it.
+fn size(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000 => format!("{:.0}K", parameters as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", parameters as f64 / 1e6),
+        _ => format!("{:.1}B", parameters as f64 / 1e9),
+    }
+}
+
+fn listed(app: &App, model: &Model) -> Value {
+    json!({
+        "name": model.name,
+        "model": model.name,
+        "modified_at": crate::log::timestamp_of(app.created),
+        "size": model.engine.info().file_bytes,
+        "digest": "",
+        "details": details(model),
+    })
+}
+
+/// `/api/tags`.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
+    let list: Vec<Value> = app.models.0.iter().map(|model| listed(&app, model)).collect();
+    axum::Json(json!({ "models": list })).into_response()
+}
+
+/// `/api/ps`: all models that are served are loaded, until the server ends.
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
+    let loaded = |model: &Arc<Model>| {
+        let mut object = listed(&app, model);
+        let memory = model.engine.memory();
+        let bytes = (memory.weights + memory.cache + memory.arena) as u64;
+        let cpu = model.engine.info().device.name == "cpu";
+        object["size"] = bytes.into();
+        object["size_vram"] = (if cpu { 0 } else { bytes }).into();
+        object["context_length"] = model.context().into();
+        object
+    };
+    let list: Vec<Value> = app.models.0.iter().map(loaded).collect();
+    axum::Json(json!({ "models": list })).into_response()
+}
+
+/// `/api/show`.
+pub(crate) async fn show(call: Call) -> Answered {
+    const SHOW: &[Field] = &[used("model"), used("name"), no_effect("verbose")];
+    let fields = Fields::read(&call.body, &[SHOW], Unknown::Noted)?;
+    let name = fields.text("model")?.or(fields.text("name")?);
+    let model = call.app.models.find(name)?;
+    let (info, template) = (model.engine.info(), model.template());
+    let mut capabilities = vec!["completion"];
+    if !delft::reasoning::switches(true, template).is_empty() {
+        capabilities.push("thinking");
+    }
+    let architecture = info.architecture;
+    let shown = json!({
+        "modelfile": "",
+        "parameters": model.engine.sampling_defaults().describe(),
+        "template": template.and_then(|template| template.source(None)).unwrap_or_default(),
+        "details": details(model),
+        "model_info": {
+            "general.architecture": architecture,
+            "general.parameter_count": info.parameters,
+            format!("{architecture}.context_length"): info.trained_context,
+            format!("{architecture}.embedding_length"): info.hidden,
+            format!("{architecture}.block_count"): info.layers,
+        },
+        "capabilities": capabilities,
+        "modified_at": crate::log::timestamp_of(call.app.created),
+    });
+    Ok(noting(&fields, axum::Json(shown).into_response()))
+}
+
+/// `/api/version`.
+pub(crate) async fn version() -> Response {
+    axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response()
+}

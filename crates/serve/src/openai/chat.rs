@@ -1,0 +1,267 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::response::IntoResponse;
+use delft::Token;
+use serde_json::{Map, Value, json};
+
+use super::{EXTENSIONS, Head, collect, finish_reason, streams, usage, variants};
+use crate::chat;
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::generation::{Event, Generating, Work};
+use crate::models::{Conversation, Model};
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Piece, Reply, Usage, token_json};
+use crate::router::{Answered, Call, noting};
+use crate::settings::{self, MOST_TOP_LOGPROBS};
+use crate::stream::{Framing, Gone, Sender, response};
+
+/// The documented fields.
+pub(crate) const FIELDS: &[Field] = &[
+    used("messages"),
+    used("model"),
+    used("frequency_penalty"),
+    used("logit_bias"),
+    used("logprobs"),
+    used("max_completion_tokens"),
+    used("max_tokens"),
+    used("n"),
+    used("presence_penalty"),
+    used("reasoning_effort"),
+    used("seed"),
+    used("stop"),
+    used("stream"),
+    used("stream_options"),
+    used("temperature"),
+    used("top_logprobs"),
+    used("top_p"),
+    no_effect("metadata"),
+    no_effect("parallel_tool_calls"),
+    no_effect("prediction"),
+    no_effect("prompt_cache_key"),
+    no_effect("prompt_cache_options"),
+    no_effect("prompt_cache_retention"),
+    no_effect("safety_identifier"),
+    no_effect("service_tier"),
+    no_effect("user"),
+    refused("audio", "answers are text", &[]),
+    refused("function_call", "the older form of tool_choice", &["\"none\"", "\"auto\""]),
+    refused("functions", "the older form of tools", &[]),
+    refused("modalities", "answers are text", &["[\"text\"]"]),
+    refused("moderation", "answers are not moderated", &[]),
+    refused("response_format", "answers are not constrained yet", &["{\"type\": \"text\"}"]),
+    refused("store", "nothing is stored", &["false"]),
+    refused("tool_choice", "tools are not called yet", &["\"none\"", "\"auto\""]),
+    refused("tools", "tools are not called yet", &[]),
+    refused("verbosity", "models here have no such setting", &["\"medium\""]),
+    refused("web_search_options", "nothing is searched", &[]),
+];
+
+/// A variable of templates, by the name that vLLM and llama.cpp gave it.
+const TEMPLATE: &[Field] = &[used("chat_template_kwargs")];
+
+/// Most answers to one request.
+const MOST_ANSWERS: i64 = 16;
+
+/// A request that is understood.
+struct Ask {
+    model: Arc<Model>,
+    fields: Fields,
+    work: Vec<Work>,
+    streams: bool,
+    with_usage: bool,
+    logprobs: bool,
+}
+
+pub(crate) async fn answer(call: Call) -> Answered {
+    let ask = tokio::task::block_in_place(|| read(&call))?;
+    let model = ask.model.clone();
+    let replies: Vec<Reply> =
+        ask.work.iter().map(|work| Reply::chat(model.engine.tokenizer(), &work.prompt)).collect();
+    let generating = model.generator.start(ask.work).await?;
+    if ask.streams {
+        let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
+        let writer = Writer { head, model, replies, logprobs: ask.logprobs };
+        let with_usage = ask.with_usage;
+        let streamed = response(Framing::Events, |sender| async move {
+            writer.write(&sender, generating, with_usage).await
+        });
+        return Ok(noting(&ask.fields, streamed));
+    }
+    let answers = collect(generating, replies).await?;
+    let head = Head::new(&call, "chatcmpl", "chat.completion", &model);
+    let mut total = Usage::default();
+    let mut choices = Vec::new();
+    for (index, answer) in answers.iter().enumerate() {
+        total.add(&answer.metrics(), index == 0);
+        choices.push(choice(&model, index, answer, ask.logprobs));
+    }
+    let mut object = head.with(choices.into());
+    object["usage"] = usage(total);
+    Ok(noting(&ask.fields, axum::Json(object).into_response()))
+}
+
+fn read(call: &Call) -> Result<Ask, Problem> {
+    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS, TEMPLATE], Unknown::Refused)?;
+    let model = call.app.models.find(fields.text("model")?)?.clone();
+    let mut options = settings::options(&model, &fields)?;
+    let most = fields.whole("max_completion_tokens", 1..=i64::MAX)?;
+    let older = fields.whole("max_tokens", 1..=i64::MAX)?;
+    options.max_tokens = most.or(older).and_then(|n| usize::try_from(n).ok());
+    options.logprobs = fields.flag("logprobs")?.unwrap_or(false);
+    if let Some(top) = fields.whole("top_logprobs", 0..=MOST_TOP_LOGPROBS)? {
+        if !options.logprobs && top > 0 {
+            return Err(Problem::field("top_logprobs", "expected beside \"logprobs\": true"));
+        }
+        options.top_logprobs = top as usize;
+    }
+    let n = fields.whole("n", 1..=MOST_ANSWERS)?.unwrap_or(1) as usize;
+    let (streams, with_usage) = streams(&fields)?;
+    let mut extra = effort(&model, &fields)?;
+    if let Some(variables) = fields.object("chat_template_kwargs")? {
+        extra.extend(variables.clone());
+    }
+    let messages = chat::messages(&fields)?;
+    let conversation = Conversation { messages, extra, prefill: String::new() };
+    let prompt = model.encode_chat(&conversation)?;
+    model.check(&prompt)?;
+    let logprobs = options.logprobs;
+    let work = variants(&options, n).map(|options| Work { prompt: prompt.clone(), options });
+    Ok(Ask { work: work.collect(), model, fields, streams, with_usage, logprobs })
+}
+
+/// The template's variables for `reasoning_effort`: its own variable of that name, or its switch for thinking.
+fn effort(model: &Model, fields: &Fields) -> Result<Map<String, Value>, Problem> {
+    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    let name = "reasoning_effort";
+    let Some(effort) = fields.text(name)? else { return Ok(Map::new()) };
+    if !EFFORTS.contains(&effort) {
+        return Err(wrong(name, EFFORTS.join(", "), &effort.into()));
+    }
+    let reads = model.template().is_some_and(|template| template.variables().contains(name));
+    let mut extra = Map::new();
+    if reads {
+        extra.insert(name.to_string(), effort.into());
+    }
+    if effort == "none" || !reads {
+        extra.extend(delft::reasoning::switches(effort != "none", model.template()));
+    }
+    if extra.is_empty() {
+        fields.note(name);
+    }
+    Ok(extra)
+}
+
+/// Whether a token belongs to the text: the model's end token does not.
+fn is_text(model: &Model, token: &Token, last: bool) -> bool {
+    !(last && model.engine.end_tokens().contains(&token.id))
+}
+
+fn choice(model: &Model, index: usize, answer: &Answer, logprobs: bool) -> Value {
+    let mut message = json!({ "role": "assistant", "content": answer.content, "refusal": null });
+    if !answer.reasoning.is_empty() {
+        message["reasoning_content"] = answer.reasoning.as_str().into();
+    }
+    let last = answer.tokens.len();
+    let told = answer.tokens.iter().enumerate();
+    let told = told.filter(|(i, token)| is_text(model, token, i + 1 == last));
+    let told: Vec<Value> = told.map(|(_, token)| token_json(model, token)).collect();
+    json!({
+        "index": index,
+        "message": message,
+        "logprobs": if logprobs { json!({ "content": told, "refusal": null }) } else { Value::Null },
+        "finish_reason": answer.end.as_ref().map(|(finish, _)| finish_reason(finish)),
+    })
+}
+
+/// Writes a stream of chunks.
+struct Writer {
+    head: Head,
+    model: Arc<Model>,
+    replies: Vec<Reply>,
+    logprobs: bool,
+}
+
+impl Writer {
+    async fn write(
+        mut self,
+        sender: &Sender,
+        mut generating: Generating,
+        with_usage: bool,
+    ) -> Result<(), Gone> {
+        let mut total = Usage::default();
+        for index in 0..self.replies.len() {
+            let delta = json!({ "role": "assistant", "content": "" });
+            sender.send(&self.chunk(index, delta, None, None)).await?;
+        }
+        loop {
+            let (index, event) = match sender.next(&mut generating).await? {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(problem) => {
+                    sender.send(&problem.to_json(Api::OpenAi)).await?;
+                    return sender.done().await;
+                }
+            };
+            match event {
+                Event::Token(token) => {
+                    let pieces = self.replies[index].push(&token.text);
+                    self.pieces(sender, index, pieces, Some(&token)).await?;
+                }
+                Event::Done(finish, metrics) => {
+                    let pieces = self.replies[index].finish();
+                    self.pieces(sender, index, pieces, None).await?;
+                    total.add(&metrics, index == 0);
+                    let reason = finish_reason(&finish);
+                    sender.send(&self.chunk(index, json!({}), None, Some(reason))).await?;
+                }
+            }
+        }
+        if with_usage {
+            let mut object = self.head.with(json!([]));
+            object["usage"] = usage(total);
+            sender.send(&object).await?;
+        }
+        sender.done().await
+    }
+
+    /// Sends pieces of a text, the first with what is to be told of the token.
+    async fn pieces(
+        &self,
+        sender: &Sender,
+        index: usize,
+        pieces: Vec<Piece>,
+        token: Option<&Token>,
+    ) -> Result<(), Gone> {
+        let told = token.filter(|token| self.logprobs && is_text(&self.model, token, true));
+        let mut told = told
+            .map(|token| json!({ "content": [token_json(&self.model, token)], "refusal": null }));
+        let deltas = pieces.into_iter().map(|piece| match piece {
+            Piece::Reasoning(text) => json!({ "reasoning_content": text }),
+            Piece::Content(text) => json!({ "content": text }),
+        });
+        for delta in deltas {
+            sender.send(&self.chunk(index, delta, told.take(), None)).await?;
+        }
+        if told.is_some() {
+            sender.send(&self.chunk(index, json!({ "content": "" }), told, None)).await?;
+        }
+        Ok(())
+    }
+
+    fn chunk(
+        &self,
+        index: usize,
+        delta: Value,
+        logprobs: Option<Value>,
+        finish: Option<&str>,
+    ) -> Value {
+        self.head.with(json!([{
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }]))
+    }
+}

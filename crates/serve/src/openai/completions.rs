@@ -1,0 +1,276 @@
+//! `/v1/completions`: texts that are continued as they stand.
+
+use std::sync::Arc;
+
+use axum::response::IntoResponse;
+use delft::Token;
+use serde_json::{Map, Value, json};
+
+use super::{EXTENSIONS, Head, collect, finish_reason, streams, usage, variants};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::generation::{Event, Generating, Work};
+use crate::models::Model;
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Reply, Usage};
+use crate::router::{Answered, Call, noting};
+use crate::settings;
+use crate::stream::{Framing, Gone, Sender, response};
+
+/// The documented fields.
+pub(crate) const FIELDS: &[Field] = &[
+    used("model"),
+    used("prompt"),
+    used("best_of"),
+    used("echo"),
+    used("frequency_penalty"),
+    used("logit_bias"),
+    used("logprobs"),
+    used("max_tokens"),
+    used("n"),
+    used("presence_penalty"),
+    used("seed"),
+    used("stop"),
+    used("stream"),
+    used("stream_options"),
+    used("temperature"),
+    used("top_p"),
+    no_effect("user"),
+    refused("suffix", "models here continue a text only", &[]),
+];
+
+/// Tokens of a text where the request does not say how many, as OpenAI documents it.
+const USUAL_TOKENS: i64 = 16;
+/// Most texts of one request.
+const MOST_TEXTS: usize = 128;
+/// Most likeliest tokens that are told with each.
+const MOST_LIKELIEST: i64 = 5;
+
+/// A request that is understood.
+struct Ask {
+    model: Arc<Model>,
+    fields: Fields,
+    work: Vec<Work>,
+    /// Texts of each prompt.
+    n: usize,
+    /// The prompts that are put in front of the texts, if the request asks for that.
+    echoes: Vec<String>,
+    streams: bool,
+    with_usage: bool,
+    logprobs: bool,
+}
+
+pub(crate) async fn answer(call: Call) -> Answered {
+    let ask = tokio::task::block_in_place(|| read(&call))?;
+    let model = ask.model.clone();
+    let head = Head::new(&call, "cmpl", "text_completion", &model);
+    let replies: Vec<Reply> = ask.work.iter().map(|_| Reply::plain()).collect();
+    let generating = model.generator.start(ask.work).await?;
+    if ask.streams {
+        let Ask { n, echoes, with_usage, logprobs, .. } = ask;
+        let writer = Writer { head, model, n, logprobs };
+        let streamed = response(Framing::Events, |sender| async move {
+            writer.write(&sender, generating, echoes, with_usage).await
+        });
+        return Ok(noting(&ask.fields, streamed));
+    }
+    let answers = collect(generating, replies).await?;
+    let mut total = Usage::default();
+    let mut choices = Vec::new();
+    for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
+        total.add(&answer.metrics(), index % ask.n == 0);
+        let finish = answer.end.as_ref().map(|(finish, _)| finish_reason(finish));
+        let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
+        choices.push(json!({
+            "index": index,
+            "text": format!("{echo}{}", answer.content),
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }));
+    }
+    let mut object = head.with(choices.into());
+    object["usage"] = usage(total);
+    Ok(noting(&ask.fields, axum::Json(object).into_response()))
+}
+
+fn read(call: &Call) -> Result<Ask, Problem> {
+    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS], Unknown::Refused)?;
+    let model = call.app.models.find(fields.text("model")?)?.clone();
+    let mut options = settings::options(&model, &fields)?;
+    let most = fields.whole("max_tokens", 0..=i64::MAX)?.unwrap_or(USUAL_TOKENS);
+    options.max_tokens = usize::try_from(most).ok();
+    if let Some(top) = fields.whole("logprobs", 0..=MOST_LIKELIEST)? {
+        (options.logprobs, options.top_logprobs) = (true, top as usize);
+    }
+    let n = fields.whole("n", 1..=MOST_TEXTS as i64)?.unwrap_or(1);
+    if let Some(best) = fields.whole("best_of", 1..=MOST_TEXTS as i64)?.filter(|best| *best != n) {
+        return Err(wrong("best_of", format!("as many as n, {n}"), &best.into()));
+    }
+    let n = n as usize;
+    let (streams, with_usage) = streams(&fields)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    if echo && options.logprobs {
+        return Err(Problem::field("echo", "not supported beside logprobs"));
+    }
+    let prompts = prompts(&model, &fields)?;
+    if prompts.len() * n > MOST_TEXTS {
+        let message = format!("expected at most {MOST_TEXTS} texts, found {}", prompts.len() * n);
+        return Err(Problem::field("prompt", message));
+    }
+    let (mut work, mut echoes) = (Vec::new(), Vec::new());
+    for (tokens, text) in prompts {
+        model.check(&tokens)?;
+        for options in variants(&options, n) {
+            work.push(Work { prompt: tokens.clone(), options });
+            echoes.push(if echo { text.clone() } else { String::new() });
+        }
+    }
+    let logprobs = options.logprobs;
+    Ok(Ask { model, fields, work, n, echoes, streams, with_usage, logprobs })
+}
+
+/// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of tokens.
+fn prompts(model: &Model, fields: &Fields) -> Result<Vec<(Vec<u32>, String)>, Problem> {
+    let expected = "a string, a list of strings, token ids, or a list of lists of token ids";
+    let of_text = |text: &str| Ok((model.encode_text(text)?, text.to_string()));
+    let of_tokens = |list: &[Value]| {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids: Option<Vec<u32>> = list.iter().map(id).collect();
+        let ids = ids.ok_or_else(|| wrong("prompt", expected, &Value::from(list.to_vec())))?;
+        let text = model.engine.tokenizer().map(|tokenizer| tokenizer.decode(&ids, false));
+        Ok((ids, text.unwrap_or_default()))
+    };
+    match fields.needed("prompt", fields.value("prompt"))? {
+        Value::String(text) => Ok(vec![of_text(text)?]),
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => {
+            Ok(vec![of_tokens(list)?])
+        }
+        Value::Array(list) if !list.is_empty() && list.len() <= MOST_TEXTS => list
+            .iter()
+            .map(|item| match item {
+                Value::String(text) => of_text(text),
+                Value::Array(list) => of_tokens(list),
+                other => Err(wrong("prompt", expected, other)),
+            })
+            .collect(),
+        other => Err(wrong("prompt", expected, other)),
+    }
+}
+
+/// The log-probabilities of a text's tokens.
+fn logprobs(model: &Model, answer: &Answer) -> Value {
+    let mut all = Logprobs::default();
+    for token in &answer.tokens {
+        all.add(model, token);
+    }
+    all.to_json()
+}
+
+/// Lists of equal length, an entry for each token.
+#[derive(Default)]
+struct Logprobs {
+    tokens: Vec<String>,
+    logprobs: Vec<Option<f32>>,
+    top: Vec<Value>,
+    offsets: Vec<usize>,
+    /// Characters of the text so far.
+    length: usize,
+}
+
+impl Logprobs {
+    fn add(&mut self, model: &Model, token: &Token) {
+        let text = |id| model.engine.tokenizer().map(|t| t.token_text(id)).unwrap_or_default();
+        let top = token.top_logprobs.iter().map(|&(id, logprob)| (text(id), logprob.into()));
+        self.tokens.push(text(token.id));
+        self.logprobs.push(token.logprob);
+        self.top.push(Value::Object(top.collect::<Map<_, _>>()));
+        self.offsets.push(self.length);
+        self.length += token.text.chars().count();
+    }
+
+    /// The entries so far, which are then forgotten.
+    fn take(&mut self) -> Value {
+        let object = self.to_json();
+        *self = Logprobs { length: self.length, ..Logprobs::default() };
+        object
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "tokens": self.tokens,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": self.top,
+            "text_offset": self.offsets,
+        })
+    }
+}
+
+/// Writes a stream of chunks.
+struct Writer {
+    head: Head,
+    model: Arc<Model>,
+    n: usize,
+    logprobs: bool,
+}
+
+impl Writer {
+    async fn write(
+        self,
+        sender: &Sender,
+        mut generating: Generating,
+        echoes: Vec<String>,
+        with_usage: bool,
+    ) -> Result<(), Gone> {
+        let mut total = Usage::default();
+        let mut told: Vec<Logprobs> = echoes.iter().map(|_| Logprobs::default()).collect();
+        for (index, echo) in echoes.into_iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            sender.send(&self.chunk(index, &echo, None, None)).await?;
+        }
+        loop {
+            let (index, event) = match sender.next(&mut generating).await? {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(problem) => {
+                    sender.send(&problem.to_json(Api::OpenAi)).await?;
+                    return sender.done().await;
+                }
+            };
+            match event {
+                Event::Token(token) => {
+                    let logprobs = self.logprobs.then(|| {
+                        told[index].add(&self.model, &token);
+                        told[index].take()
+                    });
+                    if !token.text.is_empty() || logprobs.is_some() {
+                        sender.send(&self.chunk(index, &token.text, logprobs, None)).await?;
+                    }
+                }
+                Event::Done(finish, metrics) => {
+                    total.add(&metrics, index % self.n == 0);
+                    let reason = finish_reason(&finish);
+                    sender.send(&self.chunk(index, "", None, Some(reason))).await?;
+                }
+            }
+        }
+        if with_usage {
+            let mut object = self.head.with(json!([]));
+            object["usage"] = usage(total);
+            sender.send(&object).await?;
+        }
+        sender.done().await
+    }
+
+    fn chunk(
+        &self,
+        index: usize,
+        text: &str,
+        logprobs: Option<Value>,
+        finish: Option<&str>,
+    ) -> Value {
+        self.head.with(json!([{
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }]))
+    }
+}

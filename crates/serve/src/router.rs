@@ -1,0 +1,154 @@
+//! Which path is answered by what.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::{Method, StatusCode};
+use serde_json::json;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use crate::fields::Fields;
+use crate::gate::{Access, REQUEST_ID, RequestId};
+use crate::metrics::Requests;
+use crate::models::Models;
+use crate::problem::{Api, Problem};
+use crate::reply::Began;
+use crate::{anthropic, gate, metrics, native, ollama, openai, page};
+
+/// Largest body of a request, in bytes: some millions of words.
+const LARGEST_BODY: usize = 16 << 20;
+/// The longest that a body may take to arrive.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// Names the fields of a request that were accepted but have no effect on the answer.
+const NO_EFFECT: HeaderName = HeaderName::from_static("x-delft-no-effect");
+
+/// State that all requests share.
+pub(crate) struct App {
+    pub(crate) models: Models,
+    pub(crate) access: Access,
+    pub(crate) requests: Requests,
+    /// Seconds since 1970 when the models were loaded.
+    pub(crate) created: u64,
+}
+
+/// A request with its body.
+pub(crate) struct Call {
+    pub(crate) app: Arc<App>,
+    pub(crate) body: Bytes,
+    pub(crate) id: String,
+    pub(crate) began: Began,
+}
+
+/// The result of a request.
+pub(crate) type Answered = Result<Response, Problem>;
+
+/// All paths.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let paths = Router::new()
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*name}", get(openai::model))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/tokenize", post(native::tokenize))
+        .route("/detokenize", post(native::detokenize))
+        .route("/apply-template", post(native::apply_template))
+        .route("/props", get(native::props))
+        .route("/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
+        .route("/ready", get(|| async { axum::Json(json!({ "status": "ok" })) }))
+        .route("/metrics", get(metrics_text))
+        .merge(page::router());
+    let origins = app.access.origins.iter().filter_map(|origin| origin.parse().ok());
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, NO_EFFECT]);
+    paths
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(CatchPanicLayer::custom(gate::panicked))
+        .layer(axum::middleware::from_fn_with_state(app.clone(), gate::pass))
+        // Outermost, so that pages may read why they are turned away; preflights have no key and end here.
+        .layer(cors)
+        .with_state(app)
+}
+
+/// A path that takes a body, and answers problems in its interface's shape.
+fn post<F, A>(handler: F) -> MethodRouter<Arc<App>>
+where
+    F: Fn(Call) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Answered> + Send,
+{
+    axum::routing::post(move |State(app): State<Arc<App>>, request: Request| async move {
+        let api = Api::of(request.uri().path());
+        let id = request.extensions().get::<RequestId>().map(|id| id.0.clone());
+        let (id, began) = (id.unwrap_or_default(), Began::now());
+        let answer = match read(request).await {
+            Ok(body) => handler(Call { app, body, id, began }).await,
+            Err(problem) => Err(problem),
+        };
+        answer.unwrap_or_else(|problem| problem.response(api))
+    })
+}
+
+/// A request's body.
+async fn read(request: Request) -> Result<Bytes, Problem> {
+    let body = Limited::new(request.into_body(), LARGEST_BODY).collect();
+    match tokio::time::timeout(BODY_TIME, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            let message = format!("the body: expected at most {LARGEST_BODY} bytes, found more");
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message))
+        }
+        Ok(Err(error)) => Err(Problem::bad(format!("the body: {error}"))),
+        Err(_) => {
+            let message = format!("the body: expected within {} s", BODY_TIME.as_secs());
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", message))
+        }
+    }
+}
+
+/// A response that names the fields without effect.
+pub(crate) fn noting(fields: &Fields, response: impl IntoResponse) -> Response {
+    let mut response = response.into_response();
+    let noted = fields.noted().and_then(|noted| HeaderValue::from_str(&noted).ok());
+    if let Some(noted) = noted {
+        response.headers_mut().insert(NO_EFFECT, noted);
+    }
+    response
+}
+
+async fn no_such_path(request: Request) -> Response {
+    let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
+                   /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate)";
+    let problem = Problem::new(StatusCode::NOT_FOUND, "not_found", message);
+    problem.response(Api::of(request.uri().path()))
+}
+
+async fn no_such_method(request: Request) -> Response {
+    let message = format!("{} is not answered here", request.method());
+    let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
+    problem.response(Api::of(request.uri().path()))
+}
+
+async fn metrics_text(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let text = metrics::text(&app.requests, &app.models);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}

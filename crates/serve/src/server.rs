@@ -1,0 +1,269 @@
+//! The listening socket: connections with limits on what they may cost, and an orderly end.
+//!
+//! HTTP/1.1 without encryption: where that is needed, a proxy in front adds it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use delft::{Error, Result};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
+
+use crate::gate::Access;
+use crate::generation::Limits;
+use crate::log::Line;
+use crate::metrics::Requests;
+use crate::models::{Model, Models, Served};
+use crate::router::{App, router};
+
+/// Connections that are open at a time; more wait until one is closed.
+const CONNECTIONS: usize = 512;
+/// The longest that the head of a request may take to arrive, and that a connection may idle before it.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+/// The longest that a client may leave what is sent to it unread.
+const WRITE_TIME: Duration = Duration::from_secs(60);
+/// Largest head of a request, in bytes.
+const LARGEST_HEAD: usize = 64 << 10;
+
+/// Where and how to serve.
+#[derive(Clone)]
+pub struct Config {
+    /// Address and port; port 0 is one of the system's choosing.
+    pub address: SocketAddr,
+    /// Who may ask.
+    pub access: Access,
+    /// Allows an address that other machines reach without asking them for a key.
+    pub insecure: bool,
+    /// Bounds on what runs and waits, for each model.
+    pub limits: Limits,
+    /// How long requests may go on after the first signal to stop.
+    pub drain: Duration,
+}
+
+impl Config {
+    /// Checks what can be checked before models are loaded.
+    ///
+    /// # Errors
+    /// An address that other machines reach while no key is asked for.
+    pub fn check(&self) -> Result<()> {
+        let ip = self.address.ip();
+        if ip.is_loopback() || self.insecure || !self.access.keys.is_empty() {
+            return Ok(());
+        }
+        let error = Error::new("--host", "127.0.0.1, or a key for others", ip);
+        Err(error.hint("a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone"))
+    }
+}
+
+/// Models behind a socket.
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<App>,
+    drain: Duration,
+}
+
+impl Server {
+    /// Takes the address.
+    ///
+    /// # Errors
+    /// An address that is in use, or that other machines reach while no key is asked for; two models of one name; a chat
+    /// template that cannot be read.
+    pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
+        config.check()?;
+        let Config { address, access, limits, drain, .. } = config;
+        let models: Vec<_> = models
+            .into_iter()
+            .map(|served| Model::new(served, limits).map(Arc::new))
+            .collect::<Result<_>>()?;
+        for (i, model) in models.iter().enumerate() {
+            if models[..i].iter().any(|other| other.name.eq_ignore_ascii_case(&model.name)) {
+                let error = Error::new("models", "names that differ", &model.name);
+                return Err(error.hint("NAME=MODEL gives a model another name"));
+            }
+        }
+        let failed = |e| Error::io(address, e).hint("--port takes another port");
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let app = App {
+            models: Models(models),
+            access,
+            requests: Requests::default(),
+            created: now.as_secs(),
+        };
+        Ok(Server { listener, app: Arc::new(app), drain })
+    }
+
+    /// The address, with the port that was chosen.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::io("the socket", e))
+    }
+
+    /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the second ends at once.
+    ///
+    /// # Errors
+    /// A system without the threads or sockets that serving takes.
+    pub fn run(self) -> Result<()> {
+        let runtime = runtime()?;
+        let outcome = runtime.block_on(async {
+            let mut signals = Signals::listen()?;
+            let (stop, stopped) = tokio::sync::oneshot::channel();
+            let second = tokio::spawn(async move {
+                signals.next().await;
+                // A server that has ended already needs no telling.
+                let _ = stop.send(());
+                signals.next().await;
+            });
+            self.run_until(async { drop(stopped.await) }, async { drop(second.await) }).await
+        });
+        runtime.shutdown_background();
+        outcome
+    }
+
+    /// Serves on a thread of its own, until the handle stops it.
+    ///
+    /// # Errors
+    /// As [`Server::run`].
+    pub fn spawn(self) -> Result<Running> {
+        let address = self.address()?;
+        let runtime = runtime()?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let until = async { drop(stopped.await) };
+            let outcome = runtime.block_on(self.run_until(until, std::future::pending()));
+            runtime.shutdown_background();
+            outcome
+        });
+        Ok(Running { address, stop, thread })
+    }
+
+    /// Serves until `stop`; then lets requests finish, within the limit or until `at_once`.
+    async fn run_until(
+        self,
+        stop: impl Future<Output = ()>,
+        at_once: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let Server { listener, app, drain } = self;
+        let listener = tokio::net::TcpListener::from_std(listener);
+        let listener = listener.map_err(|e| Error::io("the socket", e))?;
+        let service = TowerToHyperService::new(router(app));
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(LARGEST_HEAD);
+        let connections = Arc::new(Semaphore::new(CONNECTIONS));
+        let graceful = GracefulShutdown::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = async {
+                let permit = connections.clone().acquire_owned().await;
+                (permit, listener.accept().await)
+            };
+            let (permit, stream) = tokio::select! {
+                () = &mut stop => break,
+                (permit, accepted) = accepted => match accepted {
+                    Ok((stream, _)) => (permit, stream),
+                    Err(_) => {
+                        // The process has no file descriptors left, or the client is gone already: others go on.
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        continue;
+                    }
+                },
+            };
+            // Events are small, and shall not wait for each other.
+            let _ = stream.set_nodelay(true);
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(WRITE_TIME));
+            let io = TokioIo::new(Box::pin(stream));
+            let connection = graceful.watch(http.serve_connection(io, service.clone()));
+            tokio::spawn(async move {
+                // A connection that breaks is its client's affair.
+                let _ = connection.await;
+                drop(permit);
+            });
+        }
+        drop(listener);
+        Line::about("stopping").with("open", graceful.count()).write();
+        tokio::select! {
+            () = graceful.shutdown() => {}
+            () = tokio::time::sleep(drain) => Line::about("stopped").with("late", true).write(),
+            () = at_once => Line::about("stopped").with("signal", 2).write(),
+        }
+        Ok(())
+    }
+}
+
+/// A server on a thread of its own.
+pub struct Running {
+    address: SocketAddr,
+    stop: tokio::sync::oneshot::Sender<()>,
+    thread: std::thread::JoinHandle<Result<()>>,
+}
+
+impl Running {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Lets requests finish, within the limit, and ends.
+    ///
+    /// # Errors
+    /// As [`Server::run`].
+    pub fn stop(self) -> Result<()> {
+        let Running { stop, thread, .. } = self;
+        drop(stop);
+        thread.join().unwrap_or_else(|_| Err(Error::new("the server", "", "its thread panicked")))
+    }
+}
+
+/// Threads for requests; models compute on threads of their own.
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let builder = builder.worker_threads(2).thread_name("delft-http").enable_all();
+    builder.build().map_err(|e| Error::io("threads to serve with", e))
+}
+
+/// Signals that ask a server to stop.
+struct Signals {
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen() -> Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let listen = |kind| signal(kind).map_err(|e| Error::io("signals", e));
+        let interrupt = listen(SignalKind::interrupt())?;
+        Ok(Signals { interrupt, terminate: listen(SignalKind::terminate())? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn listen() -> Result<Signals> {
+        Ok(Signals {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        // Where it cannot be listened to, the system ends the program.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

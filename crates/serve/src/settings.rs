@@ -1,0 +1,82 @@
+//! From fields to generation options: the model's own settings with the request's over them.
+
+use std::hash::{BuildHasher, Hasher};
+
+use delft::GenerateOptions;
+use serde_json::Value;
+
+use crate::fields::{Fields, wrong};
+use crate::models::Model;
+use crate::problem::Problem;
+
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 16;
+/// Longest stop string, in bytes.
+const LONGEST_STOP: usize = 1024;
+/// Most likeliest tokens that are told, as OpenAI documents it.
+pub(crate) const MOST_TOP_LOGPROBS: i64 = 20;
+
+/// The settings that the interfaces share, by the names that they share. A table decides which of them a request may have.
+pub(crate) fn options(model: &Model, fields: &Fields) -> Result<GenerateOptions, Problem> {
+    let mut sampling = model.engine.sampling_defaults().clone();
+    let set = |setting: &mut f32, value: Option<f32>| *setting = value.unwrap_or(*setting);
+    set(&mut sampling.temperature, fields.number("temperature", 0.0..=100.0)?);
+    set(&mut sampling.top_p, fields.number("top_p", 0.0..=1.0)?);
+    set(&mut sampling.min_p, fields.number("min_p", 0.0..=1.0)?);
+    set(&mut sampling.presence_penalty, fields.number("presence_penalty", -2.0..=2.0)?);
+    set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", -2.0..=2.0)?);
+    for name in ["repetition_penalty", "repeat_penalty"] {
+        set(&mut sampling.repetition_penalty, fields.number(name, 0.01..=100.0)?);
+    }
+    if let Some(last) = fields.whole("repeat_last_n", -1..=i64::MAX)? {
+        sampling.last_n = usize::try_from(last).unwrap_or(usize::MAX);
+    }
+    if let Some(k) = fields.whole("top_k", -1..=i64::MAX)? {
+        sampling.top_k = usize::try_from(k).unwrap_or(0);
+    }
+    let seed = fields.whole("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
+    sampling.seed = seed.map_or_else(random, |seed| seed as u64);
+    if let Some(biases) = fields.object("logit_bias")? {
+        let vocabulary = model.engine.info().vocab;
+        for (token, bias) in biases {
+            let id = token.parse::<u32>().ok().filter(|id| (*id as usize) < vocabulary);
+            let id = id.ok_or_else(|| {
+                let expected = format!("token ids below {vocabulary}");
+                wrong("logit_bias", expected, &Value::from(token.as_str()))
+            })?;
+            let value = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+            let value =
+                value.ok_or_else(|| wrong("logit_bias", "numbers from -100 to 100", bias))?;
+            // -100 is documented as a ban.
+            let value = if value == -100.0 { f32::NEG_INFINITY } else { value as f32 };
+            sampling.logit_bias.push((id, value));
+        }
+    }
+    let ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
+    let stop = stops(fields, "stop")?;
+    Ok(GenerateOptions { sampling, stop, ignore_end, ..GenerateOptions::default() })
+}
+
+/// A string or a list of strings that end the text.
+pub(crate) fn stops(fields: &Fields, name: &str) -> Result<Vec<String>, Problem> {
+    let expected = format!("up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} bytes");
+    let list = match fields.value(name) {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(value) => std::slice::from_ref(value),
+    };
+    let stop = |value: &Value| {
+        let text = value.as_str().filter(|text| (1..=LONGEST_STOP).contains(&text.len()));
+        text.map(str::to_string).ok_or_else(|| wrong(name, &expected, value))
+    };
+    if list.len() > MOST_STOPS {
+        return Err(wrong(name, &expected, &Value::from(format!("{} of them", list.len()))));
+    }
+    list.iter().map(stop).collect()
+}
+
+/// An unpredictable number, for seeds and names.
+pub(crate) fn random() -> u64 {
+    // The standard library seeds its hash maps from the operating system.
+    std::hash::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,123 @@
+//! Bodies that come piece by piece: server-sent events, or JSON lines.
+//!
+//! A task writes the pieces; a client that goes away is noticed while it waits, and the task ends, which cancels what it
+//! waited for. Between pieces, comments keep connections open that something in between would close.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::body::Frame;
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::generation::{Event, Generating};
+use crate::problem::Problem;
+
+/// Pieces that may wait for a slow client before the task that writes them waits too.
+const AHEAD: usize = 64;
+/// How long nothing may be sent.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// How pieces are framed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events without names: `data: {..}`.
+    Events,
+    /// Server-sent events named by each object's `type`.
+    NamedEvents,
+    /// A JSON object on each line.
+    Lines,
+}
+
+/// Where a task writes its pieces.
+pub(crate) struct Sender {
+    pieces: mpsc::Sender<Bytes>,
+    framing: Framing,
+}
+
+/// The client has gone away.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+impl Sender {
+    /// Sends an object.
+    pub(crate) async fn send(&self, value: &Value) -> Result<(), Gone> {
+        let piece = match self.framing {
+            Framing::Events => format!("data: {value}\n\n"),
+            Framing::NamedEvents => {
+                format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
+            }
+            Framing::Lines => format!("{value}\n"),
+        };
+        self.raw(piece).await
+    }
+
+    /// Sends what ends a stream of OpenAI's.
+    pub(crate) async fn done(&self) -> Result<(), Gone> {
+        self.raw("data: [DONE]\n\n".to_string()).await
+    }
+
+    async fn raw(&self, piece: String) -> Result<(), Gone> {
+        self.pieces.send(piece.into()).await.map_err(|_| Gone)
+    }
+
+    /// The next event of what is being written, unless the client goes away first.
+    pub(crate) async fn next(
+        &self,
+        generating: &mut Generating,
+    ) -> Result<Result<Option<(usize, Event)>, Problem>, Gone> {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.pieces.closed() => return Err(Gone),
+                event = generating.next() => return Ok(event),
+                () = tokio::time::sleep(SILENCE), if self.framing != Framing::Lines => {
+                    self.raw(": waiting\n\n".to_string()).await?;
+                }
+            }
+        }
+    }
+}
+
+/// A response whose body `write` sends from a task of its own.
+pub(crate) fn response<F>(framing: Framing, write: impl FnOnce(Sender) -> F) -> Response
+where
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+{
+    let (pieces, receiver) = mpsc::channel(AHEAD);
+    let writing = write(Sender { pieces, framing });
+    // Who has gone away needs no end.
+    tokio::spawn(async move { drop(writing.await) });
+    let mut response = Response::new(Body::new(Pieces(receiver)));
+    let kind = match framing {
+        Framing::Events | Framing::NamedEvents => "text/event-stream; charset=utf-8",
+        Framing::Lines => "application/x-ndjson",
+    };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies that collect a response before they pass it on are told not to.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// A body of pieces as they are sent.
+struct Pieces(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}

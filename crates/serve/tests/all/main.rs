@@ -1,0 +1,7 @@
+//! The server from outside, over sockets, as one test program.
+
+mod anthropic;
+mod common;
+mod ollama;
+mod openai;
+mod safety;

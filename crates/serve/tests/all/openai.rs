@@ -1,0 +1,287 @@
+//! OpenAI's interface on the wire, with the bundled model.
+
+use crate::common::{engine, get, limits, post, serve, shared};
+use delft::{GenerateOptions, Prompt};
+use delft_serve::Access;
+use serde_json::{Value, json};
+
+const QUESTION: &str = "Tell me a story about a lamp that cannot sleep";
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({
+        "model": "stories",
+        "messages": [{ "role": "user", "content": QUESTION }],
+        "max_tokens": 24,
+        "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// The text that the engine itself writes, its first token, and the number of tokens of the prompt.
+fn expected(max_tokens: usize) -> (String, u32, usize) {
+    let engine = engine();
+    let messages = vec![json!({ "role": "user", "content": QUESTION })];
+    let prompt = Prompt::Chat { messages, extra: serde_json::Map::new() };
+    let tokens = engine.encode(&prompt).unwrap();
+    let mut sampling = engine.sampling_defaults().clone();
+    sampling.temperature = 0.0;
+    let options =
+        GenerateOptions { sampling, max_tokens: Some(max_tokens), ..GenerateOptions::default() };
+    let mut session = engine.session();
+    let written = session.generate(tokens.clone(), &options).unwrap().map(Result::unwrap);
+    let written: Vec<_> = written.collect();
+    let text = written.iter().map(|token| token.text.as_str()).collect();
+    (text, written[0].id, tokens.len())
+}
+
+#[test]
+fn a_chat_is_what_the_engine_writes() {
+    let (text, _, prompt_tokens) = expected(24);
+    let response = post(shared(), "/v1/chat/completions", &chat(json!({})));
+    assert_eq!(response.status, 200, "{response:?}");
+    assert!(response.header("x-request-id").is_some());
+    let object = response.json();
+    assert_eq!(object["object"], "chat.completion");
+    assert_eq!(object["model"], "stories");
+    assert_eq!(object["choices"][0]["message"]["content"], text);
+    assert_eq!(object["choices"][0]["message"]["role"], "assistant");
+    assert_eq!(object["choices"][0]["finish_reason"], "length");
+    assert_eq!(object["usage"]["prompt_tokens"], prompt_tokens);
+    assert_eq!(object["usage"]["completion_tokens"], 24);
+    assert_eq!(object["usage"]["total_tokens"], prompt_tokens + 24);
+
+    let options = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let response = post(shared(), "/v1/chat/completions", &chat(options));
+    assert_eq!(response.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    assert!(response.body.ends_with("data: [DONE]\n\n"));
+    let events = response.events();
+    let content =
+        |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_string);
+    assert_eq!(events.iter().filter_map(content).collect::<String>(), text);
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let [.., last, usage] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"]["completion_tokens"], 24);
+    assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
+}
+
+#[test]
+fn settings_change_the_answer() {
+    let ask = |extra: Value| {
+        let response = post(shared(), "/v1/chat/completions", &chat(extra));
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()
+    };
+    let content =
+        |object: &Value| object["choices"][0]["message"]["content"].as_str().unwrap().to_string();
+    let plain = content(&ask(json!({})));
+
+    // A stop string ends the text in front of it.
+    let word = plain.split(' ').nth(4).unwrap();
+    let stopped = ask(json!({ "stop": [word] }));
+    assert_eq!(content(&stopped), plain[..plain.find(word).unwrap()]);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+
+    // The same seed gives the same text, and several answers differ.
+    let warm = |seed: u64| content(&ask(json!({ "temperature": 1.5, "seed": seed })));
+    assert_eq!(warm(7), warm(7));
+    assert_ne!(warm(7), warm(8));
+    let several = ask(json!({ "temperature": 1.5, "seed": 7, "n": 3 }));
+    let choices = several["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    assert_eq!(choices[0]["message"]["content"], warm(7).as_str());
+    assert_eq!(choices[1]["message"]["content"], warm(8).as_str());
+    assert_eq!(several["usage"]["completion_tokens"], 72);
+
+    // Each token's log-probabilities: it is the likeliest at temperature 0, and its log-probability is the first of the list.
+    let told = ask(json!({ "logprobs": true, "top_logprobs": 3 }));
+    let tokens = told["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(tokens.len(), 24);
+    let text: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(text.trim_start(), plain.trim_start());
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        assert!(top[0]["logprob"].as_f64().unwrap() >= token["logprob"].as_f64().unwrap());
+        assert!(top.is_sorted_by(|a, b| a["logprob"].as_f64() >= b["logprob"].as_f64()));
+    }
+
+    // A token that is ruled out is not chosen.
+    let (_, first, _) = expected(1);
+    let other = content(&ask(json!({ "logit_bias": { first.to_string(): -100 } })));
+    assert_ne!(other, plain);
+}
+
+#[test]
+fn the_next_turn_finds_the_earlier_ones_computed() {
+    let own = serve(limits(), Access::default());
+    let first =
+        post(own.address(), "/v1/chat/completions", &chat(json!({ "max_tokens": 12 }))).json();
+    let messages = json!([
+        { "role": "user", "content": QUESTION },
+        first["choices"][0]["message"],
+        { "role": "user", "content": "another one" },
+    ]);
+    let next = post(own.address(), "/v1/chat/completions", &chat(json!({ "messages": messages })));
+    let usage = &next.json()["usage"];
+    let before = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= before, "{usage}");
+    own.stop().unwrap();
+}
+
+#[test]
+fn completions_continue_texts_as_they_stand() {
+    let ask = |extra: Value| {
+        let mut body =
+            json!({ "model": "stories", "prompt": "Once upon a time", "temperature": 0 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let response = post(shared(), "/v1/completions", &body);
+        assert_eq!(response.status, 200, "{response:?}");
+        response
+    };
+    let text =
+        |object: &Value, i: usize| object["choices"][i]["text"].as_str().unwrap().to_string();
+    let plain = ask(json!({})).json();
+    assert_eq!(plain["object"], "text_completion");
+    assert_eq!(plain["usage"]["completion_tokens"], 16, "the documented default");
+    let story = text(&plain, 0);
+    let echoed = ask(json!({ "echo": true })).json();
+    assert_eq!(text(&echoed, 0), format!("Once upon a time{story}"));
+
+    let ids = engine().encode(&"Once upon a time".into()).unwrap();
+    let several = ask(json!({ "prompt": [ids, ids], "n": 2 })).json();
+    assert_eq!(several["choices"].as_array().unwrap().len(), 4);
+    assert!((0..4).all(|i| text(&several, i) == story), "{several}");
+    assert_eq!(several["usage"]["prompt_tokens"], 2 * ids.len());
+
+    let told = ask(json!({ "logprobs": 2 })).json();
+    let logprobs = &told["choices"][0]["logprobs"];
+    for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[list].as_array().unwrap().len(), 16, "{list}");
+    }
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 2);
+
+    let streamed = ask(json!({ "stream": true }));
+    assert!(streamed.body.ends_with("data: [DONE]\n\n"));
+    let piece = |event: &Value| event["choices"][0]["text"].as_str().map(str::to_string);
+    assert_eq!(streamed.events().iter().filter_map(piece).collect::<String>(), story);
+}
+
+#[test]
+fn models_are_listed() {
+    let list = get(shared(), "/v1/models").json();
+    assert_eq!(list["data"][0]["id"], "stories");
+    assert_eq!(get(shared(), "/v1/models/stories").json()["id"], "stories");
+    let absent = get(shared(), "/v1/models/other");
+    assert_eq!(absent.status, 404);
+    assert_eq!(absent.json()["error"]["message"], "model: expected stories, found \"other\"");
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_by_name() {
+    struct Case {
+        extra: Value,
+        status: u16,
+        code: &'static str,
+        message: &'static str,
+    }
+    let long = "word ".repeat(3000);
+    let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
+    let cases = [
+        Case {
+            extra: json!({ "model": "x" }),
+            status: 404,
+            code: "model_not_found",
+            message: "model: expected stories",
+        },
+        Case {
+            extra: json!({ "messages": long }),
+            status: 400,
+            code: "invalid_request",
+            message: "messages: expected a list",
+        },
+        Case {
+            extra: json!({ "messages": [{ "role": "user", "content": long }] }),
+            status: 400,
+            code: "context_length_exceeded",
+            message: "the prompt has ",
+        },
+        Case {
+            extra: json!({ "messages": image }),
+            status: 400,
+            code: "unsupported_content",
+            message: "messages[0].content[0]: ",
+        },
+        Case {
+            extra: json!({ "temperature": -1 }),
+            status: 400,
+            code: "invalid_request",
+            message: "temperature: expected",
+        },
+        Case {
+            extra: json!({ "n": 1000 }),
+            status: 400,
+            code: "invalid_request",
+            message: "n: expected",
+        },
+        Case {
+            extra: json!({ "temprature": 1 }),
+            status: 400,
+            code: "unknown_field",
+            message: "temprature: there",
+        },
+        Case {
+            extra: json!({ "store": true }),
+            status: 400,
+            code: "unsupported_field",
+            message: "store: not",
+        },
+        Case {
+            extra: json!({ "top_logprobs": 2 }),
+            status: 400,
+            code: "invalid_request",
+            message: "top_logprobs: expected",
+        },
+        Case {
+            extra: json!({ "stop": "" }),
+            status: 400,
+            code: "invalid_request",
+            message: "stop: expected",
+        },
+        Case {
+            extra: json!({ "logit_bias": { "999999": 1 } }),
+            status: 400,
+            code: "invalid_request",
+            message: "logit_bias: expected token ids below",
+        },
+    ];
+    for Case { extra, status, code, message } in cases {
+        let shown = extra.to_string().chars().take(80).collect::<String>();
+        let response = post(shared(), "/v1/chat/completions", &chat(extra));
+        let error = &response.json()["error"];
+        assert_eq!(response.status, status, "{shown}");
+        assert_eq!(error["code"], code, "{shown}");
+        assert!(error["message"].as_str().unwrap().starts_with(message), "{shown}: {error}");
+    }
+    let noted =
+        post(shared(), "/v1/chat/completions", &chat(json!({ "user": "u", "max_tokens": 1 })));
+    assert_eq!(noted.header("x-delft-no-effect"), Some("user"));
+}
+
+#[test]
+fn text_and_tokens_go_there_and_back() {
+    let text = "Once upon a time";
+    let tokens = post(shared(), "/tokenize", &json!({ "content": text })).json();
+    let back = post(shared(), "/detokenize", &json!({ "tokens": tokens["tokens"] })).json();
+    assert_eq!(back["content"], text);
+    let messages = json!([{ "role": "user", "content": "hello" }]);
+    let prompt = post(shared(), "/apply-template", &json!({ "messages": messages })).json();
+    assert!(prompt["prompt"].as_str().unwrap().contains("<|user|>"), "{prompt}");
+    let props = get(shared(), "/props").json();
+    assert_eq!(props["models"][0]["context"], 1024);
+    let metrics = get(shared(), "/metrics").body;
+    assert!(metrics.contains("# TYPE delft_generated_tokens_total counter"), "{metrics}");
+}
