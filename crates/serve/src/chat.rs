@@ -68,7 +68,7 @@ fn message(place: &str, value: &Value) -> Result<Value, Problem> {
             _ => return Err(Problem::field(&place, "there is no such field")),
         }
     }
-    let calls = read.get("tool_calls").is_some();
+    let calls = read.contains_key("tool_calls");
     if !read.contains_key("content") {
         if !calls && !read.contains_key("reasoning_content") {
             let place = format!("{place}.content");

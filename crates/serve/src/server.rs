@@ -121,7 +121,7 @@ impl Server {
                 let _ = stop.send(());
                 signals.next().await;
             });
-            self.run_until(async { drop(stopped.await) }, async { drop(second.await) }).await
+            self.run_until(ended(stopped), ended(second)).await
         });
         runtime.shutdown_background();
         outcome
@@ -136,8 +136,8 @@ impl Server {
         let runtime = runtime()?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let until = async { drop(stopped.await) };
-            let outcome = runtime.block_on(self.run_until(until, std::future::pending()));
+            let stop = ended(stopped);
+            let outcome = runtime.block_on(self.run_until(stop, std::future::pending()));
             runtime.shutdown_background();
             outcome
         });
@@ -196,6 +196,11 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Waits until a future has an outcome, whatever it is.
+async fn ended<T>(future: impl Future<Output = T>) {
+    future.await;
 }
 
 /// A server on a thread of its own.

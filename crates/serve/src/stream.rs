@@ -92,8 +92,10 @@ where
 {
     let (pieces, receiver) = mpsc::channel(AHEAD);
     let writing = write(Sender { pieces, framing });
-    // Who has gone away needs no end.
-    tokio::spawn(async move { drop(writing.await) });
+    tokio::spawn(async move {
+        // A client that has gone away needs no end.
+        let _ = writing.await;
+    });
     let mut response = Response::new(Body::new(Pieces(receiver)));
     let kind = match framing {
         Framing::Events | Framing::NamedEvents => "text/event-stream; charset=utf-8",
