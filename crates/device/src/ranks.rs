@@ -266,7 +266,7 @@ impl RanksExecutor {
         // All are heard, whatever one of them says.
         for worker in &self.others {
             let answer = worker.hear();
-            let why = answer.as_ref().map_or_else(|why| Some(why), Answer::failure);
+            let why = answer.as_ref().map_or_else(Some, Answer::failure);
             // What a rank says that waited for one that failed is not why.
             if let Some(why) = why
                 && failure.as_ref().is_none_or(|known| known.place == PLACE)

@@ -148,7 +148,8 @@ impl Drop for Block {
     }
 }
 
-/// A copy that the device has to make before it writes: the first positions of a block that others hold too.
+/// A copy that the device has to make before it writes: a block that others hold too,
+/// of which this sequence keeps the first positions.
 #[derive(Debug)]
 pub(crate) struct Copy {
     /// The cache group of both blocks.
@@ -157,8 +158,6 @@ pub(crate) struct Copy {
     pub(crate) from: Block,
     /// Where they go.
     pub(crate) to: u32,
-    /// How many there are.
-    pub(crate) positions: usize,
 }
 
 /// Blocks that one sequence takes at most: a whole context, or what holds the window of a chunk's first token while its last
@@ -248,12 +247,11 @@ impl BlockTable {
                 let (group, shared) = (self.group, self.entry(b));
                 blocks.hold(shared);
                 blocks.leave(shared);
-                match start.saturating_sub(b * BLOCK_TOKENS) {
-                    0 => blocks.release(shared),
-                    positions => {
-                        let from = Block { pool: self.pool.clone(), group, number: shared };
-                        copies.push(Copy { group, from, to: number, positions });
-                    }
+                if start <= b * BLOCK_TOKENS {
+                    blocks.release(shared);
+                } else {
+                    let from = Block { pool: self.pool.clone(), group, number: shared };
+                    copies.push(Copy { group, from, to: number });
                 }
             }
             self.put(b, number);

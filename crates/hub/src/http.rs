@@ -64,7 +64,7 @@ impl Answer {
 
 /// Why a request failed, and whether another attempt may help.
 pub(crate) struct Failure {
-    pub(crate) error: Error,
+    pub(crate) error: Box<Error>,
     /// How long to wait before the next attempt; None when it would fail likewise.
     pub(crate) retry: Option<Duration>,
     /// The HTTP status, where the hub answered.
@@ -73,13 +73,13 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn hint(self, hint: &str) -> Failure {
-        Failure { error: self.error.hint(hint), ..self }
+        Failure { error: Box::new(self.error.hint(hint)), ..self }
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Failure { error, retry: None, status: None }
+        Failure { error: Box::new(error), retry: None, status: None }
     }
 }
 
@@ -220,7 +220,7 @@ impl<'a> Client<'a> {
     ) -> Result<()> {
         *failures += 1;
         let Some(asked) = failure.retry.filter(|_| *failures < ATTEMPTS) else {
-            return Err(failure.error);
+            return Err(*failure.error);
         };
         let pause = (self.hub.retry_wait * 2u32.pow(*failures - 1)).max(asked);
         progress.note(&format!(
@@ -267,7 +267,7 @@ impl<'a> Client<'a> {
             ureq::Error::BodyStalled => (network("the connection closed early".to_string()), true),
             error => (network(error.to_string()), false),
         };
-        Failure { error, retry: again.then_some(Duration::ZERO), status: None }
+        Failure { error: Box::new(error), retry: again.then_some(Duration::ZERO), status: None }
     }
 
     /// The hub answered with an error status: what it means and what to do.
@@ -312,7 +312,7 @@ impl<'a> Client<'a> {
             _ => Kind::BadInput,
         };
         Failure {
-            error: error.of(kind),
+            error: Box::new(error.of(kind)),
             retry: again.then_some(Duration::from_secs(asked.min(60))),
             status: Some(status),
         }

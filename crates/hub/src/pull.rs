@@ -273,7 +273,8 @@ fn receive(
 ) -> std::result::Result<(), Failure> {
     let Wanted { place, path, name, size, .. } = *wanted;
     let stuck = |error| Failure::from(disk(partial, error));
-    let again = |error| Failure { error, retry: Some(Duration::ZERO), status: None };
+    let again =
+        |error| Failure { error: Box::new(error), retry: Some(Duration::ZERO), status: None };
     let mut have = file.seek(SeekFrom::End(0)).map_err(stuck)?;
     let answer = match client.get(place, path, Part::from(have)) {
         Ok(answer) => answer,

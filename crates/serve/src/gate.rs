@@ -155,11 +155,14 @@ mod tests {
         access.check(&request).map_or_else(|problem| problem.status.as_u16(), |()| 200)
     }
 
+    /// Names and values.
+    type Headers<'a> = &'a [(&'a str, &'a str)];
+
     #[test]
     fn hosts_and_origins_are_checked() {
         let open = Access { hosts: vec!["box.lan".into()], ..Access::default() };
         let cors = Access { origins: vec!["https://a.example".into()], ..Access::default() };
-        let cases: &[(&Access, &[(&str, &str)], u16, &str)] = &[
+        let cases: &[(&Access, Headers<'_>, u16, &str)] = &[
             (&open, &[("host", "localhost:11435")], 200, "its name"),
             (&open, &[("host", "127.0.0.1:11435")], 200, "an address"),
             (&open, &[("host", "[::1]:11435")], 200, "an address of version 6"),
@@ -192,7 +195,7 @@ mod tests {
     fn keys_are_asked_for_everywhere_but_at_the_door() {
         let access = Access { keys: vec!["one".into(), "two".into()], ..Access::default() };
         let host = ("host", "anything.example");
-        let cases: &[(&str, &[(&str, &str)], u16)] = &[
+        let cases: &[(&str, Headers<'_>, u16)] = &[
             ("/v1/models", &[host], 401),
             ("/v1/models", &[host, ("authorization", "Bearer two")], 200),
             ("/v1/models", &[host, ("authorization", "bearer one")], 200),

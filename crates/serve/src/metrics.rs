@@ -123,7 +123,9 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
             line(&mut out, name, "", &label(&model.name), read(&model.generator.texts));
         }
     }
-    let gauges: [(&str, &str, fn((usize, usize)) -> usize); 2] = [
+    /// Picks one of how many requests run and wait.
+    type Gauge = fn((usize, usize)) -> usize;
+    let gauges: [(&str, &str, Gauge); 2] = [
         ("delft_requests_running", "Requests in a session.", |(running, _)| running),
         ("delft_requests_waiting", "Requests in the queue.", |(_, waiting)| waiting),
     ];
@@ -133,7 +135,9 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
             line(&mut out, name, "", &label(&model.name), read(model.generator.load()));
         }
     }
-    let times: [(&str, &str, fn(&Texts) -> &Times); 2] = [
+    /// Picks one of the times that are kept.
+    type Kept = fn(&Texts) -> &Times;
+    let times: [(&str, &str, Kept); 2] = [
         ("delft_time_to_first_token_seconds", "From a session to the first token.", |t| {
             &t.first_token
         }),

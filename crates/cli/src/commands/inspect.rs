@@ -125,7 +125,7 @@ fn to_text(report: &Report, tensors: &Tensors, args: &Inspect) -> String {
                 text += &format!("  does not fit {place}: a shorter --ctx may\n");
             }
         }
-        Err(error) => line("cannot run", crate::terminal::line(&error)),
+        Err(error) => line("cannot run", crate::terminal::line(error)),
     }
     let rows: Vec<Vec<String>> = report
         .sizes
@@ -213,7 +213,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
                 several => out["device_memory"] = several.iter().map(share).collect(),
             }
         }
-        Err(error) => out["problem"] = crate::terminal::line(&error).into(),
+        Err(error) => out["problem"] = crate::terminal::line(error).into(),
     }
     out["metadata"] = Json::Object(metadata(tensors).into_iter().collect());
     if args.tensors {

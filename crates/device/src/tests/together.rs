@@ -113,7 +113,7 @@ fn step(
                 timeline.done + rows == timeline.prompt.len()
             }
             Kind::Decode => {
-                let told = timeline.forced || (i + timeline.done) % 2 == 0;
+                let told = timeline.forced || (i + timeline.done).is_multiple_of(2);
                 let known = timeline.chosen.last().filter(|_| told);
                 tokens.push(known.copied().unwrap_or(CHOSEN));
                 true
@@ -201,7 +201,7 @@ pub(crate) struct Case<'a> {
 pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]) {
     let Case { model, cache_type, count, longest, close } = case;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let tensors = Tensors::open(&path.join(model)).unwrap();
+    let tensors = Tensors::open(path.join(model)).unwrap();
     let program = program::fuse(
         &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
     );

@@ -70,13 +70,13 @@ fn who_goes_on_in_a_shared_block_copies_what_is_shared() {
     let (mut two, mut three) = (one.fork(300), one.fork(100));
     assert_eq!(pool.free(0), 6);
     two.extend(300, 310, &mut copies).unwrap();
-    let [Copy { to: 2, positions: 44, from, .. }] = &copies[..] else { panic!("{copies:?}") };
+    let [Copy { to: 2, from, .. }] = &copies[..] else { panic!("{copies:?}") };
     assert_eq!((from.number(), two.table().blocks), (1, &[0, 2][..]));
     copies.clear();
     one.extend(300, 301, &mut copies).unwrap();
     assert!(copies.is_empty() && one.table().blocks == [0, 1], "the last that has it keeps it");
     three.extend(100, 101, &mut copies).unwrap();
-    let [Copy { to: 3, positions: 100, .. }] = &copies[..] else { panic!("{copies:?}") };
+    let [Copy { to: 3, .. }] = &copies[..] else { panic!("{copies:?}") };
     // Beside the prefix tree a table goes on where it wrote last, also where it had claimed more than it then wrote.
     copies.clear();
     let shared = two.share(1).unwrap();
@@ -110,7 +110,7 @@ impl Sequence {
         for copy in &copies {
             let from = memory[copy.from.number() as usize];
             memory[copy.to as usize] = [u64::MAX; BLOCK_TOKENS];
-            memory[copy.to as usize][..copy.positions].copy_from_slice(&from[..copy.positions]);
+            memory[copy.to as usize].copy_from_slice(&from);
         }
         for (p, &value) in (start..).zip(values) {
             let Table { blocks, .. } = self.table.table();

@@ -249,7 +249,7 @@ impl Device {
         for copy in sequences.copies.drain(..) {
             let (from, to) = (copy.from.number() as usize, copy.to as usize);
             let from = self.memory[copy.group][from];
-            self.memory[copy.group][to][..copy.positions].copy_from_slice(&from[..copy.positions]);
+            self.memory[copy.group][to].copy_from_slice(&from);
         }
         let sequence = sequences.get(id).unwrap();
         let tokens = sequence.tokens();
