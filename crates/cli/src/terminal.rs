@@ -64,7 +64,7 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::Context => "--ctx",
         Setting::Rotate => "--rotate",
         Setting::CacheType => "--cache-type",
-        Setting::Device => "--device",
+        Setting::Place => "--device",
         Setting::GpuLayers => "--gpu-layers",
         Setting::SplitMode => "--split-mode",
         Setting::AllowNan => "--allow-nan",

@@ -103,6 +103,11 @@ impl Outcomes {
         choices
     }
 
+    /// Forgets all steps: no ticket is kept.
+    pub(crate) fn forget(&mut self) {
+        self.0.iter_mut().for_each(|(number, _)| *number = 0);
+    }
+
     /// What a step chose, by its ticket's number.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Choices> {
         let (of, choices) = &mut self.0[number as usize % REMEMBERED];

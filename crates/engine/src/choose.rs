@@ -173,7 +173,7 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
         Some(_) if device == Place::Cpu => {
             let error = Error::new("GPU layers", "a GPU to put layers on", "the CPU alone");
             Err(error.hint(
-                Hint::set(Setting::Device, "cuda").and(" or ").with_value(Setting::Device, "metal"),
+                Hint::set(Setting::Place, "cuda").and(" or ").with_value(Setting::Place, "metal"),
             ))
         }
         Some(0) => Ok((Place::Cpu.open(threads)?, vec![Place::Cpu])),

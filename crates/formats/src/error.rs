@@ -30,7 +30,7 @@ pub enum Setting {
     /// The element type of cached keys and values.
     CacheType,
     /// Where a model runs.
-    Device,
+    Place,
     /// How many layers run on a GPU.
     GpuLayers,
     /// How several devices share a model.
@@ -47,7 +47,7 @@ impl Setting {
         Setting::Context,
         Setting::Rotate,
         Setting::CacheType,
-        Setting::Device,
+        Setting::Place,
         Setting::GpuLayers,
         Setting::SplitMode,
         Setting::AllowNan,
@@ -60,7 +60,7 @@ impl Setting {
             Setting::Context => "context",
             Setting::Rotate => "rotation",
             Setting::CacheType => "cache type",
-            Setting::Device => "device",
+            Setting::Place => "device",
             Setting::GpuLayers => "GPU layers",
             Setting::SplitMode => "split mode",
             Setting::AllowNan => "permission for NaN",

@@ -27,6 +27,12 @@ impl Tensor<'_> {
         self.shape.iter().product()
     }
 
+    /// Whether its elements are not numbers but words of packed codes, as affine quantisation stores
+    /// them.
+    pub fn holds_codes(&self) -> bool {
+        self.dtype == DType::U32
+    }
+
     /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place` begins the error.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::groups::Settings;
 use crate::keys::Dialect;
-use formats::{DType, Error, Result, Source, Tensors};
+use formats::{Error, Result, Source, Tensors};
 use nn::{Stored, Weights};
 
 /// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in GGUF. `{}` is a block's number.
@@ -26,8 +26,8 @@ impl Weights for Names<'_> {
         let Some(tensor) = candidates.iter().find_map(|name| self.tensors.get(name)) else {
             return Ok(None);
         };
-        let source = match (&self.groups, tensor.dtype) {
-            (Some(groups), DType::U32) => groups.source(tensor.name),
+        let source = match &self.groups {
+            Some(groups) if tensor.holds_codes() => groups.source(tensor.name),
             _ => {
                 return Ok(Some(Stored {
                     shape: tensor.shape.to_vec(),

@@ -23,9 +23,9 @@ fn parsed(text: &str) -> Vec<Value> {
 
 /// What `delft run` writes for the same prompt.
 fn run(prompt: &str, arguments: &[&str]) -> String {
-    let all =
-        ["run", "--threads", "2", "--ctx", "256", "-n", "12", "--json", "--raw", "-p", prompt];
-    let output = delft().args(all).args(arguments).output().unwrap();
+    let all = ["run", "--threads", "2", "--ctx", "256", "--json", "--raw", "-p", prompt];
+    let length: &[&str] = if arguments.contains(&"-n") { &[] } else { &["-n", "12"] };
+    let output = delft().args(all).args(length).args(arguments).output().unwrap();
     assert_eq!(status(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     object["text"].as_str().unwrap().to_string()

@@ -109,6 +109,8 @@ impl<B: Backend> Chooser<B> {
     pub(super) fn forget(&mut self) {
         self.seats = Default::default();
         self.slots.iter_mut().for_each(|slot| slot.token = None);
+        // Nor has a step that was under way an answer: whoever submitted it ahead does so again.
+        self.outcomes.forget();
     }
 
     /// What a slot carries.

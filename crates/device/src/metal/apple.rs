@@ -105,7 +105,7 @@ fn default_device() -> Option<Retained<ProtocolObject<dyn MTLDevice>>> {
 /// The error for a machine that Metal cannot be used on.
 fn lacking(expected: &str, found: &str) -> Error {
     let error = Error::new("metal", expected, found).of(ErrorKind::Unsupported);
-    error.hint(Hint::set(Setting::Device, "cpu"))
+    error.hint(Hint::set(Setting::Place, "cpu"))
 }
 
 impl Metal {

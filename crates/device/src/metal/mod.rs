@@ -71,7 +71,7 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
     let expected = "macOS or iOS, and a build with the feature `metal`";
     let error = formats::Error::new("metal", expected, std::env::consts::OS);
     let error = error.of(formats::ErrorKind::Unsupported);
-    Err(error.hint(formats::Hint::set(formats::Setting::Device, "cpu")))
+    Err(error.hint(formats::Hint::set(formats::Setting::Place, "cpu")))
 }
 
 /// The driver without a GPU: Metal text on this CPU.

@@ -341,7 +341,11 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "a key that nobody knows",
         |m| m.set("attn_logit_softcapping", 50.0),
-        Refused(&["config.json: attn_logit_softcapping", "50.0", "--ignore-key"])
+        Refused(&[
+            "config.json: attn_logit_softcapping",
+            "50.0",
+            "ignored key attn_logit_softcapping"
+        ])
     ),
     case!(
         "experts",
@@ -425,8 +429,13 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "scaling unknown",
+        |m| m.set("rope_scaling", json!({ "rope_type": "spiral" })),
+        Refused(&["config.json: rope_scaling.rope_type", "spiral"])
+    ),
+    case!(
+        "scaling by factors that are missing",
         |m| m.set("rope_scaling", json!({ "rope_type": "longrope" })),
-        Refused(&["config.json: rope_scaling.rope_type", "longrope"])
+        Refused(&["config.json: rope_scaling.short_factor", "a list of numbers"])
     ),
     case!(
         "scaling by 0",
