@@ -129,6 +129,9 @@ pub(crate) fn window(options: &Options) -> usize {
     if options.dry.is_on() { usize::MAX } else { penalties }
 }
 
+/// Tokens that a chain looks back on at most in common settings.
+const USUAL: usize = 4096;
+
 /// What a slot carries from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
@@ -142,10 +145,13 @@ pub(crate) struct Carried {
 impl Carried {
     /// Takes the history of a step whose last token the host knows.
     pub(crate) fn begin(&mut self, choose: &Choose<'_>) {
-        let window = window(choose.options).min(choose.history.len());
+        let most = window(choose.options);
+        let window = most.min(choose.history.len());
         self.history.clear();
-        // One more will be chosen.
-        self.history.reserve(window + 1);
+        // Room for all that the chain will look back on, and for one more that will be chosen: steps
+        // allocate nothing. Where that is everything, the history grows by doubling.
+        let room = if most <= USUAL { most } else { window };
+        self.history.reserve(room + 1);
         self.history.extend_from_slice(&choose.history[choose.history.len() - window..]);
     }
 
