@@ -165,7 +165,7 @@ impl std::ops::AddAssign for Work {
 /// One operation of a timed replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
-    /// The operation: [`ops::Op::name`], or `head` for the one that makes the logits.
+    /// The operation: [`ops::Operation::name`], or `head` for the one that makes the logits.
     pub name: &'static str,
     /// How its matrices are encoded; none where it has none, or they differ.
     pub format: Option<Encoding>,
