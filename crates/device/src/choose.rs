@@ -1,5 +1,6 @@
 //! Choosing tokens from logits that the host has, and what a step chose.
 
+use formats::Error;
 use ops::sample::{Choice, Options, Sampler, broken};
 use program::Choose;
 use std::ops::Range;
@@ -122,13 +123,6 @@ impl Outcomes {
     }
 }
 
-/// How many of a sequence's latest tokens a sampling chain looks back on.
-pub(crate) fn window(options: &Options) -> usize {
-    // DRY looks for repetitions as far as there are tokens.
-    let penalties = if options.penalises() { options.last_n } else { 0 };
-    if options.dry.is_on() { usize::MAX } else { penalties }
-}
-
 /// Tokens that a chain looks back on at most in common settings.
 const USUAL: usize = 4096;
 
@@ -142,10 +136,19 @@ pub(crate) struct Carried {
     pub(crate) history: Vec<u32>,
 }
 
+/// The token that a slot chose last, of which `carried` is what it carries.
+///
+/// # Errors
+/// If it chose none.
+pub(crate) fn chosen(carried: Option<&Carried>, slot: u32) -> formats::Result<u32> {
+    let none = || Error::new("step", format!("a token that slot {slot} chose"), "none");
+    carried.and_then(|carried| carried.token).ok_or_else(none)
+}
+
 impl Carried {
     /// Takes the history of a step whose last token the host knows.
     pub(crate) fn begin(&mut self, choose: &Choose<'_>) {
-        let most = window(choose.options);
+        let most = choose.options.looks_back();
         let window = most.min(choose.history.len());
         self.history.clear();
         // Room for all that the chain will look back on, and for one more that will be chosen: steps
@@ -158,7 +161,7 @@ impl Carried {
     /// Adds the token that was chosen.
     pub(crate) fn push(&mut self, token: u32, options: &Options) {
         self.token = Some(token);
-        let window = window(options);
+        let window = options.looks_back();
         if window > 0 {
             let excess = (self.history.len() + 1).saturating_sub(window);
             self.history.drain(..excess.min(self.history.len()));

@@ -212,11 +212,7 @@ impl<'a> Generation<'a> {
         prompt: Vec<u32>,
         options: &GenerateOptions,
     ) -> Result<Self> {
-        options.sampling.validate(shared.config.vocab)?;
-        if prompt.is_empty() {
-            return Err(Error::new("prompt", "at least one token", "none")
-                .hint("give some text to continue"));
-        }
+        shared.check_start(&prompt, &options.sampling)?;
         let vocabulary = shared.config.vocab;
         let constraint = options.constraint.as_ref().map(|source| {
             let allowed = TokenSet::new(vocabulary);
@@ -305,10 +301,13 @@ impl<'a> Generation<'a> {
         let choice = match chosen {
             None => return Ok(None),
             Some(Ok(choice)) => choice,
-            Some(Err(Refusal::Broken(value))) => {
-                return Err(not_finite(self.session, &self.sequence, value));
+            Some(Err(refusal)) => {
+                if let Refusal::Broken(_) = refusal {
+                    // What the session cached may be of the same kind: it forgets all.
+                    self.session.clear();
+                }
+                return Err(refused(refusal, self.sequence.len() - 1));
             }
-            Some(Err(Refusal::Nothing)) => return Err(nothing_possible()),
         };
         let logprob = options.logprobs.then_some(choice.logprob);
         let likeliest = self.session.likeliest().iter();
@@ -405,23 +404,20 @@ pub fn check_logits(logits: &[f32], position: usize) -> Result<()> {
     broken(logits).map_or(Ok(()), |(_, value)| Err(no_number(position, value)))
 }
 
-/// The error of settings that rule out every token.
-pub(crate) fn nothing_possible() -> Error {
-    Error::new("sampling", "a token that may be chosen", "none")
-        .hint("a logit bias or a grammar forbids all of them")
+/// The error of logits behind the token at a position from which nothing could be chosen.
+pub(crate) fn refused(refusal: Refusal, position: usize) -> Error {
+    match refusal {
+        Refusal::Broken(value) => no_number(position, value),
+        Refusal::Nothing => Error::new("sampling", "a token that may be chosen", "none")
+            .hint("a logit bias or a grammar forbids all of them"),
+    }
 }
 
 /// The error of logits that are no numbers, or infinite.
-pub(crate) fn no_number(position: usize, value: f32) -> Error {
+fn no_number(position: usize, value: f32) -> Error {
     let place = format!("logits at position {position}");
     let error = Error::new(place, "finite numbers", value);
     error.hint("the weights are damaged, or their products exceed what f32 and f16 hold")
-}
-
-/// The error of logits from which nothing may be chosen. The session forgets all: what it cached may be of the same kind.
-fn not_finite(session: &mut Session, sequence: &[u32], value: f32) -> Error {
-    session.clear();
-    no_number(sequence.len() - 1, value)
 }
 
 impl Iterator for Generation<'_> {

@@ -279,6 +279,17 @@ impl Shared {
         Ok(())
     }
 
+    /// Checks what a generation begins with: the settings of its sampling, and that its prompt says
+    /// something.
+    pub(crate) fn check_start(&self, prompt: &[u32], sampling: &Options) -> Result<()> {
+        sampling.validate(self.config.vocab)?;
+        if prompt.is_empty() {
+            let error = Error::new("prompt", "at least one token", "none");
+            return Err(error.hint("give some text to continue"));
+        }
+        Ok(())
+    }
+
     /// Positions left beside those in use; unlimited where the context rotates.
     pub(crate) fn room(&self, used: usize) -> usize {
         let most = if self.options.rotate { u32::MAX as usize } else { self.info.context };

@@ -122,17 +122,13 @@ impl Engine {
     pub fn submit(&self, request: Request) -> Result<Generating> {
         let shared = &self.0;
         let prompt = self.encode(&request.prompt)?;
-        request.options.sampling.validate(shared.config.vocab)?;
         let Request { options, .. } = &request;
+        shared.check_start(&prompt, &options.sampling)?;
         if options.constraint.is_some() || options.top_logprobs > 0 {
             let found = "a constraint, or the likeliest tokens asked for";
             return Err(Error::new("options", "what requests computed together can have", found)
                 .of(ErrorKind::Unsupported)
                 .hint("Session::generate has both"));
-        }
-        if prompt.is_empty() {
-            return Err(Error::new("prompt", "at least one token", "none")
-                .hint("give some text to continue"));
         }
         shared.check(&prompt, 0)?;
         // More make room when they come.

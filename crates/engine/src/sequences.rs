@@ -7,7 +7,6 @@
 use crate::pool::{BlockTable, Copy, Pool};
 use crate::prefix::{Key, Miss, Prefixes};
 use crate::schedule::{Cache, Id, Pending};
-use program::BLOCK_TOKENS;
 use std::collections::HashMap;
 
 /// A request's sequence.
@@ -110,8 +109,6 @@ pub(crate) struct Sequences {
     /// Rows of a step at most.
     chunk: usize,
     sequences: HashMap<Id, Sequence>,
-    /// Whether the device copies blocks.
-    copies_blocks: bool,
     /// What the device has to copy before the next step, in this order.
     pub(crate) copies: Vec<Copy>,
 }
@@ -123,7 +120,6 @@ impl Sequences {
         prefixes: Prefixes,
         groups: &[(Option<usize>, usize)],
         chunk: usize,
-        copies_blocks: bool,
     ) -> Sequences {
         Sequences {
             pool,
@@ -131,7 +127,6 @@ impl Sequences {
             groups: groups.to_vec(),
             chunk,
             sequences: HashMap::new(),
-            copies_blocks,
             copies: Vec::new(),
         }
     }
@@ -214,13 +209,7 @@ impl Cache for Sequences {
         let most = sequence.tokens.len().saturating_sub(1);
         let exact = sequence.exact || sequence.reused.is_some();
         let mut tree = self.prefixes.tree();
-        let mut found = tree.find(&key, most, exact);
-        if !self.copies_blocks {
-            // What is inside a block can be shared only by a copy.
-            let (whole, miss) = (found.len / BLOCK_TOKENS * BLOCK_TOKENS, found.miss);
-            found = tree.find(&key, whole, exact);
-            found.miss = found.miss.or(miss);
-        }
+        let found = tree.find(&key, most, exact);
         tree.adopt(&found, &mut sequence.tables);
         let kinds = tree.decoded(&found);
         sequence.decoded.iter_mut().zip(kinds).for_each(|(own, kind)| *own = kind);

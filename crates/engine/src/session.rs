@@ -98,11 +98,15 @@ impl Session {
         self.tables.iter_mut().for_each(|t| t.truncate(len));
     }
 
+    /// How many tokens its timeline begins with that `tokens` begins with too.
+    pub fn shares(&self, tokens: &[u32]) -> usize {
+        self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+    }
+
     /// Goes back to the longest prefix shared with `tokens` and returns its length. At least one token is left to
     /// compute, so that there are logits.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> usize {
-        let shared = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        self.truncate(shared.min(tokens.len().saturating_sub(1)));
+        self.truncate(self.shares(tokens).min(tokens.len().saturating_sub(1)));
         self.tokens.len()
     }
 
@@ -286,10 +290,9 @@ impl Session {
     ) -> Result<Option<std::result::Result<Choice, Refusal>>> {
         let shared = self.shared.clone();
         let start = self.tokens.len();
-        let told = choose.logprobs.is_none_or(|likeliest| likeliest == 0);
-        let plain = choose.mask.is_none() && told && !choose.options.needs_host();
         let mut executor = shared.executor();
-        let further = usize::from(more && plain && self.room() > 1 && executor.ahead() > 0);
+        let further =
+            usize::from(more && !choose.needs_host() && self.room() > 1 && executor.ahead() > 0);
         let before = self.ahead.take().filter(|ticket| executor.keeps(*ticket));
         let mut submit = |session: &mut Session, token: u32, start: usize| {
             let slot = session.slot()?;

@@ -3,17 +3,17 @@
 //! It starts with the first request and ends with its engine. A panic while a token is chosen ends the request that it belongs
 //! to; a step that fails, or panics, ends all requests that are in it.
 
-use crate::generate::{Finish, GenerateOptions, Metrics, no_number, nothing_possible};
+use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::pool::BlockTable;
 use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
 use crate::slots::Slot;
-use device::{Refusal, Watch};
+use device::Watch;
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
-use program::{Choose, Kind, Sequence as Rows, Step, Table};
+use program::{Choose, Kind, Sequence as Rows, Step, Table, recycle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -141,12 +141,6 @@ struct Memory {
     rows: Vec<Rows<'static>>,
 }
 
-/// The memory of a vector for elements of another lifetime. None is left, so that collecting what becomes of them takes their place.
-fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
-    memory.clear();
-    memory.into_iter().map(|_| unreachable!("it is empty")).collect()
-}
-
 struct Worker {
     scheduler: Scheduler,
     sequences: Sequences,
@@ -179,13 +173,7 @@ impl Worker {
         };
         Worker {
             scheduler: Scheduler::new(limits),
-            sequences: Sequences::new(
-                shared.pool.clone(),
-                shared.prefixes.clone(),
-                &groups,
-                chunk,
-                true,
-            ),
+            sequences: Sequences::new(shared.pool.clone(), shared.prefixes.clone(), &groups, chunk),
             jobs: HashMap::new(),
             next: 0,
             start: Instant::now(),
@@ -439,10 +427,8 @@ impl Worker {
         let choosing =
             parts().filter(|(_, sequence, _)| sequence.computed() == sequence.tokens().len());
         for (i, (work, sequence, _)) in choosing.enumerate() {
-            let choice = outcome.choice(i).map_err(|refusal| match refusal {
-                Refusal::Broken(value) => no_number(sequence.computed() - 1, value),
-                Refusal::Nothing => nothing_possible(),
-            });
+            let position = sequence.computed() - 1;
+            let choice = outcome.choice(i).map_err(|refusal| refused(refusal, position));
             chosen.push((work.id, choice));
         }
         if let Some((id, words)) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {

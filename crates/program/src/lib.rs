@@ -22,7 +22,7 @@ pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 pub use split::Part;
 pub use step::{
-    CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table,
+    CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table, recycle,
 };
 pub use weight::Weight;
 

@@ -54,6 +54,15 @@ pub struct Choose<'a> {
     pub logprobs: Option<usize>,
 }
 
+impl Choose<'_> {
+    /// Whether it takes more than a chain that every device has: a mask, the likeliest tokens, or a
+    /// sampler that only hosts have.
+    pub fn needs_host(&self) -> bool {
+        let likeliest = self.logprobs.is_some_and(|likeliest| likeliest > 0);
+        self.mask.is_some() || likeliest || self.options.needs_host()
+    }
+}
+
 /// The rows of one sequence in a step: consecutive indices of its cache.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
@@ -290,7 +299,7 @@ pub struct StepMemory {
 
 /// The memory of a vector, for elements of another lifetime: collecting an iterator of the vector's
 /// own elements, none of which is left, takes its place.
-fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
+pub fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
     memory.clear();
     memory.into_iter().map(|_| unreachable!("it is empty")).collect()
 }

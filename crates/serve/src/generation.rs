@@ -146,11 +146,8 @@ impl Generator {
     /// The idle session that shares the longest prefix with a prompt, else the one that holds least.
     fn take(&self, prompt: &[u32]) -> Session {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = |session: &Session| {
-            let tokens = session.tokens();
-            let shared = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            (shared, std::cmp::Reverse(tokens.len()))
-        };
+        let held =
+            |session: &Session| (session.shares(prompt), std::cmp::Reverse(session.tokens().len()));
         let best = (0..idle.len()).max_by_key(|&i| held(&idle[i]));
         // There are as many as permits; were one lost, a new one takes its place.
         best.map_or_else(|| self.engine.session(), |best| idle.swap_remove(best))

@@ -4,7 +4,7 @@ use super::class::Class;
 use super::memory;
 use super::profile::{Span, Spans, profile};
 use super::replay::{Replay, Row};
-use crate::choose::{Carried, Choices, HostSampler, Outcomes};
+use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
 use crate::{
     Executor, Limits, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket, Watch,
     finite, plan,
@@ -17,7 +17,9 @@ use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
 use ops::{Op, Rope, Rows};
-use program::{BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId};
+use program::{
+    BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId, recycle,
+};
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -328,12 +330,6 @@ fn load_weights(
     Ok(weights)
 }
 
-/// A vector's memory, for elements that borrow from elsewhere.
-fn recycle<'a>(mut memory: Vec<Sequence<'_>>) -> Vec<Sequence<'a>> {
-    memory.clear();
-    memory.into_iter().map(|_| unreachable!("it is empty")).collect()
-}
-
 impl Rowed {
     /// Takes a step's rows, with the tokens that its sequences chose last in their places.
     fn set(&mut self, step: &Step<'_>, slots: &[Carried]) -> Result<()> {
@@ -349,12 +345,8 @@ impl Rowed {
             };
             self.rows.extend((0..sequence.rows).map(row));
             if self.tokens[first] == CHOSEN {
-                let chosen = slots.get(sequence.slot as usize).and_then(|slot| slot.token);
-                let none = || {
-                    let expected = format!("a token that slot {} chose", sequence.slot);
-                    Error::new("step", expected, "none")
-                };
-                self.tokens[first] = chosen.ok_or_else(none)?;
+                let carried = slots.get(sequence.slot as usize);
+                self.tokens[first] = chosen(carried, sequence.slot)?;
             }
         }
         Ok(())

@@ -202,16 +202,9 @@ impl Replay<'_> {
                 };
                 math::zip_in_place(isa, *f, y, b);
             }
-            Op::Map(_) | Op::Scale(_) => {
-                let range = self.elements(node, rows, worker);
-                self.copy_unless_in_place(index, node, 0, range.clone());
-                // SAFETY: each worker has its own elements.
-                let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
-                match node.op {
-                    Op::Scale(Scale { by }) => math::scale_in_place(isa, by, y),
-                    Op::Map(Map(f)) => math::map_in_place(isa, f, y),
-                    _ => unreachable!("matched above"),
-                }
+            Op::Map(Map(f)) => math::map_in_place(isa, *f, self.own(index, node, rows, worker)),
+            Op::Scale(Scale { by }) => {
+                math::scale_in_place(isa, *by, self.own(index, node, rows, worker));
             }
             Op::Rope(rope) => {
                 let (width, angles) = (self.width(node.inputs[0]), self.angles_of(rope));
@@ -249,6 +242,15 @@ impl Replay<'_> {
     /// This worker's share of all elements of a node's output.
     fn elements(&self, node: &Node, rows: usize, worker: &Worker<'_>) -> Range<usize> {
         worker.split_units(rows * self.width(node.outputs[0]), ROWS)
+    }
+
+    /// A worker's elements of an elementwise operation's output, which hold those of its input.
+    #[expect(clippy::mut_from_ref, reason = "workers' elements do not meet")]
+    fn own(&self, index: usize, node: &Node, rows: usize, worker: &Worker<'_>) -> &mut [f32] {
+        let range = self.elements(node, rows, worker);
+        self.copy_unless_in_place(index, node, 0, range.clone());
+        // SAFETY: each worker has its own elements.
+        unsafe { self.floats(self.offset(node.outputs[0]), range) }
     }
 
     /// Copies an input's elements to the output, unless the plan lets the output take over its bytes.

@@ -22,7 +22,7 @@ use formats::{Error, Result};
 use super::Backend;
 use super::executor::GpuExecutor;
 use super::lower::{Key, SEATS, Samples, Sampling};
-use crate::choose::{Carried, HostSampler, Outcomes, Refusal};
+use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
 use crate::{IN_FLIGHT, Ticket};
 
 /// Steps before a run is staged again: room in the history for as many tokens.
@@ -144,19 +144,12 @@ fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// Whether choosing is the host's: the device knows neither masks, nor the likeliest tokens, nor
-/// all samplers.
-fn by_host(choose: &Choose<'_>) -> bool {
-    let chain = choose.options.needs_host();
-    chain || choose.mask.is_some() || choose.logprobs.is_some_and(|likeliest| likeliest > 0)
-}
-
 impl<B: Backend> GpuExecutor<B> {
     /// The one sequence of a step that the device chooses from by itself: a row that decodes.
     pub(super) fn fed<'a>(&self, step: &Step<'a>) -> Option<Choosing<'a>> {
         let one = step.kind == Kind::Decode && step.tokens.len() == 1 && step.outputs.len() == 1;
         let choosing = step.choosing().next().filter(|_| one && self.chooses())?;
-        (!by_host(choosing.choose)).then_some(choosing)
+        (!choosing.choose.needs_host()).then_some(choosing)
     }
 
     /// Submits a step that the device chooses from.
@@ -194,8 +187,7 @@ impl<B: Backend> GpuExecutor<B> {
         if token != CHOSEN {
             return Ok(token);
         }
-        let none = || Error::new("step", format!("a token that slot {slot} chose"), "none");
-        self.chooser.slot(slot).token.ok_or_else(none)
+        chosen(Some(self.chooser.slot(slot)), slot)
     }
 
     /// Stages a run; returns its seat.

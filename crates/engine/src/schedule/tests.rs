@@ -1,6 +1,6 @@
 //! Random traces: nothing starves, nothing leaks, gaps are bounded, and tokens do not depend on neighbours.
 //!
-//! `DELFT_TRACES` sets how many traces of the scheduler alone are run.
+//! `DELFT_TEST_TRACES` sets how many traces of the scheduler alone are run.
 
 use super::*;
 use crate::pool::{Pool, first_seen};
@@ -174,7 +174,8 @@ fn trace(seed: u64) -> u64 {
 
 #[test]
 fn every_request_comes_to_its_end_whatever_comes() {
-    let traces = std::env::var("DELFT_TRACES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let traces =
+        std::env::var("DELFT_TEST_TRACES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
     let steps: u64 = (0..traces).map(trace).sum();
     println!("{traces} traces, {steps} steps");
 }
@@ -308,8 +309,7 @@ fn tokens_do_not_depend_on_neighbours_prefixes_or_preemption() {
         let pool = Pool::new(&vec![blocks; windows.len()]);
         let groups: Vec<_> = windows.iter().map(|&window| (window, context)).collect();
         let prefixes = Prefixes::new(&windows);
-        let mut sequences =
-            Sequences::new(pool.clone(), prefixes.clone(), &groups, chunk, seed % 4 < 3);
+        let mut sequences = Sequences::new(pool.clone(), prefixes.clone(), &groups, chunk);
         let limits = Limits { prompt_rows: chunk, shared_rows: 70, ..LIMITS };
         let mut scheduler = Scheduler::new(limits);
         let memory = vec![vec![[0; BLOCK_TOKENS]; blocks]; windows.len()];
