@@ -15,7 +15,7 @@ target=aarch64-unknown-linux-gnu
 skip() {
     printf '\n== skipped: the NEON kernels are not run: %s\n' "$1"
     # The list of what a whole run has skipped: see steps.sh.
-    [ -z "${DELFT_SKIPPED:-}" ] || printf 'the NEON kernels are not run: %s\n' "$1" >> "$DELFT_SKIPPED"
+    [ -z "${DELFT_TEST_SKIPPED:-}" ] || printf 'the NEON kernels are not run: %s\n' "$1" >> "$DELFT_TEST_SKIPPED"
     exit 0
 }
 command -v qemu-aarch64 > /dev/null || skip "no qemu-aarch64 (Debian: qemu-user)"

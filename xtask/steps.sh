@@ -1,10 +1,10 @@
 # Sourced by .ci/run and xtask/proof: steps with the time at which each begins, and one list of what
-# was skipped, which tests append to through the file that DELFT_SKIPPED names (`testing::skipped`).
+# was skipped, which tests append to through the file that DELFT_TEST_SKIPPED names (`testing::skipped`).
 
-DELFT_SKIPPED="${TMPDIR:-/tmp}/delft-skipped.$$"
-export DELFT_SKIPPED
-: > "$DELFT_SKIPPED"
-trap 'rm -f "$DELFT_SKIPPED"' EXIT
+DELFT_TEST_SKIPPED="${TMPDIR:-/tmp}/delft-skipped.$$"
+export DELFT_TEST_SKIPPED
+: > "$DELFT_TEST_SKIPPED"
+trap 'rm -f "$DELFT_TEST_SKIPPED"' EXIT
 
 # step COMMAND..: runs it, under a line that says what and when.
 step() { printf '\n== %s (after %d s)\n' "$*" $SECONDS; "$@"; }
@@ -12,7 +12,7 @@ step() { printf '\n== %s (after %d s)\n' "$*" $SECONDS; "$@"; }
 # skipped WHY
 skipped() {
   printf '\n== skipped: %s\n' "$1"
-  printf '%s\n' "$1" >> "$DELFT_SKIPPED"
+  printf '%s\n' "$1" >> "$DELFT_TEST_SKIPPED"
 }
 
 # has_target TRIPLE: whether Rust can build for it, which it is asked to learn where rustup is
@@ -24,9 +24,9 @@ has_target() {
 # finish: the time that all took, and what was skipped.
 finish() {
   printf '\n== passed in %d s\n' $SECONDS
-  if [ -s "$DELFT_SKIPPED" ]; then
+  if [ -s "$DELFT_TEST_SKIPPED" ]; then
     printf 'skipped here, and why:\n'
-    sort -u "$DELFT_SKIPPED" | sed 's/^/  /'
+    sort -u "$DELFT_TEST_SKIPPED" | sed 's/^/  /'
   else
     printf 'nothing was skipped\n'
   fi

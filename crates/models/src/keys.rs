@@ -2,7 +2,7 @@
 //! every key that was asked for. A key that says something and that nobody asked for may change what the model computes: such a
 //! file is refused by that key.
 
-use crate::harmless::{HARMLESS, HARMLESS_VALUES};
+use crate::harmless::{HARMLESS_VALUES, is_harmless};
 use crate::stated::Stated;
 use formats::gguf::{Metadata, Value as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
@@ -234,7 +234,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn refuse_unread(&self, ignored: &[String]) -> Result<()> {
         let passes = |name: &str| {
             let spelled = format!("{}{name}", self.prefix);
-            HARMLESS.contains(&name)
+            is_harmless(name)
                 || self.asked.borrow().contains(&spelled)
                 || ignored.iter().any(|key| *key == spelled || key == name)
         };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 mod fixtures;
 
 /// Notes that the running test, or a part of it, is skipped, and why: on standard output, and in
-/// the file that the variable `DELFT_SKIPPED` names, if it is set. `.ci/run` prints that file at
+/// the file that the variable `DELFT_TEST_SKIPPED` names, if it is set. `.ci/run` prints that file at
 /// its end, so that a run on a machine that lacks something does not look like a full one.
 ///
 /// # Panics
@@ -18,7 +18,7 @@ mod fixtures;
 /// If the file cannot be written.
 pub fn skipped(why: impl Display) {
     println!("skipped: {why}");
-    let Some(path) = std::env::var_os("DELFT_SKIPPED") else { return };
+    let Some(path) = std::env::var_os("DELFT_TEST_SKIPPED") else { return };
     // Cargo sets the package's name where it runs tests, the harness names each test's thread.
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let thread = std::thread::current();
