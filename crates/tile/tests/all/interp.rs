@@ -1,6 +1,7 @@
 //! The interpreter runs kernels as the language says: every instruction, against numbers worked out in plain Rust; and
 //! each kernel again as the passes lower it for every target.
 
+use crate::language::rms_norm;
 use half::bf16;
 use tile::case::{Buffer, Case, Expected, noise};
 use tile::dsl::*;
@@ -23,28 +24,6 @@ fn one_group(threads: u32) {
 
 fn numbers<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
     values.iter().map(|v| (*v).into()).collect()
-}
-
-#[kernel]
-fn rms_norm(
-    x: In<{ scalar }>,
-    y: Out<{ scalar }>,
-    width: Const<u32>,
-    eps: Const<f32>,
-    scalar: Scalar,
-    group: u32,
-) {
-    launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
-    let row = group_id() * width;
-    let mut sum = Var::new(0.0);
-    for i in strided(width) {
-        let v = x[row + i];
-        sum += v * v;
-    }
-    let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
-    for i in strided(width) {
-        y[row + i] = x[row + i] * scale;
-    }
 }
 
 #[test]

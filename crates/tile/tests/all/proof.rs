@@ -3,6 +3,7 @@
 //! Of the inventory's kernels a few of each family are run, or all if DELFT_ALL_KERNELS is set.
 
 use crate::inventory;
+use crate::language::rms_norm;
 use tile::case::{Buffer, Case, Expected, noise, tolerance};
 use tile::dsl::*;
 use tile::emit::{self, Dialect};
@@ -11,29 +12,6 @@ use tile::launch::{Mode, Numbers};
 use tile::passes::{self, Target};
 use tile::proof::{self, Program, Schedule, Unproved};
 use tile::types::Scalar;
-
-/// Root-mean-square norm of a row per threadgroup: loops, a reduction over shared memory, a constant of each kind.
-#[kernel]
-fn norm(
-    x: In<{ scalar }>,
-    y: Out<{ scalar }>,
-    width: Const<u32>,
-    eps: Const<f32>,
-    scalar: Scalar,
-    group: u32,
-) {
-    launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], group);
-    let row = group_id() * width;
-    let mut sum = Var::new(0.0);
-    for i in strided(width) {
-        let v = x[row + i];
-        sum += v * v;
-    }
-    let scale = (group_sum(sum.get()) / width.f32() + eps).rsqrt();
-    for i in strided(width) {
-        y[row + i] = x[row + i] * scale;
-    }
-}
 
 /// `c = a b^T` in tiles of 32 x 32: a 16 x 16 tile for each of four simdgroups, operands copied ahead to shared memory.
 #[kernel]
@@ -198,7 +176,7 @@ fn norm_case(scalar: Scalar, rows: usize, width: usize, group: u32) -> Case {
         want.extend(row.iter().map(|v| v * scale));
     }
     Case {
-        kernel: norm(scalar, group).record(),
+        kernel: rms_norm(scalar, group).record(),
         label: format!("{rows} x {width}, {group} threads"),
         numbers: Numbers::new()
             .with("rows", rows as u32)
