@@ -668,8 +668,8 @@ pub(crate) struct Bench {
     /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding takes
     #[arg(long)]
     pub(crate) sampled: bool,
-    /// Generate in so many sequences at a time, for each of these numbers; speeds are of all of
-    /// them together
+    /// Numbers of sequences to generate at the same time, a measurement for each; its speed counts the
+    /// tokens of all sequences
     #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=64), conflicts_with = "sampled")]
     pub(crate) batch: Vec<u64>,
     /// Measured runs

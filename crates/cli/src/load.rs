@@ -74,7 +74,7 @@ fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
     Ok(())
 }
 
-/// [`engine`] with a context, and with room for so many sessions, of the caller's choice.
+/// [`engine`] with a context and a number of sessions that the caller chooses.
 pub(crate) fn engine_with(
     args: &LoadArgs,
     context: Option<usize>,

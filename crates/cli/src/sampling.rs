@@ -9,7 +9,7 @@ use crate::args::{self, OrNone, SamplingArgs};
 use crate::load;
 use crate::terminal::Outcome;
 
-/// Texts over which DRY follows no repetition where nobody says otherwise: llama.cpp's.
+/// Default sequence breakers of DRY, which are llama.cpp's: no repetition is followed over them.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// What a generation shall do: the model's defaults with the flags over them.

@@ -16,23 +16,24 @@ use serde_json::{Map, Value, json};
 
 use crate::args::Batch;
 use crate::progress::style;
-use crate::terminal::{Outcome, Stop, aside, stderr_is_terminal};
+use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
 use crate::{interrupt, load, sampling};
 
 /// Requests that are handed to the engine before the first of them is answered.
 const AHEAD: usize = 64;
 
-/// What is read of a line at most: a longer one is no request.
+/// Bytes of the longest line that is read; a longer one is an error.
 const LONGEST: u64 = 64 << 20;
 
 pub(crate) fn run(args: &Batch) -> Outcome {
     let Some(name) = &args.file else {
         let error = Error::new("batch", "a file of requests, one JSON object a line", "none");
-        return Err(Stop::Usage(error.hint("delft batch --help has an example").to_string()));
+        let error = error.hint("delft batch --help has an example");
+        return Err(Stop::Usage(line(&error)));
     };
     let mut lines = Lines::open(name)?;
     let mut output = Output::open(args.output.as_deref())?;
-    // What is answered already is read once more, so that a mistaken file is met before a model is loaded.
+    // Earlier answers are checked against the requests first: a mistaken file is refused before a model is loaded.
     let answered = output.skip(&mut lines)?;
     let (engine, _) = load::engine(&args.load, false)?;
     let options = sampling::options(&engine, &args.sampling)?;
@@ -70,7 +71,7 @@ struct Lines {
 struct Line {
     /// Counted from 1, blank lines too.
     number: usize,
-    /// What it says, or why it says nothing.
+    /// Its JSON, or why it cannot be parsed.
     content: Result<Value, Error>,
 }
 
@@ -111,7 +112,7 @@ impl Lines {
     }
 }
 
-/// What a request came to.
+/// The outcome of a request.
 struct Answer {
     result: Result<(String, Finish), Error>,
     metrics: Metrics,
@@ -128,7 +129,7 @@ impl Line {
         self.content.as_ref().is_ok_and(|line| line.get("body").is_some())
     }
 
-    /// What is asked for.
+    /// The request body.
     fn body(&self) -> Result<&Map<String, Value>, Error> {
         let line = self.content.as_ref().map_err(Clone::clone)?;
         let object = |value: &'_ Value| Error::new(self.place(), "a JSON object", kind(value));
@@ -220,7 +221,7 @@ fn usage(metrics: &Metrics) -> Value {
     })
 }
 
-/// What kind of JSON a value is, for messages.
+/// The JSON type of a value, for messages.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -271,7 +272,7 @@ impl Waiting {
     }
 }
 
-/// What a body asks for. Settings that it does not name are those of `options`.
+/// The request of a body. Settings that it does not name are those of `options`.
 fn request(
     place: &str,
     body: &Map<String, Value>,

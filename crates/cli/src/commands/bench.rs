@@ -21,7 +21,7 @@ struct Runs(Vec<f64>);
 struct Measured {
     pp: Runs,
     tg: Runs,
-    /// Of several sequences at a time, in the order of the numbers asked for.
+    /// Runs of several sequences at a time, one for each number asked for, in that order.
     batches: Vec<Runs>,
 }
 

@@ -21,7 +21,7 @@ fn parsed(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What `delft run` writes for the same prompt.
+/// The text that `delft run` writes for the same prompt.
 fn run(prompt: &str, arguments: &[&str]) -> String {
     let all = ["run", "--threads", "2", "--ctx", "256", "--json", "--raw", "-p", prompt];
     let length: &[&str] = if arguments.contains(&"-n") { &[] } else { &["-n", "12"] };
