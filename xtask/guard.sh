@@ -18,7 +18,7 @@ mode=${1:-compare}
 out=${2:-target/guard}
 mkdir -p "$out"
 
-cargo build -q -p delft-tile-cli -p delft-cli
+cargo build -q -p delft-tile-cli -p delft-cli --features delft-cli/sim
 cargo build -q -p delft-models --example program
 built=${CARGO_TARGET_DIR:-target}/debug
 

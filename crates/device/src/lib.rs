@@ -1,5 +1,10 @@
 //! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
 
+#![cfg_attr(
+    not(any(feature = "cuda", feature = "sim", all(feature = "metal", target_vendor = "apple"))),
+    allow(dead_code, reason = "a build for processors alone drives no GPU")
+)]
+
 mod cache;
 mod choose;
 pub mod cpu;
@@ -11,6 +16,7 @@ mod heap;
 mod metal;
 mod place;
 mod plan;
+#[cfg(any(feature = "cuda", feature = "sim"))]
 mod ranks;
 mod split;
 mod survey;
@@ -27,7 +33,7 @@ use formats::{Encoding, Error, ErrorKind, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::give_back;
 use ops::{Op, Rows};
-pub use place::{Place, Several, SplitMode, gpus};
+pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
 use program::{Program, Step};
 pub use split::Split;

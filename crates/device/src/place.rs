@@ -5,12 +5,7 @@ use std::str::FromStr;
 
 use formats::{Error, Hint, Result, Setting};
 
-use std::sync::Arc;
-
-use crate::gpu::meeting::Meeting;
-use crate::gpu::sim;
-use crate::ranks::Ranks;
-use crate::{Device, Split, cpu, gpu, metal};
+use crate::{Device, Split, cpu, metal};
 
 /// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
 /// `sim,sim`.
@@ -25,12 +20,22 @@ pub enum Place {
     Cuda(u32),
     /// The GPU of an Apple machine.
     Metal,
-    /// No GPU: a GPU's kernels on the processor, slowly, for tests.
-    Sim(sim::Engine),
-    /// As [`Sim`](Place::Sim): Metal text, through all of Metal's driver that is not Apple's.
-    SimMetal,
+    /// No GPU: a GPU's kernels on the processor, slowly, for tests. In builds with the feature
+    /// `sim`.
+    Sim(Simulator),
     /// Several that share a model.
     Several(Several),
+}
+
+/// What runs a GPU's kernels on the processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Simulator {
+    /// The interpreter, as it lowers kernels for a target.
+    Interpreter,
+    /// The emitted CUDA text, compiled for this processor.
+    Cuda,
+    /// The emitted Metal text, through all of Metal's driver that is not Apple's.
+    Metal,
 }
 
 /// GPUs of one kind that share a model, in their order.
@@ -46,8 +51,7 @@ pub struct Several {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Cuda,
-    Sim(sim::Engine),
-    SimMetal,
+    Sim(Simulator),
 }
 
 /// How several GPUs share a model. The names are llama.cpp's.
@@ -65,9 +69,9 @@ const PLACES: [(&str, Place); 7] = [
     ("cpu", Place::Cpu),
     ("cuda", Place::Cuda(0)),
     ("metal", Place::Metal),
-    ("sim", Place::Sim(sim::Engine::Interpreter)),
-    ("sim-metal", Place::SimMetal),
-    ("sim-cuda", Place::Sim(sim::Engine::Cuda)),
+    ("sim", Place::Sim(Simulator::Interpreter)),
+    ("sim-metal", Place::Sim(Simulator::Metal)),
+    ("sim-cuda", Place::Sim(Simulator::Cuda)),
 ];
 
 impl FromStr for Place {
@@ -102,8 +106,7 @@ fn several(names: &str) -> Result<Several> {
         };
         let (kind, number) = match place {
             Place::Cuda(number) => (Kind::Cuda, number),
-            Place::Sim(engine) => (Kind::Sim(engine), 0),
-            Place::SimMetal => (Kind::SimMetal, 0),
+            Place::Sim(simulator) => (Kind::Sim(simulator), 0),
             Place::Auto | Place::Cpu | Place::Metal | Place::Several(_) => {
                 return Err(wrong("several NVIDIA GPUs: cuda:0,1"));
             }
@@ -137,8 +140,7 @@ impl Several {
         let kind = self.kind;
         self.numbers.into_iter().take(self.count).map(move |number| match kind {
             Kind::Cuda => Place::Cuda(number),
-            Kind::Sim(engine) => Place::Sim(engine),
-            Kind::SimMetal => Place::SimMetal,
+            Kind::Sim(simulator) => Place::Sim(simulator),
         })
     }
 }
@@ -166,7 +168,7 @@ impl Place {
     pub fn chunk(self) -> usize {
         match self {
             Place::Cuda(_) => 2048,
-            Place::Auto | Place::Cpu | Place::Metal | Place::Sim(_) | Place::SimMetal => 512,
+            Place::Auto | Place::Cpu | Place::Metal | Place::Sim(_) => 512,
             Place::Several(several) => several.places().next().map_or(512, Place::chunk),
         }
     }
@@ -193,15 +195,14 @@ impl Place {
             #[cfg(feature = "cuda")]
             Place::Cuda(number) => {
                 let cuda = crate::cuda::Cuda::new(crate::cuda::Gpu::open(number)?);
-                Ok(Box::new(gpu::GpuDevice::new(cuda)))
+                Ok(Box::new(crate::gpu::GpuDevice::new(cuda)))
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => {
                 Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
             }
             Place::Metal => metal::open(),
-            Place::SimMetal => metal::simulated(),
-            Place::Sim(engine) => Ok(Box::new(gpu::GpuDevice::new(sim::Sim::from_env(engine)?))),
+            Place::Sim(simulator) => simulated(simulator),
             Place::Several(several) => {
                 let devices = several.places().map(|place| place.open(threads));
                 Ok(Box::new(Split::new(devices.collect::<Result<_>>()?, None)))
@@ -219,27 +220,73 @@ impl Place {
         };
         let Place::Several(several) = self else { return wrong(self.to_string()) };
         match several.kind {
-            Kind::SimMetal => wrong(self.to_string()),
-            Kind::Sim(engine) => {
-                let meeting = Arc::new(Meeting::new(several.count));
-                let device = |rank: usize| -> Result<Box<dyn Device>> {
-                    let sim = sim::Sim::from_env(engine)?.meeting(&meeting, rank);
-                    Ok(Box::new(gpu::GpuDevice::new(sim)))
-                };
-                let devices = (0..several.count).map(device).collect::<Result<_>>()?;
-                Ok(Box::new(Ranks::new(devices, meeting)))
-            }
+            Kind::Sim(Simulator::Metal) => wrong(self.to_string()),
+            Kind::Sim(simulator) => simulated_ranks(simulator, several.count),
             #[cfg(feature = "cuda")]
             Kind::Cuda => {
                 let numbers = &several.numbers[..several.count];
                 let (gpus, sums) = crate::cuda::Cuda::ranks(numbers)?;
-                let device = |gpu| Box::new(gpu::GpuDevice::new(gpu)) as Box<dyn Device>;
-                Ok(Box::new(Ranks::new(gpus.into_iter().map(device).collect(), Arc::new(sums))))
+                let device = |gpu| Box::new(crate::gpu::GpuDevice::new(gpu)) as Box<dyn Device>;
+                let devices = gpus.into_iter().map(device).collect();
+                Ok(Box::new(crate::ranks::Ranks::new(devices, std::sync::Arc::new(sums))))
             }
             #[cfg(not(feature = "cuda"))]
             Kind::Cuda => Place::Cuda(0).open(None),
         }
     }
+}
+
+/// A simulated GPU.
+///
+/// # Errors
+/// If `DELFT_SIM_MEMORY` says nothing that can be read.
+#[cfg(feature = "sim")]
+fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
+    use crate::gpu::sim::{Engine, Sim};
+
+    let engine = match simulator {
+        Simulator::Interpreter => Engine::Interpreter,
+        Simulator::Cuda => Engine::Cuda,
+        Simulator::Metal => return metal::simulated(),
+    };
+    Ok(Box::new(crate::gpu::GpuDevice::new(Sim::from_env(engine)?)))
+}
+
+/// Simulated GPUs that share every layer of a model.
+///
+/// # Errors
+/// As [`simulated`].
+#[cfg(feature = "sim")]
+fn simulated_ranks(simulator: Simulator, count: usize) -> Result<Box<dyn Device>> {
+    use crate::gpu::sim::{Engine, Sim};
+
+    let engine = match simulator {
+        Simulator::Cuda => Engine::Cuda,
+        Simulator::Interpreter | Simulator::Metal => Engine::Interpreter,
+    };
+    let meeting = std::sync::Arc::new(crate::gpu::meeting::Meeting::new(count));
+    let device = |rank: usize| -> Result<Box<dyn Device>> {
+        let sim = Sim::from_env(engine)?.meeting(&meeting, rank);
+        Ok(Box::new(crate::gpu::GpuDevice::new(sim)))
+    };
+    let devices = (0..count).map(device).collect::<Result<_>>()?;
+    Ok(Box::new(crate::ranks::Ranks::new(devices, meeting)))
+}
+
+/// A simulated GPU: this build has none.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "sim"))]
+fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
+    let wanted = Place::Sim(simulator).to_string();
+    let error = Error::new(wanted, "a build with the feature `sim`", "one without");
+    Err(error.of(formats::ErrorKind::Unsupported))
+}
+
+#[cfg(not(feature = "sim"))]
+fn simulated_ranks(simulator: Simulator, _count: usize) -> Result<Box<dyn Device>> {
+    simulated(simulator)
 }
 
 #[cfg(test)]

@@ -11,8 +11,10 @@ use std::thread::JoinHandle;
 use formats::{Error, Result, Tensors};
 use program::{OwnedStep, Program, Step, StepMemory};
 
-use crate::gpu::meeting::PLACE;
 use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
+
+/// Where errors are from that another rank's failure causes.
+pub(crate) const PLACE: &str = "all_reduce";
 
 /// What joins ranks.
 pub(crate) trait Group: Send + Sync {

@@ -7,11 +7,13 @@ pub mod case;
 pub mod dsl;
 pub mod emit;
 pub mod instr;
+#[cfg(feature = "rig")]
 pub mod interp;
 pub mod ir;
 pub mod launch;
 pub mod manifest;
 pub mod passes;
+#[cfg(feature = "rig")]
 pub mod proof;
 pub mod recipe;
 pub mod text;

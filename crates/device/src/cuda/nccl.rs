@@ -261,7 +261,7 @@ impl AllReduce {
         let sums = &self.sums;
         let broken = sums.broken.read().unwrap_or_else(PoisonError::into_inner);
         if *broken {
-            return Err(Error::new(crate::gpu::meeting::PLACE, "all ranks", "one that failed"));
+            return Err(Error::new(crate::ranks::PLACE, "all ranks", "one that failed"));
         }
         let context = self.x.context();
         context.enter()?;

@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use formats::{Error, Result};
 
-use crate::ranks::Group;
+use crate::ranks::{Group, PLACE};
 
 /// Of so many ranks, each a thread of its own.
 pub(crate) struct Meeting {
@@ -84,9 +84,6 @@ impl Meeting {
         waiting.unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Where errors are from that another rank's failure causes.
-pub(crate) const PLACE: &str = "all_reduce";
 
 impl Group for Meeting {
     fn break_up(&self) {

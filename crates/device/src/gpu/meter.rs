@@ -28,6 +28,7 @@ impl Meter {
     }
 
     /// Counts so many more, unless that makes more than a limit.
+    #[cfg(feature = "sim")]
     pub(crate) fn take_within(self: &Arc<Self>, bytes: usize, limit: usize) -> Option<Taken> {
         let more = |active: usize| active.checked_add(bytes).filter(|sum| *sum <= limit);
         let before = self.active.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;

@@ -1,7 +1,7 @@
 //! What all GPU devices share: which kernels a Program becomes, how its weights and cache lie, what a step is given.
 //!
-//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. [`sim`] is the one that needs no GPU:
-//! it runs every kernel on the interpreter, or as emitted text on this CPU.
+//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. `sim` is the one that needs no GPU,
+//! in builds with the feature of that name: it runs every kernel on the interpreter, or as emitted text on this CPU.
 //!
 //! Activations are f32, but for queries, keys, values and what attention gives, which have the cache's type. Products of a few
 //! rows read weights as they are packed, once; products of many rows round both operands to 16 bits and add in f32. With
@@ -11,16 +11,19 @@ mod arena;
 mod bridge;
 mod executor;
 mod kv;
+#[cfg(feature = "sim")]
 mod launches;
 mod lower;
+#[cfg(feature = "sim")]
 pub(crate) mod meeting;
 pub(crate) mod meter;
 pub(crate) mod read;
 mod ring;
 mod run;
+#[cfg(feature = "sim")]
 pub mod sim;
 mod sizes;
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests;
 mod weights;
 

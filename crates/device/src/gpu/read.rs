@@ -36,6 +36,10 @@ pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, gr
 ///
 /// # Errors
 /// If there is no memory for it, or a kernel fails.
+#[cfg_attr(
+    not(any(feature = "sim", target_vendor = "apple")),
+    allow(dead_code, reason = "NVIDIA's GPUs have clocks")
+)]
 pub(crate) fn rate<B: Backend>(backend: &B, bytes: usize) -> Result<f64> {
     const TIMES: usize = 4;
     let facts = backend.facts();

@@ -26,29 +26,42 @@
 //! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
 //! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
 
-mod api;
+/// What needs Metal, or what stands for it.
+macro_rules! driven {
+    ($($item:item)*) => {
+        $(#[cfg(any(feature = "sim", all(feature = "metal", target_vendor = "apple")))]
+        $item)*
+    };
+}
+
+driven! {
+    mod api;
+    mod archive;
+    mod driver;
+    mod failure;
+    mod keep;
+    #[cfg_attr(
+        not(all(feature = "metal", target_vendor = "apple")),
+        allow(dead_code, reason = "elsewhere no library is looked for")
+    )]
+    mod library;
+    mod pace;
+    mod plan;
+
+    use crate::gpu::GpuDevice;
+    use driver::{Driver, Options};
+}
+
 #[cfg(all(feature = "metal", target_vendor = "apple"))]
 mod apple;
-mod archive;
-mod driver;
-mod failure;
+#[cfg(feature = "sim")]
 mod fake;
-mod keep;
-#[cfg_attr(
-    not(all(feature = "metal", target_vendor = "apple")),
-    allow(dead_code, reason = "elsewhere no library is looked for")
-)]
-mod library;
-mod pace;
-mod plan;
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests;
 
 use formats::Result;
 
 use crate::Device;
-use crate::gpu::GpuDevice;
-use driver::{Driver, Options};
 
 /// The GPU of this machine.
 ///
@@ -78,6 +91,7 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
 ///
 /// # Errors
 /// None; texts are compiled when a program is loaded.
+#[cfg(feature = "sim")]
 pub(crate) fn simulated() -> Result<Box<dyn Device>> {
     let driver = Driver::new(fake::Fake::new(), Options::default())?;
     Ok(Box::new(GpuDevice::new(driver)))
