@@ -95,10 +95,29 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
         cache_type,
         count: 10,
         longest: 33,
+        batched: false,
         close,
     };
     together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
     together::compare(case("mistral-long", CacheType::F16, 2e-2), &*sim, &[&*sim]);
+}
+
+/// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are.
+#[test]
+fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
+    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let ranks = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let case = |model, cache_type| together::Case {
+        model,
+        cache_type,
+        count: 14,
+        longest: 260,
+        batched: true,
+        close: 0.0,
+    };
+    together::compare(case("llama3", CacheType::F32), &*sim, &[&*sim]);
+    together::compare(case("llama3", CacheType::F16), &*ranks, &[&*ranks]);
+    together::compare(case("mistral-long", CacheType::F16), &*sim, &[&*sim]);
 }
 
 /// Two ranks; models whose heads two cannot share say so.

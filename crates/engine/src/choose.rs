@@ -155,6 +155,7 @@ fn lay_out(
         blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
         context: one,
         dispatch: options.dispatch,
+        batched: options.batched,
         allow_nan: options.allow_nan,
     };
     let plan = device.plan(&program, model.tensors, &load)?;

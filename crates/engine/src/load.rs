@@ -37,6 +37,9 @@ pub struct LoadOptions {
     pub cache_type: CacheType,
     /// Sessions that may hold a full context at the same time.
     pub sessions: usize,
+    /// Computes each token as it is computed among many, so that on a GPU, too, no answer depends on what else is computed:
+    /// for servers and batches. A request that is alone then takes longer.
+    pub batched: bool,
     /// Tokens computed together in prefill; `None`: as many as keep the device busy.
     pub chunk: Option<usize>,
     /// Keeps named intermediate values, for inspection.
@@ -60,6 +63,7 @@ impl Default for LoadOptions {
             rotate: false,
             cache_type: CacheType::F16,
             sessions: 16,
+            batched: false,
             chunk: None,
             trace: false,
             allow_nan: false,

@@ -20,7 +20,7 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("mistral-full/model.f16.gguf", CacheType::F16),
             ("mistral-long", CacheType::BF16),
         ] {
-            let case = Case { model, cache_type, count, longest: 290, close: 0.0 };
+            let case = Case { model, cache_type, count, longest: 290, batched: false, close: 0.0 };
             compare(case, &one, &[&others[0], &others[1]]);
         }
     }

@@ -8,12 +8,21 @@ use ops::{Rows, Shape};
 use program::{Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
+use super::lower::Lowering;
+
 /// Rows up to which products are of the matrix-vector kind.
 pub(super) const FEW: usize = 8;
 
 /// Rows that kernels of few rows are built for: the next power of two. More rows are as many as there are.
 pub(super) fn bucket(rows: usize) -> usize {
     if rows > FEW || rows == 0 { rows } else { rows.next_power_of_two() }
+}
+
+/// Rows of a class of steps that decode, in whose place idle ones stand where there are fewer: a
+/// power of two, or one and a half.
+pub(super) fn decode_bucket(rows: usize) -> usize {
+    let power = rows.next_power_of_two();
+    if rows > FEW && rows <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
 /// Types of all values: `half` for those that are of attention only, f32 for the others.
@@ -139,20 +148,16 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For `tokens` rows, `outputs` of them with logits, and values of these types.
-    pub(super) fn new(
-        program: &Program,
-        types: &[Scalar],
-        tokens: usize,
-        outputs: usize,
-    ) -> Layout {
-        let rows = RowsOf { tokens: bucket(tokens), outputs: bucket(outputs) };
+    /// For `tokens` rows, `outputs` of them with logits.
+    pub(super) fn new(lowering: &Lowering, tokens: usize, outputs: usize) -> Layout {
+        let (program, types) = (&lowering.program, lowering.types(tokens));
+        let rows = RowsOf { tokens: lowering.room(tokens), outputs: lowering.room(outputs) };
         let plan = plan_memory(program, rows.tokens, rows.outputs);
         let (mut input, mut output) = (0, 0);
         for node in &program.nodes {
             if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
-                let many = rows.of(program.shape(node.outputs[0])) > FEW;
+                let many = !lowering.narrow(rows.of(program.shape(node.outputs[0])));
                 if many || product.gated {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
@@ -200,5 +205,12 @@ mod tests {
     #[test]
     fn few_rows_are_powers_of_two() {
         assert_eq!([0, 1, 2, 3, 5, 8, 9, 100].map(bucket), [0, 1, 2, 4, 8, 8, 9, 100]);
+    }
+
+    #[test]
+    fn rows_that_decode_are_of_few_numbers() {
+        let rows = [1, 2, 3, 7, 9, 13, 17, 24, 25, 33, 64, 65, 100, 129, 250];
+        let buckets = [1, 2, 4, 8, 12, 16, 24, 24, 32, 48, 64, 96, 128, 192, 256];
+        assert_eq!(rows.map(decode_bucket), buckets);
     }
 }

@@ -8,7 +8,7 @@ use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
 use program::{BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
 
-use super::arena::{self, Layout};
+use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
 use super::lower::{self, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
@@ -19,12 +19,18 @@ use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
 use crate::{Executor, LoadOptions, Memory, Outcome, Roof, Ticket, Watch, plan};
 
+/// Positions of the shortest class of steps of many sequences: groups that have no keys cost little.
+const LEAST_LENGTH: usize = 1024;
+
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
 const KEPT: usize = 64;
 
 /// A shape class with its kernels.
 pub(super) struct Class<B: Backend> {
     pub(super) words: Words,
+    /// Its rows, and rows of its tables.
+    rows: usize,
+    sequences: usize,
     /// Which region its words are in.
     region: usize,
     work: Work<B>,
@@ -46,9 +52,9 @@ fn wraps(end: u32, blocks: usize) -> bool {
     end.saturating_sub(1) as usize / BLOCK_TOKENS >= blocks
 }
 
-/// A class's kind: few rows are computed alike.
-fn kind(kind: Kind, rows: usize) -> Kind {
-    if rows > arena::FEW { kind } else { Kind::Decode }
+/// Whether many steps are of a class: of those with few rows, and of all that decode where few classes serve them.
+fn recurs(lowering: &Lowering, key: &Key) -> bool {
+    lowering.narrow(key.tokens) || (lowering.batched && key.kind == Kind::Decode)
 }
 
 /// See [`Executor`].
@@ -106,7 +112,8 @@ impl<B: Backend> GpuExecutor<B> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let formats = weights::formats(&program, tensors)?;
-        let lowering = Lowering::new(program, backend.facts(), options.cache_type, formats)?;
+        let (facts, batched) = (backend.facts(), options.batched);
+        let lowering = Lowering::new(program, facts, options.cache_type, batched, formats)?;
         let planned = sizes::plan(&*backend, &lowering, &options)?;
         plan::check(backend.about().name, &options, &planned, &|options| {
             sizes::plan(&*backend, &lowering, options)
@@ -123,7 +130,8 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let frequencies = lowering.ropes.iter().map(|rope| backend.upload(&floats(rope)));
         let numbers: Vec<u8> = (0..sizes.numbers as u32).flat_map(u32::to_le_bytes).collect();
-        let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1)).collect();
+        let sinks = lowering.sinks();
+        let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1) + sinks).collect();
         let layer = |(layer, group): (&CacheLayer, &usize)| {
             Layer::new(&*backend, options.cache_type, layer, blocks[*group])
         };
@@ -184,12 +192,17 @@ impl<B: Backend> GpuExecutor<B> {
         }
         for (tokens, samples) in usual {
             let outputs = usize::from(self.chooses());
-            let (kind, strides) = (kind(Kind::Prompt, tokens), strides.clone());
+            let (kind, strides) = (self.kind(Kind::Prompt, tokens), strides.clone());
             let key = Key { kind, tokens, outputs, sequences: 1, strides, length, samples };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
         }
         Ok(())
+    }
+
+    /// A class's kind: where only many rows have kernels of their own, few rows are computed alike.
+    fn kind(&self, kind: Kind, rows: usize) -> Kind {
+        if self.lowering.narrow(rows) { Kind::Decode } else { kind }
     }
 
     /// Makes room for so many blocks of a group: more than that, if there is memory for more.
@@ -200,7 +213,8 @@ impl<B: Backend> GpuExecutor<B> {
         // Whatever is bound has the old addresses.
         self.classes.clear();
         let context = self.context.get(group).copied().unwrap_or(1);
-        let wanted = kv::target(needed, context, self.limits.blocks[group]);
+        let most = self.limits.blocks[group] + self.lowering.sinks();
+        let wanted = kv::target(needed, context, most);
         let grown = match self.enlarge(group, wanted) {
             Err(_) if wanted > needed => self.enlarge(group, needed).map(|()| needed),
             other => other.map(|()| wanted),
@@ -274,6 +288,11 @@ impl<B: Backend> GpuExecutor<B> {
             let error = Error::new("step", expected, sequence.position);
             return Err(error.of(ErrorKind::Unsupported));
         }
+        let most = sizes::decode_rows(&self.limits);
+        if self.lowering.batched && step.kind == Kind::Decode && step.tokens.len() > most {
+            let expected = format!("at most {most} rows that decode");
+            return Err(Error::new("step", expected, step.tokens.len()));
+        }
         // Tables are rows of one stride, which is the length of those that wrap.
         for group in 0..self.blocks.len() {
             let tables = || step.sequences.iter().map(|s| (s, s.tables[group].blocks.len()));
@@ -300,21 +319,29 @@ impl<B: Backend> GpuExecutor<B> {
             let ring = tables.clone().any(|(end, length)| wraps(end, length));
             stride(tables.map(|(_, length)| length).max().unwrap_or(1), ring)
         }));
+        let (rows, outputs) = (step.tokens.len(), step.outputs.len());
+        let length = end.next_power_of_two().max(BLOCK_TOKENS);
+        let kind = self.kind(step.kind, rows);
+        if !self.lowering.batched || kind != Kind::Decode {
+            let (sequences, samples) = (step.sequences.len(), None);
+            return Key { kind, tokens: rows, outputs, sequences, strides, length, samples };
+        }
+        // Few classes serve all: idle rows fill them up, of one more sequence.
+        let tokens = decode_bucket(rows).min(sizes::decode_rows(&self.limits));
         Key {
-            kind: kind(step.kind, step.tokens.len()),
-            tokens: step.tokens.len(),
-            outputs: step.outputs.len(),
-            sequences: step.sequences.len(),
+            kind,
+            tokens,
+            outputs: if outputs == 0 { 0 } else { decode_bucket(outputs).min(self.limits.outputs) },
+            sequences: tokens,
             strides,
-            length: end.next_power_of_two().max(BLOCK_TOKENS),
+            length: length.max(LEAST_LENGTH),
             samples: None,
         }
     }
 
     /// Lowers a class, loads its kernels, and binds and records its launches as far as they are kept.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
-        let types = self.lowering.types(key.tokens);
-        let layout = Layout::new(&self.lowering.program, types, key.tokens, key.outputs);
+        let layout = Layout::new(&self.lowering, key.tokens, key.outputs);
         if layout.bytes > self.sizes.arena {
             // A smaller class may pack worse than the largest.
             self.classes.clear();
@@ -336,7 +363,7 @@ impl<B: Backend> GpuExecutor<B> {
         let work = match self.dispatch {
             Dispatch::Eager => Work::Loose { steps, key: key.clone() },
             // What is seen once is not worth recording.
-            Dispatch::Graph if key.tokens <= arena::FEW => {
+            Dispatch::Graph if recurs(&self.lowering, key) => {
                 Work::Recorded(self.backend.record(&self.bind(&steps, key)?)?)
             }
             Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&steps, key)?),
@@ -350,7 +377,9 @@ impl<B: Backend> GpuExecutor<B> {
         });
         let results = results.collect::<Result<_>>()?;
         let input = program.input.map(part).transpose()?;
-        Ok(Class { words: key.words(), region: key.region(), work, results, input })
+        let (words, region) = (key.words(), key.region());
+        let (rows, sequences) = (key.tokens, key.sequences);
+        Ok(Class { words, rows, sequences, region, work, results, input })
     }
 
     /// Runs a class on what is staged.
@@ -398,7 +427,8 @@ impl<B: Backend> GpuExecutor<B> {
     pub(super) fn prepare(&mut self, step: &Step<'_>) -> Result<()> {
         for group in 0..self.blocks.len() {
             let blocks = step.sequences.iter().flat_map(|sequence| sequence.tables[group].blocks);
-            self.grow(group, blocks.max().map_or(0, |block| *block as usize + 1))?;
+            let needed = blocks.max().map_or(0, |block| *block as usize + 1);
+            self.grow(group, needed + self.lowering.sinks())?;
         }
         Ok(())
     }
@@ -427,6 +457,8 @@ impl<B: Backend> GpuExecutor<B> {
         };
         put(&at.tokens, step.tokens);
         put(&at.outputs, step.outputs);
+        let (sinks, rows) = (self.lowering.sinks() as u32, class.rows);
+        let stride = |range: &std::ops::Range<usize>| range.len() / 4 / class.sequences;
         let word = |range: &std::ops::Range<usize>, i: usize| range.start + 4 * i..range.end;
         for (number, (first, sequence)) in step.placed().enumerate() {
             for row in 0..sequence.rows {
@@ -435,9 +467,17 @@ impl<B: Backend> GpuExecutor<B> {
             }
             put(&word(&at.starts, number), &[first as u32, first as u32 + sequence.rows]);
             for (range, table) in at.tables.iter().zip(sequence.tables) {
-                let stride = range.len() / 4 / step.sequences.len();
-                put(&word(range, number * stride), table.blocks);
+                let entries = number * stride(range)..;
+                for (entry, block) in entries.zip(table.blocks) {
+                    put(&word(range, entry), &[block + sinks]);
+                }
             }
+        }
+        // Idle rows are the first of a sequence whose only block, 0, is nobody's: they write to places of their own, and read
+        // a key or a few.
+        for (position, row) in (step.tokens.len()..rows).enumerate() {
+            put(&word(&at.positions, row), &[position as u32]);
+            put(&word(&at.sequences, row), &[step.sequences.len() as u32]);
         }
         if let Some(sampled) = sampled {
             put(&at.settings, sampled.settings);
@@ -531,8 +571,8 @@ impl<B: Backend> GpuExecutor<B> {
         self.stage(&class, step, None)?;
         self.launch(&mut class)?;
         self.note_results(&class, step.tokens.len(), step.outputs.len());
-        if self.classes.len() >= KEPT {
-            self.classes.retain(|key, _| key.tokens <= arena::FEW);
+        if self.classes.keys().filter(|key| !recurs(&self.lowering, key)).count() >= KEPT {
+            self.classes.retain(|key, _| recurs(&self.lowering, key));
         }
         self.classes.insert(key, class);
         Ok(())
@@ -545,10 +585,12 @@ impl<B: Backend> GpuExecutor<B> {
             let found = format!("{from} to {to} of group {group}");
             return Err(Error::new("cache", format!("blocks below {most}"), found));
         }
-        self.grow(group, from.max(to) as usize + 1)?;
+        let sinks = self.lowering.sinks();
+        let (from, to) = (from as usize + sinks, to as usize + sinks);
+        self.grow(group, from.max(to) + 1)?;
         let layers = self.layers.iter().zip(&self.lowering.groups);
         for (layer, _) in layers.filter(|(_, of)| **of == group) {
-            layer.copy_block(&*self.backend, from as usize, to as usize)?;
+            layer.copy_block(&*self.backend, from, to)?;
         }
         Ok(())
     }

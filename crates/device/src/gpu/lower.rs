@@ -20,7 +20,7 @@ use tile::passes;
 use tile::types::Scalar;
 
 use super::arena::{self, FEW, Layout, bucket};
-use super::{Facts, ProductShape, kv};
+use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::CacheType;
 
 mod attention;
@@ -68,7 +68,8 @@ pub(super) enum Step {
 /// What tells shape classes apart.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// How rows are computed, where there are more than [`FEW`].
+    /// How rows are computed, where there are more than [`FEW`] or the lowering is for many
+    /// sequences.
     pub(super) kind: Kind,
     pub(super) tokens: usize,
     pub(super) outputs: usize,
@@ -200,6 +201,9 @@ pub(super) struct Lowering {
     pub(super) half: Scalar,
     /// The type of the cache.
     pub(super) cache: CacheType,
+    /// Whether every row is computed as in a step of many: see
+    /// [`LoadOptions::batched`](crate::LoadOptions::batched).
+    pub(super) batched: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
     /// Distinct rotations.
@@ -211,7 +215,8 @@ pub(super) struct Lowering {
 }
 
 impl Lowering {
-    /// Of a Program whose matrices are packed so. Queries have the cache's type, or f16 if that is q8_0.
+    /// The lowering of a Program whose matrices are packed so, for many sequences at a time if it is `batched`. Queries have
+    /// the cache's type, or f16 if that is q8_0.
     ///
     /// # Errors
     /// If heads do not fit the cache's type.
@@ -219,6 +224,7 @@ impl Lowering {
         program: Program,
         facts: Facts,
         cache: CacheType,
+        batched: bool,
         formats: Vec<Option<Format>>,
     ) -> Result<Lowering> {
         kv::check(cache, &program.layers)?;
@@ -237,6 +243,7 @@ impl Lowering {
             wide,
             half,
             cache,
+            batched,
             formats,
             ropes: program.ropes(),
             groups: program.layer_groups(),
@@ -256,9 +263,29 @@ impl Lowering {
         self.half == Scalar::F32
     }
 
+    /// Whether so many rows go to the kernels of a few: products that read a matrix once, with the norms and gates beside
+    /// them.
+    pub(super) fn narrow(&self, rows: usize) -> bool {
+        !self.batched && rows <= FEW
+    }
+
+    /// Rows that values have room for: what products compute besides is there, and nobody reads it.
+    pub(super) fn room(&self, rows: usize) -> usize {
+        match (self.batched && rows > 0, self.facts.products) {
+            (true, Some(_)) => rows.max(LIBRARY_ROWS),
+            (true, None) => rows,
+            (false, _) => bucket(rows),
+        }
+    }
+
+    /// Blocks of each cache group that belong to no sequence: the first, where idle rows write.
+    pub(super) fn sinks(&self) -> usize {
+        usize::from(self.batched)
+    }
+
     /// The types of values in steps of so many tokens.
     pub(super) fn types(&self, tokens: usize) -> &[Scalar] {
-        &self.types[usize::from(tokens > FEW)]
+        &self.types[usize::from(!self.narrow(tokens))]
     }
 
     /// The launches of a class.

@@ -62,6 +62,10 @@ impl Facts {
     }
 }
 
+/// The fewest rows of a product of the vendor's library where rows must not depend on how many there are: it has other ways
+/// with fewer, which are not even faster.
+const LIBRARY_ROWS: usize = 32;
+
 /// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProductShape {
@@ -347,9 +351,9 @@ impl<B: Backend> Device for GpuDevice<B> {
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
         let formats = weights::formats(program, tensors)?;
-        let program = program.clone();
+        let (program, facts) = (program.clone(), self.backend.facts());
         let lowering =
-            lower::Lowering::new(program, self.backend.facts(), options.cache_type, formats)?;
+            lower::Lowering::new(program, facts, options.cache_type, options.batched, formats)?;
         Ok(vec![sizes::plan(&*self.backend, &lowering, options)?])
     }
 

@@ -5,7 +5,7 @@ use ops::packed::Format;
 use program::{BLOCK_TOKENS, Limits};
 use tile::types::Scalar;
 
-use super::arena::Layout;
+use super::arena::{Layout, decode_bucket};
 use super::lower::{Lowering, SEATS, Sampling, Scratch, Words};
 use super::run::STEPS;
 use super::{Backend, Dispatch, kv, ring, weights};
@@ -33,23 +33,31 @@ pub(super) fn stride(blocks: usize, wraps: bool) -> usize {
     if wraps { blocks } else { blocks.next_power_of_two().max(16) }
 }
 
+/// The most rows of a step that decodes, where the lowering is for many sequences.
+pub(super) fn decode_rows(limits: &Limits) -> usize {
+    decode_bucket((2 * limits.sequences).max(64)).min(limits.tokens)
+}
+
 impl Sizes {
     pub(super) fn new(lowering: &Lowering, limits: &Limits, dispatch: Dispatch) -> Sizes {
-        let types = lowering.types(limits.tokens);
-        let arena = Layout::new(&lowering.program, types, limits.tokens, limits.outputs).bytes;
+        let arena = Layout::new(lowering, limits.tokens, limits.outputs).bytes;
         let vendors = lowering.facts.products.is_some() && lowering.half != Scalar::F32;
         let (elements, rows) = if vendors { lowering.unpacked } else { (1, 1) };
         let wide = lowering.wide;
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
         // A table is as long as its group has blocks, rounded up.
         let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
-        let words = Words::new(limits.tokens, limits.outputs, limits.sequences, tables()).bytes;
+        let words = |tokens, sequences| {
+            Words::new(tokens, limits.outputs.min(tokens), sequences, tables()).bytes
+        };
+        let decode = if lowering.batched { decode_rows(limits) } else { 1 };
+        let words = words(limits.tokens, limits.sequences).max(words(decode, decode));
         Sizes {
             arena,
             words,
             seat: Words::new(1, 1, 1, tables()).bytes,
             slot: if dispatch == Dispatch::Arguments { ring::slot(words) } else { 0 },
-            scratch: lowering.scratch(limits.tokens),
+            scratch: lowering.scratch(limits.tokens, decode_rows(limits)),
             numbers: rows.max(limits.tokens),
             unpacked: if packed { wide.bytes() * elements } else { 4 },
         }
@@ -74,9 +82,10 @@ pub(super) fn plan<B: Backend>(
     let program = &lowering.program;
     let sizes = Sizes::new(lowering, &options.limits(program), options.dispatch);
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
+    let blocks = |layer: usize| context(layer) + lowering.sinks();
     let layers = || program.layers.iter().enumerate();
     let position = |layer| kv::position_bytes(options.cache_type, layer);
-    let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, context(i)));
+    let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));
     let rotations: usize = lowering.ropes.iter().map(|rope| 4 * rope.frequencies.len()).sum();
     let sampling: usize = match lowering.chooses() {
         false => 0,
@@ -89,7 +98,7 @@ pub(super) fn plan<B: Backend>(
     Ok(Plan {
         host: false,
         weights: weights::bytes(program, &lowering.formats),
-        cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * context(i)).sum(),
+        cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * blocks(i)).sum(),
         arena: sizes.arena,
         working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),
         active: backend.usage().map_or(0, |usage| usage.active),

@@ -193,13 +193,15 @@ pub(crate) struct Case<'a> {
     pub(crate) count: usize,
     /// Rows of the longest prompt, up to [`LONGEST`].
     pub(crate) longest: usize,
+    /// Whether the devices are loaded for many sequences.
+    pub(crate) batched: bool,
     /// By how much logits may differ, in their range; 0: not in a bit.
     pub(crate) close: f32,
 }
 
 /// Runs a case's timelines alone on one device and together on others.
 pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]) {
-    let Case { model, cache_type, count, longest, close } = case;
+    let Case { model, cache_type, count, longest, batched, close } = case;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let tensors = Tensors::open(path.join(model)).unwrap();
     let program = program::fuse(
@@ -214,6 +216,7 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
             sequences: SEQUENCES,
             blocks: vec![count * BLOCKS; groups],
             context: vec![BLOCKS; groups],
+            batched,
             ..LoadOptions::default()
         };
         device.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap()

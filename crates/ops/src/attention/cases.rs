@@ -6,7 +6,7 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::decode::{Schedule, attention_decode, attention_decode_q8_0};
+use super::decode::{Schedule, Shares, attention_decode, attention_decode_q8_0};
 use super::{Form, Scores};
 use crate::kv_write::{reference_q8_0, slot};
 use crate::trial::{every_float, random};
@@ -25,6 +25,8 @@ pub(super) struct Scene {
     pub(super) block: usize,
     /// How decoding multiplies.
     pub(super) schedule: Schedule,
+    /// How many keys a group takes.
+    pub(super) shares: Shares,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
     pub(super) rows: Vec<(u32, u32)>,
 }
@@ -41,6 +43,7 @@ impl Default for Scene {
             sinks: false,
             block: 16,
             schedule: Schedule::Lanes { stages: 0 },
+            shares: Shares::Launched,
             rows: vec![(0, 40)],
         }
     }
@@ -285,6 +288,15 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
             5,
         ),
         (Scene { why: "blocks of 256", block: 256, rows: vec![(0, 280)], ..of() }, 2),
+        (
+            Scene {
+                why: "shares by their own lengths",
+                shares: Shares::Own { least: 100, parts: 3 },
+                rows: vec![(0, 450), (1, 130), (2, 99), (3, u32::MAX), (4, 0)],
+                ..of()
+            },
+            4,
+        ),
     ]
 }
 
@@ -325,6 +337,15 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
         (
             Scene { why: "tiles: packs of ten", group: 20, rows: vec![(0, 40)], ..small(2, 16, 2) },
             2,
+        ),
+        (
+            Scene {
+                why: "tiles: shares by their own lengths",
+                shares: Shares::Own { least: 40, parts: 4 },
+                rows: vec![(0, 250), (1, 63), (2, 3)],
+                ..of(2, 16, 2)
+            },
+            4,
         ),
         (Scene { why: "tiles: wide heads", rows: vec![(0, 65)], ..wide() }, 2),
         (Scene { why: "tiles: heads of 80", head_dim: 80, rows: vec![(0, 77)], ..wide() }, 1),
@@ -368,7 +389,7 @@ pub(super) fn decode() -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
             s.decode(
                 query,
-                attention_decode(query, stored, s.form(), s.schedule),
+                attention_decode(query, stored, s.form(), s.schedule, s.shares),
                 s.plain(stored),
                 splits,
             )
@@ -386,7 +407,8 @@ pub(super) fn decode() -> Vec<Case> {
 pub(super) fn decode_q8_0() -> Vec<Case> {
     fn of(query: Scalar) -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
-            s.decode(query, attention_decode_q8_0(query, s.form(), s.schedule), s.q8_0(), splits)
+            let kernel = attention_decode_q8_0(query, s.form(), s.schedule, s.shares);
+            s.decode(query, kernel, s.q8_0(), splits)
         };
         let plain = decode_scenes().into_iter().step_by(2);
         let mut scenes: Vec<(Scene, usize)> = plain.chain(staged_scenes(64)).collect();
@@ -453,7 +475,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
             let form = Form::plain(shape.2 as u32, shape.1 as u32);
             let schedule = Schedule::pick(form, query, query, shape.3 as u32, SHARED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
-            let kernel = attention_decode(query, query, form, schedule);
+            let kernel = attention_decode(query, query, form, schedule, Shares::Launched);
             decode_bench(query, kernel, schedule, stores, 8 * query.bytes() as u64, shape)
         };
         LONG.into_iter().map(bench).collect()
@@ -465,7 +487,7 @@ pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
         let schedule = Schedule::pick(form, Scalar::BF16, Scalar::I8, shape.3 as u32, SHARED);
-        let kernel = attention_decode_q8_0(Scalar::BF16, form, schedule);
+        let kernel = attention_decode_q8_0(Scalar::BF16, form, schedule, Shares::Launched);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]

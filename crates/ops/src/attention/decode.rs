@@ -106,6 +106,33 @@ impl Schedule {
     }
 }
 
+/// How many keys of a row a group takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Shares {
+    /// All `splits` groups of the launch take as many. What a row's sums are rounded to then
+    /// depends on the launch.
+    Launched,
+    /// As follows from the row's own keys: at least so many, in at most so many parts. A launch has
+    /// groups for the parts of its longest row, and a row's bits do not depend on the others.
+    Own {
+        /// Keys of a part.
+        least: u32,
+        /// Parts: at most [`MOST_SPLITS`].
+        parts: u32,
+    },
+}
+
+impl Shares {
+    /// The most groups that share a row's keys where there are up to `length`; none where the
+    /// launch decides.
+    pub fn splits(self, length: u32) -> Option<u32> {
+        match self {
+            Shares::Launched => None,
+            Shares::Own { least, parts } => Some(length.div_ceil(least).clamp(1, parts)),
+        }
+    }
+}
+
 /// Who does what.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
@@ -149,6 +176,7 @@ pub fn attention_decode(
     stored: Scalar,
     form: Form,
     schedule: Schedule,
+    shares: Shares,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -165,7 +193,7 @@ pub fn attention_decode(
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
     };
-    decode(form, plan, &cache, y, Scratch { partial, stats, counters }, attend);
+    decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
 
 /// As [`attention_decode`], over a cache of q8_0: 32 must divide `head_dim`.
@@ -190,6 +218,7 @@ pub fn attention_decode_q8_0(
     query: Scalar,
     form: Form,
     schedule: Schedule,
+    shares: Shares,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -206,7 +235,7 @@ pub fn attention_decode_q8_0(
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
     };
-    decode(form, plan, &cache, y, Scratch { partial, stats, counters }, attend);
+    decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
 
 /// Where groups leave their parts of a head.
@@ -234,6 +263,7 @@ struct Span {
 fn decode(
     form: Form,
     plan: Plan,
+    shares: Shares,
     cache: &Cache,
     y: Out,
     scratch: Scratch,
@@ -266,7 +296,14 @@ fn decode(
     // Shares begin where a simdgroup's keys lie in one block.
     let aligned = first / keys * keys;
     let step = keys * simds;
-    let share = (ceil_div(ceil_div(end - aligned, groups(0)), step) * step).max(step);
+    let share = match shares {
+        Shares::Launched => ceil_div(ceil_div(end - aligned, groups(0)), step) * step,
+        Shares::Own { parts, .. } => ceil_div(ceil_div(end - aligned, parts), step) * step,
+    };
+    let share = share.max(match shares {
+        Shares::Launched => step,
+        Shares::Own { least, .. } => least.next_multiple_of(step),
+    });
     let used = ceil_div(end - aligned, share).max(1u32);
     let split = group_id();
     when(Order::lt(split, used), || {
@@ -482,7 +519,8 @@ mod tests {
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
                 let schedule = Schedule::pick(form, query, query, 4096, shared);
-                let bytes = attention_decode(query, query, form, schedule).record().shared_bytes();
+                let kernel = attention_decode(query, query, form, schedule, Shares::Launched);
+                let bytes = kernel.record().shared_bytes();
                 assert!(
                     bytes <= shared,
                     "{form:?}, {query}: {schedule:?} takes {bytes} of {shared}"

@@ -1,7 +1,7 @@
 //! Attention, rotation and the cache.
 
 use formats::Result;
-use ops::attention::decode::{Schedule, attention_decode, attention_decode_q8_0};
+use ops::attention::decode::{Schedule, Shares, attention_decode, attention_decode_q8_0};
 use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_q8_0};
 use ops::kv_write::{kv_write, kv_write_q8_0};
 use ops::rope_write::{self, Variant, rope_write, rope_write_q8_0};
@@ -16,13 +16,38 @@ use crate::CacheType;
 /// Bytes of the three arrays that split attention works with; the last is zeros between steps.
 pub(in crate::gpu) type Scratch = [usize; 3];
 
+/// Keys that a group takes at least, and parts of a row's keys at most, in steps of many sequences:
+/// these alone keep a GPU busy. Where prompts too are attended to row by row, parts are fewer, since
+/// each has working memory.
+const LEAST: u32 = 256;
+const PARTS: u32 = 16;
+const PARTS_OF_PROMPTS: u32 = 4;
+
 impl Lowering {
-    /// Bytes of attention's working memory that any class of up to so many rows needs.
-    pub(in crate::gpu) fn scratch(&self, tokens: usize) -> Scratch {
+    /// Whether rows of prompts are attended to in tiles: the matrix units take 16 elements at a time, of 16 bits.
+    fn tiled(&self, op: &Attention) -> bool {
+        !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
+    }
+
+    /// How the keys of a row that is attended to by itself are shared.
+    fn shares(&self, op: &Attention) -> Shares {
+        match self.batched {
+            true => {
+                let parts = if self.tiled(op) { PARTS } else { PARTS_OF_PROMPTS };
+                Shares::Own { least: LEAST, parts }
+            }
+            false => Shares::Launched,
+        }
+    }
+
+    /// Bytes of attention's working memory that any class of up to so many rows needs, so many of them where steps of many
+    /// sequences decode.
+    pub(in crate::gpu) fn scratch(&self, tokens: usize, decode: usize) -> Scratch {
         let mut most = [4; 3];
         for node in &self.program.nodes {
             let Op::Attention(op) = &node.op else { continue };
-            for rows in 1..=tokens {
+            let alone = if self.batched && self.tiled(op) { decode } else { tokens };
+            for rows in 1..=alone {
                 let heads = bucket(rows) * op.heads;
                 // No schedule splits more.
                 let schedule = Schedule::Lanes { stages: 0 };
@@ -37,7 +62,9 @@ impl Lowering {
     /// Threadgroups that share the keys of a head, for so many positions.
     fn splits(&self, schedule: Schedule, op: &Attention, rows: usize, length: usize) -> usize {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        schedule.splits(self.facts.processors, (op.kv_heads * rows) as u32, length) as usize
+        let heads = (op.kv_heads * rows) as u32;
+        let launched = || schedule.splits(self.facts.processors, heads, length);
+        self.shares(op).splits(length).unwrap_or_else(launched) as usize
     }
 }
 
@@ -85,11 +112,15 @@ impl Recorder<'_> {
         y: ValueId,
     ) -> Result<()> {
         let rows = self.rows(y);
+        let prompt = match self.of.batched {
+            true => self.key.kind == Kind::Prompt,
+            false => rows > FEW,
+        };
         let variant = Variant {
             pairing: write.rope.pairing,
             q_norm: write.q_norm.is_some(),
             k_norm: write.k_norm.is_some(),
-            schedule: if rows > FEW { rope_write::PROMPT } else { rope_write::DECODE },
+            schedule: if prompt { rope_write::PROMPT } else { rope_write::DECODE },
         };
         let types =
             rope_write::Types { x: self.scalar(inputs[0]), y: self.scalar(y), norm: Scalar::F32 };
@@ -149,9 +180,7 @@ impl Recorder<'_> {
         }
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
         bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
-        // The matrix units take 16 elements at a time, of 16 bits.
-        let prompt = rows > FEW && self.key.kind == Kind::Prompt;
-        if prompt && !self.of.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256 {
+        if !self.of.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
@@ -170,12 +199,14 @@ impl Recorder<'_> {
             CacheType::Q8_0 => Scalar::I8,
             _ => self.of.half,
         };
-        let length = u32::try_from(self.key.length).unwrap_or(u32::MAX);
-        let shared = self.of.facts.shared;
+        // The schedule of many sequences does not depend on how long they are.
+        let length = if self.of.batched { usize::MAX } else { self.key.length };
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let (shares, shared) = (self.of.shares(op), self.of.facts.shared);
         let schedule = Schedule::pick(form, self.scalar(q), stored, length, shared);
         let kernel = match self.of.cache {
-            CacheType::Q8_0 => attention_decode_q8_0(self.scalar(q), form, schedule),
-            _ => attention_decode(self.scalar(q), self.of.half, form, schedule),
+            CacheType::Q8_0 => attention_decode_q8_0(self.scalar(q), form, schedule, shares),
+            _ => attention_decode(self.scalar(q), self.of.half, form, schedule, shares),
         };
         let splits = self.of.splits(schedule, op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);

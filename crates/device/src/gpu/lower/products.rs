@@ -8,7 +8,7 @@ use ops::packed::Format;
 use ops::project::{Part, Project, project};
 use ops::zip::zip;
 use ops::{Binary, GateUp};
-use program::{ValueId, WeightId};
+use program::{Kind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -54,7 +54,7 @@ impl Recorder<'_> {
         let mut bound = vec![("x", x.slot), ("y", y.slot), ("weight", self.weight(matrix.weight))];
         bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
         let bias = matrix.bias.is_some();
-        let kernel = if rows <= FEW {
+        let kernel = if self.of.narrow(rows) {
             let few = bucket(rows) as u32;
             let schedule = self.few(&[format], width, out, few, x.scalar, false);
             numbers.set("groups", schedule.groups(out, self.of.facts.processors));
@@ -62,6 +62,8 @@ impl Recorder<'_> {
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
             let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
+            // Four simdgroups together add in an order of their own, which few rows are not worth.
+            let wgmma = wgmma && !self.of.batched;
             let machine = gemm::Machine { shared, parallel, wgmma };
             let schedule = gemm::Schedule::pick((rows as u32, out), operand, format, machine);
             numbers.set("rows", rows as u32);
@@ -70,16 +72,21 @@ impl Recorder<'_> {
         self.push(kernel, numbers, &bound)
     }
 
-    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking.
+    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking. In
+    /// steps of many sequences that must not follow from how many rows there are: packed weights are unpacked for prompts.
     fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
         let (format, out) = self.matrix(matrix.weight)?;
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
         let packed = format != Format::Dense(self.of.wide);
-        let least = if packed { unpack } else { FEW + 1 };
+        let enough = match (self.of.batched, packed) {
+            (true, _) => !packed || self.key.kind == Kind::Prompt,
+            (false, true) => rows >= unpack,
+            (false, false) => rows > FEW,
+        };
         // The head's matrix, of which few rows are wanted, is not worth the room.
         let room = !packed || out as usize * width <= self.of.unpacked.0;
         let fits = room && out.is_multiple_of(8) && (y == Scalar::F32 || y == self.of.wide);
-        Ok(!self.of.exact() && fits && rows >= least && matrix.bias.is_none())
+        Ok(!self.of.exact() && fits && enough && matrix.bias.is_none())
     }
 
     /// The vendor's product, plus `add`, of operands that are first made what it takes.
@@ -94,11 +101,12 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (format, out) = self.matrix(weight)?;
         let wide = self.of.wide;
+        let all = if self.of.batched { self.of.room(rows) } else { rows };
         let x = if x.scalar == wide {
             x.slot
         } else {
             let start = self.layout.scratch[0].start;
-            let cast = Slot::Arena(start..start + rows * width * wide.bytes());
+            let cast = Slot::Arena(start..start + all * width * wide.bytes());
             let format = Format::Dense(x.scalar);
             self.unpack(format, x.slot, rows, width, cast.clone())?;
             cast
@@ -111,7 +119,7 @@ impl Recorder<'_> {
             to
         };
         let shape = ProductShape {
-            rows: rows as u32,
+            rows: all as u32,
             out,
             width: width as u32,
             operand: wide,
@@ -137,7 +145,7 @@ impl Recorder<'_> {
 
     /// An operand in the arena's scratch, of the type of products of many rows where there are many.
     fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
-        let many = self.key.tokens > FEW && !self.of.exact();
+        let many = !self.of.narrow(self.key.tokens) && !self.of.exact();
         let scalar = if many { self.of.wide } else { Scalar::F32 };
         let start = self.layout.scratch[i].start;
         TypedSlot { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
@@ -147,7 +155,7 @@ impl Recorder<'_> {
     fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<TypedSlot> {
         let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
         let (rows, width) = (self.rows(x), self.width(x));
-        let y = self.scratch(0, rows * width);
+        let y = self.scratch(0, self.of.room(rows) * width);
         self.norm(self.operand(x), weight, eps, rows, width, y.clone())?;
         Ok(y)
     }
@@ -165,7 +173,7 @@ impl Recorder<'_> {
             .map(|p| Matrix { weight: weights[p.weight], bias: p.bias.map(|b| weights[b]) })
             .collect();
         let norm = op.norm.map(|eps| (eps, weights[0]));
-        if rows > FEW {
+        if !self.of.narrow(rows) {
             let x = self.normed(norm, x)?;
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.operand(y))?;
@@ -213,11 +221,11 @@ impl Recorder<'_> {
         let norm = op.norm.map(|eps| (eps, weights[0]));
         let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
-        if rows > FEW || format != other {
+        if !self.of.narrow(rows) || format != other {
             let x = self.normed(norm, x)?;
             let elements = rows * out as usize;
-            // Few rows are computed in powers of two.
-            let room = bucket(rows) * out as usize;
+            // More rows may be computed than there are.
+            let room = self.of.room(rows) * out as usize;
             let [a, b] = [self.scratch(1, room), self.scratch(2, room)];
             for (weight, y) in [(gate, &a), (up, &b)] {
                 let matrix = Matrix { weight, bias: None };
@@ -258,14 +266,14 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (rows, width) = (self.rows(x), self.width(x));
         let (format, out) = self.matrix(matrix.weight)?;
-        if rows > FEW {
+        if !self.of.narrow(rows) {
             let to = self.operand(y);
             if self.is_vendors(matrix, rows, width, to.scalar)? {
                 let add = Some(self.value(residual));
                 return self.product(self.operand(x), matrix.weight, rows, width, add, to);
             }
             let start = self.layout.scratch[1].start;
-            let slot = Slot::Arena(start..start + 4 * rows * out as usize);
+            let slot = Slot::Arena(start..start + 4 * self.of.room(rows) * out as usize);
             let sum = TypedSlot { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
