@@ -1,7 +1,7 @@
 //! Choosing tokens from logits that the host has, and what a step chose.
 
 use formats::Error;
-use ops::sample::{Choice, Options, Sampler, broken};
+use ops::sample::{Choice, Sampler, broken};
 use program::Choose;
 use std::ops::Range;
 
@@ -158,10 +158,9 @@ impl Carried {
         self.history.extend_from_slice(&choose.history[choose.history.len() - window..]);
     }
 
-    /// Adds the token that was chosen.
-    pub(crate) fn push(&mut self, token: u32, options: &Options) {
+    /// Adds the token that was chosen, where its chain looks back on so many.
+    pub(crate) fn push(&mut self, token: u32, window: usize) {
         self.token = Some(token);
-        let window = options.looks_back();
         if window > 0 {
             let excess = (self.history.len() + 1).saturating_sub(window);
             self.history.drain(..excess.min(self.history.len()));
@@ -233,6 +232,8 @@ fn greatest(logits: &[f32], found: &mut [Choice]) {
 
 #[cfg(test)]
 mod tests {
+    use ops::sample::Options;
+
     use super::*;
 
     fn choose<'a>(options: &'a Options, mask: Option<&'a [u32]>) -> Choose<'a> {
@@ -271,11 +272,11 @@ mod tests {
         let mut carried = Carried::default();
         carried.begin(&Choose { history: &[1, 2, 3, 4], ..choose(&options, None) });
         assert_eq!(carried.history, [2, 3, 4]);
-        carried.push(5, &options);
+        carried.push(5, options.looks_back());
         assert_eq!((carried.token, &carried.history[..]), (Some(5), &[3, 4, 5][..]));
         let plain = Options::default();
         carried.begin(&Choose { history: &[1, 2], ..choose(&plain, None) });
-        carried.push(7, &plain);
+        carried.push(7, plain.looks_back());
         assert_eq!((carried.token, carried.history.len()), (Some(7), 0));
     }
 }

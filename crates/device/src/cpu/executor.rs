@@ -470,7 +470,7 @@ impl CpuExecutor {
         for (i, Choosing { sequence, choose, .. }) in step.choosing().enumerate() {
             let slot = &mut slots[sequence.slot as usize];
             match choices.chosen[i].choice {
-                Ok(choice) => slot.push(choice.token, choose.options),
+                Ok(choice) => slot.push(choice.token, choose.options.looks_back()),
                 Err(_) => slot.token = None,
             }
         }

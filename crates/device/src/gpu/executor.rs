@@ -12,8 +12,8 @@ use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
 use super::lower::{self, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
-use super::ring::Ring;
-use super::run::{Chooser, STEPS, Sampled};
+use super::ring::{self, Ring};
+use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch};
@@ -83,9 +83,9 @@ pub(super) struct GpuExecutor<B: Backend> {
     pub(super) limits: Limits,
     /// The last step's words, the strides of its tables and its tokens: kept so that a step
     /// allocates nothing.
-    staged: Vec<u8>,
+    pub(super) staged: Vec<u8>,
     strides: Vec<usize>,
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     /// Where the last step's results are on the device, with their bytes; and what was read of
     /// them.
     latest: Vec<(B::Buffer, usize)>,
@@ -138,10 +138,11 @@ impl<B: Backend> GpuExecutor<B> {
         let layers = lowering.program.layers.iter().zip(&lowering.groups).map(layer);
         let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
         let words = [sizes.words].into_iter().chain([sizes.seat; SEATS]);
-        let ring = match options.dispatch {
-            Dispatch::Arguments => Ring::new(&*backend, sizes.words)?,
-            Dispatch::Eager | Dispatch::Graph => Ring::none(),
+        let ring = match ring::wanted(&lowering, options.dispatch) {
+            true => Ring::new(&*backend, sizes.words)?,
+            false => Ring::none(),
         };
+        let room = sizes::room(&lowering, &limits);
         let mut executor = GpuExecutor {
             frequencies: frequencies.collect::<Result<_>>()?,
             layers: layers.collect::<Result<_>>()?,
@@ -159,7 +160,7 @@ impl<B: Backend> GpuExecutor<B> {
             limits,
             source: None,
             sink: None,
-            chooser: Chooser::default(),
+            chooser: Chooser::new(room),
             staged: Vec::with_capacity(sizes.words),
             strides: Vec::new(),
             tokens: Vec::new(),
@@ -174,6 +175,9 @@ impl<B: Backend> GpuExecutor<B> {
             lowering,
             weights,
         };
+        if executor.chooses_many() {
+            executor.make_room(0, 0)?;
+        }
         if executor.backend.prewarms() {
             executor.prewarm()?;
         }
@@ -184,15 +188,17 @@ impl<B: Backend> GpuExecutor<B> {
     fn prewarm(&mut self) -> Result<()> {
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
-        let mut usual = vec![(self.limits.tokens, None), (1, None)];
+        let mut usual = vec![(Kind::Prompt, self.limits.tokens, None), (Kind::Decode, 1, None)];
         if self.chooses() {
-            self.make_room(2 * STEPS, 1)?;
-            let samples = |filters| Some(Samples { filters, seat: 0 });
-            usual.extend([(1, samples(false)), (1, samples(true))]);
+            self.make_room(0, 0)?;
+            let seat = (!self.lowering.batched).then_some(0);
+            let samples = |filters| Some(Samples { filters, seat });
+            usual.extend([false, true].map(|filters| (Kind::Decode, 1, samples(filters))));
         }
-        for (tokens, samples) in usual {
+        let length = if self.lowering.batched { LEAST_LENGTH } else { length };
+        for (kind, tokens, samples) in usual {
             let outputs = usize::from(self.chooses());
-            let (kind, strides) = (self.kind(Kind::Prompt, tokens), strides.clone());
+            let (kind, strides) = (self.kind(kind, tokens), strides.clone());
             let key = Key { kind, tokens, outputs, sequences: 1, strides, length, samples };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
@@ -212,8 +218,10 @@ impl<B: Backend> GpuExecutor<B> {
         }
         // Whatever is bound has the old addresses.
         self.classes.clear();
-        let context = self.context.get(group).copied().unwrap_or(1);
         let most = self.limits.blocks[group] + self.lowering.sinks();
+        // Many sequences grow beyond a context soon, and each time all classes are bound anew.
+        let context = self.context.get(group).copied().unwrap_or(1);
+        let context = if self.lowering.batched { most } else { context };
         let wanted = kv::target(needed, context, most);
         let grown = match self.enlarge(group, wanted) {
             Err(_) if wanted > needed => self.enlarge(group, needed).map(|()| needed),
@@ -275,7 +283,7 @@ impl<B: Backend> GpuExecutor<B> {
     /// Makes zeros what kernels take for zeros.
     fn clean(&mut self) -> Result<()> {
         self.classes.clear();
-        self.chooser = Chooser::default();
+        self.chooser = Chooser::new(sizes::room(&self.lowering, &self.limits));
         self.backend.write(&self.scratch[2], &vec![0; self.sizes.scratch[2]])?;
         self.unclean = false;
         Ok(())
@@ -377,7 +385,7 @@ impl<B: Backend> GpuExecutor<B> {
         });
         let results = results.collect::<Result<_>>()?;
         let input = program.input.map(part).transpose()?;
-        let (words, region) = (key.words(), key.region());
+        let (words, region) = (key.words(self.lowering.batched), key.region());
         let (rows, sequences) = (key.tokens, key.sequences);
         Ok(Class { words, rows, sequences, region, work, results, input })
     }
@@ -396,7 +404,7 @@ impl<B: Backend> GpuExecutor<B> {
     }
 
     fn bind_one(&self, step: &lower::Step, key: &Key) -> Result<B::Launch> {
-        let seat = key.samples.map_or(0, |samples| samples.seat);
+        let seat = key.seat().unwrap_or(0);
         let buffer = |slot: &Slot| match slot {
             Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
             Slot::Words(range) => self.backend.part(&self.words[key.region()], range.clone()),
@@ -446,7 +454,7 @@ impl<B: Backend> GpuExecutor<B> {
         &mut self,
         class: &Class<B>,
         step: &Step<'_>,
-        sampled: Option<&Sampled<'_>>,
+        choosing: Staged<'_>,
     ) -> Result<()> {
         let at = &class.words;
         self.staged.clear();
@@ -464,6 +472,9 @@ impl<B: Backend> GpuExecutor<B> {
             for row in 0..sequence.rows {
                 put(&word(&at.positions, first + row as usize), &[sequence.start + row]);
                 put(&word(&at.sequences, first + row as usize), &[number as u32]);
+                if self.lowering.batched {
+                    put(&word(&at.slots, first + row as usize), &[sequence.slot]);
+                }
             }
             put(&word(&at.starts, number), &[first as u32, first as u32 + sequence.rows]);
             for (range, table) in at.tables.iter().zip(sequence.tables) {
@@ -479,19 +490,28 @@ impl<B: Backend> GpuExecutor<B> {
             put(&word(&at.positions, row), &[position as u32]);
             put(&word(&at.sequences, row), &[step.sequences.len() as u32]);
         }
-        if let Some(sampled) = sampled {
-            put(&at.settings, sampled.settings);
-            put(&at.span, &[sampled.span]);
+        match choosing {
+            Staged::Nothing => {}
+            Staged::Run(run) => {
+                put(&at.settings, run.settings);
+                put(&at.span, &[run.span]);
+            }
+            Staged::Rows { settings, targets } => {
+                put(&at.settings, settings);
+                put(&at.targets, targets);
+            }
         }
         let GpuExecutor { backend, ring, words, staged, sizes, chooser, .. } = self;
         let words = (&words[class.region], &staged[..]);
-        match sampled {
-            None => ring.send(&**backend, sizes.slot, &[words])?,
-            Some(sampled) => {
-                let history = chooser.buffer(Sampling::History, sampled.seat)?;
-                let biases = chooser.buffer(Sampling::Biases, sampled.seat)?;
-                let besides = [words, (&history, sampled.window), (&biases, sampled.biases)];
+        match choosing {
+            Staged::Run(run) => {
+                let history = chooser.buffer(Sampling::History, run.seat)?;
+                let biases = chooser.buffer(Sampling::Biases, run.seat)?;
+                let besides = [words, (&history, run.window), (&biases, run.biases)];
                 ring.send(&**backend, sizes.slot, &besides)?;
+            }
+            Staged::Nothing | Staged::Rows { .. } => {
+                ring.send(&**backend, sizes.slot, &[words])?;
             }
         }
         let Some(input) = &class.input else { return Ok(()) };
@@ -545,8 +565,21 @@ impl<B: Backend> GpuExecutor<B> {
         self.lowering.chooses()
     }
 
+    /// Whether it chooses for steps of many sequences.
+    pub(super) fn chooses_many(&self) -> bool {
+        self.lowering.batched && self.chooses()
+    }
+
+    /// Writes bytes to a part of a buffer, for the work that comes after.
+    pub(super) fn send(&mut self, to: &B::Buffer, bytes: &[u8]) -> Result<()> {
+        self.ring.send(&*self.backend, self.sizes.slot, &[(to, bytes)])
+    }
+
     fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
         self.latest.clear();
+        if self.chooses_many() {
+            return self.submit_many(step, ticket);
+        }
         if let Some(choosing) = self.fed(step) {
             return self.feed(step, &choosing, ticket);
         }
@@ -560,15 +593,28 @@ impl<B: Backend> GpuExecutor<B> {
         }
         self.replay(&Step { tokens: &tokens, ..*step })?;
         self.tokens = tokens;
+        if let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) {
+            step.choosing().for_each(|choosing| choices.push(choosing.choose));
+        }
         self.choose_by_host(step, ticket)
     }
 
     fn replay(&mut self, step: &Step<'_>) -> Result<()> {
         self.prepare(step)?;
-        let wanted = self.key(step);
+        let key = self.key(step);
+        self.replay_as(key, step, Staged::Nothing)
+    }
+
+    /// Replays a step of a class, for which there is room.
+    pub(super) fn replay_as(
+        &mut self,
+        wanted: Key,
+        step: &Step<'_>,
+        choosing: Staged<'_>,
+    ) -> Result<()> {
         let (key, mut class) = self.class(&wanted)?;
         self.strides = wanted.strides;
-        self.stage(&class, step, None)?;
+        self.stage(&class, step, choosing)?;
         self.launch(&mut class)?;
         self.note_results(&class, step.tokens.len(), step.outputs.len());
         if self.classes.keys().filter(|key| !recurs(&self.lowering, key)).count() >= KEPT {
@@ -606,7 +652,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
-        self.attempt(|executor| executor.settle_ticket(ticket))?;
+        self.attempt(|executor| match executor.chooses_many() {
+            true => executor.settle_many(ticket.number()),
+            false => executor.settle_ticket(ticket),
+        })?;
         self.chooser.outcomes.get(ticket).ok_or_else(|| ticket.unknown())
     }
 

@@ -10,6 +10,7 @@ use ops::operation::{Bound, Launches, Operand};
 use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
+use ops::sample::kernels::hand_on::TARGETS;
 use ops::{Op, Rope, Rows};
 use program::{Kind, Node, Program, ValueId, WeightId};
 use tile::Kernel;
@@ -28,7 +29,7 @@ mod products;
 mod sampling;
 
 pub(super) use attention::Scratch;
-pub(super) use sampling::{SEATS, Sampling};
+pub(super) use sampling::{Room, SEATS, Sampling};
 
 use products::Matrix;
 
@@ -87,19 +88,25 @@ pub(super) struct Key {
 pub(super) struct Samples {
     /// Whether filters are on.
     pub(super) filters: bool,
-    /// Whose words it reads and writes: one of [`SEATS`].
-    pub(super) seat: usize,
+    /// Whose words it reads and writes: one of [`SEATS`]. None: it chooses for all rows with logits, slot by slot.
+    pub(super) seat: Option<usize>,
 }
 
 impl Key {
     /// Where the words of its steps lie.
-    pub(super) fn words(&self) -> Words {
-        Words::new(self.tokens, self.outputs, self.sequences, self.strides.iter().copied())
+    pub(super) fn words(&self, batched: bool) -> Words {
+        let strides = self.strides.iter().copied();
+        Words::new(batched, self.tokens, self.outputs, self.sequences, strides)
+    }
+
+    /// The seat of the run whose steps these are.
+    pub(super) fn seat(&self) -> Option<usize> {
+        self.samples.and_then(|samples| samples.seat)
     }
 
     /// Which of the regions of words it has: the first is for steps that the host feeds, then one for each seat.
     pub(super) fn region(&self) -> usize {
-        self.samples.map_or(0, |samples| 1 + samples.seat)
+        self.seat().map_or(0, |seat| 1 + seat)
     }
 }
 
@@ -115,6 +122,10 @@ pub(super) struct Words {
     /// Of steps that choose: the sampler's state, and how many tokens penalties look back on.
     pub(super) settings: Range<usize>,
     pub(super) span: Range<usize>,
+    /// Of steps of many sequences, whose settings are of each row with logits: the slot of every row, and where the tokens
+    /// that are chosen go.
+    pub(super) slots: Range<usize>,
+    pub(super) targets: Range<usize>,
     pub(super) bytes: usize,
 }
 
@@ -122,6 +133,7 @@ impl Words {
     /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many
     /// blocks.
     pub(super) fn new(
+        batched: bool,
         tokens: usize,
         outputs: usize,
         sequences: usize,
@@ -134,6 +146,7 @@ impl Words {
             start..start + 4 * words.max(1)
         };
         let rows = bucket(tokens);
+        let choosing = if batched { outputs.max(1) } else { 1 };
         Words {
             tokens: take(rows),
             positions: take(rows),
@@ -141,8 +154,10 @@ impl Words {
             outputs: take(bucket(outputs)),
             starts: take(sequences + 1),
             tables: strides.map(|stride| take(sequences * stride)).collect(),
-            settings: take(SETTINGS as usize),
+            settings: take(SETTINGS as usize * choosing),
             span: take(1),
+            slots: if batched { take(rows) } else { 0..0 },
+            targets: if batched { take(TARGETS as usize * choosing) } else { 0..0 },
             bytes: end,
         }
     }
@@ -295,8 +310,11 @@ impl Lowering {
         layout: &Layout,
         known: &mut Kernels,
     ) -> Result<Vec<Step>> {
-        let words = key.words();
+        let words = key.words(self.batched);
         let mut recorder = Recorder { of: self, key, layout, words, known, steps: vec![] };
+        if self.batched && self.chooses() && key.kind == Kind::Decode {
+            recorder.take_chosen()?;
+        }
         for node in &self.program.nodes {
             let rows = node.outputs.first().or(node.inputs.first());
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
@@ -304,7 +322,7 @@ impl Lowering {
             }
         }
         if let Some(samples) = key.samples {
-            recorder.sample(samples.filters)?;
+            recorder.sample(samples)?;
         }
         Ok(recorder.steps)
     }

@@ -14,6 +14,7 @@ mod kv;
 #[cfg(feature = "sim")]
 mod launches;
 mod lower;
+mod many;
 #[cfg(feature = "sim")]
 pub(crate) mod meeting;
 pub(crate) mod meter;

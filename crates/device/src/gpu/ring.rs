@@ -8,7 +8,8 @@
 
 use formats::Result;
 
-use super::Backend;
+use super::lower::Lowering;
+use super::{Backend, Dispatch};
 
 /// Steps whose arguments can be on their way.
 pub(super) const SLOTS: usize = 3;
@@ -28,6 +29,15 @@ struct Slot<B: Backend> {
     memory: B::Buffer,
     /// After the last copy out of it.
     copied: B::Mark,
+}
+
+/// Whether a ring is used: also by graphs, where each step of many sequences has words of its own.
+pub(super) fn wanted(lowering: &Lowering, dispatch: Dispatch) -> bool {
+    match dispatch {
+        Dispatch::Eager => false,
+        Dispatch::Arguments => true,
+        Dispatch::Graph => lowering.batched,
+    }
 }
 
 /// Bytes of a slot for steps of so many bytes of words.

@@ -21,7 +21,8 @@ use formats::{Error, Result};
 
 use super::Backend;
 use super::executor::GpuExecutor;
-use super::lower::{Key, SEATS, Samples, Sampling};
+use super::lower::{Key, Room, SEATS, Samples, Sampling};
+use super::many::Many;
 use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
 use crate::{IN_FLIGHT, Ticket};
 
@@ -32,33 +33,31 @@ pub(super) const STEPS: usize = 1024;
 pub(super) struct Chooser<B: Backend> {
     /// Of every part, as many as it has [copies](Sampling::copies).
     buffers: Vec<Vec<B::Buffer>>,
-    /// Words that a history has, and pairs that biases have.
-    room: (usize, usize),
+    pub(super) room: Room,
     seats: [Option<Run>; SEATS],
     /// Steps of runs so far.
     steps: u64,
     pub(super) outcomes: Outcomes,
     /// What each slot carries, as far as the host knows.
-    slots: Vec<Carried>,
+    pub(super) slots: Vec<Carried>,
     /// For rows of which the host chooses.
     sampler: HostSampler,
+    /// What the slots of many sequences have on the device.
+    pub(super) many: Many,
 }
 
-impl<B: Backend> Default for Chooser<B> {
-    fn default() -> Self {
-        Chooser {
-            buffers: Vec::new(),
-            room: (0, 0),
-            seats: Default::default(),
-            steps: 0,
-            outcomes: Outcomes::new(1),
-            slots: Vec::new(),
-            sampler: HostSampler::default(),
-        }
-    }
+/// What a step is staged with besides its rows.
+#[derive(Clone, Copy)]
+pub(super) enum Staged<'a> {
+    /// It does not choose.
+    Nothing,
+    /// It is the first of a run.
+    Run(&'a Sampled<'a>),
+    /// It chooses for rows of many sequences: their settings, and where their tokens go.
+    Rows { settings: &'a [u32], targets: &'a [u32] },
 }
 
-/// What a step that chooses is staged with besides its rows.
+/// What the first step of a run is staged with besides its rows.
 pub(super) struct Sampled<'a> {
     pub(super) seat: usize,
     pub(super) settings: &'a [u32],
@@ -98,23 +97,38 @@ impl Run {
 }
 
 impl<B: Backend> Chooser<B> {
+    /// With room for so much, once it is made.
+    pub(super) fn new(room: Room) -> Self {
+        Chooser {
+            buffers: Vec::new(),
+            room,
+            seats: Default::default(),
+            steps: 0,
+            outcomes: Outcomes::new(room.rows),
+            slots: Vec::new(),
+            sampler: HostSampler::default(),
+            many: Many::new(room),
+        }
+    }
+
     /// What a part is bound to, in a seat.
     pub(super) fn buffer(&self, part: Sampling, seat: usize) -> Result<B::Buffer> {
         let missing = || Error::new("sampling", "its buffers", "none");
         let copies = self.buffers.get(part as usize).ok_or_else(missing)?;
-        copies.get(seat.min(part.copies() - 1)).cloned().ok_or_else(missing)
+        copies.get(seat.min(copies.len() - 1)).cloned().ok_or_else(missing)
     }
 
     /// Ends all runs. What is still under way leaves its notes in mailboxes that nobody may be given again.
     pub(super) fn forget(&mut self) {
         self.seats = Default::default();
         self.slots.iter_mut().for_each(|slot| slot.token = None);
+        self.many.forget();
         // Nor has a step that was under way an answer: whoever submitted it ahead does so again.
         self.outcomes.forget();
     }
 
     /// What a slot carries.
-    fn slot(&mut self, slot: u32) -> &mut Carried {
+    pub(super) fn slot(&mut self, slot: u32) -> &mut Carried {
         let slot = slot as usize;
         if slot >= self.slots.len() {
             self.slots.resize_with(slot + 1, Carried::default);
@@ -132,6 +146,23 @@ impl<B: Backend> Chooser<B> {
     /// The seat of a slot's run.
     fn seat(&self, slot: u32) -> Option<usize> {
         self.seats.iter().position(|run| run.as_ref().is_some_and(|run| run.slot == slot))
+    }
+}
+
+/// Whether a row with these settings has filters. Words 1 and 2 are top-k and top-p, each off at its greatest; word 0 says
+/// whether anything is drawn.
+pub(super) fn filters(settings: &[u32]) -> bool {
+    settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX)
+}
+
+/// What a note of a token and the bits of its log-probability says.
+pub(super) fn told([token, logprob]: [u32; 2]) -> std::result::Result<Choice, Refusal> {
+    let choice = Choice { token, logprob: f32::from_bits(logprob) };
+    // Minus infinity is the log-probability of a token where none is possible.
+    match choice.logprob {
+        logprob if logprob.is_nan() => Err(Refusal::Broken(logprob)),
+        f32::NEG_INFINITY => Err(Refusal::Nothing),
+        _ => Ok(choice),
     }
 }
 
@@ -219,12 +250,11 @@ impl<B: Backend> GpuExecutor<B> {
             window: &window,
             biases: &bytes(biases),
         };
-        // 1: top-k, 2: top-p, each off at its greatest; 0: whether anything is drawn.
-        let filters = settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX);
+        let filters = filters(&settings);
         let mut key = self.key(step);
-        key.samples = Some(Samples { filters, seat });
+        key.samples = Some(Samples { filters, seat: Some(seat) });
         let (known, class) = self.class(&key)?;
-        self.stage(&class, step, Some(&sampled))?;
+        self.stage(&class, step, Staged::Run(&sampled))?;
         self.classes.insert(known, class);
         // A table that wraps goes on for ever; another ends with its last block. The class ends with its length.
         let reach = |table: &Table<'_>| {
@@ -296,28 +326,26 @@ impl<B: Backend> GpuExecutor<B> {
                 return Ok(());
             };
             let mail = self.chooser.buffer(Sampling::Mail, seat)?;
-            let [token, logprob] = loop {
-                if let Some(found) = self.backend.peek(&mail, note(position))? {
-                    break found;
-                }
-                std::hint::spin_loop();
-            };
-            let choice = Choice { token, logprob: f32::from_bits(logprob) };
+            let found = self.await_note(&mail, note(position))?;
             let Chooser { seats, outcomes, slots, .. } = &mut self.chooser;
             let Some(run) = seats[seat].as_mut() else { return Ok(()) };
             run.under_way.pop_front();
-            // Minus infinity is the log-probability of a token where none is possible.
-            let choice = match choice.logprob {
-                logprob if logprob.is_nan() => Err(Refusal::Broken(logprob)),
-                f32::NEG_INFINITY => Err(Refusal::Nothing),
-                _ => Ok(choice),
-            };
             if let Some(slot) = slots.get_mut(run.slot as usize) {
-                slot.push(token, &run.options);
+                slot.push(found[0], run.options.looks_back());
             }
             if let Some(chosen) = outcomes.get_mut(number).and_then(|c| c.chosen.first_mut()) {
-                chosen.choice = choice;
+                chosen.choice = told(found);
             }
+        }
+    }
+
+    /// Waits for a note.
+    pub(super) fn await_note(&self, mail: &B::Buffer, word: usize) -> Result<[u32; 2]> {
+        loop {
+            if let Some(found) = self.backend.peek(mail, word)? {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
         }
     }
 
@@ -329,16 +357,22 @@ impl<B: Backend> GpuExecutor<B> {
         seat.map_or(Ok(()), |seat| self.settle(seat, number))
     }
 
-    /// Has the host choose from the rows of the step that was submitted last.
+    /// Has the host choose from the rows of the step that was submitted last: all, or those that need it where the device
+    /// chooses from the others.
     pub(super) fn choose_by_host(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
         let Some(vocab) = self.limits.vocab else { return Ok(()) };
-        if step.choosing().next().is_none() {
+        let all = !self.lowering.batched;
+        let hosts = move |choose: &Choose<'_>| all || choose.needs_host();
+        if !step.choosing().any(|choosing| hosts(choosing.choose)) {
             return Ok(());
         }
         self.read_result(0)?;
         let logits = std::mem::take(&mut self.results[0]);
         let mut sampler = std::mem::take(&mut self.chooser.sampler);
         for (i, Choosing { row, output, sequence, choose }) in step.choosing().enumerate() {
+            if !hosts(choose) {
+                continue;
+            }
             let slot = self.chooser.slot(sequence.slot);
             if step.tokens[row] != CHOSEN {
                 slot.begin(choose);
@@ -346,7 +380,6 @@ impl<B: Backend> GpuExecutor<B> {
             let history = std::mem::take(&mut slot.history);
             let row = &logits[output * vocab..][..vocab];
             let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) else { continue };
-            choices.push(choose);
             let chosen = &mut choices.chosen[i];
             let likeliest = &mut choices.likeliest[chosen.range()];
             let at = u64::from(sequence.end());
@@ -355,7 +388,7 @@ impl<B: Backend> GpuExecutor<B> {
             let slot = self.chooser.slot(sequence.slot);
             slot.history = history;
             match choice {
-                Ok(choice) => slot.push(choice.token, choose.options),
+                Ok(choice) => slot.push(choice.token, choose.options.looks_back()),
                 Err(_) => slot.token = None,
             }
         }
@@ -366,28 +399,31 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Sees to it that histories have so many words and biases so many pairs.
     pub(super) fn make_room(&mut self, history: usize, biases: usize) -> Result<()> {
-        let (had_history, had_biases) = self.chooser.room;
-        if !self.chooser.buffers.is_empty() && history <= had_history && biases <= had_biases {
+        let had = self.chooser.room;
+        if !self.chooser.buffers.is_empty() && history <= had.history && biases <= had.biases {
             return Ok(());
         }
-        let room = (
-            history.next_power_of_two().max(had_history),
-            biases.next_power_of_two().max(had_biases),
-        );
+        let room = Room {
+            history: history.next_power_of_two().max(had.history),
+            biases: biases.next_power_of_two().max(had.biases),
+            ..had
+        };
         let vocab = self.lowering.program.shape(self.lowering.program.results[0]).width;
         let buffers = |part: &Sampling| {
-            let words = part.words(vocab, room.0, room.1);
+            let words = part.words(vocab, room);
             let buffer = |_| match part {
                 Sampling::Mail => self.backend.mailbox(words),
                 _ => self.backend.buffer(4 * words),
             };
-            (0..part.copies()).map(buffer).collect::<Result<Vec<_>>>()
+            (0..part.copies(room)).map(buffer).collect::<Result<Vec<_>>>()
         };
         let buffers = Sampling::ALL.iter().map(buffers).collect::<Result<_>>()?;
         // Whatever is bound or under way has the old ones.
         for seat in 0..SEATS {
             self.settle(seat, u64::MAX)?;
         }
+        self.settle_many(u64::MAX)?;
+        self.chooser.many.forget();
         self.classes.clear();
         self.chooser.seats = Default::default();
         self.chooser.buffers = buffers;

@@ -6,7 +6,7 @@ use program::{BLOCK_TOKENS, Limits};
 use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
-use super::lower::{Lowering, SEATS, Sampling, Scratch, Words};
+use super::lower::{Lowering, Room, SEATS, Sampling, Scratch, Words};
 use super::run::STEPS;
 use super::{Backend, Dispatch, kv, ring, weights};
 use crate::{LoadOptions, Plan};
@@ -38,6 +38,15 @@ pub(super) fn decode_rows(limits: &Limits) -> usize {
     decode_bucket((2 * limits.sequences).max(64)).min(limits.tokens)
 }
 
+/// What sampling has room for at first, which usual settings do not exceed.
+pub(super) fn room(lowering: &Lowering, limits: &Limits) -> Room {
+    let history = 2 * STEPS;
+    match lowering.batched {
+        true => Room { rows: limits.outputs, slots: limits.slots, history, biases: 16 },
+        false => Room { rows: 1, slots: 0, history, biases: 1 },
+    }
+}
+
 impl Sizes {
     pub(super) fn new(lowering: &Lowering, limits: &Limits, dispatch: Dispatch) -> Sizes {
         let arena = Layout::new(lowering, limits.tokens, limits.outputs).bytes;
@@ -48,15 +57,16 @@ impl Sizes {
         // A table is as long as its group has blocks, rounded up.
         let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
         let words = |tokens, sequences| {
-            Words::new(tokens, limits.outputs.min(tokens), sequences, tables()).bytes
+            let outputs = limits.outputs.min(tokens);
+            Words::new(lowering.batched, tokens, outputs, sequences, tables()).bytes
         };
         let decode = if lowering.batched { decode_rows(limits) } else { 1 };
         let words = words(limits.tokens, limits.sequences).max(words(decode, decode));
         Sizes {
             arena,
             words,
-            seat: Words::new(1, 1, 1, tables()).bytes,
-            slot: if dispatch == Dispatch::Arguments { ring::slot(words) } else { 0 },
+            seat: if lowering.batched { 4 } else { Words::new(false, 1, 1, 1, tables()).bytes },
+            slot: if ring::wanted(lowering, dispatch) { ring::slot(words) } else { 0 },
             scratch: lowering.scratch(limits.tokens, decode_rows(limits)),
             numbers: rows.max(limits.tokens),
             unpacked: if packed { wide.bytes() * elements } else { 4 },
@@ -80,7 +90,8 @@ pub(super) fn plan<B: Backend>(
     options: &LoadOptions,
 ) -> Result<Plan> {
     let program = &lowering.program;
-    let sizes = Sizes::new(lowering, &options.limits(program), options.dispatch);
+    let limits = options.limits(program);
+    let sizes = Sizes::new(lowering, &limits, options.dispatch);
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
     let blocks = |layer: usize| context(layer) + lowering.sinks();
     let layers = || program.layers.iter().enumerate();
@@ -91,7 +102,8 @@ pub(super) fn plan<B: Backend>(
         false => 0,
         true => {
             let vocab = program.shape(program.results[0]).width;
-            let words = |part: &Sampling| part.copies() * part.words(vocab, 2 * STEPS, 1);
+            let room = room(lowering, &limits);
+            let words = |part: &Sampling| part.copies(room) * part.words(vocab, room);
             4 * Sampling::ALL.iter().map(words).sum::<usize>()
         }
     };

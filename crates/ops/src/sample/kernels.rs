@@ -5,7 +5,8 @@
 //! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows have top-k or top-p;
 //! - [`cut`]: where those end: likewise;
 //! - [`draw`]: sums what is kept, part by part, and finds the token;
-//! - [`mod@advance`]: what was drawn becomes the next step's token, and a note to the host.
+//! - [`mod@advance`]: what was drawn becomes the next step's token, and a note to the host. Where rows of many sequences come
+//!   and go, [`take`] and [`mod@hand_on`] do that, slot by slot.
 //!
 //! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among equals), so that all
 //! of them come down to one question: which is the smallest prefix that has so many tokens, or so much weight? It is
@@ -19,12 +20,14 @@ pub(crate) mod arith;
 mod cases;
 mod cut;
 mod draw;
+pub mod hand_on;
 mod weigh;
 
 pub use adjust::adjust;
 pub use advance::advance;
 pub use cut::{NARROW, Schedule, WIDE, cut};
 pub use draw::draw;
+pub use hand_on::{hand_on, take};
 pub use weigh::weigh;
 
 use std::ops::Range;
@@ -53,6 +56,8 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "sample_cut", cases: cases::cut, benches: cases::cut_benches },
     Spec { name: "sample_draw", cases: cases::draw, benches: cases::draw_benches },
     Spec { name: "sample_advance", cases: advance::cases, benches: advance::benches },
+    Spec { name: "sample_take", cases: hand_on::take_cases, benches: hand_on::take_benches },
+    Spec { name: "sample_hand_on", cases: hand_on::cases, benches: hand_on::benches },
 ];
 
 /// A row's settings, [`SETTINGS`] words: what the kernels need to know of `options` for the token at `position`.

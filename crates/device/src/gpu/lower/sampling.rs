@@ -2,13 +2,16 @@
 //!
 //! A run of steps that feed each other has words, a history, biases and a mailbox of its own, its seat's; there are a few seats,
 //! so that sessions whose steps alternate need not be staged again each time. Everything else lasts for a step.
+//!
+//! Steps of many sequences choose for each row with logits: what a sequence has of its own is then a part of one array, and
+//! the word of its slot in another.
 
 use formats::Result;
 use ops::sample::kernels;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{Recorder, Slot};
+use super::{Recorder, Samples, Slot};
 
 /// Runs that can be under way.
 pub(in crate::gpu) const SEATS: usize = 4;
@@ -28,11 +31,25 @@ pub(in crate::gpu) enum Sampling {
     Picked,
     Sums,
     Arrived,
+    Latest,
+}
+
+/// How much sampling has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) struct Room {
+    /// Rows of a step.
+    pub(in crate::gpu) rows: usize,
+    /// Slots of which the latest token is kept; 0 where runs have seats instead.
+    pub(in crate::gpu) slots: usize,
+    /// Tokens of each history.
+    pub(in crate::gpu) history: usize,
+    /// Pairs of each sequence's biases.
+    pub(in crate::gpu) biases: usize,
 }
 
 impl Sampling {
     /// All of them, in the order of their numbers.
-    pub(in crate::gpu) const ALL: [Sampling; 12] = [
+    pub(in crate::gpu) const ALL: [Sampling; 13] = [
         Sampling::History,
         Sampling::Biases,
         Sampling::Mail,
@@ -45,22 +62,24 @@ impl Sampling {
         Sampling::Picked,
         Sampling::Sums,
         Sampling::Arrived,
+        Sampling::Latest,
     ];
 
     /// How many there are.
-    pub(in crate::gpu) fn copies(self) -> usize {
+    pub(in crate::gpu) fn copies(self, room: Room) -> usize {
         match self {
-            Sampling::History | Sampling::Biases | Sampling::Mail => SEATS,
+            Sampling::History | Sampling::Biases | Sampling::Mail if room.slots == 0 => SEATS,
             _ => 1,
         }
     }
 
-    /// Words of one, for one row; `history` and `biases` are as long as a run needs them.
-    pub(in crate::gpu) fn words(self, vocab: usize, history: usize, biases: usize) -> usize {
+    /// Words of one.
+    pub(in crate::gpu) fn words(self, vocab: usize, room: Room) -> usize {
         let parts = |of: u32| vocab.div_ceil(of as usize);
-        match self {
-            Sampling::History => history,
-            Sampling::Biases => 2 * biases,
+        let row = match self {
+            Sampling::Latest => return room.slots.max(1),
+            Sampling::History => room.history,
+            Sampling::Biases => 2 * room.biases,
             Sampling::Picked | Sampling::Arrived => 1,
             Sampling::Keys => vocab,
             Sampling::Peaks | Sampling::Totals => 2 * parts(kernels::PART),
@@ -69,16 +88,30 @@ impl Sampling {
             Sampling::List => 2 * vocab,
             Sampling::Sums => 2 * parts(kernels::advance::SHARE),
             Sampling::Mail => 2 * kernels::advance::NOTES as usize,
-        }
+        };
+        row * room.rows
     }
 }
 
 impl Recorder<'_> {
-    /// Chooses a token from the logits of one row, and makes it the next step's.
-    pub(super) fn sample(&mut self, filters: bool) -> Result<()> {
+    /// Puts tokens in the place of those that are still named by the slots that chose them.
+    pub(super) fn take_chosen(&mut self) -> Result<()> {
+        let bound = [
+            ("slots", Slot::Words(self.words.slots.clone())),
+            ("latest", Slot::Sampling(Sampling::Latest)),
+            ("tokens", Slot::Words(self.words.tokens.clone())),
+        ];
+        let numbers = Numbers::new().with("rows", self.key.tokens as u32);
+        self.push(kernels::take(), numbers, &bound)
+    }
+
+    /// Chooses a token from the logits of one row, and makes it the next step's; or from each row's, for whichever steps
+    /// come.
+    pub(super) fn sample(&mut self, Samples { filters, seat }: Samples) -> Result<()> {
         let logits = self.of.program.results[0];
         let vocab = self.width(logits);
-        let numbers = Numbers::new().with("rows", 1).with("vocab", vocab as u32);
+        let rows = if seat.is_some() { 1 } else { self.key.outputs };
+        let numbers = Numbers::new().with("rows", rows as u32).with("vocab", vocab as u32);
         let of = |name, part| (name, Slot::Sampling(part));
         let (keys, peaks) = (of("keys", Sampling::Keys), of("peaks", Sampling::Peaks));
         let bins = of("bins", Sampling::Bins);
@@ -114,6 +147,19 @@ impl Recorder<'_> {
             of("tokens", Sampling::Picked),
         ];
         self.push(kernels::draw(), numbers.clone(), &bound)?;
+        if seat.is_none() {
+            let bound = [
+                logits,
+                of("picked", Sampling::Picked),
+                ("targets", Slot::Words(self.words.targets.clone())),
+                of("latest", Sampling::Latest),
+                history,
+                of("mail", Sampling::Mail),
+                of("sums", Sampling::Sums),
+                of("arrived", Sampling::Arrived),
+            ];
+            return self.push(kernels::hand_on(), numbers, &bound);
+        }
         let bound = [
             logits,
             of("picked", Sampling::Picked),

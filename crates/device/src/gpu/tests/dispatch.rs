@@ -226,3 +226,150 @@ fn a_past_that_changed_changes_the_choice() {
         assert_ne!(found, choose(&mut first, at + 1, next.token), "the pasts differ");
     }
 }
+
+fn load_batched(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
+    let (program, tensors) = model();
+    let options = LoadOptions { dispatch, sequences: 4, batched: true, ..options() };
+    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options, &mut |_, _| {});
+    load.unwrap()
+}
+
+/// Sessions whose chains differ: two of them look back, one has a bias.
+fn chains() -> [Options; 3] {
+    let penalties = Options { repetition_penalty: 1.4, last_n: 3, seed: 8, ..Options::default() };
+    let bias = Options { logit_bias: vec![(7, 3.0), (9, -2.0)], seed: 9, ..Options::default() };
+    [
+        Options::greedy(),
+        Options { top_k: 40, ..penalties },
+        Options { top_p: 0.9, frequency_penalty: 0.5, last_n: 100, ..bias },
+    ]
+}
+
+/// A step of a token of each of some sessions, which are also their blocks and slots: its number, position, token, and what
+/// came before.
+fn decode(
+    executor: &mut GpuExecutor<Faulty>,
+    chains: &[Options],
+    members: &[(usize, u32, u32, &[u32])],
+) -> Result<Ticket> {
+    let blocks: Vec<u32> = members.iter().map(|(session, ..)| *session as u32).collect();
+    let tables: Vec<[Table<'_>; 1]> =
+        blocks.chunks(1).map(|blocks| [Table { blocks, oldest: 0 }]).collect();
+    let choose = |&(session, _, _, history): &(usize, u32, u32, _)| Choose {
+        options: &chains[session],
+        history,
+        mask: None,
+        logprobs: Some(0),
+    };
+    let chooses: Vec<Choose<'_>> = members.iter().map(choose).collect();
+    let sequence = |(i, (_, position, ..)): (usize, &(usize, u32, u32, _))| Sequence {
+        slot: blocks[i],
+        choose: Some(&chooses[i]),
+        ..Sequence::new(1, *position as usize, &tables[i])
+    };
+    let sequences: Vec<Sequence<'_>> = members.iter().enumerate().map(sequence).collect();
+    let tokens: Vec<u32> = members.iter().map(|member| member.2).collect();
+    let outputs: Vec<u32> = (0..members.len() as u32).collect();
+    let (sequences, outputs) = (&sequences[..], &outputs[..]);
+    executor.submit(&Step { kind: Kind::Decode, tokens: &tokens, sequences, outputs, input: &[] })
+}
+
+/// Who is in each step: sessions come and go while their tokens are still being chosen.
+const MEMBERS: [&[usize]; 10] =
+    [&[0, 1], &[1, 2], &[0, 1, 2], &[2], &[2, 0], &[1], &[0, 1, 2], &[1, 0], &[1, 2], &[2, 1, 0]];
+
+#[test]
+fn tokens_go_from_step_to_step_whichever_sessions_are_in_them() {
+    let chains = chains();
+    let prompts = [FIRST, SECOND, &FIRST[3..9]];
+    let mut alone = vec![vec![]; 3];
+    for (session, prompt) in prompts.iter().enumerate() {
+        let mut executor = load_batched(&faulty(), Dispatch::Graph);
+        logits(&mut executor, session as u32, 0, prompt).unwrap();
+        let mut tokens = [*prompt, &[4]].concat();
+        for _ in 0..MEMBERS.len() {
+            let (at, last) = (tokens.len() as u32 - 1, tokens[tokens.len() - 1]);
+            let ticket = decode(&mut executor, &chains, &[(session, at, last, &tokens)]).unwrap();
+            let choice = executor.wait(ticket).unwrap().choice(0).unwrap();
+            tokens.push(choice.token);
+            alone[session].push(choice);
+        }
+    }
+    for dispatch in Dispatch::ALL {
+        for when in [When::Now, When::Late] {
+            let backend = faulty();
+            let mut executor = load_batched(&backend, dispatch);
+            for (session, prompt) in prompts.iter().enumerate() {
+                logits(&mut executor, session as u32, 0, prompt).unwrap();
+            }
+            *backend.when.lock().unwrap() = when;
+            let (mut found, mut steps) = (vec![vec![]; 3], [0; 3]);
+            let mut ahead: VecDeque<(Ticket, &[usize])> = VecDeque::new();
+            let mut read = |executor: &mut GpuExecutor<Faulty>,
+                            (ticket, members): (_, &[usize])| {
+                let outcome = executor.wait(ticket).unwrap();
+                for (i, session) in members.iter().enumerate() {
+                    found[*session].push(outcome.choice(i).unwrap());
+                }
+            };
+            for members in MEMBERS {
+                let histories = prompts.map(|prompt| [prompt, &[4]].concat());
+                let member = |&session: &usize| {
+                    let at = (prompts[session].len() + steps[session]) as u32;
+                    let token = if steps[session] == 0 { 4 } else { CHOSEN };
+                    (session, at, token, &histories[session][..])
+                };
+                let step: Vec<_> = members.iter().map(member).collect();
+                ahead.push_back((decode(&mut executor, &chains, &step).unwrap(), members));
+                members.iter().for_each(|session| steps[*session] += 1);
+                if ahead.len() > 2 {
+                    read(&mut executor, ahead.pop_front().unwrap());
+                }
+            }
+            ahead.into_iter().for_each(|step| read(&mut executor, step));
+            for (session, found) in found.iter().enumerate() {
+                assert_eq!(found[..], alone[session][..found.len()], "{dispatch:?} {session}");
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_of_many_allocate_nothing() {
+    for dispatch in [Dispatch::Arguments, Dispatch::Graph] {
+        let backend = faulty();
+        let mut executor = load_batched(&backend, dispatch);
+        *backend.when.lock().unwrap() = When::Never;
+        let chains = chains();
+        let mut counted = 0;
+        let mut steps = |from: u32, to: u32| {
+            for position in from..to {
+                let mut tickets = [None; MEMBERS.len()];
+                for (members, ticket) in MEMBERS.iter().zip(&mut tickets) {
+                    let token = if position == 0 { 4 } else { CHOSEN };
+                    let members: Vec<(usize, u32, u32, &[u32])> = members
+                        .iter()
+                        .map(|session| (*session, position, token, &[][..]))
+                        .collect();
+                    // What the test itself allocates for a step does not count.
+                    let before = COUNT.get();
+                    let submitted = decode(&mut executor, &chains, &members).unwrap();
+                    counted += COUNT.get() - before;
+                    *ticket = Some(submitted);
+                }
+                let before = COUNT.get();
+                for ticket in tickets.into_iter().flatten() {
+                    executor.wait(ticket).unwrap().choice(0).unwrap();
+                }
+                counted += COUNT.get() - before;
+            }
+            std::mem::take(&mut counted)
+        };
+        // `decode` makes six lists.
+        let own = 6 * MEMBERS.len();
+        steps(0, 8);
+        let bound = backend.calls("bind");
+        assert_eq!(steps(8, 30), 22 * own, "{dispatch:?}");
+        assert_eq!(backend.calls("bind"), bound, "{dispatch:?}: nothing is bound again");
+    }
+}

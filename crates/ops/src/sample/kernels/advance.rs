@@ -66,6 +66,44 @@ pub fn advance(
     require(Requirement::Aligned("mail".to_owned(), 8));
     require(Requirement::AtMost(dim("vocab"), MOST_TOKENS));
     begin();
+    let picks = Picks { logits, picked, sums, arrived, vocab };
+    tell(picks, |row, token, told| {
+        tokens[row] = token;
+        positions[row] = positions[row] + 1;
+        let words = row * SETTINGS;
+        let position = settings[words + 11];
+        settings[words + 11] = position + 1;
+        if position == u32::MAX {
+            settings[words + 10] = settings[words + 10] + 1;
+        }
+        let span = spans[row];
+        if span > 0 {
+            let (from, len) = (settings[words + 12], settings[words + 13]);
+            history[from + len] = token;
+            let more = len + 1;
+            let drop = select(Order::gt(more, span), 1u32, 0u32);
+            settings[words + 12] = from + drop;
+            settings[words + 13] = more - drop;
+        }
+        mail.set_vec((row * NOTES + position % NOTES) * 2, &[token, told]);
+    });
+}
+
+/// What the token of each row is told from: see [`advance`].
+#[derive(Clone, Copy)]
+pub(super) struct Picks {
+    pub(super) logits: In<f32>,
+    pub(super) picked: In<u32>,
+    pub(super) sums: InOut<f32>,
+    pub(super) arrived: InOut<u32>,
+    pub(super) vocab: Val<u32>,
+}
+
+/// Calls `hand_on(row, token, logprob)` in one thread for each row, with the bits of the
+/// log-probability, once the row's groups have summed its weights.
+#[device]
+pub(super) fn tell(picks: Picks, hand_on: impl FnOnce(Val<u32>, Val<u32>, Val<u32>)) {
+    let Picks { logits, picked, sums, arrived, vocab } = picks;
     let last = Shared::<u32>::named("last", 1);
     let row = group_id_of(1);
     let start = group_id() * SHARE + thread_id();
@@ -121,24 +159,7 @@ pub fn advance(
             let logprob = logit - highest - all.max(1.0).ln();
             let logprob = select(possible, logprob, f32::NEG_INFINITY);
             let told = select(Order::lt(all, 0.0), f32::NAN.to_bits(), logprob.bits());
-            tokens[row] = token;
-            positions[row] = positions[row] + 1;
-            let words = row * SETTINGS;
-            let position = settings[words + 11];
-            settings[words + 11] = position + 1;
-            if position == u32::MAX {
-                settings[words + 10] = settings[words + 10] + 1;
-            }
-            let span = spans[row];
-            if span > 0 {
-                let (from, len) = (settings[words + 12], settings[words + 13]);
-                history[from + len] = token;
-                let more = len + 1;
-                let drop = select(Order::gt(more, span), 1u32, 0u32);
-                settings[words + 12] = from + drop;
-                settings[words + 13] = more - drop;
-            }
-            mail.set_vec((row * NOTES + position % NOTES) * 2, &[token, told]);
+            hand_on(row, token, told);
             arrived[row] = 0;
         }
     }

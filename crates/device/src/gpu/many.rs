@@ -1,0 +1,345 @@
+//! Choosing for steps of many sequences: rows of any slots, in any step, and tokens that go from one step to the next
+//! without the host.
+//!
+//! Each row with logits has settings of its own among a step's words. The last kernel of a step leaves each token in the
+//! word of its slot, which the first kernel of a later step looks up where it finds [`CHOSEN`]; behind the slot's history,
+//! where penalties look back; and in a mailbox, for the host. So a step can be submitted before it is known what the one
+//! before it chose, whichever sequences are in either.
+//!
+//! Histories and biases have a region each, of which there are as many as rows: a slot that needs one has it until it is
+//! the one that has been used least lately. What is in a region is written anew whenever a sequence begins or its end is
+//! reached; in between the device keeps it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use formats::{Error, Result};
+use ops::sample::Options;
+use ops::sample::kernels::SETTINGS;
+use ops::sample::kernels::advance::{EMPTY, NOTES};
+use ops::sample::kernels::hand_on::{NONE, TARGETS};
+use ops::sample::kernels::settings;
+use program::{CHOSEN, Choose, Choosing, Step};
+
+use super::Backend;
+use super::executor::GpuExecutor;
+use super::lower::{Room, Samples, Sampling};
+use super::run::{Staged, filters, told};
+use crate::Ticket;
+use crate::choose::chosen;
+
+/// Tokens that a history has room for when it is written, besides those that penalties look back on.
+const AHEAD: usize = 64;
+
+/// What slots have on the device, and the steps whose choices the host has not yet read.
+#[derive(Default)]
+pub(super) struct Many {
+    /// For each slot: whether the device has the token that it chose last.
+    on_device: Vec<bool>,
+    regions: Vec<Region>,
+    pending: VecDeque<Pending>,
+    /// Memory for steps to come.
+    spare: Vec<Vec<Row>>,
+    /// Steps that chose so far.
+    steps: u64,
+    /// What a step is staged with.
+    settings: Vec<u32>,
+    targets: Vec<u32>,
+    /// Notes that are not there yet, of all rows.
+    empty: Vec<u8>,
+}
+
+/// A part of the histories and of the biases.
+#[derive(Clone, Default)]
+struct Region {
+    /// Whose it is.
+    slot: Option<u32>,
+    /// The last step that used it.
+    used: u64,
+    /// The tokens that penalties look back on, by their places in the region, if they are there.
+    window: Option<Range<usize>>,
+    /// How many there may be.
+    span: usize,
+    /// The position of the token that comes behind them.
+    next: u64,
+    /// The biases that are there.
+    biases: Vec<(u32, f32)>,
+}
+
+/// A step whose choices the host has not yet read.
+struct Pending {
+    /// Its ticket's number.
+    number: u64,
+    rows: Vec<Row>,
+}
+
+/// A row that chose.
+#[derive(Clone, Copy)]
+struct Row {
+    slot: u32,
+    /// Where its note lies, in words of the mailbox.
+    note: usize,
+    /// Its place among what the step chose.
+    index: usize,
+    /// How many tokens its chain looks back on.
+    looks_back: usize,
+}
+
+/// How many tokens penalties look back on, as the device counts them.
+fn span(options: &Options) -> usize {
+    if options.penalises() { options.last_n.min(u32::MAX as usize) } else { 0 }
+}
+
+impl Many {
+    pub(super) fn new(room: Room) -> Many {
+        let rows = if room.slots > 0 { room.rows } else { 0 };
+        Many {
+            on_device: vec![false; room.slots],
+            regions: vec![Region::default(); rows],
+            pending: VecDeque::with_capacity(NOTES as usize),
+            spare: (0..NOTES).map(|_| Vec::with_capacity(rows)).collect(),
+            settings: Vec::with_capacity(rows * SETTINGS as usize),
+            targets: Vec::with_capacity(rows * TARGETS as usize),
+            empty: EMPTY.to_le_bytes().repeat(2 * rows),
+            steps: 0,
+        }
+    }
+
+    /// Forgets what the device has, and what is under way.
+    pub(super) fn forget(&mut self) {
+        self.on_device.fill(false);
+        self.regions.fill(Region::default());
+        let rows = self.pending.drain(..).map(|pending| pending.rows);
+        self.spare.extend(rows);
+    }
+
+    /// The region of a slot: its own, else one that nobody has, or that was used longest ago.
+    fn region(&mut self, slot: u32) -> Result<usize> {
+        let rank =
+            |region: &Region| (region.slot != Some(slot), region.slot.is_some(), region.used);
+        let found = (0..self.regions.len()).min_by_key(|at| rank(&self.regions[*at]));
+        let found = found.ok_or_else(|| Error::new("choose", "room for a history", "none"))?;
+        let region = &mut self.regions[found];
+        if region.slot != Some(slot) {
+            region.slot = Some(slot);
+            region.window = None;
+            region.biases.clear();
+        }
+        region.used = self.steps;
+        Ok(found)
+    }
+}
+
+impl<B: Backend> GpuExecutor<B> {
+    /// Submits a step of many sequences.
+    pub(super) fn submit_many(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+        self.chooser.outcomes.begin(ticket);
+        self.make_room_for(step)?;
+        while self.chooser.many.pending.len() >= NOTES as usize {
+            self.settle_first()?;
+        }
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        tokens.extend_from_slice(step.tokens);
+        for (first, sequence) in step.placed() {
+            let slot = sequence.slot;
+            if tokens[first] == CHOSEN && !self.chooser.many.on_device[slot as usize] {
+                self.settle_slot(slot)?;
+                tokens[first] = chosen(Some(self.chooser.slot(slot)), slot)?;
+            }
+        }
+        self.prepare(step)?;
+        let mut key = self.key(step);
+        let mut settings = std::mem::take(&mut self.chooser.many.settings);
+        let mut targets = std::mem::take(&mut self.chooser.many.targets);
+        settings.clear();
+        settings.resize(key.outputs * SETTINGS as usize, 0);
+        targets.clear();
+        targets.resize(key.outputs * TARGETS as usize, NONE);
+        let mut rows = self.chooser.many.spare.pop().unwrap_or_default();
+        rows.clear();
+        let turn = (self.chooser.many.steps % u64::from(NOTES)) as usize;
+        let first_note = turn * self.limits.outputs;
+        for (index, choosing) in step.choosing().enumerate() {
+            let Choosing { output, sequence, choose, .. } = choosing;
+            if let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) {
+                choices.push(choose);
+            }
+            let slot = sequence.slot;
+            if choose.needs_host() {
+                // The host must know what it looks back on.
+                self.settle_slot(slot)?;
+                self.chooser.many.on_device[slot as usize] = false;
+                continue;
+            }
+            let (own, place) = self.place(step, &choosing)?;
+            let note = first_note + output;
+            settings[output * SETTINGS as usize..][..own.len()].copy_from_slice(&own);
+            let target = [slot, place, note as u32];
+            targets[output * TARGETS as usize..][..target.len()].copy_from_slice(&target);
+            rows.push(Row { slot, note: 2 * note, index, looks_back: choose.options.looks_back() });
+        }
+        if !rows.is_empty() {
+            let filters = settings.chunks_exact(SETTINGS as usize).any(filters);
+            key.samples = Some(Samples { filters, seat: None });
+            let mail = self.chooser.buffer(Sampling::Mail, 0)?;
+            let empty = &self.chooser.many.empty[..8 * key.outputs];
+            self.backend.poke(&mail, 2 * first_note, empty)?;
+        }
+        let staged = Staged::Rows { settings: &settings, targets: &targets };
+        self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged)?;
+        self.tokens = tokens;
+        let many = &mut self.chooser.many;
+        (many.settings, many.targets) = (settings, targets);
+        if rows.is_empty() {
+            many.spare.push(rows);
+        } else {
+            rows.iter().for_each(|row| many.on_device[row.slot as usize] = true);
+            many.pending.push_back(Pending { number: ticket.number(), rows });
+            many.steps += 1;
+        }
+        self.choose_by_host(step, ticket)
+    }
+
+    /// Sees to it that histories and biases have room for what a step's rows look back on.
+    fn make_room_for(&mut self, step: &Step<'_>) -> Result<()> {
+        let (mut history, mut biases) = (0, 0);
+        for Choosing { sequence, choose, .. } in step.choosing() {
+            let window = span(choose.options).min(sequence.end() as usize);
+            history = history.max(if window > 0 { window + AHEAD } else { 0 });
+            biases = biases.max(choose.options.logit_bias.len());
+        }
+        self.make_room(history, biases)
+    }
+
+    /// The settings of a row for which the device chooses, and the place of its token in the histories, if it has one.
+    fn place(
+        &mut self,
+        step: &Step<'_>,
+        choosing: &Choosing<'_>,
+    ) -> Result<([u32; SETTINGS as usize], u32)> {
+        let Choosing { row, sequence, choose, .. } = *choosing;
+        let (slot, options, position) = (sequence.slot, choose.options, u64::from(sequence.end()));
+        let (span, pairs) = (span(options), options.logit_bias.len());
+        let given = Some(step.tokens[row]).filter(|token| *token != CHOSEN);
+        if given.is_some() {
+            self.settle_slot(slot)?;
+        }
+        let last = self.chooser.slot(slot).token;
+        if given.is_some() && span == 0 {
+            self.chooser.slot(slot).begin(choose);
+        }
+        if span == 0 && pairs == 0 {
+            return Ok((settings(options, position, 0..0, 0..0), NONE));
+        }
+        let Room { history, biases, .. } = self.chooser.room;
+        let at = self.chooser.many.region(slot)?;
+        if self.chooser.many.regions[at].biases != options.logit_bias {
+            self.write_biases(at, &options.logit_bias)?;
+        }
+        let first = (at * biases) as u32;
+        let own_biases = first..first + pairs as u32;
+        if span == 0 {
+            self.chooser.many.regions[at].window = None;
+            return Ok((settings(options, position, 0..0, own_biases), NONE));
+        }
+        let region = &self.chooser.many.regions[at];
+        // It goes on where it was, with the token that was chosen there.
+        let follows =
+            region.span == span && region.next == position && (given.is_none() || given == last);
+        let known = region.window.clone().filter(|window| follows && window.end < history);
+        let window = match known {
+            Some(window) => window,
+            None => self.write_history(at, slot, given.map(|_| choose))?,
+        };
+        let region = &mut self.chooser.many.regions[at];
+        let end = window.end + 1;
+        region.window = Some(end.saturating_sub(span).max(window.start)..end);
+        (region.span, region.next) = (span, position + 1);
+        let start = at * history;
+        let own = (start + window.start) as u32..(start + window.end) as u32;
+        let place = own.end;
+        Ok((settings(options, position, own, own_biases), place))
+    }
+
+    /// Writes what a slot looks back on to its region: what it is given, or has chosen itself. Returns where in the region.
+    fn write_history(
+        &mut self,
+        region: usize,
+        slot: u32,
+        given: Option<&Choose<'_>>,
+    ) -> Result<Range<usize>> {
+        self.settle_slot(slot)?;
+        if let Some(choose) = given {
+            self.chooser.slot(slot).begin(choose);
+        }
+        let tokens = std::mem::take(&mut self.chooser.slot(slot).history);
+        let count = tokens.len();
+        let words = tokens.iter().copied();
+        let sent = self.send_words(Sampling::History, region * self.chooser.room.history, words);
+        self.chooser.slot(slot).history = tokens;
+        sent.map(|()| 0..count)
+    }
+
+    fn write_biases(&mut self, region: usize, biases: &[(u32, f32)]) -> Result<()> {
+        let words = biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
+        self.send_words(Sampling::Biases, 2 * region * self.chooser.room.biases, words)?;
+        let kept = &mut self.chooser.many.regions[region].biases;
+        kept.clear();
+        kept.extend_from_slice(biases);
+        Ok(())
+    }
+
+    /// Sends words to a part of an array, from one of its words on.
+    fn send_words(
+        &mut self,
+        to: Sampling,
+        first: usize,
+        words: impl Iterator<Item = u32>,
+    ) -> Result<()> {
+        let mut bytes = std::mem::take(&mut self.staged);
+        bytes.clear();
+        bytes.extend(words.flat_map(u32::to_le_bytes));
+        let buffer = self.chooser.buffer(to, 0)?;
+        let range = 4 * first..4 * first + bytes.len();
+        let sent = match range.is_empty() {
+            true => Ok(()),
+            false => self.backend.part(&buffer, range).and_then(|part| self.send(&part, &bytes)),
+        };
+        self.staged = bytes;
+        sent
+    }
+
+    /// Waits for what the earliest step chose whose choices are not yet read.
+    fn settle_first(&mut self) -> Result<()> {
+        let Some(Pending { number, rows }) = self.chooser.many.pending.pop_front() else {
+            return Ok(());
+        };
+        let mail = self.chooser.buffer(Sampling::Mail, 0)?;
+        for &Row { slot, note, index, looks_back } in &rows {
+            let found = self.await_note(&mail, note)?;
+            self.chooser.slot(slot).push(found[0], looks_back);
+            let choices = self.chooser.outcomes.get_mut(number);
+            if let Some(chosen) = choices.and_then(|choices| choices.chosen.get_mut(index)) {
+                chosen.choice = told(found);
+            }
+        }
+        self.chooser.many.spare.push(rows);
+        Ok(())
+    }
+
+    /// Waits for what the steps up to a ticket's number chose.
+    pub(super) fn settle_many(&mut self, number: u64) -> Result<()> {
+        while self.chooser.many.pending.front().is_some_and(|first| first.number <= number) {
+            self.settle_first()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what a slot chose.
+    fn settle_slot(&mut self, slot: u32) -> Result<()> {
+        let has = |pending: &&Pending| pending.rows.iter().any(|row| row.slot == slot);
+        let last = self.chooser.many.pending.iter().rev().find(has);
+        last.map(|pending| pending.number).map_or(Ok(()), |number| self.settle_many(number))
+    }
+}
