@@ -50,6 +50,8 @@ struct Inner {
     layouts: Vec<sys::cublasLtMatrixLayout_t>,
     /// Bytes of `x`, `w` and `y`.
     bytes: [usize; 3],
+    /// Whether sums must not be cut into parts, the number of which follows from the rows.
+    alike: bool,
 }
 
 // SAFETY: descriptors are not changed after construction.
@@ -102,7 +104,7 @@ impl Gpu {
     /// Without cuBLASLt, or for a type or shape that it does not do.
     pub fn matmul(&self, scalar: Scalar, rows: u32, out: u32, width: u32) -> Result<Matmul> {
         let (operand, result) = (scalar, scalar);
-        let shape = ProductShape { rows, out, width, operand, result, adds: false };
+        let shape = ProductShape { rows, out, width, operand, result, adds: false, alike: false };
         self.cublaslt()?.matmul(&shape)
     }
 }
@@ -113,7 +115,7 @@ impl CublasLt {
     /// # Errors
     /// For a type or shape that the library does not do.
     pub fn matmul(&self, shape: &ProductShape) -> Result<Matmul> {
-        let ProductShape { rows, out, width, operand, result: sum, .. } = *shape;
+        let ProductShape { rows, out, width, operand, result: sum, alike, .. } = *shape;
         let kind = |scalar| match scalar {
             Scalar::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
             Scalar::BF16 => Ok(sys::cudaDataType::CUDA_R_16BF),
@@ -125,7 +127,7 @@ impl CublasLt {
         let size = |a: u32, b: u32, of: Scalar| a as usize * b as usize * of.bytes();
         let bytes = [size(rows, width, operand), size(out, width, operand), size(rows, out, sum)];
         let product = std::ptr::null_mut();
-        let mut inner = Inner { library: self.clone(), product, layouts: vec![], bytes };
+        let mut inner = Inner { library: self.clone(), product, layouts: vec![], bytes, alike };
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         inner.product =
             result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(fault)?;
@@ -206,12 +208,16 @@ impl Matmul {
     }
 
     fn proposals(&self) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
-        let Inner { library, product, layouts, .. } = &*self.0;
+        let Inner { library, product, layouts, alike, .. } = &*self.0;
         let [w, x, y] = layouts[..] else { return Ok(vec![]) };
         let preference = result::create_matmul_pref().map_err(fault)?;
         let attribute =
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let limit = std::ptr::from_ref(&WORKSPACE).cast::<c_void>();
+        let schemes =
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        // `CUBLASLT_REDUCTION_SCHEME_NONE`, which these bindings do not name.
+        let none = std::ptr::from_ref(&0_u32).cast::<c_void>();
         // SAFETY: an all-zero result is one that says nothing; the library overwrites those it counts.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] =
             unsafe { std::mem::zeroed() };
@@ -219,6 +225,12 @@ impl Matmul {
         // SAFETY: all descriptors live; `found` has room for as many as are asked for; the preference is destroyed only here.
         let asked = unsafe {
             let set = result::set_matmul_pref_attribute(preference, attribute, limit, 8);
+            // Nothing is said where anything is allowed, which is the library's own choice.
+            let set = match alike {
+                true => set
+                    .and_then(|()| result::set_matmul_pref_attribute(preference, schemes, none, 4)),
+                false => set,
+            };
             let asked = set.and_then(|()| {
                 sys::cublasLtMatmulAlgoGetHeuristic(
                     library.0.handle,

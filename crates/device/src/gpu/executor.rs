@@ -7,6 +7,7 @@ use std::sync::Arc;
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
 use program::{BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
+use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
@@ -16,7 +17,7 @@ use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
-use super::{Backend, Dispatch};
+use super::{Backend, Dispatch, LIBRARY_ROWS, alike};
 use crate::{Executor, LoadOptions, Memory, Outcome, Roof, Ticket, Watch, plan};
 
 /// Positions of the shortest class of steps of many sequences: groups that have no keys cost little.
@@ -175,6 +176,9 @@ impl<B: Backend> GpuExecutor<B> {
             lowering,
             weights,
         };
+        if executor.lowering.batched {
+            executor.try_library()?;
+        }
         if executor.chooses_many() {
             executor.make_room(0, 0)?;
         }
@@ -182,6 +186,53 @@ impl<B: Backend> GpuExecutor<B> {
             executor.prewarm()?;
         }
         Ok(executor)
+    }
+
+    /// Does without the vendor's library where its rows depend on how many there are.
+    fn try_library(&mut self) -> Result<()> {
+        let outputs = usize::from(self.chooses());
+        let key = Key {
+            kind: Kind::Prompt,
+            tokens: LIBRARY_ROWS,
+            outputs,
+            sequences: 1,
+            strides: vec![stride(1, false); self.blocks.len()],
+            length: BLOCK_TOKENS,
+            samples: None,
+        };
+        let layout = Layout::new(&self.lowering, key.tokens, key.outputs);
+        let mut tried = Vec::new();
+        for step in self.lowering.class(&key, &layout, &mut self.kernels)? {
+            let lower::Step::Product { shape, w, .. } = step else { continue };
+            if tried.contains(&shape) {
+                continue;
+            }
+            let w = match w {
+                Slot::Weight(weight) => self.weights[weight].buffer.clone(),
+                _ => self.unpacked_noise(shape.operand)?,
+            };
+            if !alike::rows_are_alike(&*self.backend, &shape, &w)? {
+                self.lowering.facts.products = None;
+                return Ok(());
+            }
+            tried.push(shape);
+        }
+        Ok(())
+    }
+
+    /// Where matrices are unpacked to, full of numbers.
+    fn unpacked_noise(&self, scalar: Scalar) -> Result<B::Buffer> {
+        const PIECE: usize = 1 << 20;
+        let bytes = alike::noise(scalar, PIECE.min(self.sizes.unpacked) / scalar.bytes());
+        self.backend.write(&self.unpacked, &bytes)?;
+        let mut full = bytes.len();
+        while full < self.sizes.unpacked {
+            let more = full.min(self.sizes.unpacked - full);
+            let from = self.backend.part(&self.unpacked, 0..more)?;
+            self.backend.copy(&from, &self.backend.part(&self.unpacked, full..full + more)?)?;
+            full += more;
+        }
+        Ok(self.unpacked.clone())
     }
 
     /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that chooses the next.

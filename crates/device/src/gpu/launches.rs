@@ -46,7 +46,8 @@ pub(super) fn note(kernel: &Kernel, numbers: &Numbers) -> Result<()> {
 /// # Errors
 /// If the file cannot be written.
 pub(super) fn note_product(shape: &ProductShape) -> Result<()> {
-    line(|| Ok(format!("product {shape:?}")))
+    // What is only sometimes asked for is noted where it is.
+    line(|| Ok(format!("product {shape:?}").replace(", alike: false", "")))
 }
 
 fn line(make: impl FnOnce() -> Result<String>) -> Result<()> {

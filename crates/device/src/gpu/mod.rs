@@ -7,6 +7,7 @@
 //! rows read weights as they are packed, once; products of many rows round both operands to 16 bits and add in f32. With
 //! an f32 cache nothing is rounded: that is for comparing with references.
 
+mod alike;
 mod arena;
 mod bridge;
 mod executor;
@@ -82,6 +83,8 @@ pub struct ProductShape {
     pub result: Scalar,
     /// Whether something is added.
     pub adds: bool,
+    /// Whether a row must have the same bits as in a product of any other number of rows.
+    pub alike: bool,
 }
 
 /// What a GPU device does itself. Everything is done in the order in which it is asked for.

@@ -414,7 +414,7 @@ impl Backend for Sim {
         add: Option<&Buffer>,
         y: &Buffer,
     ) -> Result<Launch> {
-        let ProductShape { rows, out, width, operand, result, adds } = *shape;
+        let ProductShape { rows, out, width, operand, result, adds, .. } = *shape;
         let size = |a: u32, b: u32, scalar: Scalar| a as usize * b as usize * scalar.bytes();
         x.first(size(rows, width, operand))?;
         w.first(size(out, width, operand))?;

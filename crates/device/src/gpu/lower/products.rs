@@ -125,6 +125,7 @@ impl Recorder<'_> {
             operand: wide,
             result: y.scalar,
             adds: add.is_some(),
+            alike: self.of.batched,
         };
         self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
         Ok(())
