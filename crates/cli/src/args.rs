@@ -141,6 +141,10 @@ pub(crate) struct LoadArgs {
     /// Tokens of a prompt that are computed together [default: 512, on NVIDIA GPUs 2048]
     #[arg(long, aliases = ["ubatch-size", "batch-size"], value_name = "N", value_parser = whole(1..=MOST), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u64>,
+    /// On a GPU, compute each token as serve and batch do, among many: an answer then has the same bits as theirs, and one alone
+    /// takes longer
+    #[arg(long)]
+    pub(crate) as_served: bool,
     /// Element type of the key/value cache; q8_0 on GPUs only
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,

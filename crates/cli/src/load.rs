@@ -74,7 +74,7 @@ fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
     Ok(())
 }
 
-/// [`engine`] with a context and a number of sessions that the caller chooses.
+/// [`engine`] with a context and a number of sessions that the caller chooses, and that are computed together.
 pub(crate) fn engine_with(
     args: &LoadArgs,
     context: Option<usize>,
@@ -85,6 +85,7 @@ pub(crate) fn engine_with(
     let usual = LoadOptions::on(args.device);
     let options = LoadOptions {
         sessions: sessions.unwrap_or(usual.sessions),
+        batched: args.as_served || sessions.is_some(),
         threads: args.threads.map(|n| n as usize),
         context,
         rotate: args.rotate,

@@ -150,7 +150,7 @@ fn lay_out(
     let one: Vec<usize> = groups.iter().map(blocks).collect();
     let load = device::LoadOptions {
         cache_type: options.cache_type,
-        rows: (chunk, OUTPUT_ROWS.min(chunk)),
+        rows: (chunk, OUTPUT_ROWS.max(options.sessions).min(chunk)),
         sequences: options.sessions.min(chunk),
         blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
         context: one,

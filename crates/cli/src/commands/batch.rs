@@ -14,7 +14,7 @@ use delft::{Engine, Error, Finish, GenerateOptions, Generating, Metrics, Prompt,
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
-use crate::args::Batch;
+use crate::args::{Batch, LoadArgs};
 use crate::progress::style;
 use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
 use crate::{interrupt, load, sampling};
@@ -35,7 +35,8 @@ pub(crate) fn run(args: &Batch) -> Outcome {
     let mut output = Output::open(args.output.as_deref())?;
     // Earlier answers are checked against the requests first: a mistaken file is refused before a model is loaded.
     let answered = output.skip(&mut lines)?;
-    let (engine, _) = load::engine(&args.load, false)?;
+    let load = LoadArgs { as_served: true, ..args.load.clone() };
+    let (engine, _) = load::engine(&load, false)?;
     let options = sampling::options(&engine, &args.sampling)?;
     let generating = interrupt::Generating::begin();
     let options = GenerateOptions { cancel: generating.0.clone(), ..options };

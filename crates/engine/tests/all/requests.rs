@@ -2,7 +2,7 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, CancelToken, Engine, Finish, GenerateOptions, Generating, LoadOptions, Miss,
+    CacheType, CancelToken, Engine, Finish, GenerateOptions, Generating, LoadOptions, Miss, Place,
     Progress, Request, SamplingOptions,
 };
 use std::sync::Arc;
@@ -92,6 +92,56 @@ fn sixty_four_requests_get_what_each_gets_alone() {
             );
         }
     }
+}
+
+/// Where a GPU is loaded for many sequences, whatever else is computed leaves no trace in any bit: arrivals at random, prefixes
+/// that are found, and sequences that are given up for want of blocks and computed again. `DELFT_TEST_DEVICE` names another
+/// device.
+#[test]
+fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
+    let load_for = |sessions| {
+        let device = std::env::var("DELFT_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
+        let device: Place = device.parse().unwrap();
+        let (context, chunk, batched) = (Some(300), Some(48), true);
+        let options = LoadOptions { context, chunk, sessions, batched, ..LoadOptions::on(device) };
+        load(&root().join("mistral-long"), &options)
+    };
+    let (engine, quiet) = (load_for(3), load_for(1));
+    // It keeps its blocks, so that those that are left do not do for two sequences that become long.
+    let mut session = engine.session();
+    let held = answer(session.generate(prompt(260, 77), &options(0, 1)).unwrap()).len();
+    assert_eq!(held, 1);
+    let requests: Vec<_> = (0..64usize)
+        .map(|i| {
+            let (shared, own) =
+                if i % 13 == 5 { (230, 22) } else { ([0, 9, 20][i % 3], 1 + i % 7) };
+            let tokens = [&prompt(shared, 1000)[..], &prompt(own, i as u32)].concat();
+            (tokens, options(i as u64, if i % 13 == 5 { 9 } else { 1 + i % 5 }))
+        })
+        .collect();
+    let bits = |answer: Answer| -> Vec<(u32, Option<u32>)> {
+        answer.into_iter().map(|(id, logprob)| (id, logprob.map(f32::to_bits))).collect()
+    };
+    let submit = |engine: &Engine, i: usize| {
+        let (tokens, options) = requests[i].clone();
+        let request = Request { caller: i as u64 % 4, ..Request::new(tokens, options) };
+        bits(answer(engine.submit(request).unwrap()))
+    };
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let spawn = |i: usize| {
+            let (engine, submit) = (&engine, &submit);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(i as u64 * 17 % 200));
+                submit(engine, i)
+            })
+        };
+        let threads: Vec<_> = (0..requests.len()).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (i, together) in together.into_iter().enumerate() {
+        assert_eq!(together, submit(&quiet, i), "request {i}");
+    }
+    drop(session);
 }
 
 #[test]
