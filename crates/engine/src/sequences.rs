@@ -7,13 +7,14 @@
 use crate::pool::{BlockTable, Copy, Pool};
 use crate::prefix::{Key, Miss, Prefixes};
 use crate::schedule::{Cache, Id, Pending};
+use program::CHOSEN;
 use std::collections::HashMap;
 
 /// A request's sequence.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     adapter: u64,
-    /// All that are known: the prompt's, and those chosen since.
+    /// The prompt's and those chosen since; behind them [`CHOSEN`] for each that is still being chosen.
     tokens: Vec<u32>,
     /// For each token whether a decode step computes it.
     decoded: Vec<bool>,
@@ -54,10 +55,40 @@ impl Sequence {
         }
     }
 
-    /// Appends a token that was generated.
-    pub(crate) fn push(&mut self, token: u32) {
-        self.tokens.push(token);
+    /// Appends the token that is being chosen, as [`CHOSEN`]: a step can compute it before it is known.
+    pub(crate) fn promise(&mut self) {
+        self.tokens.push(CHOSEN);
         self.decoded.push(true);
+    }
+
+    /// Takes the token that was chosen: in the place of the first that was promised, or as one more.
+    pub(crate) fn push(&mut self, token: u32) {
+        let known = self.known();
+        match self.tokens.get_mut(known) {
+            Some(promised) => *promised = token,
+            None => {
+                self.tokens.push(token);
+                self.decoded.push(true);
+            }
+        }
+    }
+
+    /// How many of its tokens are known: all but those that were promised.
+    pub(crate) fn known(&self) -> usize {
+        let promised = self.tokens.iter().rev().take_while(|token| **token == CHOSEN);
+        self.tokens.len() - promised.count()
+    }
+
+    /// Takes back what was promised, and the row from which the first of it was to be chosen: it is computed again.
+    pub(crate) fn recall(&mut self) {
+        let known = self.known();
+        self.tokens.truncate(known);
+        self.decoded.truncate(known);
+        let computed = self.computed.min(known.saturating_sub(1));
+        if computed < self.computed && !self.tables.is_empty() {
+            self.tables.iter_mut().for_each(|table| table.truncate(computed));
+            (self.computed, self.submitted) = (computed, self.submitted.min(computed));
+        }
     }
 
     /// Keeps its cache from being reused by anybody.
@@ -93,7 +124,7 @@ impl Sequence {
 
     /// What the cache holds of it, for the prefix tree.
     fn cached(&self) -> Key<'_> {
-        let len = self.submitted.min(self.tokens.len());
+        let len = self.submitted.min(self.known());
         let (tokens, decoded) = (&self.tokens[..len], &self.decoded[..len]);
         Key { adapter: self.adapter, tokens, images: &[], decoded }
     }

@@ -1,5 +1,8 @@
 //! The worker: one thread that computes all requests, a step of the [scheduler](crate::schedule) at a time.
 //!
+//! On a device that computes while the host does something else, a step is submitted before it is known what the one before it
+//! chose: a request's next token is then promised to it, and told when it is known.
+//!
 //! It starts with the first request and ends with its engine. A panic while a token is chosen ends the request that it belongs
 //! to; a step that fails, or panics, ends all requests that are in it.
 
@@ -10,11 +13,11 @@ use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
 use crate::slots::Slot;
-use device::Watch;
+use device::{Ticket, Watch};
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
 use program::{Choose, Kind, Sequence as Rows, Step, Table, recycle};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -119,6 +122,18 @@ struct Job {
     last: Instant,
     /// Its place on the device, from its first step on.
     slot: Option<Slot>,
+    /// Tokens that are being chosen.
+    awaited: usize,
+}
+
+/// A step that was submitted and not yet waited for.
+struct Flight {
+    ticket: Ticket,
+    submitted: Instant,
+    kind: Kind,
+    works: Vec<Work>,
+    /// The requests that choose, in the step's order, with the positions from which they do.
+    choosing: Vec<(Id, usize)>,
 }
 
 impl Job {
@@ -150,12 +165,19 @@ struct Worker {
     plan: Plan,
     /// What a step is made of, kept so that none allocates.
     memory: Memory,
+    /// Steps under way, in their order, and memory for others.
+    flights: VecDeque<Flight>,
+    spare: Vec<(Vec<Work>, Vec<(Id, usize)>)>,
     /// What the latest step chose.
     chosen: Vec<(Id, Result<Choice>)>,
     cancelled: Vec<Id>,
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
     row_seconds: f64,
+    /// When it was last known that a step was done; rows of prompts since, and when the first of them were submitted.
+    last_done: Instant,
+    rows_since: usize,
+    rows_from: Option<Instant>,
 }
 
 impl Worker {
@@ -179,10 +201,15 @@ impl Worker {
             start: Instant::now(),
             plan: Plan::default(),
             memory: Memory::default(),
+            flights: VecDeque::new(),
+            spare: Vec::new(),
             chosen: Vec::with_capacity(sequences),
             cancelled: Vec::new(),
             chunk,
             row_seconds: 0.0,
+            last_done: Instant::now(),
+            rows_since: 0,
+            rows_from: None,
         }
     }
 
@@ -191,6 +218,8 @@ impl Worker {
         loop {
             self.receive(shared, inbox);
             if self.jobs.is_empty() {
+                // Nobody is left who wants to know.
+                self.flights.clear();
                 return;
             }
             self.give_up_cancelled();
@@ -211,8 +240,16 @@ impl Worker {
             self.sequences.insert(id, sequence);
             self.scheduler.submit(Arrival { id, caller, priority, deadline: at });
             let metrics = Metrics { prompt_tokens, ..Metrics::default() };
-            let job =
-                Job { outlet, options, arrived: now, deadline, metrics, last: now, slot: None };
+            let job = Job {
+                outlet,
+                options,
+                arrived: now,
+                deadline,
+                metrics,
+                last: now,
+                slot: None,
+                awaited: 0,
+            };
             let nothing = job.options.max_tokens == Some(0);
             self.jobs.insert(id, job);
             if nothing {
@@ -240,6 +277,7 @@ impl Worker {
     }
 
     fn fail_all(&mut self, error: &Error) {
+        self.flights.clear();
         self.jobs.drain().for_each(|(_, job)| job.fail(error.clone()));
     }
 
@@ -250,6 +288,7 @@ impl Worker {
             self.scheduler.share(rows.clamp(LEAST_ROWS.min(self.chunk), self.chunk));
         }
         let now = self.start.elapsed().as_millis() as u64;
+        self.recall_forgotten(shared);
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.next(now, &mut self.sequences);
         self.scheduler.swap(&mut plan);
@@ -264,14 +303,15 @@ impl Worker {
             let error = error.of(ErrorKind::Busy);
             self.forget(id, error.hint("end other sessions, or load the model for more of them"));
         }
-        self.compute(shared, &plan.decode, Kind::Decode);
-        let start = Instant::now();
-        self.compute(shared, &plan.prompt, Kind::Prompt);
-        let rows: usize = plan.prompt.iter().map(|work| work.rows).sum();
-        if rows > 0 {
-            let seconds = start.elapsed().as_secs_f64() / rows as f64;
-            let weight = if self.row_seconds > 0.0 { 0.3 } else { 1.0 };
-            self.row_seconds += weight * (seconds - self.row_seconds);
+        let before = self.flights.len();
+        let ahead = shared.executor().ahead() > 0;
+        for (works, kind) in [(&plan.decode, Kind::Decode), (&plan.prompt, Kind::Prompt)] {
+            self.compute(shared, works, kind);
+            // The device computes this step while requests are told what the one before it chose.
+            let keep = if ahead { self.flights.len().saturating_sub(before) } else { 0 };
+            while (kind == Kind::Prompt || !ahead) && self.flights.len() > keep {
+                self.settle(shared);
+            }
         }
         self.plan = plan;
     }
@@ -284,7 +324,7 @@ impl Worker {
         }
     }
 
-    /// Computes a step, and takes what it chose. If it fails, so do all requests in it.
+    /// Submits a step. If it fails, so do all requests in it.
     fn compute(&mut self, shared: &Shared, works: &[Work], kind: Kind) {
         if works.is_empty() {
             return;
@@ -297,11 +337,87 @@ impl Worker {
             }
         };
         if let Err(error) = done {
-            self.chosen.clear();
             for work in works {
                 self.spoil(work.id, error.clone());
             }
         }
+        self.take_chosen(shared);
+    }
+
+    /// Waits for the earliest step under way, and takes what it chose. If it fails, so do all requests in it.
+    fn settle(&mut self, shared: &Shared) {
+        self.recall_forgotten(shared);
+        let Some(mut flight) = self.flights.pop_front() else { return };
+        if let Err(error) = self.wait(shared, &flight) {
+            self.chosen.clear();
+            for work in &flight.works {
+                self.spoil(work.id, error.clone());
+            }
+        }
+        if flight.kind == Kind::Prompt {
+            self.rows_since += flight.works.iter().map(|work| work.rows).sum::<usize>();
+            self.rows_from.get_or_insert(flight.submitted);
+        }
+        // A device that runs ahead is waited for where something is chosen alone.
+        if !flight.choosing.is_empty() || shared.executor().ahead() == 0 {
+            self.measure();
+        }
+        flight.works.clear();
+        flight.choosing.clear();
+        self.spare.push((flight.works, flight.choosing));
+        self.take_chosen(shared);
+    }
+
+    /// Notes how long the rows of prompts took that are known to be done now.
+    fn measure(&mut self) {
+        let now = Instant::now();
+        let rows = std::mem::take(&mut self.rows_since);
+        if let Some(from) = self.rows_from.take() {
+            let begun = self.last_done.max(from);
+            let seconds = (now - begun).as_secs_f64() / rows.max(1) as f64;
+            let weight = if self.row_seconds > 0.0 { 0.3 } else { 1.0 };
+            self.row_seconds += weight * (seconds - self.row_seconds);
+        }
+        self.last_done = now;
+    }
+
+    /// Has computed again what the device has forgotten of the steps under way, since somebody else's work failed.
+    fn recall_forgotten(&mut self, shared: &Shared) {
+        let executor = shared.executor();
+        let Worker { flights, jobs, sequences, .. } = self;
+        flights.retain(|flight| {
+            let kept = flight.choosing.is_empty() || executor.keeps(flight.ticket);
+            for (id, _) in flight.choosing.iter().filter(|_| !kept) {
+                if let (Some(job), Some(sequence)) = (jobs.get_mut(id), sequences.get_mut(*id)) {
+                    job.awaited = job.awaited.saturating_sub(1);
+                    sequence.recall();
+                }
+            }
+            kept
+        });
+    }
+
+    /// Waits for what a step chose.
+    fn wait(&mut self, shared: &Shared, flight: &Flight) -> Result<()> {
+        for (id, _) in &flight.choosing {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.awaited = job.awaited.saturating_sub(1);
+            }
+        }
+        if flight.choosing.is_empty() {
+            return Ok(());
+        }
+        let mut executor = shared.executor();
+        let outcome = executor.wait(flight.ticket)?;
+        for (i, &(id, position)) in flight.choosing.iter().enumerate() {
+            let choice = outcome.choice(i).map_err(|refusal| refused(refusal, position));
+            self.chosen.push((id, choice));
+        }
+        Ok(())
+    }
+
+    /// Tells requests what was chosen for them.
+    fn take_chosen(&mut self, shared: &Shared) {
         let mut chosen = std::mem::take(&mut self.chosen);
         for (id, choice) in chosen.drain(..) {
             match choice {
@@ -337,7 +453,7 @@ impl Worker {
 
     fn replay(&mut self, shared: &Shared, works: &[Work], kind: Kind) -> Result<()> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, memory, chosen, .. } = self;
+        let Worker { sequences, jobs, memory, chosen, flights, spare, .. } = self;
         let parts = || {
             works
                 .iter()
@@ -413,6 +529,7 @@ impl Worker {
             }
         };
         let mut executor = shared.executor();
+        let (ahead, submitted) = (executor.ahead() > 0, Instant::now());
         for copy in sequences.copies.iter() {
             executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
         }
@@ -423,29 +540,34 @@ impl Worker {
                 tell(work.id, job, sequence.computed().saturating_sub(job.metrics.reused_tokens));
             }
         }
-        let outcome = executor.wait(ticket)?;
-        let choosing =
+        drop(executor);
+        let (mut own, mut choosing) = spare.pop().unwrap_or_default();
+        own.extend_from_slice(works);
+        let ends =
             parts().filter(|(_, sequence, _)| sequence.computed() == sequence.tokens().len());
-        for (i, (work, sequence, _)) in choosing.enumerate() {
-            let position = sequence.computed() - 1;
-            let choice = outcome.choice(i).map_err(|refusal| refused(refusal, position));
-            chosen.push((work.id, choice));
-        }
+        choosing.extend(ends.map(|(work, sequence, _)| (work.id, sequence.computed() - 1)));
+        flights.push_back(Flight { ticket, submitted, kind, works: own, choosing });
         if let Some((id, words)) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            chosen.retain(|(other, _)| *other != id);
             let error = Error::new("progress", "no panic", words).of(ErrorKind::Internal);
             chosen.push((id, Err(error)));
         }
-        drop(executor);
         memory.rows = recycle(rows);
         memory.chooses = recycle(chooses);
         memory.tables = recycle(tables);
         sequences.copies.clear();
         for Work { id, .. } in works {
             sequences.submitted(*id);
-            let (Some(sequence), Some(job)) = (sequences.get(*id), jobs.get_mut(id)) else {
+            let (Some(sequence), Some(job)) = (sequences.get_mut(*id), jobs.get_mut(id)) else {
                 continue;
             };
+            if sequence.computed() == sequence.tokens().len() {
+                job.awaited += 1;
+                let tokens = job.metrics.generated_tokens + job.awaited;
+                let room = shared.options.rotate || sequence.tokens().len() < shared.info.context;
+                if ahead && room && job.options.max_tokens.is_none_or(|most| tokens < most) {
+                    sequence.promise();
+                }
+            }
             if kind == Kind::Prompt && sequence.computed() <= job.metrics.prompt_tokens {
                 let reused = job.metrics.reused_tokens;
                 job.metrics.computed_tokens = sequence.computed().saturating_sub(reused);
@@ -471,7 +593,7 @@ impl Worker {
         *time += now - std::mem::replace(&mut job.last, now);
         metrics.generated_tokens += 1;
         sequence.push(token);
-        let full = !shared.options.rotate && sequence.tokens().len() > shared.info.context;
+        let full = !shared.options.rotate && sequence.known() > shared.info.context;
         let last = if !job.options.ignore_end && shared.ends.contains(&token) {
             Some(Finish::End(token))
         } else if metrics.generated_tokens >= limit {
