@@ -1,6 +1,6 @@
 //! One timeline of tokens and the cache that holds it.
 
-use crate::generate::{GenerateOptions, Generation};
+use crate::generate::{GenerateOptions, Generation, refused};
 use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::{BlockTable, Copy};
 use crate::profile::Profiler;
@@ -10,6 +10,7 @@ use device::{Executor, Refusal, Ticket, Watch};
 use formats::{Error, Result};
 use ops::sample::{Choice, Options};
 use program::{CHOSEN, Choose, Kind, Sequence, Step, Table};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Which rows' logits are wanted.
@@ -203,59 +204,115 @@ impl Session {
         done
     }
 
-    /// Computes one more token of each of several sessions of an engine, together in one step of
-    /// decoding, and shows `visit` the logits behind each, by the session's number. Each session's
-    /// are what it would compute alone.
+    /// Computes a token of each of several sessions of an engine, together in one step of decoding,
+    /// then the token that each chooses behind it, and so on, until each has chosen `count`. They
+    /// choose what they would choose alone. Returns what each chose; the last of them is not
+    /// computed.
     ///
     /// # Errors
     /// Sessions of several engines or more than the engine was loaded for, a token outside the
-    /// vocabulary, and a context that is full: nothing is computed then.
-    pub fn decode_together(
+    /// vocabulary, a context that is full, and logits of which nothing can be chosen: sessions keep
+    /// what they had.
+    pub fn generate_together(
         sessions: &mut [Session],
         tokens: &[u32],
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<()> {
+        count: usize,
+        options: &Options,
+    ) -> Result<Vec<Vec<u32>>> {
         let Some(shared) = sessions.first().map(|session| session.shared.clone()) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let of_one = sessions.iter().all(|session| Arc::ptr_eq(&session.shared, &shared));
         if !of_one || sessions.len() != tokens.len() {
             let found = format!("{} sessions, {} tokens", sessions.len(), tokens.len());
             return Err(Error::new("step", "sessions of one engine and a token for each", found));
         }
-        let mut ready = sessions.iter_mut().zip(tokens);
-        let done = ready.try_for_each(|(session, token)| {
-            session.ahead = None;
-            session.check(&[*token])?;
-            session.slot()?;
-            session.extend(session.tokens.len() + 1)
-        });
-        let done = done.and_then(|()| {
-            let tables: Vec<_> = sessions.iter().map(|session| tables(&session.tables)).collect();
-            let sequences: Vec<Sequence<'_>> = sessions
-                .iter()
-                .zip(&tables)
-                .map(|(session, tables)| Sequence {
-                    slot: session.slot.as_ref().map_or(0, |slot| slot.number),
-                    ..Sequence::new(1, session.tokens.len(), &tables[..session.tables.len()])
-                })
-                .collect();
-            let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-            let (kind, sequences) = (Kind::Decode, &sequences[..]);
-            let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
-            let mut executor = shared.executor();
-            let ticket = executor.submit(&step)?;
-            let rows = executor.read(ticket, 0)?.chunks_exact(shared.config.vocab);
-            rows.enumerate().for_each(|(i, logits)| visit(i, logits));
-            Ok(())
-        });
-        for (session, token) in sessions.iter_mut().zip(tokens) {
+        let mut histories: Vec<Vec<u32>> = sessions
+            .iter()
+            .zip(tokens)
+            .map(|(session, token)| [&session.tokens[..], &[*token]].concat())
+            .collect();
+        let done = Session::choose_together(sessions, &shared, &mut histories, count, options);
+        for (session, history) in sessions.iter_mut().zip(&histories) {
+            let start = session.tokens.len();
             match done {
-                Ok(()) => session.tokens.push(*token),
-                Err(_) => session.truncate(session.tokens.len()),
+                // The token that was chosen last is nowhere in the cache.
+                Ok(()) => session.tokens.extend(&history[start..start + count]),
+                Err(_) => session.truncate(start),
             }
         }
-        done
+        done?;
+        Ok(histories.into_iter().map(|history| history[history.len() - count..].to_vec()).collect())
+    }
+
+    /// Appends `count` tokens that each session chooses to its history, whose last token is not yet
+    /// computed.
+    fn choose_together(
+        sessions: &mut [Session],
+        shared: &Shared,
+        histories: &mut [Vec<u32>],
+        count: usize,
+        options: &Options,
+    ) -> Result<()> {
+        for (session, history) in sessions.iter_mut().zip(&*histories) {
+            session.ahead = None;
+            session.check(&history[history.len() - 1..])?;
+            session.slot()?;
+        }
+        let ahead = shared.executor().ahead();
+        let outputs: Vec<u32> = (0..sessions.len() as u32).collect();
+        let mut submitted = VecDeque::new();
+        for n in 0..count + ahead {
+            if n < count {
+                for session in &mut *sessions {
+                    session.extend(session.tokens.len() + n + 1)?;
+                }
+                let mut executor = shared.executor();
+                for session in &mut *sessions {
+                    for copy in session.copies.drain(..) {
+                        executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
+                    }
+                }
+                let choose = |history| Choose { options, history, mask: None, logprobs: None };
+                let chooses: Vec<Choose<'_>> =
+                    histories.iter().map(Vec::as_slice).map(choose).collect();
+                let tables: Vec<_> =
+                    sessions.iter().map(|session| tables(&session.tables)).collect();
+                let known = histories.iter().zip(&*sessions);
+                let token = |(history, session): (&Vec<u32>, &Session)| {
+                    history.get(session.tokens.len() + n).copied().unwrap_or(CHOSEN)
+                };
+                let tokens: Vec<u32> = known.map(token).collect();
+                let sequences: Vec<Sequence<'_>> = sessions
+                    .iter()
+                    .zip(tables.iter().zip(&chooses))
+                    .map(|(session, (tables, choose))| Sequence {
+                        slot: session.slot.as_ref().map_or(0, |slot| slot.number),
+                        choose: Some(choose),
+                        ..Sequence::new(
+                            1,
+                            session.tokens.len() + n,
+                            &tables[..session.tables.len()],
+                        )
+                    })
+                    .collect();
+                let (kind, sequences) = (Kind::Decode, &sequences[..]);
+                let (tokens, outputs) = (&tokens[..], &outputs[..]);
+                let step = Step { kind, tokens, sequences, outputs, input: &[] };
+                submitted.push_back(executor.submit(&step)?);
+            }
+            if n < ahead {
+                continue;
+            }
+            let Some(ticket) = submitted.pop_front() else { break };
+            let mut executor = shared.executor();
+            let outcome = executor.wait(ticket)?;
+            for (i, history) in histories.iter_mut().enumerate() {
+                let choice = outcome.choice(i).map_err(|why| refused(why, history.len() - 1))?;
+                history.push(choice.token);
+            }
+        }
+        Ok(())
     }
 
     /// This session's slot.

@@ -241,8 +241,8 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each,
-/// with logits.
+/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, in which each chooses
+/// the next, greedily.
 fn together(
     engine: &Engine,
     tokens: &[u32],
@@ -253,10 +253,8 @@ fn together(
     let mut sessions: Vec<Session> = (0..sequences).map(|_| engine.session()).collect();
     sessions.iter_mut().try_for_each(|session| fill(session, &tokens[..depth]))?;
     let start = Instant::now();
-    for token in &tokens[depth..depth + generate] {
-        let each = vec![*token; sequences];
-        Session::decode_together(&mut sessions, &each, &mut |_, _| {})?;
-    }
+    let each = vec![tokens[depth]; sequences];
+    Session::generate_together(&mut sessions, &each, generate, &SamplingOptions::greedy())?;
     Ok(start.elapsed().as_secs_f64())
 }
 
