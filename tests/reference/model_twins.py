@@ -52,7 +52,7 @@ def read_back(case, path):
     config, reader = models.make_config(case), gguf.GGUFReader(path)
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
             "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "phi3": gguf.MODEL_ARCH.PHI3,
-            "gemma2": gguf.MODEL_ARCH.GEMMA2}[case.family]
+            "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -66,7 +66,7 @@ def read_back(case, path):
         projection = name.split(".")[-2]
         if arch == gguf.MODEL_ARCH.LLAMA and projection in heads:
             x = unpermute(x, heads[projection])
-        if arch == gguf.MODEL_ARCH.GEMMA2 and name.endswith("norm.weight"):
+        if case.family.startswith("gemma") and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()

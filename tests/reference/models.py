@@ -29,6 +29,8 @@ STEPS = 10  # greedy decode steps
 SPECIAL = 2  # the highest special token; prompts and continuations hold none
 MARGIN = 0.05  # least distance between the best and the second logit, so that float32 makes the same choices
 
+TOWER = "vision_tower.encoder.layers.0.mlp.weight"  # a weight that belongs to no decoder
+
 LLAMA3_SCALING = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                       original_max_position_embeddings=32)
 
@@ -51,6 +53,7 @@ class Case:
     bf16: bool = False  # also record the logits of a run in true bf16 arithmetic
     gguf: tuple = ()  # types of the GGUF twins
     folder: bool = True  # False: only the GGUF twins are kept, not the checkpoint
+    tower: bool = False  # config.json has the decoder's part under `text_config`, and weights of a tower are beside it
     mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
 
 
@@ -122,6 +125,18 @@ CASES = [
     Case("gemma2-scalar", "gemma2", "float32", "query_pre_attn_scalar 24 where head_dim is 16; no soft caps",
          shape(48, 4, 2, 64, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0, attn_logit_softcapping=None,
                final_logit_softcapping=None, tie_word_embeddings=True, **rope(10000.0))),
+    Case("gemma3", "gemma3", "bfloat16", "norms of each head; six layers within 8 by a base of their own, then one that sees all, stretched by 8",
+         shape(48, 4, 2, 64, num_hidden_layers=7, head_dim=16, query_pre_attn_scalar=16, sliding_window=8, pad_token_id=0,
+               tie_word_embeddings=True,
+               rope_parameters=dict(full_attention=dict(rope_theta=100000.0, rope_type="linear", factor=8.0),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default"))),
+         v4=dict(sliding_window_pattern=6), gguf=("f32",)),
+    Case("gemma3-vision", "gemma3", "bfloat16", "a checkpoint with images: the decoder under `text_config` and `language_model.`, a tower beside it",
+         shape(48, 3, 1, 64, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0, tie_word_embeddings=True,
+               layer_types=["full_attention", "sliding_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="default"),
+                                    sliding_attention=dict(rope_theta=100.0, rope_type="default"))),
+         prefix="language_model.", tower=True),
     Case("mlx", "llama", "bfloat16", "MLX's affine groups: 4 bits in groups of 64, two layers by settings of their own; tied",
          shape(64, 4, 2, 128, head_dim=16, tie_word_embeddings=True, **rope(10000.0)),
          mlx={"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 32, "bits": 4},
@@ -149,12 +164,14 @@ def widened():
         torch.Tensor.float = cast
 
 
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
+            "gemma3": "Gemma3"}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
-    return getattr(transformers, stem + "Config"), getattr(transformers, stem + "ForCausalLM")
+    config = {"gemma3": "Gemma3Text"}.get(family, stem)
+    return getattr(transformers, config + "Config"), getattr(transformers, stem + "ForCausalLM")
 
 
 def make_config(case):
@@ -326,6 +343,9 @@ def older_dialect(config, changes):
     """config.json as Transformers 4 wrote it: rope_theta and rope_scaling at the top, torch_dtype, no layer_types."""
     config = dict(config)
     scaling = dict(config.pop("rope_parameters"))
+    if "sliding_attention" in scaling:
+        config["rope_local_base_freq"] = scaling["sliding_attention"]["rope_theta"]
+        scaling = dict(scaling["full_attention"])
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     if scaling["rope_type"] == "linear":
@@ -352,7 +372,14 @@ def write_checkpoint(case, weights, folder):
         write_json(folder / "config.json", {k: v for k, v in config.items() if k not in case.drop})
     if case.prefix:
         path = folder / "model.safetensors"
-        save_file({case.prefix + k: v for k, v in load_file(path).items()}, path, {"format": "pt"})
+        tower = {TOWER: torch.ones(4, 4)} if case.tower else {}
+        save_file({case.prefix + k: v for k, v in load_file(path).items()} | tower, path, {"format": "pt"})
+    if case.tower:
+        stem = FAMILIES[case.family]
+        outer = {"architectures": [stem + "ForConditionalGeneration"], "model_type": case.family, "image_token_index": 127,
+                 "mm_tokens_per_image": 4, "text_config": config, "vision_config": {"hidden_size": 4, "patch_size": 2}}
+        config.pop("architectures")
+        write_json(folder / "config.json", outer)
     check_checkpoint(case, weights, folder)
 
 
@@ -362,6 +389,7 @@ def check_checkpoint(case, weights, folder):
     for path in folder.glob("model*.safetensors"):
         with safe_open(path, "pt") as file:
             saved |= {name.removeprefix(case.prefix): file.get_tensor(name) for name in file.keys()}
+    saved.pop(TOWER, None)
     assert saved.keys() == weights.keys(), saved.keys() ^ weights.keys()
     assert all(torch.equal(saved[name], weights[name]) and saved[name].dtype == weights[name].dtype for name in weights)
 

@@ -2,7 +2,7 @@
 
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
-use crate::rope::{Scaling, frequencies};
+use crate::rope::Rotation;
 use crate::stated::Stated;
 use crate::{Architecture, experts, scaling};
 use formats::gguf::Metadata;
@@ -59,13 +59,11 @@ pub(crate) struct Raw {
     pub(crate) windows: Vec<Option<usize>>,
     pub(crate) context: Stated<usize>,
     pub(crate) tied: bool,
-    pub(crate) theta: Stated<f64>,
-    pub(crate) rotary: Option<Stated<usize>>,
-    pub(crate) scaling: Stated<Scaling>,
+    pub(crate) rotation: Rotation,
     pub(crate) pairing: Pairing,
     pub(crate) warnings: Vec<String>,
     /// The context that is going to be used, where that is known.
-    loaded: Option<usize>,
+    pub(crate) loaded: Option<usize>,
 }
 
 /// Larger than any model's, small enough that products of two cannot overflow.
@@ -101,7 +99,7 @@ impl Raw {
         let hidden = keys.needed(Key("hidden_size", "embedding_length"))?;
         let usual = || hidden.value.checked_div(heads.value).unwrap_or(0);
         let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
-        let (theta, rotary, scaling) = scaling::read(files, width)?;
+        let rotation = scaling::read(files, width)?;
         let norm_eps = match keys.dialect() {
             Dialect::Gguf => keys.needed_number("attention.layer_norm_rms_epsilon")?,
             Dialect::HuggingFace => keys.number_or("rms_norm_eps", 1e-6)?,
@@ -122,9 +120,7 @@ impl Raw {
             windows: Vec::new(),
             context,
             tied: tied(files)?,
-            theta,
-            rotary,
-            scaling,
+            rotation,
             pairing: Pairing::Half,
             warnings,
             loaded: files.context,
@@ -151,29 +147,19 @@ impl Raw {
                 return Err(self.hidden.wrong(expected, hidden));
             }
         };
-        let rotary = match &self.rotary {
-            Some(rotary) if !rotary.value.is_multiple_of(2) => {
-                return Err(rotary.wrong(format!("an even number up to {head_dim}"), rotary.value));
-            }
-            Some(rotary) => rotary.within(2..=head_dim)?,
-            None if head_dim.is_multiple_of(2) => head_dim,
-            None => {
-                let source = self.head_dim.as_ref().unwrap_or(&self.hidden);
-                return Err(source.wrong("heads of an even size, to be rotated", head_dim));
-            }
-        };
         let norm_eps = self.norm_eps.positive()?;
         if norm_eps >= 1.0 {
             return Err(self.norm_eps.wrong("a number below 1", norm_eps));
         }
         let context = self.context.within(1..=LIMIT)?;
         // A stretched context may be meant by its factor alone.
-        let context = context.max(self.scaling.value.context().unwrap_or(0));
+        let scaling = &self.rotation.scaling.value;
+        let context = context.max(scaling.context().unwrap_or(0));
         let mut warnings = self.warnings;
         let loaded = self.loaded.unwrap_or(context);
-        warnings.extend(self.scaling.value.remark(loaded));
-        let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling, loaded)?;
-        let magnitude = self.scaling.value.magnitude();
+        warnings.extend(scaling.remark(loaded));
+        let width = self.head_dim.as_ref().unwrap_or(&self.hidden);
+        let rope = self.rotation.rope(head_dim, width, self.pairing, loaded)?;
         Ok(Config {
             architecture: self.architecture,
             hidden,
@@ -187,8 +173,8 @@ impl Raw {
             windows: self.windows,
             context,
             tied: self.tied,
-            rope: Rope { head_dim, pairing: self.pairing, frequencies, magnitude },
-            rope_by_context: self.scaling.value.by_context(),
+            rope,
+            rope_by_context: scaling.by_context(),
             warnings,
         })
     }

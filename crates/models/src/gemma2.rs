@@ -13,7 +13,8 @@ use nn::{
 };
 use ops::Unary;
 
-const NAMES: &[Row] = &[
+/// The names that the family shares.
+pub(crate) const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
     ("norm", "model.norm", "output_norm"),
     ("head", "lm_head", "output"),
@@ -41,17 +42,6 @@ const NAMES: &[Row] = &[
 pub(crate) const ARCHITECTURE: Architecture =
     Architecture { name: "gemma2", class: "Gemma2ForCausalLM", names: &[NAMES], signs: None, open };
 
-/// What only this architecture has.
-#[derive(Debug, Clone, Copy)]
-struct Extras {
-    /// Multiplies scores.
-    scale: f32,
-    /// Bounds scores.
-    score_cap: Option<f32>,
-    /// Bounds logits.
-    logit_cap: Option<f32>,
-}
-
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
@@ -76,13 +66,28 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         None if config.layers == 46 => (config.hidden / config.heads) as f32,
         None => config.head_dim as f32,
     };
-    let extras = Extras { scale: 1.0 / scalar.sqrt(), score_cap, logit_cap };
-    let (of, stored_less_one) = (config.clone(), keys.dialect() == Dialect::HuggingFace);
+    let scale = 1.0 / scalar.sqrt();
+    let attention = move |config: &Config, layer| AttentionOptions {
+        scale: Some(scale),
+        cap: score_cap,
+        ..config.attention(layer)
+    };
+    Ok(opened(files, config, attention, logit_cap))
+}
+
+/// A model of the family's layers: `attention` gives the options of each, `logit_cap` bounds logits.
+pub(crate) fn opened(
+    files: &Files<'_>,
+    config: Config,
+    attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,
+    logit_cap: Option<f32>,
+) -> Opened {
+    let (of, stored_less_one) = (config.clone(), files.keys.dialect() == Dialect::HuggingFace);
     let build = move |weights: &dyn Weights| {
         let change = |weights: &dyn Weights, name: &str| norm(weights, name, stored_less_one);
-        layers(&Recipes { weights, change }, &of, extras)
+        layers(&Recipes { weights, change }, &of, &attention, logit_cap)
     };
-    Ok(Opened { config, build: Box::new(build) })
+    Opened { config, build: Box::new(build) }
 }
 
 /// A norm's weight: Hugging Face stores it less 1.
@@ -107,14 +112,14 @@ struct Block {
 }
 
 impl Block {
-    fn new(builder: &Builder<'_>, config: &Config, extras: Extras, i: usize) -> Result<Block> {
+    fn new(
+        builder: &Builder<'_>,
+        config: &Config,
+        options: AttentionOptions,
+        i: usize,
+    ) -> Result<Block> {
         let (hidden, eps) = (config.hidden, config.norm_eps);
         let norm = |name: &str| RmsNorm::new(builder, &format!("blocks.{i}.{name}"), hidden, eps);
-        let options = AttentionOptions {
-            scale: Some(extras.scale),
-            cap: extras.score_cap,
-            ..config.attention(i)
-        };
         let (ff, gate) = (config.feed_forward, Unary::GeluTanh);
         Ok(Block {
             attention_norm: norm("attention_norm")?,
@@ -134,12 +139,17 @@ impl Block {
     }
 }
 
-fn layers(weights: &dyn Weights, config: &Config, extras: Extras) -> Result<Layers> {
+fn layers(
+    weights: &dyn Weights,
+    config: &Config,
+    attention: impl Fn(&Config, usize) -> AttentionOptions,
+    logit_cap: Option<f32>,
+) -> Result<Layers> {
     let builder = &Builder::new(weights);
     let (vocab, hidden) = (config.vocab, config.hidden);
     let embed = Embedding::new(builder, "embed", vocab, hidden)?;
     let blocks: Vec<Block> = (0..config.layers)
-        .map(|i| Block::new(builder, config, extras, i))
+        .map(|i| Block::new(builder, config, attention(config, i), i))
         .collect::<Result<_>>()?;
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
     let head = match config.tied {
@@ -152,7 +162,7 @@ fn layers(weights: &dyn Weights, config: &Config, extras: Extras) -> Result<Laye
             x = block.forward(&x).trace(format!("blocks.{i}"));
         }
         let logits = head.forward(&norm.forward(&x.select()).trace("norm"));
-        match extras.logit_cap {
+        match logit_cap {
             Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
             None => logits,
         }

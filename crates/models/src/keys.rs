@@ -47,12 +47,13 @@ pub(crate) struct Keys<'a> {
     prefix: String,
     values: Values<'a>,
     asked: &'a Asked,
+    usual: &'static [(&'static str, usize)],
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
-        Keys { file, prefix: String::new(), values: Values::Json(value), asked }
+        Keys { file, prefix: String::new(), values: Values::Json(value), asked, usual: &[] }
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -62,7 +63,13 @@ impl<'a> Keys<'a> {
         metadata: &'a Metadata,
         asked: &'a Asked,
     ) -> Keys<'a> {
-        Keys { file, prefix: format!("{prefix}."), values: Values::Gguf(metadata), asked }
+        let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
+        Keys { file, prefix, values, asked, usual: &[] }
+    }
+
+    /// The same keys where `config.json` leaves out whole numbers that the architecture takes for granted.
+    pub(crate) fn with_usual(self, usual: &'static [(&'static str, usize)]) -> Keys<'a> {
+        Keys { usual, ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -187,7 +194,11 @@ impl<'a> Keys<'a> {
     /// A whole number with its place; none where the key is absent.
     pub(crate) fn size(&self, key: impl Into<Key>) -> Result<Option<Stated<usize>>> {
         let key = key.into();
-        Ok(self.whole(key)?.map(|value| self.stated(key, value)))
+        let usual = || match self.dialect() {
+            Dialect::HuggingFace => self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1),
+            Dialect::Gguf => None,
+        };
+        Ok(self.whole(key)?.or_else(usual).map(|value| self.stated(key, value)))
     }
 
     /// A whole number without which there is no model.

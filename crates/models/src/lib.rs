@@ -10,6 +10,7 @@ mod decoder;
 mod experts;
 mod files;
 mod gemma2;
+mod gemma3;
 mod groups;
 mod harmless;
 mod keys;
@@ -51,6 +52,7 @@ pub struct Architecture {
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma2::ARCHITECTURE,
+    &gemma3::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &phi3::ARCHITECTURE,

@@ -2,8 +2,45 @@
 
 use crate::stated::Stated;
 use formats::Result;
+use nn::{Pairing, Rope};
 use std::f64::consts::TAU;
 use std::sync::Arc;
+
+/// A rotation of q and k as a configuration states it.
+#[derive(Debug, Clone)]
+pub(crate) struct Rotation {
+    /// The base.
+    pub(crate) theta: Stated<f64>,
+    /// The elements of each head that turn, if not all.
+    pub(crate) rotary: Option<Stated<usize>>,
+    /// How frequencies are stretched.
+    pub(crate) scaling: Stated<Scaling>,
+}
+
+impl Rotation {
+    /// The rotation of heads of `head_dim` elements, which `stated` says, for a context of so many positions.
+    ///
+    /// # Errors
+    /// A part of the head that is no number of pairs, or what [`frequencies`] refuses, by key.
+    pub(crate) fn rope(
+        &self,
+        head_dim: usize,
+        stated: &Stated<usize>,
+        pairing: Pairing,
+        context: usize,
+    ) -> Result<Rope> {
+        let rotary = match &self.rotary {
+            Some(rotary) if !rotary.value.is_multiple_of(2) => {
+                return Err(rotary.wrong(format!("an even number up to {head_dim}"), rotary.value));
+            }
+            Some(rotary) => rotary.within(2..=head_dim)?,
+            None if head_dim.is_multiple_of(2) => head_dim,
+            None => return Err(stated.wrong("heads of an even size, to be rotated", head_dim)),
+        };
+        let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling, context)?;
+        Ok(Rope { head_dim, pairing, frequencies, magnitude: self.scaling.value.magnitude() })
+    }
+}
 
 /// How the frequencies are stretched for contexts longer than the trained one.
 #[derive(Debug, Clone, PartialEq)]

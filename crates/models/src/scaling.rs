@@ -3,12 +3,9 @@
 use crate::config::LIMIT;
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
-use crate::rope::{Scaling, Yarn};
+use crate::rope::{Rotation, Scaling, Yarn};
 use crate::stated::Stated;
 use formats::{Error, Result, shape};
-
-/// The base; the elements of each head that are rotated, if not all; the scaling.
-type Rotation = (Stated<f64>, Option<Stated<usize>>, Stated<Scaling>);
 
 /// Reads the rotation of heads of `width` elements.
 ///
@@ -18,7 +15,8 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
     let keys = &files.keys;
     if keys.dialect() == Dialect::Gguf {
         let theta = keys.number_or("rope.freq_base", 10_000.0)?;
-        return Ok((theta, keys.size("rope.dimension_count")?, of_gguf(files)?));
+        let (rotary, scaling) = (keys.size("rope.dimension_count")?, of_gguf(files)?);
+        return Ok(Rotation { theta, rotary, scaling });
     }
     let mut found = ("rope_parameters", None);
     for key in ["rope_parameters", "rope_scaling"] {
@@ -27,7 +25,32 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
         }
     }
     let (key, rope) = found;
-    let rope = rope.as_ref();
+    of_object(keys, key, rope.as_ref(), width)
+}
+
+/// Reads the rotation that `rope_parameters` states for one kind of layer, such as `full_attention`; none where it
+/// does not tell kinds apart.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn of_kind(
+    files: &Files<'_>,
+    kind: &'static str,
+    width: usize,
+) -> Result<Option<Rotation>> {
+    const KEY: &str = "rope_parameters";
+    let Some(all) = files.keys.object(KEY)? else { return Ok(None) };
+    let Some(rope) = all.object(kind)? else { return Ok(None) };
+    of_object(&files.keys, KEY, Some(&rope), width).map(Some)
+}
+
+/// Reads a rotation from the object under `key`, or beside it.
+fn of_object(
+    keys: &Keys<'_>,
+    key: &'static str,
+    rope: Option<&Keys<'_>>,
+    width: usize,
+) -> Result<Rotation> {
     let either = |key: &'static str| {
         let within = rope.map(|rope| rope.number(key)).transpose()?.flatten();
         let outside = keys.number(key)?;
@@ -38,7 +61,7 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
     let rotary = either("partial_rotary_factor")?
         .map(|factor| factor.map(|factor| (factor * width as f64) as usize));
     let scaling = rope.map_or(Ok(Scaling::None), |rope| of_json(rope, keys))?;
-    Ok((theta, rotary, keys.stated(key, scaling)))
+    Ok(Rotation { theta, rotary, scaling: keys.stated(key, scaling) })
 }
 
 fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {

@@ -15,6 +15,8 @@ macro_rules! fixtures {
         $crate::fixtures!(@tests $name, $run,
             gemma2 "gemma2",
             gemma2_scalar "gemma2-scalar",
+            gemma3 "gemma3",
+            gemma3_vision "gemma3-vision",
             llama_bias "llama-bias",
             llama_head_dim "llama-head-dim",
             llama_inferred "llama-inferred",
@@ -40,6 +42,7 @@ macro_rules! fixtures {
     ($name:ident: $run:path, twins) => {
         $crate::fixtures!(@tests $name, $run,
             gemma2_f32 "gemma2/model.f32.gguf",
+            gemma3_f32 "gemma3/model.f32.gguf",
             llama_q4_k_m "llama-k-quants/model.q4_k_m.gguf",
             llama3_f32 "llama3/model.f32.gguf",
             mistral_f16 "mistral-full/model.f16.gguf",

@@ -162,6 +162,7 @@ const BLOCKS: &str = "parts of whole blocks of";
 
 /// Fixtures that two ranks cannot share, and what the refusal says.
 const REFUSED: &[(&str, &str)] = &[
+    ("gemma3-vision", HEADS),
     ("llama-k-quants/model.q4_k_m.gguf", HEADS),
     ("llama-linear", HEADS),
     ("llama2", HEADS),

@@ -1,0 +1,92 @@
+//! Gemma 3 (Gemma Team 2025), its decoder of text: Gemma 2 with norms on every head of q and k in place of soft caps, and five
+//! layers within a window, which rotate by a base of their own, for each that sees everything.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::rope::{Rotation, Scaling};
+use crate::{Architecture, Opened, gemma2, scaling, windows};
+use formats::Result;
+use nn::{AttentionOptions, Pairing};
+
+/// The norms of each head.
+const NORMS: &[Row] = &[
+    ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma3",
+    class: "Gemma3ForCausalLM",
+    names: &[gemma2::NAMES, NORMS],
+    signs: None,
+    open,
+};
+
+/// What the published configurations with images leave out of the decoder's part.
+const USUAL: &[(&str, usize)] = &[
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("query_pre_attn_scalar", 256),
+    ("vocab_size", 262_208),
+];
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = files.keys.clone().with_usual(USUAL);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
+    keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
+    let every = windows::of_all(files, &raw.layers)?;
+    let spelled = ["sliding_window_pattern", "_sliding_window_pattern"];
+    let mut period = keys.size(Key("", "attention.sliding_window_pattern"))?;
+    for key in spelled {
+        period = keys.size(Key(key, ""))?.or(period);
+    }
+    let listed = keys.dialect() == Dialect::HuggingFace && keys.get("layer_types").is_some();
+    raw.windows = match (listed, period) {
+        (true, _) => every,
+        (false, period) => {
+            let period = period.map_or(Ok(6), |period| period.within(1..=1 << 16))?;
+            let local = |i: usize| !(i + 1).is_multiple_of(period);
+            every.into_iter().enumerate().map(|(i, window)| window.filter(|_| local(i))).collect()
+        }
+    };
+    let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    if let Some(global) = scaling::of_kind(files, "full_attention", width.value)? {
+        raw.rotation = global;
+    } else if keys.number("rope_theta")?.is_none() && keys.dialect() == Dialect::HuggingFace {
+        raw.rotation.theta = keys.stated("rope_theta", 1_000_000.0);
+    }
+    let local = match scaling::of_kind(files, "sliding_attention", width.value)? {
+        Some(local) => local,
+        None => Rotation {
+            theta: keys.number_or(Key("rope_local_base_freq", "rope.freq_base_swa"), 10_000.0)?,
+            rotary: raw.rotation.rotary.clone(),
+            scaling: keys.stated("rope_local_base_freq", Scaling::None),
+        },
+    };
+    let logit_cap = keys.number(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+    let logit_cap = logit_cap.map(|cap| cap.positive()).transpose()?;
+    let scalar = keys.size(Key("query_pre_attn_scalar", ""))?;
+    let loaded = raw.loaded;
+    let config = raw.check()?;
+    let scalar = match scalar {
+        Some(scalar) => scalar.within(1..=1 << 20)?,
+        // GGUF does not say it. The largest of the family, of 62 layers, divides by the width that its heads would have.
+        None if config.layers == 62 => config.hidden / config.heads,
+        None => config.head_dim,
+    };
+    let scale = 1.0 / (scalar as f32).sqrt();
+    let context = loaded.unwrap_or(config.context);
+    let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
+    let attention = move |config: &Config, layer| {
+        let options = config.attention(layer);
+        let rope = if options.window.is_some() { local.clone() } else { options.rope };
+        AttentionOptions { scale: Some(scale), qk_norm: Some(config.norm_eps), rope, ..options }
+    };
+    Ok(gemma2::opened(files, config, attention, logit_cap.map(|cap| cap as f32)))
+}
