@@ -343,6 +343,28 @@ impl Ticket {
     }
 }
 
+/// The error of a device whose cache is not given out.
+fn keeps_cache() -> Error {
+    let expected = "a device that holds whole key and value heads of every layer";
+    Error::new("cache", expected, "ranks that share them").of(ErrorKind::Unsupported)
+}
+
+/// The error of a block, or a layer, that there is not.
+pub(crate) fn no_block(layer: usize, block: u32) -> Error {
+    Error::new("cache", "a block of a layer", format!("block {block} of layer {layer}"))
+}
+
+/// Checks the bytes that a block of a cache layer is to be made of.
+///
+/// # Errors
+/// Another number than it has.
+pub(crate) fn check_block(expected: usize, bytes: &[u8]) -> Result<()> {
+    if bytes.len() == expected {
+        return Ok(());
+    }
+    Err(Error::new("cache", format!("{expected} bytes of a block"), bytes.len()))
+}
+
 /// Steps of a slot that may be submitted before the first of them is waited for.
 pub const IN_FLIGHT: usize = 2;
 
@@ -410,6 +432,27 @@ pub trait Executor: Send {
     /// # Errors
     /// Blocks that there are none of, and whatever fails.
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()>;
+
+    /// Appends a block of a cache layer to `bytes`: its keys `[BLOCK_TOKENS, kv_heads, head_dim]` as
+    /// elements of the cache's type, then its values. Of q8_0 these are the keys' codes, their
+    /// scales, the values' codes and theirs. Every device that has the type gives the same form.
+    ///
+    /// # Errors
+    /// A layer or block that there is not, a device that does not give its cache out, and whatever
+    /// fails.
+    fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
+        let _ = (layer, block, bytes);
+        Err(keeps_cache())
+    }
+
+    /// Makes a block of a cache layer what [`Executor::read_block`] gave.
+    ///
+    /// # Errors
+    /// As for reading, and another number of bytes than a block has.
+    fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
+        let _ = (layer, block, bytes);
+        Err(keeps_cache())
+    }
 
     /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:
     /// neither gives nor is given it by way of the host. False, and nothing has changed, where that cannot be.

@@ -68,10 +68,12 @@ struct Loading {
     options: LoadOptions,
 }
 
-/// A loaded part: the whole Program's group that each of its groups is.
+/// A loaded part: the whole Program's group that each of its groups is, and how many cache layers
+/// it has.
 struct Share {
     executor: Box<dyn Executor>,
     groups: Vec<usize>,
+    layers: usize,
 }
 
 /// See [`Split`].
@@ -133,8 +135,9 @@ impl Device for Split {
         // first.
         for ((device, part), size) in self.devices.iter().zip(parts).zip(sizes).rev() {
             let mut told = |done, _| progress(before + done, total);
+            let layers = part.program.layers.len();
             let executor = device.load(part.program, tensors, part.options, &mut told)?;
-            loaded.push(Share { executor, groups: part.groups });
+            loaded.push(Share { executor, groups: part.groups, layers });
             before += size;
         }
         loaded.reverse();
@@ -152,6 +155,18 @@ impl SplitExecutor {
     fn all(&self) -> impl Iterator<Item = &dyn Executor> {
         self.front.iter().chain([&self.last]).map(|share| &*share.executor)
     }
+
+    /// The part that has a layer, and the layer's number there.
+    fn of_layer(&mut self, layer: usize, block: u32) -> Result<(&mut dyn Executor, usize)> {
+        let mut own = layer;
+        for share in self.front.iter_mut().chain([&mut self.last]) {
+            if own < share.layers {
+                return Ok((&mut *share.executor, own));
+            }
+            own -= share.layers;
+        }
+        Err(crate::no_block(layer, block))
+    }
 }
 
 impl Executor for SplitExecutor {
@@ -166,7 +181,7 @@ impl Executor for SplitExecutor {
         }
         let mut input = step.input;
         let parts = (self.front.len() + 1) as f64;
-        for (i, Share { executor, groups }) in self.front.iter_mut().enumerate() {
+        for (i, Share { executor, groups, .. }) in self.front.iter_mut().enumerate() {
             let progress = |done: f64| (watch.progress)((i as f64 + done) / parts);
             let watch = Watch { stop: watch.stop, progress: &progress };
             let submit = |part: &Step<'_>| executor.submit_watched(part, &watch);
@@ -178,7 +193,7 @@ impl Executor for SplitExecutor {
         }
         let progress = |done: f64| (watch.progress)((parts - 1.0 + done) / parts);
         let watch = Watch { stop: watch.stop, progress: &progress };
-        let Share { executor, groups } = &mut self.last;
+        let Share { executor, groups, .. } = &mut self.last;
         let submit = |part: &Step<'_>| executor.submit_watched(part, &watch);
         self.memory.part(step, groups, step.outputs, input, submit)
     }
@@ -200,12 +215,22 @@ impl Executor for SplitExecutor {
     }
 
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
-        for Share { executor, groups } in self.front.iter_mut().chain([&mut self.last]) {
+        for Share { executor, groups, .. } in self.front.iter_mut().chain([&mut self.last]) {
             if let Some(own) = groups.iter().position(|of| *of == group) {
                 executor.copy_blocks(own, blocks)?;
             }
         }
         Ok(())
+    }
+
+    fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
+        let (executor, own) = self.of_layer(layer, block)?;
+        executor.read_block(own, block, bytes)
+    }
+
+    fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
+        let (executor, own) = self.of_layer(layer, block)?;
+        executor.write_block(own, block, bytes)
     }
 
     fn memory(&self) -> Memory {

@@ -11,6 +11,7 @@ use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, 
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::Config;
 use ops::sample::Options;
+use program::CacheLayer;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokens::{ChatTemplate, Tokenizer};
 
@@ -133,6 +134,8 @@ pub(crate) struct Shared {
     pub(crate) prefixes: Prefixes,
     pub(crate) slots: Slots,
     pub(crate) groups: Vec<Option<usize>>,
+    pub(crate) layers: Vec<CacheLayer>,
+    pub(crate) fingerprint: String,
     pub(crate) traces: Vec<String>,
     pub(crate) config: Config,
     pub(crate) options: LoadOptions,
@@ -184,6 +187,12 @@ impl Engine {
     /// What the model is.
     pub fn info(&self) -> &Info {
         &self.0.info
+    }
+
+    /// What tells it from other models: SHA-256, in hexadecimal, of its tensors' names, types and
+    /// shapes and some of their bytes. It stays when files are moved or renamed.
+    pub fn fingerprint(&self) -> &str {
+        &self.0.fingerprint
     }
 
     /// Its hyperparameters.

@@ -356,7 +356,6 @@ impl BlockTable {
     }
 
     /// A table with the same first `end` positions, which both then share.
-    #[cfg_attr(not(test), expect(dead_code, reason = "sessions do not fork yet"))]
     pub(crate) fn fork(&self, end: usize) -> BlockTable {
         let mut fork = BlockTable {
             pool: self.pool.clone(),
@@ -392,6 +391,11 @@ impl BlockTable {
             self.held = first..first;
         }
         self.reached = len;
+    }
+
+    /// The number of the pool's block that is block `b` of the sequence; none if it is not held.
+    pub(crate) fn number(&self, b: usize) -> Option<u32> {
+        self.held.contains(&b).then(|| self.entry(b))
     }
 
     /// Its window; none: all positions are seen.

@@ -2,6 +2,7 @@
 
 use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
+use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Info, LoadOptions, Shared, read_template, read_tokenizer};
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
@@ -97,6 +98,7 @@ impl Prepared {
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
         let (pool, groups) = (Pool::new(&load.blocks), program.groups());
+        let (layers, fingerprint) = (program.layers.clone(), fingerprint(&tensors));
         let name = name(&tensors);
         tensors.forget_metadata();
         device::give_back();
@@ -125,6 +127,8 @@ impl Prepared {
             slots: Slots::default(),
             executor: Mutex::new(executor),
             groups,
+            layers,
+            fingerprint,
             traces,
             config,
             options,

@@ -7,7 +7,7 @@ use crate::profile::Profiler;
 use crate::prompt::Prompt;
 use crate::slots::Slot;
 use device::{Executor, Refusal, Ticket, Watch};
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options};
 use program::{CHOSEN, Choose, Kind, Sequence, Step, Table};
 use std::collections::VecDeque;
@@ -94,7 +94,10 @@ impl Session {
     pub fn truncate(&mut self, len: usize) {
         self.ahead = None;
         let len = len.min(self.tokens.len());
-        let len = if self.tables.iter().all(|t| t.can_return_to(len)) { len } else { 0 };
+        // A block whose copy was not made holds nothing yet.
+        let holds = self.copies.is_empty() && self.tables.iter().all(|t| t.can_return_to(len));
+        let len = if holds { len } else { 0 };
+        self.copies.clear();
         self.tokens.truncate(len);
         self.tables.iter_mut().for_each(|t| t.truncate(len));
     }
@@ -140,6 +143,49 @@ impl Session {
             done += self.step(kind, rest, from.saturating_sub(done), None, submit, &mut then)?;
         }
         Ok(())
+    }
+
+    /// Another timeline with the same tokens, which goes its own way from here. Both read what is
+    /// cached; whoever goes on inside a block that they share copies it first.
+    pub fn fork(&self) -> Session {
+        let mut fork = Session::new(self.shared.clone());
+        fork.tables = self.tables.iter().map(|table| table.fork(self.tokens.len())).collect();
+        fork.tokens.clone_from(&self.tokens);
+        fork
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Takes the blocks of `tokens`, as if they had been computed, in an empty session.
+    pub(crate) fn claim(&mut self, tokens: Vec<u32>) -> Result<()> {
+        let chunk = self.shared.options.chunk();
+        while self.tokens.len() < tokens.len() {
+            let done = self.tokens.len();
+            let end = (done + chunk).min(tokens.len());
+            self.extend(end)?;
+            self.tokens.extend(&tokens[done..end]);
+        }
+        Ok(())
+    }
+
+    /// Appends block `b` of a cache layer, which is of `group`: see `device::Executor::read_block`.
+    pub(crate) fn read(
+        &self,
+        layer: usize,
+        group: usize,
+        b: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let block = self.tables[group].number(b).ok_or_else(|| dropped(b))?;
+        self.shared.executor().read_block(layer, block, bytes)
+    }
+
+    /// Replaces block `b` of a cache layer.
+    pub(crate) fn write(&self, layer: usize, group: usize, b: usize, bytes: &[u8]) -> Result<()> {
+        let block = self.tables[group].number(b).ok_or_else(|| dropped(b))?;
+        self.shared.executor().write_block(layer, block, bytes)
     }
 
     /// Takes the blocks that positions below `end` need, or none.
@@ -188,7 +234,9 @@ impl Session {
         let (tokens, outputs) = (&tokens[..rows], &self.outputs[..]);
         let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
         let mut executor = shared.executor();
-        let done = match submit(&mut **executor, &step) {
+        let submitted = copy(&mut self.copies, &mut **executor);
+        let submitted = submitted.and_then(|()| submit(&mut **executor, &step));
+        let done = match submitted {
             Ok(Some(ticket)) => {
                 self.last = Some(ticket);
                 then(&mut **executor, ticket, outputs).map(|()| rows)
@@ -269,9 +317,7 @@ impl Session {
                 }
                 let mut executor = shared.executor();
                 for session in &mut *sessions {
-                    for copy in session.copies.drain(..) {
-                        executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
-                    }
+                    copy(&mut session.copies, &mut **executor)?;
                 }
                 let choose = |history| Choose { options, history, mask: None, logprobs: None };
                 let chooses: Vec<Choose<'_>> =
@@ -352,6 +398,7 @@ impl Session {
             usize::from(more && !choose.needs_host() && self.room() > 1 && executor.ahead() > 0);
         let before = self.ahead.take().filter(|ticket| executor.keeps(*ticket));
         let mut submit = |session: &mut Session, token: u32, start: usize| {
+            copy(&mut session.copies, &mut **executor)?;
             let slot = session.slot()?;
             let tables = tables(&session.tables);
             let tables = &tables[..session.tables.len()];
@@ -445,6 +492,21 @@ impl Session {
         let tokens = prompt.into().encode(shared.tokenizer.as_ref(), shared.template())?;
         Generation::new(self, shared, tokens, options)
     }
+}
+
+/// Makes the copies of shared blocks that are due.
+fn copy(copies: &mut Vec<Copy>, executor: &mut dyn Executor) -> Result<()> {
+    for copy in copies.iter() {
+        executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
+    }
+    copies.clear();
+    Ok(())
+}
+
+/// The error of a block that a session does not hold.
+fn dropped(b: usize) -> Error {
+    Error::new("cache", "a block that is held", format!("block {b} of the sequence"))
+        .of(ErrorKind::Internal)
 }
 
 /// Cache groups that a model may have: one for each kind of window. Models have one or two.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::{Error, Result};
 
 /// A file under way: `NAME.PID.tmp` beside its target, removed again when dropped unfinished.
-pub(crate) struct Aside {
+#[derive(Debug)]
+pub struct Aside {
     target: PathBuf,
     temporary: PathBuf,
     out: Option<BufWriter<File>>,
@@ -15,7 +16,10 @@ pub(crate) struct Aside {
 
 impl Aside {
     /// Starts a file that will become `target`.
-    pub(crate) fn create(target: &Path) -> Result<Aside> {
+    ///
+    /// # Errors
+    /// A path that names no file, or one that cannot be made.
+    pub fn create(target: &Path) -> Result<Aside> {
         let Some(name) = target.file_name() else {
             return Err(Error::new(target.display(), "a path that ends in a file name", "none"));
         };
@@ -31,7 +35,10 @@ impl Aside {
     }
 
     /// Appends bytes.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.out {
             Some(out) => out.write_all(bytes).map_err(|e| Error::io(self.temporary.display(), e)),
             None => Ok(()),
@@ -39,7 +46,10 @@ impl Aside {
     }
 
     /// Flushes to disk and renames into place.
-    pub(crate) fn finish(mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// If that fails: nothing is left then.
+    pub fn finish(mut self) -> Result<()> {
         let io = |e| Error::io(self.temporary.display(), e);
         if let Some(mut out) = self.out.take() {
             let written = out.flush().and_then(|()| out.get_ref().sync_all());

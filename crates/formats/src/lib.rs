@@ -22,6 +22,7 @@ pub mod safetensors;
 mod source;
 mod tensors;
 
+pub use aside::Aside;
 pub use cache_type::CacheType;
 pub use caught::{caught, words_of};
 pub use dtype::DType;

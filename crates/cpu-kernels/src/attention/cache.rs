@@ -288,6 +288,86 @@ impl LayerCache {
         // SAFETY: both lie inside the pool; equal blocks are allowed by `copy`.
         unsafe { std::ptr::copy(start.add(from), start.add(to), self.geometry.layer_bytes()) };
     }
+
+    /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`, then
+    /// its values, each element as it is stored.
+    ///
+    /// # Safety
+    /// Nobody writes the block at the same time.
+    ///
+    /// # Panics
+    /// When the block does not exist.
+    pub unsafe fn read_block(&self, block: usize, bytes: &mut Vec<u8>) {
+        let from = bytes.len();
+        bytes.resize(from + self.plain_bytes(), 0);
+        let mut rest = &mut bytes[from..];
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.each_element(block, |stored| {
+                let (element, after) = std::mem::take(&mut rest).split_at_mut(stored.len());
+                element.copy_from_slice(stored);
+                rest = after;
+            });
+        }
+    }
+
+    /// Makes a block of this layer what [`LayerCache::read_block`] gave.
+    ///
+    /// # Safety
+    /// Nobody else uses the block at the same time.
+    ///
+    /// # Panics
+    /// When the block does not exist, or there are too few bytes.
+    pub unsafe fn write_block(&self, block: usize, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.plain_bytes(), "cache: bytes of a block");
+        let mut rest = bytes;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.each_element(block, |stored| {
+                let (element, after) = rest.split_at(stored.len());
+                stored.copy_from_slice(element);
+                rest = after;
+            });
+        }
+    }
+
+    /// Bytes of a block of this layer without what pads values.
+    pub fn plain_bytes(&self) -> usize {
+        let Geometry { element, block_tokens, kv_heads, head_dim, .. } = self.geometry;
+        2 * block_tokens * kv_heads * element.bytes(head_dim)
+    }
+
+    /// Shows `visit` the bytes of each element of a block: of the keys by position, head and place
+    /// in the head, then of the values.
+    ///
+    /// # Safety
+    /// Nobody else uses the block at the same time, but to read it where `visit` only reads.
+    unsafe fn each_element(&self, block: usize, mut visit: impl FnMut(&mut [u8])) {
+        let Geometry { element, blocks, block_tokens, kv_heads, head_dim } = self.geometry;
+        assert!(block < blocks, "cache: block {block}");
+        let (size, width) = (element.bytes(1), self.geometry.width());
+        // SAFETY: a layer lies inside its block, and its block inside the pool.
+        let layer =
+            unsafe { self.pool.start.as_ptr().add(block * self.block_stride + self.offset) };
+        let at = |head: usize, index: usize| {
+            // SAFETY: the index is one of the head's elements.
+            let start = unsafe { layer.add((head * self.geometry.head_len() + index) * size) };
+            // SAFETY: as above; nobody else uses it, by the caller's promise.
+            unsafe { std::slice::from_raw_parts_mut(start, size) }
+        };
+        for position in 0..block_tokens {
+            let group = position / GROUP * GROUP * head_dim + position % GROUP;
+            for head in 0..kv_heads {
+                (0..head_dim).for_each(|i| visit(at(head, group + i * GROUP)));
+            }
+        }
+        for position in 0..block_tokens {
+            let row = block_tokens * head_dim + position * width;
+            for head in 0..kv_heads {
+                (0..head_dim).for_each(|i| visit(at(head, row + i)));
+            }
+        }
+    }
 }
 
 /// Where a tile's groups are.

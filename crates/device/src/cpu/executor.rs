@@ -9,6 +9,7 @@ use crate::{
     Executor, Limits, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket, Watch,
     finite, plan,
 };
+use crate::{check_block, no_block};
 use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
 use cpu_kernels::isa::Isa;
 use cpu_kernels::matmul::{Huge, Matrix, Scratch, Unit, peak};
@@ -494,6 +495,16 @@ impl CpuExecutor {
     }
 }
 
+impl CpuExecutor {
+    /// The cache of a layer that has this block, and its group.
+    fn block(&self, layer: usize, block: u32) -> Result<(usize, &LayerCache)> {
+        let of = self.loaded.groups.get(layer).zip(self.caches.get(layer));
+        let of = of.map(|(group, cache)| (*group, cache));
+        let has = |(_, cache): &(usize, &LayerCache)| (block as usize) < cache.geometry().blocks;
+        of.filter(has).ok_or_else(|| no_block(layer, block))
+    }
+}
+
 impl Executor for CpuExecutor {
     fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>> {
         self.replay(step, watch, None)
@@ -529,6 +540,22 @@ impl Executor for CpuExecutor {
             }
             self.used[group] = self.used[group].max(to as usize + 1);
         }
+        Ok(())
+    }
+
+    fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
+        let (_, cache) = self.block(layer, block)?;
+        // SAFETY: no replay goes on, so that nobody else uses the cache.
+        unsafe { cache.read_block(block as usize, bytes) };
+        Ok(())
+    }
+
+    fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
+        let (group, cache) = self.block(layer, block)?;
+        check_block(cache.plain_bytes(), bytes)?;
+        // SAFETY: no replay goes on, so that nobody else uses the cache.
+        unsafe { cache.write_block(block as usize, bytes) };
+        self.used[group] = self.used[group].max(block as usize + 1);
         Ok(())
     }
 

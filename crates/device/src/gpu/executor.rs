@@ -675,6 +675,16 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
+    /// Makes room for a block of a layer, and returns where it is.
+    fn room(&mut self, layer: usize, block: u32) -> Result<usize> {
+        let group = self.lowering.groups.get(layer).copied();
+        let most = |group: &usize| self.limits.blocks.get(*group).copied().unwrap_or(0);
+        let group = group.filter(|group| (block as usize) < most(group));
+        let at = block as usize + self.lowering.sinks();
+        self.grow(group.ok_or_else(|| crate::no_block(layer, block))?, at + 1)?;
+        Ok(at)
+    }
+
     /// Copies a block of a group to another, which there is room for.
     fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let most = self.limits.blocks.get(group).copied().unwrap_or(0);
@@ -725,6 +735,20 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {
         self.attempt(|executor| {
             blocks.iter().try_for_each(|&(from, to)| executor.copy_block(group, from, to))
+        })
+    }
+
+    fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
+        self.attempt(|executor| {
+            let at = executor.room(layer, block)?;
+            executor.layers[layer].read_block(&*executor.backend, at, bytes)
+        })
+    }
+
+    fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
+        self.attempt(|executor| {
+            let at = executor.room(layer, block)?;
+            executor.layers[layer].write_block(&*executor.backend, at, bytes)
         })
     }
 

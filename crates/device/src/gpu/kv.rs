@@ -147,6 +147,46 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
+    /// Appends a block to `bytes`: the part of each array in turn.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn read_block<B: Backend<Buffer = T>>(
+        &self,
+        backend: &B,
+        block: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        for (array, each) in self.arrays.iter().zip(&self.blocks) {
+            let part = backend.part(&array.buffer, block * each..(block + 1) * each)?;
+            let from = bytes.len();
+            bytes.resize(from + each, 0);
+            backend.read(&part, &mut bytes[from..])?;
+        }
+        Ok(())
+    }
+
+    /// Makes a block what [`read_block`](Layer::read_block) gave.
+    ///
+    /// # Errors
+    /// Another number of bytes, or if it cannot be written.
+    pub(super) fn write_block<B: Backend<Buffer = T>>(
+        &self,
+        backend: &B,
+        block: usize,
+        bytes: &[u8],
+    ) -> Result<()> {
+        crate::check_block(self.blocks.iter().sum(), bytes)?;
+        let mut rest = bytes;
+        for (array, each) in self.arrays.iter().zip(&self.blocks) {
+            let part = backend.part(&array.buffer, block * each..(block + 1) * each)?;
+            let (own, after) = rest.split_at(*each);
+            backend.write(&part, own)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// One of the arrays, by its place in [`arrays`].
     pub(super) fn array(&self, index: usize) -> T {
         self.arrays[index].buffer.clone()

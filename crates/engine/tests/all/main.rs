@@ -9,5 +9,6 @@ mod memory;
 mod not_finite;
 mod real_data;
 mod requests;
+mod saved;
 mod session;
 mod transformers;

@@ -1,0 +1,27 @@
+//! What tells a model's files from another's.
+
+use formats::Tensors;
+use sha2::{Digest, Sha256};
+
+/// Bytes of each tensor, from its beginning and from its end, that count.
+const SAMPLED: usize = 256;
+
+/// SHA-256 of every tensor's name, type, shape and a few of its bytes, in hexadecimal. Two files of
+/// one model in one quantisation have the same; so has a model that was moved or renamed.
+pub(crate) fn fingerprint(tensors: &Tensors) -> String {
+    let mut all: Vec<_> = tensors.iter().collect();
+    all.sort_by_key(|tensor| tensor.name);
+    let mut digest = Sha256::new();
+    for tensor in all {
+        digest.update(format!("{}\n{} {:?}\n", tensor.name, tensor.dtype, tensor.shape));
+        let sampled = tensor.bytes.len().min(SAMPLED);
+        digest.update(&tensor.bytes[..sampled]);
+        digest.update(&tensor.bytes[tensor.bytes.len() - sampled..]);
+    }
+    hex(&digest.finalize())
+}
+
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,296 @@
+//! A session's cache outside the device: written to a file and read back, and shown as numbers.
+//!
+//! A file begins with [`MAGIC`] and the length of a header; the header is JSON and says which model
+//! and which form of cache it is of. Then come the tokens, 32 bits each, and for each cache group the
+//! blocks that the next token can see, in order, each with all layers of its group as
+//! `device::Executor::read_block` gives them. It ends with the SHA-256 of all before. All numbers are
+//! little-endian.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::ops::Range;
+use std::path::Path;
+
+use device::CacheType;
+use formats::{Aside, Error, ErrorKind, Result};
+use half::{bf16, f16};
+use program::{BLOCK_TOKENS, CacheLayer};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::load::Shared;
+use crate::pool::first_seen;
+use crate::session::Session;
+
+/// What a file begins with; the last byte is the version of the form.
+const MAGIC: &[u8; 8] = b"delftkv\x01";
+
+/// The longest header that is read.
+const MOST_HEADER: usize = 1 << 20;
+
+/// Keys and values of one layer, as attention reads them: keys are rotated and normed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cached {
+    /// The position of the first row; later than 0 where a window has dropped what was before.
+    pub first: usize,
+    /// Key/value heads.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// `[positions, heads, head_dim]`.
+    pub keys: Vec<f32>,
+    /// `[positions, heads, head_dim]`.
+    pub values: Vec<f32>,
+}
+
+impl Session {
+    /// Writes the tokens and what is cached of them to a file, aside first, for
+    /// [`Session::restore`].
+    ///
+    /// # Errors
+    /// A file that cannot be written; a device that does not give its cache out.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let shared = self.shared();
+        let tokens = self.tokens();
+        let mut file = Out { file: Aside::create(path)?, digest: Sha256::new() };
+        let header = header(shared, tokens.len()).to_string();
+        file.write(MAGIC)?;
+        file.write(&(header.len() as u32).to_le_bytes())?;
+        file.write(header.as_bytes())?;
+        for token in tokens {
+            file.write(&token.to_le_bytes())?;
+        }
+        let mut bytes = Vec::new();
+        for (group, window) in shared.groups.iter().enumerate() {
+            for b in seen(*window, tokens.len()) {
+                for (layer, _) in of_group(shared, group) {
+                    bytes.clear();
+                    self.read(layer, group, b, &mut bytes)?;
+                    file.write(&bytes)?;
+                }
+            }
+        }
+        let Out { mut file, digest } = file;
+        file.write(&digest.finalize())?;
+        file.finish()
+    }
+
+    /// Makes this session what [`Session::save`] wrote, in place of what it was. The next token is
+    /// computed from the same keys and values, so it is the same where the device is.
+    ///
+    /// # Errors
+    /// Another model's or another cache type's file, or a damaged one: this session is empty then.
+    pub fn restore(&mut self, path: &Path) -> Result<()> {
+        self.clear();
+        let restored = self.restore_from(path);
+        if restored.is_err() {
+            self.clear();
+        }
+        restored
+    }
+
+    fn restore_from(&mut self, path: &Path) -> Result<()> {
+        let place = || path.display().to_string();
+        let io = |why| Error::io(path.display(), why);
+        let file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        let mut file = In { file: BufReader::new(file), digest: Sha256::new(), path };
+        let mut begin = [0; 12];
+        file.read(&mut begin)?;
+        let (magic, rest) = begin.split_at(MAGIC.len());
+        if magic != MAGIC {
+            let found = String::from_utf8_lossy(magic).into_owned();
+            return Err(Error::new(place(), "a cache that a session saved", format!("{found:?}")));
+        }
+        let said = rest.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        if said > MOST_HEADER {
+            let expected = format!("a header of at most {MOST_HEADER} bytes");
+            return Err(Error::new(place(), expected, said));
+        }
+        let mut header = vec![0; said];
+        file.read(&mut header)?;
+        let found: Value = serde_json::from_slice(&header)
+            .map_err(|why| Error::new(place(), "a header in JSON", why))?;
+        let shared = self.shared().clone();
+        let count = agree(&shared, &found).map_err(|why| Error { place: place(), ..why })?;
+        if count > shared.room(0) {
+            let expected = format!("at most {} tokens, the context", shared.room(0));
+            return Err(Error::new(place(), expected, count));
+        }
+        let expected = (begin.len() + header.len() + 4 * count + 32 + bytes(&shared, count)) as u64;
+        if length != expected {
+            return Err(Error::new(place(), format!("{expected} bytes"), length));
+        }
+        let mut words = vec![0; 4 * count];
+        file.read(&mut words)?;
+        let words = words
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        let tokens: Vec<u32> = words.collect();
+        shared.check(&tokens, 0).map_err(|why| Error { place: place(), ..why })?;
+        self.claim(tokens)?;
+        let mut block = Vec::new();
+        for (group, window) in shared.groups.iter().enumerate() {
+            for b in seen(*window, count) {
+                for (layer, of) in of_group(&shared, group) {
+                    block.resize(block_bytes(&shared, of), 0);
+                    file.read(&mut block)?;
+                    self.write(layer, group, b, &block)?;
+                }
+            }
+        }
+        let In { file: mut rest, digest, .. } = file;
+        let mut told = [0; 32];
+        rest.read_exact(&mut told).map_err(io)?;
+        if digest.finalize()[..] != told {
+            return Err(Error::new(place(), "the checksum of what it holds", "another"));
+        }
+        Ok(())
+    }
+
+    /// The keys and values of a cache layer that are there for this session's tokens.
+    ///
+    /// # Errors
+    /// A layer that there is not; a device that does not give its cache out.
+    pub fn cached(&self, layer: usize) -> Result<Cached> {
+        let shared = self.shared();
+        let Some(of) = shared.layers.get(layer) else {
+            let expected = format!("a layer below {}", shared.layers.len());
+            return Err(Error::new("cache", expected, layer));
+        };
+        let count = self.tokens().len();
+        let group = group_of(shared, of);
+        let blocks = seen(of.window, count);
+        let first = blocks.start * BLOCK_TOKENS;
+        let width = of.kv_heads * of.head_dim;
+        let mut cached = Cached {
+            first,
+            heads: of.kv_heads,
+            head_dim: of.head_dim,
+            keys: Vec::with_capacity((count - first) * width),
+            values: Vec::with_capacity((count - first) * width),
+        };
+        let mut bytes = Vec::new();
+        for b in blocks {
+            bytes.clear();
+            self.read(layer, group, b, &mut bytes)?;
+            let rows = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+            let (keys, values) = bytes.split_at(bytes.len() / 2);
+            for (bytes, out) in [(keys, &mut cached.keys), (values, &mut cached.values)] {
+                decode(shared.options.cache_type, bytes, rows * width, out);
+            }
+        }
+        Ok(cached)
+    }
+}
+
+/// Appends the first `elements` of a block's keys or values.
+fn decode(kind: CacheType, bytes: &[u8], elements: usize, out: &mut Vec<f32>) {
+    let half = |word: &[u8]| f16::from_le_bytes([word[0], word[1]]).to_f32();
+    match kind {
+        CacheType::F16 => out.extend(bytes.chunks_exact(2).take(elements).map(half)),
+        CacheType::BF16 => {
+            let brain = |word: &[u8]| bf16::from_le_bytes([word[0], word[1]]).to_f32();
+            out.extend(bytes.chunks_exact(2).take(elements).map(brain));
+        }
+        CacheType::F32 => {
+            let single = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            out.extend(bytes.chunks_exact(4).take(elements).map(single));
+        }
+        CacheType::Q8_0 => {
+            // Codes of 34 bytes' 32, then their scales.
+            let (codes, scales) = bytes.split_at(bytes.len() / 34 * 32);
+            let scales = scales.chunks_exact(2).map(half);
+            let blocks = codes.chunks_exact(32).zip(scales).take(elements / 32);
+            out.extend(blocks.flat_map(|(codes, scale)| {
+                codes.iter().map(move |code| f32::from(code.cast_signed()) * scale)
+            }));
+        }
+    }
+}
+
+/// The blocks that the token after `count` can see.
+fn seen(window: Option<usize>, count: usize) -> Range<usize> {
+    first_seen(window, count).min(count) / BLOCK_TOKENS..count.div_ceil(BLOCK_TOKENS)
+}
+
+fn group_of(shared: &Shared, layer: &CacheLayer) -> usize {
+    shared.groups.iter().position(|window| *window == layer.window).unwrap_or(0)
+}
+
+/// The layers of a cache group.
+fn of_group(shared: &Shared, group: usize) -> impl Iterator<Item = (usize, &CacheLayer)> {
+    let own = move |(_, layer): &(usize, &CacheLayer)| group_of(shared, layer) == group;
+    shared.layers.iter().enumerate().filter(own)
+}
+
+/// Bytes of a block of a layer.
+fn block_bytes(shared: &Shared, layer: &CacheLayer) -> usize {
+    2 * BLOCK_TOKENS * layer.kv_heads * shared.options.cache_type.bytes(layer.head_dim)
+}
+
+/// Bytes of all blocks behind `count` tokens.
+fn bytes(shared: &Shared, count: usize) -> usize {
+    let of = |layer: &CacheLayer| seen(layer.window, count).len() * block_bytes(shared, layer);
+    shared.layers.iter().map(of).sum()
+}
+
+/// What must agree for a cache to be taken over, and how many tokens it has.
+fn header(shared: &Shared, tokens: usize) -> Value {
+    let layers: Vec<Value> =
+        shared.layers.iter().map(|l| json!([l.kv_heads, l.head_dim, l.window])).collect();
+    json!({
+        "model": shared.fingerprint,
+        "cache": format!("{:?}", shared.options.cache_type).to_lowercase(),
+        "layers": layers,
+        "tokens": tokens,
+    })
+}
+
+/// The number of tokens, if the rest of a header is that of this engine.
+fn agree(shared: &Shared, found: &Value) -> Result<usize> {
+    let own = header(shared, 0);
+    for (key, what) in [
+        ("model", "the cache of this model"),
+        ("cache", "a cache of this type"),
+        ("layers", "a cache of these layers"),
+    ] {
+        let (own, found) = (&own[key], &found[key]);
+        if own != found {
+            let said = |value: &Value| value.to_string().chars().take(60).collect::<String>();
+            let expected = format!("{what}, {key} {}", said(own));
+            return Err(Error::new("", expected, said(found)).of(ErrorKind::Unsupported));
+        }
+    }
+    let tokens = found["tokens"].as_u64().and_then(|n| u32::try_from(n).ok());
+    let tokens = tokens.ok_or_else(|| Error::new("", "a number of tokens", &found["tokens"]))?;
+    Ok(tokens as usize)
+}
+
+/// A file that is written, and the digest of it.
+struct Out {
+    file: Aside,
+    digest: Sha256,
+}
+
+impl Out {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.digest.update(bytes);
+        self.file.write(bytes)
+    }
+}
+
+/// A file that is read, and the digest of it.
+struct In<'a> {
+    file: BufReader<File>,
+    digest: Sha256,
+    path: &'a Path,
+}
+
+impl In<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.file.read_exact(bytes).map_err(|why| Error::io(self.path.display(), why))?;
+        self.digest.update(bytes);
+        Ok(())
+    }
+}
