@@ -658,7 +658,8 @@ what was measured until then.
 Examples:
   delft bench model.gguf
   delft bench model.gguf -p 512 -n 128 --threads 8 --repeat 5 --json
-  delft bench model.gguf -p 0 --batch 1,8,32")]
+  delft bench model.gguf -p 0 --batch 1,8,32
+  delft bench model.gguf --load 2 --requests 50 --shared 256")]
 pub(crate) struct Bench {
     /// Prompt tokens; 0 leaves this measurement out
     #[arg(short, long, value_name = "P", default_value_t = 512, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
@@ -676,6 +677,17 @@ pub(crate) struct Bench {
     /// tokens of all sequences
     #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=64), conflicts_with = "sampled")]
     pub(crate) batch: Vec<u64>,
+    /// Measure requests that arrive at random, R a second on average, as at a server: the time to the first token,
+    /// that between tokens, and tokens per second. Each has a prompt of P tokens and an answer of N; --batch says how
+    /// many are computed at a time [default: 16]
+    #[arg(long = "load", value_name = "R", value_parser = rate, conflicts_with_all = ["sampled", "depth"])]
+    pub(crate) arrivals: Option<f64>,
+    /// Requests that arrive
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=100_000), requires = "arrivals")]
+    pub(crate) requests: u64,
+    /// Tokens that all their prompts begin with
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=MOST), requires = "arrivals")]
+    pub(crate) shared: u64,
     /// Measured runs
     #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = whole(1..=1000), allow_negative_numbers = true)]
     pub(crate) repeat: u64,
@@ -800,6 +812,12 @@ fn top_k(text: &str) -> Result<u32, String> {
 fn some_text(text: &str) -> Result<String, String> {
     let some = (!text.is_empty()).then(|| text.to_string());
     some.ok_or_else(|| "expected some text: nothing would be met at once".to_string())
+}
+
+/// How many come each second.
+fn rate(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
+    found.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 fn number(text: &str, holds: impl Fn(f32) -> bool, expected: &str) -> Result<f32, String> {

@@ -50,6 +50,9 @@ impl Runs {
 }
 
 pub(crate) fn run(args: &Bench) -> Outcome {
+    if let Some(rate) = args.arrivals {
+        return super::bench_load::run(args, rate);
+    }
     let [prompt, generate, depth] = [args.prompt, args.generate, args.depth].map(|n| n as usize);
     if prompt == 0 && generate == 0 {
         return Err(Error::new("-p and -n", "at least one of them above 0", "0 and 0").into());

@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod bench;
+mod bench_load;
 pub(crate) mod chat;
 pub(crate) mod doctor;
 mod head;

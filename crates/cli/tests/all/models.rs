@@ -1,7 +1,7 @@
 //! The binary on real checkpoints: the reference fixtures, whose expected values Transformers computed.
 
 use crate::common::{delft, fixture, status};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
@@ -99,6 +99,34 @@ fn commands_that_need_a_tokenizer_say_so() {
         // Cargo runs tests in the package's folder, from which the workspace's path of this file leads nowhere.
         assert_eq!(status(&output), 1, "{args:?}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_load_of_requests_is_measured() {
+    let model = fixture("llama3");
+    let base = ["bench", "-m", &model, "--threads", "1", "-p", "12", "-n", "3"];
+    let load = ["--load", "200", "--requests", "7", "--shared", "8", "--batch", "3", "--json"];
+    let output = delft().args(base).args(load).output().unwrap();
+    assert_eq!(status(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&found["requests"], &found["at_a_time"]), (&json!(7), &json!(3)));
+    // Whoever comes while nothing of the common beginning is cached computes it.
+    let reused = found["reused_tokens"].as_u64().unwrap();
+    assert!((8..=6 * 11).contains(&reused), "{found}");
+    for spread in ["first_token_s", "gap_s"] {
+        let of = |name: &str| found[spread][name].as_f64().unwrap();
+        assert!(0.0 < of("median") && of("median") <= of("p99") && of("p99") <= of("max"));
+    }
+    assert!(found["tok_s"].as_f64().unwrap() > 0.0);
+    for (wrong, why) in [
+        (&["--load", "0"][..], "above 0"),
+        (&["--load", "1", "--shared", "13"], "no more shared"),
+        (&["--requests", "3"], "--load"),
+    ] {
+        let output = delft().args(base).args(wrong).output().unwrap();
+        assert_ne!(status(&output), 0, "{wrong:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{wrong:?}");
     }
 }
 
