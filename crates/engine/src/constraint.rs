@@ -1,17 +1,20 @@
-//! Constraints on what may be generated: a grammar or a schema, as the set of tokens that may come next.
+//! Constraints on what may be generated: a grammar or a schema, as the set of tokens that may come
+//! next.
 //!
-//! A [`Constraint`] follows one generation token by token. Only the interface is here; engines know no grammar.
+//! A [`Constraint`] follows one generation token by token. Only the interface is here; engines know
+//! no grammar.
 
-use formats::Result;
+use crate::generate::GenerateOptions;
+use formats::{Error, ErrorKind, Result, caught};
 use std::sync::Arc;
 
 /// Says which tokens may come next in one generation.
 ///
 /// It is asked on the thread that generates, between the logits and the choice of a token.
 pub trait Constraint: Send {
-    /// Inserts every token that may come next into `allowed`, which is empty. It may be asked several times before a token is
-    /// chosen. The model's end tokens belong to it where the
-    /// text may end.
+    /// Inserts every token that may come next into `allowed`, which is empty. It may be asked
+    /// several times before a token is chosen. The model's end tokens belong to it where the text
+    /// may end.
     ///
     /// # Errors
     /// The reason why it is impossible to go on.
@@ -49,6 +52,62 @@ impl std::fmt::Debug for ConstraintSource {
     }
 }
 
+/// The constraint of one generation, and the tokens that it allows next.
+pub(crate) struct Constrained {
+    constraint: Box<dyn Constraint>,
+    allowed: TokenSet,
+}
+
+impl Constrained {
+    /// The constraint that these options ask for, for a vocabulary of this size.
+    ///
+    /// # Errors
+    /// A grammar that cannot be followed, or an end that is to be ignored: a grammar ends with the
+    /// model's end token.
+    pub(crate) fn start(
+        options: &GenerateOptions,
+        vocabulary: usize,
+    ) -> Result<Option<Constrained>> {
+        let Some(source) = &options.constraint else { return Ok(None) };
+        if options.ignore_end {
+            let found = "one that shall go on past its end";
+            return Err(Error::new("options", "a constrained generation that may end", found));
+        }
+        let constraint = guarded(|| source.start())?;
+        Ok(Some(Constrained { constraint, allowed: TokenSet::new(vocabulary) }))
+    }
+
+    /// Finds the tokens that may come next.
+    ///
+    /// # Errors
+    /// As [`Constraint::allow`]; a panic of the constraint.
+    pub(crate) fn look(&mut self) -> Result<()> {
+        self.allowed.clear();
+        guarded(|| self.constraint.allow(&mut self.allowed))
+    }
+
+    /// The tokens that were found, as the sampler takes them.
+    pub(crate) fn mask(&self) -> &[u32] {
+        self.allowed.words()
+    }
+
+    /// Goes on by the token that was chosen.
+    ///
+    /// # Errors
+    /// As [`Constraint::accept`]; a panic of the constraint.
+    pub(crate) fn accept(&mut self, token: u32) -> Result<()> {
+        guarded(|| self.constraint.accept(token))
+    }
+}
+
+/// Runs a constraint's own code, of which a panic is that generation's alone.
+fn guarded<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    caught(run).unwrap_or_else(|words| {
+        let error = Error::new("constraint", "an answer", format!("a panic: {words}"));
+        Err(error.of(ErrorKind::Internal))
+    })
+}
+
 /// A set of tokens of a vocabulary, a bit for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenSet {
@@ -74,8 +133,8 @@ impl TokenSet {
         }
     }
 
-    /// Adds the tokens whose bits are set: token `i` has bit `i % 32` of word `i / 32`. Those outside the vocabulary are
-    /// passed over.
+    /// Adds the tokens whose bits are set: token `i` has bit `i % 32` of word `i / 32`. Those
+    /// outside the vocabulary are passed over.
     pub fn insert_bits(&mut self, words: &[u32]) {
         for (own, word) in self.words.iter_mut().zip(words) {
             *own |= word;

@@ -1,6 +1,6 @@
 //! Generation: an iterator of tokens with text, cancellation, a finish reason and metrics.
 
-use crate::constraint::{Constraint, ConstraintSource, TokenSet};
+use crate::constraint::{Constrained, ConstraintSource};
 use crate::load::Shared;
 use crate::peak_rss_bytes;
 use crate::session::Session;
@@ -133,20 +133,6 @@ struct Chosen {
     top_logprobs: Vec<(u32, f32)>,
 }
 
-/// The constraint of one generation, and the tokens that it allows next.
-struct Constrained {
-    constraint: Box<dyn Constraint>,
-    allowed: TokenSet,
-}
-
-/// The tokens that may come next, as the sampler takes them; `None`: all.
-fn mask(constrained: &mut Option<Constrained>) -> Result<Option<&[u32]>> {
-    let Some(Constrained { constraint, allowed }) = constrained else { return Ok(None) };
-    allowed.clear();
-    constraint.allow(allowed)?;
-    Ok(Some(allowed.words()))
-}
-
 /// What a generation took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Metrics {
@@ -213,12 +199,7 @@ impl<'a> Generation<'a> {
         options: &GenerateOptions,
     ) -> Result<Self> {
         shared.check_start(&prompt, &options.sampling)?;
-        let vocabulary = shared.config.vocab;
-        let constraint = options.constraint.as_ref().map(|source| {
-            let allowed = TokenSet::new(vocabulary);
-            source.start().map(|constraint| Constrained { constraint, allowed })
-        });
-        let constraint = constraint.transpose()?;
+        let constraint = Constrained::start(options, shared.config.vocab)?;
         let reused = session.reuse(&prompt);
         session.check(&prompt[reused..])?;
         Ok(Generation {
@@ -280,7 +261,8 @@ impl<'a> Generation<'a> {
         let (sequence, options) = (&self.sequence, &self.options);
         let likeliest = options.top_logprobs;
         let logprobs = (options.logprobs || likeliest > 0).then_some(likeliest);
-        let mask = mask(&mut self.constraint)?;
+        self.constraint.as_mut().map_or(Ok(()), Constrained::look)?;
+        let mask = self.constraint.as_ref().map(Constrained::mask);
         let choose = Choose { options: &options.sampling, history: sequence, mask, logprobs };
         let here = self.session.tokens().len();
         let chosen =
@@ -353,7 +335,7 @@ impl<'a> Generation<'a> {
             let text = self.end(Finish::End(id));
             return Ok(Some(Token { id, text, logprob, top_logprobs }));
         }
-        if let Some(Constrained { constraint, .. }) = &mut self.constraint {
+        if let Some(constraint) = &mut self.constraint {
             constraint.accept(id)?;
         }
         let (mut text, met) = self.text.push(id);

@@ -1,12 +1,14 @@
-//! Requests to the worker, and the handles on their answers: many are computed together, each gets the tokens it would get alone.
+//! Requests to the worker, and the handles on their answers: many are computed together, each gets
+//! the tokens it would get alone.
 
+use crate::constraint::Constrained;
 use crate::generate::{Finish, GenerateOptions, Metrics, Token};
 use crate::load::{Engine, Shared};
 use crate::prefix::Miss;
 use crate::prompt::Prompt;
 use crate::text::Text;
 use crate::{peak_rss_bytes, worker};
-use formats::{Error, ErrorKind, Result};
+use formats::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,8 +28,9 @@ pub struct Request {
     pub priority: i32,
     /// When the answer is of no more use: the request then ends with an error, waiting or not.
     pub deadline: Option<Instant>,
-    /// Reuses only what a prompt computed. Else what was generated in an earlier turn of a conversation is reused as it is,
-    /// which may differ from a prompt's computation in the last bits.
+    /// Reuses only what a prompt computed. Else what was generated in an earlier turn of a
+    /// conversation is reused as it is, which may differ from a prompt's computation in the last
+    /// bits.
     pub exact_prefix: bool,
 }
 
@@ -48,7 +51,7 @@ impl Request {
 /// What the worker tells a request's handle.
 pub(crate) enum Event {
     /// A token; with why it is the last, if it is.
-    Token { id: u32, logprob: Option<f32>, last: Option<Finish> },
+    Token { id: u32, logprob: Option<f32>, likeliest: Vec<(u32, f32)>, last: Option<Finish> },
     /// There are no more tokens.
     End(Finish),
     /// It failed.
@@ -102,8 +105,8 @@ impl Outlet {
     }
 }
 
-/// A running request: an iterator of its tokens, which may also be polled. Dropping it cancels the request, which gives up its
-/// place within a step.
+/// A running request: an iterator of its tokens, which may also be polled. Dropping it cancels the
+/// request, which gives up its place within a step.
 pub struct Generating {
     outlet: Arc<Outlet>,
     /// Keeps the engine.
@@ -115,29 +118,26 @@ pub struct Generating {
 }
 
 impl Engine {
-    /// Has a request computed by the engine's worker, a thread of its own, together with all others.
+    /// Has a request computed by the engine's worker, a thread of its own, together with all
+    /// others.
     ///
     /// # Errors
-    /// A prompt that cannot be encoded, is empty or does not fit the context, and options that make no sense.
+    /// A prompt that cannot be encoded, is empty or does not fit the context, and options that make
+    /// no sense, a constraint that cannot be followed among them.
     pub fn submit(&self, request: Request) -> Result<Generating> {
         let shared = &self.0;
         let prompt = self.encode(&request.prompt)?;
         let Request { options, .. } = &request;
         shared.check_start(&prompt, &options.sampling)?;
-        if options.constraint.is_some() || options.top_logprobs > 0 {
-            let found = "a constraint, or the likeliest tokens asked for";
-            return Err(Error::new("options", "what requests computed together can have", found)
-                .of(ErrorKind::Unsupported)
-                .hint("Session::generate has both"));
-        }
         shared.check(&prompt, 0)?;
+        let constraint = Constrained::start(options, shared.config.vocab)?;
         // More make room when they come.
         const EVENTS: usize = 256;
         let outlet =
             Arc::new(Outlet::new(request.options.max_tokens.map_or(EVENTS, |n| n.min(EVENTS))));
         let text = Text::new(shared, &request.options);
         let inbox = shared.worker.get_or_init(|| worker::start(shared));
-        inbox.send(request, prompt, outlet.clone());
+        inbox.send(request, prompt, constraint, outlet.clone());
         Ok(Generating { outlet, _shared: shared.clone(), text, given: 0, finish: None })
     }
 }
@@ -159,7 +159,8 @@ impl Generating {
         metrics
     }
 
-    /// Why no more of the prompt was found in the cache; none if all of it was, or it is not known yet.
+    /// Why no more of the prompt was found in the cache; none if all of it was, or it is not known
+    /// yet.
     pub fn missed(&self) -> Option<Miss> {
         self.outlet.told().missed
     }
@@ -178,7 +179,8 @@ impl Generating {
         event.map_or(Poll::Pending, |event| Poll::Ready(self.take(event)))
     }
 
-    /// As [`Generating::try_next`]; where there is none, the context's waker is woken when there is.
+    /// As [`Generating::try_next`]; where there is none, the context's waker is woken when there
+    /// is.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Token>>> {
         if self.finish.is_some() {
             return Poll::Ready(None);
@@ -194,8 +196,8 @@ impl Generating {
 
     /// What an event means to the caller.
     fn take(&mut self, event: Event) -> Option<Result<Token>> {
-        let (id, logprob, last) = match event {
-            Event::Token { id, logprob, last } => (id, logprob, last),
+        let (id, logprob, top_logprobs, last) = match event {
+            Event::Token { id, logprob, likeliest, last } => (id, logprob, likeliest, last),
             Event::End(finish) => {
                 self.finish = Some(finish);
                 return None;
@@ -216,7 +218,7 @@ impl Generating {
             self.finish = Some(last);
             text += &self.text.end();
         }
-        Some(Ok(Token { id, text, logprob, top_logprobs: Vec::new() }))
+        Some(Ok(Token { id, text, logprob, top_logprobs }))
     }
 }
 

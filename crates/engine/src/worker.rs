@@ -1,11 +1,15 @@
-//! The worker: one thread that computes all requests, a step of the [scheduler](crate::schedule) at a time.
+//! The worker: one thread that computes all requests, a step of the [scheduler](crate::schedule) at
+//! a time.
 //!
-//! On a device that computes while the host does something else, a step is submitted before it is known what the one before it
-//! chose: a request's next token is then promised to it, and told when it is known.
+//! On a device that computes while the host does something else, a step is submitted before it is
+//! known what the one before it chose: a request's next token is then promised to it, and told when
+//! it is known. A request with a constraint waits, since what is allowed next follows from the token.
 //!
-//! It starts with the first request and ends with its engine. A panic while a token is chosen ends the request that it belongs
-//! to; a step that fails, or panics, ends all requests that are in it.
+//! It starts with the first request and ends with its engine. A panic while a token is chosen, or
+//! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
+//! ends all requests that are in it.
 
+use crate::constraint::Constrained;
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::pool::BlockTable;
@@ -35,6 +39,7 @@ const PATIENCE: u64 = 200;
 struct Delivery {
     request: Request,
     prompt: Vec<u32>,
+    constraint: Option<Constrained>,
     outlet: Arc<Outlet>,
 }
 
@@ -57,14 +62,20 @@ impl Inbox {
     }
 
     /// Hands a request over.
-    pub(crate) fn send(&self, request: Request, prompt: Vec<u32>, outlet: Arc<Outlet>) {
+    pub(crate) fn send(
+        &self,
+        request: Request,
+        prompt: Vec<u32>,
+        constraint: Option<Constrained>,
+        outlet: Arc<Outlet>,
+    ) {
         let mut waiting = self.waiting();
         if waiting.closed {
             let error = Error::new("worker", "a thread that computes", "none");
             let error = error.of(ErrorKind::Internal);
             return outlet.tell(Event::Failed(error), &Metrics::default());
         }
-        waiting.deliveries.push(Delivery { request, prompt, outlet });
+        waiting.deliveries.push(Delivery { request, prompt, constraint, outlet });
         self.changed.notify_one();
     }
 
@@ -146,6 +157,13 @@ impl Job {
     }
 }
 
+/// A token that was chosen, and the likeliest ones in its place with their log-probabilities, as
+/// many as were asked for.
+struct Chosen {
+    choice: Choice,
+    likeliest: Vec<(u32, f32)>,
+}
+
 /// Memory for the parts of a step, kept from one to the next.
 #[derive(Default)]
 struct Memory {
@@ -160,6 +178,8 @@ struct Worker {
     scheduler: Scheduler,
     sequences: Sequences,
     jobs: HashMap<Id, Job>,
+    /// Of the requests that have one. Apart from the rest, which the threads that compute look at.
+    constraints: HashMap<Id, Constrained>,
     next: Id,
     start: Instant,
     plan: Plan,
@@ -169,7 +189,7 @@ struct Worker {
     flights: VecDeque<Flight>,
     spare: Vec<(Vec<Work>, Vec<(Id, usize)>)>,
     /// What the latest step chose.
-    chosen: Vec<(Id, Result<Choice>)>,
+    chosen: Vec<(Id, Result<Chosen>)>,
     cancelled: Vec<Id>,
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
@@ -197,6 +217,7 @@ impl Worker {
             scheduler: Scheduler::new(limits),
             sequences: Sequences::new(shared.pool.clone(), shared.prefixes.clone(), &groups, chunk),
             jobs: HashMap::new(),
+            constraints: HashMap::new(),
             next: 0,
             start: Instant::now(),
             plan: Plan::default(),
@@ -229,7 +250,7 @@ impl Worker {
 
     fn receive(&mut self, shared: &Shared, inbox: &Inbox) {
         let deliveries = std::mem::take(&mut inbox.waiting().deliveries);
-        for Delivery { request, prompt, outlet } in deliveries {
+        for Delivery { request, prompt, constraint, outlet } in deliveries {
             let (id, now) = (self.next, Instant::now());
             self.next += 1;
             let Request { options, caller, priority, deadline, exact_prefix, .. } = request;
@@ -240,16 +261,9 @@ impl Worker {
             self.sequences.insert(id, sequence);
             self.scheduler.submit(Arrival { id, caller, priority, deadline: at });
             let metrics = Metrics { prompt_tokens, ..Metrics::default() };
-            let job = Job {
-                outlet,
-                options,
-                arrived: now,
-                deadline,
-                metrics,
-                last: now,
-                slot: None,
-                awaited: 0,
-            };
+            let (arrived, last, slot, awaited) = (now, now, None, 0);
+            let job = Job { outlet, options, arrived, deadline, metrics, last, slot, awaited };
+            self.constraints.extend(constraint.map(|constraint| (id, constraint)));
             let nothing = job.options.max_tokens == Some(0);
             self.jobs.insert(id, job);
             if nothing {
@@ -271,6 +285,7 @@ impl Worker {
     fn end(&mut self, id: Id, event: Event) {
         self.scheduler.remove(id, &mut self.sequences);
         self.sequences.remove(id);
+        self.constraints.remove(&id);
         if let Some(job) = self.jobs.remove(&id) {
             job.outlet.tell(event, &job.metrics);
         }
@@ -319,6 +334,7 @@ impl Worker {
     /// Fails a request that the scheduler has given up.
     fn forget(&mut self, id: Id, error: Error) {
         self.sequences.remove(id);
+        self.constraints.remove(&id);
         if let Some(job) = self.jobs.remove(&id) {
             job.fail(error);
         }
@@ -329,6 +345,7 @@ impl Worker {
         if works.is_empty() {
             return;
         }
+        works.iter().for_each(|work| self.look(work.id));
         let done = match caught(|| self.replay(shared, works, kind)) {
             Ok(done) => done,
             Err(words) => {
@@ -410,8 +427,10 @@ impl Worker {
         let mut executor = shared.executor();
         let outcome = executor.wait(flight.ticket)?;
         for (i, &(id, position)) in flight.choosing.iter().enumerate() {
-            let choice = outcome.choice(i).map_err(|refusal| refused(refusal, position));
-            self.chosen.push((id, choice));
+            let likeliest = outcome.likeliest(i).iter();
+            let likeliest = likeliest.map(|found| (found.token, found.logprob)).collect();
+            let choice = outcome.choice(i).map(|choice| Chosen { choice, likeliest });
+            self.chosen.push((id, choice.map_err(|refusal| refused(refusal, position))));
         }
         Ok(())
     }
@@ -436,7 +455,23 @@ impl Worker {
         self.end(id, Event::Failed(error));
     }
 
-    /// Notes how much of a request's prompt was found in the cache, before its first step, and takes a slot for it.
+    /// Finds the tokens that a request's constraint allows next, where its step chooses one.
+    fn look(&mut self, id: Id) {
+        let (Some(sequence), Some(constraint)) =
+            (self.sequences.get(id), self.constraints.get_mut(&id))
+        else {
+            return;
+        };
+        if sequence.computed() < sequence.tokens().len() {
+            return;
+        }
+        if let Err(error) = constraint.look() {
+            self.spoil(id, error);
+        }
+    }
+
+    /// Notes how much of a request's prompt was found in the cache, before its first step, and
+    /// takes a slot for it.
     fn begin(&mut self, shared: &Shared, id: Id) -> Result<()> {
         let (Some(sequence), Some(job)) = (self.sequences.get(id), self.jobs.get_mut(&id)) else {
             return Ok(());
@@ -453,7 +488,7 @@ impl Worker {
 
     fn replay(&mut self, shared: &Shared, works: &[Work], kind: Kind) -> Result<()> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, memory, chosen, flights, spare, .. } = self;
+        let Worker { sequences, jobs, constraints, memory, chosen, flights, spare, .. } = self;
         let parts = || {
             works
                 .iter()
@@ -470,9 +505,11 @@ impl Worker {
             tables.extend(sequence.tables().iter().map(BlockTable::table));
             if end == sequence.tokens().len() {
                 memory.outputs.push(memory.tokens.len() as u32 - 1);
-                let logprobs = job.options.logprobs.then_some(0);
+                let likeliest = job.options.top_logprobs;
+                let logprobs = (job.options.logprobs || likeliest > 0).then_some(likeliest);
+                let mask = constraints.get(&work.id).map(Constrained::mask);
                 let options = &job.options.sampling;
-                chooses.push(Choose { options, history: sequence.tokens(), mask: None, logprobs });
+                chooses.push(Choose { options, history: sequence.tokens(), mask, logprobs });
             }
         }
         let (mut own_tables, mut own_chooses) = (&tables[..], chooses.iter());
@@ -501,7 +538,8 @@ impl Worker {
             input: &[],
         };
         let stop = AtomicBool::new(false);
-        // A request's own code: a panic of it must not reach the threads that compute, nor the other requests.
+        // A request's own code: a panic of it must not reach the threads that compute, nor the
+        // other requests.
         let panicked = Mutex::new(None);
         let tell = |id: Id, job: &Job, done: usize| {
             let all = job.metrics.prompt_tokens - job.metrics.reused_tokens;
@@ -564,7 +602,8 @@ impl Worker {
                 job.awaited += 1;
                 let tokens = job.metrics.generated_tokens + job.awaited;
                 let room = shared.options.rotate || sequence.tokens().len() < shared.info.context;
-                if ahead && room && job.options.max_tokens.is_none_or(|most| tokens < most) {
+                let more = job.options.max_tokens.is_none_or(|most| tokens < most);
+                if ahead && room && more && !constraints.contains_key(id) {
                     sequence.promise();
                 }
             }
@@ -578,12 +617,12 @@ impl Worker {
     }
 
     /// Tells a request its token, and ends it if that was the last.
-    fn take(&mut self, shared: &Shared, id: Id, choice: Choice) {
+    fn take(&mut self, shared: &Shared, id: Id, chosen: Chosen) {
         let (Some(job), Some(sequence)) = (self.jobs.get_mut(&id), self.sequences.get_mut(id))
         else {
             return;
         };
-        let Choice { token, logprob } = choice;
+        let Chosen { choice: Choice { token, logprob }, likeliest } = chosen;
         let logprob = job.options.logprobs.then_some(logprob);
         let limit = job.options.max_tokens.unwrap_or(usize::MAX);
         let metrics = &mut job.metrics;
@@ -601,8 +640,13 @@ impl Worker {
         } else {
             full.then_some(Finish::ContextFull)
         };
+        if !matches!(last, Some(Finish::End(_)))
+            && let Some(Err(error)) = self.constraints.get_mut(&id).map(|own| own.accept(token))
+        {
+            return self.end(id, Event::Failed(error));
+        }
         let ends = last.is_some();
-        let event = Event::Token { id: token, logprob, last };
+        let event = Event::Token { id: token, logprob, likeliest, last };
         if ends {
             return self.end(id, event);
         }

@@ -2,8 +2,8 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, CancelToken, Engine, Finish, GenerateOptions, Generating, LoadOptions, Miss, Place,
-    Progress, Request, SamplingOptions,
+    CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
+    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -309,4 +309,66 @@ fn an_engine_is_given_back_with_its_worker() {
         drop(engine);
         assert_eq!(answer(generating).len(), 6);
     }
+}
+
+/// Allows every third token, turn by turn, and panics where it is told to.
+struct Thirds {
+    accepted: u32,
+    panics_at: u32,
+}
+
+impl Constraint for Thirds {
+    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
+        assert_ne!(self.accepted, self.panics_at, "on purpose");
+        (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<()> {
+        assert_eq!(token % 3, self.accepted % 3);
+        self.accepted += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn each_request_has_a_constraint_of_its_own() {
+    let engine = engine("llama-long", 8, 64);
+    let constrained = |seed: u64, panics_at: u32| {
+        let start = move || Ok(Box::new(Thirds { accepted: 0, panics_at }) as Box<dyn Constraint>);
+        let constraint = Some(ConstraintSource::new(start));
+        GenerateOptions { constraint, ignore_end: false, top_logprobs: 2, ..options(seed, 12) }
+    };
+    let wanted: Vec<_> = (0..6u64)
+        .map(|i| (prompt(20 + 40 * i as usize, i as u32), i))
+        .map(|(tokens, i)| {
+            (tokens, if i % 2 == 0 { constrained(i, u32::MAX) } else { options(i, 12) })
+        })
+        .collect();
+    let submit = |(tokens, options): &(Vec<u32>, GenerateOptions)| {
+        engine.submit(Request::new(tokens.clone(), options.clone())).unwrap()
+    };
+    let running: Vec<_> = wanted.iter().map(submit).collect();
+    let failing = submit(&(prompt(30, 9), constrained(0, 3)));
+    for (i, (running, (tokens, options))) in running.into_iter().zip(&wanted).enumerate() {
+        let together: Vec<_> = running.map(Result::unwrap).collect();
+        let mut session = engine.session();
+        let alone: Vec<_> =
+            session.generate(tokens.clone(), options).unwrap().map(Result::unwrap).collect();
+        assert_eq!(together.len(), alone.len(), "request {i}");
+        for (at, (one, other)) in together.iter().zip(&alone).enumerate() {
+            assert_eq!(one.id, other.id, "request {i}, token {at}");
+            assert_eq!(one.top_logprobs.len(), options.top_logprobs);
+            let ids =
+                |token: &Token| token.top_logprobs.iter().map(|top| top.0).collect::<Vec<_>>();
+            assert_eq!(ids(one), ids(other), "request {i}, token {at}");
+            assert!(options.constraint.is_none() || one.id % 3 == at as u32 % 3);
+        }
+    }
+    let outcome: Vec<_> = failing.collect();
+    let error = outcome.last().unwrap().as_ref().unwrap_err().to_string();
+    assert!(outcome.len() == 4 && error.contains("on purpose"), "{error}");
+    let endless = GenerateOptions { ignore_end: true, ..constrained(0, u32::MAX) };
+    let error = engine.submit(Request::new(prompt(3, 0), endless)).err().unwrap().to_string();
+    assert!(error.contains("a constrained generation that may end"), "{error}");
 }

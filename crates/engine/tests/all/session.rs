@@ -278,9 +278,12 @@ fn a_constraint_decides_what_may_come_next() {
             Some(ConstraintSource::new(start))
         };
         for temperature in [0.0, 5.0] {
-            let mut options = GenerateOptions { constraint: counting(100), ..greedy(7) };
+            let constraint = counting(100);
+            let mut options = GenerateOptions { constraint, ignore_end: false, ..greedy(7) };
             options.sampling.temperature = temperature;
             options.logprobs = true;
+            let ends = engine.end_tokens().iter();
+            options.sampling.logit_bias = ends.map(|end| (*end, f32::NEG_INFINITY)).collect();
             let tokens: Vec<_> = session.generate(prompt(9), &options).unwrap().collect();
             let tokens: Vec<_> = tokens.into_iter().map(|token| token.unwrap()).collect();
             assert_eq!(tokens.len(), 7, "{place}");
@@ -290,7 +293,8 @@ fn a_constraint_decides_what_may_come_next() {
             }
         }
         // Nothing is allowed after two tokens: the generation fails, and the session goes on.
-        let options = GenerateOptions { constraint: counting(2), ..greedy(7) };
+        let constraint = counting(2);
+        let options = GenerateOptions { constraint, ignore_end: false, ..greedy(7) };
         let mut generation = session.generate(prompt(9), &options).unwrap();
         let failed = generation.by_ref().find_map(|token| token.err()).unwrap().to_string();
         assert!(failed.starts_with("sampling: expected a token that may be chosen"), "{failed}");
