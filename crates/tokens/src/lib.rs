@@ -14,6 +14,7 @@ pub mod spm;
 mod stream;
 pub mod template;
 mod tokenizer;
+pub mod tools;
 
 pub use gguf::GgufVocabulary;
 pub use pieces::char_of;

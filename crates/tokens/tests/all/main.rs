@@ -5,3 +5,4 @@ mod folders;
 mod hostile;
 mod published;
 mod templates;
+mod tools;
