@@ -17,4 +17,5 @@
 pub use engine::*;
 pub use formats::{self, DType, Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
 pub use hub;
+pub use structured;
 pub use tokens;

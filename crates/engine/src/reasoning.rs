@@ -54,6 +54,9 @@ const ANALYSIS: &str = "analysis";
 /// any model writes there, and few enough to be looked at again with each piece.
 const LONGEST_DOUBT: usize = 256;
 
+/// Tokens that hold the longest mark and header however they are cut.
+const TAIL: usize = 64;
+
 /// Where in the text the splitter is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
@@ -81,6 +84,59 @@ pub fn switches(on: bool, template: Option<&ChatTemplate>) -> serde_json::Map<St
     let read = template.map(ChatTemplate::variables).unwrap_or_default();
     let switches = SWITCHES.iter().filter(|name| read.contains(**name));
     switches.map(|name| (name.to_string(), on.into())).collect()
+}
+
+/// What may stand before the answer to a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// Nothing: the answer begins at once.
+    Answer,
+    /// Reasoning between these marks, or the answer at once.
+    Offered {
+        /// Opens it.
+        open: &'static str,
+        /// Closes it.
+        close: &'static str,
+    },
+    /// Reasoning, which the prompt has opened, up to this mark.
+    Opened {
+        /// Closes it.
+        close: &'static str,
+    },
+    /// Messages of the harmony form, each with a channel.
+    Harmony,
+}
+
+impl Opening {
+    /// What may stand before the answer to these tokens, by this template.
+    pub fn after_tokens(
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        prompt: &[u32],
+    ) -> Opening {
+        let is_special = |text| tokenizer.special_id(text).is_some();
+        if is_special(CHANNEL) && is_special(MESSAGE) && is_special(START) {
+            return Opening::Harmony;
+        }
+        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+        let names = template.into_iter().flat_map(ChatTemplate::names);
+        let sources: Vec<&str> =
+            names.filter_map(|name| template.and_then(|t| t.source(Some(name)))).collect();
+        Opening::after(&tokenizer.decode(tail, false), &sources)
+    }
+
+    /// What may stand before the answer to a prompt, by the sources of its template.
+    fn after(prompt: &str, sources: &[&str]) -> Opening {
+        match state_after(prompt.trim_end()) {
+            State::Opened(close) | State::Inside(close) => return Opening::Opened { close },
+            State::Start { after_mark: false } => {}
+            _ => return Opening::Answer,
+        }
+        let offered = PAIRS.iter().find(|(open, close)| {
+            sources.iter().any(|source| source.contains(open) && source.contains(close))
+        });
+        offered.map_or(Opening::Answer, |(open, close)| Opening::Offered { open, close })
+    }
 }
 
 /// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens, and these special tokens.
@@ -117,8 +173,6 @@ impl Splitter {
 
     /// [`Splitter::after`] the tokens of a prompt.
     pub fn after_tokens(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
-        /// Tokens that hold the longest mark and header however they are cut.
-        const TAIL: usize = 64;
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
         tokenizer.map_or_else(Splitter::default, |t| Splitter::after(&t.decode(tail, false)))
     }
@@ -326,6 +380,22 @@ impl Spans {
 mod tests {
     use super::Part::{Answer, Mark, Reasoning};
     use super::*;
+
+    #[test]
+    fn what_may_open_an_answer_follows_from_prompt_and_template() {
+        let (open, close) = ("<think>", "</think>");
+        let template: &[&str] = &["{{ '<think>' + message.reasoning + '</think>' }}"];
+        let cases = [
+            ("<|assistant|>\n", template, Opening::Offered { open, close }),
+            ("<|assistant|>\n<think>\n", template, Opening::Opened { close }),
+            ("<|assistant|>\n<think>\n\n</think>\n\n", template, Opening::Answer),
+            ("<|assistant|>\n", &["{{ message }}"], Opening::Answer),
+            ("<|assistant|>[THINK]", &[], Opening::Opened { close: "[/THINK]" }),
+        ];
+        for (prompt, sources, expected) in cases {
+            assert_eq!(Opening::after(prompt, sources), expected, "{prompt:?}");
+        }
+    }
 
     struct Case {
         prompt: &'static str,

@@ -1,0 +1,335 @@
+//! Structured output: JSON schemas, regular expressions and grammars as constraints on a model's
+//! tokens.
+//!
+//! [`Grammars`] belongs to a model: it holds the model's vocabulary as a tree of bytes.
+//! [`Grammars::compile`] makes a [`ConstraintSource`] of a [`Grammar`], [`Grammars::tools`] one of
+//! tools and the form in which the model calls them. Both let the model reason first, where its
+//! template has it do so. llguidance parses, with Earley's algorithm over derivatives of regular
+//! expressions, and finds the tokens that may come next.
+//!
+//! Schemas and grammars are untrusted. Their size is limited, and so is what compiling them and
+//! each step may take: whatever goes beyond is an error of that request alone.
+
+mod gbnf;
+mod tools;
+
+use engine::reasoning::Opening;
+use engine::{Constraint, ConstraintSource, TokenSet};
+use formats::{Error, ErrorKind, Result, caught};
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokens::Tokenizer;
+
+pub use tools::Demand;
+
+/// Longest schema or grammar, in bytes of its text.
+const LONGEST: usize = 256 << 10;
+/// Most values in a schema, however deep: what compiling takes may grow with the square of their
+/// number.
+const MOST_VALUES: usize = 8192;
+/// Steps of building regular expressions, about 50,000 to a millisecond.
+const BUILDING: u64 = 1_000_000;
+/// Steps of regular expressions for one token, about 14,000 to a millisecond.
+const STEPS: u64 = 200_000;
+/// States of regular expressions of one generation, each up to 2 KiB.
+const STATES: usize = 50_000;
+/// Longest reason that is told, in characters.
+const LONGEST_REASON: usize = 300;
+
+/// What a text must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// A JSON object.
+    Json,
+    /// JSON that a JSON schema (draft 2020-12, as far as llguidance knows it) allows. Keywords that
+    /// are not known are refused.
+    Schema(Value),
+    /// A text that all of this regular expression matches.
+    Regex(String),
+    /// A text of this grammar in the syntax of Lark, from the rule `start`.
+    Lark(String),
+    /// A text of this grammar in the syntax of llama.cpp, from the rule `root`.
+    Gbnf(String),
+}
+
+impl Grammar {
+    /// A grammar in whichever of the two syntaxes it is written: llama.cpp's defines rules with
+    /// `::=`.
+    pub fn of_text(text: &str) -> Grammar {
+        let text = text.to_string();
+        if text.contains("::=") { Grammar::Gbnf(text) } else { Grammar::Lark(text) }
+    }
+}
+
+/// One model's vocabulary, ready for grammars.
+pub struct Grammars {
+    factory: ParserFactory,
+    /// The ids of special tokens by their text.
+    special: HashMap<String, u32>,
+}
+
+impl Grammars {
+    /// The vocabulary of a model: its tokenizer, the size of its logits, and the tokens that end
+    /// its texts.
+    ///
+    /// # Errors
+    /// A vocabulary that is too large, or a model without an end token.
+    pub fn new(tokenizer: &Tokenizer, vocabulary: usize, ends: &[u32]) -> Result<Grammars> {
+        let ends: Vec<u32> =
+            ends.iter().copied().filter(|end| (*end as usize) < vocabulary).collect();
+        let Some(&first) = ends.first() else {
+            return Err(Error::new("grammar", "a model with an end token", "none"));
+        };
+        let size = u32::try_from(vocabulary).ok().filter(|size| *size < 1 << 22);
+        let size = size.ok_or_else(|| Error::new("grammar", "at most 2^22 tokens", vocabulary))?;
+        let word = |id: u32| {
+            let bytes = tokenizer.token_bytes(id);
+            if tokenizer.is_special(id) || ends.contains(&id) {
+                // Special tokens are no text: only their ids match.
+                return [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat();
+            }
+            // What begins with the marker's byte, which no UTF-8 has, would be taken for a special
+            // token.
+            let marked = bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+            if marked { Vec::new() } else { bytes.to_vec() }
+        };
+        let words: Vec<Vec<u8>> = (0..size).map(word).collect();
+        let mut special = HashMap::new();
+        for id in (0..size).filter(|id| tokenizer.is_special(*id) || ends.contains(id)) {
+            special.entry(tokenizer.token_text(id)).or_insert(id);
+        }
+        let factory = limited("grammar", || {
+            let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&ends);
+            let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+            ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
+        });
+        let mut factory = factory?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.initial_lexer_fuel = BUILDING;
+        limits.step_lexer_fuel = STEPS;
+        limits.max_lexer_states = STATES;
+        limits.verbose_errors = false;
+        limits.precompute_large_lexemes = false;
+        Ok(Grammars { factory, special })
+    }
+
+    /// Constraints that let a model write what a grammar allows, after what may open its answer.
+    ///
+    /// # Errors
+    /// A grammar that is wrong, too large or that asks for what is not supported, with the reason.
+    pub fn compile(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
+        let (place, inner) = match grammar {
+            Grammar::Json => ("schema", schema(&json!({ "type": "object" }))?),
+            Grammar::Schema(value) => ("schema", schema(value)?),
+            Grammar::Regex(text) => ("regex", GrammarWithLexer::from_regex(text)),
+            Grammar::Lark(text) => ("grammar", GrammarWithLexer::from_lark(text.clone())),
+            Grammar::Gbnf(text) => {
+                short("grammar", text.len())?;
+                ("grammar", GrammarWithLexer::from_lark(gbnf::to_lark(text)?))
+            }
+        };
+        let source = match grammar {
+            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            _ => 0,
+        };
+        short(place, source)?;
+        let Some(before) = self.before(opening, "final") else {
+            return self.constraint(place, TopLevelGrammar::from_grammar(inner));
+        };
+        let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
+        let inner = GrammarWithLexer { name: Some("body".to_string()), ..inner };
+        let mut all = TopLevelGrammar::from_grammar(outer);
+        all.grammars.push(inner);
+        self.constraint(place, all)
+    }
+
+    /// The rule `before` of what may open an answer; none where nothing may. Harmony messages are
+    /// on this channel.
+    fn before(&self, opening: Opening, channel: &str) -> Option<String> {
+        // Behind reasoning, models lay out the answer with a line or two.
+        const REST: &str = "BETWEEN: /[ \\n]{0,4}/\nREASONING: /(?s:.*)/\n";
+        let inside = |close: &str| match self.special.get(close) {
+            Some(id) => format!("inside: REASONING <[{id}]>\n"),
+            None => format!("inside[suffix={}]: /(?s:.*)/\n", quoted(close)),
+        };
+        match opening {
+            Opening::Answer => None,
+            Opening::Opened { close } => {
+                Some(format!("before: inside BETWEEN\n{}{REST}", inside(close)))
+            }
+            Opening::Offered { open, close } => {
+                let open = self.text(open);
+                Some(format!("before: ({open} inside BETWEEN)?\n{}{REST}", inside(close)))
+            }
+            Opening::Harmony => {
+                let [channel_mark, message, end, start] =
+                    ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"].map(|m| self.text(m));
+                Some(format!(
+                    "before: analysis* {channel_mark} {} {message}\n\
+                     analysis: {channel_mark} \"analysis\" {message} REASONING {end} {start} \"assistant\"\n\
+                     REASONING: /(?s:.*)/\n",
+                    quoted(channel)
+                ))
+            }
+        }
+    }
+
+    /// A text as Lark has it: special tokens by their ids, all else as strings.
+    fn text(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let (mut plain, mut at) = (String::new(), 0);
+        while let Some(c) = text[at..].chars().next() {
+            let close = match c {
+                '<' => Some('>'),
+                '[' => Some(']'),
+                _ => None,
+            };
+            let ends = close.into_iter().flat_map(|close| text[at..].match_indices(close));
+            let special = ends
+                .map(|(length, mark)| at + length + mark.len())
+                .find_map(|end| Some((*self.special.get(&text[at..end])?, end)));
+            match special {
+                Some((id, end)) => {
+                    if !plain.is_empty() {
+                        parts.push(quoted(&std::mem::take(&mut plain)));
+                    }
+                    parts.push(format!("<[{id}]>"));
+                    at = end;
+                }
+                None => {
+                    plain.push(c);
+                    at += c.len_utf8();
+                }
+            }
+        }
+        if !plain.is_empty() {
+            parts.push(quoted(&plain));
+        }
+        parts.join(" ")
+    }
+
+    /// Compiles a grammar; each generation gets a matcher of its own.
+    fn constraint(
+        &self,
+        place: &'static str,
+        grammar: TopLevelGrammar,
+    ) -> Result<ConstraintSource> {
+        let first = limited(place, || -> std::result::Result<Matcher, Reason> {
+            let mut matcher = Matcher::new(self.factory.create_parser(grammar));
+            matcher.get_error().map_or(Ok(()), |error| Err(Reason::from(error)))?;
+            // What cannot begin is found out before a prompt is computed.
+            matcher.compute_mask()?;
+            Ok(matcher)
+        })?;
+        let first = Mutex::new(first);
+        Ok(ConstraintSource::new(move || {
+            let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+            Ok(Box::new(Follower { matcher, place }) as Box<dyn Constraint>)
+        }))
+    }
+}
+
+/// Follows one text.
+struct Follower {
+    matcher: Matcher,
+    place: &'static str,
+}
+
+impl Constraint for Follower {
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<()> {
+        let mask = limited(self.place, || self.matcher.compute_mask_or_eos())?;
+        allowed.insert_bits(mask.as_slice());
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<()> {
+        limited(self.place, || self.matcher.consume_token(token))
+    }
+}
+
+/// A JSON schema with the layout in which Python writes JSON, so that no model gets lost in white
+/// space.
+fn schema(value: &Value) -> Result<GrammarWithLexer> {
+    let value = laid_out(value)?;
+    short("schema", value.to_string().len())?;
+    Ok(GrammarWithLexer::from_json_schema(value))
+}
+
+/// A schema that says how JSON is laid out.
+fn laid_out(schema: &Value) -> Result<Value> {
+    let mut fields = match schema {
+        Value::Object(fields) => fields.clone(),
+        Value::Bool(true) => serde_json::Map::new(),
+        _ => return Err(Error::new("schema", "a JSON schema, an object", kind(schema))),
+    };
+    let layout =
+        json!({ "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false });
+    let values = fields.values().map(values).sum::<usize>();
+    if values > MOST_VALUES {
+        return Err(Error::new("schema", format!("at most {MOST_VALUES} values"), values));
+    }
+    fields.insert("x-guidance".to_string(), layout);
+    Ok(Value::Object(fields))
+}
+
+/// How many values a value is made of.
+fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(list) => list.iter().map(values).sum(),
+        Value::Object(fields) => fields.values().map(values).sum(),
+        _ => 0,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn short(place: &str, length: usize) -> Result<()> {
+    if length > LONGEST {
+        return Err(Error::new(place, format!("at most {LONGEST} bytes"), length));
+    }
+    Ok(())
+}
+
+/// A string as Lark writes it.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// Why a grammar cannot be followed.
+type Reason = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs what a grammar takes; its error and its panic are the request's.
+fn limited<T, E: std::fmt::Display>(
+    place: &str,
+    run: impl FnOnce() -> std::result::Result<T, E>,
+) -> Result<T> {
+    let told = |reason: String| {
+        let first = reason.lines().map(str::trim).find(|line| !line.is_empty());
+        first.unwrap_or_default().chars().take(LONGEST_REASON).collect::<String>()
+    };
+    match caught(run) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(reason)) => {
+            let error = Error::new(place, "one that can be followed", told(reason.to_string()));
+            Err(error.of(ErrorKind::Unsupported))
+        }
+        Err(words) => {
+            Err(Error::new(place, "one that can be followed", format!("a panic: {}", told(words))))
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Grammars of tool calls, from the same rows that they are read by.
+
+use super::{Grammars, laid_out, quoted, short};
+use engine::ConstraintSource;
+use engine::reasoning::Opening;
+use formats::{Error, Result};
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use tokens::tools::{Body, Format, Tool};
+
+/// What is asked of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// It must be a call; else it may be text, and calls behind it.
+    pub required: bool,
+    /// It may be several calls, where the form has that.
+    pub parallel: bool,
+}
+
+/// Most calls of one answer: a model that repeats itself comes to an end.
+const MOST_CALLS: usize = 16;
+
+/// Text that no special token belongs to.
+const TEXT: &str = "TEXT: /(?s:.*)/\n";
+
+impl Grammars {
+    /// Constraints that let a model call tools in its form, with arguments that their schemas
+    /// allow.
+    ///
+    /// # Errors
+    /// No tools, or a schema that is wrong, too large or asks for what is not supported.
+    pub fn tools(
+        &self,
+        format: &Format,
+        tools: &[Tool],
+        demand: Demand,
+        opening: Opening,
+    ) -> Result<ConstraintSource> {
+        if tools.is_empty() {
+            return Err(Error::new("tools", "at least one tool", "none"));
+        }
+        let mut lark = match format.body {
+            Body::Harmony => self.harmony(tools, demand)?,
+            _ => {
+                let before = self.before(opening, "final");
+                let start = if before.is_some() { "before answer" } else { "answer" };
+                let answer = self.answer(format, tools, demand)?;
+                format!("start: {start}\n{answer}{}", before.unwrap_or_default())
+            }
+        };
+        // Writing to a string cannot fail.
+        if let Body::Tagged { argument: (_, _, close), .. } = format.body {
+            let _ = writeln!(lark, "value[suffix={}]: /(?s:.*)/", quoted(close.trim_end()));
+        } else {
+            for (i, tool) in tools.iter().enumerate() {
+                let _ = writeln!(lark, "arguments_{i}: %json {}", arguments(tool)?);
+            }
+        }
+        short("tools", lark.len())?;
+        self.constraint("tools", TopLevelGrammar::from_lark(lark))
+    }
+
+    /// The rules of an answer with calls that stand between marks.
+    fn answer(&self, format: &Format, tools: &[Tool], demand: Demand) -> Result<String> {
+        let opening = format.opening();
+        let between = format.between.filter(|_| demand.parallel);
+        let more = between.map_or(String::new(), |between| {
+            format!("({} call){{0,{}}}", self.text(between), MOST_CALLS - 1)
+        });
+        let (section, end) = (format.section.0, self.text(format.section.1));
+        let mut lark = format!("calls: {} call {more} {end}\n", self.text(section));
+        for (rule, without) in [("call", ""), ("first", opening)] {
+            let names: Vec<String> = (0..tools.len()).map(|i| format!("{rule}_{i}")).collect();
+            let _ = writeln!(lark, "{rule}: {}", names.join(" | "));
+            for (i, tool) in tools.iter().enumerate() {
+                let _ = writeln!(lark, "{rule}_{i}: {}", self.one(format, i, tool, without)?);
+            }
+        }
+        if demand.required {
+            lark += "answer: calls\n";
+        } else if opening.is_empty() {
+            lark += "answer: calls | FREE\nFREE: /([^{](?s:.*))?/\n";
+        } else if self.text(opening).starts_with("<[") {
+            let _ = write!(lark, "answer: TEXT calls?\n{TEXT}");
+        } else {
+            // The first mark ends the text, however it came to be written.
+            let rest = match section.strip_prefix(opening) {
+                Some(rest) => format!("{} call {more} {end}", self.text(rest)),
+                None => format!("first {more}"),
+            };
+            let _ = write!(
+                lark,
+                "answer: TEXT | head {rest}\nhead[suffix={}]: /(?s:.*)/\n{TEXT}",
+                quoted(opening)
+            );
+        }
+        Ok(lark)
+    }
+
+    /// A call of one tool, without what stands at its beginning already.
+    fn one(&self, format: &Format, i: usize, tool: &Tool, without: &str) -> Result<String> {
+        let name = tool.name.as_str();
+        let (before, arguments, after) = match format.body {
+            Body::Object { name: key, arguments } => (
+                format!("{{\"{key}\": \"{name}\", \"{arguments}\": "),
+                format!("arguments_{i}"),
+                "}".to_string(),
+            ),
+            Body::Keyed => (format!("{{\"{name}\": "), format!("arguments_{i}"), "}".to_string()),
+            Body::Named { before, after, end } => {
+                let [first, rest @ ..] = after else {
+                    return Err(Error::new("tools", "a form with marks", format.name));
+                };
+                // Between two marks is the call's own id, nine letters and digits, or a number.
+                let id = if *first == ":" { "/[0-9]{1,2}/" } else { "/[a-zA-Z0-9]{9}/" };
+                let marks: String =
+                    rest.iter().map(|mark| format!("{id} {} ", self.text(mark))).collect();
+                (format!("{before}{name}{first}"), format!("{marks}arguments_{i}"), end.to_string())
+            }
+            Body::Tagged { name: around, argument, end } => (
+                format!("{}{name}{}", around.0, around.1),
+                self.tagged(tool, argument)?,
+                end.to_string(),
+            ),
+            Body::Harmony => (String::new(), format!("arguments_{i}"), String::new()),
+        };
+        let before = format!("{}{before}", format.call.0);
+        let begin = self.text(before.strip_prefix(without).unwrap_or(&before));
+        Ok(format!("{begin} {arguments} {}", self.text(&(after + format.call.1))))
+    }
+
+    /// Arguments that each stand between marks, in the schema's order.
+    fn tagged(&self, tool: &Tool, (open, middle, close): (&str, &str, &str)) -> Result<String> {
+        let none = serde_json::Map::new();
+        let properties = tool.parameters["properties"].as_object().unwrap_or(&none);
+        let required = tool.parameters["required"].as_array();
+        let mut parts = Vec::new();
+        for (key, schema) in properties {
+            let begin = self.text(&format!("{open}{key}{middle}"));
+            let strings = |values: &Vec<Value>| values.iter().all(Value::is_string);
+            let value = match schema["enum"].as_array().filter(|values| strings(values)) {
+                Some(values) => {
+                    let values: Vec<String> =
+                        values.iter().filter_map(Value::as_str).map(quoted).collect();
+                    format!("({}) {}", values.join(" | "), self.text(close))
+                }
+                // A text ends where the mark behind it begins.
+                None if schema["type"] == "string" => {
+                    format!("value {}", self.text(&close[close.trim_end().len()..]))
+                }
+                None => format!("{} {}", json(schema, &tool.parameters)?, self.text(close)),
+            };
+            let is_required = required.is_some_and(|names| names.iter().any(|name| name == key));
+            let part = format!("{begin} {value}");
+            parts.push(if is_required { part } else { format!("({part})?") });
+        }
+        Ok(parts.join(" "))
+    }
+
+    /// The rules of an answer in the harmony form: each message has a header, and a call's names
+    /// the tool.
+    fn harmony(&self, tools: &[Tool], demand: Demand) -> Result<String> {
+        let before = self.before(Opening::Harmony, "final").unwrap_or_default();
+        let [channel, message, constrain] =
+            ["<|channel|>", "<|message|>", "<|constrain|>"].map(|mark| self.text(mark));
+        let mut lark = if demand.required {
+            "start: analysis* call\n".to_string()
+        } else {
+            "start: analysis* call | before REASONING\n".to_string()
+        };
+        let names: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+        let _ = writeln!(lark, "call: {}", names.join(" | "));
+        for (i, tool) in tools.iter().enumerate() {
+            let header = quoted(&format!("commentary to=functions.{} ", tool.name));
+            let _ = writeln!(
+                lark,
+                "call_{i}: {channel} {header} {constrain} \"json\" {message} arguments_{i}"
+            );
+        }
+        Ok(lark + &before)
+    }
+}
+
+/// A part of a schema as a rule's body, with what the whole defines for its parts.
+fn json(schema: &Value, whole: &Value) -> Result<String> {
+    let mut schema = schema.clone();
+    for name in ["$defs", "definitions"] {
+        if let (Some(fields), Some(shared)) = (schema.as_object_mut(), whole.get(name)) {
+            fields.entry(name).or_insert_with(|| shared.clone());
+        }
+    }
+    Ok(format!("%json {}", laid_out(&schema)?))
+}
+
+/// The schema of a tool's arguments: an object that has the properties it names and no others,
+/// unless the schema speaks of others.
+fn arguments(tool: &Tool) -> Result<Value> {
+    let mut schema = tool.parameters.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        fields.entry("type").or_insert_with(|| "object".into());
+        const OTHERS: [&str; 8] = [
+            "additionalProperties",
+            "unevaluatedProperties",
+            "patternProperties",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "if",
+            "$ref",
+        ];
+        if OTHERS.iter().all(|name| !fields.contains_key(*name)) {
+            fields.entry("properties").or_insert_with(|| json!({}));
+            fields.insert("additionalProperties".to_string(), false.into());
+        }
+    }
+    laid_out(&schema)
+}

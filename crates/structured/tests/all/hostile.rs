@@ -1,0 +1,93 @@
+//! Schemas and grammars made to hurt: each is refused, or costs little, and the next one works.
+
+use super::{gpt2, grammars, takes, write};
+use delft_structured::Grammar;
+use engine::TokenSet;
+use engine::reasoning::Opening;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// The longest that a schema may take to be compiled or refused, and a step. Unoptimised builds
+/// take several times as long.
+const LONGEST: Duration = Duration::from_secs(10);
+
+#[test]
+fn hostile_ones_are_bounded() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let deep = (0..100).fold(json!({}), |inner, _| json!({ "type": "array", "items": inner }));
+    let wide: serde_json::Map<String, Value> =
+        (0..5000).map(|i| (format!("k{i}"), json!({ "type": "string" }))).collect();
+    let half: serde_json::Map<String, Value> = wide.clone().into_iter().take(2000).collect();
+    let twice =
+        (0..40).fold(json!({ "type": "null" }), |inner, _| json!({ "anyOf": [inner, true] }));
+    let doubling: serde_json::Map<String, Value> = (0..60)
+        .map(|i| {
+            let next = json!({ "$ref": format!("#/$defs/d{}", (i + 1) % 60) });
+            (format!("d{i}"), json!({ "type": "array", "prefixItems": [next, next] }))
+        })
+        .collect();
+    let cases: Vec<(&str, Grammar)> = vec![
+        ("deep", Grammar::Schema(deep)),
+        ("wide", Grammar::Schema(json!({ "type": "object", "properties": wide }))),
+        ("half as wide", Grammar::Schema(json!({ "type": "object", "properties": half }))),
+        ("choices", Grammar::Schema(twice)),
+        ("itself", Grammar::Schema(json!({ "$ref": "#" }))),
+        ("doubling", Grammar::Schema(json!({ "$ref": "#/$defs/d0", "$defs": doubling }))),
+        ("elsewhere", Grammar::Schema(json!({ "$ref": "http://example.com/schema" }))),
+        ("large", Grammar::Schema(json!({ "const": "x".repeat(1 << 20) }))),
+        ("many", Grammar::Schema(json!({ "type": "array", "minItems": 1_000_000_000 }))),
+        ("long", Grammar::Schema(json!({ "type": "string", "minLength": 1_000_000_000 }))),
+        (
+            "pattern",
+            Grammar::Schema(json!({ "type": "string", "pattern": "^(a|b|ab)*c{1,5000}$" })),
+        ),
+        ("none", Grammar::Schema(json!(false))),
+        ("wrong", Grammar::Schema(json!({ "type": "wrong" }))),
+        ("repeated", Grammar::Regex("((a{1000}){1000}){1000}".to_string())),
+        ("states", Grammar::Regex("(.*a.{12}){12}b".to_string())),
+        ("unclosed", Grammar::Regex("(((".to_string())),
+        ("left", Grammar::of_text("root ::= root root | root | \"a\"")),
+        ("endless", Grammar::of_text("root ::= a a a a\na ::= b b b b\nb ::= \"x\"? \"y\"? root?")),
+        ("times", Grammar::of_text("root ::= (([a-z]{60000}){60000}){60000}")),
+        ("lark", Grammar::of_text("start: /(/")),
+        ("no", Grammar::of_text("")),
+    ];
+    for (name, grammar) in cases {
+        let begun = Instant::now();
+        let compiled = grammars.compile(&grammar, Opening::Answer);
+        let took = begun.elapsed();
+        assert!(took < LONGEST, "{name}: {took:?}");
+        let outcome = match compiled {
+            Err(error) => error.to_string(),
+            Ok(source) => {
+                let mut constraint = source.start().unwrap();
+                let mut allowed = TokenSet::new(own.0.vocab_size());
+                let begun = Instant::now();
+                let mut steps = 0;
+                let ended = loop {
+                    allowed.clear();
+                    if let Err(error) = constraint.allow(&mut allowed) {
+                        break error.to_string();
+                    }
+                    let next = (0..own.1).rev().find(|id| allowed.contains(*id));
+                    let Some(next) = next.filter(|_| steps < 30) else {
+                        break "goes on".to_string();
+                    };
+                    if let Err(error) = constraint.accept(next) {
+                        break error.to_string();
+                    }
+                    steps += 1;
+                };
+                assert!(begun.elapsed() < 3 * LONGEST, "{name}: {:?}", begun.elapsed());
+                format!("{steps} steps in {:?}, {ended}", begun.elapsed())
+            }
+        };
+        println!("{name}: {took:?}: {outcome}");
+        assert!(outcome.len() < 600 && !outcome.contains('\n'), "{name}: {outcome}");
+    }
+    // Nobody else has felt any of it.
+    let source = grammars.compile(&Grammar::Json, Opening::Answer).unwrap();
+    assert!(takes(&own, &source, "{\"a\": [1, {}]}"));
+    assert!(write(&own, &source, 3).0.starts_with('{'));
+}
