@@ -1,18 +1,23 @@
 #!/bin/sh
-# The official Python clients against `delft serve` with the bundled model, on a port of the system's choosing. Makes a virtual
-# environment in target/clients with the clients of PyPI. With Chromium on the machine, the page is opened and used as well.
+# The official Python clients against `delft serve` with the bundled model, on a port of the system's choosing, and answers to a set
+# of JSON schemas, judged by the `jsonschema` package. Makes a virtual environment in target/clients with packages of PyPI. With
+# Chromium on the machine, the page is opened and used as well.
 #
 #   xtask/clients.sh [PROGRAM]    the program to test (default: target/debug/delft, which is built)
+#   xtask/clients.sh --install    makes the virtual environment alone; fails where PyPI is not reachable
 set -eu
 cd "$(dirname "$0")/.."
 
+python=target/clients/bin/python
+packages="openai anthropic ollama jsonschema pydantic websocket-client"
+if ! "$python" -c 'import openai, anthropic, ollama, jsonschema, pydantic, websocket' 2> /dev/null; then
+    python3 -m venv target/clients
+    # shellcheck disable=SC2086
+    "$python" -m pip install --quiet --timeout 10 --retries 1 $packages
+fi
+[ "${1:-}" != --install ] || exit 0
 program=${1:-target/debug/delft}
 [ $# -gt 0 ] || cargo build --locked -p delft-cli
-python=target/clients/bin/python
-if [ ! -x "$python" ]; then
-    python3 -m venv target/clients
-    "$python" -m pip install --quiet openai anthropic ollama websocket-client
-fi
 
 log=$(mktemp)
 "$program" serve --port 0 2> "$log" &
@@ -25,6 +30,7 @@ while [ -z "$address" ]; do
     address=$(sed -n 's/.* at \(http:[^ ]*\)$/\1/p' "$log" | head -n 1)
 done
 "$python" tests/clients/clients.py "$address"
+"$python" tests/clients/schemas.py "$address"
 if command -v chromium > /dev/null; then
     "$python" tests/clients/page.py "$address" target/clients/page.png
 else

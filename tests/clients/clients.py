@@ -4,11 +4,17 @@
     python clients.py ADDRESS   against a server that runs, such as http://127.0.0.1:11435
 """
 
+import asyncio
+import json
 import sys
+import time
+import urllib.request
 
 import anthropic
+import jsonschema
 import ollama
 import openai
+import pydantic
 
 ADDRESS = sys.argv[1]
 QUESTION = "Tell me a story about a lamp that cannot sleep"
@@ -93,8 +99,127 @@ def ollama_chat(text, story):
     assert refused(ollama.ResponseError, lambda: llama.chat(model="absent", messages=MESSAGES)).status_code == 404
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+
+
+class Painting(pydantic.BaseModel):
+    colour: str = pydantic.Field(json_schema_extra={"enum": ["red", "green"]})
+    count: int = pydantic.Field(ge=1, le=9)
+
+
+def openai_structured():
+    parsed = open_ai.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Painting, max_tokens=200)
+    assert isinstance(parsed.choices[0].message.parsed, Painting), parsed
+    free = open_ai.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=8)
+    assert free.choices[0].message.content.startswith("{"), free
+    format = {"type": "json_schema", "json_schema": {"name": "painting", "schema": SCHEMA}}
+    streamed = open_ai.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=format, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def openai_tools():
+    tool = {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": SCHEMA}}
+    options = dict(model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required", max_tokens=400)
+    whole = open_ai.chat.completions.create(**options, parallel_tool_calls=False)
+    call = whole.choices[0].message.tool_calls[0]
+    assert whole.choices[0].finish_reason == "tool_calls" and call.function.name == "paint", whole
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    with open_ai.chat.completions.stream(**options, parallel_tool_calls=False) as stream:
+        last = stream.get_final_completion()
+    jsonschema.validate(json.loads(last.choices[0].message.tool_calls[0].function.arguments), SCHEMA)
+    # The next turn, with the call and its result.
+    turn = [*MESSAGES, whole.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "painted"}]
+    after = open_ai.chat.completions.create(model=MODEL, messages=turn, tools=[tool], max_tokens=4)
+    assert after.usage.completion_tokens > 0
+
+
+def openai_responses():
+    options = dict(model=MODEL, input=QUESTION, max_output_tokens=24, temperature=0, instructions="Be kind.")
+    whole = open_ai.responses.create(**options)
+    assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 24, whole
+    with open_ai.responses.stream(**options) as stream:
+        events = list(stream)
+        last = stream.get_final_response()
+    assert last.output_text == whole.output_text, (last, whole)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    parsed = open_ai.responses.parse(model=MODEL, input=QUESTION, text_format=Painting, max_output_tokens=200)
+    assert isinstance(parsed.output_parsed, Painting), parsed
+    tool = {"type": "function", "name": "paint", "description": "Paints.", "parameters": SCHEMA, "strict": True}
+    asked = open_ai.responses.create(model=MODEL, input=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    call = next(item for item in asked.output if item.type == "function_call")
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    turn = [{"role": "user", "content": QUESTION}, *asked.output, {"type": "function_call_output", "call_id": call.call_id, "output": "painted"}]
+    after = open_ai.responses.create(model=MODEL, input=turn, tools=[tool], max_output_tokens=4)
+    assert after.usage.output_tokens > 0
+
+
+def anthropic_tools():
+    tool = {"name": "paint", "description": "Paints.", "input_schema": SCHEMA}
+    options = dict(model=MODEL, messages=MESSAGES, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_tokens=400)
+    whole = claude.messages.create(**options)
+    block = next(block for block in whole.content if block.type == "tool_use")
+    assert whole.stop_reason == "tool_use" and block.name == "paint", whole
+    jsonschema.validate(block.input, SCHEMA)
+    with claude.messages.stream(**options) as stream:
+        last = stream.get_final_message()
+    jsonschema.validate(next(block for block in last.content if block.type == "tool_use").input, SCHEMA)
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "painted"}
+    turn = [*MESSAGES, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    assert claude.messages.create(model=MODEL, messages=turn, tools=[tool], max_tokens=4).usage.output_tokens > 0
+
+
+def ollama_structured():
+    answer = llama.chat(model=MODEL, messages=MESSAGES, format=SCHEMA, options={"num_predict": 200})
+    jsonschema.validate(json.loads(answer.message.content), SCHEMA)
+    tool = {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": SCHEMA}}
+    assert llama.chat(model=MODEL, messages=MESSAGES, tools=[tool], options={"num_predict": 8}).eval_count > 0
+
+
+def generated():
+    """Tokens that the server has written, by its own count."""
+    metrics = urllib.request.urlopen(f"{ADDRESS}/metrics").read().decode()
+    return sum(int(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith("delft_generated_tokens_total{"))
+
+
+async def together():
+    """Several requests at a time, and one whose client goes away."""
+    client = openai.AsyncOpenAI(base_url=f"{ADDRESS}/v1", api_key="none", max_retries=0)
+    ask = lambda seed: client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=24, seed=seed, temperature=1)
+    alone = (await ask(5)).choices[0].message.content
+    answers = await asyncio.gather(*(ask(seed) for seed in range(8)))
+    assert answers[5].choices[0].message.content == alone, "the same whatever runs beside it"
+    before = generated()
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await stream.close()
+    time.sleep(1)
+    stopped = generated() - before
+    assert 0 < stopped < 900, stopped
+    ended = generated()
+    time.sleep(0.5)
+    assert generated() == ended, "nothing goes on behind it"
+
+
 text = openai_chat()
 openai_errors()
+openai_structured()
+openai_tools()
+openai_responses()
+anthropic_tools()
+ollama_structured()
+asyncio.run(together())
 story = openai_completions()
 anthropic_messages(text)
 ollama_chat(text, story)

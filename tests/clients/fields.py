@@ -9,6 +9,7 @@ import json
 import ollama._types as ollama
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params
+from openai.types.responses import response_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 def typed(module, base, *streaming):
@@ -24,6 +25,7 @@ def model(kind):
 print(json.dumps({
     "clients": {name: importlib.metadata.version(name) for name in ("openai", "anthropic", "ollama")},
     "openai_chat": typed(chat_create_params, "CompletionCreateParamsBase", "CompletionCreateParamsStreaming"),
+    "openai_responses": typed(response_create_params, "ResponseCreateParamsBase", "ResponseCreateParamsStreaming"),
     "openai_completions": typed(completion_create_params, "CompletionCreateParamsBase", "CompletionCreateParamsStreaming"),
     "anthropic_messages": typed(message_create_params, "MessageCreateParamsBase", "MessageCreateParamsStreaming"),
     "anthropic_count_tokens": typed(message_count_tokens_params, "MessageCountTokensParams"),

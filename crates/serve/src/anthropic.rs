@@ -7,14 +7,15 @@ use delft::{Finish, Metrics};
 use serde_json::{Value, json};
 
 use crate::chat;
+use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
-use crate::generation::{Event, Generating, Work};
+use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
-use crate::reply::{Answer, Piece, Reply};
-use crate::router::{Answered, Call, noting};
+use crate::reply::{Answer, Called, Piece, Reply};
+use crate::router::{Answered, Call, noting, telling};
 use crate::settings;
-use crate::stream::{Framing, Gone, Sender, response};
+use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// The documented fields of messages.
 pub(crate) const MESSAGES: &[Field] = &[
@@ -42,26 +43,19 @@ pub(crate) const PROMPT: &[Field] = &[
     no_effect("speed"),
     no_effect("user_profile_id"),
     no_effect("workspace_id"),
-    refused(
-        "tool_choice",
-        "tools are not called yet",
-        &[r#"{"type": "none"}"#, r#"{"type": "auto"}"#],
-    ),
-    refused("tools", "tools are not called yet", &[]),
+    used("tool_choice"),
+    used("tools"),
 ];
 
 const THINKING: &[Field] = &[used("type"), no_effect("budget_tokens"), no_effect("display")];
 
-const OUTPUT: &[Field] = &[
-    no_effect("effort"),
-    no_effect("task_budget"),
-    refused("format", "answers are not constrained yet", &[]),
-];
+const OUTPUT: &[Field] = &[no_effect("effort"), no_effect("task_budget"), used("format")];
 
 /// A request that is understood.
 struct Ask {
     model: Arc<Model>,
     fields: Fields,
+    asked: Asked,
     work: Work,
     streams: bool,
 }
@@ -71,7 +65,8 @@ pub(crate) async fn count_tokens(call: Call) -> Answered {
     tokio::task::block_in_place(|| {
         let fields = Fields::read(&call.body, &[PROMPT], Unknown::Refused)?;
         let model = call.app.models.find(fields.text("model")?)?;
-        let prompt = model.encode_chat(&conversation(model, &fields)?)?;
+        let asked = asked(&fields)?;
+        let prompt = model.encode_chat(&conversation(model, &fields, &asked)?)?;
         let counted = axum::Json(json!({ "input_tokens": prompt.len() }));
         Ok(noting(&fields, counted.into_response()))
     })
@@ -79,15 +74,18 @@ pub(crate) async fn count_tokens(call: Call) -> Answered {
 
 /// `/v1/messages`.
 pub(crate) async fn messages(call: Call) -> Answered {
-    let Ask { model, fields, work, streams } = tokio::task::block_in_place(|| read(&call))?;
+    let Ask { model, fields, asked, work, streams } = tokio::task::block_in_place(|| read(&call))?;
     let id = format!("msg_{}", call.id);
-    let mut reply = Reply::chat(model.engine.tokenizer(), &work.prompt);
+    let mut reply = asked.reply(&model, &work.prompt);
     let prompt_tokens = work.prompt.len();
     let mut generating = model.generator.start(vec![work]).await?;
     if streams {
-        let writer = Writer { message: message(&id, &model), reply, block: None, blocks: 0 };
+        let mut message = message(&id, &model);
+        message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });
+        let mut writer = Writer { reply, block: None, blocks: 0, called: false };
         let streamed = response(Framing::NamedEvents, |sender| async move {
-            writer.write(&sender, generating, prompt_tokens).await
+            sender.send(&json!({ "type": "message_start", "message": message })).await?;
+            sender.relay(generating, &mut writer, Api::Anthropic).await.map(drop)
         });
         return Ok(noting(&fields, streamed));
     }
@@ -99,18 +97,32 @@ pub(crate) async fn messages(call: Call) -> Answered {
     if !answer.reasoning.is_empty() {
         content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
     }
-    if !answer.content.is_empty() || content.is_empty() {
+    if !answer.content.is_empty() || content.is_empty() && answer.calls.is_empty() {
         content.push(json!({ "type": "text", "text": answer.content }));
     }
+    content.extend(answer.calls.iter().map(|call| block_of(call, call.arguments.clone())));
     let mut object = message(&id, &model);
     object["content"] = content.into();
-    if let Some((finish, metrics)) = &answer.end {
-        let (reason, sequence) = stop_reason(finish);
+    if let Some(Done { finish, metrics, .. }) = &answer.end {
+        let (reason, sequence) = stop_reason(finish, !answer.calls.is_empty());
         object["stop_reason"] = reason.into();
         object["stop_sequence"] = sequence.into();
         object["usage"] = usage(metrics);
     }
-    Ok(noting(&fields, axum::Json(object).into_response()))
+    let told = noting(&fields, axum::Json(object).into_response());
+    Ok(telling(answer.end.as_ref(), told))
+}
+
+/// The block of a tool's call.
+fn block_of(call: &Called, input: Value) -> Value {
+    json!({ "type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input })
+}
+
+/// What is asked of the answer's form.
+fn asked(fields: &Fields) -> Result<Asked, Problem> {
+    // The effort has an effect only where models have such a setting; it is named among the fields without one.
+    let output = fields.within("output_config", &[OUTPUT], Unknown::Refused)?;
+    Asked::anthropic(fields, output.as_ref())
 }
 
 fn read(call: &Call) -> Result<Ask, Problem> {
@@ -120,15 +132,15 @@ fn read(call: &Call) -> Result<Ask, Problem> {
     let most = fields.needed("max_tokens", fields.whole("max_tokens", 1..=i64::MAX)?)?;
     options.max_tokens = usize::try_from(most).ok();
     options.stop = settings::stops(&fields, "stop_sequences")?;
-    let prompt = model.encode_chat(&conversation(&model, &fields)?)?;
+    let asked = asked(&fields)?;
+    let prompt = model.encode_chat(&conversation(&model, &fields, &asked)?)?;
     model.check(&prompt)?;
+    asked.constrain(&model, &prompt, true, &mut options)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    Ok(Ask { model, fields, work: Work { prompt, options }, streams })
+    Ok(Ask { model, fields, asked, work: Work { prompt, options }, streams })
 }
 
-fn conversation(model: &Model, fields: &Fields) -> Result<Conversation, Problem> {
-    // The effort has an effect only where models have such a setting; it is named among the fields without one.
-    fields.within("output_config", &[OUTPUT], Unknown::Refused)?;
+fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Conversation, Problem> {
     let thinking = fields.within("thinking", &[THINKING], Unknown::Refused)?;
     let on = match thinking.as_ref().map(|thinking| thinking.text("type")).transpose()?.flatten() {
         // Clients that leave this field out expect no reasoning.
@@ -158,7 +170,8 @@ fn conversation(model: &Model, fields: &Fields) -> Result<Conversation, Problem>
     // A last turn of the assistant is how its answer begins.
     let last = messages.pop_if(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
     let prefill = last.and_then(|last| last["content"].as_str().map(str::to_string));
-    Ok(Conversation { messages, extra, prefill: prefill.unwrap_or_default() })
+    let tools = asked.listed().to_vec();
+    Ok(Conversation { messages, extra, tools, prefill: prefill.unwrap_or_default() })
 }
 
 /// Reads a message of content blocks as the messages that templates read: results of tools are messages of their own.
@@ -249,12 +262,13 @@ fn message(id: &str, model: &Model) -> Value {
     })
 }
 
-/// Why a text ended, in Anthropic's words, and the stop string that ended it.
-fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
+/// Why a text ended in which tools may have been called, in Anthropic's words, and the stop string that ended it.
+fn stop_reason(finish: &Finish, called: bool) -> (&'static str, Option<&str>) {
     match finish {
         Finish::Length => ("max_tokens", None),
         Finish::ContextFull => ("model_context_window_exceeded", None),
         Finish::StopString(stop) => ("stop_sequence", Some(stop)),
+        _ if called => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
@@ -270,63 +284,62 @@ fn usage(metrics: &Metrics) -> Value {
 
 /// Writes a stream of events.
 struct Writer {
-    message: Value,
     reply: Reply,
     /// The type of the content block that is open.
     block: Option<&'static str>,
     /// Content blocks that were closed.
     blocks: usize,
+    /// Whether a tool was called.
+    called: bool,
 }
 
-impl Writer {
-    async fn write(
-        mut self,
-        sender: &Sender,
-        mut generating: Generating,
-        prompt_tokens: usize,
-    ) -> Result<(), Gone> {
-        let mut message = self.message.take();
-        message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });
-        sender.send(&json!({ "type": "message_start", "message": message })).await?;
-        loop {
-            let event = match sender.next(&mut generating).await? {
-                Ok(Some((_, event))) => event,
-                Ok(None) => return Ok(()),
-                Err(problem) => return sender.send(&problem.to_json(Api::Anthropic)).await,
-            };
-            match event {
-                Event::Token(token) => {
-                    for piece in self.reply.push(&token.text) {
-                        self.piece(sender, piece).await?;
-                    }
+impl Shape for Writer {
+    async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Token(token) => {
+                for piece in self.reply.push(&token.text) {
+                    self.piece(sender, piece).await?;
                 }
-                Event::Done(finish, metrics) => {
-                    for piece in self.reply.finish() {
-                        self.piece(sender, piece).await?;
-                    }
-                    if self.blocks == 0 && self.block.is_none() {
-                        self.open(sender, "text").await?;
-                    }
-                    self.close(sender).await?;
-                    let (reason, sequence) = stop_reason(&finish);
-                    let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
-                    let usage = usage(&metrics);
-                    let end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
-                    sender.send(&end).await?;
-                    sender.send(&json!({ "type": "message_stop" })).await?;
+                Ok(())
+            }
+            Event::Done(Done { finish, metrics, .. }) => {
+                for piece in self.reply.finish() {
+                    self.piece(sender, piece).await?;
                 }
+                if self.blocks == 0 && self.block.is_none() {
+                    self.open(sender, "text").await?;
+                }
+                self.close(sender).await?;
+                let (reason, sequence) = stop_reason(&finish, self.called);
+                let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
+                let usage = usage(&metrics);
+                let end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+                sender.send(&end).await?;
+                sender.send(&json!({ "type": "message_stop" })).await
             }
         }
     }
+}
 
+impl Writer {
     async fn piece(&mut self, sender: &Sender, piece: Piece) -> Result<(), Gone> {
-        let (block, delta) = match piece {
+        let delta = match piece {
             Piece::Reasoning(text) => {
-                ("thinking", json!({ "type": "thinking_delta", "thinking": text }))
+                self.open(sender, "thinking").await?;
+                json!({ "type": "thinking_delta", "thinking": text })
             }
-            Piece::Content(text) => ("text", json!({ "type": "text_delta", "text": text })),
+            Piece::Content(text) => {
+                self.open(sender, "text").await?;
+                json!({ "type": "text_delta", "text": text })
+            }
+            Piece::Call(call) => {
+                self.called = true;
+                self.close(sender).await?;
+                self.block = Some("tool_use");
+                self.start(sender, block_of(&call, json!({}))).await?;
+                json!({ "type": "input_json_delta", "partial_json": call.arguments_text() })
+            }
         };
-        self.open(sender, block).await?;
         let index = self.blocks;
         let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });
         sender.send(&event).await
@@ -343,9 +356,13 @@ impl Writer {
             "thinking" => json!({ "type": "thinking", "thinking": "", "signature": "" }),
             _ => json!({ "type": "text", "text": "" }),
         };
+        self.start(sender, empty).await
+    }
+
+    async fn start(&self, sender: &Sender, block: Value) -> Result<(), Gone> {
         let index = self.blocks;
         let event =
-            json!({ "type": "content_block_start", "index": index, "content_block": empty });
+            json!({ "type": "content_block_start", "index": index, "content_block": block });
         sender.send(&event).await
     }
 

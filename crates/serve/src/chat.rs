@@ -7,7 +7,7 @@ use crate::models::Model;
 use crate::problem::Problem;
 
 /// Most messages of a conversation.
-const MOST_MESSAGES: usize = 10_000;
+pub(crate) const MOST_MESSAGES: usize = 10_000;
 
 /// Messages of OpenAI's and Ollama's kind: objects with `role` and `content`, the latter a string or a list of parts, of which
 /// only text is read.

@@ -294,8 +294,9 @@ mod tests {
     fn every_documented_field_is_in_its_table() {
         use crate::{anthropic, ollama, openai};
         let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
-        let tables: [(&str, &[&[Field]]); 7] = [
+        let tables: [(&str, &[&[Field]]); 8] = [
             ("openai_chat", &[openai::chat::FIELDS]),
+            ("openai_responses", &[openai::responses::FIELDS]),
             ("openai_completions", &[openai::completions::FIELDS]),
             ("anthropic_messages", &[anthropic::MESSAGES, anthropic::PROMPT]),
             ("anthropic_count_tokens", &[anthropic::PROMPT]),

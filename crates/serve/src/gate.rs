@@ -44,7 +44,7 @@ impl Access {
         };
         if self.keys.is_empty() && !self.is_own(host) {
             let message = format!(
-                "the header Host: expected an address, localhost or a name of --allow-host, found \"{}\"",
+                "the header Host: expected an address, localhost or a name that this server was given, found \"{}\"",
                 shown(host)
             );
             return Err(Problem::new(StatusCode::FORBIDDEN, "host_not_allowed", message));
@@ -54,7 +54,7 @@ impl Access {
             let own = origin.split_once("://").is_some_and(|(_, site)| site == host);
             if !own && !self.origins.iter().any(|allowed| allowed == origin) {
                 let message = format!(
-                    "the header Origin: expected this server's page or an origin of --cors, found \"{}\"",
+                    "the header Origin: expected this server's page or an origin that was allowed, found \"{}\"",
                     shown(origin)
                 );
                 return Err(Problem::new(StatusCode::FORBIDDEN, "origin_not_allowed", message));

@@ -1,19 +1,21 @@
-//! Between HTTP and the engine: a request for text is started, its tokens come over a channel, and dropping it cancels it.
+//! Between HTTP and the engine: texts are submitted to the engine's worker, which computes all of them together, and their
+//! tokens are polled; dropping a request gives its place up within a step.
 //!
-//! Each model has a fixed number of sessions, and as many requests run at a time, each on a blocking thread. A request takes
-//! the idle session that shares the longest prefix with its prompt, so that the next turn of a conversation finds the earlier
-//! ones computed. Requests beyond that wait in a queue of bounded length. Sessions share the engine's device step by step.
+//! As many requests run at a time as a model was loaded for. Those beyond wait in a queue of bounded length. What a prompt
+//! shares with earlier ones is found in the engine's prefix tree.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
-use delft::{CancelToken, Engine, Error, Finish, GenerateOptions, Metrics, Session, Token};
+use delft::{Engine, Finish, GenerateOptions, Metrics, Request, Token};
 use hyper::StatusCode;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::log::Line;
 use crate::metrics::Texts;
 use crate::problem::Problem;
 
@@ -28,14 +30,22 @@ pub(crate) struct Work {
 #[derive(Debug)]
 pub(crate) enum Event {
     Token(Token),
-    /// It ended, for this reason.
-    Done(Finish, Metrics),
+    /// It ended.
+    Done(Done),
 }
 
-/// The sessions of one engine, and who may use them.
+/// The end of a text.
+#[derive(Debug, Clone)]
+pub(crate) struct Done {
+    pub(crate) finish: Finish,
+    pub(crate) metrics: Metrics,
+    /// Why no more of the prompt was found computed.
+    pub(crate) missed: Option<String>,
+}
+
+/// One engine, and who may use it.
 pub(crate) struct Generator {
     engine: Engine,
-    idle: Mutex<Vec<Session>>,
     permits: Arc<Semaphore>,
     limits: Limits,
     waiting: AtomicUsize,
@@ -46,7 +56,7 @@ pub(crate) struct Generator {
 /// Bounds on what runs and waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests that are answered at the same time, each in a session of its own.
+    /// Requests that are answered at the same time.
     pub parallel: usize,
     /// Requests that wait for their turn at most; those beyond are refused.
     pub queue: usize,
@@ -56,9 +66,7 @@ pub struct Limits {
 
 impl Generator {
     pub(crate) fn new(engine: Engine, limits: Limits) -> Self {
-        let idle = (0..limits.parallel).map(|_| engine.session()).collect();
         Generator {
-            idle: Mutex::new(idle),
             permits: Arc::new(Semaphore::new(limits.parallel)),
             limits,
             waiting: AtomicUsize::new(0),
@@ -73,24 +81,37 @@ impl Generator {
         (running, self.waiting.load(Ordering::Relaxed))
     }
 
-    /// Starts to write texts, one after the other in the same session, as soon as one is idle.
+    /// Starts to write texts as soon as it is their turn.
     ///
     /// # Errors
-    /// A queue that is full, or in which the time ran out.
+    /// A queue that is full, or in which the time ran out; a text that the engine refuses.
     pub(crate) async fn start(self: &Arc<Self>, work: Vec<Work>) -> Result<Generating, Problem> {
         let deadline = Instant::now() + self.limits.time;
         let permit = match self.permits.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => self.queue(deadline).await?,
         };
-        let cancel = CancelToken::default();
-        let (sender, events) = mpsc::unbounded_channel();
-        let (generator, own) = (self.clone(), cancel.clone());
-        tokio::task::spawn_blocking(move || generator.run(work, &own, &sender, permit));
-        Ok(Generating { events, cancel, deadline })
+        let mut generating = Generating {
+            generator: self.clone(),
+            running: VecDeque::with_capacity(work.len()),
+            later: Vec::new(),
+            deadline,
+            _permit: permit,
+        };
+        let mut last: Option<Vec<u32>> = None;
+        for (index, work) in work.into_iter().enumerate() {
+            // Texts of one prompt wait for the first of them, and then find the prompt computed.
+            if last.as_ref() == Some(&work.prompt) {
+                generating.later.push((index, work));
+            } else {
+                last = Some(work.prompt.clone());
+                generating.submit(index, work)?;
+            }
+        }
+        Ok(generating)
     }
 
-    /// Waits for a session.
+    /// Waits for its turn.
     async fn queue(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, Problem> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let waiting = Waiting(&self.waiting);
@@ -100,73 +121,9 @@ impl Generator {
         }
         let turn = tokio::time::timeout_at(deadline, self.permits.clone().acquire_owned()).await;
         turn.ok().and_then(Result::ok).ok_or_else(|| {
-            busy(format!("no session was free within {} s", self.limits.time.as_secs()))
+            busy(format!("it was nobody's turn to end within {} s", self.limits.time.as_secs()))
         })
     }
-
-    fn run(
-        &self,
-        work: Vec<Work>,
-        cancel: &CancelToken,
-        sender: &mpsc::UnboundedSender<(usize, Result<Event, Problem>)>,
-        permit: OwnedSemaphorePermit,
-    ) {
-        let Some(first) = work.first() else { return };
-        let mut session = self.take(&first.prompt);
-        for (index, Work { prompt, options }) in work.into_iter().enumerate() {
-            let options = GenerateOptions { cancel: cancel.clone(), ..options };
-            // A panic is a defect of ours, and this request's alone.
-            let outcome = delft::formats::caught(|| {
-                // The receiver is gone once the request is dropped, and that cancels.
-                let tell = |event| {
-                    if let Event::Done(_, metrics) = &event {
-                        self.texts.count(metrics);
-                    }
-                    drop(sender.send((index, Ok(event))));
-                };
-                write(&mut session, prompt, &options, tell)
-            });
-            let problem = match outcome {
-                Ok(Ok(Finish::Cancelled)) => break,
-                Ok(Ok(_)) => continue,
-                Ok(Err(error)) => Problem::of_work(&error),
-                Err(words) => {
-                    session = self.engine.session();
-                    Line::about("panic").with("words", &words).write();
-                    Problem::failed(format!("internal error: {words}"))
-                }
-            };
-            drop(sender.send((index, Err(problem))));
-            break;
-        }
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
-        drop(permit);
-    }
-
-    /// The idle session that shares the longest prefix with a prompt, else the one that holds least.
-    fn take(&self, prompt: &[u32]) -> Session {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let held =
-            |session: &Session| (session.shares(prompt), std::cmp::Reverse(session.tokens().len()));
-        let best = (0..idle.len()).max_by_key(|&i| held(&idle[i]));
-        // There are as many as permits; were one lost, a new one takes its place.
-        best.map_or_else(|| self.engine.session(), |best| idle.swap_remove(best))
-    }
-}
-
-fn write(
-    session: &mut Session,
-    prompt: Vec<u32>,
-    options: &GenerateOptions,
-    tell: impl Fn(Event),
-) -> Result<Finish, Error> {
-    let mut generation = session.generate(prompt, options)?;
-    for token in &mut generation {
-        tell(Event::Token(token?));
-    }
-    let finish = generation.finish().cloned().unwrap_or(Finish::Cancelled);
-    tell(Event::Done(finish.clone(), generation.metrics()));
-    Ok(finish)
 }
 
 fn busy(why: String) -> Problem {
@@ -185,31 +142,89 @@ impl Drop for Waiting<'_> {
 
 /// Texts that are being written; dropping it cancels them.
 pub(crate) struct Generating {
-    events: mpsc::UnboundedReceiver<(usize, Result<Event, Problem>)>,
-    cancel: CancelToken,
+    generator: Arc<Generator>,
+    /// By index of the text; the one that was heard last is the last to be asked.
+    running: VecDeque<(usize, delft::Generating)>,
+    /// Texts that start when another one has begun.
+    later: Vec<(usize, Work)>,
     deadline: Instant,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Generating {
+    fn submit(&mut self, index: usize, Work { prompt, options }: Work) -> Result<(), Problem> {
+        let running = self.generator.engine.submit(Request::new(prompt, options))?;
+        self.running.push_back((index, running));
+        Ok(())
+    }
+
     /// The next event, with the index of its text; `None` after the last.
     ///
     /// # Errors
     /// A generation that failed, or took too long. No event follows.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, Event)>, Problem> {
-        match tokio::time::timeout_at(self.deadline, self.events.recv()).await {
-            Ok(None) => Ok(None),
-            Ok(Some((index, event))) => event.map(|event| Some((index, event))),
-            Err(_) => {
-                self.cancel.cancel();
-                let message = "the request took longer than this server allows (--timeout)";
-                Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message))
+        let next = match tokio::time::timeout_at(self.deadline, self.event()).await {
+            Ok(Ok(next)) => next,
+            Ok(Err(problem)) => {
+                self.give_up();
+                return Err(problem);
             }
+            Err(_) => {
+                self.give_up();
+                let message = "the request took longer than this server allows";
+                return Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message));
+            }
+        };
+        for (index, work) in std::mem::take(&mut self.later) {
+            self.submit(index, work)?;
         }
+        Ok(next)
+    }
+
+    /// Gives up what is running, and counts it as far as it came.
+    fn give_up(&mut self) {
+        for (_, text) in self.running.drain(..) {
+            self.generator.texts.count(&text.metrics());
+        }
+        self.later.clear();
+    }
+
+    /// The next event of any text.
+    async fn event(&mut self) -> Result<Option<(usize, Event)>, Problem> {
+        let Generating { generator, running, .. } = self;
+        poll_fn(move |context| {
+            for _ in 0..running.len() {
+                let Some((index, mut text)) = running.pop_front() else { break };
+                let event = match text.poll_next(context) {
+                    Poll::Pending => {
+                        running.push_back((index, text));
+                        continue;
+                    }
+                    Poll::Ready(Some(Ok(token))) => {
+                        running.push_back((index, text));
+                        Event::Token(token)
+                    }
+                    Poll::Ready(Some(Err(error))) => {
+                        return Poll::Ready(Err(Problem::of_work(&error)));
+                    }
+                    Poll::Ready(None) => {
+                        let metrics = text.metrics();
+                        generator.texts.count(&metrics);
+                        let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
+                        let missed = text.missed().map(|missed| missed.to_string());
+                        Event::Done(Done { finish, metrics, missed })
+                    }
+                };
+                return Poll::Ready(Ok(Some((index, event))));
+            }
+            if running.is_empty() { Poll::Ready(Ok(None)) } else { Poll::Pending }
+        })
+        .await
     }
 }
 
 impl Drop for Generating {
     fn drop(&mut self) {
-        self.cancel.cancel();
+        self.give_up();
     }
 }

@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod chat;
+mod demand;
 mod fields;
 mod gate;
 mod generation;

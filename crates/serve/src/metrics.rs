@@ -111,7 +111,7 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     type Read = fn(&Texts) -> u64;
     let counters: [(&str, &str, Read); 3] = [
         ("delft_prompt_tokens_total", "Tokens of prompts.", |t| get(&t.prompt_tokens)),
-        ("delft_cached_prompt_tokens_total", "Of those, tokens found in a session.", |t| {
+        ("delft_cached_prompt_tokens_total", "Of those, tokens found computed.", |t| {
             get(&t.cached_tokens)
         }),
         ("delft_generated_tokens_total", "Tokens generated.", |t| get(&t.generated_tokens)),
@@ -126,7 +126,7 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     /// Picks one of how many requests run and wait.
     type Gauge = fn((usize, usize)) -> usize;
     let gauges: [(&str, &str, Gauge); 2] = [
-        ("delft_requests_running", "Requests in a session.", |(running, _)| running),
+        ("delft_requests_running", "Requests whose turn it is.", |(running, _)| running),
         ("delft_requests_waiting", "Requests in the queue.", |(_, waiting)| waiting),
     ];
     for (name, help, read) in gauges {
@@ -138,7 +138,7 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     /// Picks one of the times that are kept.
     type Kept = fn(&Texts) -> &Times;
     let times: [(&str, &str, Kept); 2] = [
-        ("delft_time_to_first_token_seconds", "From a session to the first token.", |t| {
+        ("delft_time_to_first_token_seconds", "From a request's turn to its first token.", |t| {
             &t.first_token
         }),
         ("delft_time_per_token_seconds", "Each token after the first.", |t| &t.token),

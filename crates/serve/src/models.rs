@@ -1,8 +1,11 @@
 //! The models that are served, by name.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
 
+use delft::structured::Grammars;
+use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
 use delft::{Engine, Prompt};
 use hyper::StatusCode;
@@ -11,6 +14,7 @@ use serde_json::{Map, Value};
 use crate::fields::shown;
 use crate::generation::{Generator, Limits};
 use crate::problem::Problem;
+use crate::reply::call_id;
 
 /// A model to serve.
 pub struct Served {
@@ -28,6 +32,10 @@ pub(crate) struct Model {
     pub(crate) engine: Engine,
     pub(crate) generator: Arc<Generator>,
     template: Option<ChatTemplate>,
+    /// How it writes calls of tools, and who tells it of them.
+    calls: (&'static Format, Described),
+    /// Its vocabulary for grammars, once one was asked for.
+    grammars: OnceLock<delft::Result<Grammars>>,
 }
 
 /// A conversation for a model's chat template.
@@ -37,6 +45,8 @@ pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     /// Further variables of the template.
     pub(crate) extra: Map<String, Value>,
+    /// Tools that may be called, as chat templates read them.
+    pub(crate) tools: Vec<Value>,
     /// How the answer begins.
     pub(crate) prefill: String,
 }
@@ -45,13 +55,32 @@ impl Model {
     pub(crate) fn new(served: Served, limits: Limits) -> delft::Result<Model> {
         let Served { name, engine, templates } = served;
         let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
+        let template = template.transpose()?;
+        let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
         let generator = Arc::new(Generator::new(engine.clone(), limits));
-        Ok(Model { template: template.transpose()?, generator, name, engine })
+        let grammars = OnceLock::new();
+        Ok(Model { template, calls, grammars, generator, name, engine })
     }
 
     /// Its chat template, if it has one.
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref().or(self.engine.chat_template())
+    }
+
+    /// How it writes calls of tools, and who tells it of them.
+    pub(crate) fn calls(&self) -> (&'static Format, Described) {
+        self.calls
+    }
+
+    /// Its vocabulary for grammars.
+    ///
+    /// # Errors
+    /// A model without a tokenizer, or without an end token.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, Problem> {
+        let tokenizer = self.tokenizer()?;
+        let (vocabulary, ends) = (self.engine.info().vocab, self.engine.end_tokens());
+        let made = self.grammars.get_or_init(|| Grammars::new(tokenizer, vocabulary, ends));
+        made.as_ref().map_err(|error| Problem::from(error.clone()))
     }
 
     /// Its tokenizer.
@@ -71,7 +100,19 @@ impl Model {
 
     /// The text that the model reads for a conversation.
     pub(crate) fn render(&self, conversation: &Conversation) -> Result<String, Problem> {
-        let (messages, extra) = (conversation.messages.clone(), conversation.extra.clone());
+        let Conversation { messages, extra, tools, .. } = conversation;
+        let (mut messages, mut extra) = (messages.clone(), extra.clone());
+        let (format, described) = self.calls;
+        let of_tools =
+            |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
+        if described == Described::InWords && (!tools.is_empty() || messages.iter().any(of_tools)) {
+            messages = describe(&messages, tools);
+        } else if !tools.is_empty() {
+            extra.insert("tools".to_string(), tools.as_slice().into());
+        }
+        if format.name.starts_with("mistral") {
+            messages.iter_mut().for_each(short_ids);
+        }
         let prompt = Prompt::Chat { messages, extra };
         let text = prompt.render(self.engine.tokenizer(), self.template())?;
         Ok(text + &conversation.prefill)
@@ -109,6 +150,28 @@ impl Model {
             return Err(Problem { code: "context_length_exceeded", ..Problem::bad(message) });
         }
         Ok(())
+    }
+}
+
+/// Ids of calls as Mistral's templates want them: nine letters and digits. Others become such, the same the same.
+fn short_ids(message: &mut Value) {
+    let fit = |id: &str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
+    let short = |value: &mut Value| {
+        if let Some(id) = value.as_str().filter(|id| !fit(id)) {
+            let mut hasher = std::hash::DefaultHasher::new();
+            id.hash(&mut hasher);
+            *value = call_id(hasher.finish()).into();
+        }
+    };
+    if let Some(id) = message.get_mut("tool_call_id") {
+        short(id);
+    }
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        match call.get_mut("id") {
+            Some(id) => short(id),
+            None => call["id"] = call_id(0).into(),
+        }
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) async fn apply_template(call: Call) -> Answered {
         let model = call.app.models.find(fields.text("model")?)?;
         let extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
         let messages = chat::messages(&fields)?;
-        let conversation = Conversation { messages, extra, prefill: String::new() };
+        let conversation = Conversation { messages, extra, ..Conversation::default() };
         let prompt = model.render(&conversation)?;
         Ok(axum::Json(json!({ "prompt": prompt })).into_response())
     })

@@ -4,23 +4,26 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use delft::tokens::tools::Described;
 use delft::{Finish, Metrics, Token};
 use serde_json::{Map, Value, json};
 
 use crate::chat;
+use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Event, Generating, Work};
+use crate::generation::{Done, Event, Work};
 use crate::log::timestamp;
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
-use crate::reply::{Answer, Began, Piece, Reply, token_json};
-use crate::router::{Answered, App, Call, noting};
+use crate::reply::{Answer, Began, Called, Piece, Reply, token_json};
+use crate::router::{Answered, App, Call, noting, telling};
 use crate::settings::{self, MOST_TOP_LOGPROBS};
-use crate::stream::{Framing, Gone, Sender, response};
+use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// The documented fields of both kinds of requests.
 pub(crate) const SHARED: &[Field] = &[
     used("model"),
+    used("format"),
     used("logprobs"),
     used("options"),
     used("stream"),
@@ -28,13 +31,11 @@ pub(crate) const SHARED: &[Field] = &[
     used("top_logprobs"),
     no_effect("keep_alive"),
     no_effect("shift"),
-    refused("format", "answers are not constrained yet", &[]),
     refused("truncate", "a prompt that does not fit is refused, never cut", &["false"]),
 ];
 
 /// The documented fields of `/api/chat`.
-pub(crate) const CHAT: &[Field] =
-    &[used("messages"), refused("tools", "tools are not called yet", &[])];
+pub(crate) const CHAT: &[Field] = &[used("messages"), used("tools")];
 
 /// The documented fields of `/api/generate`.
 pub(crate) const GENERATE: &[Field] = &[
@@ -46,7 +47,7 @@ pub(crate) const GENERATE: &[Field] = &[
     refused("images", "models here read text", &[]),
     refused("steps", "pictures are not made", &[]),
     refused("suffix", "models here continue a text only", &[]),
-    refused("template", "the server's own is used (--template)", &[]),
+    refused("template", "the server's own is used", &[]),
     refused("width", "pictures are not made", &[]),
 ];
 
@@ -119,10 +120,13 @@ pub(crate) async fn chat(call: Call) -> Answered {
             _ => None,
         };
         let (model, extra) = model(&call, &fields)?;
+        let asked = Asked::ollama(&fields, true)?;
+        let tools = asked.listed().to_vec();
         let prompt = messages.map(|messages| {
-            model.encode_chat(&Conversation { messages, extra, prefill: String::new() })
+            let prefill = String::new();
+            model.encode_chat(&Conversation { messages, extra, tools, prefill })
         });
-        ask(&call, model, fields, prompt.transpose()?, Form::Chat, true)
+        ask(&call, model, fields, asked, prompt.transpose()?, Form::Chat, true)
     })?;
     ask.answer().await
 }
@@ -145,14 +149,15 @@ pub(crate) async fn generate(call: Call) -> Answered {
                 let system = system.map(|text| json!({ "role": "system", "content": text }));
                 let user = json!({ "role": "user", "content": text });
                 let messages = system.into_iter().chain([user]).collect();
-                let conversation = Conversation { messages, extra, prefill: String::new() };
+                let conversation = Conversation { messages, extra, ..Conversation::default() };
                 Some(model.encode_chat(&conversation)?)
             }
             // Who brings the whole prompt writes its special tokens too.
             Some(text) if raw => Some(model.tokenizer()?.encode_chat(text)?),
             Some(text) => Some(model.encode_text(text)?),
         };
-        ask(&call, model, fields, prompt, Form::Generate, asks)
+        let asked = Asked::ollama(&fields, false)?;
+        ask(&call, model, fields, asked, prompt, Form::Generate, asks)
     })?;
     ask.answer().await
 }
@@ -183,6 +188,7 @@ fn ask(
     call: &Call,
     model: Arc<Model>,
     fields: Fields,
+    asked: Asked,
     prompt: Option<Vec<u32>>,
     form: Form,
     splits: bool,
@@ -201,9 +207,10 @@ fn ask(
     options.top_logprobs = top as usize;
     if let Some(prompt) = &prompt {
         model.check(prompt)?;
+        asked.constrain(&model, prompt, splits, &mut options)?;
     }
     let reply = match &prompt {
-        Some(prompt) if splits => Reply::chat(model.engine.tokenizer(), prompt),
+        Some(prompt) if splits => asked.reply(&model, prompt),
         _ => Reply::plain(),
     };
     let streams = fields.flag("stream")?.unwrap_or(true);
@@ -222,8 +229,9 @@ impl Ask {
         let mut generating = self.model.generator.start(vec![work]).await?;
         if self.streams {
             let fields = self.fields.clone();
+            let mut writer = Writer { ask: self, logprobs };
             let streamed = response(Framing::Lines, |sender| async move {
-                self.write(&sender, generating, logprobs).await
+                sender.relay(generating, &mut writer, Api::Ollama).await.map(drop)
             });
             return Ok(noting(&fields, streamed));
         }
@@ -232,50 +240,18 @@ impl Ask {
             answer.take(&mut self.reply, event);
         }
         let mut object = self.part(&answer.content, &answer.reasoning, true);
-        if let Some((finish, metrics)) = &answer.end {
-            self.end(&mut object, finish, metrics);
+        if !answer.calls.is_empty() {
+            object["message"]["tool_calls"] = answer.calls.iter().map(call_json).collect();
+        }
+        if let Some(done) = &answer.end {
+            self.end(&mut object, &done.finish, &done.metrics);
         }
         if logprobs {
             let told = answer.tokens.iter().filter(|token| !self.ends(token));
             object["logprobs"] = told.map(|token| token_json(&self.model, token)).collect();
         }
-        Ok(noting(&self.fields, axum::Json(object).into_response()))
-    }
-
-    async fn write(
-        mut self,
-        sender: &Sender,
-        mut generating: Generating,
-        logprobs: bool,
-    ) -> Result<(), Gone> {
-        loop {
-            let event = match sender.next(&mut generating).await? {
-                Ok(Some((_, event))) => event,
-                Ok(None) => return Ok(()),
-                Err(problem) => return sender.send(&problem.to_json(Api::Ollama)).await,
-            };
-            match event {
-                Event::Token(token) => {
-                    let pieces = self.reply.push(&token.text);
-                    let mut told = (logprobs && !self.ends(&token))
-                        .then(|| json!([token_json(&self.model, &token)]));
-                    for piece in pieces {
-                        self.piece(sender, piece, told.take()).await?;
-                    }
-                    if told.is_some() {
-                        self.piece(sender, Piece::Content(String::new()), told).await?;
-                    }
-                }
-                Event::Done(finish, metrics) => {
-                    for piece in self.reply.finish() {
-                        self.piece(sender, piece, None).await?;
-                    }
-                    let mut object = self.part("", "", true);
-                    self.end(&mut object, &finish, &metrics);
-                    sender.send(&object).await?;
-                }
-            }
-        }
+        let told = noting(&self.fields, axum::Json(object).into_response());
+        Ok(telling(answer.end.as_ref(), told))
     }
 
     async fn piece(
@@ -287,6 +263,11 @@ impl Ask {
         let mut object = match &piece {
             Piece::Content(text) => self.part(text, "", false),
             Piece::Reasoning(text) => self.part("", text, false),
+            Piece::Call(call) => {
+                let mut object = self.part("", "", false);
+                object["message"]["tool_calls"] = json!([call_json(call)]);
+                object
+            }
         };
         if let Some(logprobs) = logprobs {
             object["logprobs"] = logprobs;
@@ -335,6 +316,44 @@ impl Ask {
         object["eval_count"] = metrics.generated_tokens.into();
         object["eval_duration"] = nanoseconds(metrics.decode).into();
     }
+}
+
+/// Writes a stream of lines.
+struct Writer {
+    ask: Ask,
+    logprobs: bool,
+}
+
+impl Shape for Writer {
+    async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
+        let ask = &mut self.ask;
+        match event {
+            Event::Token(token) => {
+                let pieces = ask.reply.push(&token.text);
+                let mut told = (self.logprobs && !ask.ends(&token))
+                    .then(|| json!([token_json(&ask.model, &token)]));
+                for piece in pieces {
+                    ask.piece(sender, piece, told.take()).await?;
+                }
+                if told.is_some() {
+                    ask.piece(sender, Piece::Content(String::new()), told).await?;
+                }
+                Ok(())
+            }
+            Event::Done(Done { finish, metrics, .. }) => {
+                for piece in ask.reply.finish() {
+                    ask.piece(sender, piece, None).await?;
+                }
+                let mut object = ask.part("", "", true);
+                ask.end(&mut object, &finish, &metrics);
+                sender.send(&object).await
+            }
+        }
+    }
+}
+
+fn call_json(call: &Called) -> Value {
+    json!({ "id": call.id, "function": { "name": call.name, "arguments": call.arguments } })
 }
 
 /// A model's kind and size, as listings tell them.
@@ -400,6 +419,9 @@ pub(crate) async fn show(call: Call) -> Answered {
     let model = call.app.models.find(name)?;
     let (info, template) = (model.engine.info(), model.template());
     let mut capabilities = vec!["completion"];
+    if model.calls().1 == Described::ByTemplate {
+        capabilities.push("tools");
+    }
     if !delft::reasoning::switches(true, template).is_empty() {
         capabilities.push("thinking");
     }

@@ -1,21 +1,23 @@
-//! OpenAI's interface: chat completions, completions and the list of models.
+//! OpenAI's interface: chat completions, responses, completions and the list of models.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod responses;
 
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use delft::{Finish, GenerateOptions};
+use delft::{Finish, GenerateOptions, Metrics};
 use serde_json::{Value, json};
 
 use crate::fields::{Field, Fields, Unknown, used};
-use crate::generation::{Event, Generating};
+use crate::generation::Generating;
 use crate::models::Model;
 use crate::problem::{Api, Problem};
 use crate::reply::{Answer, Reply, Usage};
 use crate::router::{App, Call};
+use crate::stream::{Gone, Sender, Shape};
 
 /// Settings that OpenAI has no name for, by the names that vLLM and llama.cpp gave them.
 pub(crate) const EXTENSIONS: &[Field] = &[
@@ -74,6 +76,17 @@ fn usage(usage: Usage) -> Value {
     })
 }
 
+/// The counts of tokens as the interface of responses names them.
+fn usage_of_responses(metrics: &Metrics) -> Value {
+    json!({
+        "input_tokens": metrics.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": metrics.reused_tokens, "cache_write_tokens": 0 },
+        "output_tokens": metrics.generated_tokens,
+        "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": metrics.prompt_tokens + metrics.generated_tokens,
+    })
+}
+
 /// Whether the answer is a stream, and whether that ends with the usage.
 fn streams(fields: &Fields) -> Result<(bool, bool), Problem> {
     const OPTIONS: &[Field] =
@@ -107,20 +120,19 @@ async fn collect(mut generating: Generating, replies: Vec<Reply>) -> Result<Vec<
     Ok(replies.into_iter().map(|(_, answer)| answer).collect())
 }
 
-impl Answer {
-    /// Adds what happened.
-    pub(crate) fn take(&mut self, reply: &mut Reply, event: Event) {
-        match event {
-            Event::Token(token) => {
-                reply.push(&token.text).into_iter().for_each(|piece| self.add(piece));
-                self.tokens.push(token);
-            }
-            Event::Done(finish, metrics) => {
-                reply.finish().into_iter().for_each(|piece| self.add(piece));
-                self.end = Some((finish, metrics));
-            }
-        }
+/// Streams texts, then the usage if it is asked for.
+async fn stream<S: Shape>(
+    sender: &Sender,
+    generating: Generating,
+    mut shape: S,
+    usage: impl FnOnce(S) -> Option<Value>,
+) -> Result<(), Gone> {
+    if sender.relay(generating, &mut shape, Api::OpenAi).await?
+        && let Some(object) = usage(shape)
+    {
+        sender.send(&object).await?;
     }
+    sender.done().await
 }
 
 fn model_json(app: &App, model: &Model) -> Value {

@@ -2,60 +2,183 @@
 
 use std::time::Instant;
 
-use delft::reasoning::{Part, Splitter};
+use delft::reasoning::{Part, Span, Splitter};
 use delft::tokens::Tokenizer;
+use delft::tokens::tools::{self, Body, Calls, Format, Tool, ToolCall};
 use delft::{Finish, Metrics, Token};
 use serde_json::{Value, json};
 
+use crate::generation::{Done, Event};
 use crate::models::Model;
+use crate::settings::random;
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Piece {
     Reasoning(String),
     Content(String),
+    Call(Called),
+}
+
+/// The call of a tool, by an id of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Called {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: Value,
+}
+
+impl Called {
+    /// A call; ids are nine letters and digits, as Mistral's templates want them.
+    fn new(call: ToolCall) -> Called {
+        let ToolCall { name, arguments } = call;
+        Called { id: call_id(random()), name, arguments }
+    }
+
+    /// The arguments as JSON in a string.
+    pub(crate) fn arguments_text(&self) -> String {
+        match &self.arguments {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }
+    }
+}
+
+/// Nine letters and digits.
+pub(crate) fn call_id(number: u64) -> String {
+    const DIGITS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let digit = |i: u32| DIGITS[(number / 62u64.pow(i) % 62) as usize] as char;
+    (0..9).map(digit).collect()
 }
 
 /// Takes one text apart as it comes.
 pub(crate) struct Reply {
     /// Unset where the text is taken as it is.
     splitter: Option<Splitter>,
+    /// Unset where no tools may be called.
+    calls: Option<Reader>,
+}
+
+/// What finds calls in an answer.
+enum Reader {
+    /// By marks in the text.
+    Marks(Calls),
+    /// By the headers of harmony messages.
+    Headers {
+        /// The header so far.
+        header: String,
+        /// The tool that the message calls, and the arguments so far.
+        open: Option<(String, String)>,
+    },
+}
+
+impl Reader {
+    fn take(&mut self, span: Span) -> Vec<Piece> {
+        match (self, span.part) {
+            (Reader::Marks(calls), Part::Answer) => parts(calls.push(&span.text)),
+            (Reader::Headers { open: Some((_, arguments)), .. }, Part::Answer) => {
+                *arguments += &span.text;
+                Vec::new()
+            }
+            (Reader::Headers { header, open }, Part::Answer) => match Format::recipient(header) {
+                Some(name) => {
+                    *open = Some((name.to_string(), span.text));
+                    header.clear();
+                    Vec::new()
+                }
+                None => vec![Piece::Content(span.text)],
+            },
+            (reader @ Reader::Headers { .. }, Part::Mark) => {
+                let ended = reader.finish();
+                if let Reader::Headers { header, .. } = reader {
+                    *header += &span.text;
+                }
+                ended
+            }
+            (reader, Part::Reasoning) => {
+                if let Reader::Headers { header, .. } = reader {
+                    header.clear();
+                }
+                vec![Piece::Reasoning(span.text)]
+            }
+            (_, Part::Mark) => Vec::new(),
+        }
+    }
+
+    fn finish(&mut self) -> Vec<Piece> {
+        match self {
+            Reader::Marks(calls) => parts(calls.finish()),
+            Reader::Headers { open, .. } => {
+                let call = open.take().map(|(name, arguments)| {
+                    let arguments = match arguments.trim() {
+                        "" => json!({}),
+                        text => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+                    };
+                    Piece::Call(Called::new(ToolCall { name, arguments }))
+                });
+                call.into_iter().collect()
+            }
+        }
+    }
+}
+
+fn parts(parts: Vec<tools::Part>) -> Vec<Piece> {
+    let piece = |part| match part {
+        tools::Part::Text(text) => Piece::Content(text),
+        tools::Part::Call(call) => Piece::Call(Called::new(call)),
+    };
+    parts.into_iter().map(piece).collect()
 }
 
 impl Reply {
     /// The answer to a rendered conversation, whose template may have opened the reasoning.
     pub(crate) fn chat(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
-        Reply { splitter: Some(Splitter::after_tokens(tokenizer, prompt)) }
+        Reply { splitter: Some(Splitter::after_tokens(tokenizer, prompt)), calls: None }
     }
 
     /// The continuation of a text.
     pub(crate) fn plain() -> Self {
-        Reply { splitter: None }
+        Reply { splitter: None, calls: None }
+    }
+
+    /// The same, in which these tools may be called.
+    pub(crate) fn calling(self, format: &'static Format, tools: Vec<Tool>) -> Self {
+        let reader = match format.body {
+            Body::Harmony => Reader::Headers { header: String::new(), open: None },
+            _ => Reader::Marks(Calls::new(format, tools)),
+        };
+        Reply { calls: Some(reader), ..self }
     }
 
     /// Takes the next piece of text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
-        match &mut self.splitter {
-            Some(splitter) => pieces(splitter.push(text)),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Piece::Content(text.to_string())],
-        }
+        let spans = match &mut self.splitter {
+            Some(splitter) => splitter.push(text),
+            None => vec![Span { part: Part::Answer, text: text.to_string() }],
+        };
+        self.pieces(spans)
     }
 
     /// Gives the text that was held back, at its end.
     pub(crate) fn finish(&mut self) -> Vec<Piece> {
-        self.splitter.as_mut().map_or_else(Vec::new, |splitter| pieces(splitter.finish()))
+        let spans = self.splitter.as_mut().map_or_else(Vec::new, Splitter::finish);
+        let mut pieces = self.pieces(spans);
+        pieces.extend(self.calls.as_mut().map_or_else(Vec::new, Reader::finish));
+        pieces
     }
-}
 
-fn pieces(spans: Vec<delft::reasoning::Span>) -> Vec<Piece> {
-    let piece = |span: delft::reasoning::Span| match span.part {
-        _ if span.text.is_empty() => None,
-        Part::Answer => Some(Piece::Content(span.text)),
-        Part::Reasoning => Some(Piece::Reasoning(span.text)),
-        Part::Mark => None,
-    };
-    spans.into_iter().filter_map(piece).collect()
+    fn pieces(&mut self, spans: Vec<Span>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for span in spans.into_iter().filter(|span| !span.text.is_empty()) {
+            match (&mut self.calls, span.part) {
+                (Some(reader), _) => pieces.extend(reader.take(span)),
+                (None, Part::Answer) => pieces.push(Piece::Content(span.text)),
+                (None, Part::Reasoning) => pieces.push(Piece::Reasoning(span.text)),
+                (None, Part::Mark) => {}
+            }
+        }
+        pieces
+    }
 }
 
 /// A whole answer.
@@ -63,9 +186,10 @@ fn pieces(spans: Vec<delft::reasoning::Span>) -> Vec<Piece> {
 pub(crate) struct Answer {
     pub(crate) reasoning: String,
     pub(crate) content: String,
+    pub(crate) calls: Vec<Called>,
     /// All tokens, the model's end token included.
     pub(crate) tokens: Vec<Token>,
-    pub(crate) end: Option<(Finish, Metrics)>,
+    pub(crate) end: Option<Done>,
 }
 
 impl Answer {
@@ -73,11 +197,31 @@ impl Answer {
         match piece {
             Piece::Reasoning(text) => self.reasoning += &text,
             Piece::Content(text) => self.content += &text,
+            Piece::Call(call) => self.calls.push(call),
         }
     }
 
+    /// Adds what happened.
+    pub(crate) fn take(&mut self, reply: &mut Reply, event: Event) {
+        match event {
+            Event::Token(token) => {
+                reply.push(&token.text).into_iter().for_each(|piece| self.add(piece));
+                self.tokens.push(token);
+            }
+            Event::Done(done) => {
+                reply.finish().into_iter().for_each(|piece| self.add(piece));
+                self.end = Some(done);
+            }
+        }
+    }
+
+    /// Why it ended.
+    pub(crate) fn finish(&self) -> Option<&Finish> {
+        self.end.as_ref().map(|done| &done.finish)
+    }
+
     pub(crate) fn metrics(&self) -> Metrics {
-        self.end.as_ref().map(|(_, metrics)| *metrics).unwrap_or_default()
+        self.end.as_ref().map(|done| done.metrics).unwrap_or_default()
     }
 }
 
@@ -101,7 +245,7 @@ pub(crate) fn token_json(model: &Model, token: &Token) -> Value {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
-    /// Those of them that were found in a session's cache.
+    /// Those of them that were found computed.
     pub(crate) cached: usize,
     pub(crate) generated: usize,
 }
@@ -129,5 +273,57 @@ impl Began {
     /// Nanoseconds since then.
     pub(crate) fn nanoseconds(self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use delft::tokens::tools::FORMATS;
+
+    /// What a reply makes of a text, whole and letter by letter.
+    fn taken(format: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
+        let format = FORMATS.iter().find(|row| row.name == format).unwrap();
+        let tools = vec![Tool::new("paint", json!({}), false).unwrap()];
+        let take = |pieces: Vec<String>| {
+            let mut reply = Reply::chat(None, &[]).calling(format, tools.clone());
+            let mut answer = Answer::default();
+            for piece in pieces {
+                reply.push(&piece).into_iter().for_each(|piece| answer.add(piece));
+            }
+            reply.finish().into_iter().for_each(|piece| answer.add(piece));
+            let calls = answer.calls.into_iter().map(|call| (call.name, call.arguments));
+            (answer.reasoning, answer.content, calls.collect::<Vec<_>>())
+        };
+        let whole = take(vec![text.to_string()]);
+        assert_eq!(take(text.chars().map(String::from).collect()), whole, "{text}");
+        whole
+    }
+
+    #[test]
+    fn reasoning_content_and_calls_are_told_apart() {
+        let call = vec![("paint".to_string(), json!({ "a": 1 }))];
+        let header = "<|start|>assistant<|channel|>commentary to=functions.paint <|constrain|>json";
+        let harmony =
+            format!("<|channel|>analysis<|message|>Hm.<|end|>{header}<|message|>{{\"a\": 1}}");
+        assert_eq!(taken("harmony", &harmony), ("Hm.".into(), String::new(), call.clone()));
+        let older =
+            "<|start|>assistant to=functions.paint<|channel|>commentary json<|message|>{\"a\": 1}";
+        assert_eq!(taken("harmony", older).2, call);
+        let plain = "<|channel|>final<|message|>to=functions.paint is a header.";
+        let told = "to=functions.paint is a header.".to_string();
+        assert_eq!(taken("harmony", plain), (String::new(), told, vec![]));
+
+        let hermes = "<think>Hm. <tool_call></think>\n\nSure.\n<tool_call>\n{\"name\": \"paint\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        assert_eq!(taken("hermes", hermes), ("Hm. <tool_call>".into(), "Sure.".into(), call));
+    }
+
+    #[test]
+    fn ids_are_nine_letters_and_digits() {
+        for number in [0, 1, u64::MAX, 12345] {
+            let id = call_id(number);
+            assert!(id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric()), "{id}");
+        }
+        assert_ne!(call_id(1), call_id(2));
     }
 }

@@ -17,6 +17,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::fields::Fields;
 use crate::gate::{Access, REQUEST_ID, RequestId};
+use crate::generation::Done;
 use crate::metrics::Requests;
 use crate::models::Models;
 use crate::problem::{Api, Problem};
@@ -30,6 +31,9 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 
 /// Names the fields of a request that were accepted but have no effect on the answer.
 const NO_EFFECT: HeaderName = HeaderName::from_static("x-delft-no-effect");
+
+/// Tells how much of the prompt was found computed, and why no more: of whole answers, whose head is sent last.
+const CACHE: HeaderName = HeaderName::from_static("x-delft-cache");
 
 /// State that all requests share.
 pub(crate) struct App {
@@ -55,6 +59,7 @@ pub(crate) type Answered = Result<Response, Problem>;
 pub(crate) fn router(app: Arc<App>) -> Router {
     let paths = Router::new()
         .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/responses", post(openai::responses::answer))
         .route("/v1/completions", post(openai::completions::answer))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
@@ -79,7 +84,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, NO_EFFECT]);
+        .expose_headers([REQUEST_ID, NO_EFFECT, CACHE]);
     paths
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -135,9 +140,20 @@ pub(crate) fn noting(fields: &Fields, response: impl IntoResponse) -> Response {
     response
 }
 
+/// A response that tells what was reused of its prompt.
+pub(crate) fn telling(done: Option<&Done>, mut response: Response) -> Response {
+    let Some(Done { metrics, missed, .. }) = done else { return response };
+    let why = missed.as_ref().map_or(String::new(), |missed| format!("; {missed}"));
+    let told = format!("{} of {}{why}", metrics.reused_tokens, metrics.prompt_tokens);
+    if let Ok(value) = HeaderValue::from_str(&told) {
+        response.headers_mut().insert(CACHE, value);
+    }
+    response
+}
+
 async fn no_such_path(request: Request) -> Response {
     let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
-                   /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate)";
+                   /v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate)";
     let problem = Problem::new(StatusCode::NOT_FOUND, "not_found", message);
     problem.response(Api::of(request.uri().path()))
 }

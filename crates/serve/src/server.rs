@@ -54,8 +54,8 @@ impl Config {
         if ip.is_loopback() || self.insecure || !self.access.keys.is_empty() {
             return Ok(());
         }
-        let error = Error::new("--host", "127.0.0.1, or a key for others", ip);
-        Err(error.hint("a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone"))
+        let error = Error::new("address", "127.0.0.1, or a key that others must have", ip);
+        Err(error.hint("give a key, or say that everyone may ask"))
     }
 }
 
@@ -82,10 +82,10 @@ impl Server {
         for (i, model) in models.iter().enumerate() {
             if models[..i].iter().any(|other| other.name.eq_ignore_ascii_case(&model.name)) {
                 let error = Error::new("models", "names that differ", &model.name);
-                return Err(error.hint("NAME=MODEL gives a model another name"));
+                return Err(error.hint("give one of them another name"));
             }
         }
-        let failed = |e| Error::io(address, e).hint("--port takes another port");
+        let failed = |e| Error::io(address, e).hint("take another port");
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

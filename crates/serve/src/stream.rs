@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::generation::{Event, Generating};
-use crate::problem::Problem;
+use crate::problem::{Api, Problem};
 
 /// Pieces that may wait for a slow client before the task that writes them waits too.
 const AHEAD: usize = 64;
@@ -45,6 +45,17 @@ pub(crate) struct Sender {
 #[derive(Debug)]
 pub(crate) struct Gone;
 
+/// What gives the events of texts an interface's shape.
+pub(crate) trait Shape: Send {
+    /// Sends what an event of the text with this index becomes.
+    fn event(
+        &mut self,
+        sender: &Sender,
+        index: usize,
+        event: Event,
+    ) -> impl Future<Output = Result<(), Gone>> + Send;
+}
+
 impl Sender {
     /// Sends an object.
     pub(crate) async fn send(&self, value: &Value) -> Result<(), Gone> {
@@ -67,8 +78,27 @@ impl Sender {
         self.pieces.send(piece.into()).await.map_err(|_| Gone)
     }
 
+    /// Sends all events of what is being written; false if it failed, which is then told in the interface's shape.
+    pub(crate) async fn relay(
+        &self,
+        mut generating: Generating,
+        shape: &mut impl Shape,
+        api: Api,
+    ) -> Result<bool, Gone> {
+        loop {
+            match self.next(&mut generating).await? {
+                Ok(Some((index, event))) => shape.event(self, index, event).await?,
+                Ok(None) => return Ok(true),
+                Err(problem) => {
+                    self.send(&problem.to_json(api)).await?;
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
     /// The next event of what is being written, unless the client goes away first.
-    pub(crate) async fn next(
+    async fn next(
         &self,
         generating: &mut Generating,
     ) -> Result<Result<Option<(usize, Event)>, Problem>, Gone> {

@@ -31,7 +31,8 @@ pub(crate) fn run(args: &Serve) -> Outcome {
         },
         drain: Duration::from_secs(args.drain),
     };
-    config.check()?;
+    let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
+    config.check().map_err(|error| error.hint(keys))?;
     let templates = args.template.as_deref().map(template).transpose()?;
     let mut models = Vec::new();
     for named in names(&args.models) {

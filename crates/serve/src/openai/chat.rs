@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use axum::response::IntoResponse;
-use delft::Token;
+use delft::{Finish, Token};
 use serde_json::{Map, Value, json};
 
-use super::{EXTENSIONS, Head, collect, finish_reason, streams, usage, variants};
+use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
 use crate::chat;
+use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Event, Generating, Work};
+use crate::generation::{Event, Work};
 use crate::models::{Conversation, Model};
-use crate::problem::{Api, Problem};
-use crate::reply::{Answer, Piece, Reply, Usage, token_json};
-use crate::router::{Answered, Call, noting};
+use crate::problem::Problem;
+use crate::reply::{Answer, Called, Piece, Reply, Usage, token_json};
+use crate::router::{Answered, Call, noting, telling};
 use crate::settings::{self, MOST_TOP_LOGPROBS};
-use crate::stream::{Framing, Gone, Sender, response};
+use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// The documented fields.
 pub(crate) const FIELDS: &[Field] = &[
@@ -27,17 +28,20 @@ pub(crate) const FIELDS: &[Field] = &[
     used("max_completion_tokens"),
     used("max_tokens"),
     used("n"),
+    used("parallel_tool_calls"),
     used("presence_penalty"),
     used("reasoning_effort"),
+    used("response_format"),
     used("seed"),
     used("stop"),
     used("stream"),
     used("stream_options"),
     used("temperature"),
+    used("tool_choice"),
+    used("tools"),
     used("top_logprobs"),
     used("top_p"),
     no_effect("metadata"),
-    no_effect("parallel_tool_calls"),
     no_effect("prediction"),
     no_effect("prompt_cache_key"),
     no_effect("prompt_cache_options"),
@@ -50,10 +54,7 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("functions", "the older form of tools", &[]),
     refused("modalities", "answers are text", &["[\"text\"]"]),
     refused("moderation", "answers are not moderated", &[]),
-    refused("response_format", "answers are not constrained yet", &["{\"type\": \"text\"}"]),
     refused("store", "nothing is stored", &["false"]),
-    refused("tool_choice", "tools are not called yet", &["\"none\"", "\"auto\""]),
-    refused("tools", "tools are not called yet", &[]),
     refused("verbosity", "models here have no such setting", &["\"medium\""]),
     refused("web_search_options", "nothing is searched", &[]),
 ];
@@ -68,6 +69,7 @@ const MOST_ANSWERS: i64 = 16;
 struct Ask {
     model: Arc<Model>,
     fields: Fields,
+    asked: Asked,
     work: Vec<Work>,
     streams: bool,
     with_usage: bool,
@@ -78,14 +80,18 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let ask = tokio::task::block_in_place(|| read(&call))?;
     let model = ask.model.clone();
     let replies: Vec<Reply> =
-        ask.work.iter().map(|work| Reply::chat(model.engine.tokenizer(), &work.prompt)).collect();
+        ask.work.iter().map(|work| ask.asked.reply(&model, &work.prompt)).collect();
     let generating = model.generator.start(ask.work).await?;
     if ask.streams {
         let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
-        let writer = Writer { head, model, replies, logprobs: ask.logprobs };
+        let called = vec![0; replies.len()];
+        let (logprobs, total) = (ask.logprobs, Usage::default());
+        let mut writer = Writer { head, model, replies, called, logprobs, total };
         let with_usage = ask.with_usage;
         let streamed = response(Framing::Events, |sender| async move {
-            writer.write(&sender, generating, with_usage).await
+            writer.begin(&sender).await?;
+            let usage = |writer: Writer| with_usage.then(|| writer.usage());
+            stream(&sender, generating, writer, usage).await
         });
         return Ok(noting(&ask.fields, streamed));
     }
@@ -99,11 +105,13 @@ pub(crate) async fn answer(call: Call) -> Answered {
     }
     let mut object = head.with(choices.into());
     object["usage"] = usage(total);
-    Ok(noting(&ask.fields, axum::Json(object).into_response()))
+    let told = noting(&ask.fields, axum::Json(object).into_response());
+    Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
 fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS, TEMPLATE], Unknown::Refused)?;
+    let fields =
+        Fields::read(&call.body, &[FIELDS, EXTENSIONS, GRAMMARS, TEMPLATE], Unknown::Refused)?;
     let model = call.app.models.find(fields.text("model")?)?.clone();
     let mut options = settings::options(&model, &fields)?;
     let most = fields.whole("max_completion_tokens", 1..=i64::MAX)?;
@@ -118,31 +126,38 @@ fn read(call: &Call) -> Result<Ask, Problem> {
     }
     let n = fields.whole("n", 1..=MOST_ANSWERS)?.unwrap_or(1) as usize;
     let (streams, with_usage) = streams(&fields)?;
-    let mut extra = effort(&model, &fields)?;
+    let mut extra = effort(&model, &fields, "reasoning_effort")?;
     if let Some(variables) = fields.object("chat_template_kwargs")? {
         extra.extend(variables.clone());
     }
     let messages = chat::messages(&fields)?;
-    let conversation = Conversation { messages, extra, prefill: String::new() };
+    let asked = Asked::openai(&fields)?;
+    let tools = asked.listed().to_vec();
+    let conversation = Conversation { messages, extra, tools, prefill: String::new() };
     let prompt = model.encode_chat(&conversation)?;
     model.check(&prompt)?;
+    asked.constrain(&model, &prompt, true, &mut options)?;
     let logprobs = options.logprobs;
     let work = variants(&options, n).map(|options| Work { prompt: prompt.clone(), options });
-    Ok(Ask { work: work.collect(), model, fields, streams, with_usage, logprobs })
+    Ok(Ask { work: work.collect(), model, fields, asked, streams, with_usage, logprobs })
 }
 
-/// The template's variables for `reasoning_effort`: its own variable of that name, or its switch for thinking.
-fn effort(model: &Model, fields: &Fields) -> Result<Map<String, Value>, Problem> {
+/// The template's variables for an effort of reasoning: its own variable `reasoning_effort`, or its switch for thinking.
+pub(super) fn effort(
+    model: &Model,
+    fields: &Fields,
+    name: &str,
+) -> Result<Map<String, Value>, Problem> {
     const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-    let name = "reasoning_effort";
+    const VARIABLE: &str = "reasoning_effort";
     let Some(effort) = fields.text(name)? else { return Ok(Map::new()) };
     if !EFFORTS.contains(&effort) {
         return Err(wrong(name, EFFORTS.join(", "), &effort.into()));
     }
-    let reads = model.template().is_some_and(|template| template.variables().contains(name));
+    let reads = model.template().is_some_and(|template| template.variables().contains(VARIABLE));
     let mut extra = Map::new();
     if reads {
-        extra.insert(name.to_string(), effort.into());
+        extra.insert(VARIABLE.to_string(), effort.into());
     }
     if effort == "none" || !reads {
         extra.extend(delft::reasoning::switches(effort != "none", model.template()));
@@ -163,6 +178,14 @@ fn choice(model: &Model, index: usize, answer: &Answer, logprobs: bool) -> Value
     if !answer.reasoning.is_empty() {
         message["reasoning_content"] = answer.reasoning.as_str().into();
     }
+    let calls = answer.calls.iter().map(call_json);
+    let calls: Vec<Value> = calls.collect();
+    if !calls.is_empty() {
+        if answer.content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        message["tool_calls"] = calls.as_slice().into();
+    }
     let last = answer.tokens.len();
     let told = answer.tokens.iter().enumerate();
     let told = told.filter(|(i, token)| is_text(model, token, i + 1 == last));
@@ -171,7 +194,23 @@ fn choice(model: &Model, index: usize, answer: &Answer, logprobs: bool) -> Value
         "index": index,
         "message": message,
         "logprobs": if logprobs { json!({ "content": told, "refusal": null }) } else { Value::Null },
-        "finish_reason": answer.end.as_ref().map(|(finish, _)| finish_reason(finish)),
+        "finish_reason": answer.finish().map(|finish| reason(finish, !calls.is_empty())),
+    })
+}
+
+/// Why a text ended in which tools may have been called.
+fn reason(finish: &Finish, called: bool) -> &'static str {
+    match finish_reason(finish) {
+        "stop" if called => "tool_calls",
+        reason => reason,
+    }
+}
+
+fn call_json(call: &Called) -> Value {
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": { "name": call.name, "arguments": call.arguments_text() },
     })
 }
 
@@ -180,55 +219,49 @@ struct Writer {
     head: Head,
     model: Arc<Model>,
     replies: Vec<Reply>,
+    /// Calls of tools in each text so far.
+    called: Vec<usize>,
     logprobs: bool,
+    total: Usage,
+}
+
+impl Shape for Writer {
+    async fn event(&mut self, sender: &Sender, index: usize, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Token(token) => {
+                let pieces = self.replies[index].push(&token.text);
+                self.pieces(sender, index, pieces, Some(&token)).await
+            }
+            Event::Done(done) => {
+                let pieces = self.replies[index].finish();
+                self.pieces(sender, index, pieces, None).await?;
+                self.total.add(&done.metrics, index == 0);
+                let reason = reason(&done.finish, self.called[index] > 0);
+                sender.send(&self.chunk(index, json!({}), None, Some(reason))).await
+            }
+        }
+    }
 }
 
 impl Writer {
-    async fn write(
-        mut self,
-        sender: &Sender,
-        mut generating: Generating,
-        with_usage: bool,
-    ) -> Result<(), Gone> {
-        let mut total = Usage::default();
+    /// Opens every text.
+    async fn begin(&mut self, sender: &Sender) -> Result<(), Gone> {
         for index in 0..self.replies.len() {
             let delta = json!({ "role": "assistant", "content": "" });
             sender.send(&self.chunk(index, delta, None, None)).await?;
         }
-        loop {
-            let (index, event) = match sender.next(&mut generating).await? {
-                Ok(Some(event)) => event,
-                Ok(None) => break,
-                Err(problem) => {
-                    sender.send(&problem.to_json(Api::OpenAi)).await?;
-                    return sender.done().await;
-                }
-            };
-            match event {
-                Event::Token(token) => {
-                    let pieces = self.replies[index].push(&token.text);
-                    self.pieces(sender, index, pieces, Some(&token)).await?;
-                }
-                Event::Done(finish, metrics) => {
-                    let pieces = self.replies[index].finish();
-                    self.pieces(sender, index, pieces, None).await?;
-                    total.add(&metrics, index == 0);
-                    let reason = finish_reason(&finish);
-                    sender.send(&self.chunk(index, json!({}), None, Some(reason))).await?;
-                }
-            }
-        }
-        if with_usage {
-            let mut object = self.head.with(json!([]));
-            object["usage"] = usage(total);
-            sender.send(&object).await?;
-        }
-        sender.done().await
+        Ok(())
+    }
+
+    fn usage(&self) -> Value {
+        let mut object = self.head.with(json!([]));
+        object["usage"] = usage(self.total);
+        object
     }
 
     /// Sends pieces of a text, the first with what is to be told of the token.
     async fn pieces(
-        &self,
+        &mut self,
         sender: &Sender,
         index: usize,
         pieces: Vec<Piece>,
@@ -237,11 +270,17 @@ impl Writer {
         let told = token.filter(|token| self.logprobs && is_text(&self.model, token, true));
         let mut told = told
             .map(|token| json!({ "content": [token_json(&self.model, token)], "refusal": null }));
-        let deltas = pieces.into_iter().map(|piece| match piece {
-            Piece::Reasoning(text) => json!({ "reasoning_content": text }),
-            Piece::Content(text) => json!({ "content": text }),
-        });
-        for delta in deltas {
+        for piece in pieces {
+            let delta = match piece {
+                Piece::Reasoning(text) => json!({ "reasoning_content": text }),
+                Piece::Content(text) => json!({ "content": text }),
+                Piece::Call(call) => {
+                    let mut call = call_json(&call);
+                    call["index"] = self.called[index].into();
+                    self.called[index] += 1;
+                    json!({ "tool_calls": [call] })
+                }
+            };
             sender.send(&self.chunk(index, delta, told.take(), None)).await?;
         }
         if told.is_some() {

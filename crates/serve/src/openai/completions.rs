@@ -6,15 +6,16 @@ use axum::response::IntoResponse;
 use delft::Token;
 use serde_json::{Map, Value, json};
 
-use super::{EXTENSIONS, Head, collect, finish_reason, streams, usage, variants};
+use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
+use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Event, Generating, Work};
+use crate::generation::{Event, Work};
 use crate::models::Model;
-use crate::problem::{Api, Problem};
+use crate::problem::Problem;
 use crate::reply::{Answer, Reply, Usage};
-use crate::router::{Answered, Call, noting};
+use crate::router::{Answered, Call, noting, telling};
 use crate::settings;
-use crate::stream::{Framing, Gone, Sender, response};
+use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// The documented fields.
 pub(crate) const FIELDS: &[Field] = &[
@@ -67,9 +68,12 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let generating = model.generator.start(ask.work).await?;
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
-        let writer = Writer { head, model, n, logprobs };
+        let told = echoes.iter().map(|_| Logprobs::default()).collect();
+        let writer = Writer { head, model, n, logprobs, told, total: Usage::default() };
         let streamed = response(Framing::Events, |sender| async move {
-            writer.write(&sender, generating, echoes, with_usage).await
+            writer.begin(&sender, &echoes).await?;
+            let usage = |writer: Writer| with_usage.then(|| writer.usage());
+            stream(&sender, generating, writer, usage).await
         });
         return Ok(noting(&ask.fields, streamed));
     }
@@ -78,7 +82,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let mut choices = Vec::new();
     for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
         total.add(&answer.metrics(), index % ask.n == 0);
-        let finish = answer.end.as_ref().map(|(finish, _)| finish_reason(finish));
+        let finish = answer.finish().map(finish_reason);
         let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
         choices.push(json!({
             "index": index,
@@ -89,11 +93,12 @@ pub(crate) async fn answer(call: Call) -> Answered {
     }
     let mut object = head.with(choices.into());
     object["usage"] = usage(total);
-    Ok(noting(&ask.fields, axum::Json(object).into_response()))
+    let told = noting(&ask.fields, axum::Json(object).into_response());
+    Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
 fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS], Unknown::Refused)?;
+    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS, GRAMMARS], Unknown::Refused)?;
     let model = call.app.models.find(fields.text("model")?)?.clone();
     let mut options = settings::options(&model, &fields)?;
     let most = fields.whole("max_tokens", 0..=i64::MAX)?.unwrap_or(USUAL_TOKENS);
@@ -112,6 +117,7 @@ fn read(call: &Call) -> Result<Ask, Problem> {
         return Err(Problem::field("echo", "not supported beside logprobs"));
     }
     let prompts = prompts(&model, &fields)?;
+    Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
     if prompts.len() * n > MOST_TEXTS {
         let message = format!("expected at most {MOST_TEXTS} texts, found {}", prompts.len() * n);
         return Err(Problem::field("prompt", message));
@@ -210,53 +216,46 @@ struct Writer {
     model: Arc<Model>,
     n: usize,
     logprobs: bool,
+    /// The log-probabilities of each text.
+    told: Vec<Logprobs>,
+    total: Usage,
+}
+
+impl Shape for Writer {
+    async fn event(&mut self, sender: &Sender, index: usize, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Token(token) => {
+                let logprobs = self.logprobs.then(|| {
+                    self.told[index].add(&self.model, &token);
+                    self.told[index].take()
+                });
+                if token.text.is_empty() && logprobs.is_none() {
+                    return Ok(());
+                }
+                sender.send(&self.chunk(index, &token.text, logprobs, None)).await
+            }
+            Event::Done(done) => {
+                self.total.add(&done.metrics, index % self.n == 0);
+                let reason = finish_reason(&done.finish);
+                sender.send(&self.chunk(index, "", None, Some(reason))).await
+            }
+        }
+    }
 }
 
 impl Writer {
-    async fn write(
-        self,
-        sender: &Sender,
-        mut generating: Generating,
-        echoes: Vec<String>,
-        with_usage: bool,
-    ) -> Result<(), Gone> {
-        let mut total = Usage::default();
-        let mut told: Vec<Logprobs> = echoes.iter().map(|_| Logprobs::default()).collect();
-        for (index, echo) in echoes.into_iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            sender.send(&self.chunk(index, &echo, None, None)).await?;
+    /// Sends the prompts that are put in front.
+    async fn begin(&self, sender: &Sender, echoes: &[String]) -> Result<(), Gone> {
+        for (index, echo) in echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            sender.send(&self.chunk(index, echo, None, None)).await?;
         }
-        loop {
-            let (index, event) = match sender.next(&mut generating).await? {
-                Ok(Some(event)) => event,
-                Ok(None) => break,
-                Err(problem) => {
-                    sender.send(&problem.to_json(Api::OpenAi)).await?;
-                    return sender.done().await;
-                }
-            };
-            match event {
-                Event::Token(token) => {
-                    let logprobs = self.logprobs.then(|| {
-                        told[index].add(&self.model, &token);
-                        told[index].take()
-                    });
-                    if !token.text.is_empty() || logprobs.is_some() {
-                        sender.send(&self.chunk(index, &token.text, logprobs, None)).await?;
-                    }
-                }
-                Event::Done(finish, metrics) => {
-                    total.add(&metrics, index % self.n == 0);
-                    let reason = finish_reason(&finish);
-                    sender.send(&self.chunk(index, "", None, Some(reason))).await?;
-                }
-            }
-        }
-        if with_usage {
-            let mut object = self.head.with(json!([]));
-            object["usage"] = usage(total);
-            sender.send(&object).await?;
-        }
-        sender.done().await
+        Ok(())
+    }
+
+    fn usage(&self) -> Value {
+        let mut object = self.head.with(json!([]));
+        object["usage"] = usage(self.total);
+        object
     }
 
     fn chunk(

@@ -75,7 +75,11 @@ fn what_cannot_be_done_is_refused_in_its_own_shape() {
     let cases = [
         (json!({}), 400, "max_tokens: expected a value, found none"),
         (json!({ "max_tokens": 5, "model": "x" }), 404, "model: expected stories"),
-        (json!({ "max_tokens": 5, "tools": [{ "name": "f" }] }), 400, "tools: not supported"),
+        (
+            json!({ "max_tokens": 5, "tools": [{ "name": "f" }] }),
+            400,
+            "tools[0].input_schema: expected",
+        ),
         (json!({ "max_tokens": 5, "n": 2 }), 400, "n: there is no such field"),
         (json!({ "max_tokens": 5, "thinking": { "type": "x" } }), 400, "thinking.type: expected"),
         (

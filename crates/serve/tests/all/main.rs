@@ -5,3 +5,4 @@ mod common;
 mod ollama;
 mod openai;
 mod safety;
+mod structured;

@@ -57,7 +57,7 @@ fn a_prompt_is_a_message_unless_it_is_raw() {
         (json!({ "suffix": "x" }), "suffix: not supported"),
         (json!({ "options": { "temperature": -1 } }), "options.temperature: expected"),
         (json!({ "options": { "mirostat": 2 } }), "options.mirostat: not supported"),
-        (json!({ "format": "json" }), "format: not supported"),
+        (json!({ "format": "yaml" }), "format: expected"),
         (json!({ "model": "x" }), "model: expected stories"),
     ] {
         let response = ask(extra);

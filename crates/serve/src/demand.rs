@@ -1,0 +1,467 @@
+//! What a request asks of the form of its answer: tools that may or must be called, or a text of a schema or grammar.
+
+use delft::GenerateOptions;
+use delft::reasoning::Opening;
+use delft::structured::{Demand, Grammar};
+use delft::tokens::tools::Tool;
+use serde_json::{Map, Value, json};
+
+use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
+use crate::models::Model;
+use crate::problem::Problem;
+use crate::reply::Reply;
+
+/// Most tools of a request.
+const MOST_TOOLS: usize = 512;
+
+/// Fields by which vLLM and llama.cpp take grammars.
+pub(crate) const GRAMMARS: &[Field] = &[used("grammar"), used("structured_outputs")];
+
+/// Which tools are called.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+enum Choice {
+    /// Those that the model wants to call, if any.
+    #[default]
+    Auto,
+    /// None: the model does not hear of them.
+    None,
+    /// One at least.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl Choice {
+    /// By OpenAI's words.
+    fn of_word(word: &str) -> Result<Choice, Problem> {
+        match word {
+            "auto" => Ok(Choice::Auto),
+            "none" => Ok(Choice::None),
+            "required" => Ok(Choice::Required),
+            other => Err(choice_problem(&other.into())),
+        }
+    }
+}
+
+/// What is asked of an answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Asked {
+    /// The tools as chat templates read them.
+    listed: Vec<Value>,
+    tools: Vec<Tool>,
+    choice: Choice,
+    /// Whether several calls may come in one answer.
+    several: bool,
+    grammar: Option<Grammar>,
+}
+
+impl Asked {
+    /// By OpenAI's fields.
+    pub(crate) fn openai(fields: &Fields) -> Result<Asked, Problem> {
+        let mut asked = Asked { several: true, ..Asked::default() };
+        asked.functions(fields)?;
+        if let Some(several) = fields.flag("parallel_tool_calls")? {
+            asked.several = several;
+        }
+        asked.choice = match fields.value("tool_choice") {
+            None => Choice::Auto,
+            Some(Value::String(word)) => Choice::of_word(word)?,
+            Some(choice) => match choice["function"]["name"].as_str() {
+                Some(name) if choice["type"] == "function" => Choice::Named(name.to_string()),
+                _ => return Err(choice_problem(choice)),
+            },
+        };
+        asked.grammar = response_format(fields)?;
+        if let Some(grammar) = grammar_fields(fields)? {
+            if asked.grammar.replace(grammar).is_some() {
+                let message = "not supported beside a grammar";
+                return Err(Problem::field("response_format", message));
+            }
+        }
+        asked.check()
+    }
+
+    /// By the fields of OpenAI's responses, where tools and formats stand one level higher.
+    pub(crate) fn responses(fields: &Fields) -> Result<Asked, Problem> {
+        const TOOL: &[Field] =
+            &[used("type"), used("name"), used("description"), used("parameters"), used("strict")];
+        const TEXT: &[Field] = &[
+            used("format"),
+            refused("verbosity", "models here have no such setting", &["\"medium\""]),
+        ];
+        const FORMAT: &[Field] = &[
+            used("type"),
+            used("schema"),
+            used("strict"),
+            no_effect("name"),
+            no_effect("description"),
+        ];
+        let mut asked = Asked { several: true, ..Asked::default() };
+        for (i, value) in list(fields)?.iter().enumerate() {
+            let place = format!("tools[{i}]");
+            if value["type"] != "function" {
+                let found = shown(value["type"].as_str().unwrap_or("no type"));
+                let message = format!("expected a tool of type function, found {found}");
+                return Err(Problem::field(&place, message));
+            }
+            let within = |e: Problem| e.within(&place);
+            let object = value.as_object().cloned().unwrap_or_default();
+            let tool = Fields::check(object, &[TOOL], Unknown::Noted).map_err(within)?;
+            let name = tool.text("name").and_then(|name| tool.needed("name", name));
+            let parameters = tool.object("parameters").map_err(within)?;
+            let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
+            let description = tool.value("description").cloned();
+            let schema = parameters.cloned().unwrap_or_default();
+            asked.add(&place, name.map_err(within)?, description, schema, strict)?;
+        }
+        if let Some(several) = fields.flag("parallel_tool_calls")? {
+            asked.several = several;
+        }
+        asked.choice = match fields.value("tool_choice") {
+            None => Choice::Auto,
+            Some(Value::String(word)) => Choice::of_word(word)?,
+            Some(choice) => match choice["name"].as_str() {
+                Some(name) if choice["type"] == "function" => Choice::Named(name.to_string()),
+                _ => return Err(choice_problem(choice)),
+            },
+        };
+        let text = fields.within("text", &[TEXT], Unknown::Refused)?;
+        let within = |e: Problem| e.within("text");
+        let format = text.map(|text| text.within("format", &[FORMAT], Unknown::Refused));
+        if let Some(format) = format.transpose().map_err(within)?.flatten() {
+            let within = |e: Problem| e.within("text.format");
+            asked.grammar = match (format.text("type").map_err(within)?, format.value("schema")) {
+                (Some("text"), _) => None,
+                (Some("json_object"), _) => Some(Grammar::Json),
+                (Some("json_schema"), Some(schema)) => Some(Grammar::Schema(schema.clone())),
+                _ => {
+                    let message = "expected text, json_object, or json_schema with its schema";
+                    return Err(within(Problem::field("type", message)));
+                }
+            };
+        }
+        asked.check()
+    }
+
+    /// By the fields of texts that are continued.
+    pub(crate) fn completions(fields: &Fields) -> Result<Asked, Problem> {
+        Ok(Asked { grammar: grammar_fields(fields)?, ..Asked::default() })
+    }
+
+    /// By Anthropic's fields; the format is a field of the output's configuration.
+    pub(crate) fn anthropic(fields: &Fields, output: Option<&Fields>) -> Result<Asked, Problem> {
+        const TOOL: &[Field] = &[
+            used("name"),
+            used("description"),
+            used("input_schema"),
+            used("strict"),
+            used("type"),
+            no_effect("allowed_callers"),
+            no_effect("cache_control"),
+            no_effect("defer_loading"),
+            no_effect("eager_input_streaming"),
+            no_effect("input_examples"),
+        ];
+        const CHOICE: &[Field] = &[used("type"), used("name"), used("disable_parallel_tool_use")];
+        let mut asked = Asked { several: true, ..Asked::default() };
+        for (i, value) in list(fields)?.iter().enumerate() {
+            let place = format!("tools[{i}]");
+            let object = value.as_object().cloned().ok_or_else(|| {
+                Problem::field(&place, format_args!("expected an object, found {}", kind(value)))
+            })?;
+            if let Some(other) = object.get("type").and_then(Value::as_str)
+                && other != "custom"
+            {
+                let message =
+                    format!("not supported: tools of type {} run elsewhere", shown(other));
+                return Err(Problem::field(&place, message));
+            }
+            let tool =
+                Fields::check(object, &[TOOL], Unknown::Refused).map_err(|e| e.within(&place))?;
+            let name = tool.needed("name", tool.text("name")?).map_err(|e| e.within(&place))?;
+            let schema = tool
+                .object("input_schema")
+                .and_then(|schema| tool.needed("input_schema", schema))
+                .map_err(|e| e.within(&place))?;
+            let strict = tool.flag("strict").map_err(|e| e.within(&place))?;
+            let description = tool.value("description").cloned();
+            asked.add(&place, name, description, schema.clone(), strict.unwrap_or(false))?;
+        }
+        if let Some(choice) = fields.within("tool_choice", &[CHOICE], Unknown::Refused)? {
+            let name = choice.text("name").map_err(|e| e.within("tool_choice"))?;
+            asked.choice = match (choice.text("type").map_err(|e| e.within("tool_choice"))?, name) {
+                (Some("auto"), _) => Choice::Auto,
+                (Some("none"), _) => Choice::None,
+                (Some("any"), _) => Choice::Required,
+                (Some("tool"), Some(name)) => Choice::Named(name.to_string()),
+                _ => {
+                    let message = "expected a type of auto, any, none, or tool with its name";
+                    return Err(Problem::field("tool_choice", message));
+                }
+            };
+            let single = choice.flag("disable_parallel_tool_use");
+            asked.several = !single.map_err(|e| e.within("tool_choice"))?.unwrap_or(false);
+        }
+        if let Some(output) = output {
+            const FORMAT: &[Field] = &[used("type"), used("schema")];
+            let within = |e: Problem| e.within("output_config");
+            let format = output.within("format", &[FORMAT], Unknown::Refused).map_err(within)?;
+            asked.grammar = format
+                .map(|format| match (format.value("type"), format.value("schema")) {
+                    (Some(Value::String(kind)), Some(schema)) if kind == "json_schema" => {
+                        Ok(Grammar::Schema(schema.clone()))
+                    }
+                    _ => {
+                        let message = "expected the type json_schema and a schema";
+                        Err(Problem::field("output_config.format", message))
+                    }
+                })
+                .transpose()?;
+        }
+        asked.check()
+    }
+
+    /// By Ollama's fields.
+    pub(crate) fn ollama(fields: &Fields, tools: bool) -> Result<Asked, Problem> {
+        let mut asked = Asked { several: true, ..Asked::default() };
+        if tools {
+            asked.functions(fields)?;
+        }
+        asked.grammar = match fields.value("format") {
+            None => None,
+            Some(Value::String(word)) if word.is_empty() => None,
+            Some(Value::String(word)) if word == "json" => Some(Grammar::Json),
+            Some(schema @ Value::Object(_)) => Some(Grammar::Schema(schema.clone())),
+            Some(other) => return Err(wrong("format", "\"json\" or a JSON schema", other)),
+        };
+        asked.check()
+    }
+
+    /// Reads tools of OpenAI's kind.
+    fn functions(&mut self, fields: &Fields) -> Result<(), Problem> {
+        const TOOL: &[Field] = &[used("type"), used("function")];
+        const FUNCTION: &[Field] =
+            &[used("name"), used("description"), used("parameters"), used("strict")];
+        for (i, value) in list(fields)?.iter().enumerate() {
+            let place = format!("tools[{i}]");
+            let object = value.as_object().cloned().ok_or_else(|| {
+                Problem::field(&place, format_args!("expected an object, found {}", kind(value)))
+            })?;
+            let tool =
+                Fields::check(object, &[TOOL], Unknown::Noted).map_err(|e| e.within(&place))?;
+            if let Some(other) = tool.text("type")?.filter(|kind| *kind != "function") {
+                let message = format!("expected a tool of type function, found {}", shown(other));
+                return Err(Problem::field(&place, message));
+            }
+            let function = tool.within("function", &[FUNCTION], Unknown::Noted);
+            let function = function.map_err(|e| e.within(&place))?;
+            let function = fields.needed(&format!("{place}.function"), function)?;
+            let within = |e: Problem| e.within("function").within(&place);
+            let name = function.needed("name", function.text("name").map_err(within)?);
+            let name = name.map_err(within)?;
+            let parameters = function.object("parameters").map_err(within)?;
+            let strict = function.flag("strict").map_err(within)?.unwrap_or(false);
+            let description = function.value("description").cloned();
+            self.add(&place, name, description, parameters.cloned().unwrap_or_default(), strict)?;
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        place: &str,
+        name: &str,
+        description: Option<Value>,
+        mut schema: Map<String, Value>,
+        strict: bool,
+    ) -> Result<(), Problem> {
+        // A function without parameters is one of an object without properties.
+        schema.entry("type").or_insert_with(|| "object".into());
+        schema.entry("properties").or_insert_with(|| json!({}));
+        let parameters = Value::Object(schema);
+        let tool = Tool::new(name, parameters.clone(), strict)
+            .map_err(|error| Problem::field(place, error))?;
+        if self.tools.iter().any(|other| other.name == tool.name) {
+            return Err(Problem::field(place, format_args!("a second tool named {name}")));
+        }
+        let description = description.unwrap_or_else(|| "".into());
+        self.listed.push(json!({
+            "type": "function",
+            "function": { "name": name, "description": description, "parameters": parameters },
+        }));
+        self.tools.push(tool);
+        Ok(())
+    }
+
+    fn check(self) -> Result<Asked, Problem> {
+        match &self.choice {
+            Choice::Required if self.tools.is_empty() => {
+                return Err(Problem::field("tool_choice", "expected beside tools"));
+            }
+            Choice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
+                let message = format!("expected a tool of this request, found {}", shown(name));
+                return Err(Problem::field("tool_choice", message));
+            }
+            _ => {}
+        }
+        if self.grammar.is_some() && !self.active().is_empty() {
+            let message = "not supported beside a schema or grammar for the answer's text";
+            return Err(Problem::field("tools", message));
+        }
+        Ok(self)
+    }
+
+    /// The tools that may be called.
+    fn active(&self) -> &[Tool] {
+        if self.choice == Choice::None { &[] } else { &self.tools }
+    }
+
+    /// The tools that the model hears of, as chat templates read them.
+    pub(crate) fn listed(&self) -> &[Value] {
+        if self.choice == Choice::None { &[] } else { &self.listed }
+    }
+
+    /// Adds to a generation's options what the form takes: a constraint, and special tokens that are shown.
+    ///
+    /// # Errors
+    /// A schema or grammar that cannot be followed, or a model that has no tokenizer.
+    pub(crate) fn constrain(
+        &self,
+        model: &Model,
+        prompt: &[u32],
+        splits: bool,
+        options: &mut GenerateOptions,
+    ) -> Result<(), Problem> {
+        let opening = || -> Result<Opening, Problem> {
+            let (tokenizer, template) = (model.tokenizer()?, model.template());
+            let after = || Opening::after_tokens(tokenizer, template, prompt);
+            Ok(if splits { after() } else { Opening::Answer })
+        };
+        if let Some(grammar) = &self.grammar {
+            let source = model.grammars()?.compile(grammar, opening()?);
+            options.constraint = Some(source?);
+        }
+        if self.active().is_empty() {
+            return Ok(());
+        }
+        let (format, _) = model.calls();
+        options.show_special = format.marks();
+        let strict = self.tools.iter().any(|tool| tool.strict);
+        let required = matches!(self.choice, Choice::Required | Choice::Named(_));
+        if required || strict || !self.several {
+            let named = |tool: &&Tool| match &self.choice {
+                Choice::Named(name) => tool.name == *name,
+                _ => true,
+            };
+            let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
+            let parallel = self.several && !matches!(self.choice, Choice::Named(_));
+            let demand = Demand { required, parallel };
+            let source = model.grammars()?.tools(format, &tools, demand, opening()?);
+            options.constraint = Some(source?);
+        }
+        Ok(())
+    }
+
+    /// What takes the answer to a rendered conversation apart.
+    pub(crate) fn reply(&self, model: &Model, prompt: &[u32]) -> Reply {
+        let reply = Reply::chat(model.engine.tokenizer(), prompt);
+        match self.active() {
+            [] => reply,
+            tools => reply.calling(model.calls().0, tools.to_vec()),
+        }
+    }
+}
+
+/// The list of tools.
+fn list(fields: &Fields) -> Result<&[Value], Problem> {
+    let tools = fields.list("tools")?.map(Vec::as_slice).unwrap_or_default();
+    if tools.len() > MOST_TOOLS {
+        let message = format!("expected at most {MOST_TOOLS} tools, found {}", tools.len());
+        return Err(Problem::field("tools", message));
+    }
+    Ok(tools)
+}
+
+fn choice_problem(found: &Value) -> Problem {
+    wrong("tool_choice", "auto, none, required or a function by its name", found)
+}
+
+/// `response_format`: text, a JSON object, or JSON of a schema.
+fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
+    const FORMAT: &[Field] = &[used("type"), used("json_schema")];
+    const SCHEMA: &[Field] = &[
+        used("schema"),
+        no_effect("name"),
+        no_effect("description"),
+        // Answers follow their schema in any case.
+        used("strict"),
+    ];
+    let Some(format) = fields.within("response_format", &[FORMAT], Unknown::Refused)? else {
+        return Ok(None);
+    };
+    let within = |e: Problem| e.within("response_format");
+    match format.text("type").map_err(within)? {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::Json)),
+        Some("json_schema") => {
+            let schema =
+                format.within("json_schema", &[SCHEMA], Unknown::Refused).map_err(within)?;
+            let schema = schema.and_then(|schema| schema.value("schema").cloned());
+            let none = || Problem::field("response_format.json_schema.schema", "expected a schema");
+            Ok(Some(Grammar::Schema(schema.ok_or_else(none)?)))
+        }
+        found => {
+            let found = Value::from(found.unwrap_or_default());
+            Err(within(wrong("type", "text, json_object or json_schema", &found)))
+        }
+    }
+}
+
+/// The grammar of vLLM's or llama.cpp's fields.
+fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
+    const KINDS: &[Field] = &[
+        used("json"),
+        used("json_object"),
+        used("regex"),
+        used("choice"),
+        used("grammar"),
+        no_effect("disable_fallback"),
+        refused("structural_tag", "tools are the way to that", &[]),
+    ];
+    let mut found = Vec::new();
+    if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
+        found.push(Grammar::of_text(text));
+    }
+    if let Some(kinds) = fields.within("structured_outputs", &[KINDS], Unknown::Refused)? {
+        let within = |e: Problem| e.within("structured_outputs");
+        if let Some(schema) = kinds.value("json") {
+            // It may be written as JSON in a string.
+            let read = schema.as_str().map(serde_json::from_str);
+            let schema = read.unwrap_or_else(|| Ok(schema.clone()));
+            let schema = schema.map_err(|e| Problem::field("json", format_args!("{e}")));
+            found.push(Grammar::Schema(schema.map_err(within)?));
+        }
+        if kinds.flag("json_object").map_err(within)? == Some(true) {
+            found.push(Grammar::Json);
+        }
+        if let Some(text) = kinds.text("regex").map_err(within)? {
+            found.push(Grammar::Regex(text.to_string()));
+        }
+        if let Some(text) = kinds.text("grammar").map_err(within)? {
+            found.push(Grammar::of_text(text));
+        }
+        if let Some(choices) = kinds.list("choice").map_err(within)? {
+            let texts = choices.iter().map(|choice| choice.as_str().map(|text| json!(text)));
+            let texts: Option<Vec<String>> =
+                texts.map(|text| text.map(|text| text.to_string())).collect();
+            let texts = texts
+                .filter(|texts| !texts.is_empty())
+                .ok_or_else(|| within(Problem::field("choice", "expected a list of strings")))?;
+            found.push(Grammar::Lark(format!("start: {}", texts.join(" | "))));
+        }
+    }
+    if found.len() > 1 {
+        return Err(Problem::field("structured_outputs", "expected one kind, found several"));
+    }
+    Ok(found.pop())
+}

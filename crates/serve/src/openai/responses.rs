@@ -1,0 +1,451 @@
+//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. Nothing is stored between requests: a
+//! conversation comes whole with each of them.
+
+use std::sync::Arc;
+
+use axum::response::IntoResponse;
+use delft::Finish;
+use serde_json::{Map, Value, json};
+
+use super::chat::effort;
+use super::usage_of_responses;
+use crate::chat;
+use crate::demand::Asked;
+use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used};
+use crate::generation::{Done, Event, Work};
+use crate::models::{Conversation, Model};
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Called, Piece, Reply};
+use crate::router::{Answered, Call, noting, telling};
+use crate::settings;
+use crate::stream::{Framing, Gone, Sender, Shape, response};
+
+/// The documented fields.
+pub(crate) const FIELDS: &[Field] = &[
+    used("input"),
+    used("instructions"),
+    used("max_output_tokens"),
+    used("model"),
+    used("parallel_tool_calls"),
+    used("reasoning"),
+    used("stream"),
+    used("temperature"),
+    used("text"),
+    used("tool_choice"),
+    used("tools"),
+    used("top_p"),
+    no_effect("access_programs"),
+    no_effect("include"),
+    no_effect("max_tool_calls"),
+    no_effect("metadata"),
+    no_effect("prompt_cache_key"),
+    no_effect("prompt_cache_options"),
+    no_effect("prompt_cache_retention"),
+    no_effect("safety_identifier"),
+    no_effect("service_tier"),
+    no_effect("stream_options"),
+    no_effect("user"),
+    refused("background", "requests are answered while their clients wait", &["false"]),
+    refused("background_options", "requests are answered while their clients wait", &[]),
+    refused("context_management", "the conversation is read as it comes", &[]),
+    refused("conversation", "nothing is stored: send the conversation whole", &[]),
+    refused("image", "answers are text", &[]),
+    refused("moderation", "answers are not moderated", &[]),
+    refused("previous_response_id", "nothing is stored: send the conversation whole", &[]),
+    refused("prompt", "there are no stored prompts", &[]),
+    refused("store", "nothing is stored", &["false"]),
+    refused("top_logprobs", "use chat completions for log-probabilities", &["0"]),
+    refused("truncation", "a prompt that does not fit is refused, never cut", &["\"disabled\""]),
+];
+
+/// A request that is understood.
+struct Ask {
+    model: Arc<Model>,
+    fields: Fields,
+    asked: Asked,
+    work: Work,
+    streams: bool,
+}
+
+pub(crate) async fn answer(call: Call) -> Answered {
+    let Ask { model, fields, asked, work, streams } = tokio::task::block_in_place(|| read(&call))?;
+    let mut reply = asked.reply(&model, &work.prompt);
+    let head = head(&call, &model, &fields);
+    let mut generating = model.generator.start(vec![work]).await?;
+    if streams {
+        let mut writer =
+            Writer { id: call.id, head, reply, items: Vec::new(), open: None, sent: 0 };
+        let streamed = response(Framing::NamedEvents, |sender| async move {
+            writer.state(&sender, "response.created").await?;
+            writer.state(&sender, "response.in_progress").await?;
+            sender.relay(generating, &mut writer, Api::OpenAi).await.map(drop)
+        });
+        return Ok(noting(&fields, streamed));
+    }
+    let mut answer = Answer::default();
+    while let Some((_, event)) = generating.next().await? {
+        answer.take(&mut reply, event);
+    }
+    let mut items = Vec::new();
+    if !answer.reasoning.is_empty() {
+        items.push(Item::Reasoning(answer.reasoning));
+    }
+    if !answer.content.is_empty() || items.is_empty() && answer.calls.is_empty() {
+        items.push(Item::Message(answer.content));
+    }
+    items.extend(answer.calls.into_iter().map(Item::Call));
+    let items = items.iter().enumerate().map(|(i, item)| item.to_json(&call.id, i, "completed"));
+    let object = ended(head, items.collect(), answer.end.as_ref());
+    let told = noting(&fields, axum::Json(object).into_response());
+    Ok(telling(answer.end.as_ref(), told))
+}
+
+fn read(call: &Call) -> Result<Ask, Problem> {
+    let fields = Fields::read(&call.body, &[FIELDS], Unknown::Refused)?;
+    let model = call.app.models.find(fields.text("model")?)?.clone();
+    let mut options = settings::options(&model, &fields)?;
+    let most = fields.whole("max_output_tokens", 1..=i64::MAX)?;
+    options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
+    const REASONING: &[Field] = &[
+        used("effort"),
+        no_effect("context"),
+        no_effect("generate_summary"),
+        no_effect("mode"),
+        no_effect("summary"),
+    ];
+    let reasoning = fields.within("reasoning", &[REASONING], Unknown::Noted)?;
+    let extra = match &reasoning {
+        Some(reasoning) => {
+            effort(&model, reasoning, "effort").map_err(|e| e.within("reasoning"))?
+        }
+        None => Map::new(),
+    };
+    let asked = Asked::responses(&fields)?;
+    let tools = asked.listed().to_vec();
+    let messages = messages(&fields)?;
+    let prompt =
+        model.encode_chat(&Conversation { messages, extra, tools, ..Conversation::default() })?;
+    model.check(&prompt)?;
+    asked.constrain(&model, &prompt, true, &mut options)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    Ok(Ask { model, fields, asked, work: Work { prompt, options }, streams })
+}
+
+/// The input's items as the messages that templates read.
+fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
+    let mut messages = Vec::new();
+    if let Some(text) = fields.text("instructions")? {
+        messages.push(json!({ "role": "system", "content": text }));
+    }
+    let items = match fields.needed("input", fields.value("input"))? {
+        Value::String(text) => {
+            messages.push(json!({ "role": "user", "content": text }));
+            return Ok(messages);
+        }
+        Value::Array(items) if !items.is_empty() && items.len() <= chat::MOST_MESSAGES => items,
+        other => {
+            let message = format!("expected a string or a list of items, found {}", kind(other));
+            return Err(Problem::field("input", message));
+        }
+    };
+    for (i, item) in items.iter().enumerate() {
+        let place = format!("input[{i}]");
+        let text = |name: &str| {
+            let found = item[name].as_str();
+            found.ok_or_else(|| Problem::field(&format!("{place}.{name}"), "expected a string"))
+        };
+        match item["type"].as_str() {
+            None | Some("message") => {
+                let role = match item["role"].as_str() {
+                    Some("developer") => "system",
+                    Some(role @ ("system" | "user" | "assistant")) => role,
+                    _ => {
+                        let message = "expected system, developer, user or assistant";
+                        return Err(Problem::field(&format!("{place}.role"), message));
+                    }
+                };
+                let content = chat::text(&format!("{place}.content"), &item["content"])?;
+                messages.push(json!({ "role": role, "content": content }));
+            }
+            Some("function_call") => {
+                let arguments = match text("arguments")?.trim() {
+                    "" => json!({}),
+                    arguments => serde_json::from_str(arguments).map_err(|e| {
+                        let message = format!("expected JSON, found {e}");
+                        Problem::field(&format!("{place}.arguments"), message)
+                    })?,
+                };
+                let function = json!({ "name": text("name")?, "arguments": arguments });
+                let call =
+                    json!({ "id": text("call_id")?, "type": "function", "function": function });
+                // Calls belong to the assistant's message before them.
+                match messages.last_mut().filter(|last| last["role"] == "assistant") {
+                    Some(last) => match last["tool_calls"].as_array_mut() {
+                        Some(calls) => calls.push(call),
+                        None => last["tool_calls"] = json!([call]),
+                    },
+                    None => messages
+                        .push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
+                }
+            }
+            Some("function_call_output") => {
+                let id = text("call_id")?;
+                let content = chat::text(&format!("{place}.output"), &item["output"])?;
+                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+            }
+            // What earlier answers thought is not read again.
+            Some("reasoning") => {}
+            Some(other) => {
+                let expected = "message, function_call, function_call_output or reasoning";
+                let message =
+                    format!("expected an item of type {expected}, found {}", shown(other));
+                let problem = Problem::field(&place, message);
+                return Err(Problem { code: "unsupported_content", ..problem });
+            }
+        }
+    }
+    Ok(messages)
+}
+
+/// The part of the response that is known before its text.
+fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
+    let given = |name: &str, usual: Value| fields.value(name).cloned().unwrap_or(usual);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    json!({
+        "id": format!("resp_{}", call.id),
+        "object": "response",
+        "created_at": now.unwrap_or_default().as_secs(),
+        "status": "in_progress",
+        "error": null,
+        "incomplete_details": null,
+        "instructions": given("instructions", Value::Null),
+        "max_output_tokens": given("max_output_tokens", Value::Null),
+        "metadata": given("metadata", json!({})),
+        "model": model.name,
+        "output": [],
+        "parallel_tool_calls": given("parallel_tool_calls", true.into()),
+        "previous_response_id": null,
+        "reasoning": given("reasoning", json!({ "effort": null, "summary": null })),
+        "store": false,
+        "temperature": given("temperature", Value::Null),
+        "text": given("text", json!({ "format": { "type": "text" } })),
+        "tool_choice": given("tool_choice", "auto".into()),
+        "tools": given("tools", json!([])),
+        "top_p": given("top_p", Value::Null),
+        "truncation": "disabled",
+        "usage": null,
+    })
+}
+
+/// The whole response.
+fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>) -> Value {
+    head["output"] = items.into();
+    let cut = done.filter(|done| matches!(done.finish, Finish::Length | Finish::ContextFull));
+    head["status"] = if cut.is_some() { "incomplete" } else { "completed" }.into();
+    if cut.is_some() {
+        head["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+    }
+    if let Some(done) = done {
+        head["usage"] = usage_of_responses(&done.metrics);
+    }
+    head
+}
+
+/// An item of the output.
+#[derive(Debug, Clone)]
+enum Item {
+    Reasoning(String),
+    Message(String),
+    Call(Called),
+}
+
+impl Item {
+    /// Its id, by its place in the output.
+    fn id(&self, response: &str, index: usize) -> String {
+        let kind = match self {
+            Item::Reasoning(_) => "rs",
+            Item::Message(_) => "msg",
+            Item::Call(_) => "fc",
+        };
+        format!("{kind}_{response}_{index}")
+    }
+
+    fn to_json(&self, response: &str, index: usize, status: &str) -> Value {
+        let id = self.id(response, index);
+        match self {
+            Item::Reasoning(text) => json!({
+                "id": id, "type": "reasoning", "status": status, "summary": [],
+                "content": [{ "type": "reasoning_text", "text": text }],
+            }),
+            Item::Message(text) => json!({
+                "id": id, "type": "message", "status": status, "role": "assistant",
+                "content": [text_part(text)],
+            }),
+            Item::Call(call) => json!({
+                "id": id, "type": "function_call", "status": status,
+                "call_id": format!("call_{}", call.id),
+                "name": call.name, "arguments": call.arguments_text(),
+            }),
+        }
+    }
+}
+
+fn text_part(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+}
+
+/// Writes a stream of events.
+struct Writer {
+    /// The request's.
+    id: String,
+    head: Value,
+    reply: Reply,
+    /// Items that are whole, as the response shows them.
+    items: Vec<Value>,
+    /// The item that is open.
+    open: Option<Item>,
+    /// Events so far.
+    sent: u64,
+}
+
+impl Shape for Writer {
+    async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Token(token) => {
+                for piece in self.reply.push(&token.text) {
+                    self.piece(sender, piece).await?;
+                }
+                Ok(())
+            }
+            Event::Done(done) => {
+                for piece in self.reply.finish() {
+                    self.piece(sender, piece).await?;
+                }
+                if self.items.is_empty() && self.open.is_none() {
+                    self.open(sender, Item::Message(String::new())).await?;
+                }
+                self.close(sender).await?;
+                self.head = ended(self.head.take(), std::mem::take(&mut self.items), Some(&done));
+                let cut = self.head["status"] == "incomplete";
+                self.state(sender, if cut { "response.incomplete" } else { "response.completed" })
+                    .await
+            }
+        }
+    }
+}
+
+impl Writer {
+    /// Sends an event with the next number.
+    async fn send(&mut self, sender: &Sender, kind: &str, mut event: Value) -> Result<(), Gone> {
+        event["type"] = kind.into();
+        event["sequence_number"] = self.sent.into();
+        self.sent += 1;
+        sender.send(&event).await
+    }
+
+    /// Sends the response as it is.
+    async fn state(&mut self, sender: &Sender, kind: &str) -> Result<(), Gone> {
+        let event = json!({ "response": self.head });
+        self.send(sender, kind, event).await
+    }
+
+    /// The fields that say which item an event is about.
+    fn place(&self, item: &Item) -> Value {
+        json!({ "item_id": item.id(&self.id, self.items.len()), "output_index": self.items.len() })
+    }
+
+    async fn piece(&mut self, sender: &Sender, piece: Piece) -> Result<(), Gone> {
+        match piece {
+            Piece::Reasoning(text) => {
+                if !matches!(self.open, Some(Item::Reasoning(_))) {
+                    self.open(sender, Item::Reasoning(String::new())).await?;
+                }
+                self.text(sender, "response.reasoning_text.delta", text).await
+            }
+            Piece::Content(text) => {
+                if !matches!(self.open, Some(Item::Message(_))) {
+                    self.open(sender, Item::Message(String::new())).await?;
+                }
+                self.text(sender, "response.output_text.delta", text).await
+            }
+            Piece::Call(call) => {
+                let (arguments, name) = (call.arguments_text(), call.name.clone());
+                self.open(sender, Item::Call(call)).await?;
+                let Some(item) = &self.open else { return Ok(()) };
+                let mut delta = self.place(item);
+                let mut done = delta.clone();
+                delta["delta"] = arguments.as_str().into();
+                (done["arguments"], done["name"]) = (arguments.into(), name.into());
+                self.send(sender, "response.function_call_arguments.delta", delta).await?;
+                self.send(sender, "response.function_call_arguments.done", done).await?;
+                self.close(sender).await
+            }
+        }
+    }
+
+    /// Adds text to the item that is open.
+    async fn text(&mut self, sender: &Sender, kind: &str, more: String) -> Result<(), Gone> {
+        let Some(item) = &mut self.open else { return Ok(()) };
+        if let Item::Reasoning(text) | Item::Message(text) = item {
+            *text += &more;
+        }
+        let Some(item) = &self.open else { return Ok(()) };
+        let mut event = self.place(item);
+        event["content_index"] = 0.into();
+        event["delta"] = more.into();
+        event["logprobs"] = json!([]);
+        self.send(sender, kind, event).await
+    }
+
+    /// Opens an item, behind the one that was open.
+    async fn open(&mut self, sender: &Sender, item: Item) -> Result<(), Gone> {
+        self.close(sender).await?;
+        let mut shown = item.to_json(&self.id, self.items.len(), "in_progress");
+        if let Item::Call(_) = item {
+            shown["arguments"] = "".into();
+        } else {
+            shown["content"] = json!([]);
+        }
+        let event = json!({ "output_index": self.items.len(), "item": shown });
+        self.send(sender, "response.output_item.added", event).await?;
+        if let Item::Message(_) = item {
+            let mut part = self.place(&item);
+            part["content_index"] = 0.into();
+            part["part"] = text_part("");
+            self.send(sender, "response.content_part.added", part).await?;
+        }
+        self.open = Some(item);
+        Ok(())
+    }
+
+    /// Ends the item that is open.
+    async fn close(&mut self, sender: &Sender) -> Result<(), Gone> {
+        let Some(item) = self.open.take() else { return Ok(()) };
+        let place = self.place(&item);
+        let with = |name: &str, value: Value| {
+            let mut event = place.clone();
+            event["content_index"] = 0.into();
+            event[name] = value;
+            event
+        };
+        match &item {
+            Item::Reasoning(text) => {
+                let event = with("text", text.as_str().into());
+                self.send(sender, "response.reasoning_text.done", event).await?;
+            }
+            Item::Message(text) => {
+                let mut event = with("text", text.as_str().into());
+                event["logprobs"] = json!([]);
+                self.send(sender, "response.output_text.done", event).await?;
+                let event = with("part", text_part(text));
+                self.send(sender, "response.content_part.done", event).await?;
+            }
+            Item::Call(_) => {}
+        }
+        let whole = item.to_json(&self.id, self.items.len(), "completed");
+        let event = json!({ "output_index": self.items.len(), "item": whole });
+        self.send(sender, "response.output_item.done", event).await?;
+        self.items.push(whole);
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! Answers of a schema and calls of tools, in the shape of every interface.
+
+use crate::common::{Response, post, shared};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A schema whose answers are short whatever a model would write.
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "colour": { "enum": ["red", "green"] },
+            "count": { "type": "integer", "minimum": 1, "maximum": 9 },
+            "tame": { "type": "boolean" },
+        },
+        "required": ["colour", "count"],
+        "additionalProperties": false,
+    })
+}
+
+/// Whether a text is JSON of that schema.
+fn fits(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+    let fields = value.as_object().unwrap();
+    ["red", "green"].contains(&value["colour"].as_str().unwrap())
+        && (1..=9).contains(&value["count"].as_u64().unwrap())
+        && fields.get("tame").is_none_or(Value::is_boolean)
+        && fields.keys().all(|key| ["colour", "count", "tame"].contains(&key.as_str()))
+}
+
+fn tool() -> Value {
+    json!({ "type": "function", "function": {
+        "name": "paint", "description": "Paints.", "parameters": schema(),
+    } })
+}
+
+fn messages() -> Value {
+    json!([{ "role": "user", "content": "Paint me a dragon" }])
+}
+
+/// A request with further fields.
+fn ask(path: &str, extra: Value) -> Response {
+    let mut body = json!({ "model": "stories", "messages": messages() });
+    if path.starts_with("/v1") {
+        body["max_tokens"] = 200.into();
+    }
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    post(shared(), path, &body)
+}
+
+fn good(path: &str, extra: Value) -> Response {
+    let response = ask(path, extra);
+    assert_eq!(response.status, 200, "{response:?}");
+    response
+}
+
+/// The text of a stream of chunks.
+fn streamed(response: &Response) -> String {
+    let delta = |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(String::from);
+    response.events().iter().filter_map(delta).collect()
+}
+
+#[test]
+fn answers_follow_their_schema_in_every_interface() {
+    for seed in 0..3 {
+        for temperature in [0.0, 1.5] {
+            let format = json!({ "type": "json_schema", "json_schema": {
+                "name": "painting", "schema": schema(), "strict": true,
+            } });
+            let extra =
+                json!({ "seed": seed, "temperature": temperature, "response_format": format });
+            let whole = good(CHAT, extra.clone()).json();
+            let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+            assert!(fits(text), "{text}");
+            assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+            let mut again = extra;
+            again["stream"] = true.into();
+            assert_eq!(streamed(&good(CHAT, again)), text, "the same seed");
+        }
+        let output = json!({ "format": { "type": "json_schema", "schema": schema() } });
+        let message = good("/v1/messages", json!({ "output_config": output })).json();
+        assert!(fits(message["content"][0]["text"].as_str().unwrap()), "{message}");
+        let options = json!({ "seed": seed });
+        let extra = json!({ "format": schema(), "stream": false, "options": options });
+        let answer = good("/api/chat", extra).json();
+        assert!(fits(answer["message"]["content"].as_str().unwrap()), "{answer}");
+    }
+    // Texts that are continued, and the fields of vLLM and llama.cpp.
+    let grammars = [
+        json!({ "grammar": "root ::= \"[\" [0-9]{3} \"]\"" }),
+        json!({ "structured_outputs": { "regex": "\\[[0-9]{3}\\]" } }),
+    ];
+    for grammar in grammars {
+        let mut body = json!({ "prompt": "Once", "max_tokens": 30 });
+        body.as_object_mut().unwrap().extend(grammar.as_object().unwrap().clone());
+        let answer = post(shared(), "/v1/completions", &body).json();
+        let text = answer["choices"][0]["text"].as_str().unwrap();
+        assert!(text.len() == 5 && text[1..4].bytes().all(|c| c.is_ascii_digit()), "{text}");
+    }
+    let choice = json!({ "structured_outputs": { "choice": ["yes", "no \"way\""] } });
+    let answer = good(CHAT, choice).json();
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(["yes", "no \"way\""].contains(&text), "{text}");
+}
+
+#[test]
+fn a_call_that_is_required_comes_in_every_interfaces_shape() {
+    let named = json!({ "type": "function", "function": { "name": "paint" } });
+    for choice in [json!("required"), named] {
+        let extra =
+            json!({ "tools": [tool()], "tool_choice": choice, "parallel_tool_calls": false });
+        let whole = good(CHAT, extra.clone()).json();
+        let first = &whole["choices"][0];
+        assert_eq!(first["finish_reason"], "tool_calls", "{whole}");
+        assert_eq!(first["message"]["content"], Value::Null);
+        let [call] = &first["message"]["tool_calls"].as_array().unwrap()[..] else {
+            panic!("{whole}");
+        };
+        assert_eq!(call["function"]["name"], "paint");
+        assert!(fits(call["function"]["arguments"].as_str().unwrap()), "{call}");
+        assert!(call["id"].as_str().is_some_and(|id| !id.is_empty()));
+
+        let mut again = extra;
+        again["stream"] = true.into();
+        let events = good(CHAT, again).events();
+        let deltas: Vec<&Value> = events
+            .iter()
+            .map(|event| &event["choices"][0]["delta"]["tool_calls"][0])
+            .filter(|call| !call.is_null())
+            .collect();
+        let [call] = deltas[..] else { panic!("{events:?}") };
+        assert_eq!((&call["index"], &call["function"]["name"]), (&json!(0), &json!("paint")));
+        assert!(fits(call["function"]["arguments"].as_str().unwrap()));
+        let last = events.last().unwrap();
+        assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    let tool = json!({ "name": "paint", "input_schema": schema() });
+    for choice in [
+        json!({ "type": "any", "disable_parallel_tool_use": true }),
+        json!({ "type": "tool", "name": "paint" }),
+    ] {
+        let extra = json!({ "tools": [tool], "tool_choice": choice });
+        let whole = good("/v1/messages", extra.clone()).json();
+        assert_eq!(whole["stop_reason"], "tool_use", "{whole}");
+        let block = &whole["content"][0];
+        assert_eq!((&block["type"], &block["name"]), (&json!("tool_use"), &json!("paint")));
+        assert!(fits(&block["input"].to_string()));
+        let mut again = extra;
+        again["stream"] = true.into();
+        let events = good("/v1/messages", again).events();
+        let start = events.iter().find(|event| event["type"] == "content_block_start").unwrap();
+        assert_eq!(start["content_block"]["type"], "tool_use");
+        assert_eq!(start["content_block"]["input"], json!({}));
+        let delta = events.iter().find(|event| event["type"] == "content_block_delta").unwrap();
+        assert!(fits(delta["delta"]["partial_json"].as_str().unwrap()), "{delta}");
+        let end = events.iter().find(|event| event["type"] == "message_delta").unwrap();
+        assert_eq!(end["delta"]["stop_reason"], "tool_use");
+    }
+}
+
+#[test]
+fn tools_that_may_be_called_leave_the_text_alone() {
+    // The bundled model calls nothing of its own accord, and a strict tool constrains it to text or a call.
+    for strict in [false, true] {
+        let mut tool = tool();
+        tool["function"]["strict"] = strict.into();
+        let answer = good(CHAT, json!({ "tools": [tool], "max_tokens": 20, "temperature": 0 }));
+        let choice = &answer.json()["choices"][0];
+        assert!(choice["message"]["content"].as_str().is_some_and(|text| text.len() > 5));
+    }
+    let answer = good(
+        "/api/chat",
+        json!({ "tools": [tool()], "stream": false, "options": { "num_predict": 9 } }),
+    );
+    assert!(answer.json()["message"]["content"].is_string());
+    // A conversation with a call and its result is read by a model whose template knows neither.
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "paint", "arguments": "{}" } });
+    let spoken = json!([
+        { "role": "user", "content": "Paint" },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "c1", "content": "done" },
+    ]);
+    let extra = json!({ "messages": spoken, "tools": [tool()], "max_tokens": 4 });
+    assert_eq!(good(CHAT, extra).json()["usage"]["completion_tokens"], 4);
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_and_harms_no_other() {
+    let schema_of = |schema: Value| json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } });
+    let doubling: serde_json::Map<String, Value> = (0..40)
+        .map(|i| (format!("p{i}"), json!({ "pattern": "^(.*a.{30}){9}$", "type": "string" })))
+        .collect();
+    let cases = [
+        (schema_of(json!({ "$ref": "http://example.com/x" })), "schema"),
+        (schema_of(json!({ "type": "nothing" })), "schema"),
+        (schema_of(json!({ "const": "x".repeat(400_000) })), "schema"),
+        (json!({ "response_format": { "type": "yaml" } }), "response_format.type"),
+        (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
+        (json!({ "grammar": "root ::= (" }), "grammar"),
+        (json!({ "structured_outputs": { "regex": "(" } }), "regex"),
+        (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
+        (json!({ "tools": [tool(), tool()] }), "tools[1]"),
+        (json!({ "tools": [tool()], "tool_choice": "paint" }), "tool_choice"),
+        (json!({ "tool_choice": "required" }), "tool_choice"),
+    ];
+    for (extra, place) in cases {
+        let shown = extra.to_string().chars().take(90).collect::<String>();
+        let response = ask(CHAT, extra);
+        assert_eq!(response.status, 400, "{shown}: {response:?}");
+        let message = response.json()["error"]["message"].as_str().unwrap().to_string();
+        assert!(message.starts_with(place) && message.len() < 600, "{shown}: {message}");
+    }
+    // One that costs much is refused or answered; either way others go on.
+    let costly = ask(CHAT, schema_of(json!({ "type": "object", "properties": doubling })));
+    assert!([200, 400, 500].contains(&costly.status), "{costly:?}");
+    let after = good(CHAT, json!({ "max_tokens": 3 })).json();
+    assert_eq!(after["usage"]["completion_tokens"], 3);
+}
+
+#[test]
+fn responses_are_lists_of_items() {
+    let path = "/v1/responses";
+    let ask = |extra: Value| {
+        let mut body =
+            json!({ "input": "Tell me a story", "max_output_tokens": 12, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        post(shared(), path, &body)
+    };
+    let whole = ask(json!({ "instructions": "Be kind." })).json();
+    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("incomplete")));
+    let text = whole["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert_eq!(whole["usage"]["output_tokens"], 12);
+
+    let events = ask(json!({ "instructions": "Be kind.", "stream": true })).events();
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let streamed: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(streamed, text);
+    let numbers: Vec<u64> =
+        events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(last["response"]["output"][0]["content"][0]["text"], text);
+
+    let format = json!({ "format": { "type": "json_schema", "name": "x", "schema": schema() } });
+    let answer = ask(json!({ "text": format, "max_output_tokens": 200 })).json();
+    assert_eq!(answer["status"], "completed");
+    assert!(fits(answer["output"][0]["content"][0]["text"].as_str().unwrap()), "{answer}");
+
+    let tool = json!({ "type": "function", "name": "paint", "parameters": schema() });
+    let extra = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
+        "max_output_tokens": 200 });
+    let called = ask(extra).json();
+    let call = &called["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("paint")));
+    assert!(fits(call["arguments"].as_str().unwrap()), "{call}");
+    let turn = json!([
+        { "role": "user", "content": "Paint" },
+        call,
+        { "type": "function_call_output", "call_id": call["call_id"], "output": "done" },
+    ]);
+    assert_eq!(ask(json!({ "input": turn })).json()["usage"]["output_tokens"], 12);
+
+    for (extra, place) in [
+        (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
+        (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0]"),
+        (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]"),
+        (json!({ "text": { "format": { "type": "json_schema" } } }), "text.format.type"),
+    ] {
+        let response = ask(extra);
+        let message = response.json()["error"]["message"].as_str().unwrap().to_string();
+        assert!(response.status == 400 && message.starts_with(place), "{message}");
+    }
+}
