@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use delft::Place;
 
 use crate::environment;
+use crate::grammar::GrammarArgs;
 
 /// Runs language models on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -339,6 +340,8 @@ pub(crate) struct Run {
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     #[command(flatten)]
+    pub(crate) grammar: GrammarArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
@@ -420,6 +423,8 @@ pub(crate) struct Batch {
     /// Where answers go [default: standard output]; a file that has answers already is continued
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) grammar: GrammarArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -504,7 +509,7 @@ pub(crate) struct Serve {
 
 const SERVE_HELP: &str = "\
 Listens at http://127.0.0.1:11435, where a web page to chat on is, with the interfaces of OpenAI (/v1/chat/completions, \
-/v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
+/v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
 /apply-template, /props, /health, /ready and /metrics. The first Ctrl-C lets requests finish, the second ends at once.
 
 Examples:

@@ -8,6 +8,7 @@ mod commands;
 mod environment;
 mod fetch;
 mod generate;
+mod grammar;
 mod interrupt;
 mod load;
 mod machine;

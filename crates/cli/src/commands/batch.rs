@@ -10,11 +10,13 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use delft::structured::Grammar;
 use delft::{Engine, Error, Finish, GenerateOptions, Generating, Metrics, Prompt, Request};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use crate::args::{Batch, LoadArgs};
+use crate::grammar::Maker;
 use crate::progress::style;
 use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
 use crate::{interrupt, load, sampling};
@@ -35,11 +37,14 @@ pub(crate) fn run(args: &Batch) -> Outcome {
     let mut output = Output::open(args.output.as_deref())?;
     // Earlier answers are checked against the requests first: a mistaken file is refused before a model is loaded.
     let answered = output.skip(&mut lines)?;
+    let grammar = args.grammar.read()?;
     let load = LoadArgs { as_served: true, ..args.load.clone() };
     let (engine, _) = load::engine(&load, false)?;
     let options = sampling::options(&engine, &args.sampling)?;
     let generating = interrupt::Generating::begin();
     let options = GenerateOptions { cancel: generating.0.clone(), ..options };
+    let maker = Maker::new(&engine, engine.chat_template());
+    let asker = Asker { engine: &engine, maker, grammar };
     let mut tally = Tally::new(answered);
     let mut waiting: VecDeque<Waiting> = VecDeque::new();
     loop {
@@ -47,7 +52,7 @@ pub(crate) fn run(args: &Batch) -> Outcome {
             && !options.cancel.is_cancelled()
             && let Some(line) = lines.next()?
         {
-            waiting.push_back(Waiting::begin(&engine, line, &options));
+            waiting.push_back(Waiting::begin(&asker, line, &options));
         }
         let Some(mut first) = waiting.pop_front() else { break };
         let answer = first.answer(&mut |_| tally.show(&waiting));
@@ -234,6 +239,27 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Hands requests to an engine.
+struct Asker<'a> {
+    engine: &'a Engine,
+    maker: Maker<'a>,
+    /// What answers must be whose requests say nothing of it.
+    grammar: Option<Grammar>,
+}
+
+impl Asker<'_> {
+    fn ask(&self, request: Request, grammar: Option<Grammar>) -> Result<Generating, Error> {
+        let Some(grammar) = grammar.as_ref().or(self.grammar.as_ref()) else {
+            return self.engine.submit(request);
+        };
+        let rendered = matches!(request.prompt, Prompt::Chat { .. });
+        let tokens = self.engine.encode(&request.prompt)?;
+        let mut request = Request { prompt: Prompt::Tokens(tokens.clone()), ..request };
+        request.options.constraint = Some(self.maker.make(grammar, &tokens, rendered)?);
+        self.engine.submit(request)
+    }
+}
+
 /// A line whose answer is being computed.
 struct Waiting {
     line: Line,
@@ -241,12 +267,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn begin(engine: &Engine, line: Line, options: &GenerateOptions) -> Waiting {
+    fn begin(asker: &Asker<'_>, line: Line, options: &GenerateOptions) -> Waiting {
         // Lines that say nothing of a seed draw differently, and the same ones in each run with --seed.
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
         let request = line.body().and_then(|body| request(&line.place(), body, options));
-        let generating = request.and_then(|request| engine.submit(request));
+        let generating = request.and_then(|(request, grammar)| asker.ask(request, grammar));
         Waiting { line, generating }
     }
 
@@ -273,13 +299,14 @@ impl Waiting {
     }
 }
 
-/// The request of a body. Settings that it does not name are those of `options`.
+/// The request of a body, and what its answer must be. Settings that it does not name are those of `options`.
 fn request(
     place: &str,
     body: &Map<String, Value>,
     mut options: GenerateOptions,
-) -> Result<Request, Error> {
+) -> Result<(Request, Option<Grammar>), Error> {
     let mut prompt = None;
+    let mut grammar = None;
     let mut extra = Map::new();
     for (key, value) in body {
         let wrong = |expected: &str| Error::new(format!("{place}: {key}"), expected, value);
@@ -321,10 +348,17 @@ fn request(
             "stop" => options.stop = texts(value, &wrong)?,
             "n" if value == 1 => {}
             "stream" | "logprobs" | "echo" if value == false => {}
-            "response_format" if value.get("type").is_some_and(|kind| kind == "text") => {}
+            "response_format" => match (value["type"].as_str(), &value["json_schema"]["schema"]) {
+                (Some("text"), _) => {}
+                (Some("json_object"), _) => grammar = Some(Grammar::Json),
+                (Some("json_schema"), schema @ Value::Object(_)) => {
+                    grammar = Some(Grammar::Schema(schema.clone()));
+                }
+                _ => return Err(wrong("text, json_object, or json_schema with its schema")),
+            },
             // The model is the command line's; the others say nothing about the answer.
             "model" | "user" | "metadata" | "store" | "service_tier" | "custom_id" => {}
-            "n" | "stream" | "logprobs" | "echo" | "response_format" => {
+            "n" | "stream" | "logprobs" | "echo" => {
                 return Err(wrong("a value that a batch supports, such as the default"));
             }
             _ => return Err(Error::new(place, "settings that a batch supports", key)),
@@ -335,7 +369,7 @@ fn request(
         Prompt::Chat { messages, .. } => Prompt::Chat { messages, extra },
         prompt => prompt,
     };
-    Ok(Request::new(prompt, options))
+    Ok((Request::new(prompt, options), grammar))
 }
 
 /// A prompt's text, or its tokens.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::tokenize;
 use crate::args::{Run, ThinkArg};
 use crate::generate::{Answer, generate_tokens};
+use crate::grammar::Maker;
 use crate::prompt::{self, Gathering};
 use crate::terminal::{
     Outcome, Page, Stop, aside, print, print_json, print_json_line, printable, stdout_is_terminal,
@@ -43,6 +44,7 @@ pub(crate) fn run(args: &Run) -> Outcome {
     // What must be read is read before the model is loaded: a prompt that is missing shall not cost that time.
     let gathering = prompt::gather(args.prompt.as_deref(), &args.file)?;
     check(args, &gathering)?;
+    let grammar = args.grammar.read()?;
     let template = args.template.as_deref().map(template).transpose()?;
     if args.show_prompt {
         return show(args, gathering, template);
@@ -52,7 +54,11 @@ pub(crate) fn run(args: &Run) -> Outcome {
     let opening = opening(args, gathering, template)?;
     let tokenizer = load::need_tokenizer(&engine)?;
     let (_, tokens) = encode(args, &opening, tokenizer, template)?;
-    let options = sampling::options(&engine, &args.sampling)?;
+    let mut options = sampling::options(&engine, &args.sampling)?;
+    if let Some(grammar) = &grammar {
+        let rendered = opening.form == Form::Message;
+        options.constraint = Some(Maker::new(&engine, template).make(grammar, &tokens, rendered)?);
+    }
     if args.verbose {
         describe(&opening, &tokens, &options);
     }
