@@ -146,11 +146,13 @@ def openai_responses():
     options = dict(model=MODEL, input=QUESTION, max_output_tokens=24, temperature=0, instructions="Be kind.")
     whole = open_ai.responses.create(**options)
     assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 24, whole
-    with open_ai.responses.stream(**options) as stream:
+    events = list(open_ai.responses.create(**options, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text
+    with open_ai.responses.stream(model=MODEL, input=QUESTION, text_format=Painting, max_output_tokens=200) as stream:
         events = list(stream)
         last = stream.get_final_response()
-    assert last.output_text == whole.output_text, (last, whole)
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert isinstance(last.output_parsed, Painting) and events[0].type == "response.created", last
     parsed = open_ai.responses.parse(model=MODEL, input=QUESTION, text_format=Painting, max_output_tokens=200)
     assert isinstance(parsed.output_parsed, Painting), parsed
     tool = {"type": "function", "name": "paint", "description": "Paints.", "parameters": SCHEMA, "strict": True}

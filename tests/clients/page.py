@@ -82,7 +82,7 @@ HOSTILE = """# Title
 > quoted
 """
 
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
     page = Page(folder)
     try:
         page.call("Emulation.setDeviceMetricsOverride", width=1100, height=800, deviceScaleFactor=1, mobile=False)
@@ -124,3 +124,4 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"page: {told}; {len(page.requests)} requests, all to the server; screenshot in {SCREENSHOT}")
     finally:
         page.browser.kill()
+        page.browser.wait()
