@@ -5,6 +5,8 @@
 #
 #   xtask/clients.sh [PROGRAM]    the program to test (default: target/debug/delft, which is built)
 #   xtask/clients.sh --install    makes the virtual environment alone; fails where PyPI is not reachable
+#
+# TORTURE=ROUNDS has a thousand connections at a time do their worst besides, so many times.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,6 +33,7 @@ while [ -z "$address" ]; do
 done
 "$python" tests/clients/clients.py "$address"
 "$python" tests/clients/schemas.py "$address"
+[ -z "${TORTURE:-}" ] || "$python" tests/clients/torture.py "$server" "$address" "$TORTURE"
 if command -v chromium > /dev/null; then
     "$python" tests/clients/page.py "$address" target/clients/page.png
 else

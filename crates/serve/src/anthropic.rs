@@ -62,19 +62,20 @@ struct Ask {
 
 /// `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(call: Call) -> Answered {
-    tokio::task::block_in_place(|| {
+    let count = || {
         let fields = Fields::read(&call.body, &[PROMPT], Unknown::Refused)?;
         let model = call.app.models.find(fields.text("model")?)?;
         let asked = asked(&fields)?;
         let prompt = model.encode_chat(&conversation(model, &fields, &asked)?)?;
         let counted = axum::Json(json!({ "input_tokens": prompt.len() }));
         Ok(noting(&fields, counted.into_response()))
-    })
+    };
+    call.reading(count).await
 }
 
 /// `/v1/messages`.
 pub(crate) async fn messages(call: Call) -> Answered {
-    let Ask { model, fields, asked, work, streams } = tokio::task::block_in_place(|| read(&call))?;
+    let Ask { model, fields, asked, work, streams } = call.reading(|| read(&call)).await?;
     let id = format!("msg_{}", call.id);
     let mut reply = asked.reply(&model, &work.prompt);
     let prompt_tokens = work.prompt.len();
@@ -120,7 +121,8 @@ fn block_of(call: &Called, input: Value) -> Value {
 
 /// What is asked of the answer's form.
 fn asked(fields: &Fields) -> Result<Asked, Problem> {
-    // The effort has an effect only where models have such a setting; it is named among the fields without one.
+    // The effort has an effect only where models have such a setting; it is named among the fields
+    // without one.
     let output = fields.within("output_config", &[OUTPUT], Unknown::Refused)?;
     Asked::anthropic(fields, output.as_ref())
 }
@@ -174,7 +176,8 @@ fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Convers
     Ok(Conversation { messages, extra, tools, prefill: prefill.unwrap_or_default() })
 }
 
-/// Reads a message of content blocks as the messages that templates read: results of tools are messages of their own.
+/// Reads a message of content blocks as the messages that templates read: results of tools are
+/// messages of their own.
 fn turn(place: &str, value: &Value, messages: &mut Vec<Value>) -> Result<(), Problem> {
     let role = match value["role"].as_str() {
         Some(role @ ("user" | "assistant")) => role,
@@ -262,7 +265,8 @@ fn message(id: &str, model: &Model) -> Value {
     })
 }
 
-/// Why a text ended in which tools may have been called, in Anthropic's words, and the stop string that ended it.
+/// Why a text ended in which tools may have been called, in Anthropic's words, and the stop string
+/// that ended it.
 fn stop_reason(finish: &Finish, called: bool) -> (&'static str, Option<&str>) {
     match finish {
         Finish::Length => ("max_tokens", None),

@@ -1,4 +1,5 @@
-//! What a request asks of the form of its answer: tools that may or must be called, or a text of a schema or grammar.
+//! What a request asks of the form of its answer: tools that may or must be called, or a text of a
+//! schema or grammar.
 
 use delft::GenerateOptions;
 use delft::reasoning::Opening;
@@ -321,7 +322,8 @@ impl Asked {
         if self.choice == Choice::None { &[] } else { &self.listed }
     }
 
-    /// Adds to a generation's options what the form takes: a constraint, and special tokens that are shown.
+    /// Adds to a generation's options what the form takes: a constraint, and special tokens that
+    /// are shown.
     ///
     /// # Errors
     /// A schema or grammar that cannot be followed, or a model that has no tokenizer.

@@ -1,8 +1,8 @@
-//! Between HTTP and the engine: texts are submitted to the engine's worker, which computes all of them together, and their
-//! tokens are polled; dropping a request gives its place up within a step.
+//! Between HTTP and the engine: texts are submitted to the engine's worker, which computes all of
+//! them together, and their tokens are polled; dropping a request gives its place up within a step.
 //!
-//! As many requests run at a time as a model was loaded for. Those beyond wait in a queue of bounded length. What a prompt
-//! shares with earlier ones is found in the engine's prefix tree.
+//! As many requests run at a time as a model was loaded for. Those beyond wait in a queue of
+//! bounded length. What a prompt shares with earlier ones is found in the engine's prefix tree.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

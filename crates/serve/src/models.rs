@@ -22,7 +22,8 @@ pub struct Served {
     pub name: String,
     /// The model.
     pub engine: Engine,
-    /// Sources of chat templates to use instead of the model's own, by name; see [`ChatTemplate::new`].
+    /// Sources of chat templates to use instead of the model's own, by name; see
+    /// [`ChatTemplate::new`].
     pub templates: Option<BTreeMap<String, String>>,
 }
 
@@ -34,6 +35,8 @@ pub(crate) struct Model {
     template: Option<ChatTemplate>,
     /// How it writes calls of tools, and who tells it of them.
     calls: (&'static Format, Described),
+    /// Bytes of a text beyond which no prompt can fit the context.
+    longest: usize,
     /// Its vocabulary for grammars, once one was asked for.
     grammars: OnceLock<delft::Result<Grammars>>,
 }
@@ -59,7 +62,8 @@ impl Model {
         let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
         let generator = Arc::new(Generator::new(engine.clone(), limits));
         let grammars = OnceLock::new();
-        Ok(Model { template, calls, grammars, generator, name, engine })
+        let longest = longest_prompt(&engine);
+        Ok(Model { template, calls, longest, grammars, generator, name, engine })
     }
 
     /// Its chat template, if it has one.
@@ -120,11 +124,33 @@ impl Model {
 
     /// The tokens of a conversation.
     pub(crate) fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Problem> {
-        Ok(self.tokenizer()?.encode_chat(&self.render(conversation)?)?)
+        self.encode_special(&self.render(conversation)?)
+    }
+
+    /// The tokens of a whole prompt, whose special tokens are read as such.
+    pub(crate) fn encode_special(&self, text: &str) -> Result<Vec<u32>, Problem> {
+        self.check_length(text)?;
+        Ok(self.tokenizer()?.encode_chat(text)?)
+    }
+
+    /// Refuses a text that is far too long before it is made into tokens, which takes many times
+    /// its memory.
+    fn check_length(&self, text: &str) -> Result<(), Problem> {
+        if text.len() <= self.longest {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompt has {} bytes; the context of {} holds {} tokens, the answer included",
+            text.len(),
+            self.name,
+            self.context()
+        );
+        Err(Problem { code: "context_length_exceeded", ..Problem::bad(message) })
     }
 
     /// The tokens of a text to continue; special tokens in it are plain text.
     pub(crate) fn encode_text(&self, text: &str) -> Result<Vec<u32>, Problem> {
+        self.check_length(text)?;
         Ok(Prompt::from(text).encode(self.engine.tokenizer(), None)?)
     }
 
@@ -153,7 +179,18 @@ impl Model {
     }
 }
 
-/// Ids of calls as Mistral's templates want them: nine letters and digits. Others become such, the same the same.
+/// Bytes that a context's tokens cannot say, with some to spare for unknown characters, of which
+/// many may be one token.
+fn longest_prompt(engine: &Engine) -> usize {
+    const SPARE: usize = 4;
+    let Some(tokenizer) = engine.tokenizer() else { return usize::MAX };
+    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    let longest = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
+    engine.info().context.saturating_mul(longest).saturating_mul(SPARE)
+}
+
+/// Ids of calls as Mistral's templates want them: nine letters and digits. Others become such, the
+/// same the same.
 fn short_ids(message: &mut Value) {
     let fit = |id: &str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
     let short = |value: &mut Value| {

@@ -26,7 +26,7 @@ const APPLY_TEMPLATE: &[Field] = &[used("model"), used("messages"), used("chat_t
 
 /// `/tokenize`: `{"content": TEXT}` to `{"tokens": [..]}`.
 pub(crate) async fn tokenize(call: Call) -> Answered {
-    tokio::task::block_in_place(|| {
+    let read = || {
         let fields = Fields::read(&call.body, &[TOKENIZE], Unknown::Refused)?;
         let model = call.app.models.find(fields.text("model")?)?;
         let text = fields.needed("content", fields.text("content")?)?;
@@ -43,12 +43,13 @@ pub(crate) async fn tokenize(call: Call) -> Answered {
             tokens.into()
         };
         Ok(axum::Json(json!({ "tokens": tokens })).into_response())
-    })
+    };
+    call.reading(read).await
 }
 
 /// `/detokenize`: `{"tokens": [..]}` to `{"content": TEXT}`.
 pub(crate) async fn detokenize(call: Call) -> Answered {
-    tokio::task::block_in_place(|| {
+    let read = || {
         let fields = Fields::read(&call.body, &[DETOKENIZE], Unknown::Refused)?;
         let model = call.app.models.find(fields.text("model")?)?;
         let vocabulary = model.engine.info().vocab;
@@ -61,12 +62,13 @@ pub(crate) async fn detokenize(call: Call) -> Answered {
         let tokens = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
         let text = model.tokenizer()?.decode(&tokens, false);
         Ok(axum::Json(json!({ "content": text })).into_response())
-    })
+    };
+    call.reading(read).await
 }
 
 /// `/apply-template`: the text that the model would read for these messages.
 pub(crate) async fn apply_template(call: Call) -> Answered {
-    tokio::task::block_in_place(|| {
+    let read = || {
         let fields = Fields::read(&call.body, &[APPLY_TEMPLATE], Unknown::Refused)?;
         let model = call.app.models.find(fields.text("model")?)?;
         let extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
@@ -74,7 +76,8 @@ pub(crate) async fn apply_template(call: Call) -> Answered {
         let conversation = Conversation { messages, extra, ..Conversation::default() };
         let prompt = model.render(&conversation)?;
         Ok(axum::Json(json!({ "prompt": prompt })).into_response())
-    })
+    };
+    call.reading(read).await
 }
 
 /// `/props`: what is served, and the settings that apply where a request says nothing.

@@ -113,7 +113,7 @@ struct Ask {
 
 /// `/api/chat`.
 pub(crate) async fn chat(call: Call) -> Answered {
-    let ask = tokio::task::block_in_place(|| {
+    let read = || {
         let fields = Fields::read(&call.body, &[SHARED, CHAT], Unknown::Noted)?;
         let messages = match fields.list("messages")? {
             Some(list) if !list.is_empty() => Some(chat::messages(&fields)?),
@@ -127,13 +127,13 @@ pub(crate) async fn chat(call: Call) -> Answered {
             model.encode_chat(&Conversation { messages, extra, tools, prefill })
         });
         ask(&call, model, fields, asked, prompt.transpose()?, Form::Chat, true)
-    })?;
-    ask.answer().await
+    };
+    call.reading(read).await?.answer().await
 }
 
 /// `/api/generate`.
 pub(crate) async fn generate(call: Call) -> Answered {
-    let ask = tokio::task::block_in_place(|| {
+    let read = || {
         let fields = Fields::read(&call.body, &[SHARED, GENERATE], Unknown::Noted)?;
         let (model, extra) = model(&call, &fields)?;
         let system = fields.text("system")?.filter(|system| !system.is_empty());
@@ -153,13 +153,13 @@ pub(crate) async fn generate(call: Call) -> Answered {
                 Some(model.encode_chat(&conversation)?)
             }
             // Who brings the whole prompt writes its special tokens too.
-            Some(text) if raw => Some(model.tokenizer()?.encode_chat(text)?),
+            Some(text) if raw => Some(model.encode_special(text)?),
             Some(text) => Some(model.encode_text(text)?),
         };
         let asked = Asked::ollama(&fields, false)?;
         ask(&call, model, fields, asked, prompt, Form::Generate, asks)
-    })?;
-    ask.answer().await
+    };
+    call.reading(read).await?.answer().await
 }
 
 /// The model that is meant, and its template's variables.

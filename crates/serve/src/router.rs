@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -29,10 +30,19 @@ const LARGEST_BODY: usize = 16 << 20;
 /// The longest that a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
+/// Bodies that are read at the same time, in parts of [`PART`] bytes: as many as the largest body
+/// has.
+pub(crate) const PARTS: usize = LARGEST_BODY / PART;
+/// Bytes of a body that count as one.
+const PART: usize = 256 << 10;
+/// Parts that each body counts as at least, which bounds how many are read at the same time.
+const LEAST_PARTS: usize = 8;
+
 /// Names the fields of a request that were accepted but have no effect on the answer.
 const NO_EFFECT: HeaderName = HeaderName::from_static("x-delft-no-effect");
 
-/// Tells how much of the prompt was found computed, and why no more: of whole answers, whose head is sent last.
+/// Tells how much of the prompt was found computed, and why no more: of whole answers, whose head
+/// is sent last.
 const CACHE: HeaderName = HeaderName::from_static("x-delft-cache");
 
 /// State that all requests share.
@@ -40,6 +50,8 @@ pub(crate) struct App {
     pub(crate) models: Models,
     pub(crate) access: Access,
     pub(crate) requests: Requests,
+    /// Permits to read parts of bodies: to render, to tokenise and to compile what they ask for.
+    pub(crate) parts: Semaphore,
     /// Seconds since 1970 when the models were loaded.
     pub(crate) created: u64,
 }
@@ -50,6 +62,17 @@ pub(crate) struct Call {
     pub(crate) body: Bytes,
     pub(crate) id: String,
     pub(crate) began: Began,
+}
+
+impl Call {
+    /// Reads the body on this thread, as soon as few others read theirs. What reading takes is a
+    /// multiple of what was sent, so that a thousand at once would take all memory.
+    pub(crate) async fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
+        let parts = (self.body.len() / PART).clamp(LEAST_PARTS, PARTS);
+        // The semaphore is never closed.
+        let _permit = self.app.parts.acquire_many(parts as u32).await;
+        tokio::task::block_in_place(read)
+    }
 }
 
 /// The result of a request.
@@ -90,7 +113,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .layer(CatchPanicLayer::custom(gate::panicked))
         .layer(axum::middleware::from_fn_with_state(app.clone(), gate::pass))
-        // Outermost, so that pages may read why they are turned away; preflights have no key and end here.
+        // Outermost, so that pages may read why they are turned away; preflights have no key and
+        // end here.
         .layer(cors)
         .with_state(app)
 }

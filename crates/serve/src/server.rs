@@ -18,7 +18,7 @@ use crate::generation::Limits;
 use crate::log::Line;
 use crate::metrics::Requests;
 use crate::models::{Model, Models, Served};
-use crate::router::{App, router};
+use crate::router::{App, PARTS, router};
 
 /// Connections that are open at a time; more wait until one is closed.
 const CONNECTIONS: usize = 512;
@@ -93,6 +93,7 @@ impl Server {
             models: Models(models),
             access,
             requests: Requests::default(),
+            parts: Semaphore::new(PARTS),
             created: now.as_secs(),
         };
         Ok(Server { listener, app: Arc::new(app), drain })

@@ -1,7 +1,8 @@
 //! Bodies that come piece by piece: server-sent events, or JSON lines.
 //!
-//! A task writes the pieces; a client that goes away is noticed while it waits, and the task ends, which cancels what it
-//! waited for. Between pieces, comments keep connections open that something in between would close.
+//! A task writes the pieces; a client that goes away is noticed while it waits, and the task ends,
+//! which cancels what it waited for. Between pieces, comments keep connections open that something
+//! in between would close.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -78,7 +79,8 @@ impl Sender {
         self.pieces.send(piece.into()).await.map_err(|_| Gone)
     }
 
-    /// Sends all events of what is being written; false if it failed, which is then told in the interface's shape.
+    /// Sends all events of what is being written; false if it failed, which is then told in the
+    /// interface's shape.
     pub(crate) async fn relay(
         &self,
         mut generating: Generating,

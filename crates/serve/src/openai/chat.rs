@@ -77,7 +77,7 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let ask = tokio::task::block_in_place(|| read(&call))?;
+    let ask = call.reading(|| read(&call)).await?;
     let model = ask.model.clone();
     let replies: Vec<Reply> =
         ask.work.iter().map(|work| ask.asked.reply(&model, &work.prompt)).collect();
@@ -142,7 +142,8 @@ fn read(call: &Call) -> Result<Ask, Problem> {
     Ok(Ask { work: work.collect(), model, fields, asked, streams, with_usage, logprobs })
 }
 
-/// The template's variables for an effort of reasoning: its own variable `reasoning_effort`, or its switch for thinking.
+/// The template's variables for an effort of reasoning: its own variable `reasoning_effort`, or its
+/// switch for thinking.
 pub(super) fn effort(
     model: &Model,
     fields: &Fields,

@@ -61,7 +61,7 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let ask = tokio::task::block_in_place(|| read(&call))?;
+    let ask = call.reading(|| read(&call)).await?;
     let model = ask.model.clone();
     let head = Head::new(&call, "cmpl", "text_completion", &model);
     let replies: Vec<Reply> = ask.work.iter().map(|_| Reply::plain()).collect();
@@ -134,7 +134,8 @@ fn read(call: &Call) -> Result<Ask, Problem> {
     Ok(Ask { model, fields, work, n, echoes, streams, with_usage, logprobs })
 }
 
-/// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of tokens.
+/// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of
+/// tokens.
 fn prompts(model: &Model, fields: &Fields) -> Result<Vec<(Vec<u32>, String)>, Problem> {
     let expected = "a string, a list of strings, token ids, or a list of lists of token ids";
     let of_text = |text: &str| Ok((model.encode_text(text)?, text.to_string()));

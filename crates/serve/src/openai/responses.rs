@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. Nothing is stored between requests: a
-//! conversation comes whole with each of them.
+//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. Nothing is stored
+//! between requests: a conversation comes whole with each of them.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let Ask { model, fields, asked, work, streams } = tokio::task::block_in_place(|| read(&call))?;
+    let Ask { model, fields, asked, work, streams } = call.reading(|| read(&call)).await?;
     let mut reply = asked.reply(&model, &work.prompt);
     let head = head(&call, &model, &fields);
     let mut generating = model.generator.start(vec![work]).await?;

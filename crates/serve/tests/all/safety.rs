@@ -119,6 +119,22 @@ fn malformed_requests_are_refused_and_harm_no_other() {
     assert_eq!(get(address, "/health").status, 200);
 }
 
+#[test]
+fn a_prompt_that_is_far_too_long_is_refused_before_it_is_made_into_tokens() {
+    let text = "x".repeat(1 << 20);
+    let messages = json!([{ "role": "user", "content": text }]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 1 })),
+        ("/v1/completions", json!({ "prompt": text, "max_tokens": 1 })),
+    ] {
+        let answer = post(shared(), path, &body);
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(" bytes; the context of stories holds 1024 tokens"), "{message}");
+    }
+}
+
 /// Tokens that a server has written.
 fn generated(address: SocketAddr) -> u64 {
     let metrics = get(address, "/metrics").body;

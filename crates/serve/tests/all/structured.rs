@@ -162,7 +162,8 @@ fn a_call_that_is_required_comes_in_every_interfaces_shape() {
 
 #[test]
 fn tools_that_may_be_called_leave_the_text_alone() {
-    // The bundled model calls nothing of its own accord, and a strict tool constrains it to text or a call.
+    // The bundled model calls nothing of its own accord, and a strict tool constrains it to text or
+    // a call.
     for strict in [false, true] {
         let mut tool = tool();
         tool["function"]["strict"] = strict.into();
