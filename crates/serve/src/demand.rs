@@ -73,11 +73,11 @@ impl Asked {
             },
         };
         asked.grammar = response_format(fields)?;
-        if let Some(grammar) = grammar_fields(fields)? {
-            if asked.grammar.replace(grammar).is_some() {
-                let message = "not supported beside a grammar";
-                return Err(Problem::field("response_format", message));
-            }
+        if let Some(grammar) = grammar_fields(fields)?
+            && asked.grammar.replace(grammar).is_some()
+        {
+            let message = "not supported beside a grammar";
+            return Err(Problem::field("response_format", message));
         }
         asked.check()
     }

@@ -342,7 +342,7 @@ fn each_request_has_a_constraint_of_its_own() {
     let wanted: Vec<_> = (0..6u64)
         .map(|i| (prompt(20 + 40 * i as usize, i as u32), i))
         .map(|(tokens, i)| {
-            (tokens, if i % 2 == 0 { constrained(i, u32::MAX) } else { options(i, 12) })
+            (tokens, if i.is_multiple_of(2) { constrained(i, u32::MAX) } else { options(i, 12) })
         })
         .collect();
     let submit = |(tokens, options): &(Vec<u32>, GenerateOptions)| {

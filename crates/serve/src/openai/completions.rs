@@ -81,7 +81,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let mut total = Usage::default();
     let mut choices = Vec::new();
     for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
-        total.add(&answer.metrics(), index % ask.n == 0);
+        total.add(&answer.metrics(), index.is_multiple_of(ask.n));
         let finish = answer.finish().map(finish_reason);
         let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
         choices.push(json!({
@@ -236,7 +236,7 @@ impl Shape for Writer {
                 sender.send(&self.chunk(index, &token.text, logprobs, None)).await
             }
             Event::Done(done) => {
-                self.total.add(&done.metrics, index % self.n == 0);
+                self.total.add(&done.metrics, index.is_multiple_of(self.n));
                 let reason = finish_reason(&done.finish);
                 sender.send(&self.chunk(index, "", None, Some(reason))).await
             }

@@ -35,7 +35,7 @@ pub(crate) fn write(
         allowed.clear();
         constraint.allow(&mut allowed).unwrap();
         // Ends early and closes what is open, so that most texts are short.
-        if allowed.contains(*end) && (step > 8 || seed % 3 == 0) {
+        if allowed.contains(*end) && (step > 8 || seed.is_multiple_of(3)) {
             return (tokenizer.decode(&ids, false), true);
         }
         let all: Vec<u32> =
