@@ -208,7 +208,8 @@ fn every_block_is_one_file() {
             path.file_stem().unwrap().to_string_lossy().into_owned()
         })
         .collect();
-    for block in ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"] {
+    let blocks = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"];
+    for block in blocks.into_iter().chain(["iq4_nl", "iq4_xs", "mxfp4"]) {
         assert!(files.iter().any(|f| f == block), "{block}");
     }
 }

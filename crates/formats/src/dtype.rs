@@ -54,6 +54,12 @@ pub enum DType {
     Q5K,
     /// [`crate::quant::Q6K`].
     Q6K,
+    /// [`crate::quant::Iq4Nl`].
+    Iq4Nl,
+    /// [`crate::quant::Iq4Xs`].
+    Iq4Xs,
+    /// [`crate::quant::Mxfp4`].
+    Mxfp4,
 }
 
 /// Runs an expression with `B` bound to the [`Block`](crate::quant::Block) type of a [`DType`](crate::DType), or
@@ -111,6 +117,18 @@ macro_rules! with_block {
                 type $B = $crate::quant::Q6K;
                 $then
             }
+            $crate::DType::Iq4Nl => {
+                type $B = $crate::quant::Iq4Nl;
+                $then
+            }
+            $crate::DType::Iq4Xs => {
+                type $B = $crate::quant::Iq4Xs;
+                $then
+            }
+            $crate::DType::Mxfp4 => {
+                type $B = $crate::quant::Mxfp4;
+                $then
+            }
             _ => $else,
         }
     };
@@ -124,14 +142,11 @@ const UNSUPPORTED: &[(u32, &str)] = &[
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
     (41, "Q1_0"),
     (42, "Q2_0"),
@@ -139,7 +154,7 @@ const UNSUPPORTED: &[(u32, &str)] = &[
 
 impl DType {
     /// Every type, in the order of the enum.
-    pub const ALL: [DType; 23] = [
+    pub const ALL: [DType; 26] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -163,6 +178,9 @@ impl DType {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Iq4Nl,
+        DType::Iq4Xs,
+        DType::Mxfp4,
     ];
 
     /// Its name in lower case: `f32`, `q4_k`.
@@ -205,6 +223,9 @@ impl DType {
             DType::Q4K => 12,
             DType::Q5K => 13,
             DType::Q6K => 14,
+            DType::Iq4Nl => 20,
+            DType::Iq4Xs => 23,
+            DType::Mxfp4 => 39,
             DType::I8 => 24,
             DType::I16 => 25,
             DType::I32 => 26,

@@ -2,11 +2,11 @@
 //!
 //! Such a weight is a mark of damage, or of training that overflowed, and nothing behind it says so: a product of quantised
 //! activations may even swallow it. So it is looked for where weights are read, in the stored bytes: every number of a float
-//! type, and the f16 numbers of every block.
+//! type, and the f16 numbers and powers of two of every block.
 
 use std::fmt;
 
-use crate::quant::plain;
+use crate::quant::{LARGEST_POWER, plain};
 use crate::{DType, with_block};
 
 /// The first weights of some bytes that are not finite.
@@ -97,11 +97,13 @@ fn plain_numbers<const N: usize>(
 /// Blocks of a quantised type.
 fn blocks<B: crate::quant::Block>(bytes: &[u8]) -> Option<NotFinite> {
     let half = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-    let odd =
-        |block: &[u8]| B::HALVES.iter().fold(false, |any, &at| any | odd_half(half(block, at)));
+    let overflows = |block: &[u8]| B::POWER.is_some_and(|at| block[at] > LARGEST_POWER);
+    let odd = |block: &[u8]| {
+        B::HALVES.iter().fold(overflows(block), |any, &at| any | odd_half(half(block, at)))
+    };
     let index = bytes.chunks_exact(B::BYTES).position(odd)?;
     let block = &bytes[index * B::BYTES..][..B::BYTES];
-    let bits = B::HALVES.iter().map(|&at| half(block, at)).find(|&bits| odd_half(bits))?;
-    let value = plain::f16_to_f32(bits);
+    let bits = B::HALVES.iter().map(|&at| half(block, at)).find(|&bits| odd_half(bits));
+    let value = bits.map_or(f32::INFINITY, plain::f16_to_f32);
     Some(NotFinite { element: index * B::ELEMENTS, shared: B::ELEMENTS, value })
 }

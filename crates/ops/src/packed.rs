@@ -4,13 +4,15 @@
 //! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
 //! base    the low 2 or 4 bits of each code, or all 8
 //! high    the 1 or 2 bits above, of formats with 3, 5 or 6
-//! entry   one per `sub` elements: an f16 scale; or a scale and an offset, each f16 or bf16; or one or two signed bytes
+//! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; or one or two signed bytes
 //! super   one word per block: f16 `d`, f16 `min`, which the bytes of an entry multiply
 //! ```
 //!
-//! In a plane of `b` bits a word holds `32 / b` consecutive elements: element `4 k + i` is the `b` bits at `8 i + b k`, so
-//! that a shift and a mask give the codes of four neighbours as the four bytes that `dot4` takes. Codes of 8 bits are
-//! stored less 128, as signed bytes. Dense matrices (f32, f16, bf16) keep their bytes: their base plane is all there is.
+//! In a plane of `b` bits a word holds `32 / b` consecutive elements: element `4 k + i` is the `b`
+//! bits at `8 i + b k`, so that a shift and a mask give the codes of four neighbours as the four
+//! bytes that `dot4` takes. Codes of 8 bits are stored less 128, as signed bytes. Codes that index
+//! a table are stored as what they stand for. Dense matrices (f32, f16, bf16) keep their bytes:
+//! their base plane is all there is.
 //!
 //! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's affine formats are
 //! another source of the same layout. What kernels read it with is [`Weights`].
@@ -50,8 +52,8 @@ pub enum Format {
 /// What stands beside the codes of `sub` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// An f16 scale.
-    Scale,
+    /// A scale of a type, f16 or bf16.
+    Scale(Scalar),
     /// A scale and an offset of a type, f16 or bf16.
     Pair(Scalar),
     /// A signed byte times the block's `d`.
@@ -64,7 +66,7 @@ impl Entry {
     /// Its size.
     fn bits(self) -> u32 {
         match self {
-            Entry::Scale | Entry::Bytes => 16,
+            Entry::Scale(_) | Entry::Bytes => 16,
             Entry::Pair(_) => 32,
             Entry::Byte => 8,
         }
@@ -99,14 +101,20 @@ impl Packing {
             Offset::Min => (0, true),
         };
         let entry = match (affine.scale, min) {
-            (Scale::Half, false) => Entry::Scale,
+            (Scale::Half, false) => Entry::Scale(Scalar::F16),
             (Scale::Half, true) => Entry::Pair(Scalar::F16),
-            // Only affine groups have it, which always have offsets.
-            (Scale::Brain, _) => Entry::Pair(Scalar::BF16),
+            (Scale::Brain, false) => Entry::Scale(Scalar::BF16),
+            (Scale::Brain, true) => Entry::Pair(Scalar::BF16),
             (Scale::Super, false) => Entry::Byte,
             (Scale::Super, true) => Entry::Bytes,
         };
-        Packing { bits: affine.bits, sub: affine.sub as u32, block: elements as u32, entry, zero }
+        Packing {
+            bits: affine.value_bits(),
+            sub: affine.sub as u32,
+            block: elements as u32,
+            entry,
+            zero,
+        }
     }
 
     /// Bits per element of the base plane.
@@ -149,6 +157,8 @@ impl Format {
             DType::F32 => Some(Format::Dense(Scalar::F32)),
             DType::F16 => Some(Format::Dense(Scalar::F16)),
             DType::BF16 => Some(Format::Dense(Scalar::BF16)),
+            // What its codes stand for has 8 bits: the layout is Q8_0's.
+            DType::Iq4Nl => Some(Format::Block(DType::Q8_0)),
             block if block.is_block() => Some(Format::Block(block)),
             _ => None,
         }
@@ -156,7 +166,12 @@ impl Format {
 
     /// Every format there is.
     pub fn all() -> Vec<Format> {
-        let mut all: Vec<Format> = DType::ALL.into_iter().filter_map(Format::of).collect();
+        let mut all: Vec<Format> = Vec::new();
+        for format in DType::ALL.into_iter().filter_map(Format::of) {
+            if !all.contains(&format) {
+                all.push(format);
+            }
+        }
         for bits in [4, 8] {
             for group in [32, 64, 128] {
                 for scale in [Scalar::F16, Scalar::BF16] {
@@ -344,13 +359,13 @@ fn pack_row<B: Block>(source: &[u8], layout: &Layout, row: &mut [u8]) {
         B::split(block, &mut parts);
         let first = b * B::ELEMENTS;
         for (i, &code) in parts.codes[..B::ELEMENTS].iter().enumerate() {
-            to.code(first + i, u32::from(code));
+            to.code(first + i, u32::from(B::AFFINE.value(code)));
         }
         let word = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
         let byte = |x: i8| u32::from(x as u8);
         for i in 0..B::ELEMENTS / packing.sub as usize {
             let entry = match packing.entry {
-                Entry::Scale => u32::from(parts.d),
+                Entry::Scale(_) => u32::from(parts.d),
                 Entry::Pair(_) => word(parts.d, parts.min),
                 Entry::Byte => byte(parts.scales[i]),
                 Entry::Bytes => byte(parts.scales[i]) | byte(parts.mins[i]) << 8,
@@ -510,7 +525,7 @@ impl Planes {
             let entry = word(2, e) >> (at as u32 * p.entry.bits());
             let byte = |k: u32| f32::from((entry >> (8 * k)) as u8 as i8);
             let (scale, offset) = match p.entry {
-                Entry::Scale => (half(Scalar::F16, entry), None),
+                Entry::Scale(scalar) => (half(scalar, entry), None),
                 Entry::Pair(scalar) => (half(scalar, entry), Some(half(scalar, entry >> 16))),
                 Entry::Byte => (half(Scalar::F16, word(3, e)) * byte(0), None),
                 Entry::Bytes => (

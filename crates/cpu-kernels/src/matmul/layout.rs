@@ -8,10 +8,12 @@
 //! codes   64 bytes per bit: a plane of 8 or 4 or 2 bits, then the plane of the bits above
 //! ```
 //!
-//! Without [`Offset::Min`] the mins are absent. The columns of a block form 8 quads; byte `4 r + e` of a quad is row
-//! `r`, column `e`. The 8-bit plane is the quads. In the 4-bit plane, 64 bytes hold quad `q` low and quad `q + 4`
-//! high; in the 2-bit plane quads `4 p ..= 4 p + 3` from the low end; in the 1-bit plane all eight. So a load of 64
-//! bytes, a shift and a mask give what a four-way byte dot product wants, for 16 rows at once.
+//! Without [`Offset::Min`] the mins are absent. The columns of a block form 8 quads; byte `4 r + e`
+//! of a quad is row `r`, column `e`. The 8-bit plane is the quads. In the 4-bit plane, 64 bytes
+//! hold quad `q` low and quad `q + 4` high; in the 2-bit plane quads `4 p ..= 4 p + 3` from the low
+//! end; in the 1-bit plane all eight. So a load of 64 bytes, a shift and a mask give what a
+//! four-way byte dot product wants, for 16 rows at once. Codes that index a table are looked up on
+//! the way.
 
 use super::lanes::Lanes;
 use super::product::Source;
@@ -31,6 +33,20 @@ pub(super) struct Packed<B>(PhantomData<B>);
 
 impl<B: Block> Packed<B> {
     const BITS: usize = B::AFFINE.bits as usize;
+    /// Bits of what codes stand for.
+    const VALUE_BITS: usize = B::AFFINE.value_bits() as usize;
+    /// What codes stand for, as unsigned and as signed bytes.
+    const TABLES: Option<[[u8; 16]; 2]> = match B::AFFINE.table {
+        Some(unsigned) => {
+            let (mut signed, mut i) = (unsigned, 0);
+            while i < signed.len() {
+                signed[i] ^= 0x80;
+                i += 1;
+            }
+            Some([unsigned, signed])
+        }
+        None => None,
+    };
     /// Columns that share a scale within a block of 32.
     pub(super) const SUB: usize = if B::AFFINE.sub < BLOCK { B::AFFINE.sub } else { BLOCK };
     /// Blocks of 32 that share a scale.
@@ -56,6 +72,7 @@ impl<B: Block> Packed<B> {
             B::ELEMENTS == B::AFFINE.sub && Self::SUB == BLOCK && GROUP.is_multiple_of(Self::SPAN)
         });
         assert!(Self::MINS || Self::ZERO.is_power_of_two());
+        assert!(Self::TABLES.is_none() || (Self::BITS == 4 && !Self::MINS));
     };
 
     /// Bytes before the codes of a group of `blocks`.
@@ -236,7 +253,8 @@ impl<B: Block> Packed<B> {
                 };
                 for (c, w) in out.iter_mut().enumerate() {
                     let code = Self::code(codes, r, h * Self::SUB + c);
-                    *w = scale * (i32::from(code) - i32::from(Self::ZERO)) as f32 + offset;
+                    let value = i32::from(B::AFFINE.value(code)) - i32::from(Self::ZERO);
+                    *w = scale * value as f32 + offset;
                 }
             }
         }
@@ -276,8 +294,8 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
     const SUB: usize = Self::SUB;
     const OFFSETS: bool = Self::MINS;
     const LOWERED: bool = L::SIGNED && Self::BITS == 8 && Self::MINS;
-    const ZERO: u8 = if L::SIGNED && Self::BITS == 8 { 0 } else { Self::ZERO };
-    const BITS: usize = Self::BITS;
+    const ZERO: u8 = if L::SIGNED && Self::VALUE_BITS == 8 { 0 } else { Self::ZERO };
+    const BITS: usize = Self::VALUE_BITS;
 
     #[inline(always)]
     fn ahead(g: usize, blocks: usize, panels: usize) -> usize {
@@ -340,7 +358,16 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                     L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, q / 4, 2 * (q % 4), 3, 4))
                 }
                 5 => L::or(bits!(0, q % 4, 4 * (q / 4), 15, 0), bits!(256, 0, q, 1, 4)),
-                4 => bits!(0, q % 4, 4 * (q / 4), 15, 0),
+                4 => {
+                    let codes = bits!(0, q % 4, 4 * (q / 4), 15, 0);
+                    match const { &Self::TABLES } {
+                        Some([_, signed]) if L::SIGNED && Self::VALUE_BITS == 8 => {
+                            L::look_up(codes, signed)
+                        }
+                        Some([unsigned, _]) => L::look_up(codes, unsigned),
+                        None => codes,
+                    }
+                }
                 3 => L::or(bits!(0, q / 4, 2 * (q % 4), 3, 0), bits!(128, 0, q, 1, 2)),
                 _ => bits!(0, q / 4, 2 * (q % 4), 3, 0),
             }

@@ -26,7 +26,8 @@ impl Matrix {
         if super::tiled(isa, self.encoding, super::activations::halves(isa, path, self.cols)) {
             return Unit::Tiles;
         }
-        let bits = with_panel!(self.encoding, B => B::AFFINE.bits, else => return Unit::Floats);
+        let bits =
+            with_panel!(self.encoding, B => B::AFFINE.value_bits(), else => return Unit::Floats);
         if narrow(isa).is_some() && bits < 8 { Unit::Narrow } else { Unit::Bytes }
     }
 }

@@ -36,6 +36,7 @@ impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Block
         sub: ELEMENTS,
         scale: if BF16 { Scale::Brain } else { Scale::Half },
         offset: Offset::Min,
+        table: None,
     };
     const HALVES: &'static [usize] = &[ELEMENTS * BITS / 8, ELEMENTS * BITS / 8 + 2];
 

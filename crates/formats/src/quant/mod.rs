@@ -4,7 +4,11 @@
 //! packed panels, the GPU kernels, the quantiser) is derived from the items of [`Block`], so that a new block is one
 //! new file here. Byte layouts follow ggml's block structures; each file states its own.
 
+mod codebook;
 mod group;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
 mod nibbles;
 pub mod plain;
 mod q2_k;
@@ -21,6 +25,9 @@ mod scales;
 mod search;
 
 pub use group::Group;
+pub use iq4_nl::Iq4Nl;
+pub use iq4_xs::Iq4Xs;
+pub use mxfp4::Mxfp4;
 pub use q2_k::Q2K;
 pub use q3_k::Q3K;
 pub use q4_0::Q4_0;
@@ -35,7 +42,7 @@ pub use q8_0::Q8_0;
 /// How the integer codes of a block turn back into weights.
 ///
 /// Every sub-block of `sub` elements shares a scale `s` and an offset `m`: `w = s * code + m`, where `m = -zero * s`
-/// for a fixed zero point.
+/// for a fixed zero point. Where there is a table, a code stands for a number of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Affine {
     /// Bits per code: 2, 3, 4, 5, 6 or 8. Codes are unsigned, `0..2^bits`.
@@ -46,6 +53,8 @@ pub struct Affine {
     pub scale: Scale,
     /// Where the offsets come from.
     pub offset: Offset,
+    /// What codes of 4 bits stand for, if not for themselves.
+    pub table: Option<[u8; 16]>,
 }
 
 /// Where a sub-block's scale comes from.
@@ -69,6 +78,22 @@ pub enum Offset {
 }
 
 impl Affine {
+    /// The number that a code stands for, before the zero point is taken off.
+    pub fn value(&self, code: u8) -> u8 {
+        self.table.map_or(code, |table| table[usize::from(code & 15)])
+    }
+
+    /// Bits of the numbers that codes stand for: as many as of the codes, if there is no table.
+    pub const fn value_bits(&self) -> u32 {
+        let Some(table) = self.table else { return self.bits };
+        let (mut all, mut i) = (0, 0);
+        while i < table.len() {
+            all |= table[i];
+            i += 1;
+        }
+        u8::BITS - all.leading_zeros()
+    }
+
     /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or `s_i * code_e + m_i`.
     /// `weights` holds the block's `ELEMENTS`.
     pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
@@ -88,7 +113,7 @@ impl Affine {
                 (Offset::Min, Scale::Super) => (0.0, -(min * f32::from(parts.mins[i]))),
             };
             for (w, &code) in w.iter_mut().zip(codes) {
-                *w = s * (f32::from(code) - zero) + m;
+                *w = s * (f32::from(self.value(code)) - zero) + m;
             }
         }
     }
@@ -128,6 +153,9 @@ pub trait Block: 'static {
     /// The bytes at which its f16 numbers lie: the scale and the `min` of [`Parts`]. Whatever else a block holds are whole
     /// numbers, so that its weights are finite if these are.
     const HALVES: &'static [usize];
+    /// The byte at which the exponent of a power of two lies, where a block has one; above
+    /// [`LARGEST_POWER`] its weights overflow.
+    const POWER: Option<usize> = None;
 
     /// Block bytes (`BYTES`) to weights (`ELEMENTS`).
     fn decode(block: &[u8], weights: &mut [f32]);
@@ -146,6 +174,9 @@ pub trait Block: 'static {
         weights[..Self::ELEMENTS].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum()
     }
 }
+
+/// The largest exponent of [`Block::POWER`] with which twelve of it is a finite f32.
+pub const LARGEST_POWER: u8 = 252;
 
 /// The first weight of largest magnitude, with its sign; 0 for none. A NaN is never it.
 fn peak(weights: &[f32]) -> f32 {

@@ -17,7 +17,8 @@ impl Block for Q2K {
     const NAME: &'static str = "q2_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;
-    const AFFINE: Affine = Affine { bits: 2, sub: 16, scale: Scale::Super, offset: Offset::Min };
+    const AFFINE: Affine =
+        Affine { bits: 2, sub: 16, scale: Scale::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[80, 82];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -27,7 +27,7 @@ impl Block for Q3K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 110;
     const AFFINE: Affine =
-        Affine { bits: 3, sub: 16, scale: Scale::Super, offset: Offset::Zero(4) };
+        Affine { bits: 3, sub: 16, scale: Scale::Super, offset: Offset::Zero(4), table: None };
     const HALVES: &'static [usize] = &[108];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -16,7 +16,8 @@ impl Block for Q4_0 {
     const NAME: &'static str = "q4_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;
-    const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Zero(8) };
+    const AFFINE: Affine =
+        Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Zero(8), table: None };
     const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -17,7 +17,8 @@ impl Block for Q4_1 {
     const NAME: &'static str = "q4_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 20;
-    const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Min };
+    const AFFINE: Affine =
+        Affine { bits: 4, sub: 32, scale: Scale::Half, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

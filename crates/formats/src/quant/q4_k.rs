@@ -17,7 +17,8 @@ impl Block for Q4K {
     const NAME: &'static str = "q4_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;
-    const AFFINE: Affine = Affine { bits: 4, sub: 32, scale: Scale::Super, offset: Offset::Min };
+    const AFFINE: Affine =
+        Affine { bits: 4, sub: 32, scale: Scale::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

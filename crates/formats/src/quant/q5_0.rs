@@ -18,7 +18,7 @@ impl Block for Q5_0 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 22;
     const AFFINE: Affine =
-        Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Zero(16) };
+        Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Zero(16), table: None };
     const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

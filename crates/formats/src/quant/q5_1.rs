@@ -18,7 +18,8 @@ impl Block for Q5_1 {
     const NAME: &'static str = "q5_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 24;
-    const AFFINE: Affine = Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Min };
+    const AFFINE: Affine =
+        Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -18,7 +18,8 @@ impl Block for Q5K {
     const NAME: &'static str = "q5_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 176;
-    const AFFINE: Affine = Affine { bits: 5, sub: 32, scale: Scale::Super, offset: Offset::Min };
+    const AFFINE: Affine =
+        Affine { bits: 5, sub: 32, scale: Scale::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

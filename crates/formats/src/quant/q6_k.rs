@@ -19,7 +19,7 @@ impl Block for Q6K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 210;
     const AFFINE: Affine =
-        Affine { bits: 6, sub: 16, scale: Scale::Super, offset: Offset::Zero(32) };
+        Affine { bits: 6, sub: 16, scale: Scale::Super, offset: Offset::Zero(32), table: None };
     const HALVES: &'static [usize] = &[208];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

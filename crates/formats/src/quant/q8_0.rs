@@ -16,7 +16,7 @@ impl Block for Q8_0 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 34;
     const AFFINE: Affine =
-        Affine { bits: 8, sub: 32, scale: Scale::Half, offset: Offset::Zero(128) };
+        Affine { bits: 8, sub: 32, scale: Scale::Half, offset: Offset::Zero(128), table: None };
     const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use delft_formats::quant::{Block, Parts, plain};
+use delft_formats::quant::{Block, LARGEST_POWER, Parts, plain};
 use delft_formats::{DType, with_block};
 
-/// The ten block types.
+/// The thirteen block types.
 fn blocks() -> impl Iterator<Item = DType> {
     let found: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_block()).collect();
-    assert_eq!(found.len(), 10);
+    assert_eq!(found.len(), 13);
     found.into_iter()
 }
 
@@ -68,9 +68,16 @@ fn decode_equals_gguf_package() {
 #[test]
 fn encode_equals_gguf_package() {
     let source = floats(&vector("source.f32"));
-    for dtype in
-        [DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0]
-    {
+    for dtype in [
+        DType::F16,
+        DType::BF16,
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q8_0,
+        DType::Mxfp4,
+    ] {
         assert_eq!(encoded(dtype, &source), vector(&format!("{dtype}.encoded")), "{dtype}");
     }
 }
@@ -97,7 +104,8 @@ fn ggml_vectors_decode_exactly_and_encode_as_well() {
             continue; // Made with an importance matrix, which Delft's encoders do not take.
         }
         let ours = encoded(dtype, &source);
-        if dtype.block_elements() <= 32 {
+        // ggml searches for IQ4_NL's scales by another rule.
+        if dtype.block_elements() <= 32 && dtype != DType::Iq4Nl {
             assert_eq!(ours, bytes, "{name}: encode is bit-exact");
         }
         let ours = decoded(dtype, &ours);
@@ -117,7 +125,7 @@ fn ggml_vectors_decode_exactly_and_encode_as_well() {
             assert!(rmse <= theirs * 1.02, "{name} row {row}: rmse {rmse}, ggml {theirs}");
         }
     }
-    assert_eq!(seen, 22, "f16, bf16 and ten blocks with and without an importance matrix");
+    assert_eq!(seen, 28, "f16, bf16 and thirteen blocks with and without an importance matrix");
 }
 
 #[test]
@@ -199,7 +207,9 @@ fn any_weights_encode_and_any_bytes_decode() {
         }
     }
     // One finite outlier of any size must not poison its block with NaN in the searched formats.
-    for dtype in [DType::Q2K, DType::Q3K, DType::Q4K, DType::Q5K, DType::Q6K] {
+    for dtype in
+        [DType::Q2K, DType::Q3K, DType::Q4K, DType::Q5K, DType::Q6K, DType::Iq4Nl, DType::Iq4Xs]
+    {
         for outlier in extremes {
             let mut weights = vec![0.5; 256];
             weights[17] = outlier;
@@ -264,9 +274,19 @@ fn a_block_is_finite_if_its_halves_are() {
                 // An exponent with a zero in it: any finite f16.
                 block[at + 1] &= !0x40;
             }
+            B::POWER.into_iter().for_each(|at| block[at] = block[at].min(LARGEST_POWER));
             B::decode(&block, &mut weights);
             assert!(weights.iter().all(|w| w.is_finite()), "{dtype}: {block:?}");
             assert_eq!(dtype.not_finite(&block), None);
+            if let Some(at) = B::POWER {
+                block[at] = LARGEST_POWER + 1;
+                block[1] = 0x77;
+                let found = dtype.not_finite(&block).unwrap();
+                assert_eq!((found.element, found.shared), (0, B::ELEMENTS));
+                B::decode(&block, &mut weights);
+                assert!(found.value == f32::INFINITY && weights[0] == f32::INFINITY);
+                continue;
+            }
             let at = B::HALVES[round % B::HALVES.len()];
             let bits = [0x7c00u16, 0xfc00, 0x7e00, 0x7c01, 0xffff][round % 5];
             block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
@@ -286,7 +306,9 @@ fn a_block_is_finite_if_its_halves_are() {
 
 #[test]
 fn the_first_weight_that_is_not_finite_is_found_wherever_it_lies() {
+    // MXFP4 has no f16 numbers.
     let types = DType::ALL.into_iter().filter(|d| d.is_block() || *d == DType::F64);
+    let types = types.filter(|d| *d != DType::Mxfp4);
     for dtype in types.chain([DType::F32, DType::F16, DType::BF16]) {
         let (elements, size) = (dtype.block_elements(), dtype.block_bytes());
         for blocks in [1, 2, 3, 127, 128, 129, 4097] {

@@ -240,9 +240,9 @@ impl Run {
     fn part_scaled(&self, p: &Packing, part: u32) -> Scaled {
         let (word, shift) = self.entry(p, part);
         let byte = |at: u32| signed_byte(word, at).f32();
-        let half = |at: u32| half(Scalar::F16, if at > 0 { word >> at } else { word });
+        let half = |scalar, at: u32| half(scalar, if at > 0 { word >> at } else { word });
         let (scale, offset) = match (p.entry, self.block) {
-            (Entry::Scale, _) => (half(shift), None),
+            (Entry::Scale(scalar), _) => (half(scalar, shift), None),
             (Entry::Pair(scalar), _) => {
                 let [scale, offset] = halves(scalar, word);
                 (scale, Some(offset))

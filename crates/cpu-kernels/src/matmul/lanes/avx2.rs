@@ -109,6 +109,14 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn look_up(v: [__m256i; 2], table: &[u8; 16]) -> [__m256i; 2] {
+        // SAFETY: the table has 16 bytes.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        let table = _mm256_broadcastsi128_si256(table);
+        [_mm256_shuffle_epi8(table, v[0]), _mm256_shuffle_epi8(table, v[1])]
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn add_byte(v: [__m256i; 2], n: u8) -> [__m256i; 2] {
         let n = _mm256_set1_epi8(n as i8);
         [_mm256_add_epi8(v[0], n), _mm256_add_epi8(v[1], n)]

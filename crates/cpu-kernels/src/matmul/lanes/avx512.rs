@@ -62,6 +62,13 @@ impl Lanes for Avx512 {
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn look_up(v: __m512i, table: &[u8; 16]) -> __m512i {
+        // SAFETY: the table has 16 bytes.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn add_byte(v: __m512i, n: u8) -> __m512i {
         _mm512_add_epi8(v, _mm512_set1_epi8(n as i8))
     }

@@ -41,6 +41,8 @@ pub(super) trait Lanes: 'static {
     unsafe fn and(v: Self::Bytes, mask: u8) -> Self::Bytes;
     /// Bitwise or.
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Byte `v` of the table in place of every byte `v` below 16.
+    unsafe fn look_up(v: Self::Bytes, table: &[u8; 16]) -> Self::Bytes;
     /// Wrapping add of the same byte everywhere.
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes;
 

@@ -90,6 +90,14 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
         unsafe { four!(I => vorrq_u8(a[I], b[I])) }
     }
     #[inline(always)]
+    unsafe fn look_up(v: Self::Bytes, table: &[u8; 16]) -> Self::Bytes {
+        // SAFETY: the table has 16 bytes; else registers only.
+        unsafe {
+            let table = vld1q_u8(table.as_ptr());
+            four!(I => vqtbl1q_u8(table, v[I]))
+        }
+    }
+    #[inline(always)]
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes {
         // SAFETY: registers only.
         unsafe { four!(I => vaddq_u8(v[I], vdupq_n_u8(n))) }

@@ -54,6 +54,10 @@ impl Lanes for Scalar {
         zip(a, b, |a, b| a | b)
     }
     #[inline(always)]
+    unsafe fn look_up(v: [u32; 16], table: &[u8; 16]) -> [u32; 16] {
+        v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| table[usize::from(b & 15)])))
+    }
+    #[inline(always)]
     unsafe fn add_byte(v: [u32; 16], n: u8) -> [u32; 16] {
         v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| b.wrapping_add(n))))
     }

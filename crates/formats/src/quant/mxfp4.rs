@@ -1,0 +1,70 @@
+//! MXFP4: 32 weights in 17 bytes, four-bit floats that share a power of two (the Open Compute
+//! Project's Microscaling Formats, 1.0): `w = 2^(e - 128) * number(code)`, where the numbers are
+//! the floats doubled, whole.
+//!
+//! ```text
+//! 0      e: u8
+//! 1..17  codes: byte j holds element j (low nibble) and element 16 + j (high nibble)
+//! ```
+
+use super::codebook::{E2M1, E2M1_ZERO};
+use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, plain};
+
+/// 32 weights, 4 bits each, one power of two; codes index a table.
+pub struct Mxfp4;
+
+impl Mxfp4 {
+    /// The bf16 bits of `2^(e - 128)`; the two smallest are subnormal. As ggml has it, 255 is no
+    /// NaN but a power too.
+    fn power(e: u8) -> u16 {
+        match e {
+            0 | 1 => 0x20 << e,
+            e => u16::from(e - 1) << 7,
+        }
+    }
+}
+
+impl Block for Mxfp4 {
+    const NAME: &'static str = "mxfp4";
+    const ELEMENTS: usize = 32;
+    const BYTES: usize = 17;
+    const AFFINE: Affine = Affine {
+        bits: 4,
+        sub: 32,
+        scale: Scale::Brain,
+        offset: Offset::Zero(E2M1_ZERO),
+        table: Some(E2M1),
+    };
+    const HALVES: &'static [usize] = &[];
+    const POWER: Option<usize> = Some(0);
+
+    fn decode(block: &[u8], weights: &mut [f32]) {
+        codebook::decode::<Self>(block, &mut weights[..32]);
+    }
+
+    fn encode(weights: &[f32], block: &mut [u8]) {
+        let peak = super::peak(weights).abs().min(f32::MAX);
+        // The largest float is 1.5 * 2^2: the block's power is two below the largest weight's.
+        let exponent = (peak.to_bits() >> 23) as i32 - 127;
+        block[0] = if peak == 0.0 { 0 } else { (exponent - 2 + 127).clamp(0, 254) as u8 };
+        let power = plain::bf16_to_f32(Self::power(block[0]));
+        let distance = |w: f32, code: u8| {
+            let number = f32::from(E2M1[usize::from(code)]) - f32::from(E2M1_ZERO);
+            (power * number - w).abs()
+        };
+        // The first of the nearest, so that half way goes to the smaller, and zero to the code
+        // without a sign.
+        let nearest = |w: f32| {
+            (1..16).fold(0, |best, code| match distance(w, code) < distance(w, best) {
+                true => code,
+                false => best,
+            })
+        };
+        nibbles::pack(&mut block[1..17], |i| nearest(weights[i]));
+    }
+
+    fn split(block: &[u8], parts: &mut Parts) {
+        parts.d = Self::power(block[0]);
+        nibbles::unpack(&block[1..17], &mut parts.codes[..32]);
+    }
+}
