@@ -34,6 +34,11 @@ pub enum DType {
     U64,
     /// One byte each, 0 or 1 (safetensors only).
     Bool,
+    /// Eight-bit floats, four bits of exponent and three of mantissa, without infinities
+    /// (safetensors only).
+    F8E4M3,
+    /// Powers of two: an exponent in a byte (safetensors only).
+    F8E8M0,
     /// [`crate::quant::Q4_0`].
     Q4_0,
     /// [`crate::quant::Q4_1`].
@@ -154,7 +159,7 @@ const UNSUPPORTED: &[(u32, &str)] = &[
 
 impl DType {
     /// Every type, in the order of the enum.
-    pub const ALL: [DType; 26] = [
+    pub const ALL: [DType; 28] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -168,6 +173,8 @@ impl DType {
         DType::U32,
         DType::U64,
         DType::Bool,
+        DType::F8E4M3,
+        DType::F8E8M0,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q5_0,
@@ -199,6 +206,8 @@ impl DType {
             DType::U32 => "u32",
             DType::U64 => "u64",
             DType::Bool => "bool",
+            DType::F8E4M3 => "f8_e4m3",
+            DType::F8E8M0 => "f8_e8m0",
             block => with_block!(block, B => B::NAME, else => ""),
         }
     }
@@ -233,6 +242,7 @@ impl DType {
             DType::F64 => 28,
             DType::BF16 => 30,
             DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool => return None,
+            DType::F8E4M3 | DType::F8E8M0 => return None,
         })
     }
 
@@ -262,7 +272,7 @@ impl DType {
             DType::F64 | DType::I64 | DType::U64 => 8,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
-            DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E8M0 => 1,
             block => with_block!(block, B => B::BYTES, else => 1),
         }
     }

@@ -66,6 +66,7 @@ impl DType {
             ),
             DType::I8 | DType::I16 | DType::I32 | DType::I64 => None,
             DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool => None,
+            DType::F8E4M3 | DType::F8E8M0 => None,
             block => with_block!(block, B => blocks::<B>(bytes), else => None),
         }
     }

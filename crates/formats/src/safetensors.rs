@@ -198,7 +198,7 @@ fn check_tensor(
     let dtype = dtype_named(&entry.dtype).ok_or_else(|| {
         let found = format!("{}, which is not supported", clipped(&entry.dtype));
         Error::new(at(), "a supported safetensors type", found)
-            .hint("supported: F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL")
+            .hint("supported: F64 F32 F16 BF16 F8_E4M3 F8_E8M0 I64 I32 I16 I8 U64 U32 U16 U8 BOOL")
     })?;
     let (begin, end) = entry.data_offsets;
     if begin > end || end > data {

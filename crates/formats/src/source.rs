@@ -7,7 +7,9 @@
 //!
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just that.
 
-use crate::{DType, Encoding, Error, Groups, Hint, Result, Setting, Tensor, Tensors, shape};
+use crate::{
+    DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, Tensor, Tensors, shape,
+};
 use std::borrow::Cow;
 use std::f64::consts::TAU;
 
@@ -60,6 +62,8 @@ pub enum Source {
         /// Elements that share a scale.
         group: usize,
     },
+    /// A matrix as another program quantised it.
+    Quantised(Quantised),
     /// Zeros in f32.
     Zeros(Vec<usize>),
     /// Numbers in f32 from a normal distribution around 0: the same for the same seed.
@@ -186,6 +190,7 @@ impl Source {
                 all.iter().flat_map(Source::tensors).collect()
             }
             Source::Affine { codes, scales, offsets, .. } => vec![codes, scales, offsets],
+            Source::Quantised(of) => of.tensors.iter().map(String::as_str).collect(),
             Source::Zeros(_) | Source::Normal { .. } => Vec::new(),
         }
     }
@@ -289,6 +294,7 @@ impl Source {
                 Ok(all)
             }
             Source::Affine { .. } => Ok(self.affine(tensors)?.0),
+            Source::Quantised(of) => of.describe(tensors),
             Source::Zeros(dims) | Source::Normal { shape: dims, .. } => {
                 checked(dims, "a weight without a tensor")?;
                 Ok(Described::new(DType::F32, dims.clone(), 0))
@@ -414,6 +420,7 @@ impl Source {
                 }
                 Ok(Cow::Owned(bytes))
             }
+            Source::Quantised(of) => Ok(Cow::Owned(of.read(tensors)?)),
             Source::Zeros(dims) => Ok(Cow::Owned(vec![0; 4 * checked(dims, "zeros")?])),
             Source::Normal { shape, deviation, seed } => {
                 let values = (0..checked(shape, "random weights")? as u64)
@@ -451,6 +458,10 @@ impl Source {
             Source::Tensor(name) => Ok(Some(Origin { tensor: name.clone(), shape, element })),
             Source::Affine { codes, .. } => {
                 Ok(Some(Origin { tensor: codes.clone(), shape, element }))
+            }
+            Source::Quantised(of) => {
+                let tensor = of.tensors.first().cloned().unwrap_or_default();
+                Ok(Some(Origin { tensor, shape, element }))
             }
             Source::Rows { of, start, stride, .. } => {
                 of.origin(tensors, (start + at * stride) * row + within)

@@ -33,6 +33,16 @@ impl Tensor<'_> {
         self.dtype == DType::U32
     }
 
+    /// Whether its elements are eight-bit floats, which mean something with their scales alone.
+    pub fn holds_eight_bit_floats(&self) -> bool {
+        self.dtype == DType::F8E4M3
+    }
+
+    /// Whether its elements are signed bytes, as integer quantisation stores them.
+    pub fn holds_signed_bytes(&self) -> bool {
+        self.dtype == DType::I8
+    }
+
     /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place` begins the error.
     ///
     /// # Errors

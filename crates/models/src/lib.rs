@@ -11,13 +11,13 @@ mod experts;
 mod files;
 mod gemma2;
 mod gemma3;
-mod groups;
 mod harmless;
 mod keys;
 mod llama;
 mod mistral;
 mod names;
 mod phi3;
+mod quantisation;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -124,7 +124,7 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
         let name = metadata.str(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
         let architecture = by_name(name).ok_or_else(|| unknown(metadata.at(KEY), name))?;
         let (dialect, tables) = (Dialect::Gguf, architecture.names);
-        let names = Names { tensors, dialect, file, tables, groups: None };
+        let names = Names { tensors, dialect, file, tables, quantised: None };
         let keys = Keys::gguf(file, architecture.name, metadata, &asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
         let opened =
@@ -136,10 +136,10 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
         .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
     let place = folder.path().join("config.json").display().to_string();
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
-    let groups = groups::Settings::read(&outer)?.or(groups::Settings::read(&keys)?);
+    let quantised = quantisation::Settings::read(&outer)?.or(quantisation::Settings::read(&keys)?);
     let names = |architecture: &Architecture| {
         let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
-        Names { tensors, dialect, file, tables, groups: groups.clone() }
+        Names { tensors, dialect, file, tables, quantised: quantised.clone() }
     };
     let (architecture, remark) = match stated(&keys, &outer)? {
         Some(architecture) => (architecture, None),
@@ -237,8 +237,8 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
     }
     let asked = Asked::default();
     let (keys, outer) = files::of_json(json, place, &asked)?;
-    groups::Settings::read(&outer)?;
-    groups::Settings::read(&keys)?;
+    quantisation::Settings::read(&outer)?;
+    quantisation::Settings::read(&keys)?;
     let Some(architecture) = stated(&keys, &outer)? else { return Ok(()) };
     let (names, tensors, context) = (&None, Option::None, options.context);
     read(&Files { architecture, keys, outer, names, tensors, context }, options).map(|_| ())

@@ -1,7 +1,7 @@
 //! From canonical names of weights to the tensors of a file, by the tables of an architecture.
 
-use crate::groups::Settings;
 use crate::keys::Dialect;
+use crate::quantisation::Settings;
 use formats::{Error, Result, Source, Tensors};
 use nn::{Stored, Weights};
 
@@ -16,24 +16,23 @@ pub(crate) struct Names<'a> {
     pub(crate) file: &'a str,
     /// The architecture's tables.
     pub(crate) tables: &'static [&'static [Row]],
-    /// How matrices of codes are quantised, if the configuration says so.
-    pub(crate) groups: Option<Settings>,
+    /// How matrices are quantised, if the configuration says so.
+    pub(crate) quantised: Option<Settings>,
 }
 
 impl Weights for Names<'_> {
     fn find(&self, canonical: &str) -> Result<Option<Stored>> {
         let candidates = candidates(canonical, self.dialect, self.tables);
-        let Some(tensor) = candidates.iter().find_map(|name| self.tensors.get(name)) else {
-            return Ok(None);
+        let quantised = |name: &String| {
+            let settings = self.quantised.as_ref()?;
+            settings.source(name, self.tensors.get(name), self.tensors)
         };
-        let source = match &self.groups {
-            Some(groups) if tensor.holds_codes() => groups.source(tensor.name),
-            _ => {
-                return Ok(Some(Stored {
-                    shape: tensor.shape.to_vec(),
-                    source: Source::Tensor(tensor.name.to_owned()),
-                }));
-            }
+        let Some(source) = candidates.iter().find_map(quantised) else {
+            let tensor = candidates.iter().find_map(|name| self.tensors.get(name));
+            return Ok(tensor.map(|tensor| Stored {
+                shape: tensor.shape.to_vec(),
+                source: Source::Tensor(tensor.name.to_owned()),
+            }));
         };
         let described = source.describe(self.tensors);
         let named = |e: Error| Error { place: format!("{}: {}", self.file, e.place), ..e };

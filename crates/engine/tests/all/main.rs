@@ -7,6 +7,7 @@ mod devices;
 mod failures;
 mod memory;
 mod not_finite;
+mod quantised;
 mod real_data;
 mod requests;
 mod saved;

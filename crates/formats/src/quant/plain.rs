@@ -45,6 +45,19 @@ pub fn encode_f32(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
+/// Eight-bit floats with four bits of exponent to values: no infinities, and NaN where all bits but
+/// the sign are set.
+pub fn decode_f8_e4m3(bytes: &[u8], values: &mut [f32]) {
+    assert_eq!(bytes.len(), values.len());
+    for (&b, v) in bytes.iter().zip(values) {
+        let (magnitude, sign) = (u32::from(b & 0x7f), u32::from(b >> 7) << 31);
+        // The exponent's bias is 7, and that of the f32 with the same bits 127.
+        let shifted = f32::from_bits(magnitude << 20) * (120f32).exp2();
+        let magnitude = if magnitude == 0x7f { f32::NAN } else { shifted };
+        *v = f32::from_bits(magnitude.to_bits() | sign);
+    }
+}
+
 /// Little-endian f16 bytes (2 a value) to values.
 pub fn decode_f16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len());

@@ -117,7 +117,7 @@ fn hostile_headers_are_refused_with_a_reason() {
         ("name twice", bytes_of(again, 0), "a twice"),
         ("negative offset", bytes_of(&one("U8", "[4]", "[-1,3]"), 4), "in JSON"),
         ("huge shape", bytes_of(&one("U8", "[18446744073709551616]", "[0,4]"), 4), "in JSON"),
-        ("float8", bytes_of(&one("F8_E4M3", "[4]", "[0,4]"), 4), "F8_E4M3, which is not supported"),
+        ("float8", bytes_of(&one("F8_E5M2", "[4]", "[0,4]"), 4), "F8_E5M2, which is not supported"),
         ("lower case", bytes_of(&one("f32", "[1]", "[0,4]"), 4), "f32, which is not supported"),
         (
             "a block type",

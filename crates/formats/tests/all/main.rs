@@ -5,4 +5,5 @@ mod build;
 mod folder;
 mod gguf;
 mod quant;
+mod quantised;
 mod source;

@@ -319,9 +319,19 @@ pub(crate) const CASES: &[Case<Model>] = &[
         Refused(&["config.json: quantization_config.quant_method", "magic"])
     ),
     case!(
-        "gptq without its tensors",
+        "gptq, with matrices left as they were",
         |m| m.set("quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
-        Refused(&["quantization_config.quant_method", "gptq"])
+        Runs
+    ),
+    case!(
+        "gptq of a bit too many",
+        |m| m.set("quantization_config", json!({ "quant_method": "gptq", "bits": 9 })),
+        Refused(&["config.json: quantization_config.bits", "2 to 8", "found 9"])
+    ),
+    case!(
+        "bitsandbytes",
+        |m| m.set("quantization_config", json!({ "quant_method": "bitsandbytes" })),
+        Refused(&["config.json: quantization_config.quant_method", "bitsandbytes"])
     ),
     case!(
         "quantised without a method",
@@ -330,8 +340,8 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "quantised by MLX in another mode",
-        |m| m.set("quantization", json!({ "group_size": 32, "bits": 4, "mode": "mxfp4" })),
-        Refused(&["config.json: quantization", "affine groups", "mxfp4"])
+        |m| m.set("quantization", json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" })),
+        Refused(&["config.json: quantization.mode", "affine groups", "nvfp4"])
     ),
     case!(
         "quantised by MLX, with matrices left as they were",

@@ -1,0 +1,492 @@
+//! Matrices as quantising programs store them in safetensors, in several tensors each, and what
+//! devices get of them.
+//!
+//! ```text
+//! MXFP4   codes [.., out, in / 32, 16] u8 or [.., out, in / 8] u32, the first lowest; scales [.., out, in / 32] u8
+//!         -> mxfp4
+//! FP8     weights [out, in] e4m3; scales for the matrix, for a row, or for a block of both axes
+//!         -> bf16, rounded once
+//! GPTQ    codes [in b / 32, out] i32, a stream of bits down each column; zeros [groups, out b / 32]; scales [groups, out];
+//!         the group of each input [in] i32
+//! AWQ     codes [in, out / 8] i32, eight outputs a word in the order 0 2 4 6 1 3 5 7; zeros [groups, out / 8], the same way;
+//!         scales [groups, out]
+//! packed  codes [out, in b / 32] i32; scales [out, groups]; zeros [out b / 32, groups]: compressed-tensors
+//! bytes   weights [out, in] i8; scales [out, 1]: compressed-tensors
+//! ```
+//!
+//! A weight of integers is `scale * (code - zero)`. Where all zeros are the middle of the codes, it
+//! becomes affine groups `scale * code - middle * scale`, whose offset is exact, the middle being a
+//! power of two. Other zeros move into the codes, which take a bit more. Either way no weight
+//! changes. Only inputs whose groups are out of order (GPTQ's `desc_act`) give numbers, rounded to
+//! the type of the scales, since no block has so many scales.
+
+use crate::quant::plain;
+use crate::{DType, Described, Encoding, Error, Groups, Result, Tensor, Tensors, shape};
+
+/// How a program stores a quantised matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// Four-bit floats in blocks of 32 that share a power of two. Tensors: codes, scales.
+    Mxfp4,
+    /// Eight-bit floats (e4m3). Tensors: weights, scales. With scales for blocks of so many rows
+    /// and columns, if stated.
+    Fp8 {
+        /// Rows and columns of a block.
+        block: Option<[usize; 2]>,
+    },
+    /// GPTQ. Tensors: codes, zeros, scales, and the groups of inputs if there are any.
+    Gptq {
+        /// What is common to integers.
+        integers: Integers,
+        /// What is added to stored zeros: 1 in the first version of the format, 0 in the second.
+        plus: u8,
+    },
+    /// AWQ in its matrix form, of 4 bits. Tensors: codes, zeros, scales.
+    Awq {
+        /// Inputs that share a scale; none: all.
+        group: Option<usize>,
+    },
+    /// Packed integers of compressed-tensors. Tensors: codes, scales, then zeros where codes are
+    /// asymmetric, then the groups of inputs where they are ordered.
+    Packed(Integers),
+    /// Signed bytes with a scale for every row, or one for all. Tensors: weights, scales.
+    Bytes,
+}
+
+/// What quantised integers have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Integers {
+    /// Bits per code.
+    pub bits: usize,
+    /// Inputs that share a scale; none: all.
+    pub group: Option<usize>,
+    /// Whether all zeros are the middle of the codes.
+    pub symmetric: bool,
+    /// Whether inputs name their groups, in any order.
+    pub ordered: bool,
+}
+
+/// A quantised matrix: its scheme, and its tensors in the order of the scheme.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantised {
+    /// How it is stored.
+    pub scheme: Scheme,
+    /// The names of its tensors.
+    pub tensors: Vec<String>,
+}
+
+/// Where the parts of integer weights are.
+struct Parts<'a> {
+    scheme: Scheme,
+    integers: Integers,
+    out: usize,
+    cols: usize,
+    group: usize,
+    codes: Tensor<'a>,
+    scales: Tensor<'a>,
+    zeros: Option<Tensor<'a>>,
+    order: Option<Tensor<'a>>,
+}
+
+/// The positions at which AWQ's word holds the outputs 0 to 7.
+const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// An error about a tensor that does not fit.
+fn wrong<T>(tensor: &Tensor<'_>, expected: impl std::fmt::Display) -> Result<T> {
+    let found = format!("{} of {}", shape(tensor.shape), tensor.dtype);
+    Err(Error::new(tensor.name, expected, found))
+}
+
+/// Word `i` of a tensor of i32 or u32, whose size was checked.
+fn word(tensor: &Tensor<'_>, i: usize) -> u32 {
+    let b = &tensor.bytes[4 * i..4 * i + 4];
+    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// The code of `bits` bits number `i` of a stream whose words `word` gives.
+fn stream(bits: usize, i: usize, word: impl Fn(usize) -> u32) -> u8 {
+    let (at, shift) = (i * bits / 32, i * bits % 32);
+    let mut code = word(at) >> shift;
+    if shift + bits > 32 {
+        code |= word(at + 1) << (32 - shift);
+    }
+    (code & ((1 << bits) - 1)) as u8
+}
+
+/// The groups that devices keep of `cols` inputs of which `group` share a scale.
+fn kept(group: usize) -> Option<usize> {
+    [128, 64, 32].into_iter().find(|kept| group.is_multiple_of(*kept))
+}
+
+impl Quantised {
+    fn tensor<'a>(&self, tensors: &'a Tensors, i: usize) -> Result<Tensor<'a>> {
+        let name = self.tensors.get(i).map_or("a quantised weight", String::as_str);
+        tensors.get(name).ok_or_else(|| Error::new(name, "a tensor", "none in the file"))
+    }
+
+    /// What it gives, from headers alone.
+    ///
+    /// # Errors
+    /// Tensors that are missing or of another shape or type than the scheme's.
+    pub fn describe(&self, tensors: &Tensors) -> Result<Described> {
+        let all: Result<Vec<Tensor<'_>>> =
+            (0..self.tensors.len()).map(|i| self.tensor(tensors, i)).collect();
+        let stored = all?.iter().map(|tensor| tensor.bytes.len() as u64).sum();
+        let (encoding, shape) = match self.scheme {
+            Scheme::Mxfp4 => (DType::Mxfp4.into(), self.mxfp4(tensors)?.0),
+            Scheme::Fp8 { block } => {
+                let (weights, _, _) = self.fp8(tensors, block)?;
+                (DType::BF16.into(), weights.shape.to_vec())
+            }
+            _ => {
+                let parts = self.parts(tensors)?;
+                (parts.encoding()?, vec![parts.out, parts.cols])
+            }
+        };
+        Ok(Described { encoding, shape, stored })
+    }
+
+    /// Its bytes, encoded as [`Quantised::describe`] says.
+    ///
+    /// # Errors
+    /// As [`Quantised::describe`]; zeros and groups of inputs that are not as the scheme says.
+    pub fn read(&self, tensors: &Tensors) -> Result<Vec<u8>> {
+        match self.scheme {
+            Scheme::Mxfp4 => {
+                let (_, codes, scales) = self.mxfp4(tensors)?;
+                let mut bytes = Vec::with_capacity(17 * scales.bytes.len());
+                for (codes, &scale) in codes.bytes.as_chunks::<16>().0.iter().zip(scales.bytes) {
+                    bytes.push(scale);
+                    // Neighbours share a byte here, and elements 16 apart in a block.
+                    let code = |i: usize| codes[i / 2] >> (i % 2 * 4) & 15;
+                    bytes.extend((0..16).map(|j| code(j) | code(16 + j) << 4));
+                }
+                Ok(bytes)
+            }
+            Scheme::Fp8 { block } => {
+                let (weights, scales, block) = self.fp8(tensors, block)?;
+                let (out, cols) = (weights.shape[0], weights.shape[1]);
+                let (factors, across) = (scales.to_f32()?, cols.div_ceil(block[1]));
+                rows(out, 2 * cols, |r, bytes| {
+                    let mut values = vec![0.0; cols];
+                    plain::decode_f8_e4m3(&weights.bytes[r * cols..][..cols], &mut values);
+                    let factors = &factors[r / block[0] * across..][..across];
+                    let blocks = values.chunks_mut(block[1]).zip(factors);
+                    blocks.for_each(|(v, factor)| v.iter_mut().for_each(|v| *v *= factor));
+                    plain::encode_bf16(&values, bytes);
+                    Ok(())
+                })
+            }
+            _ => self.parts(tensors)?.read(),
+        }
+    }
+
+    /// The shape, codes and scales of four-bit floats.
+    fn mxfp4<'a>(&self, tensors: &'a Tensors) -> Result<(Vec<usize>, Tensor<'a>, Tensor<'a>)> {
+        let (codes, scales) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
+        let Some((blocks, outer)) = scales.shape.split_last() else {
+            return wrong(&scales, "scales for blocks of 32");
+        };
+        if !matches!(scales.dtype, DType::U8 | DType::F8E8M0) || outer.is_empty() {
+            return wrong(&scales, "scales in u8 for blocks of 32 of each row");
+        }
+        let expected: Vec<usize> = match codes.dtype {
+            DType::U8 => [scales.shape, &[16]].concat(),
+            _ => [outer, &[blocks.saturating_mul(4)]].concat(),
+        };
+        if codes.shape != expected || !matches!(codes.dtype, DType::U8 | DType::U32) {
+            return wrong(&codes, format!("codes {} in u8 or u32", shape(&expected)));
+        }
+        Ok(([outer, &[blocks.saturating_mul(32)]].concat(), codes, scales))
+    }
+
+    /// Eight-bit floats, their scales, and the rows and columns that share one.
+    fn fp8<'a>(
+        &self,
+        tensors: &'a Tensors,
+        block: Option<[usize; 2]>,
+    ) -> Result<(Tensor<'a>, Tensor<'a>, [usize; 2])> {
+        let (weights, scales) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
+        let (&[out, cols], DType::F8E4M3) = (weights.shape, weights.dtype) else {
+            return wrong(&weights, "a matrix in f8_e4m3");
+        };
+        if !scales.dtype.is_float() || scales.dtype.is_block() {
+            return wrong(&scales, "scales in f32, f16 or bf16");
+        }
+        let found = match *scales.shape {
+            [] => [1, 1],
+            [rows] => [rows, 1],
+            [rows, across] => [rows, across],
+            _ => return wrong(&scales, "scales for a matrix"),
+        };
+        let one = |n: usize| n.max(1);
+        let mut choices = vec![[one(out), one(cols)], [1, one(cols)]];
+        choices.splice(0..0, block);
+        let fits = |b: &&[usize; 2]| [out.div_ceil(b[0]), cols.div_ceil(b[1])] == found;
+        match choices.iter().find(fits) {
+            Some(block) => Ok((weights, scales, *block)),
+            None => wrong(
+                &scales,
+                format!("a scale for the matrix, for each of {out} rows, or for each block"),
+            ),
+        }
+    }
+
+    /// Integer weights, their shapes and types checked.
+    fn parts<'a>(&self, tensors: &'a Tensors) -> Result<Parts<'a>> {
+        let get = |i| self.tensor(tensors, i);
+        let (codes, all) =
+            (get(0)?, Integers { bits: 8, group: None, symmetric: true, ordered: false });
+        let &[rows, words] = codes.shape else { return wrong(&codes, "a matrix of codes") };
+        let is_words = matches!(codes.dtype, DType::I32 | DType::U32);
+        // Outputs and inputs, and where scales, zeros and groups are.
+        let (integers, zeros, scales, order) = match self.scheme {
+            Scheme::Gptq { integers, .. } => (integers, Some(1), 2, integers.ordered.then_some(3)),
+            Scheme::Awq { group } => {
+                (Integers { bits: 4, group, symmetric: false, ordered: false }, Some(1), 2, None)
+            }
+            Scheme::Packed(integers) => {
+                let zeros = (!integers.symmetric).then_some(2);
+                let order = integers.ordered.then_some(2 + usize::from(!integers.symmetric));
+                (integers, zeros, 1, order)
+            }
+            _ => (all, None, 1, None),
+        };
+        let Integers { bits, .. } = integers;
+        let spread = |words: usize| words.checked_mul(32).map(|all| all / bits);
+        let (out, cols) = match self.scheme {
+            Scheme::Gptq { .. } => (Some(words), spread(rows)),
+            Scheme::Awq { .. } => (spread(words), Some(rows)),
+            Scheme::Packed(_) => (Some(rows), spread(words)),
+            _ => (Some(rows), Some(words)),
+        };
+        let fits = match self.scheme {
+            Scheme::Bytes => codes.dtype == DType::I8,
+            _ => is_words && matches!(bits, 2 | 3 | 4 | 8),
+        };
+        let (Some(out), Some(cols), true) = (out, cols, fits) else {
+            return wrong(&codes, format!("codes of {bits} bits (2, 3, 4 or 8)"));
+        };
+        let group = integers.group.unwrap_or(cols).max(1);
+        let groups = cols.div_ceil(group);
+        let (scales, zeros) = (get(scales)?, zeros.map(get).transpose()?);
+        let order = order.map(get).transpose()?;
+        let down = matches!(self.scheme, Scheme::Gptq { .. } | Scheme::Awq { .. });
+        let expected = if down { [groups, out] } else { [out, groups] };
+        let flat = groups == 1 && scales.elements() == out
+            || self.scheme == Scheme::Bytes && scales.elements() == 1;
+        if scales.shape != expected && !flat
+            || !matches!(scales.dtype, DType::F16 | DType::BF16 | DType::F32)
+        {
+            return wrong(&scales, format!("scales {} in f16 or bf16", shape(&expected)));
+        }
+        if let Some(zeros) = &zeros {
+            let packed = (out * bits).div_ceil(32);
+            let expected = if down { [groups, packed] } else { [packed, groups] };
+            if zeros.shape != expected || !matches!(zeros.dtype, DType::I32 | DType::U32) {
+                return wrong(zeros, format!("zeros {} in i32", shape(&expected)));
+            }
+        }
+        if let Some(order) = &order
+            && (order.shape != [cols] || order.dtype != DType::I32)
+        {
+            return wrong(order, format!("the groups of {cols} inputs in i32"));
+        }
+        Ok(Parts { scheme: self.scheme, integers, out, cols, group, codes, scales, zeros, order })
+    }
+}
+
+impl Parts<'_> {
+    /// What the weights become.
+    fn encoding(&self) -> Result<Encoding> {
+        let Integers { bits, symmetric, ordered, .. } = self.integers;
+        let scale = self.scales.dtype;
+        if ordered || scale == DType::F32 {
+            return Ok(if scale == DType::F16 { scale } else { DType::BF16 }.into());
+        }
+        let whole = kept(self.group).filter(|kept| self.cols.is_multiple_of(*kept));
+        let Some(kept) = whole else {
+            let expected = "groups of a multiple of 32 inputs, in whole groups";
+            let found = format!("{} inputs in groups of {}", self.cols, self.group);
+            return Err(Error::new(self.codes.name, expected, found));
+        };
+        if !symmetric && bits == 4 && scale == DType::F16 {
+            return Ok(DType::Q5_0.into());
+        }
+        let bits = bits + usize::from(!symmetric);
+        Groups::new(bits, kept, scale).map(Encoding::Groups).ok_or_else(|| {
+            let expected = "integers of 2, 3 or 4 bits, or symmetric ones of 8";
+            Error::new(self.codes.name, expected, format!("asymmetric ones of {}", bits - 1))
+        })
+    }
+
+    /// Code `c` of output `r`.
+    fn code(&self, r: usize, c: usize) -> u8 {
+        let bits = self.integers.bits;
+        match self.scheme {
+            Scheme::Gptq { .. } => stream(bits, c, |i| word(&self.codes, i * self.out + r)),
+            Scheme::Awq { .. } => {
+                (word(&self.codes, c * (self.out / 8) + r / 8) >> (4 * AWQ_ORDER[r % 8]) & 15) as u8
+            }
+            Scheme::Packed(_) => {
+                let row = self.cols * bits / 32;
+                stream(bits, c, |i| word(&self.codes, r * row + i))
+            }
+            _ => self.codes.bytes[r * self.cols + c] ^ 0x80,
+        }
+    }
+
+    /// The zero of a group of output `r`.
+    fn zero(&self, r: usize, g: usize) -> u16 {
+        let Integers { bits, .. } = self.integers;
+        let Some(zeros) = &self.zeros else { return 1 << (bits - 1) };
+        match self.scheme {
+            Scheme::Gptq { plus, .. } => {
+                let row = (self.out * bits).div_ceil(32);
+                u16::from(stream(bits, r, |i| word(zeros, g * row + i))) + u16::from(plus)
+            }
+            Scheme::Awq { .. } => {
+                (word(zeros, g * (self.out / 8) + r / 8) >> (4 * AWQ_ORDER[r % 8]) & 15) as u16
+            }
+            _ => {
+                let groups = self.cols.div_ceil(self.group);
+                u16::from(stream(bits, r, |i| word(zeros, i * groups + g)))
+            }
+        }
+    }
+
+    /// The bits of the scale of a group of output `r`, of two bytes or four.
+    fn scale(&self, r: usize, g: usize) -> u32 {
+        let groups = self.cols.div_ceil(self.group);
+        let at = match self.scheme {
+            _ if self.scales.elements() == 1 => 0,
+            Scheme::Gptq { .. } | Scheme::Awq { .. } => g * self.out + r,
+            _ => r * groups + g,
+        };
+        let size = self.scales.dtype.block_bytes();
+        let bytes = &self.scales.bytes[at * size..][..size];
+        bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))
+    }
+
+    /// A scale as a number.
+    fn number(&self, bits: u32) -> f32 {
+        match self.scales.dtype {
+            DType::F16 => plain::f16_to_f32(bits as u16),
+            DType::BF16 => plain::bf16_to_f32(bits as u16),
+            _ => f32::from_bits(bits),
+        }
+    }
+
+    /// The group of each input, checked; none where they are in order.
+    fn order(&self) -> Result<Option<Vec<usize>>> {
+        let (Some(order), groups) = (&self.order, self.cols.div_ceil(self.group)) else {
+            return Ok(None);
+        };
+        let all: Option<Vec<usize>> =
+            (0..self.cols).map(|i| Some(word(order, i) as usize).filter(|g| *g < groups)).collect();
+        match all {
+            Some(all) => Ok(Some(all)),
+            None => wrong(order, format!("groups of inputs below {groups}")),
+        }
+    }
+
+    fn read(&self) -> Result<Vec<u8>> {
+        let encoding = self.encoding()?;
+        let order = self.order()?;
+        let Integers { bits, symmetric, .. } = self.integers;
+        let middle = 1u16 << (bits - 1);
+        let row_bytes = encoding.bytes_for(self.cols).unwrap_or(0);
+        let checked_zero = |r: usize, g: usize| match self.zero(r, g) {
+            zero if symmetric && zero != middle => {
+                let place = self.zeros.map_or(self.codes.name, |zeros| zeros.name);
+                let expected = format!("{middle} for every zero, as symmetric settings have it");
+                Err(Error::new(place, expected, format!("{zero} for output {r}")))
+            }
+            zero => Ok(zero),
+        };
+        rows(self.out, row_bytes, |r, bytes| match encoding {
+            Encoding::Groups(groups) => {
+                // Asymmetric zeros move into codes with a bit more, whose middle no zero exceeds.
+                let fixed = if symmetric { middle } else { 2 * middle };
+                for (i, bytes) in bytes.chunks_exact_mut(groups.bytes()).enumerate() {
+                    let first = i * groups.group;
+                    let g = first / self.group;
+                    let (zero, scale) = (checked_zero(r, g)?, self.scale(r, g));
+                    for k in 0..groups.group {
+                        let code = u16::from(self.code(r, first + k)) + fixed - zero;
+                        let (at, shift) = (k * groups.bits / 8, k * groups.bits % 8);
+                        let shifted = code << shift;
+                        bytes[at] |= shifted as u8;
+                        if shift + groups.bits > 8 {
+                            bytes[at + 1] |= (shifted >> 8) as u8;
+                        }
+                    }
+                    let offset = -f32::from(fixed) * self.number(scale);
+                    let offset = match groups.scale {
+                        DType::F16 => plain::f32_to_f16(offset),
+                        _ => plain::f32_to_bf16(offset),
+                    };
+                    let at = groups.code_bytes();
+                    bytes[at..at + 2].copy_from_slice(&(scale as u16).to_le_bytes());
+                    bytes[at + 2..at + 4].copy_from_slice(&offset.to_le_bytes());
+                }
+                Ok(())
+            }
+            Encoding::Stored(DType::Q5_0) => {
+                for (i, bytes) in bytes.chunks_exact_mut(22).enumerate() {
+                    let g = i * 32 / self.group;
+                    let zero = checked_zero(r, g)?;
+                    let code = |k: usize| u16::from(self.code(r, i * 32 + k)) + 16 - zero;
+                    let high = (0..32).fold(0u32, |bits, k| bits | u32::from(code(k) >> 4) << k);
+                    bytes[..2].copy_from_slice(&(self.scale(r, g) as u16).to_le_bytes());
+                    bytes[2..6].copy_from_slice(&high.to_le_bytes());
+                    for (k, byte) in bytes[6..].iter_mut().enumerate() {
+                        *byte = (code(k) & 15 | (code(16 + k) & 15) << 4) as u8;
+                    }
+                }
+                Ok(())
+            }
+            Encoding::Stored(dtype) => {
+                let group = |c: usize| order.as_ref().map_or(c / self.group, |order| order[c]);
+                let groups = 0..self.cols.div_ceil(self.group);
+                let zeros: Result<Vec<u16>> = groups.map(|g| checked_zero(r, g)).collect();
+                let zeros = zeros?;
+                let value = |c: usize| {
+                    let (g, code) = (group(c), i32::from(self.code(r, c)));
+                    self.number(self.scale(r, g)) * (code - i32::from(zeros[g])) as f32
+                };
+                let values: Vec<f32> = (0..self.cols).map(value).collect();
+                dtype.encode(&values, bytes)
+            }
+        })
+    }
+}
+
+/// Makes rows of so many bytes on all cores; the first error ends it.
+fn rows(
+    count: usize,
+    row_bytes: usize,
+    row: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
+) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; count * row_bytes];
+    if bytes.is_empty() {
+        return Ok(bytes);
+    }
+    let share = count.div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(16);
+    let row = &row;
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let parts = bytes.chunks_mut(share * row_bytes).enumerate();
+        let threads: Vec<_> = parts
+            .map(|(i, part)| {
+                scope.spawn(move || {
+                    let mut rows = part.chunks_exact_mut(row_bytes).enumerate();
+                    rows.try_for_each(|(r, bytes)| row(i * share + r, bytes))
+                })
+            })
+            .collect();
+        let lost = || Error::new("a quantised weight", "its rows", "a thread that ended early");
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(lost()))).collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    Ok(bytes)
+}

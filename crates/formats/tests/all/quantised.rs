@@ -1,0 +1,178 @@
+//! Matrices as quantising programs store them, against the numbers that those programs read in them
+//! (tests/reference/quantised.py).
+
+use delft_formats::safetensors;
+use delft_formats::{
+    DType, Encoding, Groups, Integers, Quantised, Scheme, Source, Tensor, Tensors,
+};
+use std::path::{Path, PathBuf};
+
+/// A folder with the fixture's tensors, some of them changed.
+fn folder(
+    change: impl Fn(&mut Vec<(String, DType, Vec<usize>, Vec<u8>)>),
+) -> (tempfile::TempDir, Tensors) {
+    let fixture: PathBuf =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantised.safetensors");
+    let file = safetensors::Safetensors::open(&fixture).unwrap();
+    let mut all: Vec<_> = file
+        .iter()
+        .map(|t| (t.name.to_owned(), t.dtype, t.shape.to_vec(), t.bytes.to_vec()))
+        .collect();
+    change(&mut all);
+    let folder = tempfile::tempdir().unwrap();
+    let tensors =
+        all.iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype: *dtype, shape, bytes });
+    safetensors::write(&folder.path().join("model.safetensors"), &[], tensors).unwrap();
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let tensors = Tensors::open(folder.path()).unwrap();
+    (folder, tensors)
+}
+
+fn integers(bits: usize, group: Option<usize>, symmetric: bool, ordered: bool) -> Integers {
+    Integers { bits, group, symmetric, ordered }
+}
+
+fn groups(bits: usize, group: usize, scale: DType) -> Encoding {
+    Encoding::Groups(Groups::new(bits, group, scale).unwrap())
+}
+
+/// A case of the fixture, its scheme, the names of its tensors, and what devices get.
+type Case = (&'static str, Scheme, &'static [&'static str], Encoding);
+
+fn cases() -> Vec<Case> {
+    const GPTQ: &[&str] = &["qweight", "qzeros", "scales"];
+    const ORDERED: &[&str] = &["qweight", "qzeros", "scales", "g_idx"];
+    const PACKED: &[&str] = &["weight_packed", "weight_scale"];
+    const ZEROS: &[&str] = &["weight_packed", "weight_scale", "weight_zero_point"];
+    const FP8: &[&str] = &["weight", "weight_scale"];
+    let gptq = |integers, plus| Scheme::Gptq { integers, plus };
+    vec![
+        ("gptq4", gptq(integers(4, Some(64), false, false), 1), GPTQ, DType::Q5_0.into()),
+        ("gptq4-second", gptq(integers(4, Some(64), false, false), 0), GPTQ, DType::Q5_0.into()),
+        (
+            "gptq4-symmetric",
+            gptq(integers(4, Some(32), true, false), 1),
+            GPTQ,
+            groups(4, 32, DType::F16),
+        ),
+        ("gptq4-ordered", gptq(integers(4, Some(32), false, true), 1), ORDERED, DType::F16.into()),
+        ("gptq3", gptq(integers(3, None, false, false), 1), GPTQ, groups(4, 128, DType::F16)),
+        ("gptq2", gptq(integers(2, Some(32), false, false), 1), GPTQ, groups(3, 32, DType::F16)),
+        (
+            "gptq8-symmetric",
+            gptq(integers(8, Some(64), true, false), 1),
+            GPTQ,
+            groups(8, 64, DType::F16),
+        ),
+        ("awq", Scheme::Awq { group: Some(64) }, GPTQ, DType::Q5_0.into()),
+        (
+            "packed4",
+            Scheme::Packed(integers(4, Some(64), true, false)),
+            PACKED,
+            groups(4, 64, DType::BF16),
+        ),
+        (
+            "packed4-asymmetric",
+            Scheme::Packed(integers(4, Some(32), false, false)),
+            ZEROS,
+            groups(5, 32, DType::BF16),
+        ),
+        (
+            "packed8-rows",
+            Scheme::Packed(integers(8, None, true, false)),
+            PACKED,
+            groups(8, 128, DType::F16),
+        ),
+        ("fp8-blocks", Scheme::Fp8 { block: Some([11, 64]) }, FP8, DType::BF16.into()),
+        ("fp8-rows", Scheme::Fp8 { block: None }, FP8, DType::BF16.into()),
+        ("fp8-whole", Scheme::Fp8 { block: None }, FP8, DType::BF16.into()),
+        ("mxfp4", Scheme::Mxfp4, &["blocks", "scales"], DType::Mxfp4.into()),
+        ("mlx-mxfp4", Scheme::Mxfp4, &["codes", "scales"], DType::Mxfp4.into()),
+    ]
+}
+
+fn source(case: &str, scheme: Scheme, names: &[&str]) -> Source {
+    let tensors = names.iter().map(|name| format!("{case}.{name}")).collect();
+    Source::Quantised(Quantised { scheme, tensors })
+}
+
+#[test]
+fn every_scheme_gives_the_numbers_of_the_program_that_made_it() {
+    let (_folder, tensors) = folder(|_| {});
+    for (case, scheme, names, encoding) in cases() {
+        let source = source(case, scheme, names);
+        let expected = tensors.get(&format!("{case}.expected")).unwrap();
+        let described = source.describe(&tensors).unwrap();
+        assert_eq!(
+            (described.encoding, &described.shape[..]),
+            (encoding, expected.shape),
+            "{case}"
+        );
+        let read = source.read(&tensors).unwrap();
+        assert_eq!(read.encoding, encoding, "{case}");
+        let (found, expected) = (read.to_f32().unwrap(), expected.to_f32().unwrap());
+        let odd = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        let odd = odd.map(|i| (i, found[i], expected[i]));
+        assert_eq!(odd, None, "{case}: element, found, expected");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_tensor() {
+    let (_folder, tensors) = folder(|all| {
+        for (name, _, shape, bytes) in all {
+            match name.as_str() {
+                "gptq4.scales" => *shape = vec![shape[1], shape[0]],
+                "gptq4-ordered.g_idx" => bytes[..4].copy_from_slice(&(-1i32).to_le_bytes()),
+                "mxfp4.scales" => {
+                    shape[2] = 1;
+                    bytes.truncate(2 * 32);
+                }
+                _ => {}
+            }
+        }
+    });
+    let error = |case: &str| {
+        let (case, scheme, names, _) = cases().into_iter().find(|c| c.0 == case).unwrap();
+        source(case, scheme, names).read(&tensors).unwrap_err().to_string()
+    };
+    assert!(
+        error("gptq4").starts_with("gptq4.scales: expected scales [2, 32]"),
+        "{}",
+        error("gptq4")
+    );
+    let ordered = error("gptq4-ordered");
+    assert!(
+        ordered.contains("gptq4-ordered.g_idx: expected groups of inputs below 4"),
+        "{ordered}"
+    );
+    assert!(
+        error("mxfp4").contains("mxfp4.blocks: expected codes [2, 32, 1, 16]"),
+        "{}",
+        error("mxfp4")
+    );
+    // Settings that say more than the tensors.
+    let refused = |case: &str, scheme, names: &[&str]| {
+        source(case, scheme, names).read(&tensors).unwrap_err().to_string()
+    };
+    let symmetric = Scheme::Gptq { integers: integers(4, Some(64), true, false), plus: 0 };
+    let found = refused("gptq4-second", symmetric, &["qweight", "qzeros", "scales"]);
+    assert!(found.contains("gptq4-second.qzeros: expected 8 for every zero"), "{found}");
+    let found = refused("awq", Scheme::Awq { group: Some(32) }, &["qweight", "qzeros", "scales"]);
+    assert!(found.contains("awq.scales: expected scales [4, 32]"), "{found}");
+    let found = refused(
+        "packed4",
+        Scheme::Packed(integers(4, Some(64), false, false)),
+        &["weight_packed", "weight_scale"],
+    );
+    assert!(found.contains("expected a tensor"), "{found}");
+    let found =
+        refused("fp8-blocks", Scheme::Fp8 { block: Some([128, 128]) }, &["weight", "weight_scale"]);
+    assert!(
+        found.starts_with("fp8-blocks.weight_scale: expected a scale for the matrix"),
+        "{found}"
+    );
+    let eight = Scheme::Gptq { integers: integers(8, Some(64), false, false), plus: 1 };
+    let found = refused("gptq8-symmetric", eight, &["qweight", "qzeros", "scales"]);
+    assert!(found.contains("found asymmetric ones of 8"), "{found}");
+}
