@@ -80,6 +80,11 @@ pub(crate) enum Command {
     WhySlow(WhySlow),
     /// Measure the perplexity of a text
     Perplexity(Perplexity),
+    /// Write a model folder as a GGUF file
+    Convert(Convert),
+    /// Write a model as a GGUF file with smaller types
+    #[command(alias = "quantise")]
+    Quantize(Quantize),
     /// Tell what was found on this machine, what will be used, and why
     Doctor(Doctor),
     /// Print a completion script for a shell
@@ -761,6 +766,70 @@ pub(crate) struct Perplexity {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+}
+
+/// Where a GGUF file goes, and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Output {
+    /// The file to write; it takes its name when it is whole
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Another type for tensors whose name contains NAME; may be given several times, the last that fits counts
+    #[arg(long, value_name = "NAME=TYPE")]
+    pub(crate) role: Vec<String>,
+    /// Threads [default: all]
+    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
+    pub(crate) threads: Option<u64>,
+    /// Replace a file that is there
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `delft convert`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+The model is a folder of Hugging Face or MLX; metadata, tokenizer and chat template come with it. Without --type, matrices \
+stay as they are stored, but for types that GGUF does not have, which become bf16. The memory taken is that of the largest tensor.
+
+Examples:
+  delft convert ./Qwen3-0.6B -o qwen3.gguf
+  delft convert org/name --type q4_k_m -o name-q4_k_m.gguf
+  delft convert org/name --type q8_0 --role token_embd=bf16 -o name.gguf")]
+pub(crate) struct Convert {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// What matrices become: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize has them
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// `delft quantize`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
+Types: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k_s q3_k_m q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs mxfp4. \
+Norms and biases stay f32, and the head gets q6_k or better. Rows that are no whole blocks of a type get the nearest that fits. \
+The same input gives the same bytes.
+
+Examples:
+  delft quantize model-bf16.gguf q4_k_m -o model-q4_k_m.gguf
+  delft quantize ./Qwen3-0.6B q8_0 -o qwen3-q8_0.gguf
+  delft quantize model.gguf q4_0 --role attn_v=q8_0 --role output.weight=q8_0 -o model-q4_0.gguf"
+)]
+pub(crate) struct Quantize {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// What matrices become; see below
+    #[arg(value_name = "TYPE", index = 2)]
+    pub(crate) kind: String,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 /// `delft doctor`.

@@ -48,6 +48,8 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
+            Command::Convert(args) => args.model.settle(),
+            Command::Quantize(args) => args.model.settle(),
             Command::Pull(_)
             | Command::List(_)
             | Command::Rm(_)

@@ -6,6 +6,7 @@
 
 mod choose;
 mod constraint;
+pub mod convert;
 mod defaults;
 mod fingerprint;
 mod generate;

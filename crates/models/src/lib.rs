@@ -8,6 +8,7 @@
 mod config;
 mod decoder;
 mod experts;
+mod export;
 mod files;
 mod gemma2;
 mod gemma3;
@@ -34,6 +35,7 @@ use nn::{Step, Stored, Tensor, Weights};
 use program::Program;
 
 pub use config::Config;
+pub use export::{Export, Exported, From, export};
 
 /// A row of the registry.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! what is wrong with them is an error, never a panic.
 
 mod decoder;
+mod export;
 mod faults;
 mod folder;
 pub mod gguf;
@@ -16,6 +17,7 @@ pub mod template;
 mod tokenizer;
 pub mod tools;
 
+pub use export::export;
 pub use gguf::GgufVocabulary;
 pub use pieces::char_of;
 pub use stream::Stream;

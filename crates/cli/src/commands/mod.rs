@@ -4,6 +4,7 @@ pub(crate) mod batch;
 pub(crate) mod bench;
 mod bench_load;
 pub(crate) mod chat;
+pub(crate) mod convert;
 pub(crate) mod doctor;
 mod head;
 pub(crate) mod inspect;

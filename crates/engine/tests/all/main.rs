@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod convert;
 mod damage;
 mod devices;
 mod failures;

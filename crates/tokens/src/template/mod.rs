@@ -93,6 +93,48 @@ pub struct Request<'a> {
 /// The name of a template that has none.
 const DEFAULT: &str = "default";
 
+/// The templates of a folder by name, each with its place.
+fn of_folder(folder: &Path) -> Result<Found> {
+    let mut sources = Found::new();
+    for name in ["chat_template.json", "tokenizer_config.json"] {
+        let path = folder.join(name);
+        if let Some(value) = crate::folder::read_json(&path)? {
+            let place = format!("{}: chat_template", path.display());
+            add_config(&mut sources, &place, &value["chat_template"]);
+        }
+    }
+    let path = folder.join("chat_template.jinja");
+    if let Some(source) = crate::folder::read_text(&path)? {
+        sources.insert(DEFAULT.to_string(), (path.display().to_string(), source));
+    }
+    for inner in ["additional_chat_templates", "chat_templates"] {
+        let Ok(entries) = std::fs::read_dir(folder.join(inner)) else { continue };
+        for entry in entries {
+            let path = entry.map_err(|e| Error::io(folder.join(inner).display(), e))?.path();
+            let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+            let jinja = path.extension().is_some_and(|end| end == "jinja");
+            if let (true, Some(name), Some(source)) =
+                (jinja, name, crate::folder::read_text(&path)?)
+            {
+                sources.insert(name, (path.display().to_string(), source));
+            }
+        }
+    }
+    Ok(sources)
+}
+
+/// The templates of a folder as the metadata of a GGUF file.
+pub(crate) fn metadata_of(folder: &Path) -> Result<Vec<(String, formats::gguf::Value)>> {
+    let named = |(name, (_, source)): (String, (String, String))| {
+        let key = match name.as_str() {
+            DEFAULT => "tokenizer.chat_template".to_owned(),
+            name => format!("tokenizer.chat_template.{name}"),
+        };
+        (key, formats::gguf::Value::String(source))
+    };
+    Ok(of_folder(folder)?.into_iter().map(named).collect())
+}
+
 impl ChatTemplate {
     /// The template of this source.
     ///
@@ -110,31 +152,7 @@ impl ChatTemplate {
     /// # Errors
     /// Files that cannot be read, or a syntax error.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
-        let mut sources = Found::new();
-        for name in ["chat_template.json", "tokenizer_config.json"] {
-            let path = folder.join(name);
-            if let Some(value) = crate::folder::read_json(&path)? {
-                let place = format!("{}: chat_template", path.display());
-                add_config(&mut sources, &place, &value["chat_template"]);
-            }
-        }
-        let path = folder.join("chat_template.jinja");
-        if let Some(source) = crate::folder::read_text(&path)? {
-            sources.insert(DEFAULT.to_string(), (path.display().to_string(), source));
-        }
-        for inner in ["additional_chat_templates", "chat_templates"] {
-            let Ok(entries) = std::fs::read_dir(folder.join(inner)) else { continue };
-            for entry in entries {
-                let path = entry.map_err(|e| Error::io(folder.join(inner).display(), e))?.path();
-                let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
-                let jinja = path.extension().is_some_and(|end| end == "jinja");
-                if let (true, Some(name), Some(source)) =
-                    (jinja, name, crate::folder::read_text(&path)?)
-                {
-                    sources.insert(name, (path.display().to_string(), source));
-                }
-            }
-        }
+        let sources = of_folder(folder)?;
         if sources.is_empty() {
             return Ok(None);
         }

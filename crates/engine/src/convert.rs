@@ -1,0 +1,375 @@
+//! Models written as GGUF files: a folder in the terms of GGUF, or a GGUF file with other types.
+//!
+//! Tensors are read, changed and written some rows at a time, on several threads; what is held in
+//! memory is bounded by the largest tensor. The same input gives the same bytes, however many
+//! threads there are.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use formats::gguf::{TensorSpec, Value, Writer};
+use formats::{DType, Encoding, Error, Hint, Result, Source, Tensors};
+use models::{Export, Exported, From};
+
+use crate::CancelToken;
+
+/// What tensors become.
+#[derive(Debug, Clone, Default)]
+pub struct Types {
+    /// What most matrices become; none: what they are, or bf16 for what GGUF has no type for.
+    pub whole: Option<Mix>,
+    /// What tensors become whose names contain a text; the last that fits counts.
+    pub roles: Vec<(String, DType)>,
+    /// Threads; 0: as many as the machine has.
+    pub threads: usize,
+}
+
+/// A type for most matrices, and which matrices get a better one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mix {
+    /// Its name, such as `q4_k_m`.
+    pub name: &'static str,
+    /// What most matrices become.
+    pub base: DType,
+    /// What the head becomes (the embedding, where that is the head).
+    pub head: DType,
+    /// What values and the last matrices of feed-forwards become in the layers that need it most.
+    pub better: Option<DType>,
+    /// `general.file_type`.
+    file_type: u32,
+}
+
+/// Every mix by name, as llama.cpp names them.
+pub const MIXES: &[Mix] = &[
+    plain("f32", DType::F32, 0),
+    plain("f16", DType::F16, 1),
+    plain("bf16", DType::BF16, 32),
+    plain("q8_0", DType::Q8_0, 7),
+    mixed("q4_0", DType::Q4_0, None, 2),
+    mixed("q4_1", DType::Q4_1, None, 3),
+    mixed("q5_0", DType::Q5_0, None, 8),
+    mixed("q5_1", DType::Q5_1, None, 9),
+    mixed("q2_k", DType::Q2K, Some(DType::Q4K), 10),
+    mixed("q3_k_s", DType::Q3K, None, 11),
+    mixed("q3_k_m", DType::Q3K, Some(DType::Q5K), 12),
+    mixed("q4_k_s", DType::Q4K, None, 14),
+    mixed("q4_k_m", DType::Q4K, Some(DType::Q6K), 15),
+    mixed("q5_k_s", DType::Q5K, None, 16),
+    mixed("q5_k_m", DType::Q5K, Some(DType::Q6K), 17),
+    plain("q6_k", DType::Q6K, 18),
+    mixed("iq4_nl", DType::Iq4Nl, None, 25),
+    mixed("iq4_xs", DType::Iq4Xs, None, 30),
+    Mix { name: "mxfp4", base: DType::Mxfp4, head: DType::Q8_0, better: None, file_type: 38 },
+];
+
+const fn plain(name: &'static str, base: DType, file_type: u32) -> Mix {
+    Mix { name, base, head: base, better: None, file_type }
+}
+
+const fn mixed(name: &'static str, base: DType, better: Option<DType>, file_type: u32) -> Mix {
+    Mix { name, base, head: DType::Q6K, better, file_type }
+}
+
+impl Mix {
+    /// The mix of that name, in either case; `q4_k` and the like are the M of their kind.
+    pub fn named(name: &str) -> Option<Mix> {
+        let found = |name: &str| MIXES.iter().find(|mix| mix.name.eq_ignore_ascii_case(name));
+        found(name).or_else(|| found(&format!("{name}_m"))).copied()
+    }
+}
+
+/// How far a file is.
+#[derive(Debug, Clone, Copy)]
+pub struct Written<'a> {
+    /// The tensor under way.
+    pub tensor: &'a str,
+    /// Elements done.
+    pub done: u64,
+    /// Elements of all tensors.
+    pub total: u64,
+}
+
+/// What was written.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Bytes of tensors in the source, and in the file.
+    pub bytes: [u64; 2],
+    /// Tensors and elements by type, most elements first.
+    pub types: Vec<(DType, usize, u64)>,
+    /// What was assumed or done otherwise than asked, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// A tensor to be written.
+struct Job {
+    spec: TensorSpec,
+    from: From,
+}
+
+/// Writes the model behind `tensors` to the GGUF file `out`, which takes its name when it is whole.
+///
+/// # Errors
+/// A model that does not load, or has no form in GGUF; weights that are no numbers; I/O; a
+/// cancelled conversion.
+pub fn convert(
+    tensors: &Tensors,
+    out: &Path,
+    types: &Types,
+    cancel: &CancelToken,
+    progress: &mut dyn FnMut(Written<'_>),
+) -> Result<Summary> {
+    let same = |path: PathBuf| std::fs::canonicalize(path).ok();
+    if same(out.to_path_buf()).is_some_and(|out| Some(out) == same(tensors.path().to_path_buf())) {
+        return Err(Error::new(out.display(), "another file than the model's own", "the same"));
+    }
+    let (mut metadata, mut jobs, mut warnings) = match tensors.gguf() {
+        Some(_) => of_gguf(tensors)?,
+        None => of_folder(tensors)?,
+    };
+    let before = jobs.iter().map(|job| stored(job, tensors)).sum::<Result<u64>>()?;
+    for job in &mut jobs {
+        let Err(asked) = assign(job, types, &metadata, tensors)? else { continue };
+        let TensorSpec { name, dtype, .. } = &job.spec;
+        warnings.push(format!("{name}: its rows are no whole blocks of {asked}: {dtype}"));
+    }
+    if warnings.len() > 4 {
+        let more = warnings.len() - 3;
+        warnings.truncate(3);
+        warnings.push(format!("and {more} more tensors"));
+    }
+    let mut set = |key: &str, value: Value| {
+        metadata.retain(|(known, _)| known != key);
+        metadata.push((key.to_owned(), value));
+    };
+    if let Some(mix) = types.whole {
+        set("general.file_type", Value::U32(mix.file_type));
+    }
+    set("general.quantization_version", Value::U32(2));
+    let specs: Vec<TensorSpec> = jobs.iter().map(|job| job.spec.clone()).collect();
+    let mut writer = Writer::create(out, &metadata, &specs)?;
+    let total: u64 = jobs.iter().map(elements).sum();
+    let mut done = 0;
+    let threads = match types.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    for job in &jobs {
+        let mut told = |more: u64| {
+            progress(Written { tensor: &job.spec.name, done: done + more, total });
+            match cancel.is_cancelled() {
+                true => Err(Error::new(out.display(), "a whole file", "an interruption")),
+                false => Ok(()),
+            }
+        };
+        write(job, tensors, threads, &mut writer, &mut told)?;
+        done += elements(job);
+        // What was beyond a file's end would have been read as zeros.
+        tensors.whole()?;
+    }
+    writer.finish()?;
+    let mut by_type: HashMap<DType, (usize, u64)> = HashMap::new();
+    for job in &jobs {
+        let entry = by_type.entry(job.spec.dtype).or_default();
+        *entry = (entry.0 + 1, entry.1 + elements(job));
+    }
+    let mut all: Vec<_> = by_type.into_iter().map(|(dtype, (n, all))| (dtype, n, all)).collect();
+    all.sort_by_key(|(dtype, _, all)| (std::cmp::Reverse(*all), dtype.name()));
+    let after = jobs.iter().filter_map(|j| j.spec.dtype.bytes_for(elements(j))).sum();
+    Ok(Summary { bytes: [before, after], types: all, warnings })
+}
+
+fn elements(job: &Job) -> u64 {
+    job.spec.shape.iter().map(|dim| *dim as u64).product()
+}
+
+fn stored(job: &Job, tensors: &Tensors) -> Result<u64> {
+    match &job.from {
+        From::Source(source) => Ok(source.describe(tensors)?.stored),
+        From::Values(values) => Ok(4 * values.len() as u64),
+    }
+}
+
+type Read = (Vec<(String, Value)>, Vec<Job>, Vec<String>);
+
+/// A GGUF file's own metadata and tensors.
+fn of_gguf(tensors: &Tensors) -> Result<Read> {
+    let place = tensors.path().display().to_string();
+    let gguf = tensors.gguf().ok_or_else(|| Error::new(place, "a GGUF file", "another"))?;
+    // One file is written, whatever was split.
+    let kept = gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split."));
+    let metadata = kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    let job = |tensor: formats::Tensor<'_>| Job {
+        spec: TensorSpec {
+            name: tensor.name.to_owned(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.to_vec(),
+        },
+        from: From::Source(Source::Tensor(tensor.name.to_owned())),
+    };
+    Ok((metadata, tensors.iter().map(job).collect(), Vec::new()))
+}
+
+/// A folder in the terms of GGUF.
+fn of_folder(tensors: &Tensors) -> Result<Read> {
+    let Export { mut metadata, weights, warnings } = models::export(tensors)?;
+    let path = tensors.path();
+    let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    if let Some(name) = absolute.file_name() {
+        let name = Value::String(name.to_string_lossy().into_owned());
+        metadata.insert(1, ("general.name".to_owned(), name));
+    }
+    let embedding = weights.iter().find(|weight| weight.name == "token_embd.weight");
+    let rows = embedding.and_then(|weight| weight.shape.first().copied()).unwrap_or(0);
+    let vocabulary = tokens::export(path, rows)?;
+    if vocabulary.is_empty() {
+        // llama.cpp loads no file that says nothing of one.
+        let none = Value::String("no_vocab".to_owned());
+        metadata.push(("tokenizer.ggml.model".to_owned(), none));
+    }
+    metadata.extend(vocabulary);
+    let job = |Exported { name, shape, from }: Exported| Job {
+        spec: TensorSpec { name, dtype: DType::F32, shape },
+        from,
+    };
+    Ok((metadata, weights.into_iter().map(job).collect(), warnings))
+}
+
+/// Gives a tensor its type; `Ok(Err(asked))` where its rows are no whole blocks of what was asked
+/// for, and it gets another.
+fn assign(
+    job: &mut Job,
+    types: &Types,
+    metadata: &[(String, Value)],
+    tensors: &Tensors,
+) -> Result<std::result::Result<(), DType>> {
+    let now = match &job.from {
+        From::Source(source) => source.describe(tensors)?.encoding,
+        From::Values(_) => DType::F32.into(),
+    };
+    let TensorSpec { name, shape, .. } = &job.spec;
+    let kept = match now {
+        Encoding::Stored(dtype) if dtype.ggml_id().is_some() => dtype,
+        _ => DType::BF16,
+    };
+    if !now.is_float() {
+        job.spec.dtype = kept;
+        return Ok(Ok(()));
+    }
+    let role = types.roles.iter().rfind(|(part, _)| name.contains(part.as_str()));
+    // Norms, biases and factors are small, and everything depends on them.
+    let is_matrix = shape.len() > 1 && name.ends_with(".weight") && !name.contains("_norm");
+    let asked = match (role, types.whole) {
+        (Some((_, dtype)), _) => *dtype,
+        _ if !is_matrix => DType::F32,
+        (None, None) => kept,
+        (None, Some(mix)) => by_mix(mix, name, metadata),
+    };
+    let columns = shape.last().copied().unwrap_or(1);
+    job.spec.dtype = fitting(asked, columns);
+    Ok(if job.spec.dtype == asked { Ok(()) } else { Err(asked) })
+}
+
+/// What a mix makes of the matrix of that name.
+fn by_mix(mix: Mix, name: &str, metadata: &[(String, Value)]) -> DType {
+    let size = |key: &str| {
+        let found = metadata.iter().find(|(known, _)| known.ends_with(key));
+        match found.map(|(_, value)| value) {
+            Some(Value::U32(n)) => *n as usize,
+            _ => 0,
+        }
+    };
+    if name == "output.weight" || name == "token_embd.weight" && mix.base.is_block() {
+        // The embedding may be the head too, and costs nothing to read.
+        return mix.head;
+    }
+    let layers = size(".block_count");
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    let (Some(layer), Some(better)) = (layer, mix.better) else { return mix.base };
+    let layer: usize = layer;
+    // The first and the last eighth, and every third between them.
+    let eighth = layers / 8;
+    let needs = layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+    let gains = name.contains("attn_v.") || name.contains("ffn_down.");
+    if gains && needs { better } else { mix.base }
+}
+
+/// The type asked for, or the nearest whose blocks are whole in rows of so many columns.
+fn fitting(asked: DType, columns: usize) -> DType {
+    let fits = |dtype: DType| columns.is_multiple_of(dtype.block_elements());
+    let smaller = match asked {
+        DType::Q2K | DType::Q3K | DType::Iq4Xs => DType::Iq4Nl,
+        DType::Q4K => DType::Q5_0,
+        DType::Q5K => DType::Q5_1,
+        DType::Q6K => DType::Q8_0,
+        _ => DType::F16,
+    };
+    [asked, smaller].into_iter().find(|dtype| fits(*dtype)).unwrap_or(DType::F16)
+}
+
+/// Elements that a thread takes at a time.
+const PORTION: usize = 1 << 20;
+
+/// Writes one tensor; `told` hears how many of its elements are done.
+fn write(
+    job: &Job,
+    tensors: &Tensors,
+    threads: usize,
+    writer: &mut Writer,
+    told: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<()> {
+    let (source, dtype) = match &job.from {
+        From::Values(values) => {
+            let mut bytes =
+                vec![0; job.spec.dtype.bytes_for(values.len() as u64).unwrap_or(0) as usize];
+            job.spec.dtype.encode(values, &mut bytes)?;
+            return writer.write(&bytes);
+        }
+        From::Source(source) => (source, job.spec.dtype),
+    };
+    let named = |e: Error| Error { place: format!("{}: {}", job.spec.name, e.place), ..e };
+    let read = source.read(tensors).map_err(named)?;
+    if read.encoding == Encoding::Stored(dtype) {
+        for bytes in read.bytes.chunks(PORTION) {
+            writer.write(bytes)?;
+            told(0)?;
+        }
+        source.release(tensors);
+        return Ok(());
+    }
+    if let Some(found) = read.encoding.not_finite(&read.bytes) {
+        let place = format!("{}: element {}", job.spec.name, found.element);
+        return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
+    }
+    // Portions are whole blocks of both types.
+    let block = read.encoding.block_elements().max(dtype.block_elements());
+    let portion = PORTION.next_multiple_of(block);
+    let bytes_per = |elements: usize, encoding: Encoding| encoding.bytes_for(elements).unwrap_or(0);
+    let step = bytes_per(portion, read.encoding);
+    let mut done = 0;
+    for round in read.bytes.chunks(step.max(1) * threads) {
+        let one = |bytes: &[u8]| -> Result<(usize, Vec<u8>)> {
+            let elements =
+                bytes.len() / read.encoding.block_bytes() * read.encoding.block_elements();
+            let mut values = vec![0.0; elements];
+            read.encoding.decode(bytes, &mut values)?;
+            let mut encoded = vec![0; bytes_per(elements, dtype.into())];
+            dtype.encode(&values, &mut encoded)?;
+            Ok((elements, encoded))
+        };
+        let one = &one;
+        let parts: Vec<Result<(usize, Vec<u8>)>> = std::thread::scope(|scope| {
+            let all: Vec<_> =
+                round.chunks(step.max(1)).map(|bytes| scope.spawn(move || one(bytes))).collect();
+            let lost = || Error::new("quantise", "a portion", "a thread that ended early");
+            all.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
+        });
+        for part in parts {
+            let (elements, bytes) = part.map_err(named)?;
+            writer.write(&bytes)?;
+            done += elements as u64;
+        }
+        told(done)?;
+    }
+    source.release(tensors);
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! GGUF files that Delft writes, read again: the truth that Transformers computed for the folder
+//! holds for them.
+
+use crate::common::{Expected, cases, error, load};
+use delft_engine::convert::{Mix, Types, convert};
+use delft_engine::{CacheType, CancelToken, LoadOptions, Rows};
+use formats::{DType, Gguf, Tensors};
+use std::path::Path;
+
+fn write(from: &Path, to: &Path, types: &Types) -> formats::Result<()> {
+    let tensors = Tensors::open(from).unwrap();
+    convert(&tensors, to, types, &CancelToken::default(), &mut |_| {}).map(|_| ())
+}
+
+fn mixed(name: &str) -> Types {
+    Types { whole: Mix::named(name), ..Types::default() }
+}
+
+/// Every checkpoint has a form in GGUF but those whose settings it cannot say.
+#[test]
+fn folders_compute_the_same_as_files() {
+    let scratch = tempfile::tempdir().unwrap();
+    let options = LoadOptions { cache_type: CacheType::F32, ..LoadOptions::default() };
+    let (mut converted, mut refused) = (0, Vec::new());
+    for case in cases() {
+        let name = case.file_name().unwrap().to_str().unwrap().to_owned();
+        let file = scratch.path().join(format!("{name}.gguf"));
+        if let Err(why) = write(&case, &file, &mixed("f32")) {
+            refused.push(format!("{name}: {why}"));
+            continue;
+        }
+        let expected = Expected::open(&case.join("expected.safetensors"));
+        let (tokens, want) = (expected.ids("input_ids"), expected.floats("logits").unwrap());
+        let context = name.contains("phi3-short").then_some(32);
+        let engine = load(&file, &LoadOptions { context, ..options.clone() });
+        let rows = want.len() / engine.info().vocab;
+        let got = engine.session().logits(&tokens, Rows::Last(rows)).unwrap();
+        let apart = error(&got.data, &want);
+        assert!(apart < 1e-4, "{name}: {apart}");
+        converted += 1;
+    }
+    assert!(converted >= 15, "{refused:?}");
+    let known =
+        |why: &String| ["qwen2-window", "gemma2-scalar"].iter().any(|case| why.starts_with(case));
+    let odd: Vec<&String> = refused.iter().filter(|why| !known(why)).collect();
+    assert!(odd.is_empty(), "{odd:?}");
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes_on_any_number_of_threads() {
+    let scratch = tempfile::tempdir().unwrap();
+    let from = testing::models().join("llama-k-quants/model.q4_k_m.gguf");
+    let bytes = |threads| {
+        let to = scratch.path().join(format!("{threads}.gguf"));
+        write(&from, &to, &Types { threads, ..mixed("q5_k_m") }).unwrap();
+        std::fs::read(to).unwrap()
+    };
+    assert!(bytes(1) == bytes(3));
+}
+
+#[test]
+fn types_follow_mixes_and_roles() {
+    let scratch = tempfile::tempdir().unwrap();
+    let from = testing::models().join("llama-k-quants/model.q4_k_m.gguf");
+    let to = scratch.path().join("out.gguf");
+    let roles = vec![("ffn_".to_owned(), DType::Q8_0), ("ffn_down".to_owned(), DType::Iq4Xs)];
+    write(&from, &to, &Types { roles, ..mixed("q4_k_m") }).unwrap();
+    let file = Gguf::open(&to).unwrap();
+    let dtype = |name: &str| file.get(name).unwrap().dtype;
+    assert_eq!(dtype("blk.0.ffn_down.weight"), DType::Iq4Xs);
+    assert_eq!(dtype("blk.0.ffn_up.weight"), DType::Q8_0);
+    assert_eq!(dtype("blk.0.attn_q.weight"), DType::Q4K);
+    assert_eq!(dtype("blk.0.attn_norm.weight"), DType::F32);
+    assert_eq!(dtype("token_embd.weight"), DType::Q6K);
+    assert_eq!(file.metadata().u32("general.file_type"), Ok(Some(15)));
+    // Rows that are no whole blocks get what fits.
+    let narrow = testing::models().join("llama2");
+    write(&narrow, &to, &mixed("q4_k_m")).unwrap();
+    let file = Gguf::open(&to).unwrap();
+    assert!(file.iter().all(|t| t.shape.len() < 2 || t.dtype != DType::Q4K));
+}
+
+#[test]
+fn a_failed_conversion_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let from = testing::models().join("llama-k-quants/model.q4_k_m.gguf");
+    let to = scratch.path().join("out.gguf");
+    let cancel = CancelToken::default();
+    cancel.cancel();
+    let tensors = Tensors::open(from.as_path()).unwrap();
+    let why = convert(&tensors, &to, &mixed("q8_0"), &cancel, &mut |_| {}).unwrap_err();
+    assert!(why.to_string().contains("an interruption"), "{why}");
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    // A file is not written over itself while it is read.
+    let own = scratch.path().join("own.gguf");
+    std::fs::copy(&from, &own).unwrap();
+    let why = write(&own, &own, &mixed("q8_0")).unwrap_err();
+    assert!(why.to_string().contains("another file than the model's own"), "{why}");
+    assert!(std::fs::read(&own).unwrap() == std::fs::read(&from).unwrap());
+}
