@@ -80,6 +80,10 @@ pub(crate) enum Command {
     WhySlow(WhySlow),
     /// Measure the perplexity of a text
     Perplexity(Perplexity),
+    /// Tell how far a model's predictions are from another's over a text
+    Compare(Compare),
+    /// Check a model layer by layer against the values of a reference
+    Verify(Verify),
     /// Write a model folder as a GGUF file
     Convert(Convert),
     /// Write a model as a GGUF file with smaller types
@@ -163,6 +167,9 @@ pub(crate) struct LoadArgs {
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
+    /// Whether every layer's values are kept, as a command and no flag has it.
+    #[arg(skip)]
+    pub(crate) trace: bool,
 }
 
 impl Command {
@@ -175,6 +182,8 @@ impl Command {
             Command::Bench(args) => (&mut args.load, args.json),
             Command::WhySlow(args) => (&mut args.load, args.json),
             Command::Perplexity(args) => (&mut args.load, args.json),
+            Command::Compare(args) => (&mut args.load, args.json),
+            Command::Verify(args) => (&mut args.load, args.json),
             _ => return,
         };
         load.quiet = quiet;
@@ -768,13 +777,75 @@ pub(crate) struct Perplexity {
     pub(crate) load: LoadArgs,
 }
 
+/// `delft compare`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Both models read the text in windows of --ctx tokens (512), of which the second half is scored, as by delft perplexity. The KL \
+divergence is the reference's, in nats; both need the same tokens, and memory for both at once.
+
+Examples:
+  delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw
+  delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw --chunks 10 --worst 20 --json")]
+pub(crate) struct Compare {
+    /// The model that it is compared with, such as the same without quantisation
+    #[arg(value_name = "REFERENCE", index = 2)]
+    pub(crate) reference: Option<String>,
+    /// The text file; `-` is standard input
+    #[arg(value_name = "FILE", index = 3)]
+    pub(crate) file: Option<PathBuf>,
+    /// Stop after so many windows
+    #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
+    pub(crate) chunks: Option<u64>,
+    /// Show so many of the tokens that are furthest apart
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) worst: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `delft verify`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+A reference is a safetensors file with input_ids [T] i64 and, as f32 [rows, width] of the last rows, embeddings, hidden.N (behind \
+layer N), norm and logits. The first value that is further from it than --tolerance, as root mean squares, is named, and the exit \
+code is 1.
+
+Examples:
+  delft verify model.gguf --make reference.safetensors --cache-type f32
+  delft verify model.gguf --against reference.safetensors --device cuda
+  delft verify model-q8_0.gguf --against reference.safetensors --tolerance 0.05 --json")]
+pub(crate) struct Verify {
+    /// The reference to compare with
+    #[arg(long, value_name = "FILE", required_unless_present = "make", conflicts_with = "make")]
+    pub(crate) against: Option<PathBuf>,
+    /// Write this model's values as a reference instead
+    #[arg(long, value_name = "FILE")]
+    pub(crate) make: Option<PathBuf>,
+    /// With --make: the token ids to compute, separated by commas [default: those of a short
+    /// English text]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "make")]
+    pub(crate) tokens: Vec<u32>,
+    /// How far values may be from the reference, relative to them
+    #[arg(long, value_name = "R", default_value_t = 0.01)]
+    pub(crate) tolerance: f64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
 /// Where a GGUF file goes, and how.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Output {
     /// The file to write; it takes its name when it is whole
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Another type for tensors whose name contains NAME; may be given several times, the last that fits counts
+    /// Another type for tensors whose name contains NAME; may be given several times, the last that
+    /// fits counts
     #[arg(long, value_name = "NAME=TYPE")]
     pub(crate) role: Vec<String>,
     /// Threads [default: all]
@@ -801,7 +872,8 @@ Examples:
 pub(crate) struct Convert {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// What matrices become: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize has them
+    /// What matrices become: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize
+    /// has them
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
     #[command(flatten)]

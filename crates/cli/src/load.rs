@@ -96,6 +96,7 @@ pub(crate) fn engine_with(
         allow_nan: args.allow_nan,
         ignore_keys: args.ignore_key.clone(),
         chunk: args.chunk.map(|n| n as usize),
+        trace: args.trace,
         ..usual
     };
     let prepared = Engine::prepare(&model.location, &options)?;

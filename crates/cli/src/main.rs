@@ -112,6 +112,8 @@ fn run(command: Command) -> Outcome {
         Command::Bench(args) => commands::bench::run(&args),
         Command::WhySlow(args) => commands::why_slow::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
+        Command::Compare(args) => commands::compare::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
         Command::Convert(args) => commands::convert::convert_to_gguf(&args),
         Command::Quantize(args) => commands::convert::quantize(&args),
         Command::Doctor(args) => commands::doctor::run(&args),

@@ -48,6 +48,15 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
+            Command::Compare(args) => {
+                // Behind -m the words are the reference and the text.
+                if args.load.model.model.is_some() && args.file.is_none() {
+                    args.file = args.reference.take().map(Into::into);
+                    args.reference = args.load.model.named.take();
+                }
+                args.load.model.settle()
+            }
+            Command::Verify(args) => args.load.model.settle(),
             Command::Convert(args) => args.model.settle(),
             Command::Quantize(args) => args.model.settle(),
             Command::Pull(_)

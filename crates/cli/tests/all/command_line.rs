@@ -126,9 +126,9 @@ fn completions_name_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let output = delft().args(["completions", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
-        for command in
-            ["run", "chat", "pull", "list", "inspect", "tokenize", "logits", "bench", "perplexity"]
-        {
+        let known =
+            ["run", "chat", "pull", "list", "inspect", "tokenize", "logits", "bench", "perplexity"];
+        for command in known.into_iter().chain(["convert", "quantize", "compare", "verify"]) {
             assert!(script.contains(command), "{shell}: {command}");
         }
     }

@@ -5,6 +5,7 @@ mod chat;
 mod command_line;
 mod common;
 mod damaged;
+mod formats;
 mod grammar;
 mod hub;
 #[cfg(target_os = "linux")]

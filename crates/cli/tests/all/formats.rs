@@ -1,0 +1,100 @@
+//! Models written as GGUF files, and how far models are from each other.
+
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::common::{delft, fixture, status};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(status(output), 0, "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_folder_becomes_a_file_that_computes_the_same() {
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("qwen3.gguf").to_str().unwrap().to_owned();
+    let folder = fixture("qwen3");
+    let written =
+        json(&delft().args(["convert", &folder, "-o", &file, "--json"]).output().unwrap());
+    assert_eq!(written["types"][0]["type"], "bf16");
+    let logits = |model: &str| {
+        let tokens = ["--tokens", "1,2,3,4,5", "--cache-type", "f32", "--json"];
+        let found = json(&delft().args(["logits", model]).args(tokens).output().unwrap());
+        let row: Vec<f64> = serde_json::from_value(found["logits"][0].clone()).unwrap();
+        row
+    };
+    let apart = logits(&folder).into_iter().zip(logits(&file)).map(|(a, b)| (a - b).abs());
+    assert!(apart.fold(0.0, f64::max) < 1e-3);
+    // What is there is not replaced unasked.
+    let again = delft().args(["convert", &folder, "-o", &file]).output().unwrap();
+    assert_eq!(status(&again), 1);
+    assert!(text(&again.stderr).contains("--force replaces it"), "{}", text(&again.stderr));
+    let small = scratch.path().join("small.gguf").to_str().unwrap().to_owned();
+    let roles = ["--role", "ffn_down=q8_0", "--threads", "2", "--force"];
+    let made =
+        delft().args(["quantize", &file, "q4_0", "-o", &small]).args(roles).output().unwrap();
+    assert_eq!(status(&made), 0, "{}", text(&made.stderr));
+    let shown = text(&made.stdout);
+    assert!(shown.contains("q4_0") && shown.contains("small.gguf: "), "{shown}");
+    let unknown = delft().args(["quantize", &file, "q9", "-o", &small]).output().unwrap();
+    assert!(text(&unknown.stderr).contains("TYPE: expected one of f32 f16"));
+    let kept = scratch.path().read_dir().unwrap().count();
+    assert_eq!(kept, 2, "nothing is left beside the files");
+}
+
+#[test]
+fn models_are_compared_over_a_text() {
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("text");
+    std::fs::write(&file, "the quick brown fox jumps over the lazy dog\n".repeat(8)).unwrap();
+    let file = file.to_str().unwrap();
+    let (full, small) = (fixture("qwen3/model.bf16.gguf"), fixture("qwen3/model.q8_0.gguf"));
+    let compare = |words: &[&str]| {
+        let rest = ["--ctx", "32", "--chunks", "2", "--json"];
+        json(&delft().arg("compare").args(words).args(rest).output().unwrap())
+    };
+    let same = compare(&[&full, &full, file]);
+    assert_eq!((&same["kl"]["max"], &same["top1_agreement"]), (&0.0.into(), &1.0.into()));
+    let apart = compare(&["-m", &small, &full, file]);
+    let mean = apart["kl"]["mean"].as_f64().unwrap();
+    assert!(mean > 0.0 && mean < 0.1, "{apart}");
+    // The second half of each window but its last token, which has no successor.
+    assert_eq!(apart["scored"], 30);
+    assert_eq!(apart["worst"].as_array().unwrap().len(), 5);
+    let page = delft().args(["compare", &small, &full, file, "--ctx", "32"]).output().unwrap();
+    assert!(text(&page.stdout).contains("same likeliest token"));
+    let short = delft().args(["compare", &small, &full]).output().unwrap();
+    assert!(text(&short.stderr).contains("FILE: expected two models and a text"));
+}
+
+#[test]
+fn a_model_is_verified_layer_by_layer() {
+    let scratch = tempfile::tempdir().unwrap();
+    let made = scratch.path().join("made.safetensors").to_str().unwrap().to_owned();
+    let folder = fixture("llama3");
+    let transformers = fixture("llama3/expected.safetensors");
+    let verify = |model: &str, rest: &[&str]| {
+        delft().args(["verify", model, "--cache-type", "f32"]).args(rest).output().unwrap()
+    };
+    // What Transformers computed, and what Delft did.
+    let found = verify(&folder, &["--against", &transformers, "--tolerance", "1e-4", "--json"]);
+    assert_eq!(status(&found), 0, "{}", text(&found.stderr));
+    let found = json(&found);
+    assert_eq!(found["stages"][0]["name"], "embeddings");
+    assert_eq!(found["stages"].as_array().unwrap().last().unwrap()["name"], "logits");
+    assert!(found["parts_at"].is_null());
+    assert_eq!(status(&verify(&folder, &["--make", &made])), 0);
+    assert_eq!(status(&verify(&folder, &["--against", &made, "--tolerance", "0"])), 0);
+    // Another model parts at once, and is told by the first value.
+    let other = verify(&fixture("llama-linear"), &["--against", &made]);
+    assert_eq!(status(&other), 1);
+    assert!(text(&other.stderr).contains("embeddings"), "{}", text(&other.stderr));
+    let neither = verify(&folder, &[]);
+    assert_eq!(status(&neither), 2);
+}
