@@ -694,7 +694,7 @@ pub(crate) struct Bench {
     pub(crate) sampled: bool,
     /// Numbers of sequences to generate at the same time, a measurement for each; its speed counts the
     /// tokens of all sequences
-    #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=64), conflicts_with = "sampled")]
+    #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=256), conflicts_with = "sampled")]
     pub(crate) batch: Vec<u64>,
     /// Measure requests that arrive at random, R a second on average, as at a server: the time to the first token,
     /// that between tokens, and tokens per second. Each has a prompt of P tokens and an answer of N; --batch says how

@@ -267,3 +267,25 @@ impl Cache for Sequences {
         (sequence.computed, sequence.submitted) = (0, 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promised_tokens_are_told_in_their_order_or_taken_back() {
+        let mut sequence = Sequence::new(0, vec![1, 2, 3], 10, false);
+        sequence.promise();
+        sequence.promise();
+        assert_eq!((sequence.known(), sequence.tokens().len()), (3, 5));
+        sequence.push(7);
+        assert_eq!(sequence.tokens(), [1, 2, 3, 7, CHOSEN]);
+        sequence.computed = 5;
+        sequence.recall();
+        assert_eq!((sequence.tokens(), sequence.known()), (&[1, 2, 3, 7][..], 4));
+        sequence.push(8);
+        assert_eq!(sequence.tokens(), [1, 2, 3, 7, 8]);
+        let decoded = (0..5).map(|position| sequence.is_decoded(position));
+        assert!(decoded.eq([false, false, false, true, true]));
+    }
+}

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
 use ops::{Rows, Shape};
-use program::{Node, Plan, Program, ValueId, plan_memory};
+use program::{BLOCK_TOKENS, Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
 use super::lower::Lowering;
@@ -19,8 +19,11 @@ pub(super) fn bucket(rows: usize) -> usize {
 }
 
 /// Rows of a class of steps that decode, in whose place idle ones stand where there are fewer: a
-/// power of two, or one and a half.
+/// power of two, or one and a half. Never more idle ones than a block of the cache has positions.
 pub(super) fn decode_bucket(rows: usize) -> usize {
+    if rows > 4 * BLOCK_TOKENS {
+        return rows.next_multiple_of(BLOCK_TOKENS);
+    }
     let power = rows.next_power_of_two();
     if rows > FEW && rows <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
@@ -212,5 +215,6 @@ mod tests {
         let rows = [1, 2, 3, 7, 9, 13, 17, 24, 25, 33, 64, 65, 100, 129, 250];
         let buckets = [1, 2, 4, 8, 12, 16, 24, 24, 32, 48, 64, 96, 128, 192, 256];
         assert_eq!(rows.map(decode_bucket), buckets);
+        assert!((1..5000).all(|rows| decode_bucket(rows) - rows < BLOCK_TOKENS));
     }
 }
