@@ -35,6 +35,9 @@ pub struct Schedule {
     pub simds_m: u32,
     /// Simdgroups along the columns.
     pub simds_n: u32,
+    /// Simdgroups that share each sum: each adds its part of every step, and the parts are added in their order at the end.
+    /// `bk` is a multiple of 16 times as many.
+    pub simds_k: u32,
     /// Steps in shared memory: at least 2, or 3 for warpgroups.
     pub stages: u32,
     /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of 64 with a simdgroup for every
@@ -71,12 +74,26 @@ const WARPGROUPS: (u32, &[Schedule]) =
     (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]);
 
 const fn s(bm: u32, bn: u32, bk: u32, simds_m: u32, simds_n: u32, stages: u32) -> Schedule {
-    Schedule { bm, bn, bk, simds_m, simds_n, stages, warpgroups: false }
+    Schedule { bm, bn, bk, simds_m, simds_n, simds_k: 1, stages, warpgroups: false }
 }
 
 const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
-    Schedule { bm, bn, bk: 64, simds_m: bm / 16, simds_n: 1, stages, warpgroups: true }
+    let (simds_m, simds_n, simds_k) = (bm / 16, 1, 1);
+    Schedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
 }
+
+/// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on their way.
+const fn k(bm: u32, bn: u32) -> Schedule {
+    let (simds_m, simds_n, simds_k, stages) = (1, 1, 8, 2);
+    Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
+}
+
+/// Candidates of [`Schedule::alike`] for up to so many rows, the larger block first. All add the same terms in the same order.
+const ALIKE: [(u32, &[Schedule]); 3] = [
+    (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
+    (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
+    (u32::MAX, &[k(64, 32), k(64, 16), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
+];
 
 impl Schedule {
     /// Few rows, within Metal's 32 KiB: 28 KiB.
@@ -93,6 +110,8 @@ impl Schedule {
     pub const WIDE: Schedule = w(128, 256, 4);
     /// Products with fewer blocks, by warpgroups: 202 KiB.
     pub const SQUARE: Schedule = w(128, 128, 6);
+    /// Few rows, each sum shared by eight simdgroups: 75 KiB.
+    pub const SHARED: Schedule = k(16, 16);
     /// Products of f32: 20 KiB.
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
@@ -100,7 +119,8 @@ impl Schedule {
     pub fn all() -> Vec<Schedule> {
         let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
         let simds = CANDIDATES.iter().flat_map(|(_, copied, converted)| [copied, converted]);
-        for schedule in simds.copied().flatten().chain(WARPGROUPS.1) {
+        let alike = ALIKE.iter().flat_map(|(_, all)| *all);
+        for schedule in simds.copied().flatten().chain(WARPGROUPS.1).chain(alike) {
             if !all.contains(schedule) {
                 all.push(*schedule);
             }
@@ -110,17 +130,14 @@ impl Schedule {
 
     /// Threads of a group.
     pub fn threads(&self) -> u32 {
-        32 * self.simds_m * self.simds_n
+        32 * self.simds_m * self.simds_n * self.simds_k
     }
 
     /// Bytes of shared memory with operands of a type.
     pub fn shared_bytes(&self, operand: Scalar) -> u32 {
         let staged = self.stages * (self.bm + self.bn) * self.stride(operand);
-        let spare = if operand == Scalar::F32 {
-            0
-        } else {
-            self.simds_m * self.simds_n * 16 * multiply::SPARE
-        };
+        let spare =
+            if operand == Scalar::F32 { 0 } else { self.threads() / 32 * 16 * multiply::SPARE };
         staged * operand.bytes() as u32 + 4 * spare
     }
 
@@ -163,12 +180,37 @@ impl Schedule {
         }
     }
 
+    /// A schedule whose sums are the same for any number of rows of a product, on a device that gives the same answers
+    /// here: every row has its terms added in one order.
+    pub fn alike(
+        (rows, out): (u32, u32),
+        operand: Scalar,
+        format: Format,
+        machine: Machine,
+    ) -> Schedule {
+        let machine = Machine { wgmma: false, ..machine };
+        let fits = |s: &&Schedule| s.shared_bytes(operand) <= machine.shared;
+        // What is picked adds 16 terms after 16, in every schedule but warpgroups'.
+        if operand == Scalar::F32 || !fits(&&Schedule::SHARED) {
+            return Schedule::pick((rows, out), operand, format, machine);
+        }
+        let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
+        let candidates = ALIKE.into_iter().find(|(most, _)| rows <= *most).unwrap_or(ALIKE[2]).1;
+        let mut fitting = candidates.iter().filter(fits);
+        let busy = fitting.find(|s| blocks(s) >= machine.parallel / 4 * 3);
+        // Fewer rows a block read the weights more often, so that the last with as many as there are is better.
+        let most = candidates.iter().filter(fits).map(|s| s.bm).max();
+        let last = || candidates.iter().filter(fits).rfind(|s| Some(s.bm) == most);
+        *busy.or_else(last).unwrap_or(&Schedule::SHARED)
+    }
+
     /// For a label.
     pub(crate) fn name(&self) -> String {
-        let Schedule { bm, bn, bk, simds_m, simds_n, stages, warpgroups } = self;
-        match warpgroups {
-            true => format!("{bm}x{bn}x{bk}_wg{}_s{stages}", simds_m / 4),
-            false => format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}"),
+        let Schedule { bm, bn, bk, simds_m, simds_n, simds_k, stages, warpgroups } = self;
+        match (warpgroups, simds_k) {
+            (true, _) => format!("{bm}x{bn}x{bk}_wg{}_s{stages}", simds_m / 4),
+            (false, 1) => format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}"),
+            (false, _) => format!("{bm}x{bn}x{bk}_k{simds_k}_s{stages}"),
         }
     }
 }
@@ -207,7 +249,10 @@ pub fn gemm(
     holds("x", dim("rows") * dim("width"));
     holds("y", dim("rows") * dim("out"));
     grid_trigger();
-    grid_wait();
+    // Where sums are shared, weights are asked for before the kernel in front is done.
+    if schedule.simds_k == 1 {
+        grid_wait();
+    }
     let (block_m, block_n) = block(group_id(), (rows + (bm - 1)) / bm, (out + (bn - 1)) / bn);
     let (first_row, first_out) = (block_m * bm, block_n * bn);
     let operand = types.operand;

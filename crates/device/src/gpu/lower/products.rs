@@ -62,10 +62,9 @@ impl Recorder<'_> {
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
             let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
-            // Four simdgroups together add in an order of their own, which few rows are not worth.
-            let wgmma = wgmma && !self.of.batched;
             let machine = gemm::Machine { shared, parallel, wgmma };
-            let schedule = gemm::Schedule::pick((rows as u32, out), operand, format, machine);
+            let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
+            let schedule = pick((rows as u32, out), operand, format, machine);
             numbers.set("rows", rows as u32);
             gemm(gemm::Types { x: x.scalar, operand, y: y.scalar }, format, bias, schedule)
         };

@@ -136,6 +136,19 @@ pub(super) fn cases() -> Vec<Case> {
     let why = "a whole block and more, converted";
     cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
     cases.extend(warpgroups());
+    let why = "sums that eight simdgroups share";
+    let small = Schedule { bk: 128, ..Schedule::SHARED };
+    let mixed = Types { x: F32, operand: BF16, y: F32 };
+    for (types, format, shape) in [
+        (all(BF16), Format::Dense(BF16), shape(3, 40, 1096, why)),
+        (mixed, Format::Dense(BF16), shape(17, 24, 512, why)),
+        (mixed, q4_k, shape(5, 40, 1536, why)),
+        (all(F16), Format::Block(DType::Q6K), shape(1, 24, 1024, why)),
+        (all(BF16), Format::Block(DType::Q8_0), shape(16, 72, 96, why)),
+    ] {
+        cases.push(case(types, format, shape, shape.rows % 2 == 1, small));
+        cases.push(case(types, format, shape, shape.rows % 2 == 0, Schedule::SHARED));
+    }
     let exact = Schedule { bm: 32, bk: 32, ..Schedule::EXACT };
     cases.push(case(all(F32), q4_k, shape(5, 40, 512, "exact weights"), true, exact));
     cases

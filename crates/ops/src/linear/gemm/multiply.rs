@@ -5,6 +5,7 @@
 
 use super::stage::Ring;
 use super::warpgroup;
+use crate::sweep::when;
 use tile::dsl::*;
 use tile::ir::Hint;
 
@@ -66,7 +67,11 @@ struct Part {
 fn part(ring: &Ring) -> Part {
     let s = ring.schedule;
     let (rows, cols) = (s.bm / s.simds_m, s.bn / s.simds_n);
-    let (row, col) = (simd_id() / s.simds_n * rows, simd_id() % s.simds_n * cols);
+    let id = || match s.simds_k {
+        1 => simd_id(),
+        _ => simd_id() % (s.simds_m * s.simds_n),
+    };
+    let (row, col) = (id() / s.simds_n * rows, id() % s.simds_n * cols);
     Part { row, col, rows, cols }
 }
 
@@ -80,22 +85,28 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
     let s = ring.schedule;
     let (part, stride) = (part(ring), s.stride(ring.operand()));
     let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
+    let parts = s.bk / EDGE / s.simds_k;
+    // Its own terms of a step, where sums are shared.
+    let own = (s.simds_k > 1).then(|| simd_id() / (s.simds_m * s.simds_n) * (parts * EDGE));
     let fragments = |stage: Val<u32>, k: u32| {
         let a = stage * (s.bm * stride) + part.row * stride + k * EDGE;
         let b = stage * (s.bn * stride) + part.col * stride + k * EDGE;
+        let (a, b) = own.map_or((a, b), |own| (a + own, b + own));
         let left = |i| Frag::left(ring.a.shared, a + i * EDGE * stride, stride);
         let right = |j| Frag::right_transposed(ring.b.shared, b + j * EDGE * stride, stride);
         let left: Vec<Frag> = (0..high).map(left).collect();
         (left, (0..wide).map(right).collect::<Vec<Frag>>())
     };
     let sums = Frags::accumulators(high * wide, 0.0);
-    ring.start();
+    match own {
+        Some(_) => ring.start_early(),
+        None => ring.start(),
+    }
     let (left, right) = fragments(0u32.val(), 0);
     let (left, right) = (Frags::holding(&left), Frags::holding(&right));
     range(0u32, ring.steps()).each(|step| {
         let mut now =
             ((0..high).map(|i| left.get(i)).collect(), (0..wide).map(|j| right.get(j)).collect());
-        let parts = s.bk / EDGE;
         for k in 0..parts {
             let next = if k + 1 < parts {
                 fragments(step % s.stages, k + 1)
@@ -124,24 +135,41 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
 }
 
 /// Hands out the sums of each simdgroup's part, row after row of fragments: through shared memory, so that a lane has
-/// neighbours of one row.
+/// neighbours of one row, and the parts of shared sums meet.
 #[track_caller]
 pub(super) fn spread(ring: &Ring, sums: Frags, mut finish: impl FnMut(Results)) {
     let (s, part) = (ring.schedule, part(ring));
     let (high, wide) = (part.rows / EDGE, part.cols / EDGE);
     let spare = Shared::<f32>::named("spare", s.threads() / 32 * EDGE * SPARE);
     let own = simd_id() * (EDGE * SPARE);
+    // Between the parts of a sum.
+    let simds = s.simds_m * s.simds_n;
+    let apart = simds * (EDGE * SPARE);
     let (row, col) = (lane_id() / 2u32, lane_id() % 2u32 * 8u32);
     for i in 0..high {
         for j in 0..wide {
             sums.get(i * wide + j).store(spare, own, SPARE);
-            simd_barrier();
+            let sync = || if s.simds_k == 1 { simd_barrier() } else { barrier() };
+            sync();
             let from = own + row * SPARE + col;
-            let read = |half: u32| spare.get_vec(from + 4 * half, 4, Hint::None);
-            let values = (0..2).flat_map(read).collect();
-            let (row, col) = (part.row + row + i * EDGE, part.col + col + j * EDGE);
-            finish(Results { row, col, values });
-            simd_barrier();
+            let read = |from: Val<u32>| -> Vec<Val<f32>> {
+                let half = |half: u32| spare.get_vec(from + 4 * half, 4, Hint::None);
+                (0..2).flat_map(half).collect()
+            };
+            let mut give = || {
+                let add = |sum: Vec<Val<f32>>, part: u32| {
+                    let more = read(from + part * apart);
+                    sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect()
+                };
+                let values = (1..s.simds_k).fold(read(from), add);
+                let (row, col) = (part.row + row + i * EDGE, part.col + col + j * EDGE);
+                finish(Results { row, col, values });
+            };
+            match s.simds_k {
+                1 => give(),
+                _ => when(Order::lt(simd_id(), simds), give),
+            }
+            sync();
         }
     }
 }

@@ -335,6 +335,29 @@ impl Ring {
         self.arrive(self.schedule.stages - 1);
     }
 
+    /// As [`Ring::start`], which has not waited for the kernel in front: asks for weights before it does.
+    #[track_caller]
+    pub(crate) fn start_early(&self) {
+        for step in 0..self.schedule.stages {
+            self.b.copy(step.val(), step.val());
+        }
+        self.b.fetch(0u32.val());
+        grid_wait();
+        for step in 0..self.schedule.stages {
+            self.a.copy(step.val(), step.val());
+            if self.copies() {
+                copy_commit();
+            }
+        }
+        self.b.put(0u32.val(), 0u32.val());
+        self.a.fetch(0u32.val());
+        self.a.put(0u32.val(), 0u32.val());
+        self.fetch(1u32.val());
+        self.put(1u32.val());
+        self.fetch(2u32.val());
+        self.arrive(self.schedule.stages - 1);
+    }
+
     /// After the last read of a step: the next has arrived, and the step's stage is free.
     #[track_caller]
     pub(crate) fn advance(&self) {
