@@ -331,6 +331,27 @@ pub static FORMATS: [Format; 21] = [
 /// given.
 const TOOLS: [&str; 3] = ["tools", "available_tools", "custom_tools"];
 
+/// Whether a template's statements or expressions name one of the variables that hold tools.
+///
+/// Its own list of variables leaves out names that are also the parameters of macros.
+fn reads_tools(source: &str) -> bool {
+    let first = |text: &str, marks: [&str; 2]| marks.iter().filter_map(|m| text.find(m)).min();
+    let mut rest = source;
+    while let Some(start) = first(rest, ["{%", "{{"]) {
+        let inner = &rest[start + 2..];
+        let end = first(inner, ["%}", "}}"]).unwrap_or(inner.len());
+        // What is in quotes is text; a name behind a dot is a field.
+        let code = inner[..end].split(['"', '\'']).step_by(2);
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+        let mut words = code.flat_map(|code| code.split(|c: char| !is_name(c)));
+        if words.any(|word| TOOLS.contains(&word)) {
+            return true;
+        }
+        rest = &inner[end..];
+    }
+    false
+}
+
 /// The form of templates that know no tools: they are told of it in words.
 fn hermes() -> &'static Format {
     FORMATS.iter().find(|format| format.name == "hermes").unwrap_or(&FORMATS[0])
@@ -339,9 +360,8 @@ fn hermes() -> &'static Format {
 impl Format {
     /// The form in which a template's model writes calls; none for a template that knows no tools.
     pub fn of(template: &ChatTemplate) -> Option<&'static Format> {
-        let variables = template.variables();
-        let reads = TOOLS.iter().any(|name| variables.contains(*name));
         let sources = || template.names().filter_map(|name| template.source(Some(name)));
+        let reads = sources().any(reads_tools);
         let has = |sign: &&str| sources().any(|source| source.contains(*sign));
         reads.then(|| FORMATS.iter().find(|format| format.signs.iter().all(has))).flatten()
     }
