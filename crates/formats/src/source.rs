@@ -44,8 +44,10 @@ pub enum Source {
     Stack(Vec<Source>),
     /// Every element plus a number, such as the 1 that Gemma's norms leave out.
     Plus(Box<Source>, f32),
-    /// A matrix `[b, a]` of a matrix `[a, b]`.
+    /// Matrices `[b, a]` of matrices `[a, b]`, the two innermost axes.
     Transpose(Box<Source>),
+    /// The same elements in the same order, of another shape: a stack of matrices as one. Of blocks, the innermost axis stays.
+    Reshape(Box<Source>, Vec<usize>),
     /// The rows seen as `[a, b, c, d]`, in the order `[a, c, b, d]`: heads that are interleaved, pairs that rotate together.
     Permute(Box<Source>, [usize; 4]),
     /// Affine groups as MLX stores them: codes `[.., columns * bits / 32]` of u32 (a stream of bits, the first code lowest), scales
@@ -185,7 +187,10 @@ impl Source {
         match self {
             Source::Tensor(name) => vec![name],
             Source::Rows { of, .. } | Source::Columns { of, .. } => of.tensors(),
-            Source::Plus(of, _) | Source::Transpose(of) | Source::Permute(of, _) => of.tensors(),
+            Source::Plus(of, _)
+            | Source::Transpose(of)
+            | Source::Permute(of, _)
+            | Source::Reshape(of, _) => of.tensors(),
             Source::Concat(all) | Source::Stack(all) => {
                 all.iter().flat_map(Source::tensors).collect()
             }
@@ -277,12 +282,22 @@ impl Source {
             }
             Source::Transpose(of) => {
                 let mut all = of.describe(tensors)?;
-                if all.shape.len() != 2 || all.encoding.is_quantised() {
+                if all.shape.len() < 2 || all.encoding.is_quantised() {
                     return Err(Error::new(place(), "a matrix of numbers, to be transposed", all)
                         .hint("a GGUF file of this model has its matrices the right way round"));
                 }
-                all.shape.reverse();
+                let rank = all.shape.len();
+                all.shape.swap(rank - 2, rank - 1);
                 Ok(all)
+            }
+            Source::Reshape(of, dims) => {
+                let all = of.describe(tensors)?;
+                let elements = |dims: &[usize]| checked(dims, &place());
+                let kept = all.shape.last() == dims.last() || !all.encoding.is_quantised();
+                if !kept || dims.is_empty() || elements(dims)? != elements(&all.shape)? {
+                    return Err(Error::new(place(), format!("elements of {}", shape(dims)), all));
+                }
+                Ok(Described { shape: dims.clone(), ..all })
             }
             Source::Permute(of, axes) => {
                 let all = of.describe(tensors)?;
@@ -394,12 +409,20 @@ impl Source {
             }
             Source::Transpose(of) => {
                 let all = of.read(tensors)?;
-                let (size, columns) = (all.encoding.block_bytes(), all.shape[1]);
-                let rows = all.shape[0];
-                let elements = (0..columns).flat_map(|c| (0..rows).map(move |r| r * columns + c));
-                let elements = elements.flat_map(|at| &all.bytes[at * size..(at + 1) * size]);
-                Ok(elements.copied().collect())
+                let size = all.encoding.block_bytes();
+                let [.., rows, columns] = all.shape[..] else { return Ok(all.bytes) };
+                let matrices = all.shape[..all.shape.len() - 2].iter().product::<usize>();
+                let mut turned = Vec::with_capacity(all.bytes.len());
+                for first in (0..matrices).map(|matrix| matrix * rows * columns) {
+                    for at in
+                        (0..columns).flat_map(|c| (0..rows).map(move |r| first + r * columns + c))
+                    {
+                        turned.extend_from_slice(&all.bytes[at * size..(at + 1) * size]);
+                    }
+                }
+                Ok(Cow::Owned(turned))
             }
+            Source::Reshape(of, _) => of.bytes(tensors, encoding),
             Source::Permute(of, [a, b, c, d]) => {
                 let all = of.read(tensors)?;
                 let row = all.bytes.len() / all.shape[0].max(1);
@@ -482,7 +505,13 @@ impl Source {
                 Ok(None)
             }
             Source::Plus(of, _) => of.origin(tensors, element),
-            Source::Transpose(of) => of.origin(tensors, within * shape[0] + at),
+            Source::Transpose(of) => {
+                let [.., columns, rows] = shape[..] else { return of.origin(tensors, element) };
+                let (matrix, within) = (element / (rows * columns), element % (rows * columns));
+                let (c, r) = (within / rows, within % rows);
+                of.origin(tensors, matrix * rows * columns + r * columns + c)
+            }
+            Source::Reshape(of, _) => of.origin(tensors, element),
             Source::Permute(of, axes) => {
                 of.origin(tensors, permuted_from(at, *axes) * row + within)
             }

@@ -107,6 +107,13 @@ fn cases() -> Vec<Case> {
             Box::new(|i| (i % 2 * 4 + i / 2) as f32 + 0.5),
         ),
         (
+            // A stack of two matrices, each turned.
+            Source::Transpose(boxed(Source::Reshape(boxed(named("a")), vec![2, 3, 4]))),
+            &[2, 4, 3],
+            float(DType::F32),
+            Box::new(|i| (i / 12 * 12 + i % 3 * 4 + i % 12 / 3) as f32),
+        ),
+        (
             // Two pairs that rotate together, of one head: rows 0, 2, 4, 1, 3, 5 of the tensor.
             Source::Permute(boxed(named("a")), [1, 3, 2, 1]),
             &[6, 4],
@@ -191,6 +198,8 @@ fn quantised_blocks_stay_whole() {
     for (source, expected) in [
         (q().columns(0, 16), "q: expected columns in parts of whole blocks of 32"),
         (Source::Transpose(Box::new(q())), "q: expected a matrix of numbers, to be transposed"),
+        (Source::Reshape(Box::new(q()), vec![2, 128]), "q: expected elements of [2, 128]"),
+        (Source::Reshape(Box::new(q()), vec![8, 64]), "q: expected elements of [8, 64]"),
         (Source::Plus(Box::new(q()), 1.0), "q: expected floats, to be added to"),
         (
             Source::Concat(vec![q(), Source::Zeros(vec![1, 64])]),
