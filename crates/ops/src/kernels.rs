@@ -24,6 +24,7 @@ pub fn all() -> Vec<Spec> {
         crate::rope_write::KERNELS,
         crate::sample::kernels::KERNELS,
         crate::scale::KERNELS,
+        crate::scale_rows::KERNELS,
         crate::select::KERNELS,
         crate::softmax::KERNELS,
         crate::top_k::KERNELS,

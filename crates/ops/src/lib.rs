@@ -9,6 +9,7 @@ pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
 pub mod embed;
+pub mod experts;
 pub mod gate_up;
 pub mod gated;
 pub mod kernels;
@@ -27,6 +28,7 @@ pub mod rope;
 pub mod rope_write;
 pub mod sample;
 pub mod scale;
+pub mod scale_rows;
 pub mod select;
 pub mod softmax;
 pub mod sweep;
@@ -43,6 +45,7 @@ use formats::{Error, Result};
 pub use all_reduce::AllReduce;
 pub use attention::Attention;
 pub use embed::Embed;
+pub use experts::Experts;
 pub use gate_up::GateUp;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
@@ -55,6 +58,7 @@ pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_write::RopeWrite;
 pub use scale::Scale;
+pub use scale_rows::ScaleRows;
 pub use select::Select;
 pub use zip::{Binary, Zip};
 
@@ -135,6 +139,8 @@ operations! {
     Zip(Zip),
     /// `x -> by * x`. See [`scale`].
     Scale(Scale),
+    /// `x, s -> x * s`, a number for each row. See [`scale_rows`].
+    ScaleRows(ScaleRows),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
     /// `k, v ->`: appends to the layer's cache. See [`kv_write`].
@@ -149,6 +155,8 @@ operations! {
     GateUp(GateUp),
     /// `x, residual; weight, (bias) -> residual + linear(x)`. See [`linear_add`].
     LinearAdd(LinearAdd),
+    /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores. See [`experts`].
+    Experts(Experts),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].

@@ -2,8 +2,8 @@
 //! 2017; Fedus et al. 2021).
 //!
 //! ```text
-//! p[t, e] = softmax over e of logits[t, e]
-//! ids[t, 0..k] = the largest p[t, ..], larger first, ties to the lower expert;  w[t, j] = p[t, ids[t, j]]  (/ their sum)
+//! ids[t, 0..k] = the largest scores[t, ..], larger first, ties to the lower expert
+//! w[t, j] = what the score of ids[t, j] says (`experts::Odds`)  (/ their sum)  * scale
 //! y[t] = sum_j w[t, j] expert(ids[t, j], x[t])
 //! ```
 //!
@@ -21,7 +21,9 @@ use tile::dsl::*;
 use tile::ir::Reduce;
 use tile::launch::{Mode, Requirement};
 
+use crate::experts::{Odds, Routing};
 use crate::linear::holds;
+use crate::{math, sweep};
 pub use group::{moe_group, tiles};
 pub use products::{moe_gemm, moe_gemv, pick_blocks};
 pub use reference::{Groups, Routes, combine, group, product, route};
@@ -45,7 +47,7 @@ pub fn moe_route(
     top_k: Const<u32>,
     scalar: Scalar,
     slots: u32,
-    normalised: bool,
+    routing: Routing,
 ) {
     launch(Mode::Row, [dim("tokens").ceil_div(TOKENS), fixed(1), fixed(1)], 32 * TOKENS);
     require(Requirement::AtMost(dim("experts"), 32 * slots));
@@ -72,8 +74,14 @@ pub fn moe_route(
             best.set(best.get().max(score));
         }
         let top = simd_max(best.get());
-        let all = (0..slots).map(|slot| (scores.get(slot) - top).exp());
-        let all = simd_sum(all.reduce(|a, b| a + b).unwrap_or(0f32.val()));
+        let sum_of = |f: &dyn Fn(u32) -> Val<f32>| {
+            simd_sum((0..slots).map(f).reduce(|a, b| a + b).unwrap_or(0f32.val()))
+        };
+        // Of weights that are made to sum to one, the sum over all experts would cancel.
+        let all = match (routing.odds, routing.normalised) {
+            (Odds::Softmax, false) => sum_of(&|slot| (scores.get(slot) - top).exp()),
+            _ => 1f32.val(),
+        };
         let (chosen, share, mut sum) = (Var::new(0u32), Var::new(0.0f32), Var::new(0.0f32));
         for j in range(0u32, top_k) {
             let (score, expert) = best_open(scores, open.get(), lane);
@@ -81,18 +89,37 @@ pub fn moe_route(
             let own = select(score.eq(peak), expert, NONE);
             // Bounded whatever `top_k` is: the experts' products are indexed with it.
             let expert = simd_reduce(Reduce::Min, own).min(experts - 1u32);
-            let weight = (peak - top).exp();
+            let weight = match routing.odds {
+                Odds::Softmax => (peak - top).exp(),
+                Odds::Sigmoid => math::sigmoid(peak),
+                Odds::Near { jitter } => {
+                    let kept = sum_of(&|slot| {
+                        let (score, free) =
+                            (scores.get(slot), (open.get() >> slot & 1u32).ne(0u32));
+                        let apart = (peak - score) / score.abs().max(peak);
+                        select(free & apart.le(2.0 * jitter), (score - peak).exp(), 0f32)
+                    });
+                    1f32.val() / kept
+                }
+            };
             open &= select(lane.eq(expert % 32u32), !(1u32.val() << (expert / 32u32)), u32::MAX);
             sum += weight;
             chosen.set(select(lane.eq(j), expert, chosen.get()));
             share.set(select(lane.eq(j), weight, share.get()));
         }
-        let total = if normalised { sum.get() } else { all };
+        let total = if routing.normalised { sum.get() } else { all };
         if lane < top_k {
             ids[token * top_k + lane] = chosen.get();
-            weights[token * top_k + lane] = share.get() / total;
+            let weight = share.get() / total;
+            weights[token * top_k + lane] = scaled(weight, routing.scale);
         }
     }
+}
+
+/// `by * weight`, of which most models want no product.
+#[track_caller]
+fn scaled(weight: Val<f32>, by: f32) -> Val<f32> {
+    if by == 1.0 { weight } else { weight * by }
 }
 
 /// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or [`NONE`].
@@ -104,6 +131,37 @@ fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Va
         let better = free & (expert.eq(NONE) | next.gt(score));
         (select(better, next, score), select(better, lane + 32 * slot, expert))
     })
+}
+
+/// Adds each pair's expert's bias: `y[p, o] += bias[ids[p], o]`, `y` `[pairs, out]`, `bias` `[experts, out]`.
+#[kernel]
+pub fn moe_bias(ids: In<u32>, bias: In<f32>, y: InOut<f32>, out: Const<u32>, experts: Const<u32>) {
+    launch(Mode::Row, [dim("pairs"), fixed(1), fixed(1)], 256);
+    holds("ids", dim("pairs"));
+    holds("bias", dim("experts") * dim("out"));
+    holds("y", dim("pairs") * dim("out"));
+    sweep::begin();
+    let pair = group_id();
+    let expert = ids.get(pair).min(experts - 1u32);
+    for i in strided(out) {
+        y[pair * out + i] = y.get(pair * out + i) + bias.get(expert * out + i);
+    }
+}
+
+/// gpt-oss's gate of experts, [`Gate::Clamped`](crate::experts::Gate): `n` elements.
+#[kernel]
+pub fn clamped_gate(
+    gate: In<f32>,
+    up: In<f32>,
+    y: Out<f32>,
+    n: Arg<u32>,
+    limit: Arg<f32>,
+    alpha: Arg<f32>,
+) {
+    sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| {
+        let (gate, up) = (gate.min(limit), up.min(limit).max(-limit));
+        (up + 1.0) * gate * math::sigmoid(gate * alpha)
+    });
 }
 
 /// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y` `[tokens * k, width]`.
@@ -141,6 +199,8 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
+    Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },
+    Spec { name: "clamped_gate", cases: cases::gates, benches: cases::gate_benches },
     Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },
 ];
 

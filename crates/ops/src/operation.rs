@@ -66,6 +66,11 @@ pub trait Operation: Debug {
         None
     }
 
+    /// If its weights are those of several experts: how many of them a row goes through, and how many there are.
+    fn experts(&self, _inputs: &[Shape]) -> Option<(usize, usize)> {
+        None
+    }
+
     /// The work of queries at these consecutive positions on a cache that begins at `oldest`.
     fn cached_work(&self, _positions: &[u32], _oldest: u32) -> CachedWork {
         CachedWork::default()

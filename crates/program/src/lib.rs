@@ -81,6 +81,14 @@ pub struct Program {
 pub const BLOCK_TOKENS: usize = 256;
 
 impl Program {
+    /// The sizes of a node's mixture of experts, if it is one.
+    pub fn mixture(&self, node: &Node) -> Option<ops::experts::Sizes> {
+        let Op::Experts(op) = &node.op else { return None };
+        let weights: Vec<&[usize]> =
+            node.weights.iter().map(|w| self.weights[w.0].shape.as_slice()).collect();
+        op.sizes([0, 1].map(|i| self.shape(node.inputs[i]).width), &weights).ok()
+    }
+
     /// Shape of a value.
     pub fn shape(&self, value: ValueId) -> Shape {
         self.values[value.0]
@@ -133,12 +141,17 @@ impl Program {
         ropes
     }
 
-    /// Whether a step reads all of each weight: of a table that only embeds it reads a row for each token.
-    pub fn multiplied(&self) -> Vec<bool> {
-        let mut read = vec![false; self.weights.len()];
-        let multiplied = self.nodes.iter().filter(|node| node.op.gathers().is_none());
-        multiplied.flat_map(|node| &node.weights).for_each(|w| read[w.0] = true);
-        read
+    /// The share of each weight that a token reads: of a table that only embeds it reads a row, here nothing; of a mixture the
+    /// experts that it goes through.
+    pub fn shares_read(&self) -> Vec<f64> {
+        let mut shares = vec![0.0_f64; self.weights.len()];
+        for node in self.nodes.iter().filter(|node| node.op.gathers().is_none()) {
+            let inputs: Vec<Shape> = node.inputs.iter().map(|v| self.shape(*v)).collect();
+            let experts = node.op.experts(&inputs);
+            let share = experts.map_or(1.0, |(used, count)| used as f64 / count as f64);
+            node.weights.iter().for_each(|w| shares[w.0] = shares[w.0].max(share));
+        }
+        shares
     }
 
     /// Positions that it has learned embeddings of; usize::MAX if it embeds none.

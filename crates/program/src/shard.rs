@@ -94,7 +94,10 @@ impl Sharder<'_> {
                 node.inputs.iter().try_for_each(|v| self.whole(name, *v))?;
                 self.keep(node, Spread::Whole)
             }
-            Sharding::Alike => self.keep(node, first.unwrap_or(Spread::Whole)),
+            Sharding::Alike => {
+                self.divides(node, first)?;
+                self.keep(node, first.unwrap_or(Spread::Whole))
+            }
             Sharding::Heads { weights } => {
                 self.share(name, node.inputs[0])?;
                 let mut node = node.clone();
@@ -105,6 +108,23 @@ impl Sharder<'_> {
             Sharding::Product => self.product(node),
             Sharding::OfRank => Err(Error::new(name, "a Program of one device", "one of a rank")),
         }
+    }
+
+    /// Whether the weights of an operation on a share of each row are of parts that the share has whole.
+    fn divides(&self, node: &Node, spread: Option<Spread>) -> Result<()> {
+        let Some(x) = node.inputs.first().filter(|_| spread == Some(Spread::Share)) else {
+            return Ok(());
+        };
+        let width = self.part.values[x.0].width;
+        for weight in node.weights.iter().map(|w| &self.of.weights[w.0]) {
+            let group = weight.shape.last().copied().unwrap_or(1).max(1);
+            if !width.is_multiple_of(group) {
+                let expected = format!("norms of heads, that {} GPUs can share", self.ranks);
+                let hint = Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
+                return Err(Error::new(&weight.name, expected, group).hint(hint));
+            }
+        }
+        Ok(())
     }
 
     fn product(&mut self, node: &Node) -> Result<()> {
@@ -130,7 +150,12 @@ impl Sharder<'_> {
     fn rows(&mut self, node: &Node, projections: &[Projection]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
-        if node.outputs.iter().any(last) {
+        // What reads all of each row on every rank: experts read scores so, and every rank has all experts.
+        let read_whole = |v: &ValueId| {
+            let mut readers = self.of.nodes.iter().filter(|node| node.inputs.contains(v));
+            readers.any(|node| node.op.sharding() == Sharding::Whole)
+        };
+        if node.outputs.iter().any(|v| last(v) || read_whole(v)) {
             return self.keep(node, Spread::Whole);
         }
         let mut cuts: Vec<Option<Cut>> = vec![None; node.weights.len()];

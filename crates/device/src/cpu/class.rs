@@ -1,5 +1,6 @@
 //! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
 
+use super::experts;
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use ops::Rope;
 use program::{Plan, Program, plan_memory};
@@ -33,6 +34,9 @@ pub(super) struct Class {
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
     pub(super) worker_lines: usize,
+    /// Working memory of mixtures of experts, and what lies where in it.
+    pub(super) mixture: usize,
+    pub(super) experts: experts::Layout,
     /// End of the arena.
     pub(super) bytes: usize,
 }
@@ -110,7 +114,11 @@ impl Class {
         // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
         let worker_bytes = (worker_lines + few_lines).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
+        let experts = experts::Layout::new(program, tokens);
+        let mixture = take(experts.bytes);
         Class {
+            mixture,
+            experts,
             tokens,
             outputs,
             plan,

@@ -1,9 +1,9 @@
 //! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
 
 use super::class::Class;
-use super::memory;
 use super::profile::{Span, Spans, profile};
 use super::replay::{Replay, Row};
+use super::{experts, memory};
 use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
 use crate::{
     Executor, Limits, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket, Watch,
@@ -12,7 +12,7 @@ use crate::{
 use crate::{check_block, no_block};
 use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
 use cpu_kernels::isa::Isa;
-use cpu_kernels::matmul::{Huge, Matrix, Scratch, Unit, peak};
+use cpu_kernels::matmul::{Huge, Matrix, ROWS, Scratch, Unit, peak};
 use cpu_kernels::roof::read_rate;
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
@@ -158,7 +158,8 @@ pub(super) fn plan(
     options: &LoadOptions,
     threads: usize,
 ) -> Result<Plan> {
-    let weights = program.weights.iter().map(|weight| weight_bytes(weight, tensors));
+    let weights = program.weights.iter().zip(experts::rows_of_one(program));
+    let weights = weights.map(|(weight, each)| weight_bytes(weight, each, tensors));
     let weights = weights.collect::<Result<Vec<usize>>>()?;
     let (cache, reserved) = (
         cache_bytes(program, options, &options.context)?,
@@ -182,11 +183,14 @@ pub(super) fn plan(
     })
 }
 
-/// Bytes of a weight in the form in which it is kept.
-fn weight_bytes(weight: &program::Weight, tensors: &Tensors) -> Result<usize> {
+/// Bytes of a weight in the form in which it is kept; `each`: the rows of one expert, where it has several's.
+fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors) -> Result<usize> {
     let encoding = weight.describe(tensors)?.encoding;
     Ok(match *weight.shape.as_slice() {
-        [rows, cols] => Matrix::packed_bytes(encoding, rows, cols),
+        [rows, cols] => {
+            let each = each.unwrap_or(rows).max(1);
+            (rows / each).saturating_mul(Matrix::packed_bytes(encoding, each, cols))
+        }
         ref shape => shape.iter().product::<usize>().saturating_mul(size_of::<f32>()),
     })
 }
@@ -274,6 +278,42 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
 }
 
+/// The rows of several experts' matrices, of which each is filled up with zeros to whole panels.
+struct Padded {
+    each: usize,
+    rows: usize,
+    cols: usize,
+}
+
+impl Padded {
+    fn new(each: usize, [rows, cols]: [usize; 2]) -> Padded {
+        Padded { each, rows, cols }
+    }
+
+    /// Rows, those of zeros among them.
+    fn rows(&self) -> usize {
+        self.rows / self.each * self.each.next_multiple_of(ROWS)
+    }
+
+    /// Zeros are zeros in every encoding: of floats, and of blocks, whose scales and offsets are floats.
+    fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
+        let each = bytes.len() / self.rows * self.each;
+        let wide = bytes.len() / self.rows * self.each.next_multiple_of(ROWS);
+        let mut all = Vec::with_capacity(bytes.len() / each.max(1) * wide);
+        for part in bytes.chunks(each.max(1)) {
+            all.extend_from_slice(part);
+            all.resize(all.len() + wide - each, 0);
+        }
+        all
+    }
+
+    /// Which element of the experts' is element `at` of these.
+    fn origin(&self, at: usize) -> usize {
+        let (row, wide) = (at / self.cols, self.each.next_multiple_of(ROWS));
+        (row / wide * self.each + row % wide) * self.cols + at % self.cols
+    }
+}
+
 /// The values that, of many rows, never exist but as what the one product that reads them takes: gates of a quantised matrix.
 fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
     let (uses, writers) = (program.uses(), program.writers());
@@ -300,22 +340,44 @@ fn load_weights(
     let total = program.stored_bytes(tensors)?;
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
-    for weight in &program.weights {
+    for (weight, each) in program.weights.iter().zip(experts::rows_of_one(program)) {
         let read = weight.read(tensors)?;
         let named = |error| weight.named(error);
         let (packed, not_finite) = match *weight.shape.as_slice() {
             [rows, cols] => {
-                let matrix =
-                    Matrix::pack(read.encoding, rows, cols, &read.bytes, team).map_err(named)?;
+                // Experts begin with a panel each.
+                let several = |each: &usize| *each < rows && !each.is_multiple_of(ROWS);
+                let padded = each.filter(several).map(|each| Padded::new(each, [rows, cols]));
+                let packed = match &padded {
+                    Some(padded) => {
+                        let (rows, bytes) = (padded.rows(), padded.bytes(&read.bytes));
+                        Matrix::pack(read.encoding, rows, cols, &bytes, team)
+                    }
+                    None => Matrix::pack(read.encoding, rows, cols, &read.bytes, team),
+                };
+                let matrix = packed.map_err(named)?;
                 // One copy in memory: the file's pages are not needed again.
                 weight.source.release(tensors);
-                let not_finite = matrix.not_finite();
+                let mut not_finite = matrix.not_finite();
+                if let (Some(found), Some(padded)) = (&mut not_finite, &padded) {
+                    found.element = padded.origin(found.element);
+                }
                 (Weight::Matrix(matrix), not_finite)
             }
             [_] => {
                 let values = read.to_f32().map_err(named)?;
                 let not_finite = NotFinite::among(&values);
-                (Weight::Vector(values), not_finite)
+                // Biases of experts lie as their rows are packed: in whole panels.
+                let several = |each: &usize| *each < values.len() && !each.is_multiple_of(ROWS);
+                let padded = each.filter(several).map(|each| {
+                    let mut padded = Vec::with_capacity(values.len());
+                    for part in values.chunks(each) {
+                        padded.extend_from_slice(part);
+                        padded.resize(padded.len().next_multiple_of(ROWS), 0.0);
+                    }
+                    padded
+                });
+                (Weight::Vector(padded.unwrap_or(values)), not_finite)
             }
             _ => {
                 return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
@@ -583,23 +645,23 @@ impl Executor for CpuExecutor {
 
     fn roof(&self) -> Roof {
         let loaded = &self.loaded;
-        let parts: Vec<&[u8]> = loaded
-            .weights
-            .iter()
-            .zip(loaded.program.multiplied())
-            .filter_map(|(weight, read)| match weight {
-                Weight::Matrix(matrix) if read => Some(matrix.bytes()),
+        let read = loaded.weights.iter().zip(loaded.program.shares_read());
+        let parts: Vec<(&[u8], f64)> = read
+            .filter_map(|(weight, share)| match weight {
+                Weight::Matrix(matrix) if share > 0.0 => Some((matrix.bytes(), share)),
                 _ => None,
             })
             .collect();
+        let bytes: Vec<&[u8]> = parts.iter().map(|part| part.0).collect();
+        let of_token = |(bytes, share): &(&[u8], f64)| (bytes.len() as f64 * share) as usize;
         Roof {
-            token_bytes: parts.iter().map(|part| part.len()).sum(),
+            token_bytes: parts.iter().map(of_token).sum(),
             position_bytes: self
                 .caches
                 .iter()
                 .map(|cache| cache.geometry().layer_bytes() / BLOCK_TOKENS)
                 .sum(),
-            bytes_per_second: read_rate(&*loaded.team, &parts, 7),
+            bytes_per_second: read_rate(&*loaded.team, &bytes, 7),
         }
     }
 

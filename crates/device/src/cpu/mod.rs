@@ -3,6 +3,7 @@
 
 mod class;
 mod executor;
+mod experts;
 mod memory;
 mod profile;
 mod replay;

@@ -98,6 +98,8 @@ fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) 
     let shape = |value: &program::ValueId| loaded.program.values[value.0];
     let rows = |rows| if rows == Rows::Tokens { tokens } else { step.outputs.len() };
     let mut work = Work::default();
+    let shapes: Vec<ops::Shape> = node.inputs.iter().map(shape).collect();
+    let mixture = node.op.experts(&shapes);
     for weight in &node.weights {
         let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
         if node.op.gathers().is_some() {
@@ -106,8 +108,14 @@ fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) 
             continue;
         }
         let of = node.inputs.first().map_or(Rows::Tokens, |x| shape(x).rows);
-        let operations = 2 * (rows(of) * matrix.rows() * matrix.cols()) as u64;
-        work.bytes += matrix.resident_bytes() as u64;
+        let (share, each) = mixture.map_or((1.0, 1.0), |(used, count)| {
+            let part = used as f64 / count as f64;
+            // A row reads the experts that it goes through; of many rows, each adds what those before it left.
+            (1.0 - (1.0 - part).powf(rows(of) as f64), part)
+        });
+        let operations = (2 * rows(of) * matrix.rows() * matrix.cols()) as f64 * each;
+        let operations = operations as u64;
+        work.bytes += (matrix.resident_bytes() as f64 * share) as u64;
         *match matrix.unit(loaded.isa, path(step.kind, of)) {
             Unit::Bytes => &mut work.bytes_dot,
             Unit::Narrow => &mut work.narrow_dot,

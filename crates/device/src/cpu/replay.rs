@@ -62,13 +62,13 @@ pub(super) fn path(kind: Kind, rows: Rows) -> Path {
 }
 
 /// One product of a group that shares an input: where it goes and which part of each row is there already.
-struct Product<'a> {
-    matrix: &'a Matrix,
-    bias: Option<&'a [f32]>,
+pub(super) struct Product<'a> {
+    pub(super) matrix: &'a Matrix,
+    pub(super) bias: Option<&'a [f32]>,
     /// Row 0 of the output, and f32 from one row to the next.
-    out: *mut f32,
-    stride: usize,
-    accumulate: bool,
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+    pub(super) accumulate: bool,
 }
 
 impl Replay<'_> {
@@ -103,7 +103,7 @@ impl Replay<'_> {
         clippy::mut_from_ref,
         reason = "the caller's promise stands in for the borrow checker"
     )]
-    unsafe fn floats(&self, offset: usize, range: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn floats(&self, offset: usize, range: Range<usize>) -> &mut [f32] {
         debug_assert!(offset + range.end * size_of::<f32>() <= self.class.bytes);
         // SAFETY: inside the arena by the class's layout; apart from others by the caller's promise.
         unsafe {
@@ -114,7 +114,7 @@ impl Replay<'_> {
         }
     }
 
-    fn offset(&self, value: ValueId) -> usize {
+    pub(super) fn offset(&self, value: ValueId) -> usize {
         self.class.plan.offsets[value.0]
     }
 
@@ -126,7 +126,7 @@ impl Replay<'_> {
         self.loaded.program.values[value.0].width
     }
 
-    fn count(&self, rows: Rows) -> usize {
+    pub(super) fn count(&self, rows: Rows) -> usize {
         match rows {
             Rows::Tokens => self.step.tokens.len(),
             Rows::Outputs => self.step.outputs.len(),
@@ -139,14 +139,14 @@ impl Replay<'_> {
         value.map_or(0, |v| self.count(self.loaded.program.values[v.0].rows))
     }
 
-    fn matrix(&self, weight: WeightId) -> &Matrix {
+    pub(super) fn matrix(&self, weight: WeightId) -> &Matrix {
         match &self.loaded.weights[weight.0] {
             Weight::Matrix(matrix) => matrix,
             Weight::Vector(_) => unreachable!("the verifier gives matrices rank 2"),
         }
     }
 
-    fn vector(&self, weight: WeightId) -> &[f32] {
+    pub(super) fn vector(&self, weight: WeightId) -> &[f32] {
         match &self.loaded.weights[weight.0] {
             Weight::Vector(values) => values,
             Weight::Matrix(_) => unreachable!("the verifier gives norms and biases rank 1"),
@@ -233,6 +233,20 @@ impl Replay<'_> {
             }
             Op::Project(project) => self.project(project, node, worker),
             Op::GateUp(op) => self.gate_up(op, node, worker),
+            Op::Experts(op) => self.experts(op, node, worker),
+            Op::ScaleRows(_) => {
+                let width = self.width(node.inputs[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    // SAFETY: each worker has its own rows; the factors are only read.
+                    let (y, by) = unsafe {
+                        let by = self.floats(self.offset(node.inputs[1]), t..t + 1);
+                        (self.floats(self.offset(node.outputs[0]), range), by[0])
+                    };
+                    math::scale_in_place(isa, by, y);
+                }
+            }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             // Refused when the Program was loaded.
             Op::AllReduce(_) => {}
@@ -348,7 +362,7 @@ impl Replay<'_> {
     }
 
     /// How a value is multiplied.
-    fn path(&self, value: ValueId) -> Path {
+    pub(super) fn path(&self, value: ValueId) -> Path {
         path(self.step.kind, self.loaded.program.values[value.0].rows)
     }
 
@@ -436,7 +450,7 @@ impl Replay<'_> {
         activations(if norm.is_some() { normed } else { self.offset(value) }, lines)
     }
 
-    fn multiply(
+    pub(super) fn multiply(
         &self,
         product: &Product<'_>,
         x: &Activations<'_>,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ops::experts::Sizes;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
 use ops::{Rows, Shape};
@@ -137,6 +138,19 @@ impl RowsOf {
     }
 }
 
+/// Arrays that a mixture of experts works with.
+pub(super) const MIXTURE: usize = 9;
+
+/// Words of each array that a mixture works with for so many rows: ids, weights, where each expert's pairs begin, their order,
+/// blocks of pairs; what the first matrices give, gate and up, and what becomes of them; what the last one gives.
+fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
+    let Sizes { experts, used, width, ff } = sizes;
+    let pairs = rows * used;
+    // No block has fewer than one pair.
+    let blocks = 2 * (pairs + experts);
+    [pairs, pairs, experts + 1, pairs, blocks, pairs * ff, pairs * ff, pairs * ff, pairs * width]
+}
+
 /// The arena of one shape class, in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
@@ -144,6 +158,8 @@ pub(super) struct Layout {
     rows: RowsOf,
     /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many rows.
     pub(super) scratch: [Range<usize>; 3],
+    /// Working memory of mixtures of experts: see [`mixture`].
+    pub(super) mixture: [Range<usize>; MIXTURE],
     /// Where values lie that the plan would write over an operand of another type.
     moved: Vec<(ValueId, usize)>,
     /// All of it.
@@ -173,6 +189,17 @@ impl Layout {
             end = start + 4 * elements;
             start..end
         });
+        let mut most = [0; MIXTURE];
+        for node in &program.nodes {
+            let Some(sizes) = program.mixture(node) else { continue };
+            let needs = mixture(sizes, rows.of(program.shape(node.inputs[0])));
+            (0..MIXTURE).for_each(|i| most[i] = most[i].max(needs[i]));
+        }
+        let mixture = most.map(|words| {
+            let start = end.next_multiple_of(256);
+            end = start + 4 * words;
+            start..end
+        });
         // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what others still want. Such
         // values take turns in one place: the next is made when attention has read the one before.
         let mut moved = Vec::new();
@@ -189,7 +216,7 @@ impl Layout {
         if !moved.is_empty() {
             end = end.next_multiple_of(256) + most;
         }
-        Layout { plan, rows, scratch, moved, bytes: end.max(256) }
+        Layout { plan, rows, scratch, mixture, moved, bytes: end.max(256) }
     }
 
     /// The bytes of a value.

@@ -784,11 +784,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     }
 
     fn roof(&self) -> Roof {
-        let bytes =
-            self.weights.iter().zip(self.lowering.program.multiplied()).filter(|(_, read)| *read);
+        let read = self.weights.iter().zip(self.lowering.program.shares_read());
         let layers = self.lowering.program.layers.iter();
         Roof {
-            token_bytes: bytes.map(|(w, _)| w.bytes).sum(),
+            token_bytes: read.map(|(w, share)| (w.bytes as f64 * share) as usize).sum(),
             position_bytes: layers.map(|l| kv::position_bytes(self.lowering.cache, l)).sum(),
             bytes_per_second: self.backend.read_rate(),
         }

@@ -25,6 +25,7 @@ use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::CacheType;
 
 mod attention;
+mod experts;
 mod products;
 mod sampling;
 
@@ -225,6 +226,8 @@ pub(super) struct Lowering {
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
     pub(super) groups: Vec<usize>,
+    /// Whether each value is a router's scores: a rounded one would choose other experts.
+    pub(super) scores: Vec<bool>,
     /// The most elements that any matrix of many rows has, and the most rows.
     pub(super) unpacked: (usize, usize),
 }
@@ -263,6 +266,7 @@ impl Lowering {
             ropes: program.ropes(),
             groups: program.layer_groups(),
             unpacked: unpacked(&program),
+            scores: scores(&program),
             program,
         })
     }
@@ -472,7 +476,7 @@ impl Recorder<'_> {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 let (x, y) = (self.operand(inputs[0]), self.operand(outputs[0]));
                 let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
-                self.linear(x, matrix, rows, width, y)
+                self.linear(x, matrix, rows, width, self.of.scores[outputs[0].0], y)
             }
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
             Op::Attention(attention) => {
@@ -484,6 +488,7 @@ impl Recorder<'_> {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 self.linear_add(inputs[0], inputs[1], matrix, outputs[0])
             }
+            Op::Experts(op) => self.experts(op, node),
             Op::RopeWrite(write) => self.rope_write(write, inputs, weights, outputs[0]),
             Op::AllReduce(_) => {
                 if self.scalar(inputs[0]) != Scalar::F32 {
@@ -544,6 +549,15 @@ fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
         _ if formats.iter().flatten().all(f16) => Scalar::F16,
         _ => Scalar::BF16,
     }
+}
+
+/// See [`Lowering::scores`].
+fn scores(program: &Program) -> Vec<bool> {
+    let mut scores = vec![false; program.values.len()];
+    for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Experts(_))) {
+        scores[node.inputs[1].0] = true;
+    }
+    scores
 }
 
 /// See [`Lowering::unpacked`].

@@ -1,14 +1,15 @@
 //! What the mixture's kernels are tested and timed with.
 
 use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
-use super::{product, reference};
+use super::{clamped_gate, moe_bias, product, reference};
+use crate::experts::{Gate, Odds, Routing};
 use crate::linear::cases::{Matrix, matrix_bytes};
 use crate::linear::gemm::Schedule as Blocks;
 use crate::linear::gemm::Types;
 use crate::linear::gemm::cases::{all, bound, rounded};
 use crate::linear::{Activations, Schedule};
 use crate::packed::Format;
-use crate::trial::memory;
+use crate::trial::{flat, flat_bench, memory};
 use formats::DType;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::launch::Numbers;
@@ -30,19 +31,21 @@ fn chosen(pairs: usize, experts: usize) -> Vec<u32> {
 fn route_case(
     scalar: Scalar,
     (tokens, experts, k): (usize, usize, usize),
-    normalised: bool,
+    (odds, normalised): (Odds, bool),
     even: bool,
     why: &str,
 ) -> Case {
+    let scale = if odds == Odds::Sigmoid { 2.5 } else { 1.0 };
+    let routing = Routing { used: k, odds, normalised, scale };
     let logits: Vec<f32> = noise(tokens as u64 + 3, tokens * experts)
         .into_iter()
         .map(|v| if even { (v * 2.0).round() } else { v * 6.0 })
         .collect();
     let logits = Buffer::floats(scalar, &logits);
-    let Routes { ids, weights } = reference::route(&logits.to_f32(), experts, k, normalised);
+    let Routes { ids, weights } = reference::route(&logits.to_f32(), experts, &routing);
     let ids = ids.into_iter().map(f64::from).collect();
     Case {
-        kernel: moe_route(scalar, experts.div_ceil(32) as u32, normalised).record(),
+        kernel: moe_route(scalar, experts.div_ceil(32) as u32, routing).record(),
         label: format!("{tokens} tokens, {k} of {experts}, {}: {why}", scalar),
         numbers: route_numbers(tokens, experts, k),
         buffers: vec![
@@ -65,13 +68,19 @@ fn route_numbers(tokens: usize, experts: usize, k: usize) -> Numbers {
 }
 
 pub(super) fn routes() -> Vec<Case> {
+    let (one, all) = ((Odds::Softmax, true), (Odds::Softmax, false));
+    let near = (Odds::Near { jitter: 0.1 }, false);
     vec![
-        route_case(Scalar::F32, (1, 128, 8), true, false, "one token, lanes with four scores"),
-        route_case(Scalar::BF16, (5, 64, 6), false, false, "a group and one token more"),
-        route_case(Scalar::F16, (3, 8, 2), true, false, "fewer experts than lanes"),
-        route_case(Scalar::F32, (9, 60, 4), false, false, "experts that no simdgroup divides"),
-        route_case(Scalar::F32, (6, 40, 7), true, true, "ties go to the lower expert"),
-        route_case(Scalar::BF16, (2, 5, 5), true, true, "every expert chosen"),
+        route_case(Scalar::F32, (1, 128, 8), one, false, "one token, lanes with four scores"),
+        route_case(Scalar::BF16, (5, 64, 6), all, false, "a group and one token more"),
+        route_case(Scalar::F16, (3, 8, 2), one, false, "fewer experts than lanes"),
+        route_case(Scalar::F32, (9, 60, 4), all, false, "experts that no simdgroup divides"),
+        route_case(Scalar::F32, (6, 40, 7), one, true, "ties go to the lower expert"),
+        route_case(Scalar::BF16, (2, 5, 5), one, true, "every expert chosen"),
+        route_case(Scalar::F32, (3, 1, 1), one, false, "one expert"),
+        route_case(Scalar::F32, (5, 48, 4), (Odds::Sigmoid, true), false, "logistic, scaled"),
+        route_case(Scalar::F32, (7, 16, 2), near, false, "only scores near the best"),
+        route_case(Scalar::F32, (4, 40, 3), near, true, "near scores that tie"),
     ]
 }
 
@@ -82,7 +91,8 @@ pub(super) fn route_benches() -> Vec<Bench> {
         Fill::Zeros(Scalar::U32, tokens * k),
         Fill::Zeros(Scalar::F32, tokens * k),
     ];
-    let kernel = moe_route(Scalar::BF16, 4, true);
+    let routing = Routing { used: k, odds: Odds::Softmax, normalised: true, scale: 1.0 };
+    let kernel = moe_route(Scalar::BF16, 4, routing);
     let numbers = route_numbers(tokens, experts, k);
     vec![memory(kernel, "4096 tokens, 8 of 128", numbers, buffers, 0)]
 }
@@ -396,4 +406,65 @@ pub(super) fn combine_benches() -> Vec<Bench> {
     let flops = 2 * (tokens * k * width) as u64;
     let kernel = moe_combine(Scalar::BF16, Scalar::BF16, k as u32);
     vec![memory(kernel, "4096 x 8 x 2048", numbers, buffers, flops)]
+}
+
+// ---------------------------------------------------------------- biases, gates
+
+pub(super) fn biases() -> Vec<Case> {
+    let case = |pairs: usize, experts: usize, out: usize, why: &str| {
+        let (ids, y, bias) =
+            (chosen(pairs, experts), noise(5, pairs * out), noise(6, experts * out));
+        let sum = |(i, y): (usize, &f32)| {
+            f64::from(*y) + f64::from(bias[ids[i / out] as usize * out + i % out])
+        };
+        let want = y.iter().enumerate().map(sum).collect();
+        Case {
+            kernel: moe_bias().record(),
+            label: format!("{pairs} pairs, {experts} experts, {out} each: {why}"),
+            numbers: bias_numbers(pairs, experts, out),
+            buffers: vec![
+                Buffer::words(&ids),
+                Buffer::floats(Scalar::F32, &bias),
+                Buffer::floats(Scalar::F32, &y),
+            ],
+            expected: vec![(2, Expected::Near(want, tolerance(Scalar::F32)))],
+        }
+    };
+    vec![case(1, 4, 7, "one short row"), case(9, 5, 300, "rows longer than a group")]
+}
+
+fn bias_numbers(pairs: usize, experts: usize, out: usize) -> Numbers {
+    Numbers::new()
+        .with("pairs", pairs as u32)
+        .with("experts", experts as u32)
+        .with("out", out as u32)
+}
+
+pub(super) fn bias_benches() -> Vec<Bench> {
+    let (pairs, experts, out) = (4096 * 4, 32, 2880);
+    let ids: Vec<u32> = (0..pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 27).collect();
+    let buffers = vec![
+        Fill::These(Buffer::words(&ids)),
+        Fill::Noise(Scalar::F32, experts * out),
+        Fill::Noise(Scalar::F32, pairs * out),
+    ];
+    let numbers = bias_numbers(pairs, experts, out);
+    vec![memory(moe_bias(), "4096 tokens, 4 of 32", numbers, buffers, (pairs * out) as u64)]
+}
+
+/// gpt-oss's.
+const CLAMPED: (f32, f32) = (7.0, 1.702);
+
+fn gate_numbers() -> Numbers {
+    Numbers::new().with_f32("limit", CLAMPED.0).with_f32("alpha", CLAMPED.1)
+}
+
+pub(super) fn gates() -> Vec<Case> {
+    let gate = Gate::Clamped { limit: CLAMPED.0, alpha: CLAMPED.1 };
+    // So far apart that some lie beyond the limit.
+    flat(Scalar::F32, clamped_gate(), &gate_numbers(), 2, 10.0, |x, y| gate.apply(&x[0], &x[1], y))
+}
+
+pub(super) fn gate_benches() -> Vec<Bench> {
+    vec![flat_bench(Scalar::F32, clamped_gate(), gate_numbers(), 2, 10)]
 }

@@ -1,5 +1,7 @@
 //! The mixture's mathematics in f64: slow, obvious loops.
 
+use crate::experts::{Odds, Routing};
+
 /// What the router decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routes {
@@ -9,22 +11,31 @@ pub struct Routes {
     pub weights: Vec<f64>,
 }
 
-/// The `k` most probable experts of each token, larger first, ties to the lower; their probabilities, made to sum to one if
-/// `normalised`.
-pub fn route(logits: &[f32], experts: usize, k: usize, normalised: bool) -> Routes {
+/// The experts with each token's highest scores, larger first, ties to the lower, and their weights.
+pub fn route(scores: &[f32], experts: usize, routing: &Routing) -> Routes {
     let mut routes = Routes { ids: vec![], weights: vec![] };
-    for logits in logits.chunks_exact(experts) {
-        let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let odds: Vec<f64> = logits.iter().map(|l| f64::from(l - top).exp()).collect();
-        let all: f64 = odds.iter().sum();
+    for scores in scores.chunks_exact(experts) {
+        let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let odds = |e: usize| f64::from(scores[e] - top).exp();
         let mut ranks: Vec<usize> = (0..experts).collect();
         // A stable sort: what is equal stays in order.
-        ranks.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-        ranks.truncate(k);
-        let sum: f64 = ranks.iter().map(|e| odds[*e]).sum();
-        let total = if normalised { sum } else { all };
-        routes.weights.extend(ranks.iter().map(|e| odds[*e] / total));
-        routes.ids.extend(ranks.iter().map(|e| *e as u32));
+        ranks.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        let near = |j: usize, jitter: f32| {
+            let best = f64::from(scores[ranks[j]]);
+            let open = ranks[j..].iter().map(|e| f64::from(scores[*e]));
+            let kept = open.filter(|s| (best - s) / s.abs().max(best) <= 2.0 * f64::from(jitter));
+            1.0 / kept.map(|s| (s - best).exp()).sum::<f64>()
+        };
+        let weight = |j: usize| match routing.odds {
+            Odds::Softmax => odds(ranks[j]) / (0..experts).map(odds).sum::<f64>(),
+            Odds::Sigmoid => 1.0 / (1.0 + (-f64::from(scores[ranks[j]])).exp()),
+            Odds::Near { jitter } => near(j, jitter),
+        };
+        let weights: Vec<f64> = (0..routing.used).map(weight).collect();
+        let total = if routing.normalised { weights.iter().sum() } else { 1.0 };
+        let scale = f64::from(routing.scale) / total;
+        routes.weights.extend(weights.iter().map(|weight| weight * scale));
+        routes.ids.extend(ranks[..routing.used].iter().map(|e| *e as u32));
     }
     routes
 }
@@ -93,10 +104,22 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lower_expert() {
-        let routes = route(&[1.0, 2.0, 2.0, 1.0], 4, 3, true);
+        let routing = Routing { used: 3, odds: Odds::Softmax, normalised: true, scale: 1.0 };
+        let routes = route(&[1.0, 2.0, 2.0, 1.0], 4, &routing);
         assert_eq!(routes.ids, [1, 2, 0]);
         assert!((routes.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
         assert_eq!(routes.weights[0], routes.weights[1]);
+    }
+
+    #[test]
+    fn only_scores_near_the_best_share_with_it() {
+        let routing =
+            Routing { used: 2, odds: Odds::Near { jitter: 0.1 }, normalised: false, scale: 1.0 };
+        // 9 lies within a fifth of 10, and 5 of neither.
+        let routes = route(&[5.0, 10.0, 9.0], 3, &routing);
+        assert_eq!(routes.ids, [1, 2]);
+        assert!((routes.weights[0] - 1.0 / (1.0 + (-1.0_f64).exp())).abs() < 1e-12);
+        assert_eq!(routes.weights[1], 1.0);
     }
 
     #[test]

@@ -38,16 +38,18 @@ impl Recorder<'_> {
         linear::Schedule::pick(&Task { formats, cols, out, rows, x, pair, int8 })
     }
 
+    /// A product; `precise`: its operands are not rounded, however many rows there are.
     pub(super) fn linear(
         &mut self,
         x: TypedSlot,
         matrix: Matrix,
         rows: usize,
         width: usize,
+        precise: bool,
         y: TypedSlot,
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
-        if self.is_vendors(matrix, rows, width, y.scalar)? {
+        if !precise && self.is_vendors(matrix, rows, width, y.scalar)? {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
@@ -60,7 +62,7 @@ impl Recorder<'_> {
             numbers.set("groups", schedule.groups(out, self.of.facts.processors));
             gemv(x.scalar, y.scalar, format, bias, few, schedule)
         } else {
-            let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
+            let operand = if self.of.exact() || precise { Scalar::F32 } else { self.of.wide };
             let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
             let machine = gemm::Machine { shared, parallel, wgmma };
             let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
@@ -176,7 +178,7 @@ impl Recorder<'_> {
         if !self.of.narrow(rows) {
             let x = self.normed(norm, x)?;
             for (&matrix, &y) in matrices.iter().zip(outputs) {
-                self.linear(x.clone(), matrix, rows, width, self.operand(y))?;
+                self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
             }
             return Ok(());
         }
@@ -229,7 +231,7 @@ impl Recorder<'_> {
             let [a, b] = [self.scratch(1, room), self.scratch(2, room)];
             for (weight, y) in [(gate, &a), (up, &b)] {
                 let matrix = Matrix { weight, bias: None };
-                self.linear(x.clone(), matrix, rows, width, y.clone())?;
+                self.linear(x.clone(), matrix, rows, width, false, y.clone())?;
             }
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
@@ -275,7 +277,7 @@ impl Recorder<'_> {
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.of.room(rows) * out as usize);
             let sum = TypedSlot { slot, scalar: Scalar::F32 };
-            self.linear(self.operand(x), matrix, rows, width, sum.clone())?;
+            self.linear(self.operand(x), matrix, rows, width, false, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
             return self.flat(zip(Scalar::F32, Binary::Add), &bound, y);
         }

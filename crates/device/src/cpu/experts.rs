@@ -1,0 +1,460 @@
+//! Mixtures of experts: a token's scores choose experts, each expert multiplies the tokens that chose it, and their results are
+//! added up, token by token.
+//!
+//! A *pair* is a token and one of its experts; pairs lie by expert, in the order of tokens, so that each expert's are rows of one
+//! product. A row's bits depend neither on which other rows there are nor on their number, as those of every product.
+
+use super::class::EVEN;
+use super::replay::Replay;
+use cpu_kernels::math;
+use cpu_kernels::matmul::{Activations, BLOCK, Matrix, Path, ROWS, share};
+use cpu_kernels::team::Worker;
+use ops::experts::{Gate, Odds, Routing, Sizes};
+use ops::{Experts, Unary};
+use program::{Node, Program};
+use std::ops::Range;
+
+/// Where the working memory of mixtures lies, in bytes from its start, for the hungriest of a Program's.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Layout {
+    /// The expert of each pair, in the order of tokens; u32.
+    ids: usize,
+    /// Their weights, f32.
+    weights: usize,
+    /// The place of each pair among those that lie by expert; u32.
+    places: usize,
+    /// The token at each place; u32.
+    tokens: usize,
+    /// The first place of each expert, and the end; u32.
+    offsets: usize,
+    /// Rows at each place: what experts read; what lies between their matrices, twice; what they give.
+    x: usize,
+    gate: usize,
+    up: usize,
+    y: usize,
+    /// The first of these quantised.
+    lines: usize,
+    /// All of it.
+    pub(super) bytes: usize,
+}
+
+/// Most bytes that rows of pairs take, quantised expert by expert.
+fn lines(path: Path, pairs: usize, experts: usize, width: usize) -> usize {
+    // An expert's rows are rounded up to a group of 16, or to a power of two where there are fewer.
+    let rounded = match path {
+        Path::InPlace => 2 * pairs,
+        Path::Expanded => pairs + 15 * experts.min(pairs),
+    };
+    Activations::bytes(path, rounded.next_multiple_of(16), width)
+}
+
+impl Layout {
+    /// For steps of up to so many tokens.
+    pub(super) fn new(program: &Program, tokens: usize) -> Layout {
+        let mut most = [0; 10];
+        for node in &program.nodes {
+            let Some(Sizes { experts, used, width, ff }) = program.mixture(node) else { continue };
+            let (pairs, word) = (tokens * used, size_of::<f32>());
+            let paths = [Path::InPlace, Path::Expanded];
+            let wider = width.max(ff);
+            let quantised =
+                paths.map(|path| lines(path, pairs, experts, wider.next_multiple_of(32)));
+            let inner = pairs * ff.next_multiple_of(ROWS) * word;
+            let needs = [
+                pairs * word,
+                pairs * word,
+                pairs * word,
+                pairs * word,
+                (experts + 1) * word,
+                pairs * width * word,
+                inner,
+                inner,
+                pairs * width.next_multiple_of(ROWS) * word,
+                quantised[0].max(quantised[1]),
+            ];
+            (0..10).for_each(|i| most[i] = most[i].max(needs[i]));
+        }
+        let mut end = 0;
+        let mut take = |i: usize| {
+            let at = end;
+            end += most[i].next_multiple_of(64);
+            at
+        };
+        let [ids, weights, places, of, offsets, x, gate, up, y, lines] =
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(&mut take);
+        Layout { ids, weights, places, tokens: of, offsets, x, gate, up, y, lines, bytes: end }
+    }
+}
+
+/// For each weight, the rows of one expert where it has those of several.
+pub(super) fn rows_of_one(program: &Program) -> Vec<Option<usize>> {
+    let mut rows = vec![None; program.weights.len()];
+    for node in &program.nodes {
+        let Some(Sizes { width, ff, .. }) = program.mixture(node) else { continue };
+        for (weight, out) in node.weights.iter().zip([ff, ff, width, ff, ff, width]) {
+            rows[weight.0] = Some(out);
+        }
+    }
+    rows
+}
+
+/// The experts of one token and their weights.
+fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]) {
+    // Not a number is less than every number, and ties go to the lower expert.
+    let number = |e: usize| if scores[e].is_nan() { f32::NEG_INFINITY } else { scores[e] };
+    let top = (0..scores.len()).map(number).fold(f32::NEG_INFINITY, f32::max);
+    for j in 0..routing.used {
+        let (chosen, rest) = ids.split_at_mut(j);
+        let open = || (0..scores.len()).filter(|e| !chosen.contains(&(*e as u32)));
+        let better = |best: usize, e: usize| if number(e) > number(best) { e } else { best };
+        let best = open().reduce(better).unwrap_or(0);
+        let peak = number(best);
+        rest[0] = best as u32;
+        weights[j] = match routing.odds {
+            Odds::Softmax => (peak - top).exp(),
+            Odds::Sigmoid => 1.0 / (1.0 + (-peak).exp()),
+            Odds::Near { jitter } => {
+                let near = |s: &f32| (peak - s) / s.abs().max(peak) <= 2.0 * jitter;
+                1.0 / open().map(number).filter(near).map(|s| (s - peak).exp()).sum::<f32>()
+            }
+        };
+    }
+    let total = match (routing.normalised, routing.odds) {
+        (true, _) => weights.iter().sum(),
+        (false, Odds::Softmax) => (0..scores.len()).map(|e| (number(e) - top).exp()).sum(),
+        (false, _) => 1.0,
+    };
+    weights.iter_mut().for_each(|weight| *weight *= routing.scale / total);
+}
+
+/// A step's pairs, once they are known.
+struct Pairs<'a> {
+    weights: &'a [f32],
+    places: &'a [u32],
+    tokens: &'a [u32],
+    offsets: &'a [u32],
+}
+
+impl Pairs<'_> {
+    /// The experts that have pairs, with the places of those.
+    fn each(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let bounds = self.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
+        bounds.enumerate().filter(|(_, places)| !places.is_empty())
+    }
+}
+
+/// Sorts pairs by expert, those of one in the order of tokens: the place of each pair, the token at each place, and the first
+/// place of each expert.
+fn group(ids: &[u32], used: usize, places: &mut [u32], tokens: &mut [u32], offsets: &mut [u32]) {
+    offsets.fill(0);
+    for id in ids {
+        offsets[*id as usize + 1] += 1;
+    }
+    for e in 1..offsets.len() {
+        offsets[e] += offsets[e - 1];
+    }
+    for (pair, id) in ids.iter().enumerate() {
+        // The offset moves on to the next expert's, and is put back below.
+        let next = &mut offsets[*id as usize];
+        places[pair] = *next;
+        tokens[*next as usize] = (pair / used) as u32;
+        *next += 1;
+    }
+    offsets.copy_within(0..offsets.len() - 1, 1);
+    offsets[0] = 0;
+}
+
+impl Replay<'_> {
+    /// Words of the working memory.
+    ///
+    /// # Safety
+    /// As [`Replay::floats`].
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller's promise stands in for the borrow checker"
+    )]
+    unsafe fn words(&self, offset: usize, range: Range<usize>) -> &mut [u32] {
+        // SAFETY: any bits are valid of both types, which are of one size; the rest is the caller's promise.
+        unsafe {
+            let floats = self.floats(self.class.mixture + offset, range);
+            std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len())
+        }
+    }
+
+    /// Chooses experts and multiplies with them.
+    pub(super) fn experts(&self, op: &Experts, node: &Node, worker: &Worker<'_>) {
+        let program = &self.loaded.program;
+        let Some(sizes) = program.mixture(node) else { return };
+        let Sizes { experts, used, width, ff } = sizes;
+        let (rows, place) = (self.count(program.shape(node.inputs[0]).rows), &self.class.experts);
+        let (pairs, path) = (rows * used, self.path(node.inputs[0]));
+        let at = self.class.mixture;
+        let few = rows <= EVEN;
+        let mine = match few {
+            true if worker.index == 0 => 0..rows,
+            true => 0..0,
+            false => worker.split(rows),
+        };
+        for t in mine {
+            let of = t * used..(t + 1) * used;
+            // SAFETY: each worker has its own tokens; scores are only read.
+            let (scores, ids, weights) = unsafe {
+                let scores = t * experts..(t + 1) * experts;
+                (
+                    self.floats(self.offset(node.inputs[1]), scores),
+                    self.words(place.ids, of.clone()),
+                    self.floats(at + place.weights, of),
+                )
+            };
+            route(scores, &op.routing, ids, weights);
+        }
+        if !few {
+            worker.barrier();
+        }
+        if worker.index == 0 {
+            // SAFETY: experts were written before the barrier, or by this worker; until the next one it has these alone.
+            unsafe {
+                group(
+                    self.words(place.ids, 0..pairs),
+                    used,
+                    self.words(place.places, 0..pairs),
+                    self.words(place.tokens, 0..pairs),
+                    self.words(place.offsets, 0..experts + 1),
+                );
+            }
+        }
+        worker.barrier();
+        // SAFETY: all this is only read from here on.
+        let all = unsafe {
+            Pairs {
+                weights: self.floats(at + place.weights, 0..pairs),
+                places: self.words(place.places, 0..pairs),
+                tokens: self.words(place.tokens, 0..pairs),
+                offsets: self.words(place.offsets, 0..experts + 1),
+            }
+        };
+
+        let of =
+            |offset: usize, stride: usize| PairRows { start: self.class.mixture + offset, stride };
+        let (wide, inner) = (width.next_multiple_of(ROWS), ff.next_multiple_of(ROWS));
+        let x = of(place.x, width);
+        let (gate, up, y) = (of(place.gate, inner), of(place.up, inner), of(place.y, wide));
+        for at in worker.split(pairs) {
+            let from = all.tokens[at] as usize * width;
+            // SAFETY: each worker has its own places; the input is only read.
+            let (from, to) = unsafe {
+                let from = self.floats(self.offset(node.inputs[0]), from..from + width);
+                (from, self.floats(x.start, at * width..(at + 1) * width))
+            };
+            to.copy_from_slice(from);
+        }
+        let quantise = |rows: PairRows, cols: usize, weight: usize| {
+            let float = self.loaded.weights[node.weights[weight].0].is_float_matrix();
+            self.quantise(&all, (rows, cols, path), float, worker);
+        };
+        quantise(x, width, 0);
+        worker.barrier();
+
+        let bias = |i: usize| node.weights.get(i).map(|&bias| self.vector(bias));
+        let matrix = |i: usize| self.matrix(node.weights[i]);
+        self.deal(&all, matrix(0), experts, worker, |expert, places, panels| {
+            let input = self.activations(&all, (x, width, path), expert);
+            for (i, to) in [(0, gate), (1, up)] {
+                let first = expert * inner / ROWS;
+                self.times(matrix(i), bias(i + 3), &input, (&places, to), first, &panels, worker);
+            }
+            let columns = panels.start * ROWS..(panels.end * ROWS).min(ff);
+            for at in places {
+                let row = at * inner + columns.start..at * inner + columns.end;
+                // SAFETY: each worker has its own columns of an expert's rows.
+                let (gate, up) =
+                    unsafe { (self.floats(gate.start, row.clone()), self.floats(up.start, row)) };
+                self.gated(op.gate, gate, up);
+            }
+        });
+        worker.barrier();
+        quantise(gate, ff, 2);
+        worker.barrier();
+        self.deal(&all, matrix(2), experts, worker, |expert, places, panels| {
+            let input = self.activations(&all, (gate, ff, path), expert);
+            let first = expert * wide / ROWS;
+            self.times(matrix(2), bias(5), &input, (&places, y), first, &panels, worker);
+        });
+        worker.barrier();
+        for t in worker.split(rows) {
+            // SAFETY: each worker has its own tokens; results are only read.
+            let to =
+                unsafe { self.floats(self.offset(node.outputs[0]), t * width..(t + 1) * width) };
+            to.fill(0.0);
+            for pair in t * used..(t + 1) * used {
+                let at = all.places[pair] as usize * wide;
+                // SAFETY: as above.
+                let from = unsafe { self.floats(y.start, at..at + width) };
+                let weight = all.weights[pair];
+                to.iter_mut().zip(from).for_each(|(to, y)| *to += weight * *y);
+            }
+        }
+    }
+
+    /// `gate` becomes what the second matrix reads.
+    fn gated(&self, f: Gate, gate: &mut [f32], up: &mut [f32]) {
+        let f = match f {
+            Gate::Plain(f) => f,
+            Gate::Clamped { limit, alpha } => {
+                // `g sigmoid(alpha g)` is `silu(alpha g) / alpha`.
+                gate.iter_mut().for_each(|g| *g = g.min(limit) * alpha);
+                up.iter_mut().for_each(|u| *u = (u.clamp(-limit, limit) + 1.0) / alpha);
+                Unary::Silu
+            }
+        };
+        math::gate_in_place(self.loaded.isa, f, gate, up);
+    }
+
+    /// An expert's rows as its matrices read them. Where they are quantised to follows from its places alone.
+    fn activations(
+        &self,
+        all: &Pairs<'_>,
+        (rows, cols, path): (PairRows, usize, Path),
+        expert: usize,
+    ) -> Activations<'_> {
+        let bounds = [expert, expert + 1].map(|e| all.offsets[e] as usize);
+        let count = bounds[1] - bounds[0];
+        // Experts in front take at most what `lines` adds for each, and each begins with a whole group.
+        let before = match path {
+            Path::InPlace => 2 * bounds[0],
+            Path::Expanded => all
+                .each()
+                .take_while(|(e, _)| *e < expert)
+                .fold(0, |sum, (_, p)| sum + p.len().next_multiple_of(16)),
+        };
+        let each = Activations::bytes(path, 16, cols) / 16;
+        let start = self.arena.wrapping_add(rows.start).cast::<f32>();
+        let start = start.wrapping_add(bounds[0] * rows.stride);
+        let lines = self.arena.wrapping_add(self.class.mixture + self.class.experts.lines);
+        let lines = lines.wrapping_add(before * each);
+        // SAFETY: rows and lines lie in the working memory as it is laid out for so many pairs, and experts' do not meet.
+        unsafe { Activations::new(path, start.cast_const(), rows.stride, count, cols, lines) }
+    }
+
+    /// Quantises this worker's share of the rows at all places.
+    fn quantise(
+        &self,
+        all: &Pairs<'_>,
+        (rows, cols, path): (PairRows, usize, Path),
+        float: bool,
+        worker: &Worker<'_>,
+    ) {
+        if !cols.is_multiple_of(BLOCK) {
+            return;
+        }
+        let mine = worker.split(all.places.len());
+        for (expert, places) in all.each() {
+            let (start, end) = (places.start.max(mine.start), places.end.min(mine.end));
+            if start < end {
+                let each = cols / BLOCK;
+                let x = self.activations(all, (rows, cols, path), expert);
+                let blocks = (start - places.start) * each..(end - places.start) * each;
+                // SAFETY: each worker has its own places, whose rows were complete before the last barrier, or are its own.
+                unsafe { x.quantise(self.loaded.isa, blocks, float) };
+            }
+        }
+    }
+
+    /// Some panels of an expert's matrix times its rows. Panel 0 is the expert's first.
+    fn times(
+        &self,
+        matrix: &Matrix,
+        bias: Option<&[f32]>,
+        x: &Activations<'_>,
+        (places, to): (&Range<usize>, PairRows),
+        first: usize,
+        panels: &Range<usize>,
+        worker: &Worker<'_>,
+    ) {
+        // Column 0 of the whole matrix would lie so far in front.
+        let out = self.arena.wrapping_add(to.start).cast::<f32>();
+        let out = out.wrapping_add(places.start * to.stride).wrapping_sub(first * ROWS);
+        let product =
+            super::replay::Product { matrix, bias, out, stride: to.stride, accumulate: false };
+        self.multiply(&product, x, first + panels.start..first + panels.end, worker);
+    }
+
+    /// Deals out the panels of the experts that have pairs: `f(expert, places, panels)` for each part of this worker's, with
+    /// panels counted from the expert's first. Few rows are shared by bytes, many go to whoever is free.
+    fn deal(
+        &self,
+        all: &Pairs<'_>,
+        matrix: &Matrix,
+        experts: usize,
+        worker: &Worker<'_>,
+        mut f: impl FnMut(usize, Range<usize>, Range<usize>),
+    ) {
+        let panels = matrix.panels() / experts;
+        let busy = all.each().count();
+        if all.places.len() <= EVEN * busy {
+            let mine = share(busy * panels, worker.index, worker.count);
+            for (i, (expert, places)) in all.each().enumerate() {
+                let own = |at: usize| at.clamp(i * panels, (i + 1) * panels) - i * panels;
+                let part = own(mine.start)..own(mine.end);
+                if !part.is_empty() {
+                    f(expert, places, part);
+                }
+            }
+            return;
+        }
+        let part = (panels.div_ceil(2 * worker.count)).clamp(2, super::class::PART) & !1;
+        let parts = panels.div_ceil(part);
+        while let Some(claimed) = worker.claim(busy * parts, 1) {
+            let (nth, at) = (claimed.start / parts, claimed.start % parts * part);
+            if let Some((expert, places)) = all.each().nth(nth) {
+                f(expert, places, at..panels.min(at + part));
+            }
+        }
+    }
+}
+
+/// Rows of the working memory.
+#[derive(Clone, Copy)]
+struct PairRows {
+    /// In bytes of the arena.
+    start: usize,
+    /// Floats from one to the next.
+    stride: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_are_those_of_the_reference() {
+        let scores: Vec<f32> = (0..120).map(|i| ((i * 37 % 41) as f32 - 20.0) / 4.0).collect();
+        let near = Odds::Near { jitter: 0.1 };
+        for (odds, normalised) in
+            [(Odds::Softmax, true), (Odds::Softmax, false), (Odds::Sigmoid, true), (near, false)]
+        {
+            let routing = Routing { used: 3, odds, normalised, scale: 1.5 };
+            let expected = ops::moe::route(&scores, 12, &routing);
+            for (t, scores) in scores.chunks_exact(12).enumerate() {
+                let (mut ids, mut weights) = ([0; 3], [0.0; 3]);
+                route(scores, &routing, &mut ids, &mut weights);
+                assert_eq!(ids, expected.ids[3 * t..][..3], "{routing:?}");
+                for (found, want) in weights.iter().zip(&expected.weights[3 * t..]) {
+                    assert!((f64::from(*found) - want).abs() < 1e-6, "{routing:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_lie_by_expert() {
+        let (mut places, mut tokens, mut offsets) = ([0; 6], [0; 6], [0; 5]);
+        group(&[2, 0, 2, 3, 0, 2], 2, &mut places, &mut tokens, &mut offsets);
+        assert_eq!(offsets, [0, 2, 2, 5, 6]);
+        assert_eq!(places, [2, 0, 3, 5, 1, 4]);
+        assert_eq!(tokens, [0, 2, 0, 1, 2, 1]);
+        let all = Pairs { weights: &[], places: &places, tokens: &tokens, offsets: &offsets };
+        let each: Vec<_> = all.each().collect();
+        assert_eq!(each, [(0, 0..2), (2, 2..5), (3, 5..6)]);
+    }
+}

@@ -1,0 +1,146 @@
+//! Mixtures of experts: few pairs of a token and an expert one by one, many by expert.
+
+use formats::{Error, Result};
+use ops::Experts;
+use ops::experts::{Gate, Sizes};
+use ops::gated::gated;
+use ops::linear::gemm::{self, Types};
+use ops::linear::{Schedule, Task};
+use ops::moe::{
+    clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
+};
+use program::{Node, WeightId};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::{FEW, Recorder, Slot, TypedSlot};
+use crate::gpu::Facts;
+
+/// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32, one for each pair.
+struct Product {
+    x: TypedSlot,
+    y: Slot,
+    weight: WeightId,
+    bias: Option<WeightId>,
+    width: usize,
+    out: usize,
+    share: usize,
+}
+
+impl Recorder<'_> {
+    /// One of the arrays of the mixture's working memory, of so many words.
+    fn array(&self, i: usize, words: usize) -> Slot {
+        let start = self.layout.mixture[i].start;
+        Slot::Arena(start..start + 4 * words)
+    }
+
+    pub(super) fn experts(&mut self, op: &Experts, node: &Node) -> Result<()> {
+        let sizes = self.of.program.mixture(node);
+        let sizes = sizes.ok_or_else(|| Error::new("experts", "a mixture", "other operands"))?;
+        let Sizes { experts, used, width, ff } = sizes;
+        let (rows, scores, y) = (self.rows(node.inputs[0]), node.inputs[1], node.outputs[0]);
+        let pairs = rows * used;
+        let (ids, weights) = (self.array(0, pairs), self.array(1, pairs));
+        let numbers = Numbers::new()
+            .with("tokens", rows as u32)
+            .with("experts", experts as u32)
+            .with("top_k", used as u32);
+        let kernel = moe_route(self.scalar(scores), experts.div_ceil(32) as u32, op.routing);
+        let bound =
+            [("logits", self.value(scores)), ("ids", ids.clone()), ("weights", weights.clone())];
+        self.push(kernel, numbers, &bound)?;
+
+        let inner = |i: usize| self.array(5 + i, pairs * ff);
+        let (gate, up, act, outer) = (inner(0), inner(1), inner(2), self.array(8, pairs * width));
+        let x = self.operand(node.inputs[0]);
+        for (i, to) in [(0, &gate), (1, &up)] {
+            let (x, y, bias) = (x.clone(), to.clone(), node.weights.get(i + 3).copied());
+            let weight = node.weights[i];
+            let product = Product { x, y, weight, bias, width, out: ff, share: used };
+            self.of_experts(&product, sizes, pairs)?;
+        }
+        let numbers = Numbers::new().with("n", (pairs * ff) as u32);
+        let bound = [("gate", gate), ("up", up), ("y", act.clone())];
+        match op.gate {
+            Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound)?,
+            Gate::Clamped { limit, alpha } => {
+                let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
+                self.push(clamped_gate(), numbers, &bound)?;
+            }
+        }
+        let x = TypedSlot { slot: act, scalar: Scalar::F32 };
+        let (weight, bias) = (node.weights[2], node.weights.get(5).copied());
+        let product =
+            Product { x, y: outer.clone(), weight, bias, width: ff, out: width, share: 1 };
+        self.of_experts(&product, sizes, pairs)?;
+        let kernel = moe_combine(Scalar::F32, self.scalar(y), used as u32);
+        let numbers = Numbers::new().with("tokens", rows as u32).with("width", width as u32);
+        self.push(kernel, numbers, &[("y", outer), ("weights", weights), ("out", self.value(y))])
+    }
+
+    fn of_experts(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<()> {
+        let &Product { weight, bias, width, out, share, .. } = product;
+        let (experts, columns) = (sizes.experts as u32, out as u32);
+        let format = self.matrix(weight)?.0;
+        let numbers = Numbers::new()
+            .with("pairs", pairs as u32)
+            .with("width", width as u32)
+            .with("out", columns)
+            .with("experts", experts)
+            .with("share", share as u32);
+        let ids = self.array(0, pairs);
+        let mut bound = vec![
+            ("x", product.x.slot.clone()),
+            ("y", product.y.clone()),
+            ("weight", self.weight(weight)),
+        ];
+        let from = product.x.scalar;
+        if pairs <= FEW * sizes.used {
+            let (int8, cols) = (!self.of.exact(), width as u32);
+            let task = Task {
+                formats: &[format],
+                cols,
+                out: columns,
+                rows: 1,
+                x: from,
+                pair: false,
+                int8,
+            };
+            let schedule = Schedule::pick(&task);
+            let groups = schedule.groups(columns, self.of.facts.processors);
+            bound.push(("ids", ids.clone()));
+            let kernel = moe_gemv(from, Scalar::F32, format, schedule);
+            self.push(kernel, numbers.with("groups", groups), &bound)?;
+        } else {
+            let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
+            let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
+            let machine = gemm::Machine { shared, parallel, wgmma };
+            let schedule = pick_blocks((pairs as u32, experts, columns), operand, format, machine);
+            let rows = schedule.bm;
+            let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
+            let (offsets, order) = (self.array(2, sizes.experts + 1), self.array(3, pairs));
+            let blocks = self.array(4, 2 * tiles);
+            let grouped = Numbers::new()
+                .with("pairs", pairs as u32)
+                .with("experts", experts)
+                .with("block_rows", rows);
+            let arrays = [
+                ("ids", ids.clone()),
+                ("offsets", offsets.clone()),
+                ("order", order.clone()),
+                ("blocks", blocks.clone()),
+            ];
+            self.push(moe_group(experts.next_multiple_of(64)), grouped, &arrays)?;
+            bound.extend([("order", order), ("offsets", offsets), ("blocks", blocks)]);
+            let types = Types { x: from, operand, y: Scalar::F32 };
+            self.push(moe_gemm(types, format, schedule), numbers, &bound)?;
+        }
+        let Some(bias) = bias else { return Ok(()) };
+        let numbers = Numbers::new()
+            .with("pairs", pairs as u32)
+            .with("out", columns)
+            .with("experts", experts);
+        let bound = [("ids", ids), ("bias", self.weight(bias)), ("y", product.y.clone())];
+        self.push(moe_bias(), numbers, &bound)
+    }
+}

@@ -1,0 +1,205 @@
+//! Mixture of experts as one operation: each token goes through the gated feed-forwards that its router scores highest, and their
+//! results are added up. See [`crate::moe`] for the mathematics and the kernels.
+
+use formats::{Error, Result};
+
+use crate::operation::{Call, Operand, Operation, Precision, Sharding};
+use crate::{Shape, Unary, arity, expect, gated, moe};
+
+/// How router scores become experts and their weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    /// Experts that each token goes through, at most 32.
+    pub used: usize,
+    /// What a score says.
+    pub odds: Odds,
+    /// Whether the weights of a token's experts are made to sum to one.
+    pub normalised: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// The weight of a chosen expert, before it is normalised and scaled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Odds {
+    /// The softmax over all experts' scores. Normalised, it is the softmax over the chosen ones' alone.
+    Softmax,
+    /// The logistic function of the score.
+    Sigmoid,
+    /// SparseMixer (Liu et al. 2024): the softmax over the experts not yet chosen whose scores lie near the best of them, where `s`
+    /// is near the best `b` if `(b - s) / max(|s|, b) <= 2 jitter`.
+    Near {
+        /// Half of the relative distance.
+        jitter: f32,
+    },
+}
+
+/// How the two halves of an expert become what its second matrix reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gate {
+    /// `f(gate) * up`.
+    Plain(Unary),
+    /// gpt-oss: `(u + 1) g sigmoid(alpha g)`, `g = min(gate, limit)`, `u` is `up` within `limit` of zero.
+    Clamped {
+        /// Bounds both halves.
+        limit: f32,
+        /// Steepness of the gate.
+        alpha: f32,
+    },
+}
+
+impl Gate {
+    /// The value that `gate` and `up` become, in f64.
+    pub fn apply(self, gate: &[f32], up: &[f32], y: &mut [f32]) {
+        match self {
+            Gate::Plain(f) => gated::reference(f, gate, up, y),
+            Gate::Clamped { limit, alpha } => {
+                let (limit, alpha) = (f64::from(limit), f64::from(alpha));
+                for ((gate, up), y) in gate.iter().zip(up).zip(y) {
+                    let g = f64::from(*gate).min(limit);
+                    let u = f64::from(*up).clamp(-limit, limit);
+                    *y = ((u + 1.0) * g / (1.0 + (-alpha * g).exp())) as f32;
+                }
+            }
+        }
+    }
+}
+
+/// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width], down[experts * width, ff],
+/// (gate bias[experts * ff], up bias[experts * ff], down bias[experts * width]) -> [rows, width]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    /// How scores are read.
+    pub routing: Routing,
+    /// How experts gate.
+    pub gate: Gate,
+}
+
+/// Sizes of a mixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Experts that there are.
+    pub experts: usize,
+    /// Experts that each token goes through.
+    pub used: usize,
+    /// Elements of a token.
+    pub width: usize,
+    /// Elements between an expert's matrices.
+    pub ff: usize,
+}
+
+/// Most experts that a mixture may have, and most that a token may go through: what the router's kernel holds.
+pub const MOST_EXPERTS: usize = 1024;
+/// See [`MOST_EXPERTS`].
+pub const MOST_USED: usize = 32;
+
+impl Experts {
+    /// The sizes that operands of these shapes have.
+    ///
+    /// # Errors
+    /// Operands that are not those of one mixture.
+    pub fn sizes(&self, widths: [usize; 2], weights: &[&[usize]]) -> Result<Sizes> {
+        let ([width, experts], used) = (widths, self.routing.used);
+        if experts == 0 || experts > MOST_EXPERTS {
+            let expected = format!("1 to {MOST_EXPERTS} experts");
+            return Err(Error::new("experts", expected, experts));
+        }
+        if used == 0 || used > experts.min(MOST_USED) {
+            let expected = format!("1 to {} experts for each token", experts.min(MOST_USED));
+            return Err(Error::new("experts", expected, used));
+        }
+        let rows = weights[0].first().copied().unwrap_or(0);
+        expect("experts", "rows of gate modulo experts", &[rows % experts], &[0])?;
+        Ok(Sizes { experts, used, width, ff: rows / experts })
+    }
+}
+
+impl Operation for Experts {
+    fn name(&self) -> &'static str {
+        "experts"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("experts", inputs, 2, weights, &[3, 6])?;
+        let Sizes { experts, width, ff, .. } =
+            self.sizes([inputs[0].width, inputs[1].width], weights)?;
+        for (operand, weight, shape) in [
+            ("gate", 0, vec![experts * ff, width]),
+            ("up", 1, vec![experts * ff, width]),
+            ("down", 2, vec![experts * width, ff]),
+            ("bias of gate", 3, vec![experts * ff]),
+            ("bias of up", 4, vec![experts * ff]),
+            ("bias of down", 5, vec![experts * width]),
+        ] {
+            weights
+                .get(weight)
+                .map_or(Ok(()), |found| expect("experts", operand, found, &shape))?;
+        }
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let weights: Vec<&[f32]> = call.weights.iter().map(Vec::as_slice).collect();
+        let [width, experts] = [call.widths[0], call.widths[1]];
+        let ff = weights[0].len() / (experts * width);
+        let routes = moe::route(call.inputs[1], experts, &self.routing);
+        let product = |x: &[f32], weight: usize, (width, out, share): (usize, usize, usize)| {
+            let y = moe::product(x, weights[weight], &routes.ids, (width, out, share));
+            let bias = weights.get(weight + 3);
+            let add = |(i, y): (usize, f64)| {
+                let expert = routes.ids[i / out] as usize;
+                (y + bias.map_or(0.0, |bias| f64::from(bias[expert * out + i % out]))) as f32
+            };
+            y.into_iter().enumerate().map(add).collect::<Vec<f32>>()
+        };
+        let [gate, up] = [0, 1].map(|i| product(call.inputs[0], i, (width, ff, self.routing.used)));
+        let mut inner = vec![0.0; gate.len()];
+        self.gate.apply(&gate, &up, &mut inner);
+        let outer = product(&inner, 2, (ff, width, 1));
+        let shares: Vec<f32> = routes.weights.iter().map(|w| *w as f32).collect();
+        let y = moe::combine(&outer, &shares, self.routing.used, width);
+        call.outputs[0].iter_mut().zip(y).for_each(|(to, y)| *to = y as f32);
+    }
+
+    /// Every rank computes all experts: their rows could only be shared inside each expert.
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn shares_type(&self, _: Operand) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Full
+    }
+
+    fn experts(&self, inputs: &[Shape]) -> Option<(usize, usize)> {
+        Some((self.routing.used, inputs.get(1)?.width))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_that_are_not_of_one_mixture_are_refused() {
+        let routing = Routing { used: 2, odds: Odds::Softmax, normalised: true, scale: 1.0 };
+        let op = Experts { routing, gate: Gate::Plain(Unary::Silu) };
+        let inputs = |experts| [Shape::tokens(8), Shape::tokens(experts)];
+        let fine: [&[usize]; 3] = [&[12, 8], &[12, 8], &[32, 3]];
+        assert_eq!(op.infer(&inputs(4), &fine).unwrap(), [Shape::tokens(8)]);
+        for (experts, weights, expected) in [
+            (5, fine, "rows of gate modulo experts"),
+            (1, fine, "1 to 1 experts for each token"),
+            (2000, fine, "1 to 1024 experts"),
+            (4, [&[12, 8][..], &[12, 8], &[32, 4]], "experts: down"),
+            (4, [&[12, 8][..], &[8, 8], &[32, 3]], "experts: up"),
+        ] {
+            let error = op.infer(&inputs(experts), &weights).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(op.infer(&inputs(4), &fine[..2]).is_err());
+    }
+}
