@@ -18,6 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 import models
 
 EXACT = {"f32", "f16", "bf16"}
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # families whose rows of q and k the converter reorders
 
 
 def tiny_tokenizer(path, vocab_size):
@@ -36,6 +37,21 @@ def tiny_tokenizer(path, vocab_size):
     path.write_bytes(pieces.SerializeToString())
 
 
+# Any family with the small vocabulary: what the converter would take from the tokenizers that models are published with.
+CONVERT = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[:0] = [sys.argv[0].rsplit("/", 1)[0], sys.argv[0].rsplit("/", 1)[0] + "/gguf-py"]
+from conversion.base import ModelBase
+write = ModelBase.write
+def with_vocabulary(self):
+    self.set_vocab = self._set_vocab_sentencepiece
+    write(self)
+ModelBase.write = with_vocabulary
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run(*command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
@@ -52,25 +68,73 @@ def read_back(case, path):
     config, reader = models.make_config(case), gguf.GGUFReader(path)
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
             "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "phi3": gguf.MODEL_ARCH.PHI3,
-            "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}[case.family]
+            "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "mixtral": gguf.MODEL_ARCH.LLAMA,
+            "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+            "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
+            "glm4": gguf.MODEL_ARCH.GLM4}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     weights = {}
+
+    def decoded(name, shape=None):
+        tensor = stored.pop(name)
+        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        return x if shape is None else x.reshape(shape)
+
+    def stack(block, part, end="weight"):
+        """All experts' matrices, stored as one tensor or one by one."""
+        if f"{block}.{part}_exps.{end}" in stored:
+            return decoded(f"{block}.{part}_exps.{end}")
+        return torch.stack([decoded(f"{block}.{part}.{i}.{end}") for i in range(config.num_local_experts)])
+
     for name, shape in ((name, p.shape) for name, p in models.build(case, torch.float32).state_dict().items()):
-        tensor = stored.pop(names.get_name(name, try_suffixes=(".weight", ".bias")), None)
+        if ".experts." in name:
+            block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
+            if part.startswith("gate_up_proj"):
+                gate, up = (stack(block, f"ffn_{half}", end) for half in ("gate", "up"))
+                # gpt-oss has the rows of both by turns.
+                x = torch.stack((gate, up), 2).flatten(1, 2) if case.family == "gpt_oss" else torch.cat((gate, up), 1)
+            else:
+                x = stack(block, "ffn_down", end)
+            weights[name] = (x.mT if case.family == "gpt_oss" and end == "weight" else x).reshape(shape).float()
+            continue
+        tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
+                            else names.get_name(name, try_suffixes=(".weight", ".bias")), None)
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
             continue
         x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
         projection = name.split(".")[-2]
-        if arch == gguf.MODEL_ARCH.LLAMA and projection in heads:
+        if case.family in PERMUTED and projection in heads:
             x = unpermute(x, heads[projection])
         if case.family.startswith("gemma") and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()
     return weights
+
+
+def split_experts(path):
+    """Store each expert's matrices as a tensor of its own, as the first files of Mixtral do."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_suffix(".split"), reader.get_field("general.architecture").contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        writer.add_key_value(field.name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        if "_exps." not in tensor.name:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        for i, data in enumerate(tensor.data):
+            writer.add_tensor(tensor.name.replace("_exps.", f".{i}."), data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.with_suffix(".split").rename(path)
 
 
 def write(case, weights, folder, converter, quantize):
@@ -81,11 +145,14 @@ def write(case, weights, folder, converter, quantize):
         tiny_tokenizer(source / "tokenizer.model", models.make_config(case).vocab_size)
         for kind in case.gguf:
             out = folder / f"model.{kind.lower()}.gguf"
-            if kind in EXACT or kind == "q8_0":
-                run(sys.executable, converter, source, "--outtype", kind, "--outfile", out)
+            outtype = kind.removesuffix("-split")
+            if outtype in EXACT or outtype == "q8_0":
+                run(sys.executable, "-c", CONVERT, converter, source, "--outtype", outtype, "--outfile", out)
+                if outtype != kind:
+                    split_experts(out)
             elif quantize:
                 whole = Path(scratch) / "whole.gguf"
-                run(sys.executable, converter, source, "--outtype", "f32", "--outfile", whole)
+                run(sys.executable, "-c", CONVERT, converter, source, "--outtype", "f32", "--outfile", whole)
                 run(quantize, whole, out, kind, 1)
             else:
                 print(f"{case.name}: no {kind} twin without --quantize")

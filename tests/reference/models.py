@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 PROMPT = 21  # tokens of a prompt, unless the case says otherwise
 STEPS = 10  # greedy decode steps
 SPECIAL = 2  # the highest special token; prompts and continuations hold none
+ROUTED = 0.03  # least distance between a router's scores that decide, so that a rounded cache chooses the same experts
 MARGIN = 0.05  # least distance between the best and the second logit, so that float32 makes the same choices
 
 TOWER = "vision_tower.encoder.layers.0.mlp.weight"  # a weight that belongs to no decoder
@@ -137,6 +138,54 @@ CASES = [
                rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="default"),
                                     sliding_attention=dict(rope_theta=100.0, rope_type="default"))),
          prefix="language_model.", tower=True),
+    Case("mixtral", "mixtral", "bfloat16", "2 of 4 experts, their odds made to sum to one",
+         shape(64, 4, 2, 96, num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32", "q8_0-split")),
+    Case("mixtral-one", "mixtral", "float16", "1 expert, which every token takes",
+         shape(32, 4, 2, 40, num_hidden_layers=1, num_local_experts=1, num_experts_per_tok=1, **rope(10000.0))),
+    Case("qwen2-moe", "qwen2_moe", "bfloat16", "2 of 5 experts by odds among all, and one that all share behind a gate of its own",
+         shape(48, 6, 2, 96, moe_intermediate_size=40, shared_expert_intermediate_size=56, num_experts=5, num_experts_per_tok=2,
+               norm_topk_prob=False, **rope(10000.0)), gguf=("f32",)),
+    Case("qwen3-moe", "qwen3_moe", "bfloat16", "3 of 6 experts, the first layer without; norms of each head",
+         shape(64, 6, 2, 64, num_hidden_layers=3, head_dim=16, moe_intermediate_size=32, num_experts=6, num_experts_per_tok=3,
+               norm_topk_prob=True, mlp_only_layers=[0], tie_word_embeddings=True, **rope(1000000.0)), prompt=12),
+    Case("qwen3-moe-all", "qwen3_moe", "float32", "all of 3 experts, by odds that are not made to sum to one",
+         shape(32, 3, 1, 64, head_dim=16, moe_intermediate_size=48, num_experts=3, num_experts_per_tok=3,
+               norm_topk_prob=False, **rope(10000.0)), gguf=("f32",)),
+    Case("phimoe", "phimoe", "bfloat16", "2 of 4 experts, each by its odds among those near it; layer norms, biases everywhere",
+         shape(64, 4, 2, 40, num_local_experts=4, num_experts_per_tok=2, router_jitter_noise=0.1, attention_bias=True, lm_head_bias=True,
+               rms_norm_eps=1e-5, **rope(10000.0)), prompt=9),
+    Case("gpt-oss", "gpt_oss", "bfloat16", "sinks, every other layer within 8, 2 of 4 experts with biases and a clamped gate, yarn",
+         shape(64, 4, 2, 32, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rms_norm_eps=1e-5,
+               **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                      original_max_position_embeddings=64)), prompt=14, gguf=("f32",)),
+    Case("smollm3", "smollm3", "bfloat16", "every fourth layer is not rotated, tied",
+         shape(64, 4, 1, 64, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0, **rope(10000.0)), gguf=("f32",)),
+    Case("granite", "granite", "bfloat16", "multipliers of embeddings, scores, residuals and logits; tied",
+         shape(48, 6, 2, 64, embedding_multiplier=0.6, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5,
+               tie_word_embeddings=True, **rope(10000.0)), gguf=("f32",)),
+    Case("olmo2", "olmo2", "bfloat16", "norms behind each sublayer and none in front, norms over whole rows of q and k",
+         shape(64, 4, 2, 64, pad_token_id=0, **rope(10000.0)), gguf=("f32",)),
+    Case("glm4", "glm4", "bfloat16", "half of each head rotated in adjacent pairs, norms in front and behind, biases on q, k and v",
+         shape(48, 4, 2, 64, head_dim=16, pad_token_id=0, attention_bias=True, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)),
+         gguf=("f32",)),
+    Case("ministral", "ministral", "bfloat16", "windows by a list: the first layer within 8, the second sees everything",
+         shape(40, 4, 2, 80, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **rope(10000.0))),
+    Case("llama3-beyond", "llama", "bfloat16", "llama3 rope scaling, three times beyond the first 32 positions",
+         shape(48, 6, 2, 64, num_hidden_layers=1, **rope(200.0, **LLAMA3_SCALING)), prompt=90, keep=8, gguf=("f16",)),
+    Case("llama-linear-beyond", "llama", "bfloat16", "linear rope scaling by 4, beyond the first 16 positions of 64",
+         shape(32, 4, 2, 64, num_hidden_layers=1, max_position_embeddings=64, **rope(10000.0, rope_type="linear", factor=4.0)),
+         prompt=50, keep=8, gguf=("f16",)),
+    Case("qwen2-yarn-beyond", "qwen2", "bfloat16", "yarn rope scaling by 4, three times beyond the first 32 positions",
+         shape(32, 2, 1, 64, num_hidden_layers=1, max_position_embeddings=128,
+               **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), prompt=90, keep=8, gguf=("f16",)),
+    Case("llama-40", "llama", "bfloat16", "heads of 40, five of them on one, vocabulary 109",
+         shape(40, 5, 1, 56, head_dim=40, vocab_size=109, **rope(10000.0))),
+    Case("llama-96", "llama", "bfloat16", "heads of 96, three on one, vocabulary 101",
+         shape(48, 3, 1, 48, num_hidden_layers=1, head_dim=96, vocab_size=101, **rope(10000.0))),
+    Case("llama-192", "llama", "bfloat16", "heads of 192",
+         shape(32, 2, 2, 48, num_hidden_layers=1, head_dim=192, **rope(10000.0))),
+    Case("llama-256", "llama", "bfloat16", "heads of 256, seven on one",
+         shape(56, 7, 1, 48, num_hidden_layers=1, head_dim=256, **rope(10000.0))),
     Case("mlx", "llama", "bfloat16", "MLX's affine groups: 4 bits in groups of 64, two layers by settings of their own; tied",
          shape(64, 4, 2, 128, head_dim=16, tie_word_embeddings=True, **rope(10000.0)),
          mlx={"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 32, "bits": 4},
@@ -165,7 +214,8 @@ def widened():
 
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
-            "gemma3": "Gemma3"}
+            "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
+            "gpt_oss": "GptOss", "smollm3": "SmolLM3", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral"}
 
 
 def model_classes(family):
@@ -180,7 +230,8 @@ def make_config(case):
 
 def build(case, dtype):
     """An empty model in eager attention, evaluating."""
-    return model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager", dtype=dtype).eval()
+    return model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager",
+                                            experts_implementation="eager", dtype=dtype).eval()
 
 
 def random_weight(case_name, name, size):
@@ -195,6 +246,8 @@ def random_weight(case_name, name, size):
         return 0.25 * x + (0.0 if case_name.startswith("gemma") else 1.0)
     if name.endswith("bias"):
         return 0.3 * x
+    if name.endswith("sinks"):
+        return x
     if "embed_tokens" in name or "lm_head" in name:
         # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
         return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
@@ -264,9 +317,17 @@ def record(model, ids):
             seen[name] = (output[0] if isinstance(output, tuple) else output)[0]
         return hook
 
-    parts = {"embeddings": model.model.embed_tokens, "norm": model.model.norm}
+    def keep_input(_module, inputs, named):
+        seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
+
+    parts = {"norm": model.model.norm}
     parts |= {f"hidden.{i}": layer for i, layer in enumerate(model.model.layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    # What a model multiplies its embeddings with is in the input to the first layer.
+    hooks.append(model.model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
+    routed = [1e9]
+    routers = [part for part in model.modules() if type(part).__name__.endswith("TopKRouter")]
+    watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, out[0]))) for part in routers]
     out = model(input_ids=ids[None], use_cache=True)
     for hook in hooks:
         hook.remove()
@@ -278,9 +339,22 @@ def record(model, ids):
         out = model(input_ids=tokens[-1].view(1, 1), past_key_values=out.past_key_values, use_cache=True)
         last = out.logits[0, -1]
         rows.append(last)
+    for hook in watched:
+        hook.remove()
     seen["decode.tokens"] = torch.stack(tokens)
     seen["decode.logits"] = torch.stack(rows)
-    return seen
+    return seen, min(routed)
+
+
+def clearance(router, scores):
+    """How far a router's scores are from choosing other experts, or from other shares."""
+    best = scores.sort(dim=-1, descending=True).values
+    far = (best[:, router.top_k - 1] - best[:, router.top_k]).min().item() if router.top_k < best.shape[-1] else 1e9
+    jitter = getattr(router, "router_jitter_noise", 0.0)
+    for j in range(router.top_k if jitter else 0):
+        apart = (best[:, j:j + 1] - best[:, j:]) / torch.maximum(best[:, j:].abs(), best[:, j:j + 1])
+        far = min(far, 2 * (apart - 2 * jitter).abs().min().item())
+    return far
 
 
 def margin(seen):
@@ -294,9 +368,9 @@ def choose_prompt(case, model):
     for seed in range(1000):
         stream = np.random.Generator(np.random.PCG64([zlib.crc32(case.name.encode()), seed]))
         ids = torch.from_numpy(stream.integers(SPECIAL + 1, model.config.vocab_size, case.prompt))
-        seen = record(model, ids)
+        seen, routed = record(model, ids)
         tokens = set(seen["decode.tokens"].tolist())
-        if margin(seen) >= MARGIN and len(tokens) >= 4 and min(tokens) > SPECIAL:
+        if margin(seen) >= MARGIN and routed >= ROUTED and len(tokens) >= 4 and min(tokens) > SPECIAL:
             return ids, seen
     raise SystemExit(f"{case.name}: no prompt gives clear greedy choices")
 
@@ -316,7 +390,7 @@ def expected(case, weights):
         ids, seen = choose_prompt(case, model)
         assert all(x.dtype == torch.float64 for name, x in seen.items() if name != "decode.tokens")
         check_cache(model, ids, seen)
-    single = record(with_weights(case, weights, torch.float32), ids)
+    single, _ = record(with_weights(case, weights, torch.float32), ids)
     assert torch.equal(single["decode.tokens"], seen["decode.tokens"])
     apart = max((single[k].double() - seen[k]).abs().max().item() for k in ("logits", "decode.logits"))
 
@@ -390,6 +464,10 @@ def check_checkpoint(case, weights, folder):
         with safe_open(path, "pt") as file:
             saved |= {name.removeprefix(case.prefix): file.get_tensor(name) for name in file.keys()}
     saved.pop(TOWER, None)
+    if saved.keys() != weights.keys():
+        # Experts are saved one by one: what Transformers reads from there is what counts.
+        model = model_classes(case.family)[1].from_pretrained(folder, dtype=getattr(torch, case.storage))
+        saved = {name: x for name, x in model.state_dict().items() if name in weights}
     assert saved.keys() == weights.keys(), saved.keys() ^ weights.keys()
     assert all(torch.equal(saved[name], weights[name]) and saved[name].dtype == weights[name].dtype for name in weights)
 

@@ -4,10 +4,10 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
 use crate::rope::Rotation;
 use crate::stated::Stated;
-use crate::{Architecture, experts, scaling};
+use crate::{Architecture, scaling};
 use formats::gguf::Metadata;
 use formats::{Error, Result};
-use nn::{AttentionOptions, Bias, Pairing, Rope};
+use nn::{AttentionOptions, Bias, Pairing, QkNorm, Rope};
 
 /// Hyperparameters of a decoder.
 #[derive(Debug, Clone)]
@@ -81,7 +81,6 @@ impl Raw {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
             metadata.check_model()?;
-            experts::check(keys)?;
         }
         let rows = rows_of_embedding(files)?;
         let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
@@ -253,9 +252,10 @@ impl Config {
             head_dim: self.head_dim,
             qkv_bias: Bias::Never,
             output_bias: Bias::Never,
-            qk_norm: None,
+            qk_norm: QkNorm::None,
             window: self.windows.get(layer).copied().flatten(),
-            rope: self.rope.clone(),
+            rope: Some(self.rope.clone()),
+            sinks: false,
             scale: None,
             cap: None,
         }

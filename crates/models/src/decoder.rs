@@ -1,5 +1,5 @@
-//! The pre-norm decoder that Llama and its kin share: embed; for every block, attention and a gated feed-forward, each
-//! normed in front and added to the residual stream; norm; head.
+//! The decoder that most architectures share: embed; for every block, attention and a feed-forward, each normed in front,
+//! behind or both, and added to the residual stream; norm; head. [`Parts`] says what they differ in.
 
 use crate::{Config, Layers, Opened};
 use formats::Result;
@@ -8,14 +8,79 @@ use nn::{
     Weights,
 };
 
+/// A layer from the residual stream to itself.
+pub(crate) type Layer = Box<dyn Fn(&Tensor) -> Tensor>;
+
+/// Makes block `i`'s feed-forward of the weights below `blocks.{i}.mlp`.
+pub(crate) type FeedForward = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Layer>>;
+
+/// The options of each layer's attention.
+pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
+
+/// Makes a norm of the weight of a name.
+pub(crate) type Norm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
+
+/// What architectures differ in.
+pub(crate) struct Parts {
+    /// The options of each layer's attention.
+    pub(crate) attention: AttentionOf,
+    /// The feed-forward of each block.
+    pub(crate) feed_forward: FeedForward,
+    /// How norms are made.
+    pub(crate) norm: Norm,
+    /// Whether sublayers are normed in front, and behind.
+    pub(crate) normed: (bool, bool),
+    /// Whether the head has a bias.
+    pub(crate) head_bias: Bias,
+    /// What embeddings, the results of sublayers, and logits are multiplied with.
+    pub(crate) multipliers: [f32; 3],
+}
+
+impl Parts {
+    /// Llama's: RMS norms in front, a gated feed-forward.
+    pub(crate) fn new(
+        mlp_bias: Bias,
+        attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,
+    ) -> Parts {
+        Parts {
+            attention: Box::new(attention),
+            feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
+            norm: rms_norm,
+            normed: (true, false),
+            head_bias: Bias::Never,
+            multipliers: [1.0; 3],
+        }
+    }
+}
+
+/// A gated feed-forward.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(crate) fn gated(builder: &Builder<'_>, config: &Config, i: usize, bias: Bias) -> Result<Layer> {
+    let name = format!("blocks.{i}.mlp");
+    let mlp = Mlp::new(builder, &name, config.hidden, config.feed_forward, bias)?;
+    Ok(Box::new(move |x| mlp.forward(x)))
+}
+
+fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer> {
+    let norm = RmsNorm::new(builder, name, config.hidden, config.norm_eps)?;
+    Ok(Box::new(move |x| norm.forward(x)))
+}
+
 /// A model that is such a stack; `attention` gives the options of each layer, where the architectures differ.
 pub(crate) fn open(
     config: Config,
     mlp_bias: Bias,
     attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,
 ) -> Opened {
+    open_parts(config, Parts::new(mlp_bias, attention))
+}
+
+/// A model of these parts.
+pub(crate) fn open_parts(config: Config, parts: Parts) -> Opened {
     let of = config.clone();
-    let build = move |weights: &dyn Weights| layers(weights, &of, mlp_bias, &attention);
+    let build = move |weights: &dyn Weights| layers(weights, &of, &parts);
     Opened { config, build: Box::new(build) }
 }
 
@@ -23,14 +88,9 @@ pub(crate) fn open(
 ///
 /// # Errors
 /// Weights that are missing, or do not fit the configuration.
-pub(crate) fn layers(
-    weights: &dyn Weights,
-    config: &Config,
-    mlp_bias: Bias,
-    attention: impl Fn(&Config, usize) -> AttentionOptions,
-) -> Result<Layers> {
+pub(crate) fn layers(weights: &dyn Weights, config: &Config, parts: &Parts) -> Result<Layers> {
     let builder = Builder::new(weights);
-    let decoder = Decoder::new(&builder, config, mlp_bias, |layer| attention(config, layer))?;
+    let decoder = Decoder::new(&builder, config, parts)?;
     let blank = builder.program();
     Ok(Layers { blank, forward: Box::new(move |step| decoder.forward(step)) })
 }
@@ -39,63 +99,83 @@ pub(crate) fn layers(
 struct Decoder {
     embed: Embedding,
     blocks: Vec<Block>,
-    norm: RmsNorm,
+    norm: Layer,
     head: Linear,
+    multipliers: [f32; 3],
 }
 
 struct Block {
-    attention_norm: RmsNorm,
-    attention: Attention,
-    mlp_norm: RmsNorm,
-    mlp: Mlp,
+    attention: Sublayer,
+    mlp: Sublayer,
+}
+
+/// A layer and its norms.
+struct Sublayer {
+    in_front: Option<Layer>,
+    layer: Layer,
+    behind: Option<Layer>,
+}
+
+impl Sublayer {
+    /// Its result, of which the residual stream gets `share`.
+    fn forward(&self, x: &Tensor, share: f32) -> Tensor {
+        let y = match &self.in_front {
+            Some(norm) => (self.layer)(&norm(x)),
+            None => (self.layer)(x),
+        };
+        let y = self.behind.as_ref().map_or_else(|| y.clone(), |norm| norm(&y));
+        x.add(&scaled(y, share))
+    }
 }
 
 impl Decoder {
-    /// Builds the stack; `attention` gives the options of each layer, where the architectures differ.
-    fn new(
-        builder: &Builder<'_>,
-        config: &Config,
-        mlp_bias: Bias,
-        attention: impl Fn(usize) -> AttentionOptions,
-    ) -> Result<Self> {
-        let (hidden, eps) = (config.hidden, config.norm_eps);
+    fn new(builder: &Builder<'_>, config: &Config, parts: &Parts) -> Result<Self> {
+        let hidden = config.hidden;
         let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
+        let (front, behind) = parts.normed;
         let block = |i: usize| -> Result<Block> {
-            Ok(Block {
-                attention_norm: RmsNorm::new(
-                    builder,
-                    &format!("blocks.{i}.attention_norm"),
-                    hidden,
-                    eps,
-                )?,
-                attention: Attention::new(builder, &format!("blocks.{i}.attention"), attention(i))?,
-                mlp_norm: RmsNorm::new(builder, &format!("blocks.{i}.mlp_norm"), hidden, eps)?,
-                mlp: Mlp::new(
-                    builder,
-                    &format!("blocks.{i}.mlp"),
-                    hidden,
-                    config.feed_forward,
-                    mlp_bias,
-                )?,
-            })
+            let norm = |wanted: bool, name: &str| {
+                let norm = || (parts.norm)(builder, &format!("blocks.{i}.{name}"), config);
+                wanted.then(norm).transpose()
+            };
+            let options = (parts.attention)(config, i);
+            let in_front = norm(front, "attention_norm")?;
+            let attention = Attention::new(builder, &format!("blocks.{i}.attention"), options)?;
+            let attention = Sublayer {
+                in_front,
+                layer: Box::new(move |x| attention.forward(x)),
+                behind: norm(behind, "after_attention_norm")?,
+            };
+            let mlp = Sublayer {
+                in_front: norm(front, "mlp_norm")?,
+                layer: (parts.feed_forward)(builder, config, i)?,
+                behind: norm(behind, "after_mlp_norm")?,
+            };
+            Ok(Block { attention, mlp })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
-        let norm = RmsNorm::new(builder, "norm", hidden, eps)?;
+        let norm = (parts.norm)(builder, "norm", config)?;
         let head = if config.tied {
             embed.tied()
         } else {
-            Linear::new(builder, "head", [config.vocab, hidden], Bias::Never)?
+            Linear::new(builder, "head", [config.vocab, hidden], parts.head_bias)?
         };
-        Ok(Decoder { embed, blocks, norm, head })
+        Ok(Decoder { embed, blocks, norm, head, multipliers: parts.multipliers })
     }
 
     /// Logits `[outputs, vocab]` of the step's tokens.
     fn forward(&self, step: &Step) -> Tensor {
-        let mut x = self.embed.forward(step).trace("embed");
+        let [embedding, residual, logits] = self.multipliers;
+        let mut x = scaled(self.embed.forward(step), embedding).trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
-            x = x.add(&block.attention.forward(&block.attention_norm.forward(&x)));
-            x = x.add(&block.mlp.forward(&block.mlp_norm.forward(&x))).trace(format!("blocks.{i}"));
+            x = block.attention.forward(&x, residual);
+            x = block.mlp.forward(&x, residual).trace(format!("blocks.{i}"));
         }
-        self.head.forward(&self.norm.forward(&x.select()).trace("norm"))
+        scaled(self.head.forward(&(self.norm)(&x.select()).trace("norm")), logits)
     }
+}
+
+/// `by * x`, of which most architectures want no product.
+fn scaled(x: Tensor, by: f32) -> Tensor {
+    if by == 1.0 { x } else { x.scale(by) }
 }

@@ -1,21 +1,68 @@
-//! Mixtures of experts, which no architecture here has: such a file under a dense model's name would lose most of its weights.
+//! Mixtures of experts: their numbers as configurations state them, and their weights as files store them.
 
+use crate::files::Files;
 use crate::keys::{Key, Keys};
-use formats::Result;
+use crate::names::Row;
+use crate::stated::Stated;
+use formats::{Error, Result, Source, shape};
+use nn::{Bias, ExpertsOptions, Gate, Odds, Routing, Stored, Unary, Weights};
+use ops::experts::{MOST_EXPERTS, MOST_USED};
+
+/// The names that most mixtures share; experts are stored one by one, or all in one tensor.
+pub(crate) const NAMES: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    ("blocks.{}.mlp.experts.down", "", "blk.{}.ffn_down_exps"),
+    (
+        "blocks.{}.mlp.experts.{}.gate",
+        "model.layers.{}.mlp.experts.{}.gate_proj",
+        "blk.{}.ffn_gate.{}",
+    ),
+    ("blocks.{}.mlp.experts.{}.up", "model.layers.{}.mlp.experts.{}.up_proj", "blk.{}.ffn_up.{}"),
+    (
+        "blocks.{}.mlp.experts.{}.down",
+        "model.layers.{}.mlp.experts.{}.down_proj",
+        "blk.{}.ffn_down.{}",
+    ),
+];
+
+/// The names of Mixtral and what follows it.
+pub(crate) const SPARSE_BLOCK: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    ("blocks.{}.mlp.experts.down", "", "blk.{}.ffn_down_exps"),
+    (
+        "blocks.{}.mlp.experts.{}.gate",
+        "model.layers.{}.block_sparse_moe.experts.{}.w1",
+        "blk.{}.ffn_gate.{}",
+    ),
+    (
+        "blocks.{}.mlp.experts.{}.up",
+        "model.layers.{}.block_sparse_moe.experts.{}.w3",
+        "blk.{}.ffn_up.{}",
+    ),
+    (
+        "blocks.{}.mlp.experts.{}.down",
+        "model.layers.{}.block_sparse_moe.experts.{}.w2",
+        "blk.{}.ffn_down.{}",
+    ),
+];
 
 const SPELLINGS: [Key; 3] = [
     Key("num_experts", "expert_count"),
     Key("num_local_experts", "expert_count"),
     Key("n_routed_experts", "expert_count"),
 ];
+const USED: Key = Key("num_experts_per_tok", "expert_used_count");
 
-/// Refuses a configuration that states experts.
-///
-/// # Errors
-/// Such a configuration, by key.
-pub(crate) fn check(keys: &Keys<'_>) -> Result<()> {
-    const USED: Key = Key("num_experts_per_tok", "expert_used_count");
-    let chosen = keys.size(USED)?;
+/// A number, where it is stated.
+type Count = Option<Stated<usize>>;
+
+/// How many experts a configuration states, if any, and how many a token goes through.
+fn counts(keys: &Keys<'_>) -> Result<(Count, Count)> {
+    let used = keys.size(USED)?;
     let mut stated = SPELLINGS[0];
     let mut count = None;
     for key in SPELLINGS {
@@ -24,14 +71,149 @@ pub(crate) fn check(keys: &Keys<'_>) -> Result<()> {
         }
     }
     let most = count.as_ref().map_or(0, |count| count.value);
-    if let Some(chosen) = chosen.filter(|chosen| chosen.value > most) {
+    if let Some(used) = used.as_ref().filter(|used| used.value > most) {
         let expected = format!("at most {} = {most}", keys.stated(stated, ()).key());
-        return Err(chosen.wrong(expected, chosen.value));
+        return Err(used.wrong(expected, used.value));
     }
-    match count.filter(|count| count.value > 0) {
-        Some(count) => Err(count
-            .wrong("0: a model without experts", count.value)
-            .hint("mixtures of experts are not supported yet")),
+    Ok((count, used))
+}
+
+/// Refuses a configuration of a dense model that states experts: under its name such a file would lose most of its weights.
+///
+/// # Errors
+/// Such a configuration, by key.
+pub(crate) fn check(keys: &Keys<'_>) -> Result<()> {
+    match counts(keys)?.0.filter(|count| count.value > 0) {
+        Some(count) => Err(count.wrong("0: this architecture has no experts", count.value)),
         None => Ok(()),
+    }
+}
+
+/// Whether a configuration states experts.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn are_stated(keys: &Keys<'_>) -> Result<bool> {
+    Ok(counts(keys)?.0.is_some_and(|count| count.value > 0))
+}
+
+/// Reads a mixture whose experts are chosen by the softmax of their scores, normalised as `norm_topk_prob` says; `feed_forward`
+/// is an expert's width where no key of its own states it.
+///
+/// # Errors
+/// What is missing or out of range, by key.
+pub(crate) fn read(
+    files: &Files<'_>,
+    hidden: usize,
+    feed_forward: usize,
+) -> Result<ExpertsOptions> {
+    let keys = &files.keys;
+    let (count, used) = counts(keys)?;
+    let count = count.ok_or_else(|| keys.wrong(SPELLINGS[0], "a number of experts", "nothing"))?;
+    let used = used.ok_or_else(|| keys.wrong(USED, "a number of experts", "nothing"))?;
+    let experts = count.within(1..=MOST_EXPERTS)?;
+    let used = used.within(1..=experts.min(MOST_USED))?;
+    let own = keys.size(Key("moe_intermediate_size", "expert_feed_forward_length"))?;
+    let own = own.map(|own| own.within(1..=1 << 20)).transpose()?;
+    let normalised = keys.flag(Key("norm_topk_prob", "expert_weights_norm"))?.unwrap_or(false);
+    Ok(ExpertsOptions {
+        hidden,
+        experts,
+        feed_forward: own.unwrap_or(feed_forward),
+        router_bias: Bias::Never,
+        biases: false,
+        routing: Routing { used, odds: Odds::Softmax, normalised, scale: 1.0 },
+        gate: Gate::Plain(Unary::Silu),
+    })
+}
+
+/// All experts' matrices below each other, of files that store them one by one, or in a stack.
+///
+/// # Errors
+/// Experts that are missing, or stacks of another rank.
+pub(crate) fn joined(weights: &dyn Weights, name: &str, experts: usize) -> Result<Option<Stored>> {
+    let (stem, bias) = match name.strip_suffix(".bias") {
+        Some(stem) => (stem, ".bias"),
+        None => (name, ""),
+    };
+    let Some((block, part)) = stem.split_once(".experts.").filter(|(_, p)| !p.contains('.')) else {
+        return Ok(None);
+    };
+    if let Some(stored) = weights.find(name)? {
+        return flat(weights, name, stored).map(Some);
+    }
+    let mut parts = Vec::with_capacity(experts);
+    let mut rows = None;
+    for expert in 0..experts {
+        let name = format!("{block}.experts.{expert}.{part}{bias}");
+        let Some(found) = weights.find(&name)? else {
+            // No expert at all: what is missing is the whole.
+            let none = expert == 0;
+            let missing = || Error::new(weights.place(&name), "a tensor", "none in the file");
+            return if none { Ok(None) } else { Err(missing()) };
+        };
+        let same = rows.get_or_insert_with(|| found.shape.clone());
+        if *same != found.shape {
+            let expected = format!("{}, as of the first expert", shape(same));
+            return Err(Error::new(weights.place(&name), expected, shape(&found.shape)));
+        }
+        parts.push(found.source);
+    }
+    let Some(mut dims) = rows.filter(|dims| !dims.is_empty()) else { return Ok(None) };
+    dims[0] = dims[0].saturating_mul(experts);
+    Ok(Some(Stored { source: Source::Concat(parts), shape: dims }))
+}
+
+/// A stack of matrices as one, or of biases.
+///
+/// # Errors
+/// Tensors of one axis, which are no stack.
+pub(crate) fn flat(weights: &dyn Weights, name: &str, stored: Stored) -> Result<Stored> {
+    let dims = match *stored.shape.as_slice() {
+        [experts, rows, columns] => vec![experts.saturating_mul(rows), columns],
+        [experts, rows] if name.ends_with(".bias") => vec![experts.saturating_mul(rows)],
+        ref other => {
+            return Err(Error::new(weights.place(name), "a stack of experts", shape(other)));
+        }
+    };
+    let source = Source::Reshape(Box::new(stored.source), dims.clone());
+    Ok(Stored { source, shape: dims })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Held(Vec<(String, Vec<usize>)>);
+
+    impl Weights for Held {
+        fn find(&self, name: &str) -> Result<Option<Stored>> {
+            let found = self.0.iter().find(|(held, _)| held == name);
+            let stored = |(name, shape): &(String, Vec<usize>)| Stored {
+                source: Source::Tensor(name.clone()),
+                shape: shape.clone(),
+            };
+            Ok(found.map(stored))
+        }
+    }
+
+    #[test]
+    fn experts_are_joined_however_they_are_stored() {
+        let one = |expert: usize, rows: usize| (format!("b.experts.{expert}.up"), vec![rows, 4]);
+        let of = |held: Vec<(String, Vec<usize>)>| joined(&Held(held), "b.experts.up", 2);
+        let apart = of(vec![one(0, 3), one(1, 3)]).unwrap().unwrap();
+        assert_eq!(apart.shape, [6, 4]);
+        assert!(matches!(apart.source, Source::Concat(parts) if parts.len() == 2));
+        let stack = of(vec![("b.experts.up".into(), vec![2, 3, 4])]).unwrap().unwrap();
+        assert_eq!(stack.shape, [6, 4]);
+        assert!(of(vec![]).unwrap().is_none());
+        for (held, expected) in [
+            (vec![one(0, 3)], "b.experts.1.up: expected a tensor, found none in the file"),
+            (vec![one(0, 3), one(1, 2)], "b.experts.1.up: expected [3, 4], as of the first"),
+            (vec![("b.experts.up".into(), vec![6, 4])], "b.experts.up: expected a stack"),
+        ] {
+            let error = of(held).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 }

@@ -39,8 +39,16 @@ pub(crate) const NAMES: &[Row] = &[
     ),
 ];
 
-pub(crate) const ARCHITECTURE: Architecture =
-    Architecture { name: "gemma2", class: "Gemma2ForCausalLM", names: &[NAMES], signs: None, open };
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Gemma 2",
+    name: "gemma2",
+    gguf: "gemma2",
+    class: "Gemma2ForCausalLM",
+    names: &[NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;

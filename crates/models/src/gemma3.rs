@@ -8,7 +8,7 @@ use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
 use crate::{Architecture, Opened, gemma2, scaling, windows};
 use formats::Result;
-use nn::{AttentionOptions, Pairing};
+use nn::{AttentionOptions, Pairing, QkNorm};
 
 /// The norms of each head.
 const NORMS: &[Row] = &[
@@ -17,10 +17,13 @@ const NORMS: &[Row] = &[
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Gemma 3, its text",
     name: "gemma3",
+    gguf: "gemma3",
     class: "Gemma3ForCausalLM",
     names: &[gemma2::NAMES, NORMS],
     signs: None,
+    experts: false,
     open,
 };
 
@@ -85,8 +88,13 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
     let attention = move |config: &Config, layer| {
         let options = config.attention(layer);
-        let rope = if options.window.is_some() { local.clone() } else { options.rope };
-        AttentionOptions { scale: Some(scale), qk_norm: Some(config.norm_eps), rope, ..options }
+        let rope = if options.window.is_some() { Some(local.clone()) } else { options.rope };
+        AttentionOptions {
+            scale: Some(scale),
+            qk_norm: QkNorm::Heads(config.norm_eps),
+            rope,
+            ..options
+        }
     };
     Ok(gemma2::opened(files, config, attention, logit_cap.map(|cap| cap as f32)))
 }

@@ -16,11 +16,15 @@ mod harmless;
 mod keys;
 mod llama;
 mod mistral;
+mod mixtral;
 mod names;
 mod phi3;
+mod phimoe;
 mod quantisation;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 mod scaling;
 mod stated;
@@ -40,14 +44,20 @@ pub use export::{Export, Exported, From, export};
 /// A row of the registry.
 #[derive(Debug)]
 pub struct Architecture {
-    /// Its `model_type` in config.json and `general.architecture` in GGUF.
+    /// The models that it is, as people call them.
+    pub title: &'static str,
+    /// Its `model_type` in config.json.
     pub name: &'static str,
+    /// Its `general.architecture` in GGUF.
+    pub gguf: &'static str,
     /// Its class among `architectures` in config.json.
     pub class: &'static str,
     /// The names of its weights.
     names: &'static [&'static [names::Row]],
     /// Weights that tell it among those that old exports, which name none, may be: the one with most of them, all there, it is.
     signs: Option<&'static [&'static str]>,
+    /// Whether its file reads what configurations say about experts.
+    experts: bool,
     open: fn(&Files<'_>) -> Result<Opened>,
 }
 
@@ -57,9 +67,13 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma3::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
+    &mixtral::ARCHITECTURE,
     &phi3::ARCHITECTURE,
+    &phimoe::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
+    &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
+    &qwen3_moe::ARCHITECTURE,
 ];
 
 /// How a model is read.
@@ -91,9 +105,17 @@ fn by_name(name: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().copied().find(|a| a.name == name)
 }
 
+/// The architecture of a GGUF file; of those that share its name there, the one that has it everywhere.
+fn by_gguf(name: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().copied().filter(|a| a.gguf == name).max_by_key(|a| a.name == name)
+}
+
 /// The error for an architecture that is not in the registry; `place` is the key that names it.
-fn unknown(place: String, name: &str) -> Error {
-    let known: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name).collect();
+fn unknown(place: String, name: &str, dialect: Dialect) -> Error {
+    let spelled = |a: &&Architecture| if dialect == Dialect::Gguf { a.gguf } else { a.name };
+    let mut known: Vec<&str> = ARCHITECTURES.iter().map(spelled).collect();
+    known.sort_unstable();
+    known.dedup();
     let name = keys::clipped(name);
     Error::new(place, known.join(", "), name)
         .of(ErrorKind::Unsupported)
@@ -124,10 +146,11 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
         let metadata = gguf.metadata();
         metadata.check_model()?;
         let name = metadata.str(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
-        let architecture = by_name(name).ok_or_else(|| unknown(metadata.at(KEY), name))?;
+        let architecture =
+            by_gguf(name).ok_or_else(|| unknown(metadata.at(KEY), name, Dialect::Gguf))?;
         let (dialect, tables) = (Dialect::Gguf, architecture.names);
         let names = Names { tensors, dialect, file, tables, quantised: None };
-        let keys = Keys::gguf(file, architecture.name, metadata, &asked);
+        let keys = Keys::gguf(file, architecture.gguf, metadata, &asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
         let opened =
             read(&Files { architecture, keys, outer, names: &names, tensors, context }, options)?;
@@ -157,7 +180,7 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
 
 /// What the architecture's file reads, if it reads all that is there.
 fn read(files: &Files<'_>, options: &Options) -> Result<Opened> {
-    if files.keys.dialect() == Dialect::HuggingFace {
+    if !files.architecture.experts {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;
     }
@@ -182,7 +205,7 @@ fn stated(keys: &Keys<'_>, outer: &Keys<'_>) -> Result<Option<&'static Architect
         }
     }
     match outer.text("model_type")? {
-        Some(name) => Err(unknown(outer.place("model_type"), name)),
+        Some(name) => Err(unknown(outer.place("model_type"), name, Dialect::HuggingFace)),
         None => Ok(None),
     }
 }
@@ -205,7 +228,7 @@ fn guessed<'a>(
         }
     }
     let Some((architecture, _)) = best else {
-        return Err(unknown(format!("{place}: model_type"), "nothing"));
+        return Err(unknown(format!("{place}: model_type"), "nothing", Dialect::HuggingFace));
     };
     let name = architecture.name;
     let remark = format!("model_type is missing: taken for {name} by the names of its weights");
@@ -218,8 +241,8 @@ fn guessed<'a>(
 /// An architecture that is not in the registry.
 pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()> {
     match metadata.str("general.architecture")? {
-        Some(name) if by_name(name).is_none() => {
-            Err(unknown(format!("{place}: general.architecture"), name))
+        Some(name) if by_gguf(name).is_none() => {
+            Err(unknown(format!("{place}: general.architecture"), name, Dialect::Gguf))
         }
         _ => Ok(()),
     }

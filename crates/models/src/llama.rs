@@ -5,7 +5,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::{Architecture, Opened, decoder, windows};
+use crate::{Architecture, Opened, decoder, experts, mixtral, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing};
 
@@ -27,14 +27,22 @@ pub(crate) const NAMES: &[Row] = &[
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Llama 2 and 3",
     name: "llama",
+    gguf: "llama",
     class: "LlamaForCausalLM",
-    names: &[NAMES],
+    names: &[NAMES, experts::SPARSE_BLOCK],
     signs: Some(&["blocks.0.attention.q"]),
+    experts: true,
     open,
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    if files.keys.dialect() == Dialect::Gguf && experts::are_stated(&files.keys)? {
+        return mixtral::open(files);
+    }
+    experts::check(&files.outer)?;
+    experts::check(&files.keys)?;
     let mut raw = Raw::read(files, &["silu"])?;
     if files.keys.dialect() == Dialect::Gguf {
         // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files go by this name.

@@ -8,14 +8,17 @@ use formats::Result;
 use nn::{Bias, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Mistral",
     name: "mistral",
+    gguf: "llama",
     class: "MistralForCausalLM",
     names: &[llama::NAMES],
     signs: None,
+    experts: false,
     open,
 };
 
-fn open(files: &Files<'_>) -> Result<Opened> {
+pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     if files.keys.dialect() == Dialect::Gguf {

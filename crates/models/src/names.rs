@@ -5,7 +5,8 @@ use crate::quantisation::Settings;
 use formats::{Error, Result, Source, Tensors};
 use nn::{Stored, Weights};
 
-/// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in GGUF. `{}` is a block's number.
+/// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in GGUF. The first `{}` is a block's
+/// number, the second an expert's; a name that ends in `!` is whole; an empty one is none.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
 /// Finds the tensors of a file by canonical name.
@@ -72,15 +73,25 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
         Some(part) => (part, "bias"),
         None => (canonical, "weight"),
     };
-    let block = part.strip_prefix("blocks.").and_then(|rest| rest.split_once('.'));
-    let (index, pattern) = match block {
-        Some((index, rest)) => (index, format!("blocks.{{}}.{rest}")),
-        None => ("", part.to_owned()),
-    };
+    let numbers: Vec<&str> = part.split('.').filter(|word| is_number(word)).collect();
+    let words = part.split('.').map(|word| if is_number(word) { "{}" } else { word });
+    let pattern = words.collect::<Vec<&str>>().join(".");
     let row = tables.iter().flat_map(|table| table.iter()).find(|row| row.0 == pattern);
     let Some((_, hugging_face, gguf)) = row else { return Vec::new() };
     let stem = if dialect == Dialect::Gguf { gguf } else { hugging_face };
-    let name = format!("{}.{suffix}", stem.replace("{}", index));
+    if stem.is_empty() {
+        return Vec::new();
+    }
+    let mut name = (*stem).to_owned();
+    for number in numbers {
+        name = name.replacen("{}", number, 1);
+    }
+    let name = match (name.strip_suffix('!'), suffix) {
+        (Some(whole), "weight") => whole.to_owned(),
+        // Hugging Face's stacks of experts have no parts, and their biases a name of their own.
+        (Some(whole), suffix) => format!("{whole}_{suffix}"),
+        (None, suffix) => format!("{name}.{suffix}"),
+    };
     if dialect == Dialect::Gguf {
         return vec![name];
     }
@@ -101,6 +112,10 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
         }
     }
     all
+}
+
+fn is_number(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]

@@ -24,10 +24,13 @@ const NAMES: &[Row] = &[
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Phi-3 and Phi-3.5",
     name: "phi3",
+    gguf: "phi3",
     class: "Phi3ForCausalLM",
     names: &[NAMES],
     signs: Some(&["blocks.0.attention.qkv", "blocks.0.mlp.gate_up"]),
+    experts: false,
     open,
 };
 
@@ -38,16 +41,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         return Err(files.keys.wrong("attention_bias", "false: this architecture has none", true));
     }
     let config = raw.check()?;
-    let of = config.clone();
+    let (of, parts) = (config.clone(), decoder::Parts::new(Bias::Never, Config::attention));
     let build = move |weights: &dyn Weights| {
         let change = |weights: &dyn Weights, name: &str| part(&of, weights, name);
-        decoder::layers(&Recipes { weights, change }, &of, Bias::Never, Config::attention)
+        decoder::layers(&Recipes { weights, change }, &of, &parts)
     };
     Ok(Opened { config, build: Box::new(build) })
 }
 
 /// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate and up.
-fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let (wide, narrow) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let ff = config.feed_forward;
     let Some((stem, part)) = name.rsplit_once('.') else { return Ok(None) };

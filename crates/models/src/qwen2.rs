@@ -8,10 +8,13 @@ use formats::Result;
 use nn::{AttentionOptions, Bias};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen2 and Qwen2.5",
     name: "qwen2",
+    gguf: "qwen2",
     class: "Qwen2ForCausalLM",
     names: &[llama::NAMES],
     signs: Some(&["blocks.0.attention.q", "blocks.0.attention.q.bias"]),
+    experts: false,
     open,
 };
 

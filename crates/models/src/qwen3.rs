@@ -6,16 +6,18 @@ use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias};
+use nn::{AttentionOptions, Bias, QkNorm};
 
 /// The norms of each head.
-const NORMS: &[Row] = &[
+pub(crate) const NORMS: &[Row] = &[
     ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
     ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen3",
     name: "qwen3",
+    gguf: "qwen3",
     class: "Qwen3ForCausalLM",
     names: &[llama::NAMES, NORMS],
     signs: Some(&[
@@ -23,6 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         "blocks.0.attention.q_norm",
         "blocks.0.attention.k_norm",
     ]),
+    experts: false,
     open,
 };
 
@@ -34,7 +37,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open(raw.check()?, Bias::IfStored, move |config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,
-        qk_norm: Some(config.norm_eps),
+        qk_norm: QkNorm::Heads(config.norm_eps),
         ..config.attention(layer)
     }))
 }

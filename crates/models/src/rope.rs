@@ -38,7 +38,12 @@ impl Rotation {
             None => return Err(stated.wrong("heads of an even size, to be rotated", head_dim)),
         };
         let frequencies = frequencies(self.theta.positive()?, rotary, &self.scaling, context)?;
-        Ok(Rope { head_dim, pairing, frequencies, magnitude: self.scaling.value.magnitude() })
+        Ok(Rope {
+            head_dim,
+            pairing,
+            frequencies,
+            magnitude: self.scaling.value.magnitude(context),
+        })
     }
 }
 
@@ -77,8 +82,8 @@ pub(crate) enum Scaling {
         long: Vec<f32>,
         /// `original_max_position_embeddings`.
         original: f64,
-        /// What multiplies sines and cosines, whatever the context.
-        magnitude: f64,
+        /// What multiplies sines and cosines, up to `original` positions and beyond them.
+        magnitudes: [f64; 2],
     },
     /// A base that grows with the context beyond the trained one, so that the slowest pair is stretched by as much.
     Dynamic {
@@ -137,11 +142,13 @@ impl Yarn {
 }
 
 impl Scaling {
-    /// What multiplies sines and cosines.
-    pub(crate) fn magnitude(&self) -> f32 {
+    /// What multiplies sines and cosines, for a context of so many positions.
+    pub(crate) fn magnitude(&self, context: usize) -> f32 {
         match self {
             Scaling::Yarn(yarn) => yarn.magnitude as f32,
-            Scaling::Long { magnitude, .. } => *magnitude as f32,
+            Scaling::Long { magnitudes, original, .. } => {
+                magnitudes[usize::from(context as f64 > *original)] as f32
+            }
             _ => 1.0,
         }
     }
@@ -226,7 +233,7 @@ pub(crate) fn frequencies(
         }
     };
     let frequencies: Arc<[f32]> = (0..pairs).map(|i| scaled(i) as f32).collect();
-    let magnitude = scaling.magnitude();
+    let magnitude = scaling.magnitude(context);
     if let Some(odd) = frequencies.iter().chain([&magnitude]).find(|f| !f.is_finite()) {
         return Err(stated.wrong("a scaling with finite frequencies", odd));
     }
@@ -265,8 +272,9 @@ mod tests {
             short: vec![1.0, 2.0],
             long: vec![4.0, 8.0],
             original: 100.0,
-            magnitude: 1.5,
+            magnitudes: [1.5, 2.5],
         };
+        assert_eq!([100, 101].map(|context| long.magnitude(context)), [1.5, 2.5]);
         let plain = frequencies(10_000.0, 4, &Scaling::None).unwrap();
         let [short, stretched] = [100, 101].map(|context| at(10_000.0, 4, &long, context).unwrap());
         assert_eq!(*short, [plain[0], plain[1] / 2.0]);
@@ -321,7 +329,7 @@ mod tests {
         assert_eq!(plain[..24], scaled[..24]);
         assert!(scaled[24] < plain[24] && scaled[39] > plain[39] / 4.0);
         assert!((40..64).all(|i| (plain[i] / scaled[i] - 4.0).abs() < 1e-5));
-        assert!((scaling.magnitude() - 1.138_629_4).abs() < 1e-6);
+        assert!((scaling.magnitude(1) - 1.138_629_4).abs() < 1e-6);
         assert_eq!(scaling.context(), Some(131_072));
     }
 }

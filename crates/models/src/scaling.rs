@@ -105,16 +105,20 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
                 let missing = || rope.wrong(key, "a list of numbers", "nothing");
                 rope.numbers(key)?.ok_or_else(missing)
             };
-            let magnitude = match rope.number("attention_factor")? {
+            let usual = match rope.number("attention_factor")? {
                 Some(magnitude) => magnitude.positive()?,
                 None if factor <= 1.0 => 1.0,
                 None => (1.0 + factor.ln() / original.ln()).sqrt(),
             };
+            let own = |key: &'static str| {
+                rope.number(key)?.map_or(Ok(usual), |magnitude| magnitude.positive())
+            };
+            let magnitudes = [own("short_mscale")?, own("long_mscale")?];
             Ok(Scaling::Long {
                 short: factors("short_factor")?,
                 long: factors("long_factor")?,
                 original,
-                magnitude,
+                magnitudes,
             })
         }
         Some("yarn") => {
@@ -196,8 +200,8 @@ fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
     if let (Some(long), Some(short)) =
         (factors(files, "rope_factors_long")?, factors(files, "rope_factors_short")?)
     {
-        let magnitude = or(magnitude, 1.0)?;
-        let scaling = Scaling::Long { short, long, original: original()?, magnitude };
+        let magnitudes = [or(magnitude, 1.0)?; 2];
+        let scaling = Scaling::Long { short, long, original: original()?, magnitudes };
         return Ok(keys.at("rope_factors_short.weight", scaling));
     }
     let scaling = match (kind, factor) {

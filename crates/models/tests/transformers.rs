@@ -173,17 +173,22 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
     for case in cases() {
         let text = std::fs::read(case.join("config.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        json["attention_multiplier"] = 50.0.into();
+        // Where images are read too, what the decoder reads is in an object of its own.
+        let inner = json.get("text_config").is_some();
+        let keys = if inner { &mut json["text_config"] } else { &mut json };
+        keys["attention_temperature"] = 50.0.into();
         let judge = |options: &delft_models::Options| {
             delft_models::check_json(&json, "config.json", options)
         };
-        let ignore_keys = vec!["attention_multiplier".to_owned()];
+        let ignore_keys = vec!["attention_temperature".to_owned()];
         let ignoring = delft_models::Options { ignore_keys, ..options() };
         judge(&ignoring).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         // One that names no architecture is judged when its weights are there.
         if json.get("model_type").is_some() {
             let why = judge(&options()).unwrap_err().to_string();
-            assert!(why.starts_with("config.json: attention_multiplier: "), "{why}");
+            let prefix = if inner { "text_config." } else { "" };
+            let place = format!("config.json: {prefix}attention_temperature: ");
+            assert!(why.starts_with(&place), "{why}");
             seen += 1;
         }
     }
@@ -202,5 +207,52 @@ fn the_first_keys_tell_the_architecture() {
             (Err(error), Some(part)) => assert!(error.to_string().contains(part), "{error}"),
             (found, _) => panic!("{architecture:?}: {found:?}"),
         }
+    }
+}
+
+/// README's table of models is the registry.
+#[test]
+fn readme_lists_every_architecture() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<String> = delft_models::ARCHITECTURES
+        .iter()
+        .map(|a| format!("| {} | `{}` | `{}` |", a.title, a.name, a.gguf))
+        .collect();
+    let table =
+        readme.lines().skip_while(|line| *line != "| models | `model_type` | in GGUF |").skip(2);
+    let told: Vec<&str> = table.take_while(|line| line.starts_with('|')).collect();
+    assert_eq!(told, rows, "README's table of models should be\n{}", rows.join("\n"));
+}
+
+/// Configurations as they were published, less what generation and training read: nothing in them is unknown, and what the
+/// architecture takes for granted may be left out.
+#[test]
+fn published_configurations_are_understood() {
+    let gemma3 = serde_json::json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255_999,
+        "eoi_token_index": 256_000, "image_token_index": 262_144, "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+            "sliding_window": 1024
+        },
+        "vision_config": { "hidden_size": 1152, "model_type": "siglip_vision_model" }
+    });
+    let qwen3_moe = serde_json::json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 6144, "max_position_embeddings": 40_960, "max_window_layers": 48,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "output_router_logits": false, "rms_norm_eps": 1e-6, "rope_scaling": null,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.001, "sliding_window": null,
+        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_936
+    });
+    for json in [gemma3, qwen3_moe] {
+        delft_models::check_json(&json, "config.json", &options())
+            .unwrap_or_else(|e| panic!("{e}"));
     }
 }

@@ -110,6 +110,17 @@ impl LayerNorm {
     }
 }
 
+/// RMS norms of q and k.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Of each head by itself, with this eps.
+    Heads(f32),
+    /// Of all heads together, with this eps.
+    Rows(f32),
+}
+
 /// What an attention layer is made of.
 #[derive(Debug, Clone)]
 pub struct AttentionOptions {
@@ -125,12 +136,14 @@ pub struct AttentionOptions {
     pub qkv_bias: Bias,
     /// Bias of the output projection.
     pub output_bias: Bias,
-    /// eps of per-head norms of q and k, if the architecture has them.
-    pub qk_norm: Option<f32>,
+    /// Norms of q and k in front of the rotation.
+    pub qk_norm: QkNorm,
     /// Positions a query sees, itself included.
     pub window: Option<usize>,
-    /// The rotation of q and k.
-    pub rope: Rope,
+    /// The rotation of q and k; `None`: the layer knows no positions.
+    pub rope: Option<Rope>,
+    /// Whether each head has a score, `name.sinks` `[heads]`, that takes its share of the weights and adds nothing.
+    pub sinks: bool,
     /// What multiplies scores; `None`: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// What bounds the scaled scores: `cap * tanh(score / cap)`.
@@ -145,29 +158,34 @@ pub struct Attention {
     o: Linear, // [heads * head_dim] -> [hidden]
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
-    rope: Rope,
+    rope: Option<Rope>,
+    sinks: Option<WeightId>,
     attend: ops::Attention,
 }
 
 impl Attention {
-    /// Takes `name.q`, `.k`, `.v`, `.o` and, with `qk_norm`, `.q_norm` and `.k_norm`; registers a cache layer.
+    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`; registers a cache layer.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
         let linear =
             |part: &str, shape, bias| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
-        let norm = |part: &str| {
-            let eps = options.qk_norm;
-            eps.map(|eps| RmsNorm::new(builder, &format!("{name}.{part}"), head_dim, eps))
-                .transpose()
+        let norm = |part: &str, row: usize| {
+            let (width, eps) = match options.qk_norm {
+                QkNorm::None => return Ok(None),
+                QkNorm::Heads(eps) => (head_dim, eps),
+                QkNorm::Rows(eps) => (row, eps),
+            };
+            RmsNorm::new(builder, &format!("{name}.{part}"), width, eps).map(Some)
         };
+        let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
         Ok(Attention {
             q: linear("q", [wide, hidden], options.qkv_bias)?,
             k: linear("k", [narrow, hidden], options.qkv_bias)?,
             v: linear("v", [narrow, hidden], options.qkv_bias)?,
             o: linear("o", [hidden, wide], options.output_bias)?,
-            q_norm: norm("q_norm")?,
-            k_norm: norm("k_norm")?,
+            q_norm: norm("q_norm", wide)?,
+            k_norm: norm("k_norm", narrow)?,
             attend: ops::Attention {
                 layer: builder.cache_layer(CacheLayer { kv_heads, head_dim, window }),
                 heads,
@@ -176,8 +194,9 @@ impl Attention {
                 scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
                 window,
                 cap: options.cap,
-                sinks: false,
+                sinks: options.sinks,
             },
+            sinks: sinks.transpose()?,
             rope: options.rope,
         })
     }
@@ -188,14 +207,16 @@ impl Attention {
         let q = self.turn(&self.q_norm, &q);
         let k = self.turn(&self.k_norm, &k);
         k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
-        self.o.forward(&q.apply(Op::Attention(self.attend.clone()), &[], Vec::new()))
+        let sinks = self.sinks.into_iter().collect();
+        self.o.forward(&q.apply(Op::Attention(self.attend.clone()), &[], sinks))
     }
 
     fn turn(&self, norm: &Option<RmsNorm>, x: &Tensor) -> Tensor {
-        let rope = Op::Rope(self.rope.clone());
-        match norm {
-            Some(norm) => norm.forward(x).apply(rope, &[], Vec::new()),
-            None => x.apply(rope, &[], Vec::new()),
+        let normed = norm.as_ref().map(|norm| norm.forward(x));
+        let x = normed.as_ref().unwrap_or(x);
+        match &self.rope {
+            Some(rope) => x.apply(Op::Rope(rope.clone()), &[], Vec::new()),
+            None => x.clone(),
         }
     }
 }

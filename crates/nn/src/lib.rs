@@ -5,11 +5,14 @@
 //! operations. Layers know no device, element type or quantisation.
 
 mod builder;
+mod experts;
 mod layers;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
+pub use experts::{Experts, ExpertsOptions};
 pub use formats::Pairing;
-pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, RmsNorm};
+pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
+pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::{Rope, Unary};
 pub use tensor::{Step, Tensor};

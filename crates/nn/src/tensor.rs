@@ -111,6 +111,11 @@ impl Tensor {
         self.apply(Op::from(Scale { by }), &[], Vec::new())
     }
 
+    /// Each row times its own number, `by` `[rows, 1]`.
+    pub fn scale_rows(&self, by: &Tensor) -> Tensor {
+        self.apply(Op::from(ops::ScaleRows), &[by], Vec::new())
+    }
+
     /// The rows whose logits were asked for.
     pub fn select(&self) -> Tensor {
         self.apply(Op::from(ops::Select), &[], Vec::new())

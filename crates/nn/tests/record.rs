@@ -2,8 +2,8 @@
 //! two living values share bytes.
 
 use delft_nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, RmsNorm, Rope,
-    Step, Stored, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, QkNorm, RmsNorm,
+    Rope, Step, Stored, Weights,
 };
 use formats::{Result, Source};
 use program::{
@@ -63,9 +63,10 @@ fn decoder_of(
             head_dim: 8,
             qkv_bias,
             output_bias: Bias::Never,
-            qk_norm,
+            qk_norm: qk_norm.map_or(QkNorm::None, QkNorm::Heads),
+            sinks: false,
             window: (i == 1).then_some(3),
-            rope: rope.clone(),
+            rope: Some(rope.clone()),
             scale: None,
             cap: None,
         };

@@ -360,7 +360,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "experts",
         |m| m.set("num_local_experts", 8),
-        Refused(&["config.json: num_local_experts", "without experts"])
+        Refused(&["config.json: num_local_experts", "no experts"])
     ),
     case!(
         "more experts used than there are",

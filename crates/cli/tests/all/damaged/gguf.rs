@@ -574,7 +574,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "experts",
         |m| m.llama("expert_count", 8_u32),
-        Refused(&["llama.expert_count", "without experts", "found 8"])
+        Refused(&["llama.expert_used_count", "a number of experts", "found nothing"])
     ),
     case!(
         "more experts used than there are",

@@ -1,0 +1,57 @@
+//! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every block, whose weights are made to sum to one. GGUF has it
+//! under Llama's name.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Recipes;
+use crate::{Architecture, Opened, decoder, experts, llama, windows};
+use formats::Result;
+use nn::{Bias, Experts, ExpertsOptions, Pairing, Weights};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Mixtral",
+    name: "mixtral",
+    gguf: "llama",
+    class: "MixtralForCausalLM",
+    names: &[llama::NAMES, experts::SPARSE_BLOCK],
+    signs: None,
+    experts: true,
+    open,
+};
+
+pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.windows = windows::of_all(files, &raw.layers)?;
+    if files.keys.dialect() == Dialect::Gguf {
+        raw.pairing = Pairing::Adjacent;
+    }
+    // Noise on scores, for training.
+    files.keys.number(Key("router_jitter_noise", ""))?;
+    let config = raw.check()?;
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    options.routing.normalised = true;
+    let parts = decoder::Parts {
+        feed_forward: mixture(options),
+        ..decoder::Parts::new(Bias::Never, Config::attention)
+    };
+    Ok(opened(config, parts, options.experts))
+}
+
+/// A mixture in every block.
+pub(crate) fn mixture(options: ExpertsOptions) -> decoder::FeedForward {
+    Box::new(move |builder, _, i| {
+        let experts = Experts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
+        Ok(Box::new(move |x| experts.forward(x)))
+    })
+}
+
+/// A model of these parts, whose experts are stored in any way.
+pub(crate) fn opened(config: Config, parts: decoder::Parts, count: usize) -> Opened {
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| experts::joined(weights, name, count);
+        decoder::layers(&Recipes { weights, change }, &of, &parts)
+    };
+    Opened { config, build: Box::new(build) }
+}

@@ -1,0 +1,60 @@
+//! Phi-3.5-MoE (Abdin et al. 2024): layer norms, biases on attention and head, and two experts for each token, each weighted among
+//! the experts whose scores are near its own (SparseMixer).
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Builder, LayerNorm, Odds};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Phi-3.5-MoE",
+    name: "phimoe",
+    gguf: "phimoe",
+    class: "PhimoeForCausalLM",
+    names: &[llama::NAMES, experts::SPARSE_BLOCK, FACTORS],
+    signs: None,
+    experts: true,
+    open,
+};
+
+const FACTORS: &[crate::names::Row] = &[
+    ("rope_factors_long", "rope_factors_long", "rope_factors_long"),
+    ("rope_factors_short", "rope_factors_short", "rope_factors_short"),
+];
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.windows = windows::of_all(files, &raw.layers)?;
+    let bias = |key| -> Result<Bias> {
+        let stated = keys.flag(Key(key, ""))?.unwrap_or(false);
+        Ok(if stated { Bias::Always } else { Bias::IfStored })
+    };
+    let (bias, head_bias) = (bias("attention_bias")?, bias("lm_head_bias")?);
+    let jitter = keys.number_or(Key("router_jitter_noise", ""), 0.01)?.positive()? as f32;
+    // Noise on what the router reads, for training.
+    keys.number(Key("input_jitter_noise", ""))?;
+    let config = raw.check()?;
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    options.routing.odds = Odds::Near { jitter };
+    options.routing.normalised = false;
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: mixtral::mixture(options),
+        norm,
+        head_bias,
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(mixtral::opened(config, parts, options.experts))
+}
+
+fn norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<decoder::Layer> {
+    let norm = LayerNorm::new(builder, name, config.hidden, config.norm_eps, Bias::Always)?;
+    Ok(Box::new(move |x| norm.forward(x)))
+}

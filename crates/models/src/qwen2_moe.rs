@@ -1,0 +1,75 @@
+//! Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with a mixture of experts, and one expert that every token goes through,
+//! weighted by a gate of its own.
+
+use crate::config::Raw;
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::qwen3_moe::{Sparse, blocks};
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Experts, Linear, Mlp, Unary};
+
+/// The expert that all tokens share.
+const SHARED: &[Row] = &[
+    (
+        "blocks.{}.mlp.shared.gate",
+        "model.layers.{}.mlp.shared_expert.gate_proj",
+        "blk.{}.ffn_gate_shexp",
+    ),
+    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_expert.up_proj", "blk.{}.ffn_up_shexp"),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.mlp.shared_expert.down_proj",
+        "blk.{}.ffn_down_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared_gate",
+        "model.layers.{}.mlp.shared_expert_gate",
+        "blk.{}.ffn_gate_inp_shexp",
+    ),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen1.5-MoE and Qwen2-MoE",
+    name: "qwen2_moe",
+    gguf: "qwen2moe",
+    class: "Qwen2MoeForCausalLM",
+    names: &[llama::NAMES, experts::NAMES, SHARED],
+    signs: None,
+    experts: true,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    let sparse = Sparse::read(files)?;
+    const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+    let shared = keys.needed(SHARED)?.within(1..=1 << 20)?;
+    let bias =
+        if keys.flag(Key("qkv_bias", ""))? == Some(false) { Bias::Never } else { Bias::Always };
+    let config = raw.check()?;
+    let options = experts::read(files, config.hidden, config.feed_forward)?;
+    let mixture: decoder::FeedForward = Box::new(move |builder, _, i| {
+        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
+        let experts = Experts::new(builder, &name, &options)?;
+        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        let gate = Linear::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
+        let layer = move |x: &nn::Tensor| {
+            let share = gate.forward(x).map(Unary::Sigmoid);
+            experts.forward(x).add(&one.forward(x).scale_rows(&share))
+        };
+        Ok(Box::new(layer) as decoder::Layer)
+    });
+    let attention = move |config: &crate::Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: blocks(sparse, mixture),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(mixtral::opened(config, parts, options.experts))
+}

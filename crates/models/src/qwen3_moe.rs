@@ -1,0 +1,78 @@
+//! Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in all blocks but those that the configuration leaves dense.
+
+use crate::config::{LAYERS, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, QkNorm};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen3-MoE",
+    name: "qwen3_moe",
+    gguf: "qwen3moe",
+    class: "Qwen3MoeForCausalLM",
+    names: &[llama::NAMES, qwen3::NORMS, experts::NAMES],
+    signs: None,
+    experts: true,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    let sparse = Sparse::read(files)?;
+    let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
+    let bias = if stated { Bias::Always } else { Bias::IfStored };
+    let config = raw.check()?;
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    // GGUF does not say it: all published models have it so.
+    options.routing.normalised |= files.keys.dialect() == Dialect::Gguf;
+    let attention = move |config: &crate::Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        qk_norm: QkNorm::Heads(config.norm_eps),
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: blocks(sparse, mixtral::mixture(options)),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(mixtral::opened(config, parts, options.experts))
+}
+
+/// Which blocks have experts.
+#[derive(Debug)]
+pub(crate) struct Sparse {
+    /// Every so many blocks.
+    step: usize,
+    /// Dense all the same.
+    dense: Vec<usize>,
+}
+
+impl Sparse {
+    /// Reads Qwen's rule.
+    ///
+    /// # Errors
+    /// Values of another type or out of range, by key.
+    pub(crate) fn read(files: &Files<'_>) -> Result<Sparse> {
+        let keys = &files.keys;
+        let step = keys.size(Key("decoder_sparse_step", ""))?;
+        let step = step.map_or(Ok(1), |step| step.within(1..=LAYERS))?;
+        let dense = match keys.dialect() {
+            Dialect::HuggingFace => keys.numbers("mlp_only_layers")?.unwrap_or_default(),
+            Dialect::Gguf => Vec::new(),
+        };
+        Ok(Sparse { step, dense: dense.into_iter().map(|layer| layer as usize).collect() })
+    }
+}
+
+/// Experts in the blocks that have them, a gated feed-forward in the others.
+pub(crate) fn blocks(sparse: Sparse, mixture: decoder::FeedForward) -> decoder::FeedForward {
+    Box::new(move |builder, config, i| {
+        if !(i + 1).is_multiple_of(sparse.step) || sparse.dense.contains(&i) {
+            return decoder::gated(builder, config, i, Bias::Never);
+        }
+        mixture(builder, config, i)
+    })
+}

@@ -1,0 +1,61 @@
+//! A mixture of experts: a router's scores choose the gated feed-forwards that each token goes through.
+
+use crate::{Bias, Builder, Linear, Tensor};
+use formats::Result;
+use ops::Op;
+use ops::experts::{Gate, Routing};
+use program::WeightId;
+
+/// What a mixture is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertsOptions {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Width of each expert's feed-forward.
+    pub feed_forward: usize,
+    /// Whether the router has a bias.
+    pub router_bias: Bias,
+    /// Whether all matrices of experts have biases.
+    pub biases: bool,
+    /// How scores choose.
+    pub routing: Routing,
+    /// How experts gate.
+    pub gate: Gate,
+}
+
+/// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores choose.
+pub struct Experts {
+    router: Linear, // [hidden] -> [experts]
+    weights: Vec<WeightId>,
+    op: ops::Experts,
+}
+
+impl Experts {
+    /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff, hidden]`, `.down`
+    /// `[experts * hidden, ff]`; and with biases `name.experts.gate.bias` and so on.
+    pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
+        let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
+        let router = format!("{name}.router");
+        let router = Linear::new(builder, &router, [experts, hidden], options.router_bias)?;
+        let parts = [("gate", ff, hidden), ("up", ff, hidden), ("down", hidden, ff)];
+        let mut weights = Vec::new();
+        for (part, out, input) in parts {
+            let name = format!("{name}.experts.{part}");
+            weights.push(builder.weight(&name, &[experts * out, input])?);
+        }
+        for (part, out, _) in parts.into_iter().filter(|_| options.biases) {
+            let name = format!("{name}.experts.{part}.bias");
+            weights.push(builder.weight(&name, &[experts * out])?);
+        }
+        let op = ops::Experts { routing: options.routing, gate: options.gate };
+        Ok(Experts { router, weights, op })
+    }
+
+    /// The weighted sum of each row's experts.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let scores = self.router.forward(x);
+        x.apply(Op::from(self.op), &[&scores], self.weights.clone())
+    }
+}
