@@ -12,6 +12,7 @@ mod export;
 mod files;
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod harmless;
 mod keys;
 mod llama;
@@ -65,6 +66,7 @@ pub struct Architecture {
 pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
+    &gpt_oss::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,

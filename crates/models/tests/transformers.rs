@@ -251,7 +251,21 @@ fn published_configurations_are_understood() {
         "rope_theta": 1e6, "router_aux_loss_coef": 0.001, "sliding_window": null,
         "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_936
     });
-    for json in [gemma3, qwen3_moe] {
+    let types: Vec<&str> =
+        (0..24).map(|i| ["sliding_attention", "full_attention"][i % 2]).collect();
+    let gpt_oss = serde_json::json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+        "intermediate_size": 2880, "layer_types": types, "max_position_embeddings": 131_072,
+        "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "output_router_logits": false, "rms_norm_eps": 1e-5,
+        "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false },
+        "rope_theta": 150_000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+        "swiglu_limit": 7.0, "tie_word_embeddings": false, "vocab_size": 201_088
+    });
+    for json in [gemma3, qwen3_moe, gpt_oss] {
         delft_models::check_json(&json, "config.json", &options())
             .unwrap_or_else(|e| panic!("{e}"));
     }

@@ -1,0 +1,113 @@
+//! gpt-oss (OpenAI 2025): attention with sinks, within a window in every other layer, the first among them; a mixture of experts
+//! with biases and a clamped gate in every block; YaRN.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::{Recipes, Row};
+use crate::rope::Scaling;
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
+use formats::{Result, Source};
+use nn::{AttentionOptions, Bias, Gate, Stored, Weights};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.attention.sinks", "model.layers.{}.self_attn.sinks!", "blk.{}.attn_sinks"),
+    (
+        "blocks.{}.mlp_norm",
+        "model.layers.{}.post_attention_layernorm",
+        "blk.{}.post_attention_norm",
+    ),
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.router", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.mlp.experts.gate_up_proj!", ""),
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.mlp.experts.down_proj!",
+        "blk.{}.ffn_down_exps",
+    ),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "gpt-oss",
+    name: "gpt_oss",
+    gguf: "gpt-oss",
+    class: "GptOssForCausalLM",
+    names: &[NAMES, llama::NAMES],
+    signs: None,
+    experts: true,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    let every = windows::of_all(files, &raw.layers)?;
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    raw.windows = match hugging_face && keys.get("layer_types").is_some() {
+        true => every,
+        false => every.into_iter().enumerate().map(|(i, w)| w.filter(|_| i % 2 == 0)).collect(),
+    };
+    if let (false, Scaling::Yarn(yarn)) = (hugging_face, &mut raw.rotation.scaling.value) {
+        // GGUF does not say it: the models' pairs between are not widened to whole numbers.
+        yarn.truncate = false;
+    }
+    let limit = keys.number_or(Key("swiglu_limit", ""), 7.0)?.positive()? as f32;
+    let alpha = keys.number_or(Key("swiglu_alpha", ""), 1.702)?.positive()? as f32;
+    let stated = keys.flag(Key("attention_bias", ""))?;
+    let bias = if stated == Some(false) { Bias::Never } else { Bias::Always };
+    // Older spellings of `num_experts_per_tok` and of yarn's original context.
+    keys.size(Key("experts_per_token", ""))?;
+    keys.size(Key("initial_context_length", ""))?;
+    let config = raw.check()?;
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    options.routing.normalised = true;
+    options.gate = Gate::Clamped { limit, alpha };
+    (options.router_bias, options.biases) = (Bias::Always, true);
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        sinks: true,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: mixtral::mixture(options),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| expert(weights, name, hugging_face);
+        decoder::layers(&Recipes { weights, change }, &of, &parts)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}
+
+/// All experts' matrices, one below the other. Hugging Face stores the rows of gate and up by turns; matrices of numbers the
+/// other way round than everywhere else, blocks not.
+fn expert(weights: &dyn Weights, name: &str, hugging_face: bool) -> Result<Option<Stored>> {
+    let (stem, bias) = match name.strip_suffix(".bias") {
+        Some(stem) => (stem, ".bias"),
+        None => (name, ""),
+    };
+    let Some((block, part)) = stem.split_once(".experts.") else { return Ok(None) };
+    let turn = match (hugging_face, part) {
+        (true, "gate") => Some(0),
+        (true, "up") => Some(1),
+        _ => None,
+    };
+    let stored = match turn {
+        Some(_) => weights.find(&format!("{block}.experts.gate_up{bias}"))?,
+        None => weights.find(name)?,
+    };
+    let Some(mut stored) = stored else { return Ok(None) };
+    let plain = matches!(stored.source, Source::Tensor(_));
+    if hugging_face && plain && bias.is_empty() && stored.shape.len() == 3 {
+        stored.shape.swap(1, 2);
+        stored.source = Source::Transpose(Box::new(stored.source));
+    }
+    let Stored { source, mut shape } = experts::flat(weights, name, stored)?;
+    let Some(start) = turn else { return Ok(Some(Stored { source, shape })) };
+    shape[0] /= 2;
+    let source = Source::Rows { of: Box::new(source), start, count: shape[0], stride: 2 };
+    Ok(Some(Stored { source, shape }))
+}
