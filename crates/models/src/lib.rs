@@ -12,13 +12,17 @@ mod export;
 mod files;
 mod gemma2;
 mod gemma3;
+mod glm4;
 mod gpt_oss;
+mod granite;
 mod harmless;
 mod keys;
 mod llama;
+mod ministral;
 mod mistral;
 mod mixtral;
 mod names;
+mod olmo2;
 mod phi3;
 mod phimoe;
 mod quantisation;
@@ -28,6 +32,7 @@ mod qwen3;
 mod qwen3_moe;
 mod rope;
 mod scaling;
+mod smollm3;
 mod stated;
 mod unused;
 mod windows;
@@ -66,16 +71,21 @@ pub struct Architecture {
 pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
+    &glm4::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
+    &granite::ARCHITECTURE,
     &llama::ARCHITECTURE,
+    &ministral::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
+    &olmo2::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
     &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
+    &smollm3::ARCHITECTURE,
 ];
 
 /// How a model is read.

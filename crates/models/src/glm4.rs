@@ -1,0 +1,71 @@
+//! GLM-4 of 2025 (GLM Team 2024): norms in front of and behind each sublayer, a part of each head rotated in adjacent pairs, gate
+//! and up in one matrix, biases on q, k and v.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::{Recipes, Row};
+use crate::{Architecture, Opened, decoder, phi3};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Pairing, Weights};
+
+const NAMES: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.norm", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    (
+        "blocks.{}.after_attention_norm",
+        "model.layers.{}.post_self_attn_layernorm",
+        "blk.{}.post_attention_norm",
+    ),
+    ("blocks.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate_up", "model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    ("blocks.{}.after_mlp_norm", "model.layers.{}.post_mlp_layernorm", "blk.{}.post_ffw_norm"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "GLM-4 of 2025",
+    name: "glm4",
+    gguf: "glm4",
+    class: "Glm4ForCausalLM",
+    names: &[NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.pairing = Pairing::Adjacent;
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    if let (true, None, Some(head_dim)) = (hugging_face, &raw.rotation.rotary, &raw.head_dim) {
+        // Half of each head, where nothing is said.
+        raw.rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
+    }
+    let stated = keys.flag(Key("attention_bias", ""))?;
+    let bias = match (hugging_face, stated) {
+        (true, Some(false)) => Bias::Never,
+        (true, _) => Bias::Always,
+        (false, _) => Bias::IfStored,
+    };
+    let config = raw.check()?;
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts =
+        decoder::Parts { normed: (true, true), ..decoder::Parts::new(Bias::Never, attention) };
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| phi3::part(&of, weights, name);
+        decoder::layers(&Recipes { weights, change }, &of, &parts)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}

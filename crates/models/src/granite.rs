@@ -1,0 +1,47 @@
+//! Granite 3 (IBM 2024): Llama with numbers that embeddings, scores, the results of sublayers, and logits are multiplied with.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::{Architecture, Opened, decoder, llama, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Pairing};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Granite 3",
+    name: "granite",
+    gguf: "granite",
+    class: "GraniteForCausalLM",
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    windows::of_types(files, &raw.layers, None)?;
+    if keys.dialect() == Dialect::Gguf {
+        raw.pairing = Pairing::Adjacent;
+    }
+    let number = |key: Key| -> Result<f32> { Ok(keys.number_or(key, 1.0)?.positive()? as f32) };
+    let embedding = number(Key("embedding_multiplier", "embedding_scale"))?;
+    let scale = number(Key("attention_multiplier", "attention.scale"))?;
+    let residual = number(Key("residual_multiplier", "residual_scale"))?;
+    let logits = number(Key("logits_scaling", "logit_scale"))?;
+    let bias = |key| -> Result<Bias> {
+        let stated = keys.flag(Key(key, ""))?.unwrap_or(false);
+        Ok(if stated { Bias::Always } else { Bias::IfStored })
+    };
+    let (bias, mlp_bias) = (bias("attention_bias")?, bias("mlp_bias")?);
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        scale: Some(scale),
+        ..config.attention(layer)
+    };
+    let multipliers = [embedding, residual, 1.0 / logits];
+    let parts = decoder::Parts { multipliers, ..decoder::Parts::new(mlp_bias, attention) };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}
