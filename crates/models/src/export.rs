@@ -192,9 +192,14 @@ fn rotation(
             vec![factors("rope_freqs.weight", (0..width / 2).map(one).collect())]
         }
         Scaling::Factors(values) => vec![factors("rope_freqs.weight", values)],
-        Scaling::Long { short, long, original, magnitude } => {
+        Scaling::Long { short, long, original, magnitudes: [near, far] } => {
+            if near != far {
+                let expected = "one magnitude for all contexts, as GGUF has it";
+                let error = scaling.wrong(expected, format!("{near} and {far}"));
+                return Err(error.of(ErrorKind::Unsupported));
+            }
             add("scaling.original_context_length", Value::U32(original as u32));
-            add("scaling.attn_factor", number(magnitude));
+            add("scaling.attn_factor", number(near));
             vec![
                 factors("rope_factors_long.weight", long),
                 factors("rope_factors_short.weight", short),
