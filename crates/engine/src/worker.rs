@@ -164,6 +164,9 @@ struct Chosen {
     likeliest: Vec<(u32, f32)>,
 }
 
+/// What a step is for, and who chooses in it, behind which position.
+type Parts = (Vec<Work>, Vec<(Id, usize)>);
+
 /// Memory for the parts of a step, kept from one to the next.
 #[derive(Default)]
 struct Memory {
@@ -187,7 +190,7 @@ struct Worker {
     memory: Memory,
     /// Steps under way, in their order, and memory for others.
     flights: VecDeque<Flight>,
-    spare: Vec<(Vec<Work>, Vec<(Id, usize)>)>,
+    spare: Vec<Parts>,
     /// What the latest step chose.
     chosen: Vec<(Id, Result<Chosen>)>,
     cancelled: Vec<Id>,
