@@ -130,7 +130,7 @@ fn arrive(
 /// Takes an answer's tokens as they come.
 fn follow(mut generating: Generating, arrived: Instant, start: Instant) -> Result<Answered, Error> {
     let (mut last, mut first, mut gaps) = (arrived, None, Vec::new());
-    while let Some(token) = generating.next() {
+    for token in generating.by_ref() {
         token?;
         let now = Instant::now();
         let gap = (now - last).as_secs_f64();
