@@ -75,7 +75,13 @@ fn layers_on_several_devices_are_transformers() {
         let device = places.parse::<Place>().unwrap().open(None).unwrap();
         for case in cases() {
             for chunk in [512, 7] {
-                let worst = worst(&*device, &case, chunk).unwrap();
+                let worst = worst(&*device, &case, chunk);
+                if layers(&case).len() + 1 < places.split(',').count() {
+                    let why = worst.unwrap_err().to_string();
+                    assert!(why.contains("one for each layer and the head"), "{why}");
+                    continue;
+                }
+                let worst = worst.unwrap();
                 println!("{places}: {} in chunks of {chunk}: {worst:e}", case.display());
                 assert!(worst <= 1e-4, "{places}: {}: {worst:e}", case.display());
             }
@@ -120,27 +126,39 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
     together::compare(case("mistral-long", CacheType::F16), &*sim, &[&*sim]);
 }
 
-/// Two ranks; models whose heads two cannot share say so.
+/// The cache layers of a fixture.
+fn layers(case: &Path) -> Vec<program::CacheLayer> {
+    let tensors = Tensors::open(case).unwrap();
+    let model = models::load(&tensors, &models::Options::default()).unwrap();
+    model.record(false).unwrap().layers
+}
+
+/// Two ranks; models whose heads two cannot share say so, and those whose norms are over all heads.
 #[test]
 fn layers_shared_by_ranks_are_transformers() {
     let device = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
-    let mut refused = Vec::new();
-    let cases = cases();
-    for case in &cases {
+    let mut refused = 0;
+    for case in cases() {
+        let odd = layers(&case).iter().any(|layer| layer.kv_heads % 2 == 1);
+        let expected = match (odd, case.ends_with("olmo2")) {
+            (true, _) => Some("key/value heads that 2 GPUs can share"),
+            (false, true) => Some("norms of heads, that 2 GPUs can share"),
+            (false, false) => None,
+        };
         for chunk in [512, 7] {
-            match worst(&*device, case, chunk) {
-                Ok(worst) => {
+            match (worst(&*device, &case, chunk), expected) {
+                (Ok(worst), None) => {
                     println!("{} in chunks of {chunk}: {worst:e}", case.display());
                     assert!(worst <= 1e-4, "{}: {worst:e}", case.display());
                 }
-                Err(why) => {
-                    let why = why.to_string();
-                    assert!(why.contains("key/value heads that 2 GPUs can share"), "{why}");
-                    refused.push(case);
+                (Err(why), Some(expected)) => {
+                    assert!(why.to_string().contains(expected), "{}: {why}", case.display());
+                    refused += 1;
                 }
+                (other, _) => panic!("{}: {other:?}", case.display()),
             }
         }
     }
-    // One or three key/value heads: llama2, llama-linear, qwen2, qwen2-yarn, qwen3-untied.
-    assert_eq!((cases.len(), refused.len()), (22, 2 * 5), "{refused:?}");
+    // One or three key/value heads: llama2, llama-linear, qwen2, qwen2-yarn, qwen3-untied and more.
+    assert!(refused >= 2 * 6, "{refused}");
 }

@@ -113,8 +113,7 @@ impl<B: Backend> GpuExecutor<B> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let formats = weights::formats(&program, tensors)?;
-        let (facts, batched) = (backend.facts(), options.batched);
-        let lowering = Lowering::new(program, facts, options.cache_type, batched, formats)?;
+        let lowering = Lowering::new(program, backend.facts(), &options, formats)?;
         let planned = sizes::plan(&*backend, &lowering, &options)?;
         plan::check(backend.about().name, &options, &planned, &|options| {
             sizes::plan(&*backend, &lowering, options)

@@ -22,7 +22,7 @@ use tile::types::Scalar;
 
 use super::arena::{self, FEW, Layout, bucket};
 use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
-use crate::CacheType;
+use crate::{CacheType, LoadOptions};
 
 mod attention;
 mod experts;
@@ -220,6 +220,9 @@ pub(super) struct Lowering {
     /// Whether every row is computed as in a step of many: see
     /// [`LoadOptions::batched`](crate::LoadOptions::batched).
     pub(super) batched: bool,
+    /// Whether rows that decode go to the vendor's library where they are batched: it is the faster
+    /// one for many, and all rows must go one way.
+    pub(super) library: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
     /// Distinct rotations.
@@ -232,19 +235,23 @@ pub(super) struct Lowering {
     pub(super) unpacked: (usize, usize),
 }
 
+/// Sequences up to which our products of 16-bit matrices are faster than the vendor's, whose fewest
+/// rows are [`LIBRARY_ROWS`].
+const OWN_ROWS: usize = 64;
+
 impl Lowering {
-    /// The lowering of a Program whose matrices are packed so, for many sequences at a time if it is `batched`. Queries have
-    /// the cache's type, or f16 if that is q8_0.
+    /// The lowering of a Program whose matrices are packed so, loaded in this way. Queries have the
+    /// cache's type, or f16 if that is q8_0.
     ///
     /// # Errors
     /// If heads do not fit the cache's type.
     pub(super) fn new(
         program: Program,
         facts: Facts,
-        cache: CacheType,
-        batched: bool,
+        options: &LoadOptions,
         formats: Vec<Option<Format>>,
     ) -> Result<Lowering> {
+        let &LoadOptions { cache_type: cache, batched, sequences, .. } = options;
         kv::check(cache, &program.layers)?;
         let half = match cache {
             CacheType::F16 | CacheType::Q8_0 => Scalar::F16,
@@ -262,6 +269,7 @@ impl Lowering {
             half,
             cache,
             batched,
+            library: sequences > OWN_ROWS,
             formats,
             ropes: program.ropes(),
             groups: program.layer_groups(),

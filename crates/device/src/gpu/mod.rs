@@ -356,8 +356,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         self.check(program)?;
         let formats = weights::formats(program, tensors)?;
         let (program, facts) = (program.clone(), self.backend.facts());
-        let lowering =
-            lower::Lowering::new(program, facts, options.cache_type, options.batched, formats)?;
+        let lowering = lower::Lowering::new(program, facts, options, formats)?;
         Ok(vec![sizes::plan(&*self.backend, &lowering, options)?])
     }
 

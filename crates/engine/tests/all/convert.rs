@@ -39,9 +39,12 @@ fn folders_compute_the_same_as_files() {
         assert!(apart < 1e-4, "{name}: {apart}");
         converted += 1;
     }
-    assert!(converted >= 15, "{refused:?}");
-    let known =
-        |why: &String| ["qwen2-window", "gemma2-scalar"].iter().any(|case| why.starts_with(case));
+    assert!(converted >= 20, "{refused:?}");
+    // Settings that GGUF cannot say, and architectures whose form there is not known yet.
+    let known = |why: &String| {
+        let unsaid = ["qwen2-window", "gemma2-scalar"].iter().any(|case| why.starts_with(case));
+        unsaid || why.contains("config.json: expected one of llama, ")
+    };
     let odd: Vec<&String> = refused.iter().filter(|why| !known(why)).collect();
     assert!(odd.is_empty(), "{odd:?}");
 }

@@ -80,7 +80,7 @@ impl Recorder<'_> {
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
         let packed = format != Format::Dense(self.of.wide);
         let enough = match (self.of.batched, packed) {
-            (true, _) => !packed || self.key.kind == Kind::Prompt,
+            (true, _) => self.key.kind == Kind::Prompt || (!packed && self.of.library),
             (false, true) => rows >= unpack,
             (false, false) => rows > FEW,
         };
