@@ -1,11 +1,12 @@
 //! The decoder that most architectures share: embed; for every block, attention and a feed-forward, each normed in front,
 //! behind or both, and added to the residual stream; norm; head. [`Parts`] says what they differ in.
 
+use crate::names::Recipes;
 use crate::{Config, Layers, Opened};
 use formats::Result;
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Tensor,
-    Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Stored,
+    Tensor, Weights,
 };
 
 /// A layer from the residual stream to itself.
@@ -84,11 +85,25 @@ pub(crate) fn open_parts(config: Config, parts: Parts) -> Opened {
     Opened { config, build: Box::new(build) }
 }
 
+/// A model of these parts, some of whose weights `change` makes of those that are stored.
+pub(crate) fn open_recipes(
+    config: Config,
+    parts: Parts,
+    change: impl Fn(&Config, &dyn Weights, &str) -> Result<Option<Stored>> + 'static,
+) -> Opened {
+    let of = config.clone();
+    let build = move |weights: &dyn Weights| {
+        let change = |weights: &dyn Weights, name: &str| change(&of, weights, name);
+        layers(&Recipes { weights, change }, &of, &parts)
+    };
+    Opened { config, build: Box::new(build) }
+}
+
 /// The layers of such a stack.
 ///
 /// # Errors
 /// Weights that are missing, or do not fit the configuration.
-pub(crate) fn layers(weights: &dyn Weights, config: &Config, parts: &Parts) -> Result<Layers> {
+fn layers(weights: &dyn Weights, config: &Config, parts: &Parts) -> Result<Layers> {
     let builder = Builder::new(weights);
     let decoder = Decoder::new(&builder, config, parts)?;
     let blank = builder.program();

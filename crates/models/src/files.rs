@@ -1,10 +1,10 @@
 //! What an architecture reads: the keys of a model's configuration, and its weights by canonical name.
 
 use crate::Architecture;
-use crate::keys::{Asked, Keys};
+use crate::keys::{Asked, Key, Keys};
 use formats::gguf::Metadata;
 use formats::{Result, Tensors};
-use nn::Weights;
+use nn::{Bias, Weights};
 
 /// The files of one model, as the file of its architecture sees them.
 pub(crate) struct Files<'a> {
@@ -25,6 +25,16 @@ impl<'a> Files<'a> {
     /// All metadata, if it is a GGUF file.
     pub(crate) fn metadata(&self) -> Option<&'a Metadata> {
         Some(self.tensors?.gguf()?.metadata())
+    }
+
+    /// Whether matrices have biases, as a key of `config.json` says it: where it does not say so,
+    /// those that are stored count.
+    ///
+    /// # Errors
+    /// Something else than true or false.
+    pub(crate) fn bias(&self, key: &'static str) -> Result<Bias> {
+        let stated = self.keys.flag(Key(key, ""))?.unwrap_or(false);
+        Ok(if stated { Bias::Always } else { Bias::IfStored })
     }
 }
 

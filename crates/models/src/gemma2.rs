@@ -54,15 +54,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
-    let every = windows::of_all(files, &raw.layers)?;
-    let listed = keys.dialect() == Dialect::HuggingFace && keys.get("layer_types").is_some();
-    raw.windows = match listed {
-        true => every,
-        false => {
-            let alternate = |(i, window): (usize, Option<usize>)| window.filter(|_| i % 2 == 0);
-            every.into_iter().enumerate().map(alternate).collect()
-        }
-    };
+    raw.windows = windows::alternating(files, &raw.layers)?;
     let cap = |key| keys.number(key)?.map(|cap| Ok(cap.positive()? as f32)).transpose();
     let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
     let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"))?;

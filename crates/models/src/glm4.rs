@@ -4,10 +4,10 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::names::{Recipes, Row};
+use crate::names::Row;
 use crate::{Architecture, Opened, decoder, phi3};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Pairing, Weights};
+use nn::{AttentionOptions, Bias, Pairing};
 
 const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
@@ -62,10 +62,5 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     let parts =
         decoder::Parts { normed: (true, true), ..decoder::Parts::new(Bias::Never, attention) };
-    let of = config.clone();
-    let build = move |weights: &dyn Weights| {
-        let change = |weights: &dyn Weights, name: &str| phi3::part(&of, weights, name);
-        decoder::layers(&Recipes { weights, change }, &of, &parts)
-    };
-    Ok(Opened { config, build: Box::new(build) })
+    Ok(decoder::open_recipes(config, parts, phi3::part))
 }

@@ -4,7 +4,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::names::{Recipes, Row};
+use crate::names::Row;
 use crate::rope::Scaling;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::{Result, Source};
@@ -42,12 +42,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
-    let every = windows::of_all(files, &raw.layers)?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    raw.windows = match hugging_face && keys.get("layer_types").is_some() {
-        true => every,
-        false => every.into_iter().enumerate().map(|(i, w)| w.filter(|_| i % 2 == 0)).collect(),
-    };
+    raw.windows = windows::alternating(files, &raw.layers)?;
     if let (false, Scaling::Yarn(yarn)) = (hugging_face, &mut raw.rotation.scaling.value) {
         // GGUF does not say it: the models' pairs between are not widened to whole numbers.
         yarn.truncate = false;
@@ -74,12 +70,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         feed_forward: mixtral::mixture(options),
         ..decoder::Parts::new(Bias::Never, attention)
     };
-    let of = config.clone();
-    let build = move |weights: &dyn Weights| {
-        let change = |weights: &dyn Weights, name: &str| expert(weights, name, hugging_face);
-        decoder::layers(&Recipes { weights, change }, &of, &parts)
-    };
-    Ok(Opened { config, build: Box::new(build) })
+    let stored =
+        move |_: &Config, weights: &dyn Weights, name: &str| expert(weights, name, hugging_face);
+    Ok(decoder::open_recipes(config, parts, stored))
 }
 
 /// All experts' matrices, one below the other. Hugging Face stores the rows of gate and up by turns; matrices of numbers the

@@ -5,7 +5,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Pairing};
+use nn::{AttentionOptions, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Granite 3",
@@ -30,11 +30,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let scale = number(Key("attention_multiplier", "attention.scale"))?;
     let residual = number(Key("residual_multiplier", "residual_scale"))?;
     let logits = number(Key("logits_scaling", "logit_scale"))?;
-    let bias = |key| -> Result<Bias> {
-        let stated = keys.flag(Key(key, ""))?.unwrap_or(false);
-        Ok(if stated { Bias::Always } else { Bias::IfStored })
-    };
-    let (bias, mlp_bias) = (bias("attention_bias")?, bias("mlp_bias")?);
+    let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,

@@ -3,11 +3,11 @@
 
 use crate::config::Raw;
 use crate::files::Files;
-use crate::keys::{Dialect, Key};
+use crate::keys::Dialect;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, mixtral, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Pairing};
+use nn::{AttentionOptions, Pairing};
 
 /// The names that most decoders share.
 pub(crate) const NAMES: &[Row] = &[
@@ -51,11 +51,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     } else {
         windows::of_types(files, &raw.layers, None)?;
     }
-    let bias = |key| -> Result<Bias> {
-        let stated = files.keys.flag(Key(key, ""))?.unwrap_or(false);
-        Ok(if stated { Bias::Always } else { Bias::IfStored })
-    };
-    let (attention, mlp) = (bias("attention_bias")?, bias("mlp_bias")?);
+    let (attention, mlp) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     Ok(decoder::open(raw.check()?, mlp, move |config, layer| AttentionOptions {
         qkv_bias: attention,
         output_bias: attention,

@@ -4,7 +4,6 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::names::Recipes;
 use crate::{Architecture, Opened, decoder, experts, llama, windows};
 use formats::Result;
 use nn::{Bias, Experts, ExpertsOptions, Pairing, Weights};
@@ -48,10 +47,7 @@ pub(crate) fn mixture(options: ExpertsOptions) -> decoder::FeedForward {
 
 /// A model of these parts, whose experts are stored in any way.
 pub(crate) fn opened(config: Config, parts: decoder::Parts, count: usize) -> Opened {
-    let of = config.clone();
-    let build = move |weights: &dyn Weights| {
-        let change = |weights: &dyn Weights, name: &str| experts::joined(weights, name, count);
-        decoder::layers(&Recipes { weights, change }, &of, &parts)
-    };
-    Opened { config, build: Box::new(build) }
+    let joined =
+        move |_: &Config, weights: &dyn Weights, name: &str| experts::joined(weights, name, count);
+    decoder::open_recipes(config, parts, joined)
 }

@@ -3,7 +3,6 @@
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
-use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
@@ -38,8 +37,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let raw = Raw::read(files, &["silu"])?;
     windows::of_types(files, &raw.layers, None)?;
-    let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
-    let bias = if stated { Bias::Always } else { Bias::IfStored };
+    let bias = files.bias("attention_bias")?;
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,

@@ -4,7 +4,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::Key;
-use crate::names::{Recipes, Row};
+use crate::names::Row;
 use crate::{Architecture, Opened, decoder, windows};
 use formats::{Error, Result, shape};
 use nn::{Bias, Stored, Weights};
@@ -41,12 +41,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         return Err(files.keys.wrong("attention_bias", "false: this architecture has none", true));
     }
     let config = raw.check()?;
-    let (of, parts) = (config.clone(), decoder::Parts::new(Bias::Never, Config::attention));
-    let build = move |weights: &dyn Weights| {
-        let change = |weights: &dyn Weights, name: &str| part(&of, weights, name);
-        decoder::layers(&Recipes { weights, change }, &of, &parts)
-    };
-    Ok(Opened { config, build: Box::new(build) })
+    let parts = decoder::Parts::new(Bias::Never, Config::attention);
+    Ok(decoder::open_recipes(config, parts, part))
 }
 
 /// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate and up.

@@ -28,11 +28,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_all(files, &raw.layers)?;
-    let bias = |key| -> Result<Bias> {
-        let stated = keys.flag(Key(key, ""))?.unwrap_or(false);
-        Ok(if stated { Bias::Always } else { Bias::IfStored })
-    };
-    let (bias, head_bias) = (bias("attention_bias")?, bias("lm_head_bias")?);
+    let (bias, head_bias) = (files.bias("attention_bias")?, files.bias("lm_head_bias")?);
     let jitter = keys.number_or(Key("router_jitter_noise", ""), 0.01)?.positive()? as f32;
     // Noise on what the router reads, for training.
     keys.number(Key("input_jitter_noise", ""))?;

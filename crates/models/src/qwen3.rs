@@ -2,7 +2,6 @@
 
 use crate::config::Raw;
 use crate::files::Files;
-use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
@@ -32,8 +31,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
-    let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
-    let bias = if stated { Bias::Always } else { Bias::IfStored };
+    let bias = files.bias("attention_bias")?;
     Ok(decoder::open(raw.check()?, Bias::IfStored, move |config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,

@@ -22,8 +22,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
-    let stated = files.keys.flag(Key("attention_bias", ""))?.unwrap_or(false);
-    let bias = if stated { Bias::Always } else { Bias::IfStored };
+    let bias = files.bias("attention_bias")?;
     let config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     // GGUF does not say it: all published models have it so.

@@ -5,7 +5,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Pairing};
+use nn::{AttentionOptions, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "SmolLM3",
@@ -39,11 +39,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Some(list) => list[layer] != 0.0,
         None => !(layer + 1).is_multiple_of(every),
     };
-    let bias = |key| -> Result<Bias> {
-        let stated = keys.flag(Key(key, ""))?.unwrap_or(false);
-        Ok(if stated { Bias::Always } else { Bias::IfStored })
-    };
-    let (attention, mlp) = (bias("attention_bias")?, bias("mlp_bias")?);
+    let (attention, mlp) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     Ok(decoder::open(raw.check()?, mlp, move |config: &Config, layer| {
         let options = config.attention(layer);
         AttentionOptions {

@@ -18,6 +18,19 @@ pub(crate) fn of_all(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Op
     Ok(of_types(files, layers, Some(window))?.unwrap_or(each))
 }
 
+/// A window on every other layer, the first among them, unless `layer_types` lists others.
+///
+/// # Errors
+/// As [`of_all`].
+pub(crate) fn alternating(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+    let keys = &files.keys;
+    let mut windows = of_all(files, layers)?;
+    if keys.dialect() == Dialect::Gguf || keys.get("layer_types").is_none() {
+        windows.iter_mut().skip(1).step_by(2).for_each(|window| *window = None);
+    }
+    Ok(windows)
+}
+
 /// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each layer.
 ///
 /// # Errors
