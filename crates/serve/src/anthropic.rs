@@ -79,7 +79,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
     let id = format!("msg_{}", call.id);
     let mut reply = asked.reply(&model, &work.prompt);
     let prompt_tokens = work.prompt.len();
-    let mut generating = model.generator.start(vec![work]).await?;
+    let generating = model.generator.start(vec![work]).await?;
     if streams {
         let mut message = message(&id, &model);
         message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });
@@ -90,10 +90,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
         });
         return Ok(noting(&fields, streamed));
     }
-    let mut answer = Answer::default();
-    while let Some((_, event)) = generating.next().await? {
-        answer.take(&mut reply, event);
-    }
+    let answer = Answer::of(generating, &mut reply).await?;
     let mut content = Vec::new();
     if !answer.reasoning.is_empty() {
         content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));

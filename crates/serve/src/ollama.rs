@@ -226,7 +226,7 @@ impl Ask {
             return Ok(noting(&self.fields, axum::Json(loaded).into_response()));
         };
         let logprobs = work.options.logprobs;
-        let mut generating = self.model.generator.start(vec![work]).await?;
+        let generating = self.model.generator.start(vec![work]).await?;
         if self.streams {
             let fields = self.fields.clone();
             let mut writer = Writer { ask: self, logprobs };
@@ -235,10 +235,7 @@ impl Ask {
             });
             return Ok(noting(&fields, streamed));
         }
-        let mut answer = Answer::default();
-        while let Some((_, event)) = generating.next().await? {
-            answer.take(&mut self.reply, event);
-        }
+        let answer = Answer::of(generating, &mut self.reply).await?;
         let mut object = self.part(&answer.content, &answer.reasoning, true);
         if !answer.calls.is_empty() {
             object["message"]["tool_calls"] = answer.calls.iter().map(call_json).collect();

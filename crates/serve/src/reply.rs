@@ -8,8 +8,9 @@ use delft::tokens::tools::{self, Body, Calls, Format, Tool, ToolCall};
 use delft::{Finish, Metrics, Token};
 use serde_json::{Value, json};
 
-use crate::generation::{Done, Event};
+use crate::generation::{Done, Event, Generating};
 use crate::models::Model;
+use crate::problem::Problem;
 use crate::settings::random;
 
 /// A piece of an answer.
@@ -193,6 +194,21 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// Waits for the whole of one text.
+    ///
+    /// # Errors
+    /// A generation that failed, or took too long.
+    pub(crate) async fn of(
+        mut generating: Generating,
+        reply: &mut Reply,
+    ) -> Result<Answer, Problem> {
+        let mut answer = Answer::default();
+        while let Some((_, event)) = generating.next().await? {
+            answer.take(reply, event);
+        }
+        Ok(answer)
+    }
+
     pub(crate) fn add(&mut self, piece: Piece) {
         match piece {
             Piece::Reasoning(text) => self.reasoning += &text,

@@ -71,7 +71,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let Ask { model, fields, asked, work, streams } = call.reading(|| read(&call)).await?;
     let mut reply = asked.reply(&model, &work.prompt);
     let head = head(&call, &model, &fields);
-    let mut generating = model.generator.start(vec![work]).await?;
+    let generating = model.generator.start(vec![work]).await?;
     if streams {
         let mut writer =
             Writer { id: call.id, head, reply, items: Vec::new(), open: None, sent: 0 };
@@ -82,10 +82,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
         });
         return Ok(noting(&fields, streamed));
     }
-    let mut answer = Answer::default();
-    while let Some((_, event)) = generating.next().await? {
-        answer.take(&mut reply, event);
-    }
+    let answer = Answer::of(generating, &mut reply).await?;
     let mut items = Vec::new();
     if !answer.reasoning.is_empty() {
         items.push(Item::Reasoning(answer.reasoning));
