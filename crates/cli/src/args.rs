@@ -793,10 +793,10 @@ pub(crate) struct Compare {
     /// The text file; `-` is standard input
     #[arg(value_name = "FILE", index = 3)]
     pub(crate) file: Option<PathBuf>,
-    /// Stop after so many windows
+    /// Stop after N windows
     #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) chunks: Option<u64>,
-    /// Show so many of the tokens that are furthest apart
+    /// Show the N tokens that are furthest apart
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) worst: u64,
     /// Print one JSON object
@@ -872,7 +872,7 @@ Examples:
 pub(crate) struct Convert {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// What matrices become: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize
+    /// The type of matrices: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize
     /// has them
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
@@ -897,7 +897,7 @@ Examples:
 pub(crate) struct Quantize {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// What matrices become; see below
+    /// The type of matrices; see below
     #[arg(value_name = "TYPE", index = 2)]
     pub(crate) kind: String,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! What tells a model's files from another's.
+//! A model's fingerprint, by which its files are told from another model's.
 
 use formats::Tensors;
 use sha2::{Digest, Sha256};
@@ -18,10 +18,5 @@ pub(crate) fn fingerprint(tensors: &Tensors) -> String {
         digest.update(&tensor.bytes[..sampled]);
         digest.update(&tensor.bytes[tensor.bytes.len() - sampled..]);
     }
-    hex(&digest.finalize())
-}
-
-/// Bytes in hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -45,5 +45,5 @@ pub use profile::{Profiler, Step};
 pub use prompt::Prompt;
 pub use request::{Generating, Request};
 pub use resident::peak_rss_bytes;
-pub use saved::Cached;
+pub use saved::CachedLayer;
 pub use session::{Logits, Rows, Session};

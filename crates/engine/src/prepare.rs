@@ -98,11 +98,13 @@ impl Prepared {
         let parameters = program.weights.iter().map(elements).sum();
         let file_bytes = program.stored_bytes(&tensors)?;
         let (pool, groups) = (Pool::new(&load.blocks), program.groups());
-        let (layers, fingerprint) = (program.layers.clone(), fingerprint(&tensors));
+        let layers = program.layers.clone();
         let name = name(&tensors);
         tensors.forget_metadata();
         device::give_back();
         let executor = device.load(program, &tensors, load, progress);
+        // Its pages were read just now.
+        let fingerprint = fingerprint(&tensors);
         // First: of a file that became shorter, what it lost reads as weights of zero, or as nonsense.
         tensors.whole()?;
         let executor = executor?;

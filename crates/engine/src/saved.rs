@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use device::CacheType;
-use formats::{Aside, Error, ErrorKind, Result};
-use half::{bf16, f16};
+use formats::{Aside, DType, Error, ErrorKind, Result};
+use half::f16;
 use program::{BLOCK_TOKENS, CacheLayer};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -22,7 +22,7 @@ use crate::load::Shared;
 use crate::pool::first_seen;
 use crate::session::Session;
 
-/// What a file begins with; the last byte is the version of the form.
+/// The first bytes of a file; the last of them is the version of the form.
 const MAGIC: &[u8; 8] = b"delftkv\x01";
 
 /// The longest header that is read.
@@ -30,7 +30,7 @@ const MOST_HEADER: usize = 1 << 20;
 
 /// Keys and values of one layer, as attention reads them: keys are rotated and normed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cached {
+pub struct CachedLayer {
     /// The position of the first row; later than 0 where a window has dropped what was before.
     pub first: usize,
     /// Key/value heads.
@@ -152,7 +152,7 @@ impl Session {
     ///
     /// # Errors
     /// A layer that there is not; a device that does not give its cache out.
-    pub fn cached(&self, layer: usize) -> Result<Cached> {
+    pub fn cached(&self, layer: usize) -> Result<CachedLayer> {
         let shared = self.shared();
         let Some(of) = shared.layers.get(layer) else {
             let expected = format!("a layer below {}", shared.layers.len());
@@ -163,7 +163,7 @@ impl Session {
         let blocks = seen(of.window, count);
         let first = blocks.start * BLOCK_TOKENS;
         let width = of.kv_heads * of.head_dim;
-        let mut cached = Cached {
+        let mut cached = CachedLayer {
             first,
             heads: of.kv_heads,
             head_dim: of.head_dim,
@@ -177,7 +177,7 @@ impl Session {
             let rows = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
             let (keys, values) = bytes.split_at(bytes.len() / 2);
             for (bytes, out) in [(keys, &mut cached.keys), (values, &mut cached.values)] {
-                decode(shared.options.cache_type, bytes, rows * width, out);
+                decode(shared.options.cache_type, bytes, rows * width, out)?;
             }
         }
         Ok(cached)
@@ -185,28 +185,27 @@ impl Session {
 }
 
 /// Appends the first `elements` of a block's keys or values.
-fn decode(kind: CacheType, bytes: &[u8], elements: usize, out: &mut Vec<f32>) {
-    let half = |word: &[u8]| f16::from_le_bytes([word[0], word[1]]).to_f32();
-    match kind {
-        CacheType::F16 => out.extend(bytes.chunks_exact(2).take(elements).map(half)),
-        CacheType::BF16 => {
-            let brain = |word: &[u8]| bf16::from_le_bytes([word[0], word[1]]).to_f32();
-            out.extend(bytes.chunks_exact(2).take(elements).map(brain));
-        }
-        CacheType::F32 => {
-            let single = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            out.extend(bytes.chunks_exact(4).take(elements).map(single));
-        }
+fn decode(kind: CacheType, bytes: &[u8], elements: usize, out: &mut Vec<f32>) -> Result<()> {
+    let from = out.len();
+    out.resize(from + elements, 0.0);
+    let out = &mut out[from..];
+    let plain = match kind {
+        CacheType::F16 => DType::F16,
+        CacheType::BF16 => DType::BF16,
+        CacheType::F32 => DType::F32,
         CacheType::Q8_0 => {
-            // Codes of 34 bytes' 32, then their scales.
+            // The codes of all blocks of 32, then the scale of each.
             let (codes, scales) = bytes.split_at(bytes.len() / 34 * 32);
-            let scales = scales.chunks_exact(2).map(half);
-            let blocks = codes.chunks_exact(32).zip(scales).take(elements / 32);
-            out.extend(blocks.flat_map(|(codes, scale)| {
-                codes.iter().map(move |code| f32::from(code.cast_signed()) * scale)
-            }));
+            let blocks = out.chunks_exact_mut(32).zip(codes.chunks_exact(32));
+            for ((out, codes), scale) in blocks.zip(scales.chunks_exact(2)) {
+                let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
+                let numbers = codes.iter().map(|code| f32::from(code.cast_signed()) * scale);
+                out.iter_mut().zip(numbers).for_each(|(out, number)| *out = number);
+            }
+            return Ok(());
         }
-    }
+    };
+    plain.decode(&bytes[..kind.bytes(elements)], out)
 }
 
 /// The blocks that the token after `count` can see.
@@ -235,7 +234,7 @@ fn bytes(shared: &Shared, count: usize) -> usize {
     shared.layers.iter().map(of).sum()
 }
 
-/// What must agree for a cache to be taken over, and how many tokens it has.
+/// A file's header: the model and the form of its cache, which must agree, and the number of tokens.
 fn header(shared: &Shared, tokens: usize) -> Value {
     let layers: Vec<Value> =
         shared.layers.iter().map(|l| json!([l.kv_heads, l.head_dim, l.window])).collect();

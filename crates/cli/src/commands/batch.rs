@@ -243,7 +243,7 @@ fn kind(value: &Value) -> &'static str {
 struct Asker<'a> {
     engine: &'a Engine,
     maker: Maker<'a>,
-    /// What answers must be whose requests say nothing of it.
+    /// The grammar of answers to requests that bring none.
     grammar: Option<Grammar>,
 }
 

@@ -280,15 +280,29 @@ fn choose(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) 
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// The same tokens on every machine: a 64-bit linear congruential generator (Knuth's MMIX constants).
+/// Numbers that are the same on every machine: a 64-bit linear congruential generator (Knuth's MMIX
+/// constants), of whose states the upper 31 bits count.
+pub(super) struct Random(u64);
+
+impl Random {
+    /// Bits of a number.
+    pub(super) const BITS: u32 = 31;
+
+    pub(super) fn new() -> Random {
+        Random(1)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = next.wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> (u64::BITS - Random::BITS)
+    }
+}
+
+/// The same tokens on every machine.
 pub(super) fn random_tokens(length: usize, vocab: usize) -> Vec<u32> {
-    let mut state = 1u64;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) % vocab.max(1) as u64) as u32
-    };
-    (0..length).map(|_| next()).collect()
+    let mut random = Random::new();
+    (0..length).map(|_| (random.next() % vocab.max(1) as u64) as u32).collect()
 }
 
 fn to_json(

@@ -9,7 +9,7 @@ use delft::hub::Model;
 use delft::{Engine, Error, GenerateOptions, Generating, Request, SamplingOptions};
 use serde_json::{Value, json};
 
-use super::bench::random_tokens;
+use super::bench::{Random, random_tokens};
 use super::head;
 use crate::args::Bench;
 use crate::interrupt::{LastWords, SoFar};
@@ -78,7 +78,7 @@ fn requests(
 ) -> impl Iterator<Item = Request> {
     let [prompt, generate, shared] = [args.prompt, args.generate, args.shared].map(|n| n as usize);
     let own = prompt - shared;
-    // What warms up is nobody's prefix.
+    // Requests that warm up share no prefix with those that count.
     let skipped = if caller == u64::MAX { count * prompt } else { 0 };
     let tokens = random_tokens(skipped + shared + count * own, engine.info().vocab);
     let options = GenerateOptions {
@@ -101,7 +101,7 @@ fn arrive(
     rate: f64,
     answered: &SoFar<Vec<Answered>>,
 ) -> Outcome {
-    let mut uniform = Uniform(1);
+    let mut random = Random::new();
     let (report, reported) = mpsc::channel();
     let start = Instant::now();
     let mut due = Duration::ZERO;
@@ -113,7 +113,7 @@ fn arrive(
             let (arrived, report) = (start + due, report.clone());
             scope.spawn(move || report.send(follow(generating, arrived, start)));
             asked += 1;
-            due += Duration::from_secs_f64(-uniform.next().ln() / rate);
+            due += Duration::from_secs_f64(gap(&mut random, rate));
         }
         for done in 1..=asked {
             let Ok(one) = reported.recv() else { break };
@@ -150,19 +150,13 @@ fn follow(mut generating: Generating, arrived: Instant, start: Instant) -> Resul
     })
 }
 
-/// The same numbers in (0, 1] on every machine: a 64-bit linear congruential generator (Knuth's MMIX
-/// constants).
-struct Uniform(u64);
-
-impl Uniform {
-    fn next(&mut self) -> f64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) + 1) as f64 / (1u64 << 31) as f64
-    }
+/// Seconds from one arrival to the next, `rate` of them a second on average.
+fn gap(random: &mut Random, rate: f64) -> f64 {
+    let uniform = (random.next() + 1) as f64 / (1u64 << Random::BITS) as f64;
+    -uniform.ln() / rate
 }
 
-/// What is told of a load.
+/// The report of a load.
 #[derive(Clone)]
 struct Report {
     args: Bench,
@@ -248,8 +242,8 @@ mod tests {
 
     #[test]
     fn gaps_have_the_mean_of_their_rate() {
-        let mut uniform = Uniform(1);
-        let gaps: Vec<f64> = (0..20_000).map(|_| -uniform.next().ln() / 4.0).collect();
+        let mut random = Random::new();
+        let gaps: Vec<f64> = (0..20_000).map(|_| gap(&mut random, 4.0)).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         assert!((mean - 0.25).abs() < 0.01 && gaps.iter().all(|gap| *gap >= 0.0), "{mean}");
     }

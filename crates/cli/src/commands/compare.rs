@@ -22,7 +22,7 @@ const PIECE: usize = 32;
 /// Tokens before a bad one that are shown.
 const SHOWN: usize = 12;
 
-/// What both models make of one token.
+/// One token of the text as both models foresee it.
 #[derive(Debug, Clone)]
 struct Scored {
     /// Where it is in the text, in tokens.
@@ -135,7 +135,7 @@ fn window_of(
     Ok(())
 }
 
-/// What both rows of logits say of a token.
+/// Scores a token by both models' logits in front of it.
 fn scored(p: &[f32], q: &[f32], token: u32, at: usize) -> Scored {
     // Logarithms of the sums of exponentials, by which logits become log-probabilities.
     let norm = |logits: &[f32]| {
@@ -150,7 +150,7 @@ fn scored(p: &[f32], q: &[f32], token: u32, at: usize) -> Scored {
     let (p_norm, q_norm) = (norm(p), norm(q));
     let term = |(&p, &q): (&f32, &f32)| {
         let (p, q) = (f64::from(p) - p_norm, f64::from(q) - q_norm);
-        // What the reference rules out counts for nothing.
+        // A token that the reference rules out counts for nothing.
         if p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }
     };
     let divergence: f64 = p.iter().zip(q).map(term).sum();

@@ -1,9 +1,9 @@
 //! Requests that are computed together: each gets what it gets alone, and its end.
 
-use crate::common::{load, root};
+use crate::common::{Counting, load, root};
 use delft_engine::{
     CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
-    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
+    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -311,31 +311,12 @@ fn an_engine_is_given_back_with_its_worker() {
     }
 }
 
-/// Allows every third token, turn by turn, and panics where it is told to.
-struct Thirds {
-    accepted: u32,
-    panics_at: u32,
-}
-
-impl Constraint for Thirds {
-    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
-        assert_ne!(self.accepted, self.panics_at, "on purpose");
-        (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
-        Ok(())
-    }
-
-    fn accept(&mut self, token: u32) -> formats::Result<()> {
-        assert_eq!(token % 3, self.accepted % 3);
-        self.accepted += 1;
-        Ok(())
-    }
-}
-
 #[test]
 fn each_request_has_a_constraint_of_its_own() {
     let engine = engine("llama-long", 8, 64);
     let constrained = |seed: u64, panics_at: u32| {
-        let start = move || Ok(Box::new(Thirds { accepted: 0, panics_at }) as Box<dyn Constraint>);
+        let counting = Counting { panics_at, ..Counting::default() };
+        let start = move || Ok(Box::new(counting) as Box<dyn Constraint>);
         let constraint = Some(ConstraintSource::new(start));
         GenerateOptions { constraint, ignore_end: false, top_logprobs: 2, ..options(seed, 12) }
     };

@@ -1,9 +1,9 @@
 //! Sessions: what is reused, what is refused, what rotates, and what a replay allocates.
 
-use crate::common::{load, root};
+use crate::common::{Counting, load, root};
 use delft_engine::{
     CacheType, Constraint, ConstraintSource, Engine, Finish, GenerateOptions, LoadOptions,
-    Progress, Rows, SamplingOptions, TokenSet,
+    Progress, Rows, SamplingOptions,
 };
 use std::sync::{Arc, Mutex};
 
@@ -246,27 +246,6 @@ fn ids_outside_the_vocabulary_are_refused() {
     assert!(session.generate("text", &greedy(1)).err().unwrap().to_string().contains("tokenizer"));
 }
 
-/// Allows the tokens that are congruent to how many were accepted, modulo 3; an error at the end.
-struct Counting {
-    accepted: u32,
-    most: u32,
-}
-
-impl Constraint for Counting {
-    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
-        if self.accepted < self.most {
-            (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self, token: u32) -> formats::Result<()> {
-        assert_eq!(token % 3, self.accepted % 3);
-        self.accepted += 1;
-        Ok(())
-    }
-}
-
 #[test]
 fn a_constraint_decides_what_may_come_next() {
     for place in ["cpu", "sim-cuda"] {
@@ -274,7 +253,8 @@ fn a_constraint_decides_what_may_come_next() {
         let engine = engine("llama3", options);
         let mut session = engine.session();
         let counting = |most| {
-            let start = move || Ok(Box::new(Counting { accepted: 0, most }) as Box<dyn Constraint>);
+            let counting = Counting { most, ..Counting::default() };
+            let start = move || Ok(Box::new(counting) as Box<dyn Constraint>);
             Some(ConstraintSource::new(start))
         };
         for temperature in [0.0, 5.0] {

@@ -2,12 +2,43 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use delft_engine::{Engine, LoadOptions};
+use delft_engine::{Constraint, Engine, LoadOptions, TokenSet};
 use formats::safetensors::Safetensors;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn root() -> PathBuf {
     testing::models()
+}
+
+/// Allows the tokens that are congruent to how many were accepted, modulo 3, and none once there are
+/// `most`; panics where it is told to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counting {
+    pub(crate) accepted: u32,
+    pub(crate) most: u32,
+    pub(crate) panics_at: u32,
+}
+
+impl Default for Counting {
+    fn default() -> Self {
+        Counting { accepted: 0, most: u32::MAX, panics_at: u32::MAX }
+    }
+}
+
+impl Constraint for Counting {
+    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
+        assert_ne!(self.accepted, self.panics_at, "on purpose");
+        if self.accepted < self.most {
+            (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<()> {
+        assert_eq!(token % 3, self.accepted % 3);
+        self.accepted += 1;
+        Ok(())
+    }
 }
 
 fn folders() -> Vec<PathBuf> {
