@@ -24,6 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["delft-cpu-kernels", "delft-formats", "delft-ops", "delft-program", "delft-tile"],
     ),
     ("delft-models", &["delft-formats", "delft-ops", "delft-program", "delft-nn"]),
+    ("delft-adapters", &["delft-formats", "delft-ops", "delft-program", "delft-models"]),
     ("delft-tokens", &["delft-formats"]),
     ("delft-hub", &["delft-formats"]),
     (
@@ -35,6 +36,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "delft-nn",
             "delft-device",
             "delft-models",
+            "delft-adapters",
             "delft-tokens",
         ],
     ),

@@ -35,7 +35,7 @@ pub use heap::give_back;
 use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
-use program::{Program, Step};
+use program::{Adapter, Program, Step};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
 
@@ -56,6 +56,8 @@ pub struct LoadOptions {
     pub blocks: Vec<usize>,
     /// Blocks of each group that one session takes with a whole context.
     pub context: Vec<usize>,
+    /// Room for adapters.
+    pub seats: Seats,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
     /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on how many there are; one row
@@ -63,6 +65,15 @@ pub struct LoadOptions {
     pub batched: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
+}
+
+/// Room for adapters, which are numbered from 1 on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seats {
+    /// How many there can be at the same time.
+    pub count: usize,
+    /// The greatest rank that one may have.
+    pub rank: usize,
 }
 
 impl LoadOptions {
@@ -75,6 +86,7 @@ impl LoadOptions {
             outputs,
             sequences: self.sequences.max(1),
             slots: SLOTS,
+            seats: self.seats.count,
             blocks: self.blocks.clone(),
             windows: program.groups(),
             input: program.input.map_or(0, |v| program.shape(v).width),
@@ -452,6 +464,17 @@ pub trait Executor: Send {
     fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let _ = (layer, block, bytes);
         Err(keeps_cache())
+    }
+
+    /// Puts an adapter on a seat, from 1 on, in the place of the one that is there, or leaves the seat empty. Steps that were
+    /// submitted before are computed with what was there.
+    ///
+    /// # Errors
+    /// A seat that there is not, an adapter that does not fit the Program's sites or the rank that there is room for, and too
+    /// little memory. The seat is as it was then.
+    fn seat(&mut self, seat: u32, _: Option<&Adapter>) -> Result<()> {
+        let found = format!("seat {seat}");
+        Err(Error::new("adapter", "a device that takes adapters", found).of(ErrorKind::Unsupported))
     }
 
     /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:

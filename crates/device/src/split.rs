@@ -5,7 +5,7 @@
 //! chooses tokens, where it can.
 
 use formats::{Error, Result, Tensors};
-use program::{CHOSEN, Program, Step, StepMemory};
+use program::{Adapter, CHOSEN, Program, Site, Step, StepMemory};
 
 use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
 
@@ -81,6 +81,8 @@ struct SplitExecutor {
     /// All but the last.
     front: Vec<Share>,
     last: Share,
+    /// The sites of adapters that each has.
+    sites: Vec<Vec<Site>>,
     groups: usize,
     memory: StepMemory,
 }
@@ -129,6 +131,7 @@ impl Device for Split {
         let parts = self.parts(&program, tensors, &options)?;
         let bytes = |part: &Loading| part.program.stored_bytes(tensors);
         let sizes = parts.iter().map(bytes).collect::<Result<Vec<u64>>>()?;
+        let sites = parts.iter().map(|part| part.program.sites.clone()).collect();
         let (mut before, total) = (0, sizes.iter().sum());
         let mut loaded = Vec::new();
         // From the last to the first: the memory of those behind the CPU is the scarcer, and if it does not do, that is told
@@ -147,7 +150,8 @@ impl Device for Split {
         }
         let none = || Error::new("split", "a device", "none");
         let last = loaded.pop().ok_or_else(none)?;
-        Ok(Box::new(SplitExecutor { front: loaded, last, groups, memory: StepMemory::default() }))
+        let (front, memory) = (loaded, StepMemory::default());
+        Ok(Box::new(SplitExecutor { front, last, sites, groups, memory }))
     }
 }
 
@@ -231,6 +235,21 @@ impl Executor for SplitExecutor {
     fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let (executor, own) = self.of_layer(layer, block)?;
         executor.write_block(own, block, bytes)
+    }
+
+    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+        let shares = self.front.iter_mut().chain([&mut self.last]);
+        let seated = shares.zip(&self.sites).try_for_each(|(share, sites)| {
+            let part = adapter.map(|adapter| adapter.part(sites));
+            share.executor.seat(seat, part.as_ref())
+        });
+        if seated.is_err() {
+            // Half an adapter is none.
+            for share in self.front.iter_mut().chain([&mut self.last]) {
+                share.executor.seat(seat, None)?;
+            }
+        }
+        seated
     }
 
     fn memory(&self) -> Memory {

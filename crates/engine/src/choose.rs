@@ -3,6 +3,7 @@
 //! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context that nobody asked for gives way to a
 //! shorter one where memory is short; one that was asked for does not.
 
+use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS};
 use crate::pool::bound;
 use crate::session::GROUPS;
@@ -23,6 +24,8 @@ pub(crate) struct Recorded<'a> {
     pub(crate) program: &'a Program,
     /// Positions that it was trained for.
     pub(crate) trained: usize,
+    /// Room for adapters on the device.
+    pub(crate) seats: device::Seats,
 }
 
 /// A model's Program on a device that is open, and what it will take there.
@@ -154,6 +157,7 @@ fn lay_out(
         sequences: options.sessions.min(chunk),
         blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
         context: one,
+        seats: model.seats,
         dispatch: options.dispatch,
         batched: options.batched,
         allow_nan: options.allow_nan,
@@ -166,6 +170,10 @@ fn lay_out(
 fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
     let LoadOptions { device, threads, trace, .. } = *options;
     let tensor = options.split_mode == SplitMode::Tensor;
+    if tensor && options.adapters != Adapters::default() {
+        let error = Error::new("split mode tensor", "a model without adapters", "adapters");
+        return Err(error.hint(Hint::text("use ").with_value(Setting::SplitMode, "layer")));
+    }
     match options.gpu_layers {
         Some(_) if tensor => {
             let found = "some on the CPU";
@@ -211,7 +219,8 @@ mod tests {
         let program = program::fuse(
             &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
         );
-        test(&Recorded { tensors: &tensors, program: &program, trained })
+        let seats = device::Seats::default();
+        test(&Recorded { tensors: &tensors, program: &program, trained, seats })
     }
 
     fn sim() -> Place {

@@ -4,6 +4,7 @@
 //! owns tokens and the cache blocks that hold them; what must be computed for a new prompt (prefill, decode, or
 //! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
 
+mod adapters;
 mod choose;
 mod constraint;
 pub mod convert;
@@ -28,6 +29,7 @@ mod stop;
 mod text;
 mod worker;
 
+pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,

@@ -1,5 +1,6 @@
 //! From a path to a running model.
 
+use crate::adapters::{Adapter, Adapters, Seats};
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
 use crate::prepare::Prepared;
@@ -50,6 +51,8 @@ pub struct LoadOptions {
     /// Keys of the model's configuration that are passed over though nothing reads them; else they are refused, since they may
     /// change what the model computes.
     pub ignore_keys: Vec<String>,
+    /// Adapters on top of the model.
+    pub adapters: Adapters,
 }
 
 impl Default for LoadOptions {
@@ -69,6 +72,7 @@ impl Default for LoadOptions {
             trace: false,
             allow_nan: false,
             ignore_keys: Vec::new(),
+            adapters: Adapters::default(),
         }
     }
 }
@@ -133,6 +137,10 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) prefixes: Prefixes,
     pub(crate) slots: Slots,
+    pub(crate) seats: Seats,
+    pub(crate) adapters: Vec<Adapter>,
+    /// Where the model's files are.
+    pub(crate) location: Location,
     pub(crate) groups: Vec<Option<usize>>,
     pub(crate) layers: Vec<CacheLayer>,
     pub(crate) fingerprint: String,

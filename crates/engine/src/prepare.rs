@@ -1,5 +1,6 @@
 //! A model between its path and its weights: what can be told before anything large is allocated.
 
+use crate::adapters::{Opened, Seats};
 use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
 use crate::fingerprint::fingerprint;
@@ -22,6 +23,7 @@ pub struct Prepared {
     traces: Vec<String>,
     config: Config,
     chosen: Chosen,
+    adapters: Opened,
 }
 
 impl Prepared {
@@ -29,6 +31,9 @@ impl Prepared {
         let start = Instant::now();
         let tensors = Tensors::open(model)?;
         let (mut config, traces, mut program) = record(&tensors, options, options.context)?;
+        let opened = Opened::open(&options.adapters, &config, program, &tensors)?;
+        let mut adapters = opened.0;
+        program = opened.1;
         if options.context == Some(0) || options.chunk == Some(0) {
             return Err(Error::new("context", "at least one token", 0));
         }
@@ -41,18 +46,20 @@ impl Prepared {
             let found = format!("{positions} learned positions");
             return Err(Error::new("rotation", "a model with positions without end", found));
         }
-        let recorded = Recorded { tensors: &tensors, program: &program, trained: config.context };
+        let (trained, seats) = (config.context, adapters.seats);
+        let recorded = Recorded { tensors: &tensors, program: &program, trained, seats };
         let mut chosen = choose(&recorded, options)?;
         if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
             // Memory is short: the rotation follows the shorter context, and nothing else does.
             let context = Some(chosen.context);
             (config, _, program) = record(&tensors, options, context)?;
-            let recorded =
-                Recorded { tensors: &tensors, program: &program, trained: config.context };
+            (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
+            let (trained, seats) = (config.context, adapters.seats);
+            let recorded = Recorded { tensors: &tensors, program: &program, trained, seats };
             chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
             chosen.options.context = options.context;
         }
-        Ok(Prepared { start, tensors, traces, config, chosen })
+        Ok(Prepared { start, tensors, traces, config, chosen, adapters })
     }
 
     /// What loading it, and using it with a whole context, will take of the memory of each device.
@@ -85,7 +92,7 @@ impl Prepared {
     /// # Errors
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
-        let Prepared { start, mut tensors, traces, config, chosen } = self;
+        let Prepared { start, mut tensors, traces, config, chosen, adapters } = self;
         let Chosen { program, options, device, load, plan, context, .. } = chosen;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = read_template(&tensors)?;
@@ -107,7 +114,10 @@ impl Prepared {
         let fingerprint = fingerprint(&tensors);
         // First: of a file that became shorter, what it lost reads as weights of zero, or as nonsense.
         tensors.whole()?;
-        let executor = executor?;
+        let mut executor = executor?;
+        let seats = Seats::new(adapters.seats.count);
+        let adapters = adapters.seat(&seats, &mut *executor)?;
+        let location = tensors.location();
         let info = Info {
             name,
             architecture: config.architecture.name,
@@ -127,6 +137,9 @@ impl Prepared {
             prefixes: Prefixes::new(&groups),
             pool,
             slots: Slots::default(),
+            seats,
+            adapters,
+            location,
             executor: Mutex::new(executor),
             groups,
             layers,

@@ -1,6 +1,7 @@
 //! Requests to the worker, and the handles on their answers: many are computed together, each gets
 //! the tokens it would get alone.
 
+use crate::adapters::Adapter;
 use crate::constraint::Constrained;
 use crate::generate::{Finish, GenerateOptions, Metrics, Token};
 use crate::load::{Engine, Shared};
@@ -32,6 +33,8 @@ pub struct Request {
     /// conversation is reused as it is, which may differ from a prompt's computation in the last
     /// bits.
     pub exact_prefix: bool,
+    /// The adapter of the engine that computes it; `None`: the model as it is.
+    pub adapter: Option<Adapter>,
 }
 
 impl Request {
@@ -44,6 +47,7 @@ impl Request {
             priority: 0,
             deadline: None,
             exact_prefix: false,
+            adapter: None,
         }
     }
 }
@@ -129,6 +133,7 @@ impl Engine {
         let prompt = self.encode(&request.prompt)?;
         let Request { options, .. } = &request;
         shared.check_start(&prompt, &options.sampling)?;
+        shared.seats.check(request.adapter.as_ref())?;
         shared.check(&prompt, 0)?;
         let constraint = Constrained::start(options, shared.config.vocab)?;
         // More make room when they come.

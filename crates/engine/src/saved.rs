@@ -48,8 +48,10 @@ impl Session {
     /// [`Session::restore`].
     ///
     /// # Errors
-    /// A file that cannot be written; a device that does not give its cache out.
+    /// A file that cannot be written; a device that does not give its cache out; a session that
+    /// computes with an adapter.
     pub fn save(&self, path: &Path) -> Result<()> {
+        self.plain()?;
         let shared = self.shared();
         let tokens = self.tokens();
         let mut file = Out { file: Aside::create(path)?, digest: Sha256::new() };
@@ -89,7 +91,17 @@ impl Session {
         restored
     }
 
+    /// A file says which model computed what it holds, and of no adapter.
+    fn plain(&self) -> Result<()> {
+        if self.adapter().is_none() {
+            return Ok(());
+        }
+        let error = Error::new("cache", "a session without an adapter", "one with an adapter");
+        Err(error.of(ErrorKind::Unsupported))
+    }
+
     fn restore_from(&mut self, path: &Path) -> Result<()> {
+        self.plain()?;
         let place = || path.display().to_string();
         let io = |why| Error::io(path.display(), why);
         let file = File::open(path).map_err(io)?;

@@ -1,5 +1,6 @@
 //! One timeline of tokens and the cache that holds it.
 
+use crate::adapters::{self, Adapter};
 use crate::generate::{GenerateOptions, Generation, refused};
 use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::{BlockTable, Copy};
@@ -41,6 +42,7 @@ impl Logits {
 /// A mutable timeline: tokens, and their keys and values in the engine's pool.
 pub struct Session {
     shared: Arc<Shared>,
+    adapter: Option<Adapter>,
     tokens: Vec<u32>,
     tables: Vec<BlockTable>,
     /// Its place on the device, from its first step on.
@@ -71,8 +73,26 @@ impl Session {
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
         let outputs = Vec::with_capacity(OUTPUT_ROWS);
-        let (tokens, slot, ahead, last, copies, likeliest) = Default::default();
-        Session { tokens, tables, slot, ahead, last, outputs, copies, likeliest, shared }
+        let (adapter, tokens, slot, ahead, last, copies, likeliest) = Default::default();
+        Session { adapter, tokens, tables, slot, ahead, last, outputs, copies, likeliest, shared }
+    }
+
+    /// The adapter that it computes with.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// From now on computes with another adapter of the engine, or with none. Its timeline is empty then, unless it is the same.
+    ///
+    /// # Errors
+    /// An adapter of another engine.
+    pub fn set_adapter(&mut self, adapter: Option<Adapter>) -> Result<()> {
+        self.shared.seats.check(adapter.as_ref())?;
+        if self.adapter != adapter {
+            self.clear();
+            self.adapter = adapter;
+        }
+        Ok(())
     }
 
     /// The tokens whose keys and values are cached.
@@ -151,6 +171,7 @@ impl Session {
         let mut fork = Session::new(self.shared.clone());
         fork.tables = self.tables.iter().map(|table| table.fork(self.tokens.len())).collect();
         fork.tokens.clone_from(&self.tokens);
+        fork.adapter.clone_from(&self.adapter);
         fork
     }
 
@@ -230,7 +251,8 @@ impl Session {
         let slot = self.slot()?;
         let tables = tables(&self.tables);
         let tables = &tables[..self.tables.len()];
-        let sequences = [Sequence { slot, choose, ..Sequence::new(rows, start, tables) }];
+        let adapter = adapters::seat(self.adapter.as_ref());
+        let sequences = [Sequence { slot, adapter, choose, ..Sequence::new(rows, start, tables) }];
         let (tokens, outputs) = (&tokens[..rows], &self.outputs[..]);
         let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
         let mut executor = shared.executor();
@@ -334,6 +356,7 @@ impl Session {
                     .zip(tables.iter().zip(&chooses))
                     .map(|(session, (tables, choose))| Sequence {
                         slot: session.slot.as_ref().map_or(0, |slot| slot.number),
+                        adapter: adapters::seat(session.adapter.as_ref()),
                         choose: Some(choose),
                         ..Sequence::new(
                             1,
@@ -392,7 +415,7 @@ impl Session {
         watch: &Watch<'_>,
     ) -> Result<Option<std::result::Result<Choice, Refusal>>> {
         let shared = self.shared.clone();
-        let start = self.tokens.len();
+        let (start, adapter) = (self.tokens.len(), adapters::seat(self.adapter.as_ref()));
         let mut executor = shared.executor();
         let further =
             usize::from(more && !choose.needs_host() && self.room() > 1 && executor.ahead() > 0);
@@ -402,8 +425,12 @@ impl Session {
             let slot = session.slot()?;
             let tables = tables(&session.tables);
             let tables = &tables[..session.tables.len()];
-            let sequences =
-                [Sequence { slot, choose: Some(choose), ..Sequence::new(1, start, tables) }];
+            let sequences = [Sequence {
+                slot,
+                adapter,
+                choose: Some(choose),
+                ..Sequence::new(1, start, tables)
+            }];
             let (kind, tokens) = (Kind::Decode, &[token]);
             let step = Step { kind, tokens, sequences: &sequences, outputs: &[0], input: &[] };
             let ticket = executor.submit_watched(&step, watch)?;

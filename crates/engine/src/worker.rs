@@ -9,6 +9,7 @@
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
 //! ends all requests that are in it.
 
+use crate::adapters::{self, Adapter};
 use crate::constraint::Constrained;
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
@@ -133,6 +134,7 @@ struct Job {
     last: Instant,
     /// Its place on the device, from its first step on.
     slot: Option<Slot>,
+    adapter: Option<Adapter>,
     /// Tokens that are being chosen.
     awaited: usize,
 }
@@ -256,16 +258,19 @@ impl Worker {
         for Delivery { request, prompt, constraint, outlet } in deliveries {
             let (id, now) = (self.next, Instant::now());
             self.next += 1;
-            let Request { options, caller, priority, deadline, exact_prefix, .. } = request;
+            let Request { options, caller, priority, deadline, exact_prefix, adapter, .. } =
+                request;
             let at = deadline.map(|at| at.saturating_duration_since(self.start).as_millis() as u64);
             let prompt_tokens = prompt.len();
             let room = shared.room(prompt_tokens).min(options.max_tokens.unwrap_or(usize::MAX));
-            let sequence = Sequence::new(0, prompt, room, exact_prefix);
+            let own = adapters::number(adapter.as_ref());
+            let sequence = Sequence::new(own, prompt, room, exact_prefix);
             self.sequences.insert(id, sequence);
             self.scheduler.submit(Arrival { id, caller, priority, deadline: at });
             let metrics = Metrics { prompt_tokens, ..Metrics::default() };
             let (arrived, last, slot, awaited) = (now, now, None, 0);
-            let job = Job { outlet, options, arrived, deadline, metrics, last, slot, awaited };
+            let job =
+                Job { outlet, options, arrived, deadline, metrics, last, slot, adapter, awaited };
             self.constraints.extend(constraint.map(|constraint| (id, constraint)));
             let nothing = job.options.max_tokens == Some(0);
             self.jobs.insert(id, job);
@@ -527,6 +532,7 @@ impl Worker {
                 position: start,
                 tables,
                 slot: job.slot.as_ref().map_or(0, |slot| slot.number),
+                adapter: adapters::seat(job.adapter.as_ref()),
                 choose: if end == sequence.tokens().len() { own_chooses.next() } else { None },
             });
         }

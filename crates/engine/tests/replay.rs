@@ -3,7 +3,10 @@
 mod common;
 
 use common::{load, root};
-use delft_engine::{Engine, GenerateOptions, Generating, LoadOptions, Request, SamplingOptions};
+use delft_engine::{
+    AdapterFile, Adapters, Engine, GenerateOptions, Generating, LoadOptions, Request,
+    SamplingOptions,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -32,10 +35,16 @@ static ALLOCATOR: Counting = Counting;
 // The only test of this binary: another's allocations would be counted too.
 #[test]
 fn decoding_allocates_nothing() {
-    for case in ["llama3", "qwen3", "mistral-long"] {
-        let engine =
-            load(&root().join(case), &LoadOptions { chunk: Some(64), ..Default::default() });
+    for (case, adapter) in
+        [("llama3", None), ("qwen3", None), ("mistral-long", None), ("llama3", Some("lora"))]
+    {
+        let path = |name| root().join("../adapters").join(name);
+        let files = adapter.iter().map(|name| AdapterFile { path: path(name), scale: 1.0 });
+        let adapters = Adapters { files: files.collect(), ..Adapters::default() };
+        let options = LoadOptions { chunk: Some(64), adapters, ..Default::default() };
+        let engine = load(&root().join(case), &options);
         let mut session = engine.session();
+        session.set_adapter(engine.adapters().first().cloned()).unwrap();
         let prompt: Vec<u32> = (0..300).map(|i| i % 100).collect();
         let tokens: Vec<u32> =
             prompt.iter().take(200 % engine.info().context.max(1)).copied().collect();
@@ -69,8 +78,9 @@ fn requests(case: &str, engine: &Engine, tokens: &[u32]) {
         logprobs: true,
         ..Default::default()
     };
-    let submit =
-        |n: usize| engine.submit(Request::new(tokens[..n].to_vec(), options.clone())).unwrap();
+    let adapter = engine.adapters().first().cloned();
+    let request = |n: usize| Request::new(tokens[..n].to_vec(), options.clone());
+    let submit = |n| engine.submit(Request { adapter: adapter.clone(), ..request(n) }).unwrap();
     let mut handles: Vec<Generating> = (10..14).map(submit).collect();
     let mut take = |tokens: usize| {
         for _ in 0..tokens {

@@ -1,5 +1,6 @@
 //! From canonical names of weights to the tensors of a file, by the tables of an architecture.
 
+use crate::Architecture;
 use crate::keys::Dialect;
 use crate::quantisation::Settings;
 use formats::{Error, Result, Source, Tensors};
@@ -118,9 +119,50 @@ fn is_number(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
+impl Architecture {
+    /// The canonical name of what a checkpoint calls `stem`, without `.weight`: `blocks.3.attention.q` for
+    /// `model.layers.3.self_attn.q_proj`, or in GGUF for `blk.3.attn_q`.
+    pub fn canonical(&self, stem: &str, gguf: bool) -> Option<String> {
+        let mut rows = self.names.iter().flat_map(|table| table.iter());
+        rows.find_map(|&(canonical, hugging_face, in_gguf)| {
+            let pattern = if gguf { in_gguf } else { hugging_face };
+            let number = pattern.split_once("{}").map(|(front, behind)| {
+                let number = stem.split(front).nth(1)?.strip_suffix(behind)?;
+                number.parse::<u32>().ok()
+            });
+            let name = match number {
+                Some(number) => canonical.replace("{}", &number?.to_string()),
+                None => canonical.to_owned(),
+            };
+            let stored = format!("{stem}.weight");
+            self.stored(&name, gguf).contains(&stored).then_some(name)
+        })
+    }
+
+    /// The names under which checkpoints may store the weight of a canonical name, in order of preference.
+    pub fn stored(&self, canonical: &str, gguf: bool) -> Vec<String> {
+        let dialect = if gguf { Dialect::Gguf } else { Dialect::HuggingFace };
+        candidates(canonical, dialect, self.names)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stored_name_gives_the_canonical_one_back() {
+        let of = |stem: &str, gguf| crate::llama::ARCHITECTURE.canonical(stem, gguf);
+        let q = Some("blocks.12.attention.q".to_owned());
+        assert_eq!(of("model.layers.12.self_attn.q_proj", false), q);
+        assert_eq!(of("language_model.model.layers.12.self_attn.q_proj", false), q);
+        assert_eq!(of("blk.12.attn_q", true), q);
+        assert_eq!(of("lm_head", false), Some("head".to_owned()));
+        for odd in ["model.layers.x.self_attn.q_proj", "model.layers.1.self_attn.z_proj", "", "q"] {
+            assert_eq!(of(odd, false), None, "{odd}");
+        }
+        assert_eq!(of("model.layers.1.self_attn.q_proj", true), None);
+    }
 
     #[test]
     fn both_dialects_meet_in_one_name() {

@@ -17,6 +17,7 @@ pub mod kv_write;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_add;
+pub mod low_rank;
 pub mod map;
 pub mod math;
 pub mod moe;
@@ -51,6 +52,7 @@ pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_add::LinearAdd;
+pub use low_rank::LowRank;
 pub use map::{Map, Unary};
 pub use operation::Operation;
 pub use project::Project;
@@ -157,6 +159,8 @@ operations! {
     LinearAdd(LinearAdd),
     /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores. See [`experts`].
     Experts(Experts),
+    /// `y, (x), (residual) -> y + up (down x)`, by each row's adapter. See [`low_rank`].
+    LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].

@@ -10,6 +10,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use crate::embed::Index;
+use crate::low_rank::Delta;
 use crate::packed::Format;
 use crate::project::Projection;
 use crate::{Rope, Shape};
@@ -41,6 +42,14 @@ pub trait Operation: Debug {
     fn cache(&self) -> Option<CacheUse> {
         None
     }
+
+    /// The site of adapters that it is, if it is one.
+    fn site(&self) -> Option<usize> {
+        None
+    }
+
+    /// Gives its site another number.
+    fn set_site(&mut self, _site: usize) {}
 
     /// Gives its cache layer another number.
     fn set_layer(&mut self, _layer: usize) {}
@@ -303,6 +312,8 @@ pub struct Call<'a> {
     pub positions: &'a [u32],
     /// Row numbers whose logits are wanted.
     pub picks: &'a [u32],
+    /// What the adapter of each row of the first output changes at the operation's site.
+    pub deltas: Vec<Option<&'a Delta>>,
     /// All layers of the cache.
     pub cache: &'a mut [CachedLayer],
 }

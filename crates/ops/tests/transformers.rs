@@ -52,6 +52,7 @@ fn reference(
         tokens: &positions,
         positions: &positions,
         picks: &[],
+        deltas: Vec::new(),
         cache: &mut [cache],
     };
     op.reference(&mut call);

@@ -4,6 +4,7 @@
 //! [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it slowly in plain loops, and a device
 //! compiles it once per shape class and replays it with one small [`Step`] after the other.
 
+mod adapt;
 mod fuse;
 mod plan;
 pub mod reference;
@@ -18,6 +19,7 @@ use ops::embed::Index;
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
+pub use adapt::{Adapter, Site};
 pub use fuse::fuse;
 pub use plan::{Plan, plan_memory};
 pub use split::Part;
@@ -67,6 +69,8 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Cache layers, by the `layer` of the operations.
     pub layers: Vec<CacheLayer>,
+    /// Matrices that adapters can change, by the `site` of the operations.
+    pub sites: Vec<Site>,
     /// A value that every replay is given, of a row per token: what the part before this one computed.
     pub input: Option<ValueId>,
     /// The operations in order.
@@ -199,6 +203,9 @@ impl fmt::Display for Program {
             write!(f, "{} {}", node.op.name(), list(&node.inputs))?;
             if let Some(layer) = node.op.layer() {
                 write!(f, " @{layer}")?;
+            }
+            if let Some(site) = node.op.site().and_then(|site| self.sites.get(site)) {
+                write!(f, " @{}", site.name)?;
             }
             if !node.weights.is_empty() {
                 let names: Vec<&str> =

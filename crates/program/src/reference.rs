@@ -1,6 +1,6 @@
 //! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is compared with.
 
-use crate::{Node, Program, Sequence, Step, WeightId};
+use crate::{Adapter, Node, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, Call};
 use ops::{Op, Rows, all_reduce};
@@ -22,8 +22,24 @@ pub fn run(
     cache: &mut Cache,
     step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
+    adapted(program, weight, None, cache, step)
+}
+
+/// As [`run`], with the adapter of the step's sequence.
+///
+/// # Errors
+/// As [`run`], and an adapter that does not fit the Program's sites.
+pub fn adapted(
+    program: &Program,
+    weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
+    adapter: Option<&Adapter>,
+    cache: &mut Cache,
+    step: &Step<'_>,
+) -> Result<Vec<Vec<f32>>> {
+    adapter.map_or(Ok(()), |adapter| adapter.check(&program.sites))?;
     let weight = |_: usize, w| weight(w);
-    let all = ranks(std::slice::from_ref(program), &weight, std::slice::from_mut(cache), step)?;
+    let (programs, caches) = (std::slice::from_ref(program), std::slice::from_mut(cache));
+    let all = together(programs, &weight, adapter, caches, step)?;
     Ok(all.into_iter().flatten().collect())
 }
 
@@ -34,11 +50,21 @@ pub fn ranks(
     caches: &mut [Cache],
     step: &Step<'_>,
 ) -> Result<Vec<Vec<Vec<f32>>>> {
+    together(programs, weight, None, caches, step)
+}
+
+fn together(
+    programs: &[Program],
+    weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
+    adapter: Option<&Adapter>,
+    caches: &mut [Cache],
+    step: &Step<'_>,
+) -> Result<Vec<Vec<Vec<f32>>>> {
     let &[sequence] = step.sequences else {
         let found = format!("{} sequences", step.sequences.len());
         return Err(Error::new("reference", "a step of one sequence", found));
     };
-    let rows = Rowed::new(step, &sequence)?;
+    let rows = Rowed::new(step, &sequence, adapter)?;
     let mut all: Vec<_> = programs.iter().map(|program| values(program, step)).collect();
     for (program, cache) in programs.iter().zip(&mut *caches) {
         cache.layers.resize(program.layers.len(), Default::default());
@@ -79,16 +105,18 @@ struct Rowed<'a> {
     outputs: &'a [u32],
     /// Index in the cache, and rotary position.
     positions: Vec<u32>,
+    /// The adapter of all rows.
+    adapter: Option<&'a Adapter>,
 }
 
 impl<'a> Rowed<'a> {
-    fn new(step: &Step<'a>, sequence: &Sequence<'_>) -> Result<Self> {
+    fn new(step: &Step<'a>, sequence: &Sequence<'_>, adapter: Option<&'a Adapter>) -> Result<Self> {
         if sequence.position != sequence.start {
             let expected = format!("rotary position {}, the index in the cache", sequence.start);
             return Err(Error::new("reference", expected, sequence.position));
         }
         let positions = (sequence.start..sequence.end()).collect();
-        Ok(Rowed { tokens: step.tokens, outputs: step.outputs, positions })
+        Ok(Rowed { tokens: step.tokens, outputs: step.outputs, positions, adapter })
     }
 }
 
@@ -114,6 +142,8 @@ fn evaluate(
     cache: &mut Cache,
     step: &Rowed<'_>,
 ) -> Vec<Vec<f32>> {
+    let site = node.op.site().and_then(|site| program.sites.get(site));
+    let delta = site.zip(step.adapter).and_then(|(site, adapter)| adapter.deltas.get(&site.name));
     let mut call = Call {
         inputs: node.inputs.iter().map(|v| values[v.0].as_slice()).collect(),
         widths: node.inputs.iter().map(|v| program.shape(*v).width).collect(),
@@ -122,6 +152,7 @@ fn evaluate(
         tokens: step.tokens,
         positions: &step.positions,
         picks: step.outputs,
+        deltas: vec![delta; step.tokens.len()],
         cache: &mut cache.layers,
     };
     node.op.reference(&mut call);

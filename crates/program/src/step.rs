@@ -77,16 +77,19 @@ pub struct Sequence<'a> {
     /// Where a device keeps what a sequence carries from step to step, such as the token that it
     /// chose last.
     pub slot: u32,
+    /// The seat of its adapter, from 1 on; 0: none.
+    pub adapter: u32,
     /// How its next token is chosen, if it is.
     pub choose: Option<&'a Choose<'a>>,
 }
 
 impl<'a> Sequence<'a> {
-    /// Rows from a cache index on, which is also their rotary position; in slot 0, and nothing is
-    /// chosen.
+    /// Rows from a cache index on, which is also their rotary position; in slot 0, without an
+    /// adapter, and nothing is chosen.
     pub fn new(rows: usize, start: usize, tables: &'a [Table<'a>]) -> Self {
         let start = start as u32;
-        Sequence { rows: rows as u32, start, position: start, tables, slot: 0, choose: None }
+        let (rows, position) = (rows as u32, start);
+        Sequence { rows, start, position, tables, slot: 0, adapter: 0, choose: None }
     }
 
     /// One past the cache index of the last row.
@@ -144,6 +147,8 @@ pub struct Limits {
     pub sequences: usize,
     /// Slots for sequences between replays.
     pub slots: usize,
+    /// Seats for adapters.
+    pub seats: usize,
     /// Blocks of each cache group.
     pub blocks: Vec<usize>,
     /// The window of each cache group.
@@ -220,6 +225,10 @@ impl<'a> Step<'a> {
         }
         if sequence.slot as usize >= limits.slots {
             return wrong(format!("slots below {}", limits.slots), sequence.slot.to_string());
+        }
+        if sequence.adapter as usize > limits.seats {
+            let expected = format!("an adapter on one of {} seats", limits.seats);
+            return wrong(expected, format!("seat {}", sequence.adapter));
         }
         let most = u32::MAX - sequence.rows;
         if sequence.start > most || sequence.position > most {
@@ -350,6 +359,7 @@ struct OwnedSequence {
     start: u32,
     position: u32,
     slot: u32,
+    adapter: u32,
     /// Blocks and the oldest index of each group, of which there are `groups`.
     tables: Vec<(Vec<u32>, u32)>,
     groups: usize,
@@ -383,7 +393,7 @@ impl OwnedStep {
         self.sequences.resize_with(self.sequences.len().max(self.count), Default::default);
         for (to, from) in self.sequences.iter_mut().zip(step.sequences) {
             (to.rows, to.start, to.position) = (from.rows, from.start, from.position);
-            (to.slot, to.groups) = (from.slot, from.tables.len());
+            (to.slot, to.adapter, to.groups) = (from.slot, from.adapter, from.tables.len());
             to.tables.resize_with(to.tables.len().max(to.groups), Default::default);
             for ((blocks, oldest), table) in to.tables.iter_mut().zip(from.tables) {
                 copy(blocks, table.blocks);
@@ -425,6 +435,7 @@ impl OwnedStep {
                 position: s.position,
                 tables,
                 slot: s.slot,
+                adapter: s.adapter,
                 choose: s.chooses.then_some(choose),
             });
         }
@@ -452,6 +463,7 @@ mod tests {
             outputs: 4,
             sequences: 3,
             slots: 4,
+            seats: 2,
             blocks: vec![6],
             windows: vec![Some(300)],
             input: 0,
@@ -484,7 +496,7 @@ mod tests {
     fn a_step_whose_parts_do_not_agree_is_refused() {
         checked(|_, _| {}).unwrap();
         type Change = fn(&mut Step<'_>, &mut [Sequence<'_>; 2]);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 14] = [
             ("rows", |step, _| step.tokens = &[]),
             ("rows", |step, _| step.tokens = &[5; 9]),
             ("cover all rows", |step, _| step.tokens = &[5; 4]),
@@ -495,6 +507,7 @@ mod tests {
             ("that decodes", |step, _| step.kind = Kind::Prompt),
             ("each slot once", |_, sequences| sequences[0].slot = 1),
             ("slots below 4", |_, sequences| sequences[0].slot = 4),
+            ("one of 2 seats", |_, sequences| sequences[0].adapter = 3),
             ("a table of each", |_, sequences| sequences[0].tables = &[]),
             ("positions below 1000", |_, sequences| sequences[1].position = 999),
             ("positions up to", |_, sequences| sequences[1].start = u32::MAX - 1),
@@ -550,7 +563,7 @@ mod tests {
             Choose { options: &options, history: &[1, 2], mask: Some(&[9]), logprobs: Some(3) };
         let sequences = [
             Sequence { slot: 3, choose: Some(&choose), ..Sequence::new(1, 256, &first) },
-            Sequence { position: 5, ..Sequence::new(2, 7, &second) },
+            Sequence { position: 5, adapter: 2, ..Sequence::new(2, 7, &second) },
         ];
         let step = Step {
             kind: Kind::Prompt,

@@ -56,6 +56,7 @@ impl Program {
                 }
             }
             self.verify_cache(&place, i, &mut cached)?;
+            self.verify_site(&place, i)?;
         }
         for value in self.results.iter().chain(self.traces.iter().map(|(_, v)| v)) {
             self.known("program: results", &written, *value)?;
@@ -68,6 +69,22 @@ impl Program {
             Some(true) => Ok(()),
             _ => Err(Error::new(place, "a value written before", format!("%{}", value.0))),
         }
+    }
+
+    fn verify_site(&self, place: &str, node: usize) -> Result<()> {
+        let node = &self.nodes[node];
+        let Some(index) = node.op.site() else { return Ok(()) };
+        let Some(site) = self.sites.get(index) else {
+            let expected = format!("a site below {}", self.sites.len());
+            return Err(Error::new(place, expected, index));
+        };
+        let width = |input: usize| node.inputs.get(input).map(|v| self.shape(*v).width);
+        let (input, output) = (width(1), width(0));
+        if input != (!site.gathers).then_some(site.input) || output != Some(site.output) {
+            let expected = format!("{} to {}", site.input, site.output);
+            return Err(Error::new(place, expected, format!("{input:?} to {output:?}")));
+        }
+        Ok(())
     }
 
     fn verify_cache(&self, place: &str, node: usize, cached: &mut [bool]) -> Result<()> {

@@ -37,6 +37,8 @@ pub(super) struct Class {
     /// Working memory of mixtures of experts, and what lies where in it.
     pub(super) mixture: usize,
     pub(super) experts: experts::Layout,
+    /// Rows between the factors of adapters: `[rows, rank]`.
+    pub(super) low: usize,
     /// End of the arena.
     pub(super) bytes: usize,
 }
@@ -76,13 +78,14 @@ fn widest(rows: usize, width: usize, workers: usize) -> usize {
 }
 
 impl Class {
-    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits.
+    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits, and adapters of a rank up to `rank`.
     pub(super) fn new(
         program: &Program,
         ropes: &[Rope],
         tokens: usize,
         outputs: usize,
         workers: usize,
+        rank: usize,
     ) -> Self {
         let plan = plan_memory(program, tokens, outputs);
         let widths = widths(program);
@@ -116,6 +119,7 @@ impl Class {
         let start = take(worker_bytes * workers);
         let experts = experts::Layout::new(program, tokens);
         let mixture = take(experts.bytes);
+        let low = take(rows * rank * float);
         Class {
             mixture,
             experts,
@@ -130,6 +134,7 @@ impl Class {
             workers: start,
             worker_bytes,
             worker_lines,
+            low,
             bytes: end,
         }
     }

@@ -12,6 +12,7 @@ use crate::{
 use crate::{check_block, no_block};
 use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
 use cpu_kernels::isa::Isa;
+use cpu_kernels::low_rank::Factors;
 use cpu_kernels::matmul::{Huge, Matrix, ROWS, Scratch, Unit, peak};
 use cpu_kernels::roof::read_rate;
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
@@ -19,7 +20,8 @@ use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
 use ops::{Op, Rope, Rows};
 use program::{
-    BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId, recycle,
+    Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId,
+    recycle,
 };
 use std::sync::Arc;
 
@@ -52,6 +54,10 @@ pub(super) struct Loaded {
     pub(super) quantised: bool,
     /// See [`lined`].
     pub(super) lined: Vec<bool>,
+    /// The factors of each seat's adapter at every site; none of an empty seat.
+    pub(super) seats: Vec<Option<Vec<Option<Factors>>>>,
+    /// The greatest rank that they may have.
+    pub(super) rank: usize,
 }
 
 /// See [`Executor`].
@@ -114,7 +120,10 @@ impl CpuExecutor {
         let lined = lined(&program, &weights);
         let groups = program.layer_groups();
         let limits = options.limits(&program);
-        let largest = Class::new(&program, &ropes, limits.tokens, limits.outputs, team.count());
+        let crate::Seats { count, rank } = options.seats;
+        let seats = (0..count).map(|_| None).collect();
+        let (tokens, outputs) = (limits.tokens, limits.outputs);
+        let largest = Class::new(&program, &ropes, tokens, outputs, team.count(), rank);
         Ok(CpuExecutor {
             // Pages of the arena that no class touches take no memory.
             arena: Huge::zeroed(largest.bytes)?,
@@ -132,7 +141,18 @@ impl CpuExecutor {
             tickets: 0,
             limits,
             caches,
-            loaded: Loaded { team, isa, program, weights, ropes, groups, quantised, lined },
+            loaded: Loaded {
+                team,
+                isa,
+                program,
+                weights,
+                ropes,
+                groups,
+                quantised,
+                lined,
+                seats,
+                rank,
+            },
         })
     }
 
@@ -144,8 +164,8 @@ impl CpuExecutor {
             (bucket(tokens, self.limits.tokens), bucket(outputs, self.limits.outputs));
         let seen = self.classes.iter().position(|c| (c.tokens, c.outputs) == (tokens, outputs));
         seen.unwrap_or_else(|| {
-            let Loaded { program, ropes, team, .. } = &self.loaded;
-            self.classes.push(Class::new(program, ropes, tokens, outputs, team.count()));
+            let Loaded { program, ropes, team, rank, .. } = &self.loaded;
+            self.classes.push(Class::new(program, ropes, tokens, outputs, team.count(), *rank));
             self.classes.len() - 1
         })
     }
@@ -160,13 +180,20 @@ pub(super) fn plan(
 ) -> Result<Plan> {
     let weights = program.weights.iter().zip(experts::rows_of_one(program));
     let weights = weights.map(|(weight, each)| weight_bytes(weight, each, tensors));
-    let weights = weights.collect::<Result<Vec<usize>>>()?;
+    let mut weights = weights.collect::<Result<Vec<usize>>>()?;
     let (cache, reserved) = (
         cache_bytes(program, options, &options.context)?,
         cache_bytes(program, options, &options.blocks)?,
     );
     let limits = options.limits(program);
-    let arena = Class::new(program, &program.ropes(), limits.tokens, limits.outputs, threads).bytes;
+    let rank = options.seats.rank;
+    let arena = (limits.tokens, limits.outputs);
+    let arena = Class::new(program, &program.ropes(), arena.0, arena.1, threads, rank).bytes;
+    if options.seats.count > 0 {
+        let factors = |site: &program::Site| (site.input + site.output) * rank * size_of::<f32>();
+        let adapter: usize = program.sites.iter().map(factors).sum();
+        weights.push(adapter.saturating_mul(options.seats.count));
+    }
     let partials = partials(program, options, threads).saturating_mul(size_of::<f32>());
     let free = memory::free();
     // The pools take addresses for all sessions together, and each matrix takes whole huge pages.
@@ -435,6 +462,21 @@ fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
 }
 
 impl CpuExecutor {
+    /// That there is an adapter on every seat that a step names.
+    fn check_seats(&self, step: &Step<'_>) -> Result<()> {
+        let empty = |adapter: u32| {
+            let seat = (adapter as usize).checked_sub(1);
+            seat.is_some_and(|seat| self.loaded.seats.get(seat).is_none_or(Option::is_none))
+        };
+        match step.sequences.iter().find(|sequence| empty(sequence.adapter)) {
+            None => Ok(()),
+            Some(sequence) => {
+                let found = format!("none on seat {}", sequence.adapter);
+                Err(Error::new("step", "an adapter that was loaded", found))
+            }
+        }
+    }
+
     /// One replay, with the workers' times if asked for; no ticket if it was stopped.
     fn replay(
         &mut self,
@@ -445,6 +487,7 @@ impl CpuExecutor {
         self.last = None;
         let ticket = Ticket::next(&mut self.tickets);
         step.check(&self.limits)?;
+        self.check_seats(step)?;
         self.rows.set(step, &self.sampling.slots)?;
         let class = self.class(step.tokens.len(), step.outputs.len());
         if let Some(input) = self.loaded.program.input {
@@ -621,13 +664,45 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+        let count = self.loaded.seats.len();
+        let index = (seat as usize).wrapping_sub(1);
+        if index >= count {
+            let expected = format!("one of {count} seats for adapters");
+            return Err(Error::new("adapter", expected, format!("seat {seat}")));
+        }
+        let Some(adapter) = adapter else {
+            self.loaded.seats[index] = None;
+            return Ok(());
+        };
+        adapter.check(&self.loaded.program.sites)?;
+        if adapter.rank() > self.loaded.rank {
+            let expected = format!("a rank up to {}, which there is room for", self.loaded.rank);
+            return Err(Error::new("adapter", expected, adapter.rank()));
+        }
+        let factors = |site: &program::Site| {
+            let delta = adapter.deltas.get(&site.name);
+            let new = delta.map(|delta| {
+                let sizes = [delta.rank, site.input, site.output];
+                let gain = delta.gain.as_ref().map(|gain| [&gain.gain[..], &gain.offset[..]]);
+                Factors::new(sizes, &delta.down, &delta.up, delta.scale, gain, delta.element)
+            });
+            new.transpose().map_err(|e| Error { place: format!("{}: {}", site.name, e.place), ..e })
+        };
+        let all = self.loaded.program.sites.iter().map(factors).collect::<Result<_>>()?;
+        self.loaded.seats[index] = Some(all);
+        Ok(())
+    }
+
     fn memory(&self) -> Memory {
+        let seated = self.loaded.seats.iter().flatten().flatten().flatten();
+        let adapters: usize = seated.map(Factors::bytes).sum();
         let weight = |w: &Weight| match w {
             Weight::Matrix(matrix) => matrix.resident_bytes(),
             Weight::Vector(values) => size_of_val(values.as_slice()),
         };
         Memory {
-            weights: self.loaded.weights.iter().map(weight).sum(),
+            weights: self.loaded.weights.iter().map(weight).sum::<usize>() + adapters,
             cache: self
                 .caches
                 .iter()

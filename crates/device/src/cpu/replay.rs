@@ -8,13 +8,16 @@ use super::executor::{Loaded, Weight, shape};
 use super::profile::Spans;
 use crate::Watch;
 use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
+use cpu_kernels::low_rank::Factors;
 use cpu_kernels::math;
 use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, Path, ROWS, Scratch, multiply, share,
 };
 use cpu_kernels::team::{SharedSlice, Worker};
 use ops::embed::Index;
-use ops::{Embed, GateUp, LayerNorm, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip};
+use ops::{
+    Embed, GateUp, LayerNorm, LowRank, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip,
+};
 use program::{Kind, Node, Step, ValueId, WeightId};
 use std::ops::Range;
 
@@ -78,7 +81,7 @@ impl Replay<'_> {
         self.loaded.team.run_until(self.watch.stop, &|worker| {
             self.angles(worker);
             let mut going_on = worker.gather();
-            for (i, node) in nodes.iter().enumerate().filter(|(_, node)| self.rows(node) > 0) {
+            for (i, node) in nodes.iter().enumerate().filter(|(i, node)| !self.idle(*i, node)) {
                 if !going_on {
                     return;
                 }
@@ -248,8 +251,79 @@ impl Replay<'_> {
                 }
             }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
+            Op::LowRank(op) => self.low_rank(index, op, node, worker),
             // Refused when the Program was loaded.
             Op::AllReduce(_) => {}
+        }
+    }
+
+    /// Whether there is nothing to do at a node: it has no rows, or it is a site that no adapter of the step changes.
+    fn idle(&self, index: usize, node: &Node) -> bool {
+        let there = self.class.plan.in_place[index] == Some(0);
+        self.rows(node) == 0
+            || matches!(node.op, Op::LowRank(op) if there && !self.adapted(op.site))
+    }
+
+    /// Whether an adapter of the step changes a site.
+    fn adapted(&self, site: usize) -> bool {
+        self.step.sequences.iter().any(|sequence| self.factors(sequence.adapter, site).is_some())
+    }
+
+    /// What the adapter on a seat changes at a site.
+    fn factors(&self, seat: u32, site: usize) -> Option<&Factors> {
+        let seat = (seat as usize).checked_sub(1)?;
+        self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
+    }
+
+    /// Adds what each row's adapter changes at a site. Few rows are shared out by ranks and columns, many by rows.
+    fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
+        let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
+        let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
+        let factors = |row: usize| {
+            let token = match self.loaded.program.values[y.0].rows {
+                Rows::Tokens => row,
+                Rows::Outputs => self.step.outputs[row] as usize,
+            };
+            let sequence = self.rows[token].sequence;
+            self.factors(self.step.sequences[sequence].adapter, op.site)
+        };
+        let few = rows <= EVEN;
+        let mine = if few { 0..rows } else { worker.split(rows) };
+        for row in mine.clone() {
+            let Some(factors) = factors(row) else { continue };
+            let ranks = match few {
+                true => worker.split(factors.rank()),
+                false => 0..factors.rank(),
+            };
+            // SAFETY: each worker has its own rows, or its own ranks of each; inputs are only read.
+            let t = unsafe {
+                self.floats(self.class.low, row * rank + ranks.start..row * rank + ranks.end)
+            };
+            match x {
+                Some(x) => {
+                    let wide = self.width(x);
+                    // SAFETY: as above.
+                    let x = unsafe { self.floats(self.offset(x), row * wide..(row + 1) * wide) };
+                    factors.down(isa, x, ranks, t);
+                }
+                None => factors.pick(self.tokens[row] as usize, ranks, t),
+            }
+        }
+        worker.barrier();
+        let columns = if few { worker.split_units(width, ROWS) } else { 0..width };
+        for row in mine {
+            let range = row * width + columns.start..row * width + columns.end;
+            self.copy_unless_in_place(index, node, 0, range.clone());
+            let Some(factors) = factors(row) else { continue };
+            // SAFETY: each worker has its own rows, or its own columns of each; what was computed before the barrier, and the
+            // residual, are only read.
+            let (t, y, residual) = unsafe {
+                let t = self.floats(self.class.low, row * rank..row * rank + factors.rank());
+                let y = self.floats(self.offset(node.outputs[0]), range.clone());
+                let residual = node.inputs.get(2);
+                (t, y, residual.map(|v| &*self.floats(self.offset(*v), range)))
+            };
+            factors.up(isa, t, columns.clone(), residual, y);
         }
     }
 

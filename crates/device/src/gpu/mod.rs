@@ -342,6 +342,9 @@ impl<B: Backend> Device for GpuDevice<B> {
     fn check(&self, program: &Program) -> Result<()> {
         let most = MOST_PAIRS as usize;
         crate::check(self.backend.about().name, program, |op| {
+            if op.site().is_some() {
+                return Some("adapters, which the CPU alone has so far".to_owned());
+            }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))
         })

@@ -1,5 +1,6 @@
 //! Loaded models from outside, as one test program. `replay.rs` beside it counts allocations and is a program of its own.
 
+mod adapters;
 #[path = "../common/mod.rs"]
 mod common;
 mod convert;

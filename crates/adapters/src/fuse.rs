@@ -1,0 +1,174 @@
+//! A model with an adapter merged into its matrices: `gain (W + scale up down)`, in the types that the base's files have.
+
+use crate::Base;
+use formats::safetensors::{self, Safetensors};
+use formats::{DType, Error, ErrorKind, Result, Source, Tensor};
+use ops::low_rank::Delta;
+use program::{Adapter, Site};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Files beside weights that are no weights themselves.
+const OTHER_WEIGHTS: &[&str] = &["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth"];
+
+/// A part of a stored tensor that changes: from a row on.
+struct Part<'a> {
+    start: usize,
+    site: &'a Site,
+    delta: &'a Delta,
+}
+
+/// Writes a folder like the base's, with what the adapter changes merged in. The folder is new, and there only once it is whole.
+///
+/// # Errors
+/// A base that is no folder of floats, a matrix that two layers share and one of them changes, a folder that is there, I/O.
+pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
+    let folder = base.tensors.folder().ok_or_else(|| {
+        let error =
+            Error::new(base.tensors.path().display(), "a folder of safetensors", "another file");
+        error
+            .of(ErrorKind::Unsupported)
+            .hint("fuse into the model's folder on the hub, then convert")
+    })?;
+    if to.exists() {
+        return Err(Error::new(to.display(), "a folder that is not there yet", "one that is"));
+    }
+    let sites = base.program.adaptable();
+    let parts = parts(base, &sites, adapter)?;
+    let mut aside = to.as_os_str().to_owned();
+    aside.push(".part");
+    let aside = Aside(PathBuf::from(aside));
+    let io = |path: &Path| {
+        let place = path.display().to_string();
+        move |e| Error::io(place, e)
+    };
+    std::fs::create_dir(&aside.0).map_err(io(&aside.0))?;
+    let mut files: Vec<PathBuf> = base
+        .tensors
+        .iter()
+        .filter_map(|tensor| base.tensors.file(&tensor).map(Path::to_owned))
+        .collect();
+    files.sort();
+    files.dedup();
+    for file in &files {
+        let Some(name) = file.file_name() else { continue };
+        write(file, &parts, &aside.0.join(name))?;
+    }
+    for entry in std::fs::read_dir(folder.path()).map_err(io(folder.path()))? {
+        let path = entry.map_err(io(folder.path()))?.path();
+        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let weights = ending == "safetensors" || OTHER_WEIGHTS.contains(&ending);
+        let adapters = path.file_name().is_some_and(|name| name == "adapter_config.json");
+        if let Some(name) = path.file_name().filter(|_| path.is_file() && !weights && !adapters) {
+            std::fs::copy(&path, aside.0.join(name)).map_err(io(&path))?;
+        }
+    }
+    base.tensors.whole()?;
+    std::fs::rename(&aside.0, to).map_err(io(to))
+}
+
+/// A folder that is removed unless it was renamed.
+struct Aside(PathBuf);
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // It is not there any more if all went well.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What changes of each tensor.
+fn parts<'a>(
+    base: &'a Base<'_>,
+    sites: &'a [Site],
+    adapter: &'a Adapter,
+) -> Result<BTreeMap<&'a str, Vec<Part<'a>>>> {
+    adapter.check(sites)?;
+    let mut parts: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
+    for site in sites {
+        let Some(delta) = adapter.deltas.get(&site.name) else { continue };
+        if sites.iter().any(|other| other.weight == site.weight && other.name != site.name) {
+            let expected = "a matrix of its own to merge into";
+            let found = "the table of embeddings that is the head too";
+            return Err(Error::new(&site.name, expected, found).of(ErrorKind::Unsupported));
+        }
+        let weight = &base.program.weights[site.weight.0];
+        let (tensor, start) = match &weight.source {
+            Source::Tensor(name) => (name, 0),
+            Source::Rows { of, start, stride: 1, .. } => match &**of {
+                Source::Tensor(name) => (name, *start),
+                _ => return Err(stored(&site.name)),
+            },
+            _ => return Err(stored(&site.name)),
+        };
+        parts.entry(tensor).or_default().push(Part { start, site, delta });
+    }
+    Ok(parts)
+}
+
+fn stored(name: &str) -> Error {
+    let error = Error::new(name, "a matrix of floats", "one that is quantised");
+    error.of(ErrorKind::Unsupported).hint("merge into the model that it was quantised from")
+}
+
+/// Writes one file of weights.
+fn write(from: &Path, parts: &BTreeMap<&str, Vec<Part<'_>>>, to: &Path) -> Result<()> {
+    let file = Safetensors::open(from)?;
+    let merged = |tensor: Tensor<'_>| -> Result<Cow<'_, [u8]>> {
+        Ok(match parts.get(tensor.name) {
+            None => Cow::Borrowed(&[][..]),
+            Some(parts) => Cow::Owned(merged(&tensor, parts)?),
+        })
+    };
+    let bytes = file.iter().map(merged).collect::<Result<Vec<_>>>()?;
+    let tensors = file.iter().zip(&bytes).map(|(tensor, merged)| match merged {
+        Cow::Owned(bytes) => Tensor { bytes, ..tensor },
+        Cow::Borrowed(_) => tensor,
+    });
+    safetensors::write(to, &[("format", "pt")], tensors)
+}
+
+/// A tensor's bytes with its parts changed.
+fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
+    if ![DType::F32, DType::F16, DType::BF16].contains(&tensor.dtype) {
+        return Err(stored(tensor.name));
+    }
+    let mut values = tensor.to_f32()?;
+    for Part { start, site, delta } in parts {
+        let columns = if site.gathers { site.output } else { site.input };
+        let rows = if site.gathers { site.input } else { site.output };
+        let own = &mut values[start * columns..(start + rows) * columns];
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = rows.div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            for (part, own) in own.chunks_mut(each * columns).enumerate() {
+                scope.spawn(move || {
+                    for (i, row) in own.chunks_exact_mut(columns).enumerate() {
+                        add(site, delta, part * each + i, row);
+                    }
+                });
+            }
+        });
+    }
+    let mut bytes = vec![0; tensor.bytes.len()];
+    tensor.dtype.encode(&values, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Adds what changes of a row.
+fn add(site: &Site, delta: &Delta, number: usize, row: &mut [f32]) {
+    let (rank, scale) = (delta.rank, f64::from(delta.scale));
+    let gain = delta.gain.as_ref().map_or(1.0, |gain| f64::from(gain.gain[number]));
+    for (column, value) in row.iter_mut().enumerate() {
+        let term = |r: usize| {
+            let (up, down) = match site.gathers {
+                true => (delta.up[column * rank + r], delta.down[number * rank + r]),
+                false => (delta.up[number * rank + r], delta.down[r * site.input + column]),
+            };
+            f64::from(up) * f64::from(down)
+        };
+        let change: f64 = (0..rank).map(term).sum();
+        *value = (gain * (f64::from(*value) + scale * change)) as f32;
+    }
+}

@@ -1,0 +1,174 @@
+//! Adapters on top of models: low-rank changes (LoRA, rsLoRA, DoRA) as PEFT, mlx-lm and llama.cpp store them.
+//!
+//! [`File::open`] reads settings and the table of tensors and refuses what it would have to guess. [`File::resolve`] finds the
+//! matrices that the adapter changes by the model's own tables of names, whichever dialect either of them is in, and makes of the
+//! adapter what devices take: a [`program::Adapter`]. No weight of the model is changed.
+
+mod fuse;
+mod gguf;
+mod mlx;
+mod patterns;
+mod peft;
+mod resolve;
+mod settings;
+
+use formats::{Error, Gguf, Result, Safetensors, Tensor};
+use std::path::{Path, PathBuf};
+
+pub use fuse::fuse;
+pub use resolve::{Base, shortened};
+
+/// Who wrote an adapter, which says how tensors are named and turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A folder of `adapter_config.json` and `adapter_model.safetensors`.
+    Peft,
+    /// A folder of `adapter_config.json` and `adapters.safetensors`.
+    Mlx,
+    /// A GGUF file whose `general.type` is `adapter`.
+    Gguf,
+}
+
+/// An adapter's file or folder, open.
+#[derive(Debug)]
+pub struct File {
+    kind: Kind,
+    path: PathBuf,
+    tensors: Stored,
+    changes: Vec<Change>,
+    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor and the changed matrix's name.
+    copies: Vec<(String, String)>,
+}
+
+#[derive(Debug)]
+enum Stored {
+    Safetensors(Safetensors),
+    Gguf(Gguf),
+}
+
+impl Stored {
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Stored::Safetensors(file) => file.iter().map(|tensor| tensor.name).collect(),
+            Stored::Gguf(file) => file.iter().map(|tensor| tensor.name).collect(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        match self {
+            Stored::Safetensors(file) => file.get(name),
+            Stored::Gguf(file) => file.get(name),
+        }
+    }
+}
+
+/// What an adapter says about one matrix of the base.
+#[derive(Debug, Clone, PartialEq)]
+struct Change {
+    /// The matrix, as the base would name it in the adapter's dialect, without `.weight`.
+    matrix: String,
+    /// The tensors of the factors: `[rank, in]` and `[out, rank]`, or turned.
+    down: String,
+    up: String,
+    /// Whether both are stored with their axes exchanged.
+    turned: bool,
+    /// Whether `down` is a table of which tokens pick rows.
+    gathers: bool,
+    /// DoRA's magnitudes.
+    magnitude: Option<String>,
+    /// What the product of both is multiplied with.
+    scale: f64,
+}
+
+impl File {
+    /// Opens a folder of PEFT or mlx-lm, or a GGUF file.
+    ///
+    /// # Errors
+    /// What is missing, contradicts itself, or asks for something else than LoRA and DoRA, by file and key.
+    pub fn open(path: &Path) -> Result<File> {
+        if path.is_dir() {
+            return match settings::Settings::open(path)? {
+                settings if settings.is_peft() => peft::open(path, &settings),
+                settings => mlx::open(path, &settings),
+            };
+        }
+        if path.extension().is_some_and(|e| e == "safetensors") && path.is_file() {
+            let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            return File::open(folder.unwrap_or(Path::new(".")));
+        }
+        if !path.is_file() {
+            let expected = "an adapter: a folder of PEFT or mlx-lm, or a GGUF file";
+            return Err(Error::new(path.display(), expected, "no such file"));
+        }
+        gguf::open(path)
+    }
+
+    /// Who wrote it.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its file or folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The error of a key of its weights.
+    fn wrong(
+        &self,
+        key: &str,
+        expected: impl std::fmt::Display,
+        found: impl std::fmt::Display,
+    ) -> Error {
+        let key: String = key.chars().take(120).collect();
+        Error::new(format!("{}: {key}", self.path.display()), expected, found)
+    }
+}
+
+/// How the names of the tensors of a change end, behind the name of the matrix.
+struct Parts {
+    down: &'static str,
+    up: &'static str,
+    magnitude: &'static [&'static str],
+}
+
+/// The factors of every matrix among `names`, of which each has both or is refused, and the names that are none of theirs.
+fn pairs(path: &Path, names: &[&str], parts: &Parts) -> Result<(Vec<Pair>, Vec<String>)> {
+    let (mut pairs, mut others) = (Vec::<Pair>::new(), Vec::new());
+    for name in names {
+        let half = [parts.down, parts.up].into_iter().chain(parts.magnitude.iter().copied());
+        let Some((i, stem)) =
+            half.enumerate().find_map(|(i, end)| Some((i.min(2), name.strip_suffix(end)?)))
+        else {
+            others.push((*name).to_owned());
+            continue;
+        };
+        let at = pairs.iter().position(|pair| pair.stem == stem).unwrap_or_else(|| {
+            pairs.push(Pair { stem: stem.to_owned(), names: [None, None, None] });
+            pairs.len() - 1
+        });
+        pairs[at].names[i] = Some((*name).to_owned());
+    }
+    for pair in &pairs {
+        for (i, missing) in [parts.down, parts.up].into_iter().enumerate() {
+            if pair.names[i].is_none() {
+                let place = format!("{}: {}", path.display(), pair.stem);
+                return Err(Error::new(place, format!("both factors, {missing} too"), "one"));
+            }
+        }
+    }
+    Ok((pairs, others))
+}
+
+/// The tensors of one change.
+struct Pair {
+    stem: String,
+    /// Down, up and magnitude.
+    names: [Option<String>; 3],
+}
+
+impl Pair {
+    fn name(&self, i: usize) -> String {
+        self.names[i].clone().unwrap_or_default()
+    }
+}

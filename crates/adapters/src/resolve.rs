@@ -1,0 +1,372 @@
+//! From an adapter's file to factors at the sites of a model.
+
+use crate::{Change, File, Kind, Stored, gguf};
+use formats::{DType, Encoding, Error, NotFinite, Pairing, Result, Source, Tensor, Tensors, shape};
+use models::Config;
+use ops::low_rank::{Delta, Gain};
+use program::{Adapter, Program, Site, WeightId};
+use std::ops::Range;
+
+/// The model that an adapter is for.
+#[derive(Clone, Copy)]
+pub struct Base<'a> {
+    /// Its configuration.
+    pub config: &'a Config,
+    /// Its Program, whose matrices are the sites.
+    pub program: &'a Program,
+    /// Its files.
+    pub tensors: &'a Tensors,
+}
+
+impl Base<'_> {
+    fn is_gguf(&self) -> bool {
+        self.tensors.gguf().is_some()
+    }
+}
+
+/// A site that a change goes to, and its rows among the change's.
+struct Target<'a> {
+    site: &'a Site,
+    rows: Range<usize>,
+    /// Rows of all that the change covers.
+    all: usize,
+}
+
+impl File {
+    /// What it changes of a model, `strength` times.
+    ///
+    /// # Errors
+    /// A matrix that the model does not have, factors of other shapes or that are not finite, by file and key.
+    pub fn resolve(&self, base: &Base<'_>, strength: f64) -> Result<Adapter> {
+        if !strength.is_finite() {
+            let place = self.path.display();
+            return Err(Error::new(place, "a scale that is finite", strength));
+        }
+        if let Stored::Gguf(file) = &self.tensors {
+            let own = base.config.architecture;
+            let same = gguf::architecture(file)?
+                .is_none_or(|name| name == own.name || (name == "llama" && own.name == "mistral"));
+            if !same {
+                let found = gguf::architecture(file)?.unwrap_or_default();
+                let found: String = found.chars().take(60).collect();
+                let place = format!("{}: general.architecture", self.path.display());
+                return Err(Error::new(place, own.name, found));
+            }
+        }
+        let sites = base.program.adaptable();
+        let mut adapter = Adapter::default();
+        for change in &self.changes {
+            let targets = self.targets(base, &sites, change)?;
+            let [input, output] = match targets.first() {
+                Some(target) => [target.site.input, target.all],
+                None => continue,
+            };
+            let (rank, down, up) = self.factors(change, input, output)?;
+            let magnitude = match &change.magnitude {
+                Some(name) => Some(self.numbers(name, &[&[output], &[output, 1], &[1, output]])?),
+                None => None,
+            };
+            if magnitude.is_some() && change.gathers {
+                let expected = "DoRA of matrices that are multiplied with";
+                return Err(self.wrong(&change.matrix, expected, "of a table of embeddings"));
+            }
+            for Target { site, rows, .. } in targets {
+                let mut delta = Delta {
+                    rank,
+                    down: down.clone(),
+                    up: up[rows.start * rank..rows.end * rank].to_vec(),
+                    scale: (change.scale * strength) as f32,
+                    gain: None,
+                    element: DType::F32,
+                };
+                let mut own = magnitude.as_ref().map(|all| all[rows].to_vec());
+                if let Some(order) = self.order(base, site) {
+                    delta.up = reordered(&delta.up, rank, &order);
+                    own = own.map(|values| reordered(&values, 1, &order));
+                }
+                if let Some(magnitude) = own {
+                    if strength != 1.0 {
+                        let expected = "a scale of 1, since DoRA also changes magnitudes";
+                        return Err(self.wrong(&change.matrix, expected, strength));
+                    }
+                    delta.gain = Some(gain(base, site, &delta, &magnitude)?);
+                }
+                if adapter.deltas.insert(site.name.clone(), delta).is_some() {
+                    return Err(self.wrong(&change.matrix, "each matrix once", "twice"));
+                }
+            }
+            if self.kind == Kind::Mlx && change.gathers {
+                self.tie(base, &sites, change, (rank, &down, &up), strength, &mut adapter)?;
+            }
+        }
+        self.check_copies(base, &sites)?;
+        Ok(adapter)
+    }
+
+    /// mlx-lm multiplies with an adapted table of embeddings too, where the head is that table: with the factors exchanged.
+    fn tie(
+        &self,
+        base: &Base<'_>,
+        sites: &[Site],
+        change: &Change,
+        (rank, down, up): (usize, &[f32], &[f32]),
+        strength: f64,
+        adapter: &mut Adapter,
+    ) -> Result<()> {
+        let Some(head) = sites.iter().find(|s| s.name == "head").filter(|_| base.config.tied)
+        else {
+            return Ok(());
+        };
+        let delta = Delta {
+            rank,
+            down: turned(up, rank),
+            up: down.to_vec(),
+            scale: (change.scale * strength) as f32,
+            gain: None,
+            element: DType::F32,
+        };
+        adapter.deltas.insert(head.name.clone(), delta);
+        Ok(())
+    }
+
+    /// The sites that a change goes to: one, or those that the base keeps in one fused matrix.
+    fn targets<'s>(
+        &self,
+        base: &Base<'_>,
+        sites: &'s [Site],
+        change: &Change,
+    ) -> Result<Vec<Target<'s>>> {
+        let architecture = base.config.architecture;
+        let gguf = self.kind == Kind::Gguf;
+        let unknown = || {
+            let known: Vec<String> = sites
+                .iter()
+                .filter(|site| site.name.starts_with("blocks.0.") || !site.name.contains('.'))
+                .flat_map(|site| architecture.stored(&site.name, gguf).into_iter().next())
+                .map(|name| name.trim_end_matches(".weight").to_owned())
+                .collect();
+            self.wrong(&change.matrix, "a matrix of the model", "none that it has")
+                .hint(format!("in its first block it has {}", known.join(", ")))
+        };
+        let canonical = architecture.canonical(&change.matrix, gguf).ok_or_else(unknown)?;
+        let named = |site: &&Site| site.name == canonical && site.gathers == change.gathers;
+        if let Some(site) = sites.iter().find(named) {
+            return Ok(vec![Target { site, rows: 0..site.output, all: site.output }]);
+        }
+        let stored = architecture.stored(&canonical, base.is_gguf());
+        let part = |site: &'s Site| {
+            let Source::Rows { of, start, count, stride: 1 } =
+                &base.program.weights[site.weight.0].source
+            else {
+                return None;
+            };
+            let tensor = match &**of {
+                Source::Tensor(name) | Source::Affine { codes: name, .. } => name,
+                _ => return None,
+            };
+            stored.contains(tensor).then_some((site, *start..*start + *count))
+        };
+        let mut parts: Vec<_> = sites.iter().filter_map(part).collect();
+        parts.sort_by_key(|(_, rows)| rows.start);
+        let all = parts.last().map_or(0, |(_, rows)| rows.end);
+        let mut end = 0;
+        for (_, rows) in &parts {
+            if rows.start != end {
+                return Err(unknown());
+            }
+            end = rows.end;
+        }
+        if parts.is_empty() || change.gathers {
+            return Err(unknown());
+        }
+        Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect())
+    }
+
+    /// The rank and both factors, `[rank, input]` (of a table `[input, rank]`) and `[output, rank]`.
+    fn factors(
+        &self,
+        change: &Change,
+        input: usize,
+        output: usize,
+    ) -> Result<(usize, Vec<f32>, Vec<f32>)> {
+        let down = self.tensor(&change.down)?;
+        // PEFT keeps the table of embeddings' factor as a matrix of columns, the others by token.
+        let by_column = self.kind == Kind::Peft;
+        let columns = if change.gathers { by_column } else { !change.turned };
+        let (rank, expected) = match (columns, down.shape) {
+            (true, &[rank, _]) => (rank, [rank, input]),
+            (false, &[_, rank]) => (rank, [input, rank]),
+            _ => (0, [0, input]),
+        };
+        if rank == 0 || down.shape != expected {
+            let expected =
+                if columns { format!("[rank, {input}]") } else { format!("[{input}, rank]") };
+            return Err(self.wrong(&change.down, expected, shape(down.shape)));
+        }
+        let up_shape = if change.turned { [rank, output] } else { [output, rank] };
+        let mut low = self.numbers(&change.down, &[&expected])?;
+        let mut up = self.numbers(&change.up, &[&up_shape])?;
+        if change.turned {
+            up = turned(&up, output);
+        }
+        if columns == change.gathers {
+            low = match columns {
+                true => turned(&low, input),
+                false => turned(&low, rank),
+            };
+        }
+        Ok((rank, low, up))
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        self.tensors.get(name).ok_or_else(|| self.wrong(name, "a tensor", "none"))
+    }
+
+    /// A tensor's elements; it has one of these shapes.
+    fn numbers(&self, name: &str, shapes: &[&[usize]]) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?;
+        if !shapes.contains(&tensor.shape) {
+            return Err(self.wrong(name, shape(shapes[0]), shape(tensor.shape)));
+        }
+        tensor.check_numbers(|| format!("{}: {name}", self.path.display()))?;
+        let values = tensor.to_f32()?;
+        match NotFinite::among(&values) {
+            None => Ok(values),
+            Some(found) => {
+                let value = values.get(found.element).copied().unwrap_or(f32::NAN);
+                let found = format!("{value} at element {}", found.element);
+                Err(self.wrong(name, "numbers that are finite", found))
+            }
+        }
+    }
+
+    /// The order in which the base has the rows of a site whose heads rotate in another pairing than the adapter's: for each row
+    /// the adapter's.
+    fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
+        let rotates = [".attention.q", ".attention.k"].iter().any(|end| site.name.ends_with(end));
+        let rope = &base.config.rope;
+        let adjacent = match (self.kind, base.is_gguf()) {
+            (Kind::Gguf, true) | (Kind::Peft | Kind::Mlx, false) => return None,
+            (Kind::Gguf, false) => ["llama", "mistral"].contains(&base.config.architecture.name),
+            (_, true) => rope.pairing == Pairing::Adjacent,
+        };
+        let d = base.config.head_dim;
+        if !rotates || !adjacent || d == 0 {
+            return None;
+        }
+        let half = d / 2;
+        let row = |i: usize| {
+            let (head, i) = (i / d * d, i % d);
+            head + match self.kind {
+                // The base's pairs lie beside each other, the adapter's half a head apart.
+                Kind::Peft | Kind::Mlx => i % 2 * half + i / 2,
+                Kind::Gguf => i % half * 2 + i / half,
+            }
+        };
+        Some((0..site.output).map(row).collect())
+    }
+
+    /// Copies of the base's tables must be the base's: others mean that they were trained or resized.
+    fn check_copies(&self, base: &Base<'_>, sites: &[Site]) -> Result<()> {
+        for (name, matrix) in &self.copies {
+            let canonical = base.config.architecture.canonical(matrix, false);
+            let site = sites.iter().find(|site| canonical.as_deref() == Some(site.name.as_str()));
+            let wrong = |found: &str| {
+                self.wrong(name, "the model's own weights", found)
+                    .hint("merge the adapter into the model with PEFT, and load that")
+            };
+            let Some(site) = site else { return Err(wrong("weights of another matrix")) };
+            let weight = &base.program.weights[site.weight.0];
+            let copied = self.tensor(name)?;
+            if copied.shape != weight.shape {
+                return Err(wrong(&shape(copied.shape)));
+            }
+            let own = weight.read(base.tensors)?;
+            if own.encoding.is_quantised() {
+                continue;
+            }
+            let (own, copied) = (own.to_f32()?, copied.to_f32()?);
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.01 * b.abs() + 1e-6;
+            if !own.iter().zip(&copied).all(close) {
+                return Err(wrong("others"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of `values` in another order.
+fn reordered(values: &[f32], width: usize, order: &[usize]) -> Vec<f32> {
+    order.iter().flat_map(|&row| &values[row * width..(row + 1) * width]).copied().collect()
+}
+
+/// A matrix `[width, n]` of a matrix `[n, width]`.
+fn turned(values: &[f32], width: usize) -> Vec<f32> {
+    let rows = values.len() / width.max(1);
+    (0..values.len()).map(|i| values[i % rows * width + i / rows]).collect()
+}
+
+/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets the length `magnitude`.
+fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
+    let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
+    let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);
+    let (rank, input, scale) = (delta.rank, site.input, delta.scale);
+    let mut lengths = vec![0f64; site.output];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = site.output.div_ceil(threads).max(1);
+    let (up, down) = (&delta.up, &delta.down);
+    std::thread::scope(|scope| {
+        for (part, lengths) in lengths.chunks_mut(each).enumerate() {
+            let (weight, first) = (&weight, part * each);
+            scope.spawn(move || {
+                for (i, length) in lengths.iter_mut().enumerate() {
+                    let row = first + i;
+                    let mut sum = weight[row * input..][..input].to_vec();
+                    for (r, factor) in up[row * rank..][..rank].iter().enumerate() {
+                        let low = &down[r * input..][..input];
+                        sum.iter_mut().zip(low).for_each(|(s, low)| *s += scale * factor * low);
+                    }
+                    let squares = sum.iter().map(|v| f64::from(*v) * f64::from(*v));
+                    *length = squares.sum::<f64>().sqrt();
+                }
+            });
+        }
+    });
+    let mut gains = Vec::with_capacity(site.output);
+    for (magnitude, length) in magnitude.iter().zip(&lengths) {
+        let gain = f64::from(*magnitude) / length;
+        if !gain.is_finite() {
+            let error = Error::new(&site.name, "rows that are not all zeros, for DoRA", length);
+            return Err(error);
+        }
+        gains.push(gain as f32);
+    }
+    let offset =
+        |(o, gain): (usize, &f32)| bias.as_ref().map_or(0.0, |bias| (1.0 - gain) * bias[o]);
+    Ok(Gain { offset: gains.iter().enumerate().map(offset).collect(), gain: gains })
+}
+
+/// The same adapter in half the memory beside matrices that are not kept in f32 themselves: its factors are rounded to bf16 there.
+///
+/// # Errors
+/// A matrix that the model's files do not have.
+pub fn shortened(base: &Base<'_>, mut adapter: Adapter) -> Result<Adapter> {
+    for site in base.program.adaptable() {
+        let Some(delta) = adapter.deltas.get_mut(&site.name) else { continue };
+        let weight = &base.program.weights[site.weight.0];
+        if weight.describe(base.tensors)?.encoding == Encoding::Stored(DType::F32) {
+            continue;
+        }
+        delta.down.iter_mut().chain(&mut delta.up).for_each(|v| *v = rounded(*v));
+        delta.element = DType::BF16;
+    }
+    Ok(adapter)
+}
+
+/// The nearest number of bf16, to even; the greatest stay finite.
+fn rounded(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    let nearest = f32::from_bits(nearest);
+    if nearest.is_finite() { nearest } else { f32::from_bits(bits & 0xffff_0000) }
+}

@@ -1,0 +1,341 @@
+//! Low-rank factors beside a product: `t = scale down x`, then `y += up t`, a row at a time.
+//!
+//! Every sum is added up in one order, whatever the instruction set, the share of a worker or the rows beside: `down` in
+//! [`LANES`] partial sums that are halved, `up` from the first rank to the last. Products and sums are rounded one after the
+//! other, so that the sets agree to the last bit.
+
+use crate::isa::Isa;
+use formats::{DType, Error, Result};
+use std::ops::Range;
+
+/// Partial sums of a dot product, and outputs that are computed side by side.
+const LANES: usize = 32;
+
+/// The factors of an adapter at one site, in the order in which they are read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Factors {
+    rank: usize,
+    input: usize,
+    output: usize,
+    scale: f32,
+    down: Numbers,
+    /// `[rank, output]`.
+    up: Numbers,
+    gain: Option<[Vec<f32>; 2]>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    F32(Vec<f32>),
+    BF16(Vec<u16>),
+}
+
+impl Numbers {
+    fn new(values: impl Iterator<Item = f32>, element: DType) -> Numbers {
+        match element {
+            DType::BF16 => Numbers::BF16(values.map(|v| (v.to_bits() >> 16) as u16).collect()),
+            _ => Numbers::F32(values.collect()),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Numbers::F32(values) => size_of_val(values.as_slice()),
+            Numbers::BF16(values) => size_of_val(values.as_slice()),
+        }
+    }
+}
+
+/// An element of a factor.
+trait Element: Copy {
+    fn float(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn float(self) -> f32 {
+        self
+    }
+}
+
+impl Element for u16 {
+    #[inline(always)]
+    fn float(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+}
+
+impl Factors {
+    /// Takes `down` `[rank, input]` (or, for a table that tokens pick rows of, `[input, rank]`) and `up` `[output, rank]`; `element`
+    /// is f32, or bf16 if that holds them exactly; `gain`: what multiplies outputs, and is added to them then.
+    ///
+    /// # Errors
+    /// Factors of other sizes.
+    pub fn new(
+        [rank, input, output]: [usize; 3],
+        down: &[f32],
+        up: &[f32],
+        scale: f32,
+        gain: Option<[&[f32]; 2]>,
+        element: DType,
+    ) -> Result<Factors> {
+        let gains = gain.iter().flatten().all(|values| values.len() == output);
+        if rank == 0
+            || Some(down.len()) != rank.checked_mul(input)
+            || Some(up.len()) != rank.checked_mul(output)
+            || !gains
+        {
+            let found = format!("{} and {} numbers", down.len(), up.len());
+            let expected = format!("factors of rank {rank}, {input} to {output}");
+            return Err(Error::new("adapter", expected, found));
+        }
+        let turned = (0..rank * output).map(|i| up[i % output * rank + i / output]);
+        Ok(Factors {
+            rank,
+            input,
+            output,
+            scale,
+            down: Numbers::new(down.iter().copied(), element),
+            up: Numbers::new(turned, element),
+            gain: gain.map(|parts| parts.map(<[f32]>::to_vec)),
+        })
+    }
+
+    /// Rows of `t`'s space.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let gain = self.gain.iter().flatten().map(|values| size_of_val(values.as_slice()));
+        self.down.bytes() + self.up.bytes() + gain.sum::<usize>()
+    }
+
+    /// `t[r] = scale down[r] x` for these `ranks`, which `t` holds.
+    pub fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: &mut [f32]) {
+        assert!(x.len() == self.input && t.len() == ranks.len() && ranks.end <= self.rank);
+        let range = ranks.start * self.input..ranks.end * self.input;
+        match &self.down {
+            Numbers::F32(rows) => dots(isa, &rows[range], x, t),
+            Numbers::BF16(rows) => dots(isa, &rows[range], x, t),
+        }
+        t.iter_mut().for_each(|t| *t *= self.scale);
+    }
+
+    /// `t = scale down[row]` for these `ranks`, of a table.
+    pub fn pick(&self, row: usize, ranks: Range<usize>, t: &mut [f32]) {
+        assert!(row < self.input && t.len() == ranks.len() && ranks.end <= self.rank);
+        let range = row * self.rank + ranks.start..row * self.rank + ranks.end;
+        match &self.down {
+            Numbers::F32(rows) => t.copy_from_slice(&rows[range]),
+            Numbers::BF16(rows) => {
+                t.iter_mut().zip(&rows[range]).for_each(|(t, v)| *t = v.float());
+            }
+        }
+        t.iter_mut().for_each(|t| *t *= self.scale);
+    }
+
+    /// `y += up t` for these `columns`, which `y` and `residual` hold; with a gain then
+    /// `y = residual + gain (y - residual) + offset`.
+    pub fn up(
+        &self,
+        isa: Isa,
+        t: &[f32],
+        columns: Range<usize>,
+        residual: Option<&[f32]>,
+        y: &mut [f32],
+    ) {
+        assert!(t.len() == self.rank && y.len() == columns.len() && columns.end <= self.output);
+        match &self.up {
+            Numbers::F32(rows) => add(isa, rows, self.output, columns.start, t, y),
+            Numbers::BF16(rows) => add(isa, rows, self.output, columns.start, t, y),
+        }
+        if let Some([gain, offset]) = &self.gain {
+            for (i, y) in y.iter_mut().enumerate() {
+                let residual = residual.map_or(0.0, |residual| residual[i]);
+                let column = columns.start + i;
+                *y = residual + (gain[column] * (*y - residual) + offset[column]);
+            }
+        }
+    }
+}
+
+/// The dot product of `x` with each row.
+fn dots<E: Element>(isa: Isa, rows: &[E], x: &[f32], t: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the value of `isa` is the proof that the processor has these instructions.
+        Isa::Avx512 | Isa::Amx => unsafe { dots_avx512(rows, x, t) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 | Isa::AvxVnni => unsafe { dots_avx2(rows, x, t) },
+        _ => dots_here(rows, x, t),
+    }
+}
+
+/// `y += up t` from a column on, `rows` being `[rank, width]`.
+fn add<E: Element>(isa: Isa, rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the value of `isa` is the proof that the processor has these instructions.
+        Isa::Avx512 | Isa::Amx => unsafe { add_avx512(rows, width, from, t, y) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 | Isa::AvxVnni => unsafe { add_avx2(rows, width, from, t, y) },
+        _ => add_here(rows, width, from, t, y),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn dots_avx512<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
+    dots_here(rows, x, t);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn dots_avx2<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
+    dots_here(rows, x, t);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn add_avx512<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
+    add_here(rows, width, from, t, y);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn add_avx2<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
+    add_here(rows, width, from, t, y);
+}
+
+#[inline(always)]
+fn dots_here<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
+    for (row, t) in rows.chunks_exact(x.len()).zip(t) {
+        let mut sums = [0f32; LANES];
+        let (blocks, rest) = row.as_chunks::<LANES>();
+        let (x_blocks, x_rest) = x.as_chunks::<LANES>();
+        for (row, x) in blocks.iter().zip(x_blocks) {
+            for i in 0..LANES {
+                sums[i] += row[i].float() * x[i];
+            }
+        }
+        for (i, (row, x)) in rest.iter().zip(x_rest).enumerate() {
+            sums[i] += row.float() * x;
+        }
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                sums[i] += sums[i + half];
+            }
+            half /= 2;
+        }
+        *t = sums[0];
+    }
+}
+
+#[inline(always)]
+fn add_here<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
+    let (blocks, rest) = y.as_chunks_mut::<LANES>();
+    let mut column = from;
+    for y in blocks {
+        let mut sums = [0f32; LANES];
+        for (r, &t) in t.iter().enumerate() {
+            let row = &rows[r * width + column..][..LANES];
+            for i in 0..LANES {
+                sums[i] += row[i].float() * t;
+            }
+        }
+        for i in 0..LANES {
+            y[i] += sums[i];
+        }
+        column += LANES;
+    }
+    for y in rest {
+        let mut sum = 0f32;
+        for (r, &t) in t.iter().enumerate() {
+            sum += rows[r * width + column].float() * t;
+        }
+        *y += sum;
+        column += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u32, n: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            // Seven bits of a mantissa: bf16 holds them.
+            (state >> 25) as f32 / 64.0 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn every_set_and_every_share_gives_the_same_bits_and_the_sum() {
+        let cases = [([4, 64, 64], false), ([16, 129, 75], true), ([3, 31, 40], false)];
+        for ([rank, input, output], gained) in cases {
+            let (down, up) = (noise(1, rank * input), noise(2, rank * output));
+            let gains = [noise(3, output), noise(4, output)];
+            let gain = gained.then_some([&gains[0][..], &gains[1][..]]);
+            let (x, base, residual) = (noise(5, input), noise(6, output), noise(7, output));
+            let mut wanted: Vec<f64> = base.iter().map(|v| f64::from(*v)).collect();
+            for (o, wanted) in wanted.iter_mut().enumerate() {
+                for r in 0..rank {
+                    let dot = |(a, b): (&f32, &f32)| f64::from(*a) * f64::from(*b);
+                    let row = &down[r * input..][..input];
+                    let low: f64 = row.iter().zip(&x).map(dot).sum();
+                    *wanted += 0.5 * f64::from(up[o * rank + r]) * low;
+                }
+                if gained {
+                    let residual = f64::from(residual[o]);
+                    *wanted = residual
+                        + f64::from(gains[0][o]) * (*wanted - residual)
+                        + f64::from(gains[1][o]);
+                }
+            }
+            let mut first: Option<Vec<f32>> = None;
+            for element in [DType::F32, DType::BF16] {
+                let sizes = [rank, input, output];
+                let factors = Factors::new(sizes, &down, &up, 0.5, gain, element).unwrap();
+                for &isa in Isa::available() {
+                    for cut in [0, rank / 2] {
+                        let mut t = vec![0.0; rank];
+                        factors.down(isa, &x, 0..cut, &mut t[..cut]);
+                        factors.down(isa, &x, cut..rank, &mut t[cut..]);
+                        let (mut y, cut) = (base.clone(), cut * output / rank);
+                        for columns in [0..cut, cut..output] {
+                            let (y, residual) =
+                                (&mut y[columns.clone()], &residual[columns.clone()]);
+                            factors.up(isa, &t, columns, Some(residual), y);
+                        }
+                        for (y, wanted) in y.iter().zip(&wanted) {
+                            assert!((f64::from(*y) - wanted).abs() < 1e-3, "{y} {wanted}");
+                        }
+                        assert_eq!(*first.get_or_insert_with(|| y.clone()), y, "{isa:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn factors_of_other_sizes_are_refused() {
+        let new =
+            |down: &[f32], up: &[f32]| Factors::new([2, 3, 4], down, up, 2.0, None, DType::F32);
+        assert!(new(&[0.0; 6], &[0.0; 8]).is_ok());
+        assert!(new(&[0.0; 5], &[0.0; 8]).is_err() && new(&[0.0; 6], &[0.0; 9]).is_err());
+        let rows = new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[0.0; 8]).unwrap();
+        let mut t = [0.0; 2];
+        rows.pick(1, 0..2, &mut t);
+        assert_eq!(t, [6.0, 8.0]);
+    }
+}

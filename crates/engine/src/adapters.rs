@@ -1,0 +1,228 @@
+//! Adapters of a loaded engine: seats on the device, and handles that keep them.
+//!
+//! Each adapter has a number that no other ever has, by which sessions and the prefix tree tell what was computed with which.
+
+use crate::load::{Engine, Shared};
+use adapters::{Base, File, shortened};
+use formats::{Error, ErrorKind, Location, Result, Tensors};
+use models::Config;
+use program::Program;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An adapter and how strongly it is applied.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterFile {
+    /// A folder of PEFT or mlx-lm, or a GGUF file.
+    pub path: PathBuf,
+    /// What its change is multiplied with; 1 as it was trained.
+    pub scale: f64,
+}
+
+/// The adapters that an engine is loaded with, and the room for more.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Adapters {
+    /// Those that are there from the beginning.
+    pub files: Vec<AdapterFile>,
+    /// How many more may be added while the engine runs. With any, every matrix of the model can be adapted; else those alone that
+    /// `files` change.
+    pub more: usize,
+    /// The greatest rank of those that may be added.
+    pub rank: usize,
+}
+
+/// An adapter of an engine. Its seat is free for another once the last clone is gone.
+#[derive(Clone)]
+pub struct Adapter(Arc<Seated>);
+
+struct Seated {
+    path: PathBuf,
+    seat: u32,
+    number: u64,
+    seats: Seats,
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        self.seats.lock().free.push(self.seat);
+    }
+}
+
+impl std::fmt::Debug for Adapter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Adapter({})", self.0.path.display())
+    }
+}
+
+impl PartialEq for Adapter {
+    fn eq(&self, other: &Adapter) -> bool {
+        self.0.number == other.0.number
+    }
+}
+
+impl Adapter {
+    /// Its file or folder.
+    pub fn path(&self) -> &std::path::Path {
+        &self.0.path
+    }
+
+    /// Where the device has it.
+    pub(crate) fn seat(&self) -> u32 {
+        self.0.seat
+    }
+
+    /// What tells it from every other adapter that the engine ever had.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+}
+
+/// The seat of an adapter, or 0.
+pub(crate) fn seat(adapter: Option<&Adapter>) -> u32 {
+    adapter.map_or(0, Adapter::seat)
+}
+
+/// The number of an adapter, or 0.
+pub(crate) fn number(adapter: Option<&Adapter>) -> u64 {
+    adapter.map_or(0, Adapter::number)
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    free: Vec<u32>,
+    /// Adapters that there were.
+    count: u64,
+}
+
+/// The seats that are free.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seats(Arc<Mutex<Free>>);
+
+impl Seats {
+    pub(crate) fn new(count: usize) -> Seats {
+        let free = (1..=count as u32).rev().collect();
+        Seats(Arc::new(Mutex::new(Free { free, count: 0 })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        // A panic elsewhere cannot leave the list half-changed: its operations are single ones.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses an adapter that sits elsewhere.
+    pub(crate) fn check(&self, adapter: Option<&Adapter>) -> Result<()> {
+        match adapter.filter(|adapter| !Arc::ptr_eq(&adapter.0.seats.0, &self.0)) {
+            None => Ok(()),
+            Some(other) => Err(Error::new("adapter", "one of this engine", other.path().display())),
+        }
+    }
+
+    fn take(&self, path: PathBuf) -> Result<Adapter> {
+        let mut free = self.lock();
+        let seat = free.free.pop().ok_or_else(|| {
+            let error = Error::new(path.display(), "a free seat for an adapter", "none");
+            error.of(ErrorKind::Busy).hint("drop another adapter, or load the engine for more")
+        })?;
+        free.count += 1;
+        Ok(Adapter(Arc::new(Seated { path, seat, number: free.count, seats: self.clone() })))
+    }
+}
+
+/// Adapters before their model is loaded.
+pub(crate) struct Opened {
+    /// Each with its file.
+    resolved: Vec<(PathBuf, program::Adapter)>,
+    /// Room on the device.
+    pub(crate) seats: device::Seats,
+}
+
+impl Opened {
+    /// Reads the adapters that `wanted` names, and gives the Program that has room for them and for more.
+    pub(crate) fn open(
+        wanted: &Adapters,
+        config: &Config,
+        program: Program,
+        tensors: &Tensors,
+    ) -> Result<(Opened, Program)> {
+        let count = wanted.files.len() + wanted.more;
+        if count == 0 {
+            let (resolved, seats) = (Vec::new(), device::Seats::default());
+            return Ok((Opened { resolved, seats }, program));
+        }
+        let base = Base { config, program: &program, tensors };
+        let resolve = |file: &AdapterFile| {
+            let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+            Ok((file.path.clone(), shortened(&base, adapter)?))
+        };
+        let resolved = wanted.files.iter().map(resolve).collect::<Result<Vec<_>>>()?;
+        let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
+        let more = if wanted.more > 0 { wanted.rank } else { 0 };
+        let seats = device::Seats { count, rank: ranks.fold(more, usize::max) };
+        let changed = |site: &str| {
+            wanted.more > 0 || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
+        };
+        let program = program.adapted(&changed);
+        program.verify()?;
+        Ok((Opened { resolved, seats }, program))
+    }
+
+    /// Puts them on the seats of a loaded engine.
+    pub(crate) fn seat(
+        self,
+        seats: &Seats,
+        executor: &mut dyn device::Executor,
+    ) -> Result<Vec<Adapter>> {
+        let mut all = Vec::new();
+        for (path, adapter) in self.resolved {
+            let seated = seats.take(path)?;
+            executor.seat(seated.seat(), Some(&adapter))?;
+            all.push(seated);
+        }
+        Ok(all)
+    }
+}
+
+impl Engine {
+    /// The adapters that it was loaded with, in the order of [`LoadOptions::adapters`](crate::LoadOptions::adapters).
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.0.adapters
+    }
+
+    /// Adds an adapter while others generate: nothing is compiled, and steps go on between its reading and its use.
+    ///
+    /// # Errors
+    /// An adapter that does not fit the model, by file and key; one more than the engine was loaded for, or of a greater rank.
+    pub fn adapt(&self, file: &AdapterFile) -> Result<Adapter> {
+        let shared: &Shared = &self.0;
+        let seated = shared.seats.take(file.path.clone())?;
+        let tensors = Tensors::open(shared.location.clone())?;
+        let ignore_keys = shared.options.ignore_keys.clone();
+        let read = models::Options { ignore_keys, context: Some(shared.info.context) };
+        let program = program::fuse(&models::load(&tensors, &read)?.record(false)?);
+        let base = Base { config: &shared.config, program: &program, tensors: &tensors };
+        let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+        let adapter = shortened(&base, adapter)?;
+        tensors.whole()?;
+        shared.executor().seat(seated.seat(), Some(&adapter))?;
+        Ok(seated)
+    }
+}
+
+/// Writes a model with an adapter merged into it: a folder like the model's own, in the types that it is stored in.
+///
+/// # Errors
+/// A model that is no folder of floats, an adapter that does not fit it, a folder that is there already.
+pub fn fuse(
+    model: impl Into<Location>,
+    file: &AdapterFile,
+    ignore_keys: &[String],
+    to: &std::path::Path,
+) -> Result<()> {
+    let tensors = Tensors::open(model)?;
+    let read = models::Options { ignore_keys: ignore_keys.to_vec(), context: None };
+    let model = models::load(&tensors, &read)?;
+    let program = program::fuse(&model.record(false)?);
+    let base = Base { config: model.config(), program: &program, tensors: &tensors };
+    let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+    adapters::fuse(&base, &adapter, to)
+}

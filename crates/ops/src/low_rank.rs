@@ -1,0 +1,144 @@
+//! Low-rank adaptation (LoRA, Hu et al. 2021) beside a product: `y + scale up (down x)`, row by row.
+//!
+//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al. 2024) also scales what the
+//! base matrix and the factors give: `residual + gain (y - residual + scale up (down x)) + offset`. At a table of embeddings
+//! `down x` is the token's row of `down`.
+//!
+//! The factors are no weights of a Program: a device keeps them on numbered seats, which change without a compile.
+
+use formats::{DType, Error, Result};
+
+use crate::operation::{Call, Operation, Precision, Sharding};
+use crate::{Shape, arity};
+
+/// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or `y, x, residual -> y'` where `y` is such a
+/// product plus `residual`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LowRank {
+    /// Index of the site, by which devices find an adapter's factors.
+    pub site: usize,
+}
+
+/// What an adapter changes at one site.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delta {
+    /// Columns of `up`.
+    pub rank: usize,
+    /// `[rank, in]` row-major; at a table of embeddings `[tokens, rank]`.
+    pub down: Vec<f32>,
+    /// `[out, rank]` row-major.
+    pub up: Vec<f32>,
+    /// What multiplies the product of both.
+    pub scale: f32,
+    /// DoRA's.
+    pub gain: Option<Gain>,
+    /// The type that holds all of both factors exactly: f32 or bf16.
+    pub element: DType,
+}
+
+/// What DoRA does to each output: `gain * y + offset`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gain {
+    /// Magnitude over norm, `[out]`.
+    pub gain: Vec<f32>,
+    /// `(1 - gain) * bias`, `[out]`: the base's bias is not scaled.
+    pub offset: Vec<f32>,
+}
+
+impl Delta {
+    /// Checks that the parts have the sizes that a site of these widths wants.
+    ///
+    /// # Errors
+    /// The part that has not, by `site`.
+    pub fn check(&self, site: &str, input: usize, output: usize) -> Result<()> {
+        let sizes = [
+            ("down", self.down.len(), self.rank.checked_mul(input)),
+            ("up", self.up.len(), self.rank.checked_mul(output)),
+            ("gain", self.gain.as_ref().map_or(output, |g| g.gain.len()), Some(output)),
+            ("offset", self.gain.as_ref().map_or(output, |g| g.offset.len()), Some(output)),
+        ];
+        for (part, found, wanted) in sizes {
+            if self.rank == 0 || wanted != Some(found) {
+                let expected = format!("rank {} of {input} to {output}", self.rank);
+                return Err(Error::new(format!("{site}: {part}"), expected, found));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Operation for LowRank {
+    fn name(&self) -> &'static str {
+        "low_rank"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity("low_rank", inputs, inputs.len().clamp(1, 3), weights, &[0])?;
+        let y = inputs[0];
+        let rows = inputs.get(1).is_none_or(|x| x.rows == y.rows);
+        if !rows || inputs.get(2).is_some_and(|residual| *residual != y) {
+            let expected = format!("operands with the rows of {y:?}");
+            return Err(Error::new("low_rank", expected, format!("{:?}", &inputs[1..])));
+        }
+        Ok(vec![y])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let width = call.widths[0];
+        for (t, y) in call.outputs[0].chunks_exact_mut(width).enumerate() {
+            let base = &call.inputs[0][t * width..][..width];
+            let Some(delta) = call.deltas.get(t).copied().flatten() else {
+                y.copy_from_slice(base);
+                continue;
+            };
+            let rank = delta.rank;
+            let low: Vec<f64> = match call.inputs.get(1) {
+                Some(x) => {
+                    let x = &x[t * call.widths[1]..][..call.widths[1]];
+                    let row = |r: &[f32]| dot(r, x);
+                    delta.down.chunks_exact(x.len()).map(row).collect()
+                }
+                None => {
+                    let row = &delta.down[call.tokens[t] as usize * rank..][..rank];
+                    row.iter().map(|v| f64::from(*v)).collect()
+                }
+            };
+            for (o, y) in y.iter_mut().enumerate() {
+                let residual =
+                    call.inputs.get(2).map_or(0.0, |residual| f64::from(residual[t * width + o]));
+                let up = delta.up[o * rank..][..rank].iter().zip(&low);
+                let up = up.map(|(u, l)| f64::from(*u) * l).sum::<f64>();
+                let mut sum = f64::from(base[o]) + f64::from(delta.scale) * up;
+                if let Some(Gain { gain, offset }) = &delta.gain {
+                    sum = residual + f64::from(gain[o]) * (sum - residual) + f64::from(offset[o]);
+                }
+                *y = sum as f32;
+            }
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        // Whoever shares out a model's matrices would have to share out each adapter's too.
+        Sharding::OfRank
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn site(&self) -> Option<usize> {
+        Some(self.site)
+    }
+
+    fn set_site(&mut self, site: usize) {
+        self.site = site;
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Full
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}

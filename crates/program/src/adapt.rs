@@ -1,0 +1,202 @@
+//! Adapters on a Program: where they can change it, and the Program that has room for them.
+
+use crate::{Node, Program, ValueId, WeightId};
+use formats::Result;
+use ops::embed::Index;
+use ops::low_rank::Delta;
+use ops::{Binary, Embed, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, Shape, Zip};
+use std::collections::BTreeMap;
+
+/// A matrix that adapters can change the products of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// The weight's canonical name; `head` for a table of embeddings that is multiplied with.
+    pub name: String,
+    /// The matrix.
+    pub weight: WeightId,
+    /// The bias that is added to its product.
+    pub bias: Option<WeightId>,
+    /// Columns of the matrix; its rows where it is a table of embeddings.
+    pub input: usize,
+    /// Rows of the matrix; its columns where it is a table of embeddings.
+    pub output: usize,
+    /// Whether it is a table, of which tokens pick rows.
+    pub gathers: bool,
+}
+
+/// What an adapter changes, by the names of [`Site`]s.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Adapter {
+    /// The factors at each site that it changes.
+    pub deltas: BTreeMap<String, Delta>,
+}
+
+impl Adapter {
+    /// The greatest rank.
+    pub fn rank(&self) -> usize {
+        self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
+    }
+
+    /// What it changes at `sites`.
+    pub fn part(&self, sites: &[Site]) -> Adapter {
+        let own = sites
+            .iter()
+            .filter_map(|site| Some((site.name.clone(), self.deltas.get(&site.name)?.clone())));
+        Adapter { deltas: own.collect() }
+    }
+
+    /// Checks that each of its factors fits a site of `sites`.
+    ///
+    /// # Errors
+    /// A site that there is not, or factors of other sizes.
+    pub fn check(&self, sites: &[Site]) -> Result<()> {
+        for (name, delta) in &self.deltas {
+            let Some(site) = sites.iter().find(|site| site.name == *name) else {
+                let expected = "a matrix that the model was loaded to adapt";
+                return Err(formats::Error::new(name, expected, "none of that name"));
+            };
+            delta.check(name, site.input, site.output)?;
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    /// Every matrix that adapters can change, in order of use.
+    pub fn adaptable(&self) -> Vec<Site> {
+        let tables: Vec<WeightId> = self.nodes.iter().filter_map(table).collect();
+        let mut sites: Vec<Site> = Vec::new();
+        for node in &self.nodes {
+            let product = node.op.product(node.weights.len());
+            let matrices = product.into_iter().flat_map(|product| product.projections);
+            let multiplied =
+                matrices.map(|p| (node.weights[p.weight], p.bias.map(|b| node.weights[b]), false));
+            let gathered = table(node).map(|weight| (weight, None, true));
+            for (weight, bias, gathers) in multiplied.chain(gathered) {
+                let [rows, columns] = *self.weights[weight.0].shape else { continue };
+                let tied = !gathers && tables.contains(&weight);
+                let name = if tied { "head" } else { &self.weights[weight.0].name };
+                let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
+                let site = Site { name: name.to_owned(), weight, bias, input, output, gathers };
+                if !sites.iter().any(|other| other.name == site.name) {
+                    sites.push(site);
+                }
+            }
+        }
+        sites
+    }
+
+    /// The same Program with a [`LowRank`] behind the product of every site whose name is `wanted`. It must be
+    /// [fused](crate::fuse); what was fused around such a site comes apart, without a change to any bit of the results.
+    pub fn adapted(&self, wanted: &dyn Fn(&str) -> bool) -> Program {
+        let sites = self.adaptable().into_iter().filter(|site| wanted(&site.name)).collect();
+        let whole = Program { nodes: Vec::new(), sites, ..self.clone() };
+        let mut adapting = Adapting { program: whole };
+        for node in &self.nodes {
+            adapting.node(node);
+        }
+        adapting.program
+    }
+}
+
+/// The table whose rows tokens pick, if a node picks such.
+fn table(node: &Node) -> Option<WeightId> {
+    match node.op {
+        Op::Embed(Embed { index: Index::Token }) => node.weights.first().copied(),
+        _ => None,
+    }
+}
+
+struct Adapting {
+    program: Program,
+}
+
+impl Adapting {
+    /// The site that has a matrix, as a product or as a table.
+    fn site(&self, weight: WeightId, gathers: bool) -> Option<usize> {
+        let own = |site: &Site| site.weight == weight && site.gathers == gathers;
+        self.program.sites.iter().position(own)
+    }
+
+    fn value(&mut self, shape: Shape) -> ValueId {
+        self.program.values.push(shape);
+        ValueId(self.program.values.len() - 1)
+    }
+
+    fn push(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: Vec<ValueId>,
+        weights: Vec<WeightId>,
+        outputs: Vec<ValueId>,
+    ) {
+        self.program.nodes.push(Node { op: op.into(), inputs, weights, outputs });
+    }
+
+    /// A value that a site's product gives in the place of `output`, behind which `others` are what the site reads besides.
+    fn low_rank(&mut self, site: usize, y: ValueId, others: &[ValueId], output: ValueId) {
+        let inputs = [&[y], others].concat();
+        self.push(LowRank { site }, inputs, Vec::new(), vec![output]);
+    }
+
+    fn node(&mut self, node: &Node) {
+        let product = node.op.product(node.weights.len());
+        let sites: Vec<Option<usize>> = match &product {
+            Some(product) => {
+                let weights = product.projections.iter().map(|p| node.weights[p.weight]);
+                weights.map(|weight| self.site(weight, false)).collect()
+            }
+            None => vec![table(node).and_then(|weight| self.site(weight, true))],
+        };
+        if sites.iter().all(Option::is_none) {
+            self.program.nodes.push(node.clone());
+            return;
+        }
+        let mut node = node.clone();
+        let mut x = node.inputs.first().copied();
+        if let (Some(eps), Some(value)) = (product.as_ref().and_then(|p| p.norm), x) {
+            let normed = self.value(self.program.shape(value));
+            let weight = node.weights.remove(0);
+            self.push(RmsNorm { eps }, vec![value], vec![weight], vec![normed]);
+            node.inputs[0] = normed;
+            x = Some(normed);
+        }
+        let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
+        // The products first, each into a value of its own where a site follows; then the sites.
+        let gate = match node.op {
+            Op::GateUp(GateUp { act, .. }) => Some(act),
+            _ => None,
+        };
+        let shape = self.program.shape(outputs[0]);
+        let wanted: Vec<ValueId> = match gate {
+            Some(_) => sites.iter().map(|_| self.value(shape)).collect(),
+            None => outputs.clone(),
+        };
+        let made: Vec<ValueId> = sites
+            .iter()
+            .zip(&wanted)
+            .map(|(site, &value)| match site {
+                Some(_) => self.value(self.program.shape(value)),
+                None => value,
+            })
+            .collect();
+        let op = match node.op {
+            Op::Project(Project { biases, .. }) => Op::Project(Project { norm: None, biases }),
+            Op::GateUp(_) => Op::Project(Project { norm: None, biases: vec![false; 2] }),
+            op => op,
+        };
+        let adds = op == Op::from(LinearAdd);
+        self.push(op, inputs.clone(), node.weights, made.clone());
+        let others: Vec<ValueId> = if adds { inputs } else { x.into_iter().collect() };
+        for (i, site) in sites.iter().enumerate() {
+            if let Some(site) = site {
+                self.low_rank(*site, made[i], &others, wanted[i]);
+            }
+        }
+        if let Some(act) = gate {
+            let mapped = self.value(shape);
+            self.push(Map(act), vec![wanted[0]], Vec::new(), vec![mapped]);
+            self.push(Zip(Binary::Mul), vec![mapped, wanted[1]], Vec::new(), outputs);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Write the reference fixtures for adapters: what PEFT computes from the tiny checkpoints of models.py with adapters on them.
+
+For every case this makes adapters/NAME with the adapter as PEFT saves it and `expected.safetensors`: a prompt, its logits with and
+without the adapter, and those of three more tokens. The arithmetic is float64 (see `widened` in models.py). Cases with `mlx` are
+also written as mlx-lm stores them, and cases with `gguf` as llama.cpp does: both from the same numbers, by the published layouts.
+
+    adapters.py [--only NAME ...]
+
+Needs torch, transformers, peft, safetensors; the GGUF twins also gguf.
+"""
+import argparse
+import json
+import shutil
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from models import widened
+
+HERE = Path(__file__).parent
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass
+class Case:
+    name: str
+    base: str  # a folder of models/
+    config: dict  # of LoraConfig
+    why: str
+    mlx: bool = False
+    gguf: str | None = None  # llama.cpp's name of the architecture
+    drop: tuple = field(default=())
+
+
+CASES = [
+    Case("lora", "llama3", dict(r=4, lora_alpha=6, target_modules=ATTENTION + MLP),
+         "all matrices of a tied f32 model", mlx=True, gguf="llama"),
+    Case("rslora", "llama3", dict(r=3, lora_alpha=2, use_rslora=True, target_modules=["q_proj", "down_proj", "v_proj"],
+                                  rank_pattern={"v_proj": 5}, alpha_pattern={"layers.1.mlp.down_proj": 7}),
+         "the root of the rank, and patterns"),
+    Case("dora", "llama-bias", dict(r=4, lora_alpha=8, use_dora=True, target_modules=ATTENTION + MLP),
+         "DoRA beside biases", mlx=True),
+    Case("tables", "llama3", dict(r=4, lora_alpha=8, target_modules=["embed_tokens", "lm_head", "k_proj"]),
+         "the table of embeddings and the head that shares it"),
+    Case("untied", "qwen3-untied", dict(r=2, lora_alpha=4, target_modules=["embed_tokens", "lm_head", "o_proj", "up_proj"]),
+         "a head of its own, bf16"),
+    Case("fused", "phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "down_proj"]),
+         "fused matrices, bf16"),
+]
+
+# Canonical order of GGUF's names.
+GGUF = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+def seeded(case):
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+def fill(model, noise):
+    """Random factors, exact in bf16, and magnitudes near the norms that they begin with."""
+    for name, parameter in model.named_parameters():
+        if "lora_magnitude_vector" in name:
+            parameter.data = (parameter.data * (1 + 0.2 * noise(*parameter.shape))).bfloat16().double()
+        elif "lora_" in name:
+            parameter.data = (0.3 * noise(*parameter.shape)).bfloat16().double()
+
+
+def forward(model, tokens):
+    with widened(), torch.no_grad():
+        return model(input_ids=tokens[None], use_cache=False).logits[0]
+
+
+def write(case):
+    folder = HERE / "adapters" / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    noise = seeded(case)
+    base = transformers.AutoModelForCausalLM.from_pretrained(HERE / "models" / case.base, dtype=torch.float64,
+                                                             attn_implementation="eager").eval()
+    vocab = base.config.vocab_size
+    tokens = (noise(16) * 1e6).long().abs() % (vocab - 3) + 3
+    with widened():
+        plain = forward(base, tokens)
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **case.config), autocast_adapter_dtype=False).eval()
+        fill(model, noise)
+        adapted = forward(model, tokens)
+    assert (adapted - plain).abs().max() > 0.5, case.name
+    model.to(torch.float32).save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config["base_model_name_or_path"] = case.base
+    config["target_modules"] = sorted(config["target_modules"])
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    save_file({"input_ids": tokens, "plain": plain.float().contiguous(), "logits": adapted.float().contiguous()},
+              folder / "expected.safetensors")
+    stored = load_file(folder / "adapter_model.safetensors")
+    if case.mlx:
+        mlx(case, folder / "mlx", stored)
+    if case.gguf:
+        gguf(case, folder / "adapter.gguf", stored, model.config)
+    print(case.name, f"{(adapted - plain).abs().max():.3f}", sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()))
+
+
+def mlx(case, folder, stored):
+    """As mlx-lm's LoRALinear and DoRALinear keep them: `x @ lora_a @ lora_b`, magnitudes under `m`."""
+    folder.mkdir()
+    out = {}
+    for name, tensor in stored.items():
+        name = name.removeprefix("base_model.model.")
+        if name.endswith(".lora_A.weight"):
+            out[name.removesuffix("A.weight") + "a"] = tensor.T.contiguous()
+        elif name.endswith(".lora_B.weight"):
+            out[name.removesuffix("B.weight") + "b"] = tensor.T.contiguous()
+        else:
+            out[name.removesuffix(".lora_magnitude_vector") + ".m"] = tensor.contiguous()
+    save_file(out, folder / "adapters.safetensors")
+    rank, alpha = case.config["r"], case.config["lora_alpha"]
+    config = {"fine_tune_type": "dora" if case.config.get("use_dora") else "lora", "num_layers": 2, "model": case.base,
+              "lora_parameters": {"rank": rank, "scale": alpha / rank, "dropout": 0.0}}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def permuted(rows, heads):
+    """Rows of q or k in the order of llama.cpp's conversion: pairs that rotate together lie beside each other."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def gguf(case, path, stored, config):
+    import gguf as library
+    writer = library.GGUFWriter(path, case.gguf)
+    writer.add_type(library.GGUFType.ADAPTER)
+    writer.add_string(library.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(library.Keys.Adapter.LORA_ALPHA, float(case.config["lora_alpha"]))
+    for name, tensor in stored.items():
+        parts = name.removeprefix("base_model.model.model.layers.").split(".")
+        matrix, half = ".".join(parts[1:3]), parts[3]
+        rows = tensor.numpy().astype(np.float32)
+        if half == "lora_B" and matrix == "self_attn.q_proj":
+            rows = permuted(rows, config.num_attention_heads)
+        if half == "lora_B" and matrix == "self_attn.k_proj":
+            rows = permuted(rows, config.num_key_value_heads)
+        writer.add_tensor(f"blk.{parts[0]}.{GGUF[matrix]}.weight.{half.lower()}", np.ascontiguousarray(rows))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*")
+    only = parser.parse_args().only
+    for case in CASES:
+        if only is None or case.name in only:
+            write(case)
+
+
+if __name__ == "__main__":
+    main()
