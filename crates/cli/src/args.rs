@@ -70,6 +70,8 @@ pub(crate) enum Command {
     Rm(Rm),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),
+    /// Write a model with an adapter merged into it
+    Fuse(Fuse),
     /// Turn text into token ids
     Tokenize(Tokenize),
     /// Print the logits that follow given tokens
@@ -164,6 +166,9 @@ pub(crate) struct LoadArgs {
     /// Load a model though its configuration has this key, which Delft does not know; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore_key: Vec<String>,
+    /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly
+    #[arg(long, alias = "lora", value_name = "PATH[=SCALE]")]
+    pub(crate) adapter: Option<AdapterArg>,
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
@@ -187,6 +192,28 @@ impl Command {
             _ => return,
         };
         load.quiet = quiet;
+    }
+}
+
+/// An adapter's path, and what its change is multiplied with.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AdapterArg {
+    pub(crate) path: PathBuf,
+    pub(crate) scale: f64,
+}
+
+impl std::str::FromStr for AdapterArg {
+    type Err = String;
+
+    /// `PATH` or `PATH=SCALE`; a path that exists may have an equals sign itself.
+    fn from_str(text: &str) -> Result<AdapterArg, String> {
+        let whole = || AdapterArg { path: PathBuf::from(text), scale: 1.0 };
+        let Some((path, scale)) = text.rsplit_once('=').filter(|_| !whole().path.exists()) else {
+            return Ok(whole());
+        };
+        let number = scale.parse().ok().filter(|scale: &f64| scale.is_finite());
+        let scale = number.ok_or_else(|| format!("a number behind {path}=, not {scale:?}"))?;
+        Ok(AdapterArg { path: PathBuf::from(path), scale })
     }
 }
 
@@ -562,6 +589,28 @@ pub(crate) struct Rm {
     /// Remove them without asking
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+/// `delft fuse`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Writes a folder like the model's own, in the types that its weights are stored in, with what the adapter changes added to \
+them. The model is a folder of safetensors; a quantised one is merged from the model that it was made of.
+
+Example:
+  delft fuse path/to/model --adapter path/to/adapter --output merged")]
+pub(crate) struct Fuse {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The adapter: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly
+    #[arg(long, alias = "lora", value_name = "PATH[=SCALE]")]
+    pub(crate) adapter: AdapterArg,
+    /// The folder to write, which is not there yet
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) output: PathBuf,
+    /// Read a model though its configuration has this key, which Delft does not know; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(crate) ignore_key: Vec<String>,
 }
 
 /// `delft list`.

@@ -1,11 +1,14 @@
 //! From the loading flags to an engine.
 
 use delft::hub::{Found, Hub, Model};
-use delft::{CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, SplitMode, Tensors};
+use delft::{
+    AdapterFile, Adapters, CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, Session,
+    SplitMode, Tensors,
+};
 
 use delft::tokens::Tokenizer;
 
-use crate::args::{CacheArg, DispatchArg, LoadArgs, ModelArg, SplitArg};
+use crate::args::{AdapterArg, CacheArg, DispatchArg, LoadArgs, ModelArg, SplitArg};
 use crate::fetch;
 use crate::terminal::{Outcome, Stop, aside, bytes, harmless, stderr_is_terminal};
 
@@ -47,6 +50,18 @@ pub(crate) fn find(args: &ModelArg) -> Outcome<Model> {
         Found::Here(model) => Ok(model),
         Found::Absent(error) => fetch::absent(&hub, name, args.yes, error),
     }
+}
+
+/// A session with the adapter that the command line names.
+pub(crate) fn session(engine: &Engine) -> Outcome<Session> {
+    let mut session = engine.session();
+    session.set_adapter(engine.adapters().first().cloned())?;
+    Ok(session)
+}
+
+/// The adapter that an argument names.
+pub(crate) fn adapter(arg: &AdapterArg) -> AdapterFile {
+    AdapterFile { path: arg.path.clone(), scale: arg.scale }
 }
 
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
@@ -95,6 +110,7 @@ pub(crate) fn engine_with(
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         allow_nan: args.allow_nan,
         ignore_keys: args.ignore_key.clone(),
+        adapters: Adapters { files: args.adapter.iter().map(adapter).collect(), ..usual.adapters },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,
         ..usual

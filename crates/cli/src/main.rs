@@ -107,6 +107,7 @@ fn run(command: Command) -> Outcome {
         Command::Show(args) => commands::show::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Fuse(args) => commands::fuse::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

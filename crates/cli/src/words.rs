@@ -43,6 +43,7 @@ impl Command {
                 Ok(())
             }
             Command::Inspect(args) => args.model.settle(),
+            Command::Fuse(args) => args.model.settle(),
             Command::Show(args) => args.model.settle(),
             Command::Logits(args) => args.load.model.settle(),
             Command::Bench(args) => args.load.model.settle(),

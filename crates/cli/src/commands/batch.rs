@@ -272,6 +272,8 @@ impl Waiting {
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
         let request = line.body().and_then(|body| request(&line.place(), body, options));
+        let adapter = engine.adapters().first().cloned();
+        let request = request.map(|(request, grammar)| (Request { adapter, ..request }, grammar));
         let generating = request.and_then(|(request, grammar)| asker.ask(request, grammar));
         Waiting { line, generating }
     }

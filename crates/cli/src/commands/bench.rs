@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         // The device computes on meanwhile, so that nothing can be asked of it.
         LastWords::prepare(move || report.print(&measured.get(), None))
     };
-    let mut session = engine.session();
+    let mut session = load::session(&engine)?;
     let tokens = random_tokens(needed, engine.info().vocab);
     // pp and tg take turns, so that a neighbour's load meets both; the first round only warms up.
     for round in 0..=args.repeat {
@@ -253,7 +253,8 @@ fn together(
     depth: usize,
     generate: usize,
 ) -> Outcome<f64> {
-    let mut sessions: Vec<Session> = (0..sequences).map(|_| engine.session()).collect();
+    let sessions = (0..sequences).map(|_| load::session(engine));
+    let mut sessions = sessions.collect::<Outcome<Vec<Session>>>()?;
     sessions.iter_mut().try_for_each(|session| fill(session, &tokens[..depth]))?;
     let start = Instant::now();
     let each = vec![tokens[depth]; sequences];

@@ -14,7 +14,7 @@ use crate::terminal::{Outcome, Stop, aside, harmless, print, table};
 
 pub(crate) fn run(args: &Logits) -> Outcome {
     let (engine, _) = load::engine(&args.load, false)?;
-    let mut session = engine.session();
+    let mut session = load::session(&engine)?;
     let rows = if args.all { Rows::All } else { Rows::Last(args.last.unwrap_or(1) as usize) };
     let (json, tokens) = (args.json, args.tokens.clone());
     let vocab = engine.info().vocab;

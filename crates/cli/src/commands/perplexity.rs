@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Perplexity) -> Outcome {
         let (report, found) = (report.clone(), found.clone());
         LastWords::prepare(move || report.print(found.get(), true))
     };
-    let mut session = engine.session();
+    let mut session = load::session(&engine)?;
     let mut score = Score::default();
     for chunk in 0..plan.count {
         let mut window = tokens[chunk * plan.step..][..plan.length].to_vec();

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Run) -> Outcome {
     if args.verbose {
         describe(&opening, &tokens, &options);
     }
-    let mut session = engine.session();
+    let mut session = load::session(&engine)?;
     let splitter = Splitter::after_tokens(Some(tokenizer), &tokens);
     let given = Prompt::Tokens(tokens);
     let object = |answer: &Answer| object(&engine, &opening, &options, answer, splitter.clone());

@@ -16,6 +16,10 @@ const BUNDLED: &str = "delft-stories";
 
 pub(crate) fn run(args: &Serve) -> Outcome {
     survive_panics();
+    if args.load.adapter.is_some() {
+        let error = Error::new("--adapter", "a command that generates by itself", "serve");
+        return Err(error.hint("delft fuse writes a model that can be served").into());
+    }
     let config = Config {
         address: (args.host, args.port).into(),
         access: Access {

@@ -170,7 +170,7 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         let marked = move || head::object(&engine, &model, json!({ "interrupted": true }));
         LastWords::prepare(move || if json { print_json(&marked()) } else { Ok(()) })
     };
-    let mut session = engine.session();
+    let mut session = load::session(&engine)?;
     let (tokens, start) =
         (super::bench::random_tokens(prompt, engine.info().vocab), Instant::now());
     // The first pass brings in pages, clocks and shape classes; the counters watch it, the figures leave it out.

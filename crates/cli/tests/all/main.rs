@@ -1,5 +1,6 @@
 //! The `delft` binary from outside, as one test program: linking one is faster than linking a dozen.
 
+mod adapters;
 mod batch;
 mod chat;
 mod command_line;

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     }
     let mut talk = Talk {
         args,
-        session: engine.session(),
+        session: load::session(&engine)?,
         options: sampling::options(&engine, &args.sampling)?,
         conversation: Conversation { system: args.system.clone(), turns: Vec::new() },
         files: Vec::new(),
