@@ -249,6 +249,8 @@ struct Asker<'a> {
 
 impl Asker<'_> {
     fn ask(&self, request: Request, grammar: Option<Grammar>) -> Result<Generating, Error> {
+        let adapter = self.engine.adapters().first().cloned();
+        let request = Request { adapter, ..request };
         let Some(grammar) = grammar.as_ref().or(self.grammar.as_ref()) else {
             return self.engine.submit(request);
         };
@@ -272,8 +274,6 @@ impl Waiting {
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
         let request = line.body().and_then(|body| request(&line.place(), body, options));
-        let adapter = engine.adapters().first().cloned();
-        let request = request.map(|(request, grammar)| (Request { adapter, ..request }, grammar));
         let generating = request.and_then(|(request, grammar)| asker.ask(request, grammar));
         Waiting { line, generating }
     }
