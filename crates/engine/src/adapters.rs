@@ -197,7 +197,11 @@ impl Engine {
         let seated = shared.seats.take(file.path.clone())?;
         let tensors = Tensors::open(shared.location.clone())?;
         let ignore_keys = shared.options.ignore_keys.clone();
-        let read = models::Options { ignore_keys, context: Some(shared.info.context) };
+        let read = models::Options {
+            ignore_keys,
+            context: Some(shared.info.context),
+            ending: shared.options.ending,
+        };
         let program = program::fuse(&models::load(&tensors, &read)?.record(false)?);
         let base = Base { config: &shared.config, program: &program, tensors: &tensors };
         let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
@@ -219,7 +223,7 @@ pub fn fuse(
     to: &std::path::Path,
 ) -> Result<()> {
     let tensors = Tensors::open(model)?;
-    let read = models::Options { ignore_keys: ignore_keys.to_vec(), context: None };
+    let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
     let model = models::load(&tensors, &read)?;
     let program = program::fuse(&model.record(false)?);
     let base = Base { config: model.config(), program: &program, tensors: &tensors };

@@ -9,6 +9,7 @@ use crate::pool::bound;
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
+use models::Ending;
 use program::Program;
 
 /// Names the place that [`Place::Auto`] is.
@@ -151,9 +152,13 @@ fn lay_out(
         bound(window, context, chunk)
     };
     let one: Vec<usize> = groups.iter().map(blocks).collect();
+    let outputs = match options.ending {
+        Ending::Logits => OUTPUT_ROWS.max(options.sessions).min(chunk),
+        Ending::Hidden => chunk,
+    };
     let load = device::LoadOptions {
         cache_type: options.cache_type,
-        rows: (chunk, OUTPUT_ROWS.max(options.sessions).min(chunk)),
+        rows: (chunk, outputs),
         sequences: options.sessions.min(chunk),
         blocks: one.iter().map(|blocks| blocks.saturating_mul(options.sessions)).collect(),
         context: one,

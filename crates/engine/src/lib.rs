@@ -9,6 +9,7 @@ mod choose;
 mod constraint;
 pub mod convert;
 mod defaults;
+mod embed;
 mod fingerprint;
 mod generate;
 mod load;
@@ -35,6 +36,7 @@ pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
 };
+pub use embed::{EmbeddingForm, Pooling, read_embedding_form};
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };

@@ -1,6 +1,7 @@
 //! From a path to a running model.
 
 use crate::adapters::{Adapter, Adapters, Seats};
+use crate::embed::EmbeddingForm;
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
 use crate::prepare::Prepared;
@@ -10,7 +11,7 @@ use crate::slots::Slots;
 use crate::worker::Inbox;
 use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
-use models::Config;
+use models::{Config, Ending};
 use ops::sample::Options;
 use program::CacheLayer;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,6 +45,10 @@ pub struct LoadOptions {
     pub batched: bool,
     /// Tokens computed together in prefill; `None`: as many as keep the device busy.
     pub chunk: Option<usize>,
+    /// What it ends in: logits, which generate, or hidden states, which embeddings are made of.
+    pub ending: Ending,
+    /// How embeddings are made; `None`: as the model's files say.
+    pub embeddings: Option<EmbeddingForm>,
     /// Keeps named intermediate values, for inspection.
     pub trace: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
@@ -69,6 +74,8 @@ impl Default for LoadOptions {
             sessions: 16,
             batched: false,
             chunk: None,
+            ending: Ending::Logits,
+            embeddings: None,
             trace: false,
             allow_nan: false,
             ignore_keys: Vec::new(),
@@ -154,6 +161,9 @@ pub(crate) struct Shared {
     pub(crate) defaults: Options,
     pub(crate) plan: Vec<Plan>,
     pub(crate) warnings: Vec<String>,
+    /// How embeddings are made, if it ends in hidden states; and whose turn it is.
+    pub(crate) embeds: Option<EmbeddingForm>,
+    pub(crate) embedding: Mutex<()>,
     /// Where the worker looks for requests, once there was one.
     pub(crate) worker: OnceLock<Arc<Inbox>>,
 }
@@ -303,12 +313,24 @@ impl Shared {
     /// Checks what a generation begins with: the settings of its sampling, and that its prompt says
     /// something.
     pub(crate) fn check_start(&self, prompt: &[u32], sampling: &Options) -> Result<()> {
+        if self.options.ending == Ending::Hidden {
+            let found = "one that was loaded for embeddings";
+            return Err(Error::new("generation", "a model that ends in logits", found));
+        }
         sampling.validate(self.config.vocab)?;
         if prompt.is_empty() {
             let error = Error::new("prompt", "at least one token", "none");
             return Err(error.hint("give some text to continue"));
         }
         Ok(())
+    }
+
+    /// Elements in a row of what it ends in.
+    pub(crate) fn width(&self) -> usize {
+        match self.options.ending {
+            Ending::Logits => self.config.vocab,
+            Ending::Hidden => self.config.hidden,
+        }
     }
 
     /// Positions left beside those in use; unlimited where the context rotates.

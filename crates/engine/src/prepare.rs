@@ -3,6 +3,7 @@
 use crate::adapters::{Opened, Seats};
 use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
+use crate::embed::{EmbeddingForm, read_embedding_form};
 use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Info, LoadOptions, Shared, read_template, read_tokenizer};
 use crate::pool::Pool;
@@ -10,7 +11,7 @@ use crate::prefix::Prefixes;
 use crate::slots::Slots;
 use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
-use models::Config;
+use models::{Config, Ending};
 use program::Program;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -98,8 +99,17 @@ impl Prepared {
         let template = read_template(&tensors)?;
         let Defaults { sampling, ends, warnings } =
             defaults::read(&tensors, config.vocab, tokenizer.as_ref())?;
+        let stated = match (options.ending, options.embeddings) {
+            (Ending::Logits, _) => None,
+            (Ending::Hidden, None) => read_embedding_form(&tensors)?,
+            (Ending::Hidden, form) => form,
+        };
+        let assumed = (options.ending == Ending::Hidden && stated.is_none()).then(|| {
+            "no pooling is stated: embeddings are the last token's state, normalised".to_string()
+        });
+        let embeds = stated.or(assumed.is_some().then_some(EmbeddingForm::ASSUMED));
         let of_tokenizer = tokenizer.as_ref().map_or(&[][..], Tokenizer::warnings);
-        let warnings = config.warnings.iter().chain(of_tokenizer).chain(&warnings);
+        let warnings = config.warnings.iter().chain(of_tokenizer).chain(&warnings).chain(&assumed);
         let warnings = warnings.map(|warning| brief(warning)).collect();
         let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
         let parameters = program.weights.iter().map(elements).sum();
@@ -154,6 +164,8 @@ impl Prepared {
             defaults: sampling,
             plan,
             warnings,
+            embeds,
+            embedding: Mutex::default(),
             worker: OnceLock::new(),
         })))
     }
@@ -165,7 +177,11 @@ fn record(
     options: &LoadOptions,
     context: Option<usize>,
 ) -> Result<(Config, Vec<String>, Program)> {
-    let read = models::Options { ignore_keys: options.ignore_keys.clone(), context };
+    let read = models::Options {
+        ignore_keys: options.ignore_keys.clone(),
+        context,
+        ending: options.ending,
+    };
     let model = models::load(tensors, &read)?;
     let recorded = model.record(options.trace)?;
     let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();

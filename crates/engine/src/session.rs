@@ -12,6 +12,7 @@ use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options};
 use program::{CHOSEN, Choose, Kind, Sequence, Step, Table};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Which rows' logits are wanted.
@@ -147,13 +148,13 @@ impl Session {
     ) -> Result<()> {
         self.check(tokens)?;
         let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
-        let vocab = self.shared.config.vocab;
+        let width = self.shared.width();
         let mut done = 0;
         while done < tokens.len() {
             let mut then = |executor: &mut dyn Executor, ticket, outputs: &[u32]| {
                 // Who wants none of them does not wait.
                 let Some(_) = outputs.first() else { return Ok(()) };
-                let rows = executor.read(ticket, 0)?.chunks_exact(vocab);
+                let rows = executor.read(ticket, 0)?.chunks_exact(width);
                 outputs.iter().zip(rows).for_each(|(&row, x)| visit(done + row as usize, x));
                 Ok(())
             };
@@ -272,6 +273,71 @@ impl Session {
             _ => self.truncate(start),
         }
         done
+    }
+
+    /// Computes rows of several prompts in one step, each behind what its session holds, and shows `visit` the number of the part
+    /// and the first result's row for each row in its range.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`]; sessions keep what they had.
+    pub(crate) fn prompts_together(
+        parts: &mut [(&mut Session, &[u32], Range<usize>)],
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let Some(shared) = parts.first().map(|(session, ..)| session.shared.clone()) else {
+            return Ok(());
+        };
+        let done = Session::submit_prompts(parts, &shared, visit);
+        for (session, tokens, _) in parts {
+            match done {
+                Ok(()) => session.tokens.extend_from_slice(tokens),
+                Err(_) => session.truncate(session.tokens.len()),
+            }
+        }
+        done
+    }
+
+    fn submit_prompts(
+        parts: &mut [(&mut Session, &[u32], Range<usize>)],
+        shared: &Shared,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        for (session, tokens, _) in &mut *parts {
+            session.ahead = None;
+            session.extend(session.tokens.len() + tokens.len())?;
+            session.slot()?;
+        }
+        let mut executor = shared.executor();
+        for (session, ..) in &mut *parts {
+            copy(&mut session.copies, &mut **executor)?;
+        }
+        let all: Vec<_> = parts.iter().map(|(session, ..)| tables(&session.tables)).collect();
+        let sequences: Vec<Sequence<'_>> = parts
+            .iter()
+            .zip(&all)
+            .map(|((session, tokens, _), tables)| Sequence {
+                slot: session.slot.as_ref().map_or(0, |slot| slot.number),
+                adapter: adapters::seat(session.adapter.as_ref()),
+                ..Sequence::new(tokens.len(), session.tokens.len(), &tables[..session.tables.len()])
+            })
+            .collect();
+        let tokens: Vec<u32> = parts.iter().flat_map(|(_, tokens, _)| *tokens).copied().collect();
+        let (mut outputs, mut of, mut first) = (Vec::new(), Vec::new(), 0);
+        for (i, (_, tokens, wanted)) in parts.iter().enumerate() {
+            outputs.extend(wanted.clone().map(|row| (first + row) as u32));
+            of.extend(wanted.clone().map(|_| i));
+            first += tokens.len();
+        }
+        let kind = Kind::Prompt;
+        let step =
+            Step { kind, tokens: &tokens, sequences: &sequences, outputs: &outputs, input: &[] };
+        let ticket = executor.submit(&step)?;
+        if outputs.is_empty() {
+            return Ok(());
+        }
+        let rows = executor.read(ticket, 0)?.chunks_exact(shared.width());
+        of.into_iter().zip(rows).for_each(|(part, row)| visit(part, row));
+        Ok(())
     }
 
     /// Computes a token of each of several sessions of an engine, together in one step of decoding,

@@ -2,7 +2,7 @@
 //! behind or both, and added to the residual stream; norm; head. [`Parts`] says what they differ in.
 
 use crate::names::Recipes;
-use crate::{Config, Layers, Opened};
+use crate::{Config, Ending, Layers, Opened};
 use formats::Result;
 use nn::{
     Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Stored,
@@ -81,7 +81,7 @@ pub(crate) fn open(
 /// A model of these parts.
 pub(crate) fn open_parts(config: Config, parts: Parts) -> Opened {
     let of = config.clone();
-    let build = move |weights: &dyn Weights| layers(weights, &of, &parts);
+    let build = move |weights: &dyn Weights, ending| layers(weights, &of, &parts, ending);
     Opened { config, build: Box::new(build) }
 }
 
@@ -92,9 +92,9 @@ pub(crate) fn open_recipes(
     change: impl Fn(&Config, &dyn Weights, &str) -> Result<Option<Stored>> + 'static,
 ) -> Opened {
     let of = config.clone();
-    let build = move |weights: &dyn Weights| {
+    let build = move |weights: &dyn Weights, ending| {
         let change = |weights: &dyn Weights, name: &str| change(&of, weights, name);
-        layers(&Recipes { weights, change }, &of, &parts)
+        layers(&Recipes { weights, change }, &of, &parts, ending)
     };
     Opened { config, build: Box::new(build) }
 }
@@ -103,19 +103,40 @@ pub(crate) fn open_recipes(
 ///
 /// # Errors
 /// Weights that are missing, or do not fit the configuration.
-fn layers(weights: &dyn Weights, config: &Config, parts: &Parts) -> Result<Layers> {
-    let builder = Builder::new(weights);
-    let decoder = Decoder::new(&builder, config, parts)?;
-    let blank = builder.program();
-    Ok(Layers { blank, forward: Box::new(move |step| decoder.forward(step)) })
+fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending) -> Result<Layers> {
+    let builder = &Builder::new(weights);
+    let decoder = Decoder::new(builder, config, parts)?;
+    let logits = parts.multipliers[2];
+    let head = || -> Result<Box<dyn Fn(&Tensor) -> Tensor>> {
+        let head = head(builder, config, &decoder.embed, parts.head_bias)?;
+        Ok(Box::new(move |hidden| scaled(head.forward(hidden), logits)))
+    };
+    let head = (ending == Ending::Logits).then(head).transpose()?;
+    let hidden = Box::new(move |step: &Step| decoder.forward(step));
+    Ok(Layers { blank: builder.program(), hidden, head })
 }
 
-/// A stack of blocks between an embedding and a head.
+/// The product that makes logits of hidden states.
+///
+/// # Errors
+/// A matrix that is missing, or does not fit the configuration.
+pub(crate) fn head(
+    builder: &Builder<'_>,
+    config: &Config,
+    embed: &Embedding,
+    bias: Bias,
+) -> Result<Linear> {
+    match config.tied {
+        true => Ok(embed.tied()),
+        false => Linear::new(builder, "head", [config.vocab, config.hidden], bias),
+    }
+}
+
+/// A stack of blocks between an embedding and a norm.
 struct Decoder {
     embed: Embedding,
     blocks: Vec<Block>,
     norm: Layer,
-    head: Linear,
     multipliers: [f32; 3],
 }
 
@@ -170,23 +191,18 @@ impl Decoder {
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
         let norm = (parts.norm)(builder, "norm", config)?;
-        let head = if config.tied {
-            embed.tied()
-        } else {
-            Linear::new(builder, "head", [config.vocab, hidden], parts.head_bias)?
-        };
-        Ok(Decoder { embed, blocks, norm, head, multipliers: parts.multipliers })
+        Ok(Decoder { embed, blocks, norm, multipliers: parts.multipliers })
     }
 
-    /// Logits `[outputs, vocab]` of the step's tokens.
+    /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
     fn forward(&self, step: &Step) -> Tensor {
-        let [embedding, residual, logits] = self.multipliers;
+        let [embedding, residual, _] = self.multipliers;
         let mut x = scaled(self.embed.forward(step), embedding).trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
             x = block.attention.forward(&x, residual);
             x = block.mlp.forward(&x, residual).trace(format!("blocks.{i}"));
         }
-        scaled(self.head.forward(&(self.norm)(&x.select()).trace("norm")), logits)
+        (self.norm)(&x.select()).trace("norm")
     }
 }
 

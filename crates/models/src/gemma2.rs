@@ -5,11 +5,11 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
-use crate::{Architecture, Layers, Opened, windows};
+use crate::{Architecture, Ending, Layers, Opened, decoder, windows};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Stored,
-    Tensor, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, Mlp, RmsNorm, Step, Stored, Tensor,
+    Weights,
 };
 use ops::Unary;
 
@@ -83,9 +83,9 @@ pub(crate) fn opened(
     logit_cap: Option<f32>,
 ) -> Opened {
     let (of, stored_less_one) = (config.clone(), files.keys.dialect() == Dialect::HuggingFace);
-    let build = move |weights: &dyn Weights| {
+    let build = move |weights: &dyn Weights, ending| {
         let change = |weights: &dyn Weights, name: &str| norm(weights, name, stored_less_one);
-        layers(&Recipes { weights, change }, &of, &attention, logit_cap)
+        layers(&Recipes { weights, change }, &of, &attention, logit_cap, ending)
     };
     Opened { config, build: Box::new(build) }
 }
@@ -144,28 +144,32 @@ fn layers(
     config: &Config,
     attention: impl Fn(&Config, usize) -> AttentionOptions,
     logit_cap: Option<f32>,
+    ending: Ending,
 ) -> Result<Layers> {
     let builder = &Builder::new(weights);
-    let (vocab, hidden) = (config.vocab, config.hidden);
-    let embed = Embedding::new(builder, "embed", vocab, hidden)?;
+    let hidden = config.hidden;
+    let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
     let blocks: Vec<Block> = (0..config.layers)
         .map(|i| Block::new(builder, config, attention(config, i), i))
         .collect::<Result<_>>()?;
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
-    let head = match config.tied {
-        true => embed.tied(),
-        false => Linear::new(builder, "head", [vocab, hidden], Bias::Never)?,
+    let head = || -> Result<Box<dyn Fn(&Tensor) -> Tensor>> {
+        let head = decoder::head(builder, config, &embed, Bias::Never)?;
+        Ok(Box::new(move |hidden| {
+            let logits = head.forward(hidden);
+            match logit_cap {
+                Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
+                None => logits,
+            }
+        }))
     };
-    let forward = move |step: &Step| {
+    let head = (ending == Ending::Logits).then(head).transpose()?;
+    let hidden = move |step: &Step| {
         let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
         for (i, block) in blocks.iter().enumerate() {
             x = block.forward(&x).trace(format!("blocks.{i}"));
         }
-        let logits = head.forward(&norm.forward(&x.select()).trace("norm"));
-        match logit_cap {
-            Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
-            None => logits,
-        }
+        norm.forward(&x.select()).trace("norm")
     };
-    Ok(Layers { blank: builder.program(), forward: Box::new(forward) })
+    Ok(Layers { blank: builder.program(), hidden: Box::new(hidden), head })
 }

@@ -2,7 +2,7 @@
 //! every key that was asked for. A key that says something and that nobody asked for may change what the model computes: such a
 //! file is refused by that key.
 
-use crate::harmless::{HARMLESS_VALUES, is_harmless};
+use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
 use formats::gguf::{Metadata, Value as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
@@ -260,7 +260,7 @@ impl<'a> Keys<'a> {
                         Keys { prefix: below, values, ..self.clone() }.refuse_unread(ignored)?;
                     } else if !passes(name)
                         && !value.is_null()
-                        && *value != Value::Bool(false)
+                        && (*value != Value::Bool(false) || is_causality(name))
                         && !HARMLESS_VALUES.iter().any(|(key, n)| key == name && value == n)
                     {
                         return Err(self.unread(&spelled, &value.to_string()));
@@ -271,7 +271,8 @@ impl<'a> Keys<'a> {
             Values::Gguf(metadata) => {
                 for (key, value) in metadata.iter() {
                     let Some(name) = key.strip_prefix(&self.prefix) else { continue };
-                    if !passes(name) && *value != Typed::Bool(false) {
+                    let says = *value != Typed::Bool(false) || is_causality(name);
+                    if !passes(name) && says {
                         return Err(self.unread(key, &format!("{value:?}")));
                     }
                 }
@@ -317,6 +318,7 @@ mod tests {
         assert_eq!(refused(fine, &[]), None);
         assert_eq!(refused(json!({ "hidden_size": 8, "full_attn_mod": 1 }), &[]), None);
         assert!(refused(json!({ "hidden_size": 8, "full_attn_mod": 2 }), &[]).is_some());
+        assert!(refused(json!({ "hidden_size": 8, "is_causal": false }), &[]).is_some());
         let odd = json!({ "hidden_size": 8, "soft_cap": 30.0 });
         let why = refused(odd.clone(), &[]).unwrap();
         assert!(why.starts_with("config.json: soft_cap: expected settings that"), "{why}");

@@ -95,6 +95,19 @@ pub struct Options {
     pub ignore_keys: Vec<String>,
     /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as many as the model was trained for.
     pub context: Option<usize>,
+    /// What the model's Program ends in.
+    pub ending: Ending,
+}
+
+/// What a model's Program ends in, its first result.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// Logits `[outputs, vocab]`: what generates.
+    #[default]
+    Logits,
+    /// Hidden states `[outputs, hidden]` behind the last norm: what embeddings are made of. The head is not read then, and need not
+    /// be there.
+    Hidden,
 }
 
 /// A model's configuration, and how its layers are built from its weights.
@@ -103,14 +116,16 @@ struct Opened {
     build: Build,
 }
 
-type Build = Box<dyn Fn(&dyn Weights) -> Result<Layers>>;
+type Build = Box<dyn Fn(&dyn Weights, Ending) -> Result<Layers>>;
 
 /// A model's layers.
 struct Layers {
     /// A Program of all its weights and cache layers, with nothing recorded yet.
     blank: Program,
-    /// Records one pass, and gives its logits `[outputs, vocab]`.
-    forward: Box<dyn Fn(&Step) -> Tensor>,
+    /// Records one pass, and gives its hidden states `[outputs, hidden]` behind the last norm.
+    hidden: Box<dyn Fn(&Step) -> Tensor>,
+    /// Their logits `[outputs, vocab]`, if the model ends in them.
+    head: Option<Box<dyn Fn(&Tensor) -> Tensor>>,
 }
 
 fn by_name(name: &str) -> Option<&'static Architecture> {
@@ -289,7 +304,7 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
 pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
     let file = tensors.path().display().to_string();
     let (Opened { mut config, build }, names) = open(tensors, &file, options)?;
-    let layers = build(&names)?;
+    let layers = build(&names, options.ending)?;
     for weight in &layers.blank.weights {
         let found = weight.describe(tensors)?;
         if !found.encoding.is_float() {
@@ -297,7 +312,7 @@ pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
             return Err(Error::new(names.place(&weight.name), expected, found.encoding));
         }
     }
-    config.warnings.extend(unused::check(&layers.blank, tensors, &names)?);
+    config.warnings.extend(unused::check(&layers.blank, tensors, &names, options.ending)?);
     Ok(Model { config, layers })
 }
 
@@ -313,7 +328,8 @@ impl Model {
     /// Layers that do not fit together, which is a fault of the architecture, not of a file.
     pub fn record(&self, tracing: bool) -> Result<Program> {
         let step = Step::new(self.layers.blank.clone(), tracing);
-        let logits = (self.layers.forward)(&step);
-        step.finish(logits)
+        let hidden = (self.layers.hidden)(&step);
+        let head = self.layers.head.as_ref();
+        step.finish(head.map_or_else(|| hidden.clone(), |head| head(&hidden)))
     }
 }

@@ -1,7 +1,8 @@
 //! Tensors that a file holds and its architecture has no use for: a model computed without them is another model.
 
+use crate::Ending;
 use crate::keys::Dialect;
-use crate::names::Names;
+use crate::names::{Names, candidates};
 use formats::{Error, Result, Tensors};
 use program::Program;
 use std::collections::HashSet;
@@ -22,9 +23,14 @@ pub(crate) fn check(
     program: &Program,
     tensors: &Tensors,
     names: &Names<'_>,
+    ending: Ending,
 ) -> Result<Option<String>> {
     let used: HashSet<&str> = program.weights.iter().flat_map(|w| w.source.tensors()).collect();
-    let derived = |name: &str| DERIVED.iter().any(|part| name.contains(part));
+    // What a model that ends before its head leaves.
+    let heads = ["head", "head.bias"].map(|head| candidates(head, names.dialect, names.tables));
+    let head = |name: &str| heads.iter().flatten().any(|head| head == name);
+    let left = |name: &str| ending == Ending::Hidden && head(name);
+    let derived = |name: &str| left(name) || DERIVED.iter().any(|part| name.contains(part));
     // Where the decoder's blocks are, as the first of them is named.
     let prefix = program
         .weights

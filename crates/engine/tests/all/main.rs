@@ -6,6 +6,7 @@ mod common;
 mod convert;
 mod damage;
 mod devices;
+mod embed;
 mod failures;
 mod memory;
 mod not_finite;
