@@ -22,7 +22,8 @@ program=${1:-target/debug/delft}
 [ $# -gt 0 ] || cargo build --locked -p delft-cli
 
 log=$(mktemp)
-"$program" serve --port 0 2> "$log" &
+# The second model makes embeddings, of token ids.
+"$program" serve --port 0 models/delft-stories.gguf embeds=tests/reference/embeddings/last 2> "$log" &
 server=$!
 trap 'kill "$server" 2> /dev/null || true; rm -f "$log"' EXIT
 address=

@@ -214,6 +214,24 @@ async def together():
     assert generated() == ended, "nothing goes on behind it"
 
 
+def embeddings():
+    """Of token ids: the model has no tokenizer. Base64, which the client asks for by itself, and numbers say the same."""
+    options = dict(model="embeds", input=[[3, 4, 5], [6]])
+    packed = open_ai.embeddings.create(**options)
+    plain = open_ai.embeddings.create(**options, encoding_format="float")
+    assert [len(item.embedding) for item in packed.data] == [48, 48] and packed.usage.prompt_tokens == 4, packed
+    for a, b in zip(packed.data, plain.data):
+        assert max(abs(x - y) for x, y in zip(a.embedding, b.embedding)) < 1e-7
+        assert abs(sum(x * x for x in a.embedding) - 1) < 1e-5
+    cut = open_ai.embeddings.create(**options, dimensions=8).data[0].embedding
+    assert len(cut) == 8 and abs(sum(x * x for x in cut) - 1) < 1e-5
+    error = refused(openai.BadRequestError, lambda: open_ai.embeddings.create(model=MODEL, input="x"))
+    assert "embeddings" in str(error), error
+    error = refused(ollama.ResponseError, lambda: llama.embed(model="embeds", input="x"))
+    assert "token ids" in str(error), error
+    assert llama.show("embeds").capabilities == ["embedding"]
+
+
 text = openai_chat()
 openai_errors()
 openai_structured()
@@ -221,6 +239,7 @@ openai_tools()
 openai_responses()
 anthropic_tools()
 ollama_structured()
+embeddings()
 asyncio.run(together())
 story = openai_completions()
 anthropic_messages(text)

@@ -8,7 +8,7 @@ import json
 
 import ollama._types as ollama
 from anthropic.types import message_count_tokens_params, message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.responses import response_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
@@ -32,4 +32,7 @@ print(json.dumps({
     "ollama_chat": model(ollama.ChatRequest),
     "ollama_generate": model(ollama.GenerateRequest),
     "ollama_options": model(ollama.Options),
+    "openai_embeddings": typed(embedding_create_params, "EmbeddingCreateParams"),
+    "ollama_embed": model(ollama.EmbedRequest),
+    "ollama_embeddings": model(ollama.EmbeddingsRequest),
 }, indent=1))

@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Write a model with an adapter merged into it
     Fuse(Fuse),
+    /// Turn texts into embeddings
+    Embed(Embed),
     /// Turn text into token ids
     Tokenize(Tokenize),
     /// Print the logits that follow given tokens
@@ -189,6 +191,7 @@ impl Command {
             Command::Perplexity(args) => (&mut args.load, args.json),
             Command::Compare(args) => (&mut args.load, args.json),
             Command::Verify(args) => (&mut args.load, args.json),
+            Command::Embed(args) => (&mut args.load, true),
             _ => return,
         };
         load.quiet = quiet;
@@ -520,6 +523,9 @@ pub(crate) struct Serve {
     /// Listen at an address that other machines reach, and answer everyone
     #[arg(long)]
     pub(crate) insecure_public: bool,
+    /// Serve embeddings of every model, also of those whose files do not say that they are made for it
+    #[arg(long)]
+    pub(crate) embeddings: bool,
     /// An origin, such as https://example.com, whose web pages may ask from browsers
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
@@ -685,6 +691,46 @@ pub(crate) struct Tokenize {
     /// Print {"tokens": [...]}
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `delft embed`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints a JSON object a line for each text: {\"index\": 0, \"tokens\": 5, \"embedding\": [...]}. Texts are the words behind the \
+model, else the lines of a file or of standard input; lines that are empty are passed over.
+
+Examples:
+  delft embed Qwen/Qwen3-Embedding-0.6B \"What is a fox?\" \"A fox is an animal.\"
+  delft embed model.gguf --file passages.txt --dimensions 256 > passages.jsonl")]
+pub(crate) struct Embed {
+    /// The texts
+    #[arg(value_name = "TEXT", index = 2, conflicts_with = "file")]
+    pub(crate) texts: Vec<String>,
+    /// Read a text from each line of a file; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Keep so many of the first numbers of each, for models that were trained for it
+    #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
+    pub(crate) dimensions: Option<u64>,
+    /// Make them of these hidden states instead of what the model's files say
+    #[arg(long, value_enum)]
+    pub(crate) pooling: Option<PoolingArg>,
+    /// Do not divide them by their length
+    #[arg(long, requires = "pooling")]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// Which hidden states of a text its embedding is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PoolingArg {
+    /// The first token's
+    First,
+    /// The mean of all
+    Mean,
+    /// The last token's
+    Last,
 }
 
 /// `delft logits`.

@@ -2,8 +2,8 @@
 
 use delft::hub::{Found, Hub, Model};
 use delft::{
-    AdapterFile, Adapters, CacheType, Dispatch, Engine, Error, LoadOptions, Place, Plan, Session,
-    SplitMode, Tensors,
+    AdapterFile, Adapters, CacheType, Dispatch, EmbeddingForm, Engine, Error, LoadOptions, Place,
+    Plan, Session, SplitMode, Tensors, models::Ending,
 };
 
 use delft::tokens::Tokenizer;
@@ -66,7 +66,8 @@ pub(crate) fn adapter(arg: &AdapterArg) -> AdapterFile {
 
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
 pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)> {
-    let (engine, model) = engine_with(args, args.ctx.map(|n| n as usize), None, verbose)?;
+    let context = args.ctx.map(|n| n as usize);
+    let (engine, model) = engine_with(args, context, None, Embeds::Never, verbose)?;
     let info = engine.info();
     if info.context > info.trained_context && !args.rotate {
         beyond(&engine, "it may ramble");
@@ -89,14 +90,33 @@ fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
     Ok(())
 }
 
-/// [`engine`] with a context and a number of sessions that the caller chooses, and that are computed together.
+/// Whether a model makes embeddings instead of generating.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Embeds {
+    Never,
+    /// If its files say that it is made for it.
+    IfStated,
+    /// In a form that its files state, or in this one.
+    Always(Option<EmbeddingForm>),
+}
+
+/// [`engine`] with a context and a number of sessions that the caller chooses, and that are computed together, to generate or
+/// for embeddings.
 pub(crate) fn engine_with(
     args: &LoadArgs,
     context: Option<usize>,
     sessions: Option<usize>,
+    embeds: Embeds,
     verbose: bool,
 ) -> Outcome<(Engine, Model)> {
     let model = find(&args.model)?;
+    let (ending, embeddings) = match embeds {
+        Embeds::Always(form) => (Ending::Hidden, form),
+        Embeds::IfStated if delft::read_embedding_form(&open(&model)?)?.is_some() => {
+            (Ending::Hidden, None)
+        }
+        Embeds::IfStated | Embeds::Never => (Ending::Logits, None),
+    };
     let usual = LoadOptions::on(args.device);
     let options = LoadOptions {
         sessions: sessions.unwrap_or(usual.sessions),
@@ -113,6 +133,8 @@ pub(crate) fn engine_with(
         adapters: Adapters { files: args.adapter.iter().map(adapter).collect(), ..usual.adapters },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,
+        ending,
+        embeddings,
         ..usual
     };
     let prepared = Engine::prepare(&model.location, &options)?;

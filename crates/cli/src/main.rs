@@ -108,6 +108,7 @@ fn run(command: Command) -> Outcome {
         Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Fuse(args) => commands::fuse::run(&args),
+        Command::Embed(args) => commands::embed::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

@@ -49,6 +49,13 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
+            Command::Embed(args) => {
+                // Behind -m every word is a text.
+                if args.load.model.model.is_some() {
+                    args.texts.splice(0..0, args.load.model.named.take());
+                }
+                args.load.model.settle()
+            }
             Command::Compare(args) => {
                 // Behind -m the words are the reference and the text.
                 if args.load.model.model.is_some() && args.file.is_none() {

@@ -177,7 +177,7 @@ fn is_standard_weight(name: &str) -> bool {
 
 /// The small files that a safetensors model needs beside its weights.
 fn is_companion(name: &str) -> bool {
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 14] = [
         "added_tokens.json",
         "adapter_config.json",
         "chat_template.json",
@@ -185,6 +185,7 @@ fn is_companion(name: &str) -> bool {
         "generation_config.json",
         "merges.txt",
         "model.safetensors.index.json",
+        "modules.json",
         "special_tokens_map.json",
         "tokenizer.json",
         "tokenizer.model",
@@ -194,7 +195,14 @@ fn is_companion(name: &str) -> bool {
     ];
     let template = name.ends_with(".jinja")
         && (!name.contains('/') || name.starts_with("additional_chat_templates/"));
-    NAMES.contains(&name) || template || (name.ends_with(".tiktoken") && !name.contains('/'))
+    // How an embedding is made of hidden states; the folder is the one that `modules.json` names, by custom of this kind.
+    let pooling = name
+        .split_once('/')
+        .is_some_and(|(folder, file)| folder.ends_with("_Pooling") && file == "config.json");
+    NAMES.contains(&name)
+        || template
+        || pooling
+        || (name.ends_with(".tiktoken") && !name.contains('/'))
 }
 
 #[cfg(test)]
@@ -210,13 +218,14 @@ mod tests {
         let repo = names(
             "README.md config.json consolidated.safetensors model-00001-of-00002.safetensors original/x.safetensors \
              model-00002-of-00002.safetensors model.safetensors.index.json pytorch_model.bin tokenizer.json \
-             chat_template.jinja generation_config.json onnx/model.onnx q4_k_m.gguf",
+             chat_template.jinja generation_config.json onnx/model.onnx q4_k_m.gguf modules.json 1_Pooling/config.json \
+             2_Dense/model.safetensors",
         );
         let choice = choose("a/b", None, &repo).unwrap();
         assert_eq!(choice.kind, Kind::Folder);
         let expected = names(
             "config.json model.safetensors.index.json tokenizer.json chat_template.jinja generation_config.json \
-             model-00001-of-00002.safetensors model-00002-of-00002.safetensors",
+             modules.json 1_Pooling/config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors",
         );
         let sorted = |mut v: Vec<String>| {
             v.sort();

@@ -87,10 +87,7 @@ impl Generator {
     /// A queue that is full, or in which the time ran out; a text that the engine refuses.
     pub(crate) async fn start(self: &Arc<Self>, work: Vec<Work>) -> Result<Generating, Problem> {
         let deadline = Instant::now() + self.limits.time;
-        let permit = match self.permits.clone().try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => self.queue(deadline).await?,
-        };
+        let permit = self.turn(deadline).await?;
         let mut generating = Generating {
             generator: self.clone(),
             running: VecDeque::with_capacity(work.len()),
@@ -109,6 +106,22 @@ impl Generator {
             }
         }
         Ok(generating)
+    }
+
+    /// Bounds on what runs and waits.
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The right to be one of those that run, as soon as there is room.
+    ///
+    /// # Errors
+    /// A queue that is full, or in which the time ran out.
+    pub(crate) async fn turn(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, Problem> {
+        match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => Ok(permit),
+            Err(_) => self.queue(deadline).await,
+        }
     }
 
     /// Waits for its turn.
@@ -171,8 +184,7 @@ impl Generating {
             }
             Err(_) => {
                 self.give_up();
-                let message = "the request took longer than this server allows";
-                return Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message));
+                return Err(Problem::late());
             }
         };
         for (index, work) in std::mem::take(&mut self.later) {

@@ -7,6 +7,7 @@
 mod anthropic;
 mod chat;
 mod demand;
+mod embeddings;
 mod fields;
 mod gate;
 mod generation;

@@ -159,6 +159,22 @@ impl Model {
     /// # Errors
     /// A prompt that does not fit, or is empty, or has tokens that the model does not.
     pub(crate) fn check(&self, prompt: &[u32]) -> Result<(), Problem> {
+        if self.engine.embedding_form().is_some() {
+            let message = "expected a model that generates, found one that makes embeddings";
+            return Err(Problem::field("model", message));
+        }
+        self.check_fits(prompt, 1)
+    }
+
+    /// Checks that a text that is embedded fits the context.
+    ///
+    /// # Errors
+    /// As [`Model::check`].
+    pub(crate) fn check_text(&self, text: &[u32]) -> Result<(), Problem> {
+        self.check_fits(text, 0)
+    }
+
+    fn check_fits(&self, prompt: &[u32], answer: usize) -> Result<(), Problem> {
         let (context, vocabulary) = (self.context(), self.engine.info().vocab);
         if prompt.is_empty() {
             return Err(Problem::bad("the prompt: expected at least one token, found none"));
@@ -167,9 +183,10 @@ impl Model {
             let message = format!("the prompt: expected tokens below {vocabulary}, found {token}");
             return Err(Problem::bad(message));
         }
-        if prompt.len() >= context {
+        if prompt.len() + answer > context {
+            let included = if answer > 0 { ", the answer included" } else { "" };
             let message = format!(
-                "the prompt has {} tokens; the context of {} holds {context}, the answer included",
+                "the prompt has {} tokens; the context of {} holds {context}{included}",
                 prompt.len(),
                 self.name
             );

@@ -80,10 +80,13 @@ pub(crate) async fn apply_template(call: Call) -> Answered {
     call.reading(read).await
 }
 
+/// A number through its decimal text, so that 0.7f32 reads 0.7 and not 0.699999988.
+pub(crate) fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
 /// `/props`: what is served, and the settings that apply where a request says nothing.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
-    // Through its decimal text, so that 0.7f32 reads 0.7 and not 0.699999988.
-    let short = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::from(value));
     let models = app.models.0.iter().map(|model| {
         let (info, sampling) = (model.engine.info(), model.engine.sampling_defaults());
         let template = model.template();
@@ -97,6 +100,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             "device": info.device.to_string(),
             "chat_template": template.and_then(|template| template.source(None)),
             "thinking_switch": thinks,
+            "embeds": model.engine.embedding_form().is_some(),
             "sampling": {
                 "temperature": short(sampling.temperature),
                 "top_k": sampling.top_k,

@@ -415,11 +415,12 @@ pub(crate) async fn show(call: Call) -> Answered {
     let name = fields.text("model")?.or(fields.text("name")?);
     let model = call.app.models.find(name)?;
     let (info, template) = (model.engine.info(), model.template());
-    let mut capabilities = vec!["completion"];
-    if model.calls().1 == Described::ByTemplate {
+    let embeds = model.engine.embedding_form().is_some();
+    let mut capabilities = vec![if embeds { "embedding" } else { "completion" }];
+    if !embeds && model.calls().1 == Described::ByTemplate {
         capabilities.push("tools");
     }
-    if !delft::reasoning::switches(true, template).is_empty() {
+    if !embeds && !delft::reasoning::switches(true, template).is_empty() {
         capabilities.push("thinking");
     }
     let architecture = info.architecture;

@@ -78,6 +78,12 @@ impl Problem {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
+    /// A request that ran out of time.
+    pub(crate) fn late() -> Self {
+        let message = "the request took longer than this server allows";
+        Problem::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
+    }
+
     /// An error of writing a text whose request was fine.
     pub(crate) fn of_work(error: &delft::Error) -> Self {
         let message = error.to_string();

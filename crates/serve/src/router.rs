@@ -23,7 +23,7 @@ use crate::metrics::Requests;
 use crate::models::Models;
 use crate::problem::{Api, Problem};
 use crate::reply::Began;
-use crate::{anthropic, gate, metrics, native, ollama, openai, page};
+use crate::{anthropic, embeddings, gate, metrics, native, ollama, openai, page};
 
 /// Largest body of a request, in bytes: some millions of words.
 const LARGEST_BODY: usize = 16 << 20;
@@ -84,12 +84,15 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(openai::chat::answer))
         .route("/v1/responses", post(openai::responses::answer))
         .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/embeddings", post(embeddings::openai))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))
         .route("/api/show", post(ollama::show))
@@ -177,7 +180,8 @@ pub(crate) fn telling(done: Option<&Done>, mut response: Response) -> Response {
 
 async fn no_such_path(request: Request) -> Response {
     let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
-                   /v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate)";
+                   /v1/responses, /v1/completions, /v1/embeddings, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, \
+                   /api/generate, /api/embed)";
     let problem = Problem::new(StatusCode::NOT_FOUND, "not_found", message);
     problem.response(Api::of(request.uri().path()))
 }

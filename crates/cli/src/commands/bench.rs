@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Bench) -> Outcome {
         .into());
     }
     let sessions = args.batch.iter().max().map(|most| 1 + *most as usize);
-    let (engine, model) = load::engine_with(&args.load, Some(context), sessions, false)?;
+    let (engine, model) =
+        load::engine_with(&args.load, Some(context), sessions, load::Embeds::Never, false)?;
     if needed > engine.info().trained_context {
         load::beyond(&engine, "speed is all that this measures");
     }

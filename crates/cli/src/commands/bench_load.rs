@@ -45,7 +45,8 @@ pub(crate) fn run(args: &Bench, rate: f64) -> Outcome {
         let expected = format!("at least {} for these requests", prompt + generate);
         return Err(Error::new("--ctx", expected, context).into());
     }
-    let (engine, model) = load::engine_with(&args.load, Some(context), Some(at_a_time), false)?;
+    let (engine, model) =
+        load::engine_with(&args.load, Some(context), Some(at_a_time), load::Embeds::Never, false)?;
     if context > engine.info().trained_context {
         load::beyond(&engine, "speed is all that this measures");
     }

@@ -45,10 +45,12 @@ pub(crate) fn run(args: &Compare) -> Outcome {
     if context < 4 {
         return Err(Error::new("--ctx", "at least 4 tokens", context).into());
     }
-    let (model, _) = load::engine_with(&args.load, Some(context), None, false)?;
+    let (model, _) =
+        load::engine_with(&args.load, Some(context), None, load::Embeds::Never, false)?;
     let mut other = args.load.clone();
     other.model.model = Some(named.clone());
-    let (reference, _) = load::engine_with(&other, Some(context), None, false)?;
+    let (reference, _) =
+        load::engine_with(&other, Some(context), None, load::Embeds::Never, false)?;
     let tokens = tokens(&text, &model, &reference)?;
     let count = tokens.len() / context;
     let count = args.chunks.map_or(count, |most| count.min(most as usize));

@@ -7,6 +7,7 @@ pub(crate) mod chat;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod fuse;
 mod head;
 pub(crate) mod inspect;

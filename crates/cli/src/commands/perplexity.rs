@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Perplexity) -> Outcome {
     if context < 4 {
         return Err(Error::new("--ctx", "at least 4 tokens", context).into());
     }
-    let (engine, _) = load::engine_with(&args.load, Some(context), None, false)?;
+    let (engine, _) =
+        load::engine_with(&args.load, Some(context), None, load::Embeds::Never, false)?;
     let tokenizer = load::need_tokenizer(&engine)?;
     let tokens = tokenizer.encode(&text, Special { add: true, parse: false })?;
     let bos = if tokenizer.adds_bos() { tokenizer.bos() } else { None };

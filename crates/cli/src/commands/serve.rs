@@ -8,7 +8,7 @@ use delft::Error;
 use serve::{Access, Config, Limits, Served, Server};
 
 use crate::args::Serve;
-use crate::load;
+use crate::load::{self, Embeds};
 use crate::terminal::{Outcome, Stop, harmless, note, read_file};
 
 /// The bundled model's name in requests.
@@ -38,6 +38,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
     config.check().map_err(|error| error.hint(keys))?;
     let templates = args.template.as_deref().map(template).transpose()?;
+    let embeds = if args.embeddings { Embeds::Always(None) } else { Embeds::IfStated };
     let mut models = Vec::new();
     for named in names(&args.models) {
         let (name, model) = match named {
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
         let mut load = args.load.clone();
         load.model.model = model;
         let (context, sessions) = (load.ctx.map(|n| n as usize), Some(args.parallel as usize));
-        let (engine, found) = load::engine_with(&load, context, sessions, args.verbose)?;
+        let (engine, found) = load::engine_with(&load, context, sessions, embeds, args.verbose)?;
         let own = || if load.model.model.is_none() { BUNDLED.to_string() } else { found.name() };
         let name = name.unwrap_or_else(own);
         models.push(Served { name, engine, templates: templates.clone() });

@@ -159,7 +159,8 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         return Err(Error::new("--ctx", expected, context).into());
     }
     let (load_average, before) = (load_average(), Counters::now());
-    let (engine, model) = load::engine_with(&args.load, Some(context), None, false)?;
+    let (engine, model) =
+        load::engine_with(&args.load, Some(context), None, load::Embeds::Never, false)?;
     let loaded = Counters::now();
     if needed > engine.info().trained_context {
         load::beyond(&engine, "speed is all that this measures");

@@ -6,6 +6,7 @@ mod chat;
 mod command_line;
 mod common;
 mod damaged;
+mod embed;
 mod formats;
 mod grammar;
 mod hub;

@@ -310,7 +310,7 @@ $("model").onchange = drawSettings;
 setTheme(stored("theme", null));
 select(conversations[0] ?? null);
 try {
-  models = (await (await ask("/props")).json()).models;
+  models = (await (await ask("/props")).json()).models.filter((model) => !model.embeds);
   $("model").replaceChildren(...models.map((model) => make("option", { value: model.model, textContent: model.model })));
 } catch {
   note("The server does not answer.");

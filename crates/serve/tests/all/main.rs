@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod common;
+mod embeddings;
 mod ollama;
 mod openai;
 mod safety;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -10,13 +10,17 @@ use delft::{Engine, LoadOptions};
 use delft_serve::{Access, Config, Limits, Running, Served, Server};
 use serde_json::Value;
 
+/// The bundled model's file.
+pub(crate) fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf")
+}
+
 /// The bundled model, loaded once.
 pub(crate) fn engine() -> Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     let load = || {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
         let options = LoadOptions { threads: Some(2), sessions: 64, ..LoadOptions::default() };
-        Engine::load(path, &options).unwrap()
+        Engine::load(bundled(), &options).unwrap()
     };
     ENGINE.get_or_init(load).clone()
 }
@@ -27,6 +31,11 @@ pub(crate) fn limits() -> Limits {
 }
 
 pub(crate) fn serve(limits: Limits, access: Access) -> Running {
+    let served = Served { name: "stories".to_string(), engine: engine(), templates: None };
+    serve_all(limits, access, vec![served])
+}
+
+pub(crate) fn serve_all(limits: Limits, access: Access, models: Vec<Served>) -> Running {
     let config = Config {
         address: ([127, 0, 0, 1], 0).into(),
         access,
@@ -34,8 +43,7 @@ pub(crate) fn serve(limits: Limits, access: Access) -> Running {
         limits,
         drain: Duration::from_secs(60),
     };
-    let served = Served { name: "stories".to_string(), engine: engine(), templates: None };
-    Server::bind(config, vec![served]).unwrap().spawn().unwrap()
+    Server::bind(config, models).unwrap().spawn().unwrap()
 }
 
 /// A server that all tests of a file share.

@@ -1,0 +1,57 @@
+//! `delft embed`: an embedding of each text.
+
+use delft::{EmbeddingForm, Error, Pooling, Prompt};
+
+use crate::args::{Embed, PoolingArg};
+use crate::load::{self, Embeds};
+use crate::prompt;
+use crate::terminal::{Outcome, print};
+
+/// Texts between which results are printed.
+const TOGETHER: usize = 64;
+
+pub(crate) fn run(args: &Embed) -> Outcome {
+    let texts = texts(args)?;
+    let form = args.pooling.map(|pooling| EmbeddingForm {
+        pooling: match pooling {
+            PoolingArg::First => Pooling::First,
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Last => Pooling::Last,
+        },
+        normalised: !args.raw,
+    });
+    let context = args.load.ctx.map(|n| n as usize);
+    let (engine, _) = load::engine_with(&args.load, context, None, Embeds::Always(form), false)?;
+    let dimensions = args.dimensions.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let encode = |text: &String| engine.encode(&Prompt::from(text.as_str()));
+    for (part, texts) in texts.chunks(TOGETHER).enumerate() {
+        let tokens = texts.iter().map(encode).collect::<delft::Result<Vec<_>>>()?;
+        let found = engine.embed(&tokens, dimensions)?;
+        for (i, (tokens, embedding)) in tokens.iter().zip(&found).enumerate() {
+            let (index, tokens) = (part * TOGETHER + i, tokens.len());
+            // As many digits as tell one f32 from another.
+            let numbers: Vec<String> = embedding.iter().map(f32::to_string).collect();
+            let numbers = numbers.join(",");
+            print(&format!(
+                "{{\"index\":{index},\"tokens\":{tokens},\"embedding\":[{numbers}]}}\n"
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// The words behind the model, or the lines of a file.
+fn texts(args: &Embed) -> Outcome<Vec<String>> {
+    let texts = match &args.texts[..] {
+        [] => {
+            let stdin = std::path::Path::new("-");
+            let text = prompt::read(args.file.as_deref().unwrap_or(stdin))?;
+            text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+        }
+        words => words.to_vec(),
+    };
+    match texts.is_empty() {
+        false => Ok(texts),
+        true => Err(Error::new("delft embed", "a text", "none").into()),
+    }
+}

@@ -1,0 +1,150 @@
+//! Embeddings on the wire, of the bundled model loaded for them, beside a model that generates.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use delft::models::Ending;
+use delft::{Engine, LoadOptions, Prompt};
+use delft_serve::{Access, Served};
+use serde_json::{Value, json};
+
+use crate::common::{bundled, engine, limits, post, serve_all};
+
+/// The bundled model, loaded for embeddings, for so many tokens.
+fn embeds() -> Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    let load = || {
+        let (threads, context) = (Some(2), Some(64));
+        let options =
+            LoadOptions { threads, context, ending: Ending::Hidden, ..Default::default() };
+        Engine::load(bundled(), &options).unwrap()
+    };
+    ENGINE.get_or_init(load).clone()
+}
+
+fn server() -> SocketAddr {
+    static SERVER: OnceLock<SocketAddr> = OnceLock::new();
+    *SERVER.get_or_init(|| {
+        let served =
+            |name: &str, engine| Served { name: name.to_string(), engine, templates: None };
+        let models = vec![served("embeds", embeds()), served("stories", engine())];
+        let running = serve_all(limits(), Access::default(), models);
+        let address = running.address();
+        // It runs until the tests end.
+        std::mem::forget(running);
+        address
+    })
+}
+
+const TEXTS: [&str; 2] = ["a lamp that cannot sleep", "an owl"];
+
+/// What the engine itself makes of texts.
+fn expected() -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+    let engine = embeds();
+    let encode = |text: &str| engine.encode(&Prompt::from(text)).unwrap();
+    let tokens: Vec<Vec<u32>> = TEXTS.iter().map(|text| encode(text)).collect();
+    let found = engine.embed(&tokens, None).unwrap();
+    (tokens, found)
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+#[test]
+fn openai_embeddings_are_what_the_engine_makes() {
+    let (tokens, expected) = expected();
+    let count: usize = tokens.iter().map(Vec::len).sum();
+    for input in [json!(TEXTS), json!(tokens)] {
+        let response =
+            post(server(), "/v1/embeddings", &json!({ "model": "embeds", "input": input }));
+        assert_eq!(response.status, 200, "{response:?}");
+        let object = response.json();
+        assert_eq!((&object["object"], &object["model"]), (&json!("list"), &json!("embeds")));
+        assert_eq!(object["usage"], json!({ "prompt_tokens": count, "total_tokens": count }));
+        for (i, expected) in expected.iter().enumerate() {
+            let found = &object["data"][i];
+            assert_eq!((&found["object"], &found["index"]), (&json!("embedding"), &json!(i)));
+            assert_eq!(numbers(&found["embedding"]), *expected);
+        }
+    }
+    for input in [json!(TEXTS[1]), json!(tokens[1])] {
+        let body = json!({ "model": "embeds", "input": input, "encoding_format": "base64" });
+        let object = post(server(), "/v1/embeddings", &body).json();
+        let packed = STANDARD.decode(object["data"][0]["embedding"].as_str().unwrap()).unwrap();
+        let floats = packed.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        assert_eq!(floats.collect::<Vec<f32>>(), expected[1]);
+    }
+    let body = json!({ "model": "embeds", "input": TEXTS[0], "dimensions": 4 });
+    let cut = numbers(&post(server(), "/v1/embeddings", &body).json()["data"][0]["embedding"]);
+    assert_eq!(cut, embeds().embed(&tokens[..1], Some(4)).unwrap()[0]);
+}
+
+#[test]
+fn ollamas_embeddings_are_the_same() {
+    let (tokens, expected) = expected();
+    let body = json!({ "model": "embeds", "input": TEXTS, "options": { "num_ctx": 4 } });
+    let response = post(server(), "/api/embed", &body);
+    assert_eq!(response.header("x-delft-no-effect"), Some("options.num_ctx"));
+    let object = response.json();
+    let found: Vec<_> = object["embeddings"].as_array().unwrap().iter().map(numbers).collect();
+    assert_eq!(found, expected);
+    assert_eq!(object["prompt_eval_count"], tokens.iter().map(Vec::len).sum::<usize>());
+    let body = json!({ "model": "embeds", "prompt": TEXTS[0] });
+    let object = post(server(), "/api/embeddings", &body).json();
+    assert_eq!(numbers(&object["embedding"]), expected[0]);
+    let shown = post(server(), "/api/show", &json!({ "model": "embeds" })).json();
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
+}
+
+#[test]
+fn a_text_that_does_not_fit_is_refused_or_cut_if_that_is_wanted() {
+    let long = "a lamp ".repeat(200);
+    let body = json!({ "model": "embeds", "input": ["an owl", long] });
+    let response = post(server(), "/v1/embeddings", &body);
+    assert_eq!(response.status, 400);
+    assert_eq!(response.json()["error"]["code"], "context_length_exceeded");
+    let response = post(server(), "/api/embed", &body);
+    assert_eq!(response.status, 400);
+    let body = json!({ "model": "embeds", "input": long, "truncate": true });
+    let object = post(server(), "/api/embed", &body).json();
+    assert_eq!(object["prompt_eval_count"], 64);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let ask = |extra: Value| {
+        let mut body = json!({ "model": "embeds", "input": "an owl" });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let response = post(server(), "/v1/embeddings", &body);
+        assert_eq!(response.status, 400, "{response:?}");
+        response.json()["error"]["message"].as_str().unwrap().to_string()
+    };
+    let width = embeds().info().hidden;
+    for (extra, message) in [
+        (json!({ "input": null }), "input: expected a value, found none".to_string()),
+        (json!({ "input": [] }), "the prompt: expected at least one token".to_string()),
+        (json!({ "input": [3, "an owl"] }), "input: expected a string, a list of".to_string()),
+        (json!({ "input": [[3], [9999999]] }), "the prompt: expected tokens below".to_string()),
+        (json!({ "input": vec!["x"; 2049] }), "input: expected at most 2048 texts".to_string()),
+        (json!({ "encoding_format": "int8" }), "encoding_format: expected \"float\"".to_string()),
+        (
+            json!({ "dimensions": 0 }),
+            format!("dimensions: expected a whole number from 1 to {width}"),
+        ),
+        (json!({ "temperature": 0 }), "temperature: there is no such field".to_string()),
+        (
+            json!({ "model": "stories" }),
+            "model: expected a model that makes embeddings".to_string(),
+        ),
+    ] {
+        let found = ask(extra);
+        assert!(found.starts_with(&message), "{found}");
+    }
+    let body = json!({ "model": "embeds", "prompt": "an owl" });
+    let response = post(server(), "/v1/completions", &body);
+    assert_eq!(response.status, 400, "{response:?}");
+    assert!(response.body.contains("expected a model that generates"), "{response:?}");
+}
