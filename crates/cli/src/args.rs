@@ -168,9 +168,9 @@ pub(crate) struct LoadArgs {
     /// Load a model though its configuration has this key, which Delft does not know; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore_key: Vec<String>,
-    /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly
-    #[arg(long, alias = "lora", value_name = "PATH[=SCALE]")]
-    pub(crate) adapter: Option<AdapterArg>,
+    /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly. delft serve takes several, each a model of its NAME beside the one without
+    #[arg(long, alias = "lora", value_name = "[NAME=]PATH[=SCALE]")]
+    pub(crate) adapter: Vec<AdapterArg>,
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
@@ -180,27 +180,47 @@ pub(crate) struct LoadArgs {
 }
 
 impl Command {
+    /// How its model is loaded, if it loads one.
+    pub(crate) fn loading(&mut self) -> Option<&mut LoadArgs> {
+        match self {
+            Command::Run(args) => Some(&mut args.load),
+            Command::Chat(args) => Some(&mut args.load),
+            Command::Batch(args) => Some(&mut args.load),
+            Command::Serve(args) => Some(&mut args.load),
+            Command::Logits(args) => Some(&mut args.load),
+            Command::Bench(args) => Some(&mut args.load),
+            Command::WhySlow(args) => Some(&mut args.load),
+            Command::Perplexity(args) => Some(&mut args.load),
+            Command::Compare(args) => Some(&mut args.load),
+            Command::Verify(args) => Some(&mut args.load),
+            Command::Embed(args) => Some(&mut args.load),
+            _ => None,
+        }
+    }
+
     /// Tells the loading whether to be quiet.
     pub(crate) fn quieten(&mut self) {
-        let (load, quiet) = match self {
-            Command::Run(args) => (&mut args.load, args.quiet || args.json || args.json_lines),
-            Command::Chat(args) => (&mut args.load, false),
-            Command::Logits(args) => (&mut args.load, args.json),
-            Command::Bench(args) => (&mut args.load, args.json),
-            Command::WhySlow(args) => (&mut args.load, args.json),
-            Command::Perplexity(args) => (&mut args.load, args.json),
-            Command::Compare(args) => (&mut args.load, args.json),
-            Command::Verify(args) => (&mut args.load, args.json),
-            Command::Embed(args) => (&mut args.load, true),
+        let quiet = match self {
+            Command::Run(args) => args.quiet || args.json || args.json_lines,
+            Command::Logits(args) => args.json,
+            Command::Bench(args) => args.json,
+            Command::WhySlow(args) => args.json,
+            Command::Perplexity(args) => args.json,
+            Command::Compare(args) => args.json,
+            Command::Verify(args) => args.json,
+            Command::Embed(_) => true,
             _ => return,
         };
-        load.quiet = quiet;
+        if let Some(load) = self.loading() {
+            load.quiet = quiet;
+        }
     }
 }
 
-/// An adapter's path, and what its change is multiplied with.
+/// An adapter's name and path, and what its change is multiplied with.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AdapterArg {
+    pub(crate) name: Option<String>,
     pub(crate) path: PathBuf,
     pub(crate) scale: f64,
 }
@@ -208,15 +228,26 @@ pub(crate) struct AdapterArg {
 impl std::str::FromStr for AdapterArg {
     type Err = String;
 
-    /// `PATH` or `PATH=SCALE`; a path that exists may have an equals sign itself.
+    /// `[NAME=]PATH[=SCALE]`; a path that exists may have an equals sign itself.
     fn from_str(text: &str) -> Result<AdapterArg, String> {
-        let whole = || AdapterArg { path: PathBuf::from(text), scale: 1.0 };
-        let Some((path, scale)) = text.rsplit_once('=').filter(|_| !whole().path.exists()) else {
-            return Ok(whole());
+        let there = |path: &str| std::path::Path::new(path).exists();
+        let named = |text: &str| match text.split_once('=').filter(|_| !there(text)) {
+            Some((name, path)) => (Some(name.to_owned()), PathBuf::from(path)),
+            None => (None, PathBuf::from(text)),
         };
-        let number = scale.parse().ok().filter(|scale: &f64| scale.is_finite());
-        let scale = number.ok_or_else(|| format!("a number behind {path}=, not {scale:?}"))?;
-        Ok(AdapterArg { path: PathBuf::from(path), scale })
+        let finite = |scale: &str| scale.parse().ok().filter(|scale: &f64| scale.is_finite());
+        let (front, scale) = match text.rsplit_once('=').filter(|_| !there(text)) {
+            Some((front, behind)) => match finite(behind) {
+                Some(scale) => (front, scale),
+                None if there(front) => {
+                    return Err(format!("a number behind {front}=, not {behind:?}"));
+                }
+                None => (text, 1.0),
+            },
+            None => (text, 1.0),
+        };
+        let (name, path) = named(front);
+        Ok(AdapterArg { name, path, scale })
     }
 }
 

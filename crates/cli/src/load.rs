@@ -64,6 +64,12 @@ pub(crate) fn adapter(arg: &AdapterArg) -> AdapterFile {
     AdapterFile { path: arg.path.clone(), scale: arg.scale }
 }
 
+/// The name of an adapter as a model: the one that it was given, or its file's.
+pub(crate) fn adapter_name(arg: &AdapterArg) -> String {
+    let file = || arg.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    arg.name.clone().unwrap_or_else(file)
+}
+
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
 pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)> {
     let context = args.ctx.map(|n| n as usize);

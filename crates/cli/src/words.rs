@@ -25,6 +25,11 @@ impl Command {
     /// Moves each command's words to where it looks for its model and its prompt.
     pub(crate) fn settle(&mut self) -> Outcome {
         self.quieten();
+        let serves = matches!(self, Command::Serve(_));
+        if let Some(load) = self.loading().filter(|load| !serves && load.adapter.len() > 1) {
+            let found = format!("{} of them", load.adapter.len());
+            return usage(Error::new("--adapter", "one adapter", found));
+        }
         match self {
             Command::Run(args) => settle(&mut args.load.model, &mut args.words, &mut args.prompt),
             Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),

@@ -2,6 +2,7 @@
 //!
 //! How the states become one vector is the model's: `modules.json` of sentence-transformers, or GGUF's `pooling_type`, say it.
 
+use crate::adapters::Adapter;
 use crate::load::{Engine, Shared};
 use crate::session::Session;
 use formats::{Error, ErrorKind, Folder, Result, Tensors};
@@ -145,6 +146,15 @@ fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&text).map_err(|e| Error::new(place, "JSON", e))
 }
 
+/// How texts are embedded.
+#[derive(Debug, Clone, Default)]
+pub struct EmbedOptions {
+    /// How many of its first numbers each embedding keeps, as some models are trained to allow; `None`: all.
+    pub dimensions: Option<usize>,
+    /// The adapter of the engine that computes them; `None`: the model as it is.
+    pub adapter: Option<Adapter>,
+}
+
 /// A text under way.
 struct Text<'a> {
     index: usize,
@@ -159,13 +169,14 @@ impl Engine {
         self.0.embeds
     }
 
-    /// The embeddings of several texts, computed together as far as there is room: of each text's tokens, in order. With
-    /// `dimensions` each keeps so many of its first numbers, as models are trained to allow.
+    /// The embeddings of several texts, computed together as far as there is room: of each text's tokens, in order.
     ///
     /// # Errors
     /// An engine that was not loaded with [`models::Ending::Hidden`]; a text that is empty, does not fit the context, or has tokens outside
-    /// the vocabulary; more dimensions than the model has; hidden states that are not finite.
-    pub fn embed(&self, texts: &[Vec<u32>], dimensions: Option<usize>) -> Result<Vec<Vec<f32>>> {
+    /// the vocabulary; more dimensions than the model has; another engine's adapter; hidden states that are not finite.
+    pub fn embed(&self, texts: &[Vec<u32>], options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
+        let EmbedOptions { dimensions, adapter } = options;
+        let dimensions = *dimensions;
         let shared: &Shared = &self.0;
         let form = shared.embeds.ok_or_else(|| {
             Error::new("embeddings", "a model that was loaded for them", "one that generates")
@@ -193,7 +204,8 @@ impl Engine {
             let mut rows: Vec<usize> = under_way.iter().map(rest).collect();
             while rows.iter().sum::<usize>() < chunk && rows.len() < most.min(chunk) {
                 let Some((index, tokens)) = waiting.next() else { break };
-                let (session, sum) = (self.session(), vec![0.0; shared.width()]);
+                let (mut session, sum) = (self.session(), vec![0.0; shared.width()]);
+                session.set_adapter(adapter.clone())?;
                 under_way.push(Text { index, tokens, session, sum });
                 rows.push(tokens.len());
             }

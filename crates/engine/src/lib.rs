@@ -36,7 +36,7 @@ pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
 };
-pub use embed::{EmbeddingForm, Pooling, read_embedding_form};
+pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };

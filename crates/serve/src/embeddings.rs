@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::response::IntoResponse;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use delft::EmbedOptions;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -201,12 +202,13 @@ impl Ask {
     /// The embedding of each text, when it is this request's turn.
     async fn compute(&self) -> Result<Vec<Vec<f32>>, Problem> {
         let deadline = Instant::now() + self.model.generator.limits().time;
-        let _permit = self.model.generator.turn(deadline).await?;
+        let _turn = self.model.generator.turn(deadline).await?;
         let mut all = Vec::with_capacity(self.texts.len());
         for texts in self.texts.chunks(TOGETHER) {
             let (engine, texts) = (self.model.engine.clone(), texts.to_vec());
-            let dimensions = self.dimensions;
-            let computed = tokio::task::spawn_blocking(move || engine.embed(&texts, dimensions));
+            let (dimensions, adapter) = (self.dimensions, self.model.generator.adapter().cloned());
+            let options = EmbedOptions { dimensions, adapter };
+            let computed = tokio::task::spawn_blocking(move || engine.embed(&texts, &options));
             let computed = computed.await.map_err(|_| Problem::failed("a panic ended it"))?;
             all.extend(computed.map_err(|error| Problem::of_work(&error))?);
             if Instant::now() > deadline {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use delft::{Engine, Finish, GenerateOptions, Metrics, Request, Token};
+use delft::{Adapter, Engine, Finish, GenerateOptions, Metrics, Request, Token};
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -43,11 +43,14 @@ pub(crate) struct Done {
     pub(crate) missed: Option<String>,
 }
 
-/// One engine, and who may use it.
+/// One engine with an adapter or none, and who may use it.
 pub(crate) struct Generator {
     engine: Engine,
+    adapter: Option<Adapter>,
+    /// Shared by all that use the engine.
     permits: Arc<Semaphore>,
     limits: Limits,
+    running: AtomicUsize,
     waiting: AtomicUsize,
     /// Counts of the texts that were written.
     pub(crate) texts: Texts,
@@ -69,16 +72,28 @@ impl Generator {
         Generator {
             permits: Arc::new(Semaphore::new(limits.parallel)),
             limits,
+            running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             texts: Texts::default(),
+            adapter: None,
             engine,
         }
     }
 
+    /// The same engine with an adapter. Requests of both take turns.
+    pub(crate) fn with(&self, adapter: Adapter) -> Self {
+        let (permits, adapter) = (self.permits.clone(), Some(adapter));
+        Generator { permits, adapter, ..Generator::new(self.engine.clone(), self.limits) }
+    }
+
+    /// The adapter that it computes with.
+    pub(crate) fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
     /// Requests that run, and requests that wait.
     pub(crate) fn load(&self) -> (usize, usize) {
-        let running = self.limits.parallel - self.permits.available_permits();
-        (running, self.waiting.load(Ordering::Relaxed))
+        (self.running.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
     }
 
     /// Starts to write texts as soon as it is their turn.
@@ -87,13 +102,11 @@ impl Generator {
     /// A queue that is full, or in which the time ran out; a text that the engine refuses.
     pub(crate) async fn start(self: &Arc<Self>, work: Vec<Work>) -> Result<Generating, Problem> {
         let deadline = Instant::now() + self.limits.time;
-        let permit = self.turn(deadline).await?;
         let mut generating = Generating {
-            generator: self.clone(),
+            turn: self.turn(deadline).await?,
             running: VecDeque::with_capacity(work.len()),
             later: Vec::new(),
             deadline,
-            _permit: permit,
         };
         let mut last: Option<Vec<u32>> = None;
         for (index, work) in work.into_iter().enumerate() {
@@ -117,11 +130,13 @@ impl Generator {
     ///
     /// # Errors
     /// A queue that is full, or in which the time ran out.
-    pub(crate) async fn turn(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, Problem> {
-        match self.permits.clone().try_acquire_owned() {
-            Ok(permit) => Ok(permit),
-            Err(_) => self.queue(deadline).await,
-        }
+    pub(crate) async fn turn(self: &Arc<Self>, deadline: Instant) -> Result<Turn, Problem> {
+        let permit = match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => self.queue(deadline).await?,
+        };
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Ok(Turn { generator: self.clone(), _permit: permit })
     }
 
     /// Waits for its turn.
@@ -144,6 +159,18 @@ fn busy(why: String) -> Problem {
     Problem { retry_after: Some(5), ..problem }
 }
 
+/// The right of a request to run, until it is dropped.
+pub(crate) struct Turn {
+    generator: Arc<Generator>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.generator.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Counts a request that waits.
 struct Waiting<'a>(&'a AtomicUsize);
 
@@ -155,18 +182,19 @@ impl Drop for Waiting<'_> {
 
 /// Texts that are being written; dropping it cancels them.
 pub(crate) struct Generating {
-    generator: Arc<Generator>,
+    turn: Turn,
     /// By index of the text; the one that was heard last is the last to be asked.
     running: VecDeque<(usize, delft::Generating)>,
     /// Texts that start when another one has begun.
     later: Vec<(usize, Work)>,
     deadline: Instant,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Generating {
     fn submit(&mut self, index: usize, Work { prompt, options }: Work) -> Result<(), Problem> {
-        let running = self.generator.engine.submit(Request::new(prompt, options))?;
+        let Generator { engine, adapter, .. } = &*self.turn.generator;
+        let request = Request { adapter: adapter.clone(), ..Request::new(prompt, options) };
+        let running = engine.submit(request)?;
         self.running.push_back((index, running));
         Ok(())
     }
@@ -196,14 +224,14 @@ impl Generating {
     /// Gives up what is running, and counts it as far as it came.
     fn give_up(&mut self) {
         for (_, text) in self.running.drain(..) {
-            self.generator.texts.count(&text.metrics());
+            self.turn.generator.texts.count(&text.metrics());
         }
         self.later.clear();
     }
 
     /// The next event of any text.
     async fn event(&mut self) -> Result<Option<(usize, Event)>, Problem> {
-        let Generating { generator, running, .. } = self;
+        let Generating { turn, running, .. } = self;
         poll_fn(move |context| {
             for _ in 0..running.len() {
                 let Some((index, mut text)) = running.pop_front() else { break };
@@ -221,7 +249,7 @@ impl Generating {
                     }
                     Poll::Ready(None) => {
                         let metrics = text.metrics();
-                        generator.texts.count(&metrics);
+                        turn.generator.texts.count(&metrics);
                         let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
                         let missed = text.missed().map(|missed| missed.to_string());
                         Event::Done(Done { finish, metrics, missed })

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use delft::structured::Grammars;
 use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
-use delft::{Engine, Prompt};
+use delft::{Adapter, Engine, Prompt};
 use hyper::StatusCode;
 use serde_json::{Map, Value};
 
@@ -25,11 +25,15 @@ pub struct Served {
     /// Sources of chat templates to use instead of the model's own, by name; see
     /// [`ChatTemplate::new`].
     pub templates: Option<BTreeMap<String, String>>,
+    /// Adapters of the engine, each a model of its own name.
+    pub adapters: Vec<(String, Adapter)>,
 }
 
 /// A model that is served.
 pub(crate) struct Model {
     pub(crate) name: String,
+    /// The name of the model that it is an adapter of.
+    pub(crate) parent: Option<String>,
     pub(crate) engine: Engine,
     pub(crate) generator: Arc<Generator>,
     template: Option<ChatTemplate>,
@@ -55,15 +59,25 @@ pub(crate) struct Conversation {
 }
 
 impl Model {
-    pub(crate) fn new(served: Served, limits: Limits) -> delft::Result<Model> {
-        let Served { name, engine, templates } = served;
-        let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
-        let template = template.transpose()?;
-        let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
-        let generator = Arc::new(Generator::new(engine.clone(), limits));
-        let grammars = OnceLock::new();
+    /// A model, and those that its adapters make of it.
+    pub(crate) fn all(served: Served, limits: Limits) -> delft::Result<Vec<Model>> {
+        let Served { name, engine, templates, adapters } = served;
         let longest = longest_prompt(&engine);
-        Ok(Model { template, calls, longest, grammars, generator, name, engine })
+        let plain = Generator::new(engine.clone(), limits);
+        let adapted = adapters.into_iter().map(|(name, adapter)| (name, plain.with(adapter)));
+        let mut generators: Vec<(String, Generator)> = adapted.collect();
+        generators.insert(0, (name.clone(), plain));
+        let model = |(own, generator): (String, Generator)| {
+            let template = templates.clone();
+            let template = template.map(|sources| ChatTemplate::new("chat template", sources));
+            let template = template.transpose()?;
+            let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
+            let parent = generator.adapter().map(|_| name.clone());
+            let (generator, engine) = (Arc::new(generator), engine.clone());
+            let grammars = OnceLock::new();
+            Ok(Model { name: own, parent, template, calls, longest, grammars, generator, engine })
+        };
+        generators.into_iter().map(model).collect()
     }
 
     /// Its chat template, if it has one.

@@ -357,7 +357,7 @@ fn call_json(call: &Called) -> Value {
 fn details(model: &Model) -> Value {
     let info = model.engine.info();
     json!({
-        "parent_model": "",
+        "parent_model": model.parent.as_deref().unwrap_or_default(),
         "format": "",
         "family": info.architecture,
         "families": [info.architecture],

@@ -142,6 +142,7 @@ fn model_json(app: &App, model: &Model) -> Value {
         "created": app.created,
         "owned_by": "delft",
         "max_model_len": model.context(),
+        "parent": model.parent,
     })
 }
 

@@ -75,10 +75,9 @@ impl Server {
     pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
         config.check()?;
         let Config { address, access, limits, drain, .. } = config;
-        let models: Vec<_> = models
-            .into_iter()
-            .map(|served| Model::new(served, limits).map(Arc::new))
-            .collect::<Result<_>>()?;
+        let models = models.into_iter().map(|served| Model::all(served, limits));
+        let models = models.collect::<Result<Vec<Vec<Model>>>>()?;
+        let models: Vec<Arc<Model>> = models.into_iter().flatten().map(Arc::new).collect();
         for (i, model) in models.iter().enumerate() {
             if models[..i].iter().any(|other| other.name.eq_ignore_ascii_case(&model.name)) {
                 let error = Error::new("models", "names that differ", &model.name);

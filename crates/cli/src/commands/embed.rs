@@ -1,6 +1,6 @@
 //! `delft embed`: an embedding of each text.
 
-use delft::{EmbeddingForm, Error, Pooling, Prompt};
+use delft::{EmbedOptions, EmbeddingForm, Error, Pooling, Prompt};
 
 use crate::args::{Embed, PoolingArg};
 use crate::load::{self, Embeds};
@@ -23,10 +23,11 @@ pub(crate) fn run(args: &Embed) -> Outcome {
     let context = args.load.ctx.map(|n| n as usize);
     let (engine, _) = load::engine_with(&args.load, context, None, Embeds::Always(form), false)?;
     let dimensions = args.dimensions.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let options = EmbedOptions { dimensions, adapter: engine.adapters().first().cloned() };
     let encode = |text: &String| engine.encode(&Prompt::from(text.as_str()));
     for (part, texts) in texts.chunks(TOGETHER).enumerate() {
         let tokens = texts.iter().map(encode).collect::<delft::Result<Vec<_>>>()?;
-        let found = engine.embed(&tokens, dimensions)?;
+        let found = engine.embed(&tokens, &options)?;
         for (i, (tokens, embedding)) in tokens.iter().zip(&found).enumerate() {
             let (index, tokens) = (part * TOGETHER + i, tokens.len());
             // As many digits as tell one f32 from another.

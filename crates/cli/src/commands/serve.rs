@@ -16,9 +16,9 @@ const BUNDLED: &str = "delft-stories";
 
 pub(crate) fn run(args: &Serve) -> Outcome {
     survive_panics();
-    if args.load.adapter.is_some() {
-        let error = Error::new("--adapter", "a command that generates by itself", "serve");
-        return Err(error.hint("delft fuse writes a model that can be served").into());
+    if !args.load.adapter.is_empty() && args.models.len() > 1 {
+        let found = format!("{} models", args.models.len());
+        return Err(Error::new("--adapter", "one model, which the adapter is for", found).into());
     }
     let config = Config {
         address: (args.host, args.port).into(),
@@ -54,9 +54,17 @@ pub(crate) fn run(args: &Serve) -> Outcome {
         let (engine, found) = load::engine_with(&load, context, sessions, embeds, args.verbose)?;
         let own = || if load.model.model.is_none() { BUNDLED.to_string() } else { found.name() };
         let name = name.unwrap_or_else(own);
-        models.push(Served { name, engine, templates: templates.clone() });
+        let adapters = args.load.adapter.iter().zip(engine.adapters());
+        let adapters = adapters.map(|(arg, adapter)| (load::adapter_name(arg), adapter.clone()));
+        let (adapters, templates) = (adapters.collect(), templates.clone());
+        models.push(Served { name, engine, templates, adapters });
     }
-    let names: Vec<String> = models.iter().map(|model| harmless(&model.name)).collect();
+    let adapted = |model: &Served| model.adapters.iter().map(|(name, _)| name.clone()).collect();
+    let names = models.iter().flat_map(|model| {
+        let adapted: Vec<String> = adapted(model);
+        std::iter::once(model.name.clone()).chain(adapted).map(|name| harmless(&name))
+    });
+    let names: Vec<String> = names.collect();
     let server = Server::bind(config, models)?;
     note(format_args!("serving {} at http://{}", names.join(", "), server.address()?));
     Ok(server.run()?)

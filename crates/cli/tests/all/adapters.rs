@@ -72,7 +72,8 @@ fn what_cannot_be_merged_or_used_is_refused_in_a_line() {
         (&["fuse", "-m", &gguf, "--adapter", &lora, "-o", out], &["a folder of safetensors"]),
         (&["run", "-m", &llama, "--adapter", "/nowhere", "x"], &["/nowhere", "no such file"]),
         (&["run", "-m", &llama, "--adapter", &scaled, "x"], &["a number behind", "strong"]),
-        (&["serve", "-m", &llama, "--adapter", &lora], &["--adapter"]),
+        (&["serve", &llama, &gguf, "--adapter", &lora], &["--adapter", "one model"]),
+        (&["run", "-m", &llama, "--adapter", &lora, "--adapter", &lora], &["found 2 of them"]),
     ];
     for (arguments, parts) in cases {
         let output = delft().args(*arguments).output().unwrap();

@@ -2,7 +2,9 @@
 
 use crate::common::{Expected, error, load, root};
 use delft_engine::models::Ending;
-use delft_engine::{CacheType, EmbeddingForm, Engine, GenerateOptions, LoadOptions, Pooling};
+use delft_engine::{
+    CacheType, EmbedOptions, EmbeddingForm, Engine, GenerateOptions, LoadOptions, Pooling,
+};
 use std::path::{Path, PathBuf};
 
 fn folder(case: &str) -> PathBuf {
@@ -11,6 +13,10 @@ fn folder(case: &str) -> PathBuf {
 
 fn options() -> LoadOptions {
     LoadOptions { ending: Ending::Hidden, cache_type: CacheType::F32, ..LoadOptions::default() }
+}
+
+fn cut(dimensions: usize) -> EmbedOptions {
+    EmbedOptions { dimensions: Some(dimensions), ..EmbedOptions::default() }
 }
 
 /// The case's texts, and their embeddings.
@@ -45,7 +51,7 @@ fn embeddings_are_those_of_sentence_transformers() {
             };
             let engine = load(&folder(case).join(file), &options);
             assert_eq!(engine.embedding_form(), Some(form));
-            let found = engine.embed(&texts, None).unwrap();
+            let found = engine.embed(&texts, &EmbedOptions::default()).unwrap();
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let error = error(found, expected);
                 let of = format!("{case}/{file} {device} {chunk} {sessions}: text {i}");
@@ -59,9 +65,9 @@ fn embeddings_are_those_of_sentence_transformers() {
 fn a_text_has_the_same_embedding_in_any_company() {
     let (texts, _) = truth("mean");
     let engine = load(&folder("mean"), &options());
-    let together = engine.embed(&texts, None).unwrap();
+    let together = engine.embed(&texts, &EmbedOptions::default()).unwrap();
     for (text, expected) in texts.into_iter().zip(together) {
-        assert_eq!(engine.embed(&[text], None).unwrap(), [expected]);
+        assert_eq!(engine.embed(&[text], &EmbedOptions::default()).unwrap(), [expected]);
     }
 }
 
@@ -69,13 +75,13 @@ fn a_text_has_the_same_embedding_in_any_company() {
 fn embeddings_are_cut_to_dimensions_and_normalised_again() {
     let (texts, expected) = truth("last");
     let engine = load(&folder("last"), &options());
-    for (found, whole) in engine.embed(&texts, Some(8)).unwrap().iter().zip(expected) {
+    for (found, whole) in engine.embed(&texts, &cut(8)).unwrap().iter().zip(expected) {
         let length = whole[..8].iter().map(|x| x * x).sum::<f32>().sqrt();
         let cut: Vec<f32> = whole[..8].iter().map(|x| x / length).collect();
         assert!(error(found, &cut) <= 1e-4);
     }
     for wrong in [0, 49] {
-        let error = engine.embed(&texts, Some(wrong)).unwrap_err().to_string();
+        let error = engine.embed(&texts, &cut(wrong)).unwrap_err().to_string();
         assert_eq!(error, format!("dimensions: expected 1 to 48, found {wrong}"));
     }
 }
@@ -83,18 +89,19 @@ fn embeddings_are_cut_to_dimensions_and_normalised_again() {
 #[test]
 fn what_cannot_be_embedded_is_refused() {
     let engine = load(&folder("last"), &options());
-    let refused = |texts: &[Vec<u32>]| engine.embed(texts, None).unwrap_err().to_string();
+    let refused =
+        |texts: &[Vec<u32>]| engine.embed(texts, &EmbedOptions::default()).unwrap_err().to_string();
     assert!(refused(&[vec![3], vec![]]).starts_with("text 1: expected at least one token"));
     assert!(refused(&[vec![3, 128]]).starts_with("text 0: tokens: expected ids below 128"));
     assert!(refused(&[vec![3; 257]]).starts_with("text 0: context: expected at most 256"));
-    assert_eq!(engine.embed(&[], None).unwrap(), Vec::<Vec<f32>>::new());
+    assert_eq!(engine.embed(&[], &EmbedOptions::default()).unwrap(), Vec::<Vec<f32>>::new());
     let mut session = engine.session();
     let generated = session.generate(vec![3, 4], &GenerateOptions::default());
     let found = generated.err().unwrap().to_string();
     assert!(found.starts_with("generation: expected a model that ends in logits"), "{found}");
     let generates = load(&folder("first"), &LoadOptions::default());
     assert_eq!(generates.embedding_form(), None);
-    let found = generates.embed(&[vec![3]], None).unwrap_err().to_string();
+    let found = generates.embed(&[vec![3]], &EmbedOptions::default()).unwrap_err().to_string();
     assert!(found.starts_with("embeddings: expected a model that was loaded for them"), "{found}");
 }
 

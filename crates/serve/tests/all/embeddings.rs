@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use delft::models::Ending;
-use delft::{Engine, LoadOptions, Prompt};
+use delft::{EmbedOptions, Engine, LoadOptions, Prompt};
 use delft_serve::{Access, Served};
 use serde_json::{Value, json};
 
@@ -27,8 +27,12 @@ fn embeds() -> Engine {
 fn server() -> SocketAddr {
     static SERVER: OnceLock<SocketAddr> = OnceLock::new();
     *SERVER.get_or_init(|| {
-        let served =
-            |name: &str, engine| Served { name: name.to_string(), engine, templates: None };
+        let served = |name: &str, engine| Served {
+            name: name.to_string(),
+            engine,
+            templates: None,
+            adapters: Vec::new(),
+        };
         let models = vec![served("embeds", embeds()), served("stories", engine())];
         let running = serve_all(limits(), Access::default(), models);
         let address = running.address();
@@ -45,7 +49,7 @@ fn expected() -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
     let engine = embeds();
     let encode = |text: &str| engine.encode(&Prompt::from(text)).unwrap();
     let tokens: Vec<Vec<u32>> = TEXTS.iter().map(|text| encode(text)).collect();
-    let found = engine.embed(&tokens, None).unwrap();
+    let found = engine.embed(&tokens, &EmbedOptions::default()).unwrap();
     (tokens, found)
 }
 
@@ -78,8 +82,9 @@ fn openai_embeddings_are_what_the_engine_makes() {
         assert_eq!(floats.collect::<Vec<f32>>(), expected[1]);
     }
     let body = json!({ "model": "embeds", "input": TEXTS[0], "dimensions": 4 });
+    let four = EmbedOptions { dimensions: Some(4), ..EmbedOptions::default() };
     let cut = numbers(&post(server(), "/v1/embeddings", &body).json()["data"][0]["embedding"]);
-    assert_eq!(cut, embeds().embed(&tokens[..1], Some(4)).unwrap()[0]);
+    assert_eq!(cut, embeds().embed(&tokens[..1], &four).unwrap()[0]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The server from outside, over sockets, as one test program.
 
+mod adapters;
 mod anthropic;
 mod common;
 mod embeddings;

@@ -31,7 +31,8 @@ pub(crate) fn limits() -> Limits {
 }
 
 pub(crate) fn serve(limits: Limits, access: Access) -> Running {
-    let served = Served { name: "stories".to_string(), engine: engine(), templates: None };
+    let (name, adapters) = ("stories".to_string(), Vec::new());
+    let served = Served { name, engine: engine(), templates: None, adapters };
     serve_all(limits, access, vec![served])
 }
 
