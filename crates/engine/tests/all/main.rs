@@ -1,6 +1,7 @@
 //! Loaded models from outside, as one test program. `replay.rs` beside it counts allocations and is a program of its own.
 
 mod adapters;
+mod cached;
 #[path = "../common/mod.rs"]
 mod common;
 mod convert;
