@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Fuse(Fuse),
     /// Turn texts into embeddings
     Embed(Embed),
+    /// Tell which of some labels a model holds to follow each text
+    Classify(Classify),
     /// Turn text into token ids
     Tokenize(Tokenize),
     /// Print the logits that follow given tokens
@@ -194,6 +196,7 @@ impl Command {
             Command::Compare(args) => Some(&mut args.load),
             Command::Verify(args) => Some(&mut args.load),
             Command::Embed(args) => Some(&mut args.load),
+            Command::Classify(args) => Some(&mut args.load),
             _ => None,
         }
     }
@@ -208,7 +211,7 @@ impl Command {
             Command::Perplexity(args) => args.json,
             Command::Compare(args) => args.json,
             Command::Verify(args) => args.json,
-            Command::Embed(_) => true,
+            Command::Embed(_) | Command::Classify(_) => true,
             _ => return,
         };
         if let Some(load) = self.loading() {
@@ -748,6 +751,39 @@ pub(crate) struct Embed {
     pub(crate) pooling: Option<PoolingArg>,
     /// Do not divide them by their length
     #[arg(long, requires = "pooling")]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `delft classify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints a JSON object a line for each text: {\"index\": 0, \"label\": \"good\", \"probabilities\": {\"good\": 0.9, \"bad\": 0.1}, \
+\"logprobs\": {...}}. A label's probability is that of all its tokens behind the text, among the labels; the logarithms are those \
+among everything that the model could write. Texts are the words behind the model, else the lines of a file or of standard input.
+
+An instruction-tuned model takes each text as a user's message; --raw continues it as it stands, and labels then begin with the \
+blank that they would have there.
+
+Examples:
+  delft classify qwen3:0.6b --labels good,bad --prompt \"Is this review good or bad? {}\" --file reviews.txt
+  delft classify model.gguf --raw --labels \" yes, no\" \"Q: Is the sky blue? A:\"")]
+pub(crate) struct Classify {
+    /// The texts
+    #[arg(value_name = "TEXT", index = 2, conflicts_with = "file")]
+    pub(crate) texts: Vec<String>,
+    /// Read a text from each line of a file; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// The labels, as the model would write them
+    #[arg(short, long, value_name = "LABEL,..", value_delimiter = ',', required = true)]
+    pub(crate) labels: Vec<String>,
+    /// What the model is asked, with {} in the place of the text
+    #[arg(short, long, value_name = "PROMPT", default_value = "{}")]
+    pub(crate) prompt: String,
+    /// Continue the prompt as it stands, without the model's chat template
+    #[arg(long)]
     pub(crate) raw: bool,
     #[command(flatten)]
     pub(crate) load: LoadArgs,

@@ -109,6 +109,7 @@ fn run(command: Command) -> Outcome {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Fuse(args) => commands::fuse::run(&args),
         Command::Embed(args) => commands::embed::run(&args),
+        Command::Classify(args) => commands::classify::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

@@ -51,6 +51,21 @@ pub(crate) fn one(word: Option<&str>, file: Option<&Path>) -> Outcome<String> {
     }
 }
 
+/// The texts of a command that takes several: words, or the lines of a file or of standard input that are not empty.
+pub(crate) fn several(words: &[String], file: Option<&Path>) -> Outcome<Vec<String>> {
+    let texts: Vec<String> = match words {
+        [] => {
+            let text = read(file.unwrap_or(Path::new("-")))?;
+            text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+        }
+        words => words.to_vec(),
+    };
+    match texts.is_empty() {
+        false => Ok(texts),
+        true => Err(Error::new("TEXT", "a text", "none").into()),
+    }
+}
+
 /// A prompt of which standard input may still be missing.
 pub(crate) struct Gathering {
     parts: Vec<String>,

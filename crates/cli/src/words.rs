@@ -54,13 +54,8 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
-            Command::Embed(args) => {
-                // Behind -m every word is a text.
-                if args.load.model.model.is_some() {
-                    args.texts.splice(0..0, args.load.model.named.take());
-                }
-                args.load.model.settle()
-            }
+            Command::Embed(args) => args.load.model.settle_before(&mut args.texts),
+            Command::Classify(args) => args.load.model.settle_before(&mut args.texts),
             Command::Compare(args) => {
                 // Behind -m the words are the reference and the text.
                 if args.load.model.model.is_some() && args.file.is_none() {
@@ -83,6 +78,14 @@ impl Command {
 }
 
 impl ModelArg {
+    /// The first word is the model, and others are texts; behind -m every word is a text.
+    fn settle_before(&mut self, texts: &mut Vec<String>) -> Outcome {
+        if self.model.is_some() {
+            texts.splice(0..0, self.named.take());
+        }
+        self.settle()
+    }
+
     /// The first word is the model.
     fn settle(&mut self) -> Outcome {
         let Some(word) = self.named.take() else { return Ok(()) };

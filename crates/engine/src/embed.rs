@@ -4,11 +4,10 @@
 
 use crate::adapters::Adapter;
 use crate::load::{Engine, Shared};
-use crate::session::Session;
+use crate::together::{Text, Work, compute};
 use formats::{Error, ErrorKind, Folder, Result, Tensors};
 use serde_json::Value;
 use std::path::{Component, Path};
-use std::sync::PoisonError;
 
 /// Which hidden states of a text its embedding is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,16 +34,15 @@ impl EmbeddingForm {
     pub(crate) const ASSUMED: EmbeddingForm =
         EmbeddingForm { pooling: Pooling::Last, normalised: true };
 
-    /// The embedding of a text whose hidden states were summed up.
-    fn finish(self, sum: &[f64], states: usize, dimensions: Option<usize>) -> Vec<f32> {
-        let kept = &sum[..dimensions.unwrap_or(sum.len())];
+    /// The embedding of a text, of which so many hidden states were summed up.
+    fn finish(self, sum: &[f64], states: usize) -> Vec<f32> {
         let length = match self.normalised {
-            true => kept.iter().map(|x| x * x).sum::<f64>().sqrt(),
+            true => sum.iter().map(|x| x * x).sum::<f64>().sqrt(),
             false => states as f64,
         };
         // A text whose states are all zero has no direction, and stays zero.
         let by = if length > 0.0 { length.recip() } else { 0.0 };
-        kept.iter().map(|x| (x * by) as f32).collect()
+        sum.iter().map(|x| (x * by) as f32).collect()
     }
 }
 
@@ -155,14 +153,6 @@ pub struct EmbedOptions {
     pub adapter: Option<Adapter>,
 }
 
-/// A text under way.
-struct Text<'a> {
-    index: usize,
-    tokens: &'a [u32],
-    session: Session,
-    sum: Vec<f64>,
-}
-
 impl Engine {
     /// How it makes embeddings; `None` unless it was loaded to end in hidden states.
     pub fn embedding_form(&self) -> Option<EmbeddingForm> {
@@ -172,18 +162,17 @@ impl Engine {
     /// The embeddings of several texts, computed together as far as there is room: of each text's tokens, in order.
     ///
     /// # Errors
-    /// An engine that was not loaded with [`models::Ending::Hidden`]; a text that is empty, does not fit the context, or has tokens outside
-    /// the vocabulary; more dimensions than the model has; another engine's adapter; hidden states that are not finite.
+    /// An engine that was not loaded with [`models::Ending::Hidden`]; a text that is empty, does not fit the context, or has tokens
+    /// outside the vocabulary; more dimensions than the model has; another engine's adapter; hidden states that are not finite.
     pub fn embed(&self, texts: &[Vec<u32>], options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
-        let EmbedOptions { dimensions, adapter } = options;
-        let dimensions = *dimensions;
         let shared: &Shared = &self.0;
         let form = shared.embeds.ok_or_else(|| {
             Error::new("embeddings", "a model that was loaded for them", "one that generates")
         })?;
-        if dimensions.is_some_and(|n| n == 0 || n > shared.width()) {
+        let dimensions = options.dimensions.unwrap_or(shared.width());
+        if dimensions == 0 || dimensions > shared.width() {
             let expected = format!("1 to {}", shared.width());
-            return Err(Error::new("dimensions", expected, dimensions.unwrap_or_default()));
+            return Err(Error::new("dimensions", expected, dimensions));
         }
         for (i, tokens) in texts.iter().enumerate() {
             let of_text = |e: Error| Error { place: format!("text {i}: {}", e.place), ..e };
@@ -192,67 +181,54 @@ impl Engine {
             }
             shared.check(tokens, 0).map_err(of_text)?;
         }
-        // One caller at a time: several together would want more of the cache than there is.
-        let _turn = shared.embedding.lock().unwrap_or_else(PoisonError::into_inner);
-        let (chunk, most) = (shared.options.chunk(), shared.options.sessions.max(1));
-        let mut waiting = texts.iter().enumerate();
-        let mut done: Vec<Vec<f32>> = vec![Vec::new(); texts.len()];
-        let mut under_way: Vec<Text<'_>> = Vec::new();
-        loop {
-            // The rest of those under way, then others, until a step is full.
-            let rest = |text: &Text<'_>| text.tokens.len() - text.session.tokens().len();
-            let mut rows: Vec<usize> = under_way.iter().map(rest).collect();
-            while rows.iter().sum::<usize>() < chunk && rows.len() < most.min(chunk) {
-                let Some((index, tokens)) = waiting.next() else { break };
-                let (mut session, sum) = (self.session(), vec![0.0; shared.width()]);
-                session.set_adapter(adapter.clone())?;
-                under_way.push(Text { index, tokens, session, sum });
-                rows.push(tokens.len());
+        let (adapter, sums) = (options.adapter.as_ref(), vec![vec![0.0; dimensions]; texts.len()]);
+        let mut work = Pooled { engine: self, texts, form, adapter, begun: 0, sums };
+        compute(shared, &mut work)?;
+        let finish = |(i, (sum, tokens)): (usize, (Vec<f64>, &Vec<u32>))| {
+            if !sum.iter().all(|x| x.is_finite()) {
+                let place = format!("text {i}: hidden states");
+                return Err(Error::new(place, "finite numbers", "others"));
             }
-            if under_way.is_empty() {
-                return Ok(done);
-            }
-            let mut room = chunk;
-            for rows in &mut rows {
-                *rows = (*rows).min(room);
-                room -= *rows;
-            }
-            pool(&mut under_way, &rows, form.pooling)?;
-            let ended = under_way.extract_if(.., |text| rest(text) == 0);
-            for Text { index, tokens, sum, .. } in ended {
-                if !sum.iter().all(|x| x.is_finite()) {
-                    let place = format!("text {index}: hidden states");
-                    return Err(Error::new(place, "finite numbers", "others"));
-                }
-                let states = if form.pooling == Pooling::Mean { tokens.len() } else { 1 };
-                done[index] = form.finish(&sum, states, dimensions);
-            }
-        }
+            let states = if form.pooling == Pooling::Mean { tokens.len() } else { 1 };
+            Ok(form.finish(&sum, states))
+        };
+        work.sums.into_iter().zip(texts).enumerate().map(finish).collect()
     }
 }
 
-/// Computes the next `rows` of each text in one step, and adds the hidden states that are wanted to its sum.
-fn pool(texts: &mut [Text<'_>], rows: &[usize], pooling: Pooling) -> Result<()> {
-    let wanted = |start: usize, rows: usize, all: usize| match pooling {
-        Pooling::First => 0..usize::from(start == 0 && rows > 0),
-        Pooling::Mean => 0..rows,
-        Pooling::Last => {
-            if start + rows == all {
-                rows.saturating_sub(1)..rows
-            } else {
-                0..0
-            }
-        }
-    };
-    let mut parts = Vec::new();
-    let mut sums = Vec::new();
-    for (text, &rows) in texts.iter_mut().zip(rows).filter(|(_, rows)| **rows > 0) {
-        let start = text.session.tokens().len();
-        let wanted = wanted(start, rows, text.tokens.len());
-        parts.push((&mut text.session, &text.tokens[start..start + rows], wanted));
-        sums.push(&mut text.sum);
+/// Adds up the hidden states that embeddings are made of.
+struct Pooled<'a> {
+    engine: &'a Engine,
+    texts: &'a [Vec<u32>],
+    form: EmbeddingForm,
+    adapter: Option<&'a Adapter>,
+    /// Texts that were begun.
+    begun: usize,
+    /// The first elements of each text's states.
+    sums: Vec<Vec<f64>>,
+}
+
+impl Work for Pooled<'_> {
+    fn next(&mut self) -> Result<Option<Text>> {
+        let (index, Some(tokens)) = (self.begun, self.texts.get(self.begun)) else {
+            return Ok(None);
+        };
+        self.begun += 1;
+        let mut session = self.engine.session();
+        session.set_adapter(self.adapter.cloned())?;
+        let wanted = match self.form.pooling {
+            Pooling::First => 0..1,
+            Pooling::Mean => 0..tokens.len(),
+            Pooling::Last => tokens.len() - 1..tokens.len(),
+        };
+        Ok(Some(Text { index, tokens: tokens.clone(), wanted, session }))
     }
-    Session::prompts_together(&mut parts, &mut |part, state| {
-        sums[part].iter_mut().zip(state).for_each(|(sum, x)| *sum += f64::from(*x));
-    })
+
+    fn row(&mut self, index: usize, _: usize, state: &[f32]) {
+        self.sums[index].iter_mut().zip(state).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+
+    fn done(&mut self, _: Text) -> Result<Option<Text>> {
+        Ok(None)
+    }
 }

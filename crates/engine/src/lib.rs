@@ -6,6 +6,7 @@
 
 mod adapters;
 mod choose;
+mod classify;
 mod constraint;
 pub mod convert;
 mod defaults;
@@ -28,6 +29,7 @@ mod session;
 mod slots;
 mod stop;
 mod text;
+mod together;
 mod worker;
 
 pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};

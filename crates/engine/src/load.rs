@@ -161,9 +161,10 @@ pub(crate) struct Shared {
     pub(crate) defaults: Options,
     pub(crate) plan: Vec<Plan>,
     pub(crate) warnings: Vec<String>,
-    /// How embeddings are made, if it ends in hidden states; and whose turn it is.
+    /// How embeddings are made, if it ends in hidden states.
     pub(crate) embeds: Option<EmbeddingForm>,
-    pub(crate) embedding: Mutex<()>,
+    /// Whose turn it is to compute several texts together.
+    pub(crate) together: Mutex<()>,
     /// Where the worker looks for requests, once there was one.
     pub(crate) worker: OnceLock<Arc<Inbox>>,
 }

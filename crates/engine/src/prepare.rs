@@ -165,7 +165,7 @@ impl Prepared {
             plan,
             warnings,
             embeds,
-            embedding: Mutex::default(),
+            together: Mutex::default(),
             worker: OnceLock::new(),
         })))
     }

@@ -275,14 +275,14 @@ impl Session {
         done
     }
 
-    /// Computes rows of several prompts in one step, each behind what its session holds, and shows `visit` the number of the part
-    /// and the first result's row for each row in its range.
+    /// Computes rows of several prompts in one step, each behind what its session holds, and shows `visit` the first result's row
+    /// for each row in its range, part by part.
     ///
     /// # Errors
     /// As [`Session::evaluate`]; sessions keep what they had.
     pub(crate) fn prompts_together(
         parts: &mut [(&mut Session, &[u32], Range<usize>)],
-        visit: &mut dyn FnMut(usize, &[f32]),
+        visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         let Some(shared) = parts.first().map(|(session, ..)| session.shared.clone()) else {
             return Ok(());
@@ -300,7 +300,7 @@ impl Session {
     fn submit_prompts(
         parts: &mut [(&mut Session, &[u32], Range<usize>)],
         shared: &Shared,
-        visit: &mut dyn FnMut(usize, &[f32]),
+        visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         for (session, tokens, _) in &mut *parts {
             session.ahead = None;
@@ -322,10 +322,9 @@ impl Session {
             })
             .collect();
         let tokens: Vec<u32> = parts.iter().flat_map(|(_, tokens, _)| *tokens).copied().collect();
-        let (mut outputs, mut of, mut first) = (Vec::new(), Vec::new(), 0);
-        for (i, (_, tokens, wanted)) in parts.iter().enumerate() {
+        let (mut outputs, mut first) = (Vec::new(), 0);
+        for (_, tokens, wanted) in parts.iter() {
             outputs.extend(wanted.clone().map(|row| (first + row) as u32));
-            of.extend(wanted.clone().map(|_| i));
             first += tokens.len();
         }
         let kind = Kind::Prompt;
@@ -335,8 +334,7 @@ impl Session {
         if outputs.is_empty() {
             return Ok(());
         }
-        let rows = executor.read(ticket, 0)?.chunks_exact(shared.width());
-        of.into_iter().zip(rows).for_each(|(part, row)| visit(part, row));
+        executor.read(ticket, 0)?.chunks_exact(shared.width()).for_each(visit);
         Ok(())
     }
 

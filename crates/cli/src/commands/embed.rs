@@ -1,6 +1,6 @@
 //! `delft embed`: an embedding of each text.
 
-use delft::{EmbedOptions, EmbeddingForm, Error, Pooling, Prompt};
+use delft::{EmbedOptions, EmbeddingForm, Pooling, Prompt};
 
 use crate::args::{Embed, PoolingArg};
 use crate::load::{self, Embeds};
@@ -11,7 +11,7 @@ use crate::terminal::{Outcome, print};
 const TOGETHER: usize = 64;
 
 pub(crate) fn run(args: &Embed) -> Outcome {
-    let texts = texts(args)?;
+    let texts = prompt::several(&args.texts, args.file.as_deref())?;
     let form = args.pooling.map(|pooling| EmbeddingForm {
         pooling: match pooling {
             PoolingArg::First => Pooling::First,
@@ -39,20 +39,4 @@ pub(crate) fn run(args: &Embed) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// The words behind the model, or the lines of a file.
-fn texts(args: &Embed) -> Outcome<Vec<String>> {
-    let texts = match &args.texts[..] {
-        [] => {
-            let stdin = std::path::Path::new("-");
-            let text = prompt::read(args.file.as_deref().unwrap_or(stdin))?;
-            text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
-        }
-        words => words.to_vec(),
-    };
-    match texts.is_empty() {
-        false => Ok(texts),
-        true => Err(Error::new("delft embed", "a text", "none").into()),
-    }
 }

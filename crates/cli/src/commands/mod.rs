@@ -4,6 +4,7 @@ pub(crate) mod batch;
 pub(crate) mod bench;
 mod bench_load;
 pub(crate) mod chat;
+pub(crate) mod classify;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod doctor;

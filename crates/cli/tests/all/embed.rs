@@ -1,10 +1,14 @@
-//! `delft embed`: a line for each text.
+//! `delft embed` and `delft classify`: a line for each text.
 
 use crate::common::{delft, fed, status};
 use serde_json::Value;
 
 fn embed(args: &[&str], stdin: &str) -> (i32, String, String) {
-    let output = fed(delft().arg("embed").args(args), stdin);
+    run("embed", args, stdin)
+}
+
+fn run(command: &str, args: &[&str], stdin: &str) -> (i32, String, String) {
+    let output = fed(delft().arg(command).args(args), stdin);
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (status(&output), text(&output.stdout), text(&output.stderr))
 }
@@ -44,6 +48,28 @@ fn what_is_assumed_is_told_and_what_makes_no_sense_refused() {
         (&[MODEL, "x", "--raw"], 2, "--pooling"),
     ] {
         let (found, stdout, stderr) = embed(args, "");
+        assert!(found == code && stdout.is_empty() && stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn labels_are_told_by_their_probabilities() {
+    let ask = ["-m", MODEL, "--raw", "--labels", " time, banana", "--prompt", "{}", "Once upon a"];
+    let (code, stdout, stderr) = run("classify", &ask, "");
+    assert_eq!(code, 0, "{stderr}");
+    let line: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(line["label"], " time");
+    let number = |of: &str, label: &str| line[of][label].as_f64().unwrap();
+    let (time, banana) = (number("probabilities", " time"), number("probabilities", " banana"));
+    assert!((time + banana - 1.0).abs() < 1e-9 && time > 0.5, "{stdout}");
+    let ratio = (number("logprobs", " time") - number("logprobs", " banana")).exp();
+    assert!((time / banana / ratio - 1.0).abs() < 1e-6, "{stdout}");
+    for (args, code, expected) in [
+        (&[MODEL, "x"][..], 2, "--labels"),
+        (&[MODEL, "x", "--labels", "a,a"], 1, "labels that differ"),
+        (&[MODEL, "x", "--labels", "a,b", "--prompt", "what"], 1, "{} in the place of the text"),
+    ] {
+        let (found, stdout, stderr) = run("classify", args, "");
         assert!(found == code && stdout.is_empty() && stderr.contains(expected), "{stderr}");
     }
 }
