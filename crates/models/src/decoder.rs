@@ -9,7 +9,7 @@ use nn::{
     Tensor, Weights,
 };
 
-/// A layer from the residual stream to itself.
+/// A layer from the residual stream to itself, or from hidden states to logits.
 pub(crate) type Layer = Box<dyn Fn(&Tensor) -> Tensor>;
 
 /// Makes block `i`'s feed-forward of the weights below `blocks.{i}.mlp`.
@@ -107,7 +107,7 @@ fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending)
     let builder = &Builder::new(weights);
     let decoder = Decoder::new(builder, config, parts)?;
     let logits = parts.multipliers[2];
-    let head = || -> Result<Box<dyn Fn(&Tensor) -> Tensor>> {
+    let head = || -> Result<Layer> {
         let head = head(builder, config, &decoder.embed, parts.head_bias)?;
         Ok(Box::new(move |hidden| scaled(head.forward(hidden), logits)))
     };

@@ -2,10 +2,11 @@
 //! GELU gate, an embedding times the root of its width, and a window on every other layer, the first among them.
 
 use crate::config::{Config, Raw};
+use crate::decoder::{self, Layer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
-use crate::{Architecture, Ending, Layers, Opened, decoder, windows};
+use crate::{Architecture, Ending, Layers, Opened, windows};
 use formats::{Result, Source};
 use nn::{
     Attention, AttentionOptions, Bias, Builder, Embedding, Mlp, RmsNorm, Step, Stored, Tensor,
@@ -153,7 +154,7 @@ fn layers(
         .map(|i| Block::new(builder, config, attention(config, i), i))
         .collect::<Result<_>>()?;
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
-    let head = || -> Result<Box<dyn Fn(&Tensor) -> Tensor>> {
+    let head = || -> Result<Layer> {
         let head = decoder::head(builder, config, &embed, Bias::Never)?;
         Ok(Box::new(move |hidden| {
             let logits = head.forward(hidden);

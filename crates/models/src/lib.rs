@@ -125,7 +125,7 @@ struct Layers {
     /// Records one pass, and gives its hidden states `[outputs, hidden]` behind the last norm.
     hidden: Box<dyn Fn(&Step) -> Tensor>,
     /// Their logits `[outputs, vocab]`, if the model ends in them.
-    head: Option<Box<dyn Fn(&Tensor) -> Tensor>>,
+    head: Option<decoder::Layer>,
 }
 
 fn by_name(name: &str) -> Option<&'static Architecture> {

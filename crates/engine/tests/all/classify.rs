@@ -68,7 +68,10 @@ fn what_cannot_be_judged_is_refused() {
         let found = refused(&prompts, &labels);
         assert!(found.starts_with(expected), "{found}");
     }
-    assert_eq!(engine.classify(&[], &[label.clone()], None).unwrap(), Vec::<Vec<f64>>::new());
+    assert_eq!(
+        engine.classify(&[], std::slice::from_ref(&label), None).unwrap(),
+        Vec::<Vec<f64>>::new()
+    );
     let hidden = LoadOptions { ending: Ending::Hidden, ..LoadOptions::default() };
     let found = load(&root().join("llama3"), &hidden).classify(&[prompt], &[label], None);
     let found = found.unwrap_err().to_string();
