@@ -1,7 +1,7 @@
 //! Low-rank factors beside a product: `t = scale down x`, then `y += up t`, a row at a time.
 //!
 //! Every sum is added up in one order, whatever the instruction set, the share of a worker or the rows beside: `down` in
-//! [`LANES`] partial sums that are halved, `up` from the first rank to the last. Products and sums are rounded one after the
+//! 32 partial sums that are halved, `up` from the first rank to the last. Products and sums are rounded one after the
 //! other, so that the sets agree to the last bit.
 
 use crate::isa::Isa;
@@ -170,7 +170,7 @@ fn dots<E: Element>(isa: Isa, rows: &[E], x: &[f32], t: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 | Isa::AvxVnni => unsafe { dots_avx2(rows, x, t) },
-        _ => dots_here(rows, x, t),
+        _ => dots_here::<E, 2>(rows, x, t),
     }
 }
 
@@ -183,74 +183,94 @@ fn add<E: Element>(isa: Isa, rows: &[E], width: usize, from: usize, t: &[f32], y
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 | Isa::AvxVnni => unsafe { add_avx2(rows, width, from, t, y) },
-        _ => add_here(rows, width, from, t, y),
+        _ => add_here::<E, 2>(rows, width, from, t, y),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn dots_avx512<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    dots_here(rows, x, t);
+    dots_here::<E, 4>(rows, x, t);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn dots_avx2<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    dots_here(rows, x, t);
+    dots_here::<E, 2>(rows, x, t);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn add_avx512<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
-    add_here(rows, width, from, t, y);
+    add_here::<E, 4>(rows, width, from, t, y);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn add_avx2<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
-    add_here(rows, width, from, t, y);
+    add_here::<E, 2>(rows, width, from, t, y);
 }
 
+/// `N` rows at a time: the sums of one wait for each other, and `x` is loaded once for all.
 #[inline(always)]
-fn dots_here<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    for (row, t) in rows.chunks_exact(x.len()).zip(t) {
-        let mut sums = [0f32; LANES];
-        let (blocks, rest) = row.as_chunks::<LANES>();
-        let (x_blocks, x_rest) = x.as_chunks::<LANES>();
-        for (row, x) in blocks.iter().zip(x_blocks) {
+fn dots_here<E: Element, const N: usize>(rows: &[E], x: &[f32], t: &mut [f32]) {
+    let (groups, rest) = t.as_chunks_mut::<N>();
+    let (front, behind) = rows.split_at(groups.len() * N * x.len());
+    for (rows, t) in front.chunks_exact(N * x.len()).zip(groups) {
+        *t = dots_of(rows, x);
+    }
+    for (row, t) in behind.chunks_exact(x.len()).zip(rest) {
+        [*t] = dots_of(row, x);
+    }
+}
+
+/// The dot products of `x` with `N` rows.
+#[inline(always)]
+fn dots_of<E: Element, const N: usize>(rows: &[E], x: &[f32]) -> [f32; N] {
+    let mut sums = [[0f32; LANES]; N];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    let rows: [&[E]; N] = std::array::from_fn(|n| &rows[n * x.len()..][..x.len()]);
+    for (b, x) in blocks.iter().enumerate() {
+        for n in 0..N {
+            let row = &rows[n][b * LANES..][..LANES];
             for i in 0..LANES {
-                sums[i] += row[i].float() * x[i];
+                sums[n][i] += row[i].float() * x[i];
             }
         }
-        for (i, (row, x)) in rest.iter().zip(x_rest).enumerate() {
-            sums[i] += row.float() * x;
+    }
+    for n in 0..N {
+        for (i, (row, x)) in rows[n][blocks.len() * LANES..].iter().zip(rest).enumerate() {
+            sums[n][i] += row.float() * x;
         }
         let mut half = LANES / 2;
         while half > 0 {
             for i in 0..half {
-                sums[i] += sums[i + half];
+                sums[n][i] += sums[n][i + half];
             }
             half /= 2;
         }
-        *t = sums[0];
     }
+    sums.map(|sums| sums[0])
 }
 
+/// `N` blocks of columns at a time, whose sums do not wait for each other.
 #[inline(always)]
-fn add_here<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
+fn add_here<E: Element, const N: usize>(
+    rows: &[E],
+    width: usize,
+    from: usize,
+    t: &[f32],
+    y: &mut [f32],
+) {
     let (blocks, rest) = y.as_chunks_mut::<LANES>();
+    let (groups, blocks) = blocks.as_chunks_mut::<N>();
     let mut column = from;
+    for y in groups {
+        add_blocks(rows, width, column, t, y);
+        column += N * LANES;
+    }
     for y in blocks {
-        let mut sums = [0f32; LANES];
-        for (r, &t) in t.iter().enumerate() {
-            let row = &rows[r * width + column..][..LANES];
-            for i in 0..LANES {
-                sums[i] += row[i].float() * t;
-            }
-        }
-        for i in 0..LANES {
-            y[i] += sums[i];
-        }
+        add_blocks(rows, width, column, t, std::array::from_mut(y));
         column += LANES;
     }
     for y in rest {
@@ -260,6 +280,30 @@ fn add_here<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mu
         }
         *y += sum;
         column += 1;
+    }
+}
+
+#[inline(always)]
+fn add_blocks<E: Element, const N: usize>(
+    rows: &[E],
+    width: usize,
+    column: usize,
+    t: &[f32],
+    y: &mut [[f32; LANES]; N],
+) {
+    let mut sums = [[0f32; LANES]; N];
+    for (r, &t) in t.iter().enumerate() {
+        let row = &rows[r * width + column..][..N * LANES];
+        for n in 0..N {
+            for i in 0..LANES {
+                sums[n][i] += row[n * LANES + i].float() * t;
+            }
+        }
+    }
+    for n in 0..N {
+        for i in 0..LANES {
+            y[n][i] += sums[n][i];
+        }
     }
 }
 
@@ -281,7 +325,12 @@ mod tests {
 
     #[test]
     fn every_set_and_every_share_gives_the_same_bits_and_the_sum() {
-        let cases = [([4, 64, 64], false), ([16, 129, 75], true), ([3, 31, 40], false)];
+        let cases = [
+            ([4, 64, 64], false),
+            ([16, 129, 75], true),
+            ([3, 31, 40], false),
+            ([21, 300, 291], false),
+        ];
         for ([rank, input, output], gained) in cases {
             let (down, up) = (noise(1, rank * input), noise(2, rank * output));
             let gains = [noise(3, output), noise(4, output)];
