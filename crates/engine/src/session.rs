@@ -542,7 +542,7 @@ impl Session {
             Rows::Last(n) => tokens.len().saturating_sub(n),
         };
         let reused = self.reuse(&tokens[..tokens.len().min(first + 1)]);
-        let vocab = self.shared.config.vocab;
+        let vocab = self.shared.width();
         let mut logits =
             Logits { vocab, data: Vec::with_capacity((tokens.len() - first).min(1 << 12) * vocab) };
         self.evaluate(&tokens[reused..], first - reused, &mut |_, row| {

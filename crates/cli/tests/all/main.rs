@@ -13,6 +13,7 @@ mod hub;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod models;
+mod packaging;
 mod prompts;
 mod readme;
 mod refusals;
