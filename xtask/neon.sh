@@ -29,5 +29,5 @@ for pair in ${CPUS:-max:neon-i8mm neoverse-n1:neon-dotprod cortex-a53:neon}; do
     printf '\n== NEON, emulated: %s, whose best set is %s\n' "$cpu" "$isa"
     # The libraries that the linker's package brought. Emulated threads share this machine's cores: two at a time.
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" DELFT_ISA="$isa" \
-        cargo test --locked --target $target -p delft-cpu-kernels --lib -- --test-threads 2 "$@"
+        cargo test --locked --target $target -p delft-cpu-kernels --test all -- --test-threads 2 "$@"
 done

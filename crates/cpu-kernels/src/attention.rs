@@ -369,6 +369,3 @@ fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
         );
     }
 }
-
-#[cfg(test)]
-mod tests;

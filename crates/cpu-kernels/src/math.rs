@@ -222,6 +222,3 @@ unsafe fn zip_kernel<L: Lanes>(f: Binary, x: *mut f32, y: *const f32, n: usize) 
 unsafe fn gate_kernel<L: Lanes>(f: Unary, gate: *mut f32, up: *const f32, n: usize) {
     f.visit(Gate(Loop::<L> { x: gate, y: up, n, lanes: PhantomData }));
 }
-
-#[cfg(test)]
-mod tests;

@@ -509,6 +509,3 @@ impl<'a, T> SharedSlice<'a, T> {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
     }
 }
-
-#[cfg(test)]
-mod tests;

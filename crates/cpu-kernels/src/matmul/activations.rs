@@ -142,8 +142,34 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// Whether `quantise` makes [`Halves`] of them instead of lines: for the tile unit.
-    pub(super) fn halves(&self, isa: Isa) -> bool {
+    /// What a product with weights in blocks (`quantised`) or plain numbers multiplies of a token, into `out`, which has
+    /// `cols` elements: as quantised, rounded to bf16 for the tile unit, or as they are.
+    ///
+    /// # Safety
+    /// The rows are there and, for weights in blocks, [`Activations::quantise`] is done with them.
+    pub unsafe fn seen(&self, isa: Isa, quantised: bool, token: usize, out: &mut [f32]) {
+        assert!(token < self.tokens && out.len() == self.cols);
+        // SAFETY: the caller's promise; a row has `cols` elements, and a line for every block of them.
+        unsafe {
+            if !quantised {
+                out.copy_from_slice(std::slice::from_raw_parts(self.row(token), self.cols));
+                return;
+            }
+            for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+                let line = self.line(token).add(block * self.group());
+                if self.halves(isa) {
+                    let halves = *line.cast::<[u16; BLOCK]>();
+                    out.copy_from_slice(&halves.map(formats::quant::plain::bf16_to_f32));
+                } else {
+                    let Line { codes, scale, .. } = *line;
+                    out.copy_from_slice(&codes.map(|code| f32::from(code) * scale));
+                }
+            }
+        }
+    }
+
+    /// Whether `quantise` makes halves of them, 16 bits each, instead of lines of codes: for the tile unit.
+    pub fn halves(&self, isa: Isa) -> bool {
         halves(isa, self.path, self.cols)
     }
 

@@ -141,19 +141,3 @@ unsafe fn unmap(start: *mut u8, len: usize) {
     // SAFETY: the caller passes what `map` returned, with the same length, hence the same layout.
     unsafe { std::alloc::dealloc(start, std::alloc::Layout::from_size_align_unchecked(len, PAGE)) };
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn huge_buffers_are_aligned_zeroed_and_may_be_empty() {
-        let mut buffer = Huge::zeroed(5_000_001).unwrap();
-        assert_eq!(buffer.as_ptr() as usize % PAGE, 0);
-        assert!(buffer.iter().all(|&b| b == 0));
-        buffer[5_000_000] = 7;
-        assert_eq!((buffer.len(), buffer[5_000_000]), (5_000_001, 7));
-        assert!(Huge::zeroed(0).unwrap().is_empty());
-        assert!(Huge::zeroed(usize::MAX).is_err());
-    }
-}

@@ -16,8 +16,6 @@ mod layout;
 mod memory;
 mod peak;
 mod product;
-#[cfg(test)]
-mod tests;
 
 pub use super::isa::Isa;
 use super::team::Team;

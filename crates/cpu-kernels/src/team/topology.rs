@@ -150,15 +150,15 @@ fn quota() -> Option<f64> {
 }
 
 /// `cpu.max`: "quota period" in microseconds, or "max period".
-#[cfg(any(target_os = "linux", test))]
-fn quota_v2(text: &str) -> Option<f64> {
+#[cfg(target_os = "linux")]
+pub(super) fn quota_v2(text: &str) -> Option<f64> {
     let mut fields = text.split_whitespace();
     ratio(fields.next()?, fields.next()?)
 }
 
 /// Quota over period; none for "max", for -1 and for nonsense.
-#[cfg(any(target_os = "linux", test))]
-fn ratio(quota: &str, period: &str) -> Option<f64> {
+#[cfg(target_os = "linux")]
+pub(super) fn ratio(quota: &str, period: &str) -> Option<f64> {
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
@@ -166,30 +166,4 @@ fn ratio(quota: &str, period: &str) -> Option<f64> {
 #[cfg(target_os = "linux")]
 fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quotas_parse() {
-        assert_eq!(quota_v2("max 100000"), None);
-        assert_eq!(quota_v2("150000 100000"), Some(1.5));
-        assert_eq!(quota_v2("150000"), None);
-        assert_eq!(ratio("-1", "100000"), None);
-        assert_eq!(ratio("200000", "100000"), Some(2.0));
-        assert_eq!(ratio("200000", "0"), None);
-    }
-
-    #[test]
-    fn there_is_a_processor_and_no_more_cores_than_processors() {
-        let cpus = allowed_cpus();
-        assert!(!cpus.is_empty());
-        assert!((1..=cpus.len()).contains(&default_threads()));
-        let mut distinct = cpus.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        assert_eq!(distinct.len(), cpus.len());
-    }
 }

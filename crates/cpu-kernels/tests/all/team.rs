@@ -1,6 +1,9 @@
 //! Stress tests of the team: many barriers, too many threads, panics, callers in a queue.
 
-use super::*;
+use delft_cpu_kernels::team::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[test]
 fn barriers_keep_every_worker_in_step() {
@@ -97,19 +100,24 @@ fn a_job_cannot_run_a_job() {
 
 #[test]
 fn shares_cover_everything_once() {
-    let team = Team::new(1).unwrap();
     for count in [1, 2, 3, 7] {
+        let team = Team::new(count).unwrap();
         for n in [0, 1, 5, 64, 100] {
             let (mut plain, mut units, mut weighted) = (Vec::new(), Vec::new(), Vec::new());
             let mut costs = Vec::new();
-            for index in 0..count {
-                let stop = &AtomicBool::new(false);
-                let worker = Worker { index, count, shared: &team.shared, stop };
-                plain.extend(worker.split(n));
-                units.extend(worker.split_units(n, 16));
-                let range = worker.split_weighted(n, |i| i as u64);
-                costs.push(range.clone().sum::<usize>());
-                weighted.extend(range);
+            let shares = Mutex::new(vec![Default::default(); count]);
+            team.run(&|worker| {
+                shares.lock().unwrap()[worker.index] = (
+                    worker.split(n),
+                    worker.split_units(n, 16),
+                    worker.split_weighted(n, |i| i as u64),
+                );
+            });
+            for (split, in_units, by_weight) in shares.into_inner().unwrap() {
+                plain.extend(split);
+                units.extend(in_units);
+                costs.push(by_weight.clone().sum::<usize>());
+                weighted.extend(by_weight);
             }
             let all: Vec<usize> = (0..n).collect();
             assert_eq!(plain, all);

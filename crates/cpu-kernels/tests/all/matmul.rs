@@ -1,6 +1,8 @@
 //! Every format on every instruction set of this machine, against f64 sums over decoded weights.
 
-use super::*;
+use delft_cpu_kernels::matmul::*;
+use formats::{DType, Encoding, Groups};
+use std::ops::Range;
 
 /// Reproducible numbers in -1..1.
 struct Noise(u64);
@@ -107,24 +109,10 @@ fn on_path<'a>(
 
 /// What the product sees of token `t`: for blocks the quantised values, or bf16, and for floats the f32.
 fn seen(isa: Isa, x: &Activations, quantised: bool, t: usize) -> Vec<f64> {
-    (0..x.cols())
-        .map(|c| {
-            // SAFETY: the rows and lines were written by `activations`.
-            unsafe {
-                if !quantised {
-                    return f64::from(*x.row(t).add(c));
-                }
-                let line = x.line(t).add(c / BLOCK * x.group());
-                if x.halves(isa) {
-                    return f64::from(formats::quant::plain::bf16_to_f32(
-                        (*line.cast::<[u16; 32]>())[c % BLOCK],
-                    ));
-                }
-                let line = &*line;
-                f64::from(line.codes[c % BLOCK]) * f64::from(line.scale)
-            }
-        })
-        .collect()
+    let mut row = vec![0.0; x.cols()];
+    // SAFETY: the rows and lines were written by `activations`.
+    unsafe { x.seen(isa, quantised, t, &mut row) };
+    row.into_iter().map(f64::from).collect()
 }
 
 struct Case {

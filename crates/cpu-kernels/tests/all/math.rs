@@ -1,7 +1,9 @@
 //! Every kernel on every instruction set against loops in f64.
 
-use super::*;
+use delft_cpu_kernels::isa::Isa;
+use delft_cpu_kernels::math::*;
 use formats::Pairing;
+use formats::elementwise::{Binary, Unary};
 use half::{bf16, f16};
 
 unsafe extern "C" {
