@@ -19,3 +19,4 @@ pub use formats::{self, DType, Error, ErrorKind, Hint, Location, Result, Setting
 pub use hub;
 pub use structured;
 pub use tokens;
+pub use train;
