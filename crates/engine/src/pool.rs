@@ -46,6 +46,8 @@ impl Blocks {
             Some(Reverse(block)) => block,
             None if self.states.len() < self.limit => {
                 self.states.push(State::default());
+                // Giving back allocates nothing.
+                self.released.reserve(self.states.len());
                 (self.states.len() - 1) as u32
             }
             None => return None,

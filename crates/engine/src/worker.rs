@@ -154,8 +154,11 @@ impl Job {
         self.outlet.cancelled.load(Ordering::Relaxed) || self.options.cancel.is_cancelled()
     }
 
-    fn fail(&self, error: Error) {
-        self.outlet.tell(Event::Failed(error), &self.metrics);
+    /// Gives its place on the device back, then tells of its end: who hears of it may take the place at once.
+    fn end(self, event: Event) {
+        let Job { outlet, metrics, slot, .. } = self;
+        drop(slot);
+        outlet.tell(event, &metrics);
     }
 }
 
@@ -295,13 +298,13 @@ impl Worker {
         self.sequences.remove(id);
         self.constraints.remove(&id);
         if let Some(job) = self.jobs.remove(&id) {
-            job.outlet.tell(event, &job.metrics);
+            job.end(event);
         }
     }
 
     fn fail_all(&mut self, error: &Error) {
         self.flights.clear();
-        self.jobs.drain().for_each(|(_, job)| job.fail(error.clone()));
+        self.jobs.drain().for_each(|(_, job)| job.end(Event::Failed(error.clone())));
     }
 
     /// Decides on a step, and computes it.
@@ -344,7 +347,7 @@ impl Worker {
         self.sequences.remove(id);
         self.constraints.remove(&id);
         if let Some(job) = self.jobs.remove(&id) {
-            job.fail(error);
+            job.end(Event::Failed(error));
         }
     }
 
