@@ -71,10 +71,10 @@ def read_back(case, path):
             "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "mixtral": gguf.MODEL_ARCH.LLAMA,
             "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
             "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
-            "glm4": gguf.MODEL_ARCH.GLM4}[case.family]
+            "glm4": gguf.MODEL_ARCH.GLM4, "gpt2": gguf.MODEL_ARCH.GPT2}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
     weights = {}
 
     def decoded(name, shape=None):
@@ -104,7 +104,8 @@ def read_back(case, path):
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
             continue
-        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        x = x.mT if case.family == "gpt2" and ".c_" in name and x.ndim == 2 else x.reshape(shape)
         projection = name.split(".")[-2]
         if case.family in PERMUTED and projection in heads:
             x = unpermute(x, heads[projection])

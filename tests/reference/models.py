@@ -170,6 +170,11 @@ CASES = [
          gguf=("f32",)),
     Case("ministral", "ministral", "bfloat16", "windows by a list: the first layer within 8, the second sees everything",
          shape(40, 4, 2, 80, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **rope(10000.0))),
+    Case("gpt2", "gpt2", "float32", "learned positions, layer norms with biases, matrices [in, out], q, k and v in one; tied",
+         dict(n_embd=48, n_head=3, n_inner=None, n_ctx=256, tie_word_embeddings=True, vocab_size=127), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("gpt2-scaled", "gpt2", "float16", "scores divided by the layer's number, a feed-forward of a width of its own, exact GELU, untied",
+         dict(n_embd=40, n_head=5, n_inner=72, activation_function="gelu", scale_attn_by_inverse_layer_idx=True, n_layer=3),
+         drop=("rms_norm_eps",)),
     Case("llama3-beyond", "llama", "bfloat16", "llama3 rope scaling, three times beyond the first 32 positions",
          shape(48, 6, 2, 64, num_hidden_layers=1, **rope(200.0, **LLAMA3_SCALING)), prompt=90, keep=8, gguf=("f16",)),
     Case("llama-linear-beyond", "llama", "bfloat16", "linear rope scaling by 4, beyond the first 16 positions of 64",
@@ -215,13 +220,14 @@ def widened():
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
-            "gpt_oss": "GptOss", "smollm3": "SmolLM3", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral"}
+            "gpt_oss": "GptOss", "smollm3": "SmolLM3", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
     config = {"gemma3": "Gemma3Text"}.get(family, stem)
-    return getattr(transformers, config + "Config"), getattr(transformers, stem + "ForCausalLM")
+    head = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
+    return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
 
 
 def make_config(case):
@@ -242,15 +248,17 @@ def random_weight(case_name, name, size):
     """
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
-    if "norm" in name:
+    if "norm" in name or ".ln_" in name and name.endswith("weight"):
         return 0.25 * x + (0.0 if case_name.startswith("gemma") else 1.0)
     if name.endswith("bias"):
         return 0.3 * x
     if name.endswith("sinks"):
         return x
-    if "embed_tokens" in name or "lm_head" in name:
+    if any(table in name for table in ("embed_tokens", "lm_head", "wte", "wpe")):
         # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
         return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
+    if ".c_" in name:
+        return x / np.sqrt(size[0])  # GPT-2's matrices are [in, out]
     gain = 1.6 if "q_proj" in name or "k_proj" in name else 1.0
     return gain * x / np.sqrt(size[-1])
 
@@ -320,11 +328,12 @@ def record(model, ids):
     def keep_input(_module, inputs, named):
         seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
 
-    parts = {"norm": model.model.norm}
-    parts |= {f"hidden.{i}": layer for i, layer in enumerate(model.model.layers)}
+    gpt2 = model.config.model_type == "gpt2"
+    norm, layers = (model.transformer.ln_f, model.transformer.h) if gpt2 else (model.model.norm, model.model.layers)
+    parts = {"norm": norm} | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
     # What a model multiplies its embeddings with is in the input to the first layer.
-    hooks.append(model.model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
+    hooks.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     routed = [1e9]
     routers = [part for part in model.modules() if type(part).__name__.endswith("TopKRouter")]
     watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, out[0]))) for part in routers]

@@ -244,11 +244,11 @@ impl File {
     /// the adapter's.
     fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
         let rotates = [".attention.q", ".attention.k"].iter().any(|end| site.name.ends_with(end));
-        let rope = &base.config.rope;
+        let rope = base.config.rope.as_ref();
         let adjacent = match (self.kind, base.is_gguf()) {
             (Kind::Gguf, true) | (Kind::Peft | Kind::Mlx, false) => return None,
             (Kind::Gguf, false) => ["llama", "mistral"].contains(&base.config.architecture.name),
-            (_, true) => rope.pairing == Pairing::Adjacent,
+            (_, true) => rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent),
         };
         let d = base.config.head_dim;
         if !rotates || !adjacent || d == 0 {

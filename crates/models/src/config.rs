@@ -2,7 +2,7 @@
 
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
-use crate::rope::Rotation;
+use crate::rope::{Rotation, Scaling};
 use crate::stated::Stated;
 use crate::{Architecture, scaling};
 use formats::gguf::Metadata;
@@ -36,8 +36,8 @@ pub struct Config {
     pub context: usize,
     /// Whether the head is the embedding table.
     pub tied: bool,
-    /// The rotation of q and k.
-    pub rope: Rope,
+    /// The rotation of q and k; none where positions are learned.
+    pub rope: Option<Rope>,
     /// Whether the rotation is another one for another context; see [`Options::context`](crate::Options::context).
     pub rope_by_context: bool,
     /// What the file leaves out or says oddly and what was assumed, one line each.
@@ -59,7 +59,7 @@ pub(crate) struct Raw {
     pub(crate) windows: Vec<Option<usize>>,
     pub(crate) context: Stated<usize>,
     pub(crate) tied: bool,
-    pub(crate) rotation: Rotation,
+    pub(crate) rotation: Option<Rotation>,
     pub(crate) pairing: Pairing,
     pub(crate) warnings: Vec<String>,
     /// The context that is going to be used, where that is known.
@@ -119,7 +119,7 @@ impl Raw {
             windows: Vec::new(),
             context,
             tied: tied(files)?,
-            rotation,
+            rotation: Some(rotation),
             pairing: Pairing::Half,
             warnings,
             loaded: files.context,
@@ -152,13 +152,14 @@ impl Raw {
         }
         let context = self.context.within(1..=LIMIT)?;
         // A stretched context may be meant by its factor alone.
-        let scaling = &self.rotation.scaling.value;
-        let context = context.max(scaling.context().unwrap_or(0));
+        let scaling = self.rotation.as_ref().map(|rotation| &rotation.scaling.value);
+        let context = context.max(scaling.and_then(Scaling::context).unwrap_or(0));
         let mut warnings = self.warnings;
         let loaded = self.loaded.unwrap_or(context);
-        warnings.extend(scaling.remark(loaded));
+        warnings.extend(scaling.and_then(|scaling| scaling.remark(loaded)));
         let width = self.head_dim.as_ref().unwrap_or(&self.hidden);
-        let rope = self.rotation.rope(head_dim, width, self.pairing, loaded)?;
+        let rope = |rotation: &Rotation| rotation.rope(head_dim, width, self.pairing, loaded);
+        let rope = self.rotation.as_ref().map(rope).transpose()?;
         Ok(Config {
             architecture: self.architecture,
             hidden,
@@ -173,14 +174,17 @@ impl Raw {
             context,
             tied: self.tied,
             rope,
-            rope_by_context: scaling.by_context(),
+            rope_by_context: scaling.is_some_and(Scaling::by_context),
             warnings,
         })
     }
 }
 
 /// The rows of a GGUF file's embedding, which is all that says how large the vocabulary is; none for `config.json`.
-fn rows_of_embedding(files: &Files<'_>) -> Result<Option<usize>> {
+///
+/// # Errors
+/// No embedding, or another number of tokens.
+pub(crate) fn rows_of_embedding(files: &Files<'_>) -> Result<Option<usize>> {
     let Some(metadata) = files.metadata() else { return Ok(None) };
     let embed = files.names.find("embed")?.ok_or_else(|| no_weights(files))?;
     let rows = embed.shape.first().copied().unwrap_or(0);
@@ -232,7 +236,10 @@ fn head_dim(files: &Files<'_>, heads: &Stated<usize>) -> Result<Option<Stated<us
 }
 
 /// Whether the head is the embedding: as stated, or where nothing is said if there is no head.
-fn tied(files: &Files<'_>) -> Result<bool> {
+///
+/// # Errors
+/// Something else than true or false.
+pub(crate) fn tied(files: &Files<'_>) -> Result<bool> {
     const TIED: Key = Key("tie_word_embeddings", "");
     let head = files.names.find("head")?.is_some();
     let stated = match files.keys.flag(TIED)? {
@@ -254,7 +261,7 @@ impl Config {
             output_bias: Bias::Never,
             qk_norm: QkNorm::None,
             window: self.windows.get(layer).copied().flatten(),
-            rope: Some(self.rope.clone()),
+            rope: self.rope.clone(),
             sinks: false,
             scale: None,
             cap: None,

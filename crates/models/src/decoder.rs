@@ -33,6 +33,8 @@ pub(crate) struct Parts {
     pub(crate) normed: (bool, bool),
     /// Whether the head has a bias.
     pub(crate) head_bias: Bias,
+    /// Whether a learned embedding of each token's position, `positions`, is added to its own.
+    pub(crate) learned_positions: bool,
     /// What embeddings, the results of sublayers, and logits are multiplied with.
     pub(crate) multipliers: [f32; 3],
 }
@@ -49,6 +51,7 @@ impl Parts {
             norm: rms_norm,
             normed: (true, false),
             head_bias: Bias::Never,
+            learned_positions: false,
             multipliers: [1.0; 3],
         }
     }
@@ -135,6 +138,7 @@ pub(crate) fn head(
 /// A stack of blocks between an embedding and a norm.
 struct Decoder {
     embed: Embedding,
+    positions: Option<Embedding>,
     blocks: Vec<Block>,
     norm: Layer,
     multipliers: [f32; 3],
@@ -168,6 +172,8 @@ impl Decoder {
     fn new(builder: &Builder<'_>, config: &Config, parts: &Parts) -> Result<Self> {
         let hidden = config.hidden;
         let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
+        let positions = || Embedding::of_positions(builder, "positions", config.context, hidden);
+        let positions = parts.learned_positions.then(positions).transpose()?;
         let (front, behind) = parts.normed;
         let block = |i: usize| -> Result<Block> {
             let norm = |wanted: bool, name: &str| {
@@ -191,13 +197,17 @@ impl Decoder {
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
         let norm = (parts.norm)(builder, "norm", config)?;
-        Ok(Decoder { embed, blocks, norm, multipliers: parts.multipliers })
+        Ok(Decoder { embed, positions, blocks, norm, multipliers: parts.multipliers })
     }
 
     /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
     fn forward(&self, step: &Step) -> Tensor {
         let [embedding, residual, _] = self.multipliers;
-        let mut x = scaled(self.embed.forward(step), embedding).trace("embed");
+        let mut x = scaled(self.embed.forward(step), embedding);
+        if let Some(positions) = &self.positions {
+            x = x.add(&positions.forward(step));
+        }
+        x = x.trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
             x = block.attention.forward(&x, residual);
             x = block.mlp.forward(&x, residual).trace(format!("blocks.{i}"));

@@ -59,16 +59,17 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         }
     };
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    let plain = keys.number("rope_theta")?.is_none() && keys.dialect() == Dialect::HuggingFace;
     if let Some(global) = scaling::of_kind(files, "full_attention", width.value)? {
-        raw.rotation = global;
-    } else if keys.number("rope_theta")?.is_none() && keys.dialect() == Dialect::HuggingFace {
-        raw.rotation.theta = keys.stated("rope_theta", 1_000_000.0);
+        raw.rotation = Some(global);
+    } else if let (Some(rotation), true) = (&mut raw.rotation, plain) {
+        rotation.theta = keys.stated("rope_theta", 1_000_000.0);
     }
     let local = match scaling::of_kind(files, "sliding_attention", width.value)? {
         Some(local) => local,
         None => Rotation {
             theta: keys.number_or(Key("rope_local_base_freq", "rope.freq_base_swa"), 10_000.0)?,
-            rotary: raw.rotation.rotary.clone(),
+            rotary: raw.rotation.as_ref().and_then(|rotation| rotation.rotary.clone()),
             scaling: keys.stated("rope_local_base_freq", Scaling::None),
         },
     };

@@ -45,9 +45,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    if let (true, None, Some(head_dim)) = (hugging_face, &raw.rotation.rotary, &raw.head_dim) {
+    let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
+    if let (true, Some(rotation), Some(head_dim)) = (hugging_face, rotation, &raw.head_dim) {
         // Half of each head, where nothing is said.
-        raw.rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
+        rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
     }
     let stated = keys.flag(Key("attention_bias", ""))?;
     let bias = match (hugging_face, stated) {

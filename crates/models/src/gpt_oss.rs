@@ -44,7 +44,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     raw.windows = windows::alternating(files, &raw.layers)?;
-    if let (false, Scaling::Yarn(yarn)) = (hugging_face, &mut raw.rotation.scaling.value) {
+    let scaling = raw.rotation.as_mut().map(|rotation| &mut rotation.scaling.value);
+    if let (false, Some(Scaling::Yarn(yarn))) = (hugging_face, scaling) {
         // GGUF does not say it: the models' pairs between are not widened to whole numbers.
         yarn.truncate = false;
     }

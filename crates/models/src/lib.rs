@@ -13,6 +13,7 @@ mod files;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod gpt2;
 mod gpt_oss;
 mod granite;
 mod harmless;
@@ -72,6 +73,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
     &glm4::ARCHITECTURE,
+    &gpt2::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
     &llama::ARCHITECTURE,

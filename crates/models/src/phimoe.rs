@@ -50,7 +50,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(mixtral::opened(config, parts, options.experts))
 }
 
-fn norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<decoder::Layer> {
+/// A layer norm with a bias.
+pub(crate) fn norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<decoder::Layer> {
     let norm = LayerNorm::new(builder, name, config.hidden, config.norm_eps, Bias::Always)?;
     Ok(Box::new(move |x| norm.forward(x)))
 }

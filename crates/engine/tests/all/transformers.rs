@@ -164,6 +164,9 @@ const NORMS: &str = "norms of heads, that 2 GPUs can share";
 /// Fixtures that two ranks cannot share, and what the refusal says.
 const REFUSED: &[(&str, &str)] = &[
     ("gemma3-vision", HEADS),
+    ("gpt2", HEADS),
+    ("gpt2-scaled", HEADS),
+    ("gpt2/model.f32.gguf", HEADS),
     ("llama-256", HEADS),
     ("llama-40", HEADS),
     ("llama-96", HEADS),
