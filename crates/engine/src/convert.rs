@@ -153,7 +153,13 @@ pub fn convert(
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
+    let mut checked = tensors.gguf().is_some();
     for job in &jobs {
+        // What is made of the configuration comes first; then the file says all that it says of it.
+        if !checked && matches!(job.from, From::Source(_)) {
+            models::check_export(tensors, &Tensors::open(writer.outline()?)?)?;
+            checked = true;
+        }
         let mut told = |more: u64| {
             progress(Written { tensor: &job.spec.name, done: done + more, total });
             match cancel.is_cancelled() {

@@ -45,6 +45,18 @@ impl Aside {
         }
     }
 
+    /// Shows what was written so far as a file of `len` bytes, the rest zeros until it is written: where it is.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn outline(&mut self, len: u64) -> Result<&Path> {
+        if let Some(out) = &mut self.out {
+            let extended = out.flush().and_then(|()| out.get_ref().set_len(len));
+            extended.map_err(|e| Error::io(self.temporary.display(), e))?;
+        }
+        Ok(&self.temporary)
+    }
+
     /// Flushes to disk and renames into place.
     ///
     /// # Errors

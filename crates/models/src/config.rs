@@ -99,9 +99,10 @@ impl Raw {
         let usual = || hidden.value.checked_div(heads.value).unwrap_or(0);
         let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
         let rotation = scaling::read(files, width)?;
+        const EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let norm_eps = match keys.dialect() {
-            Dialect::Gguf => keys.needed_number("attention.layer_norm_rms_epsilon")?,
-            Dialect::HuggingFace => keys.number_or("rms_norm_eps", 1e-6)?,
+            Dialect::Gguf => keys.needed_number(EPS)?,
+            Dialect::HuggingFace => keys.number_or(EPS, 1e-6)?,
         };
         Ok(Raw {
             architecture: files.architecture,

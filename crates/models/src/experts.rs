@@ -89,12 +89,20 @@ pub(crate) fn check(keys: &Keys<'_>) -> Result<()> {
     }
 }
 
+/// How many experts a configuration states; 0 if none.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn count(keys: &Keys<'_>) -> Result<usize> {
+    Ok(counts(keys)?.0.map_or(0, |count| count.value))
+}
+
 /// Whether a configuration states experts.
 ///
 /// # Errors
 /// As [`read`].
 pub(crate) fn are_stated(keys: &Keys<'_>) -> Result<bool> {
-    Ok(counts(keys)?.0.is_some_and(|count| count.value > 0))
+    Ok(count(keys)? > 0)
 }
 
 /// Reads a mixture whose experts are chosen by the softmax of their scores, normalised as `norm_topk_prob` says; `feed_forward`

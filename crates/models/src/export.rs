@@ -1,18 +1,21 @@
 //! A model folder in the terms of GGUF: the architecture's metadata, and every weight by its GGUF
 //! name with the recipe that gives it.
 //!
-//! GGUF wants three things that checkpoints do not have: rows of Llama's q and k in the order in
-//! which adjacent elements rotate together, Gemma's norms with their 1, and the factors of `llama3`
-//! and LongRoPE as tensors.
+//! All of it follows from what the architecture's own file reads: a setting whose key has a name in
+//! GGUF is stated there under it, and the weights are those that the recorded Program has. GGUF wants
+//! three things that checkpoints do not have: rows of q and k in the order in which adjacent elements
+//! rotate together, for some architectures; matrices that belong together in one; and the factors of
+//! `llama3` and LongRoPE as tensors. [`check`] says whether the file computes what the folder does.
 
 use crate::files::{self, Files};
-use crate::keys::{Asked, Dialect, Key};
+use crate::keys::Asked;
+use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Config, Options, scaling};
+use crate::{Config, Options, experts, scaling};
 use formats::gguf::Value;
 use formats::{Error, ErrorKind, Result, Source, Tensors};
-use nn::Weights;
+use program::{Program, Weight};
 use std::f64::consts::TAU;
 
 /// A model folder in the terms of GGUF.
@@ -46,22 +49,15 @@ pub enum From {
     Values(Vec<f32>),
 }
 
-/// The architectures that have a form in GGUF, and its name there.
-const FORMS: &[(&str, &str)] = &[
-    ("llama", "llama"),
-    ("mistral", "llama"),
-    ("qwen2", "qwen2"),
-    ("qwen3", "qwen3"),
-    ("phi3", "phi3"),
-    ("gemma2", "gemma2"),
-];
+/// Architectures whose rows of q and k GGUF has in the order in which adjacent elements rotate
+/// together, by their names in config.json.
+const PERMUTED: &[&str] = &["granite", "llama", "ministral", "mistral", "mixtral", "smollm3"];
 
 /// The folder behind `tensors` in the terms of GGUF, once it has been loaded as
 /// [`load`](crate::load) does.
 ///
 /// # Errors
-/// Those of [`load`](crate::load); a GGUF file; an architecture or a rotation that has no form
-/// there.
+/// Those of [`load`](crate::load); a GGUF file; a rotation that has no form there.
 pub fn export(tensors: &Tensors) -> Result<Export> {
     let folder = tensors.folder().ok_or_else(|| {
         let hint = "quantize turns a GGUF file into another";
@@ -72,85 +68,154 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let config = model.config();
     let place = folder.path().join("config.json").display().to_string();
     let file = tensors.path().display().to_string();
-    let known = FORMS.iter().find(|form| form.0 == config.architecture.name);
-    let form = known.map(|form| form.1).ok_or_else(|| {
-        let expected: Vec<&str> = FORMS.iter().map(|form| form.0).collect();
-        Error::new(&place, format!("one of {}", expected.join(", ")), config.architecture.name)
-            .of(ErrorKind::Unsupported)
-    })?;
     let asked = Asked::default();
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
     let (_, names) = crate::open(tensors, &file, &options)?;
     let architecture = config.architecture;
     let files =
         Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context: None };
-    let mut metadata = metadata(&files, config, form)?;
-    let mut weights = weights(&names, config, form)?;
-    let rotated = rotation(&files, config, form, &mut metadata)?;
+    // Once more, for what it says.
+    (architecture.open)(&files)?;
+    let held = &model.layers.blank.weights;
+    let count = experts::count(&files.keys)?;
+    let mut metadata = metadata(config, asked.stated(), held, count);
+    let mut weights = weights(&names, config, held, count);
+    let rotated = match config.rope {
+        Some(_) => rotation(&files, config, &mut metadata)?,
+        None => Vec::new(),
+    };
     weights.splice(0..0, rotated);
     Ok(Export { metadata, weights, warnings: config.warnings.clone() })
 }
 
-/// The numbers of the architecture.
-fn metadata(files: &Files<'_>, config: &Config, form: &str) -> Result<Vec<(String, Value)>> {
-    let mut all = vec![("general.architecture".to_owned(), Value::String(form.to_owned()))];
-    let mut add = |key: &str, value: Value| all.push((format!("{form}.{key}"), value));
+/// Checks that the GGUF file `file`, of which only the headers need to be there, computes what the
+/// folder does.
+///
+/// # Errors
+/// The first operation or weight that is another one: settings that GGUF cannot say.
+pub fn check(folder: &Tensors, file: &Tensors) -> Result<()> {
+    let options = Options::default();
+    let record = |tensors: &Tensors| crate::load(tensors, &options)?.record(false);
+    let wanted = record(folder)?;
+    let unsaid = |found: String| {
+        let place = folder.path().join("config.json").display().to_string();
+        Error::new(place, "settings that GGUF can say", found).of(ErrorKind::Unsupported)
+    };
+    let Some(found) = record(file).map(|found| difference(&wanted, &found)).transpose() else {
+        return Ok(());
+    };
+    let (wanted, found) = found.map_err(|why| {
+        let place = format!("{}: ", file.path().display());
+        unsaid(format!("others, without which {}", why.to_string().replace(&place, "")))
+    })?;
+    Err(unsaid(wanted).hint(format!("readers of the file would take {found}")))
+}
+
+/// The first difference of two Programs but for where their weights come from: what is in each.
+fn difference(a: &Program, b: &Program) -> Option<(String, String)> {
+    let weight = |weight: &Weight| format!("{} {}", weight.name, formats::shape(&weight.shape));
+    let layer = |layer: &program::CacheLayer| format!("{layer:?}");
+    // Rows of q and k in another order rotate in other pairs.
+    let node =
+        |node: &program::Node| format!("{node:?}").replace("pairing: Adjacent", "pairing: Half");
+    let texts = |program: &Program| -> Vec<String> {
+        let weights = program.weights.iter().map(weight);
+        let nodes = program.nodes.iter().map(node);
+        weights.chain(program.layers.iter().map(layer)).chain(nodes).collect()
+    };
+    let (a, b) = (texts(a), texts(b));
+    let none = || "nothing".to_owned();
+    let longest = a.len().max(b.len());
+    (0..longest).find_map(|i| match (a.get(i), b.get(i)) {
+        (Some(a), Some(b)) if alike(a, b) => None,
+        (a, b) => {
+            // Beginnings that are the same say nothing.
+            let [a, b] = [a, b].map(|text| text.cloned().unwrap_or_else(none));
+            let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
+            let parting =
+                |text: &str| text.chars().skip(same.saturating_sub(30)).take(80).collect();
+            Some((parting(&a), parting(&b)))
+        }
+    })
+}
+
+/// Whether two texts are the same but for the last digits of their numbers, which GGUF has in f32.
+fn alike(a: &str, b: &str) -> bool {
+    let words = |text: &str| -> Vec<String> {
+        let apart = |c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c));
+        text.split(apart).map(str::to_owned).collect()
+    };
+    let (a, b) = (words(a), words(b));
+    let near = |(a, b): (&String, &String)| match (a.parse::<f64>(), b.parse::<f64>()) {
+        (Ok(a), Ok(b)) => (a - b).abs() <= 1e-5 * a.abs().max(b.abs()),
+        _ => a == b,
+    };
+    a.len() == b.len() && a.iter().zip(&b).all(near)
+}
+
+/// The numbers of the architecture: what its configuration says under keys that GGUF has, and what
+/// GGUF always has.
+fn metadata(
+    config: &Config,
+    stated: Vec<(&'static str, Value)>,
+    held: &[Weight],
+    experts: usize,
+) -> Vec<(String, Value)> {
     let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
-    add("context_length", size(config.context));
-    add("embedding_length", size(config.hidden));
-    add("block_count", size(config.layers));
-    add("feed_forward_length", size(config.feed_forward));
-    add("attention.head_count", size(config.heads));
-    add("attention.head_count_kv", size(config.kv_heads));
-    add("attention.key_length", size(config.head_dim));
-    add("attention.value_length", size(config.head_dim));
-    add("attention.layer_norm_rms_epsilon", Value::F32(config.norm_eps));
-    add("vocab_size", size(config.vocab));
-    let window = config.windows.iter().flatten().next();
-    if let Some(window) = window {
-        let alternate = |(i, w): (usize, &Option<usize>)| w.is_some() == (i % 2 == 0);
-        let fits = match form {
-            "gemma2" => config.windows.iter().enumerate().all(alternate),
-            _ => config.windows.iter().all(|w| w == &Some(*window)),
-        };
-        if !fits {
-            let found = "windows on some layers only";
-            let place = files.keys.place("sliding_window");
-            return Err(Error::new(place, "windows as GGUF can say them", found));
-        }
-        add("attention.sliding_window", size(*window));
+    let mut own = vec![
+        ("context_length", Some(size(config.context))),
+        ("embedding_length", Some(size(config.hidden))),
+        ("block_count", Some(size(config.layers))),
+        ("feed_forward_length", Some(size(config.feed_forward))),
+        ("attention.head_count", Some(size(config.heads))),
+        ("attention.head_count_kv", Some(size(config.kv_heads))),
+        ("vocab_size", Some(size(config.vocab))),
+        // Whatever else is stated, some layers have windows or none has one.
+        ("attention.sliding_window", config.windows.iter().flatten().next().map(|w| size(*w))),
+    ];
+    if config.rope.is_some() {
+        own.push(("attention.key_length", Some(size(config.head_dim))));
+        own.push(("attention.value_length", Some(size(config.head_dim))));
     }
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if let Some(cap) = files.keys.number(Key(key, key))?.filter(|_| form == "gemma2") {
-            add(key, Value::F32(cap.value as f32));
-        }
+    let down = held.iter().find(|weight| weight.name.ends_with(".experts.down"));
+    if let Some(columns) = down.and_then(|weight| weight.shape.last()).filter(|_| experts > 0) {
+        own.push(("expert_feed_forward_length", Some(size(*columns))));
     }
-    if let Some(scalar) = files.keys.number(Key("query_pre_attn_scalar", ""))? {
-        // Readers of GGUF take the width of a head; of the largest of the family, the width that
-        // its heads would have.
-        let taken =
-            if config.layers == 46 { config.hidden / config.heads } else { config.head_dim };
-        if form == "gemma2" && scalar.value != taken as f64 {
-            return Err(
-                scalar.wrong(format!("{taken}, which GGUF cannot say otherwise"), scalar.value)
-            );
-        }
+    let mut all: Vec<(&str, Value)> = stated;
+    for (key, value) in own {
+        all.retain(|(known, _)| *known != key);
+        all.extend(value.map(|value| (key, value)));
     }
-    Ok(all)
+    let form = config.architecture.gguf;
+    let named = all.into_iter().map(|(key, value)| (format!("{form}.{key}"), value));
+    let first = ("general.architecture".to_owned(), Value::String(form.to_owned()));
+    std::iter::once(first).chain(named).collect()
 }
 
 /// The rotation: its keys, and the weights that state factors.
 fn rotation(
     files: &Files<'_>,
     config: &Config,
-    form: &str,
     metadata: &mut Vec<(String, Value)>,
 ) -> Result<Vec<Exported>> {
-    let Rotation { theta, rotary, scaling } = scaling::read(files, config.head_dim)?;
-    let mut add = |key: &str, value: Value| metadata.push((format!("{form}.rope.{key}"), value));
+    let global = scaling::of_kind(files, "full_attention", config.head_dim)?;
+    let local = scaling::of_kind(files, "sliding_attention", config.head_dim)?;
+    let Rotation { theta, scaling, .. } = match global {
+        Some(global) => global,
+        None => scaling::read(files, config.head_dim)?,
+    };
+    let form = config.architecture.gguf;
+    let mut add = |key: &str, value: Value| {
+        let key = format!("{form}.rope.{key}");
+        metadata.retain(|(known, _)| *known != key);
+        metadata.push((key, value));
+    };
     let number = |n: f64| Value::F32(n as f32);
-    let width = rotary.map_or(config.head_dim, |rotary| rotary.value);
+    let width = config.rope.as_ref().map_or(0, |rope| 2 * rope.frequencies.len());
     add("freq_base", number(theta.value));
+    if let Some(local) = local {
+        add("freq_base_swa", number(local.theta.value));
+    }
     add("dimension_count", Value::U32(width as u32));
     let factors = |name: &str, values: Vec<f32>| Exported {
         name: name.to_owned(),
@@ -212,38 +277,68 @@ fn rotation(
     })
 }
 
-/// Every weight that the architecture's tables name and the checkpoint has.
-fn weights(names: &Names<'_>, config: &Config, form: &str) -> Result<Vec<Exported>> {
-    let rows: Vec<&str> =
-        names.tables.iter().flat_map(|table| table.iter()).map(|row| row.0).collect();
-    let whole = rows.iter().filter(|row| !row.contains("{}")).map(|row| (*row).to_owned());
-    let whole = whole.filter(|name| name != "head" || !config.tied);
+/// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or as
+/// parts of what is one there.
+fn weights(names: &Names<'_>, config: &Config, held: &[Weight], experts: usize) -> Vec<Exported> {
+    // Experts one by one are an older form.
+    let rows: Vec<&str> = names.tables.iter().flat_map(|table| table.iter()).map(|r| r.0).collect();
+    let rows = || rows.iter().filter(|row| row.matches("{}").count() < 2);
+    let whole = rows().filter(|row| !row.contains("{}")).map(|row| (*row).to_owned());
     let of_block = |i: usize| {
-        let rows = rows.iter().filter(|row| row.contains("{}"));
+        let rows = rows().filter(|row| row.contains("{}"));
         rows.map(move |row| row.replace("{}", &i.to_string()))
     };
-    let mut all = Vec::new();
+    let mut all: Vec<Exported> = Vec::new();
     for canonical in whole.chain((0..config.layers).flat_map(of_block)) {
         for canonical in [canonical.clone(), format!("{canonical}.bias")] {
-            let Some(stored) = names.find(&canonical)? else { continue };
             let named = candidates(&canonical, Dialect::Gguf, names.tables);
             let Some(name) = named.into_iter().next() else { continue };
-            let part = canonical.trim_end_matches(".bias");
-            let heads = match part.rsplit('.').next() {
-                Some("q") => config.heads,
-                Some("k") => config.kv_heads,
-                _ => 0,
-            };
-            let mut source = stored.source;
-            if form == "llama" && heads > 0 {
-                let axes = [heads, 2, config.head_dim / 2, 1];
-                source = Source::Permute(Box::new(source), axes);
+            let Some((source, shape)) = made(held, &canonical, config, experts) else { continue };
+            if !all.iter().any(|known| known.name == name) {
+                all.push(Exported { name, shape, from: From::Source(source) });
             }
-            if form == "gemma2" && part.ends_with("norm") {
-                source = Source::Plus(Box::new(source), 1.0);
-            }
-            all.push(Exported { name, shape: stored.shape, from: From::Source(source) });
         }
     }
-    Ok(all)
+    all
+}
+
+/// A weight as GGUF has it: the model's own, or one of the model's parts below each other.
+fn made(
+    held: &[Weight],
+    canonical: &str,
+    config: &Config,
+    experts: usize,
+) -> Option<(Source, Vec<usize>)> {
+    let (stem, suffix) = match canonical.strip_suffix(".bias") {
+        Some(stem) => (stem, ".bias"),
+        None => (canonical, ""),
+    };
+    let find = |name: &str| held.iter().find(|weight| weight.name == name);
+    if let Some(weight) = find(canonical) {
+        let (mut source, mut shape) = (weight.source.clone(), weight.shape.clone());
+        let heads = match stem.rsplit('.').next() {
+            Some("q") => config.heads,
+            Some("k") => config.kv_heads,
+            _ => 0,
+        };
+        if heads > 0 && PERMUTED.contains(&config.architecture.name) {
+            source = Source::Permute(Box::new(source), [heads, 2, config.head_dim / 2, 1]);
+        }
+        if stem.contains(".experts.") && experts > 0 {
+            shape.splice(..1, [experts, weight.shape[0] / experts]);
+            source = Source::Reshape(Box::new(source), shape.clone());
+        }
+        return Some((source, shape));
+    }
+    let (block, part) = stem.rsplit_once('.')?;
+    let parts: &[&str] = match part {
+        "qkv" => &["q", "k", "v"],
+        "gate_up" => &["gate", "up"],
+        _ => return None,
+    };
+    let parts: Vec<&Weight> =
+        parts.iter().map(|part| find(&format!("{block}.{part}{suffix}"))).collect::<Option<_>>()?;
+    let mut shape = parts[0].shape.clone();
+    shape[0] = parts.iter().map(|weight| weight.shape[0]).sum();
+    Some((Source::Concat(parts.iter().map(|weight| weight.source.clone()).collect()), shape))
 }

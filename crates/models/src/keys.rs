@@ -35,8 +35,28 @@ enum Values<'a> {
     Gguf(&'a Metadata),
 }
 
-/// The keys that were asked for, as the file spells them.
-pub(crate) type Asked = RefCell<HashSet<String>>;
+/// What was asked of a configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// The keys, as the file spells them.
+    keys: RefCell<HashSet<String>>,
+    /// What `config.json` says under keys that GGUF has too, by their names there.
+    stated: RefCell<Vec<(&'static str, Typed)>>,
+}
+
+impl Asked {
+    /// What `config.json` says under keys that GGUF has too, by their names below the prefix there, each once.
+    pub(crate) fn stated(&self) -> Vec<(&'static str, Typed)> {
+        self.stated.borrow().clone()
+    }
+
+    fn state(&self, Key(_, gguf): Key, value: Option<Typed>) {
+        let mut stated = self.stated.borrow_mut();
+        if let Some(value) = value.filter(|_| !stated.iter().any(|(key, _)| *key == gguf)) {
+            stated.push((gguf, value));
+        }
+    }
+}
 
 /// The keys of an object of `config.json`, or of GGUF metadata below a prefix. The methods that give values refuse one of another
 /// type, by key; a value of null is none.
@@ -89,7 +109,7 @@ impl<'a> Keys<'a> {
     /// Notes that a key was asked for, and gives it.
     fn ask(&self, key: impl Into<Key>) -> Option<String> {
         let spelled = self.spelled(key)?;
-        self.asked.borrow_mut().insert(spelled.clone());
+        self.asked.keys.borrow_mut().insert(spelled.clone());
         Some(spelled)
     }
 
@@ -133,20 +153,38 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Notes what a key says that GGUF has too, by a name of its own.
+    fn state(&self, key: Key, value: Option<Typed>) {
+        const SAME: &[&str] = &["attn_logit_softcapping", "final_logit_softcapping"];
+        let named = !key.1.is_empty() && (key.0 != key.1 || SAME.contains(&key.1));
+        if self.dialect() == Dialect::HuggingFace && named {
+            self.asked.state(key, value);
+        }
+    }
+
     fn whole(&self, key: impl Into<Key>) -> Result<Option<usize>> {
         let json = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         let gguf = |metadata: &Metadata, key: &str| Ok(metadata.u32(key)?.map(|n| n as usize));
-        self.read(key, "a whole number", json, gguf)
+        let key = key.into();
+        let found = self.read(key, "a whole number", json, gguf)?;
+        self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
+        Ok(found)
     }
 
     /// A text; none where the key is absent.
     pub(crate) fn text(&self, key: impl Into<Key>) -> Result<Option<&'a str>> {
-        self.read(key, "text", Value::as_str, Metadata::str)
+        let key = key.into();
+        let found = self.read(key, "text", Value::as_str, Metadata::str)?;
+        self.state(key, found.map(|text| Typed::String(text.to_owned())));
+        Ok(found)
     }
 
     /// True or false; none where the key is absent.
     pub(crate) fn flag(&self, key: impl Into<Key>) -> Result<Option<bool>> {
-        self.read(key, "true or false", Value::as_bool, Metadata::bool)
+        let key = key.into();
+        let found = self.read(key, "true or false", Value::as_bool, Metadata::bool)?;
+        self.state(key, found.map(Typed::Bool));
+        Ok(found)
     }
 
     /// A list of numbers of `config.json`; none where the key is absent.
@@ -168,7 +206,7 @@ impl<'a> Keys<'a> {
 
     /// Notes that a key of any name was asked for.
     pub(crate) fn note(&self, name: &str) {
-        self.asked.borrow_mut().insert(format!("{}{name}", self.prefix));
+        self.asked.keys.borrow_mut().insert(format!("{}{name}", self.prefix));
     }
 
     /// Where a key is, as errors say it.
@@ -211,13 +249,16 @@ impl<'a> Keys<'a> {
     pub(crate) fn number(&self, key: impl Into<Key>) -> Result<Option<Stated<f64>>> {
         let key = key.into();
         let number = self.read(key, "a number", Value::as_f64, Metadata::f64)?;
+        self.state(key, number.map(|number| Typed::F32(number as f32)));
         Ok(number.map(|value| self.stated(key, value)))
     }
 
     /// A number, or the one that is usual where nothing is said.
     pub(crate) fn number_or(&self, key: impl Into<Key>, usual: f64) -> Result<Stated<f64>> {
         let key = key.into();
-        Ok(self.number(key)?.unwrap_or_else(|| self.stated(key, usual)))
+        let number = self.number(key)?.unwrap_or_else(|| self.stated(key, usual));
+        self.state(key, Some(Typed::F32(number.value as f32)));
+        Ok(number)
     }
 
     /// A number without which there is no model.
@@ -246,7 +287,7 @@ impl<'a> Keys<'a> {
         let passes = |name: &str| {
             let spelled = format!("{}{name}", self.prefix);
             is_harmless(name)
-                || self.asked.borrow().contains(&spelled)
+                || self.asked.keys.borrow().contains(&spelled)
                 || ignored.iter().any(|key| *key == spelled || key == name)
         };
         match self.values {
@@ -254,7 +295,8 @@ impl<'a> Keys<'a> {
                 for (name, value) in object {
                     let spelled = format!("{}{name}", self.prefix);
                     let below = format!("{spelled}.");
-                    let within = self.asked.borrow().iter().any(|asked| asked.starts_with(&below));
+                    let within =
+                        self.asked.keys.borrow().iter().any(|asked| asked.starts_with(&below));
                     if within && value.is_object() {
                         let values = Values::Json(value);
                         Keys { prefix: below, values, ..self.clone() }.refuse_unread(ignored)?;

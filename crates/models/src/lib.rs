@@ -46,7 +46,7 @@ use nn::{Step, Stored, Tensor, Weights};
 use program::Program;
 
 pub use config::Config;
-pub use export::{Export, Exported, From, export};
+pub use export::{Export, Exported, From, check as check_export, export};
 
 /// A row of the registry.
 #[derive(Debug)]

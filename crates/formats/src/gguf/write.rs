@@ -26,6 +26,8 @@ pub struct Writer {
     out: Aside,
     place: String,
     alignment: u64,
+    /// Bytes of the whole file.
+    total: u64,
     /// Name and bytes of each tensor.
     tensors: Vec<(String, u64)>,
     /// The tensor being written, and how many of its bytes are.
@@ -97,6 +99,7 @@ impl Writer {
             out: Aside::create(path)?,
             place,
             alignment,
+            total: (head.len() as u64).next_multiple_of(alignment).saturating_add(offset),
             tensors: sizes,
             current: 0,
             written: 0,
@@ -106,6 +109,15 @@ impl Writer {
             writer.pad(head.len() as u64)?;
         }
         Ok(writer)
+    }
+
+    /// The file as it is under way, with its headers and its length, and zeros for data that is still to come: where it is until it
+    /// takes its name.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn outline(&mut self) -> Result<&Path> {
+        self.out.outline(self.total)
     }
 
     /// Appends tensor data. Pieces may be of any size and cross from one tensor into the next; padding between
