@@ -17,6 +17,7 @@
 //! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's affine formats are
 //! another source of the same layout. What kernels read it with is [`Weights`].
 
+mod pack;
 mod weights;
 
 #[cfg(test)]
@@ -24,11 +25,12 @@ mod tests;
 
 use std::ops::{Add, Div, Mul};
 
-use formats::quant::{Affine, Block, Offset, Parts, Scale, plain};
+use formats::quant::{Affine, Block, Offset, Scale, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
 
+pub use pack::{Mlx, pack, pack_into, pack_mlx};
 pub use weights::{Run, Scaled, Supers, Weights};
 
 /// How the elements of a matrix are stored.
@@ -310,176 +312,6 @@ pub struct Planes {
     pub layout: Layout,
     /// Its words, little-endian, row after row.
     pub bytes: Vec<u8>,
-}
-
-/// Packs a matrix of numbers, blocks or affine groups.
-///
-/// # Errors
-/// Integers, a shape that [`Layout::new`] refuses, or bytes of another size.
-pub fn pack(
-    encoding: impl Into<Encoding>,
-    bytes: &[u8],
-    rows: usize,
-    cols: usize,
-) -> Result<Planes> {
-    let encoding = encoding.into();
-    let place = || format!("packed {encoding} [{rows}, {cols}]");
-    let format = Format::of(encoding)
-        .ok_or_else(|| Error::new(place(), "a float or block type", encoding))?;
-    let layout = Layout::new(format, rows, cols)?;
-    let expected = rows.checked_mul(cols).and_then(|n| encoding.bytes_for(n));
-    if expected != Some(bytes.len()) {
-        let expected = expected.map_or("fewer".to_owned(), |n| n.to_string());
-        return Err(Error::new(place(), format!("{expected} bytes"), bytes.len()));
-    }
-    if let Format::Dense(_) = format {
-        return Ok(Planes { layout, bytes: bytes.to_vec() });
-    }
-    let mut packed = vec![0; layout.bytes()];
-    let per_row = bytes.len() / rows.max(1);
-    for (source, row) in
-        bytes.chunks_exact(per_row.max(1)).zip(packed.chunks_exact_mut(4 * layout.row_words()))
-    {
-        match encoding {
-            Encoding::Groups(groups) => pack_groups(groups, source, &layout, row),
-            Encoding::Stored(dtype) => {
-                with_block!(dtype, B => pack_row::<B>(source, &layout, row), else => {});
-            }
-        }
-    }
-    Ok(Planes { layout, bytes: packed })
-}
-
-/// One row of blocks.
-fn pack_row<B: Block>(source: &[u8], layout: &Layout, row: &mut [u8]) {
-    let Some(packing) = layout.format.packing() else { return };
-    let mut to = Row::new(layout, row);
-    let mut parts = Parts::default();
-    for (b, block) in source.chunks_exact(B::BYTES).enumerate() {
-        B::split(block, &mut parts);
-        let first = b * B::ELEMENTS;
-        for (i, &code) in parts.codes[..B::ELEMENTS].iter().enumerate() {
-            to.code(first + i, u32::from(B::AFFINE.value(code)));
-        }
-        let word = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
-        let byte = |x: i8| u32::from(x as u8);
-        for i in 0..B::ELEMENTS / packing.sub as usize {
-            let entry = match packing.entry {
-                Entry::Scale(_) => u32::from(parts.d),
-                Entry::Pair(_) => word(parts.d, parts.min),
-                Entry::Byte => byte(parts.scales[i]),
-                Entry::Bytes => byte(parts.scales[i]) | byte(parts.mins[i]) << 8,
-            };
-            to.entry(first + i * packing.sub as usize, entry);
-        }
-        if packing.entry.is_super() {
-            to.or(3, first, 0, word(parts.d, parts.min));
-        }
-    }
-}
-
-/// One row of affine groups.
-fn pack_groups(groups: Groups, source: &[u8], layout: &Layout, row: &mut [u8]) {
-    let Some(packing) = layout.format.packing() else { return };
-    let mut to = Row::new(layout, row);
-    for (g, group) in source.chunks_exact(groups.bytes()).enumerate() {
-        let first = g * groups.group;
-        (0..groups.group).for_each(|i| to.code(first + i, u32::from(groups.code(group, i))));
-        let [scale, offset] = groups.halves(group).map(u32::from);
-        for i in (0..groups.group).step_by(packing.sub as usize) {
-            to.entry(first + i, scale | offset << 16);
-        }
-    }
-}
-
-/// Tensors of an MLX affine matrix, little-endian, as safetensors holds them.
-#[derive(Debug, Clone, Copy)]
-pub struct Mlx<'a> {
-    /// `[rows, cols * bits / 32]` u32: codes, the first in the lowest bits.
-    pub codes: &'a [u8],
-    /// `[rows, cols / group]`.
-    pub scales: &'a [u8],
-    /// `[rows, cols / group]`.
-    pub biases: &'a [u8],
-}
-
-/// Packs an MLX affine matrix.
-///
-/// # Errors
-/// A format that is not [`Format::Mlx`] with its listed numbers, a shape that [`Layout::new`] refuses, or bytes of another
-/// size.
-pub fn pack_mlx(format: Format, from: &Mlx, rows: usize, cols: usize) -> Result<Planes> {
-    let place = |what: &str| format!("packed {} [{rows}, {cols}]: {what}", format.name());
-    let Format::Mlx { bits, group, scale } = format else {
-        return Err(Error::new(place("format"), "an MLX format", format.name()));
-    };
-    if !Format::all().contains(&format) {
-        let expected = "4 or 8 bits, groups of 32, 64 or 128, scales in f16 or bf16";
-        return Err(Error::new(place("format"), expected, format.name()));
-    }
-    let layout = Layout::new(format, rows, cols)?;
-    let groups = layout.cols / group as usize;
-    let code_bytes = cols / 8 * bits as usize;
-    for (what, found, expected) in [
-        ("codes", from.codes.len(), code_bytes),
-        ("scales", from.scales.len(), 2 * groups),
-        ("biases", from.biases.len(), 2 * groups),
-    ] {
-        if expected.checked_mul(rows) != Some(found) {
-            return Err(Error::new(place(what), format!("{rows} x {expected} bytes"), found));
-        }
-    }
-    let number = if scale == Scalar::BF16 { DType::BF16 } else { DType::F16 };
-    let Some(encoding) = Groups::new(bits as usize, group as usize, number) else {
-        return Err(Error::new(place("format"), "affine groups", format.name()));
-    };
-    let halves = from.scales.chunks_exact(2).zip(from.biases.chunks_exact(2));
-    let all = from.codes.chunks_exact(encoding.code_bytes()).zip(halves);
-    let bytes: Vec<u8> =
-        all.flat_map(|(codes, (scale, bias))| [codes, scale, bias].concat()).collect();
-    pack(Encoding::Groups(encoding), &bytes, rows, cols)
-}
-
-/// A row being written: its planes start as zeros.
-struct Row<'a> {
-    packing: Packing,
-    per_word: PerWord,
-    starts: [u32; 5],
-    bytes: &'a mut [u8],
-}
-
-impl<'a> Row<'a> {
-    fn new(layout: &Layout, bytes: &'a mut [u8]) -> Self {
-        let format = layout.format;
-        let packing = format.packing().expect("rows of dense matrices are not packed");
-        let starts = format.starts(0, layout.cols as u32);
-        Row { packing, per_word: format.per_word(), starts, bytes }
-    }
-
-    /// Sets bits of the word of a plane that holds an element.
-    fn or(&mut self, plane: usize, element: usize, shift: u32, bits: u32) {
-        let word = self.starts[plane] as usize + element / self.per_word[plane] as usize;
-        for (byte, bits) in
-            self.bytes[4 * word..][..4].iter_mut().zip((bits << shift).to_le_bytes())
-        {
-            *byte |= bits;
-        }
-    }
-
-    fn code(&mut self, element: usize, code: u32) {
-        let code = code ^ self.packing.bias();
-        let base = self.packing.base();
-        self.or(0, element, field(element, base), code & ((1 << base) - 1));
-        let high = self.packing.high();
-        if high > 0 {
-            self.or(1, element, field(element, high), code >> base);
-        }
-    }
-
-    fn entry(&mut self, element: usize, entry: u32) {
-        let at = element % self.per_word[2] as usize / self.packing.sub as usize;
-        self.or(2, element, at as u32 * self.packing.entry.bits(), entry);
-    }
 }
 
 /// The lowest bit of an element in its word of a plane of `bits`.

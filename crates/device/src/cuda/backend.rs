@@ -10,7 +10,7 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 
 use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
-use crate::gpu::{Backend, Facts, ProductShape};
+use crate::gpu::{Backend, Facts, ProductShape, Stage};
 use crate::{About, Usage};
 
 /// Rows from which on the vendor's product and unpacking for it take less time than ours.
@@ -82,6 +82,12 @@ impl Backend for Cuda {
         let buffer = self.gpu.buffer(bytes)?;
         buffer.fill(0)?;
         Ok(buffer)
+    }
+
+    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Buffer> + '_>>> {
+        // Two: one is copied while the other is filled.
+        let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn Stage<Buffer>>);
+        (0..2).map(stage).collect()
     }
 
     fn mailbox(&self, words: usize) -> Result<Buffer> {

@@ -20,6 +20,7 @@ mod nccl;
 mod peer;
 mod pipeline;
 pub mod roof;
+mod stage;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

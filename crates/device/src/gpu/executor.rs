@@ -124,7 +124,7 @@ impl<B: Backend> GpuExecutor<B> {
             return Err(Error::new("cache", "blocks for every group", limits.blocks.len()));
         }
         let sizes = Sizes::new(&lowering, &limits, options.dispatch);
-        let weights = weights::load(&*backend, &lowering.program, tensors, &options, progress)?;
+        let weights = weights::load(&*backend, &lowering, tensors, &options, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };

@@ -25,6 +25,7 @@ mod run;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sizes;
+mod stage;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod weights;
@@ -41,6 +42,8 @@ use tile::passes::Target;
 use tile::types::Scalar;
 
 use crate::{About, Device, Executor, LoadOptions, Plan, Usage};
+
+pub use stage::Stage;
 
 /// What kernels are chosen by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +123,18 @@ pub trait Backend: Send + Sync + 'static {
         let buffer = self.buffer(bytes.len())?;
         self.write(&buffer, bytes)?;
         Ok(buffer)
+    }
+
+    /// Portions of the host's memory, of so many bytes each, to be filled in turn with what buffers are to hold: while one is
+    /// copied, the next is filled.
+    ///
+    /// # Errors
+    /// If there is not as much memory left.
+    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Self::Buffer> + '_>>>
+    where
+        Self: Sized,
+    {
+        Ok(vec![Box::new(stage::Heap::new(self, bytes)?)])
     }
 
     /// So many words that the host can see and set while kernels run: see [`Backend::peek`].

@@ -1,11 +1,22 @@
 //! Weights on the device: matrices in planes, vectors in f32.
+//!
+//! Loading is a pipeline. Some rows of a matrix at a time are looked through for what is not finite and packed by all cores,
+//! from the mapped file to a [`Stage`]; that is copied to the device while the next rows are packed to another. So the host has
+//! no more memory for it than the stages, but for weights whose recipe makes a copy of them.
+
+mod packer;
 
 use formats::{Encoded, Error, NotFinite, Result, Tensors};
-use ops::packed::{self, Format, Planes};
+use ops::packed::{Format, Layout};
 use program::Program;
 
-use super::Backend;
+use super::lower::Lowering;
+use super::{Backend, Stage};
 use crate::{LoadOptions, finite};
+use packer::Packer;
+
+/// Bytes of a stage, unless a row or all weights need another size: enough that a copy takes longer than to begin one.
+const PORTION: usize = 32 << 20;
 
 /// A weight on the device.
 pub(super) struct Weight<B> {
@@ -23,123 +34,213 @@ pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option
         let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
         let unknown = || Error::new(&weight.name, "a type of matrices", encoding);
         let format = Format::of(encoding).ok_or_else(unknown)?;
-        packed::Layout::new(format, rows, cols).map_err(|e| weight.named(e))?;
+        Layout::new(format, rows, cols).map_err(|e| weight.named(e))?;
         Ok(Some(format))
     };
     program.weights.iter().map(one).collect()
 }
 
+/// How a weight lies on the device, if it is a matrix.
+fn layout(weight: &program::Weight, format: Option<Format>) -> Option<Layout> {
+    let &[rows, cols] = weight.shape.as_slice() else { return None };
+    Layout::new(format?, rows, cols).ok()
+}
+
+/// Bytes of a weight on the device.
+fn size(weight: &program::Weight, format: Option<Format>) -> usize {
+    let numbers = || 4 * weight.shape.iter().product::<usize>();
+    layout(weight, format).map_or_else(numbers, |layout| layout.bytes())
+}
+
 /// Bytes of all weights on the device.
 pub(super) fn bytes(program: &Program, formats: &[Option<Format>]) -> usize {
-    let one = |(weight, format): (&program::Weight, &Option<Format>)| {
-        let layout = match (weight.shape.as_slice(), format) {
-            (&[rows, cols], Some(format)) => packed::Layout::new(*format, rows, cols).ok(),
-            _ => None,
-        };
-        layout.map_or(4 * weight.shape.iter().product::<usize>(), |layout| layout.bytes())
-    };
-    program.weights.iter().zip(formats).map(one).sum()
+    program.weights.iter().zip(formats).map(|(weight, format)| size(weight, *format)).sum()
 }
 
-/// Rows that each core takes of so many, and none fewer than a thread is worth.
-fn share(rows: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    rows.div_ceil(cores).max(64)
-}
-
-/// The first weight of a matrix that is not finite, looked for on all cores.
-fn not_finite(matrix: &Encoded<'_>, rows: usize) -> Option<NotFinite> {
-    let (share, per_row, encoding) =
-        (share(rows), matrix.bytes.len() / rows.max(1), matrix.encoding);
-    if share >= rows || per_row * rows != matrix.bytes.len() {
-        return encoding.not_finite(&matrix.bytes);
-    }
-    let elements = share * (per_row / encoding.block_bytes() * encoding.block_elements());
-    std::thread::scope(|scope| {
-        let parts = matrix.bytes.chunks(share * per_row);
-        let threads: Vec<_> =
-            parts.map(|bytes| scope.spawn(move || encoding.not_finite(bytes))).collect();
-        let found = threads.into_iter().map(|thread| thread.join().ok().flatten());
-        let first = found.enumerate().find_map(|(i, found)| Some((i, found?)));
-        first.map(|(i, found)| NotFinite { element: i * elements + found.element, ..found })
-    })
-}
-
-/// Packs a matrix on all cores.
-fn pack(matrix: &Encoded<'_>, rows: usize, cols: usize) -> Result<Planes> {
-    let (share, per_row, encoding) =
-        (share(rows), matrix.bytes.len() / rows.max(1), matrix.encoding);
-    if share >= rows || per_row * rows != matrix.bytes.len() {
-        return packed::pack(encoding, &matrix.bytes, rows, cols);
-    }
-    let parts: Vec<Result<Planes>> = std::thread::scope(|scope| {
-        let pack = |bytes: &'_ [u8]| packed::pack(encoding, bytes, bytes.len() / per_row, cols);
-        let parts = matrix.bytes.chunks(share * per_row);
-        let threads: Vec<_> = parts.map(|bytes| scope.spawn(move || pack(bytes))).collect();
-        let lost = || Error::new("pack", "a packed matrix", "a thread that ended early");
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(lost()))).collect()
+/// Bytes of a stage for these weights: each row, and each vector, fits.
+fn portion(program: &Program, formats: &[Option<Format>]) -> usize {
+    let all = || program.weights.iter().zip(formats);
+    let whole = all().map(|(weight, format)| size(weight, *format)).max().unwrap_or(0);
+    let least = all().map(|(weight, format)| match layout(weight, *format) {
+        Some(layout) => 4 * layout.row_words(),
+        None => size(weight, *format),
     });
-    let mut bytes = Vec::new();
-    let mut format = None;
-    for part in parts {
-        let part = part?;
-        format = Some(part.layout.format);
-        bytes.extend_from_slice(&part.bytes);
-    }
-    let format = format.ok_or_else(|| Error::new("pack", "rows", "none"))?;
-    Ok(Planes { layout: packed::Layout::new(format, rows, cols)?, bytes })
+    PORTION.min(whole).max(least.max().unwrap_or(0))
 }
 
-/// Reads, packs and uploads the weights of a Program, one at a time.
+/// Reads, packs and uploads the weights of a lowering's Program.
+///
+/// # Errors
+/// Weights that cannot be read, or are not finite where they must be; what the device refuses.
 pub(super) fn load<B: Backend>(
     backend: &B,
-    program: &Program,
+    lowering: &Lowering,
     tensors: &Tensors,
     options: &LoadOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
+    let (program, formats) = (&lowering.program, &lowering.formats);
     let total = program.stored_bytes(tensors)?;
+    let mut loader = Loader {
+        backend,
+        stages: backend.stages(portion(program, formats))?,
+        packer: Packer::new(bytes(program, formats), !options.allow_nan)?,
+    };
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
-    for weight in &program.weights {
+    for (weight, format) in program.weights.iter().zip(formats) {
         let read = weight.read(tensors)?;
-        let named = |e| weight.named(e);
-        let upload = |bytes: &[u8]| -> Result<_> {
-            Ok(Weight { buffer: backend.upload(bytes)?, bytes: bytes.len() })
-        };
-        let refuse = |found: Option<NotFinite>| match found.filter(|_| !options.allow_nan) {
-            Some(found) => Err(finite::refusal(weight, tensors, found)),
-            None => Ok(()),
-        };
-        let uploaded = match *weight.shape.as_slice() {
-            [rows, cols] => {
-                refuse(not_finite(&read, rows))?;
-                match Format::of(read.encoding) {
-                    // Rows of numbers lie in the file as they do on the device.
-                    Some(format @ Format::Dense(_)) => {
-                        packed::Layout::new(format, rows, cols).map_err(named)?;
-                        upload(&read.bytes).map_err(named)?
-                    }
-                    _ => {
-                        let planes = pack(&read, rows, cols).map_err(named)?;
-                        upload(&planes.bytes).map_err(named)?
-                    }
-                }
-            }
-            [_] => {
-                let values = read.to_f32().map_err(named)?;
-                refuse(NotFinite::among(&values))?;
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                upload(&bytes).map_err(named)?
-            }
-            _ => {
-                return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
+        let buffer = backend.buffer(size(weight, *format))?;
+        let found = match layout(weight, *format) {
+            Some(layout) => loader.matrix(&read, &layout, &buffer),
+            None if weight.shape.len() == 1 => loader.vector(&read, &buffer),
+            None => {
+                let shape = format!("{:?}", weight.shape);
+                return Err(Error::new(&weight.name, "rank 1 or 2", shape));
             }
         };
+        if let Some(found) = found.map_err(|e| weight.named(e))? {
+            return Err(finite::refusal(weight, tensors, found));
+        }
+        weights.push(Weight { buffer, bytes: size(weight, *format) });
         weight.source.release(tensors);
-        weights.push(uploaded);
         done += weight.stored_bytes(tensors)?;
         progress(done, total);
     }
     Ok(weights)
+}
+
+/// What takes weights to a device.
+struct Loader<'a, B: Backend> {
+    backend: &'a B,
+    /// They take turns.
+    stages: Vec<Box<dyn Stage<B::Buffer> + 'a>>,
+    packer: Packer,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    /// Packs a matrix to a buffer. The first of its weights that is not finite ends it, if they must be.
+    fn matrix(
+        &mut self,
+        from: &Encoded<'_>,
+        layout: &Layout,
+        to: &B::Buffer,
+    ) -> Result<Option<NotFinite>> {
+        let (per_row, source) = (4 * layout.row_words(), from.bytes.len() / layout.rows.max(1));
+        let mut first = 0;
+        while first < layout.rows {
+            let stage = turn(&mut self.stages)?;
+            let bytes = stage.bytes()?;
+            let count = (bytes.len() / per_row).clamp(1, layout.rows - first);
+            let missing = || Error::new("load", "rows of the matrix", from.bytes.len());
+            let rows = from.bytes.get(first * source..(first + count) * source);
+            let (rows, packed) = rows.zip(bytes.get_mut(..count * per_row)).ok_or_else(missing)?;
+            if let Some(found) = self.packer.pack(from.encoding, rows, layout, packed)? {
+                let before = first * layout.cols;
+                return Ok(Some(NotFinite { element: before + found.element, ..found }));
+            }
+            let part = first * per_row..(first + count) * per_row;
+            stage.send(part.len(), &self.backend.part(to, part)?)?;
+            first += count;
+        }
+        Ok(None)
+    }
+
+    /// Writes a vector to a buffer, in f32.
+    fn vector(&mut self, from: &Encoded<'_>, to: &B::Buffer) -> Result<Option<NotFinite>> {
+        let values = from.to_f32()?;
+        let found = NotFinite::among(&values).filter(|_| self.packer.looks);
+        if found.is_none() {
+            let stage = turn(&mut self.stages)?;
+            let words = stage.bytes()?.as_chunks_mut().0;
+            let missing = || Error::new("load", "room for a vector", values.len());
+            let words = words.get_mut(..values.len()).ok_or_else(missing)?;
+            words.iter_mut().zip(&values).for_each(|(word, value)| *word = value.to_le_bytes());
+            stage.send(4 * values.len(), to)?;
+        }
+        Ok(found)
+    }
+}
+
+/// The stage whose turn it is: the one that was used longest ago.
+fn turn<'s, 'a, B>(
+    stages: &'s mut [Box<dyn Stage<B> + 'a>],
+) -> Result<&'s mut (dyn Stage<B> + 'a)> {
+    stages.rotate_left(1.min(stages.len()));
+    stages.last_mut().map(Box::as_mut).ok_or_else(|| Error::new("load", "a stage", "none"))
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::borrow::Cow;
+
+    use formats::DType;
+
+    use super::super::sim::{Engine, Sim};
+    use super::super::stage::Heap;
+    use super::*;
+
+    const COLS: usize = 512;
+
+    /// Loads a matrix through stages of so many bytes, and reads back what is on the device.
+    fn load(
+        dtype: DType,
+        bytes: &[u8],
+        rows: usize,
+        stages: &[usize],
+    ) -> Result<(Option<NotFinite>, Vec<u8>)> {
+        let sim = Sim::new(Engine::Interpreter);
+        let heap = |bytes: &usize| Ok(Box::new(Heap::new(&sim, *bytes)?) as Box<dyn Stage<_>>);
+        let mut loader = Loader {
+            backend: &sim,
+            stages: stages.iter().map(heap).collect::<Result<_>>()?,
+            packer: Packer::new(1, true)?,
+        };
+        let layout = Layout::new(Format::of(dtype).unwrap(), rows, COLS)?;
+        let buffer = sim.buffer(layout.bytes())?;
+        let from = Encoded {
+            encoding: dtype.into(),
+            shape: vec![rows, COLS],
+            bytes: Cow::Borrowed(bytes),
+        };
+        let found = loader.matrix(&from, &layout, &buffer)?;
+        let mut packed = vec![0; layout.bytes()];
+        sim.read(&buffer, &mut packed)?;
+        Ok((found, packed))
+    }
+
+    #[test]
+    fn portions_come_together_whatever_their_size() {
+        for dtype in [DType::Q4K, DType::Q8_0, DType::BF16, DType::F32] {
+            let rows = 37;
+            let size = formats::Encoding::Stored(dtype).bytes_for(rows * COLS).unwrap();
+            let bytes: Vec<u8> = (0..size).map(|i| (i * 37 % 59) as u8).collect();
+            let want = ops::packed::pack(dtype, &bytes, rows, COLS).unwrap();
+            let row = 4 * want.layout.row_words();
+            for stages in [&[row][..], &[3 * row + 5, row], &[37 * row, 37 * row], &[1 << 20]] {
+                let (found, packed) = load(dtype, &bytes, rows, stages).unwrap();
+                assert!(found.is_none() && packed == want.bytes, "{dtype} by {stages:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_not_finite_is_counted_from_the_matrix_on() {
+        let rows = 20;
+        let mut bytes = vec![0; 2 * rows * COLS];
+        for at in [COLS * 17 + 3, COLS * 11 + 500] {
+            bytes[2 * at..][..2].copy_from_slice(&[0, 0x7c]);
+            let (found, _) = load(DType::F16, &bytes, rows, &[4 * 2 * COLS; 2]).unwrap();
+            let expected = NotFinite { element: at, shared: 1, value: f32::INFINITY };
+            assert_eq!(found, Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_stage_too_small_for_a_row_is_refused() {
+        let bytes = vec![0; 4 * COLS];
+        let why = load(DType::F32, &bytes, 1, &[4 * COLS - 1]).unwrap_err().to_string();
+        assert!(why.contains("rows of the matrix") && !why.contains('\n'), "{why}");
+        assert!(load(DType::F32, &bytes, 1, &[]).is_err());
+    }
 }

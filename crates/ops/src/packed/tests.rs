@@ -1,7 +1,10 @@
 //! The packed layout against the formats' own decoders.
 
+mod reference;
+
 use super::*;
 use crate::linear::cases::Matrix;
+use formats::quant::plain;
 use tile::case::{Buffer, Case, Expected};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
@@ -49,6 +52,45 @@ fn every_type_unpacks_to_what_its_decoder_gives() {
     assert_eq!(checked, 3 * 16);
 }
 
+/// Every encoding of blocks and affine groups that there is a format for.
+fn quantised() -> Vec<Encoding> {
+    let blocks = DType::ALL.into_iter().filter(|dtype| dtype.is_block()).map(Encoding::Stored);
+    let groups = (2..=8).flat_map(|bits| [32, 64, 96, 128, 256].map(|group| (bits, group)));
+    let groups = groups.flat_map(|(bits, group)| {
+        [DType::F16, DType::BF16].map(|scale| Groups::new(bits, group, scale).unwrap())
+    });
+    let all = blocks.chain(groups.map(Encoding::Groups));
+    all.filter(|encoding| Format::of(*encoding).is_some()).collect()
+}
+
+#[test]
+fn whole_blocks_pack_as_their_elements_do() {
+    let all = quantised();
+    assert_eq!(all.len(), 13 + 7 * 5 * 2);
+    for encoding in all {
+        let format = Format::of(encoding).unwrap();
+        let step = format.step().max(encoding.block_elements() as u32) as usize;
+        for (rows, steps) in [(1, 1), (2, 3), (3, 9), (1, 16)] {
+            let cols = (steps * step).next_multiple_of(encoding.block_elements());
+            if Layout::new(format, rows, cols).is_err() {
+                continue;
+            }
+            let source = bytes(cols as u64 + 1, encoding.bytes_for(rows * cols).unwrap());
+            let want = reference::pack(encoding, &source, rows, cols);
+            let why = format!("{encoding} [{rows}, {cols}]");
+            assert!(pack(encoding, &source, rows, cols).unwrap().bytes == want, "{why}");
+            // Row by row, to memory that holds something else.
+            let layout = Layout::new(format, rows, cols).unwrap();
+            let mut packed = bytes(3, want.len());
+            let parts = packed.chunks_mut(want.len() / rows);
+            for (source, part) in source.chunks(source.len() / rows).zip(parts) {
+                pack_into(encoding, source, &layout, part).unwrap();
+            }
+            assert!(packed == want, "{why}, a row at a time");
+        }
+    }
+}
+
 #[test]
 fn mlx_groups_unpack_to_scale_times_code_plus_bias() {
     for format in Format::all() {
@@ -94,6 +136,16 @@ fn what_does_not_fit_is_refused_with_one_line() {
         (refused(pack(DType::Q8_0, &[], usize::MAX, 32)), "less than 2^32 words"),
         (refused(pack(DType::Q8_0, &[], 1, usize::MAX - 31)), "less than 2^32 words"),
     ];
+    let layout = Layout::new(Format::Block(DType::Q4_0), 4, 64).unwrap();
+    let into = |dtype, bytes: &[u8], room| {
+        pack_into(Encoding::Stored(dtype), bytes, &layout, &mut vec![0; room]).unwrap_err()
+    };
+    let room = layout.bytes();
+    let tests = tests.into_iter().chain([
+        (into(DType::Q4_0, &[0; 71], room / 2).to_string(), "expected 72 bytes, found 71"),
+        (into(DType::Q4_0, &[0; 36], room - 1).to_string(), "room for rows of 48 bytes"),
+        (into(DType::Q5_0, &[0; 44], room / 4).to_string(), "expected q4_0, found q5_0"),
+    ]);
     for (found, expected) in tests {
         assert!(found.contains(expected), "{found}");
         assert!(!found.contains('\n'));
