@@ -1,0 +1,172 @@
+//! AdamW (Loshchilov and Hutter 2019): Adam with weight decay apart from the gradient, in f32.
+//!
+//! ```text
+//! p <- p - rate * decay * p
+//! m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
+//! p <- p - rate / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+//! ```
+
+use crate::Parameter;
+use formats::{Error, Result};
+
+/// What the updates follow from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// How fast the running means of gradients and of their squares forget.
+    pub betas: [f64; 2],
+    /// What is added to the root of the second moment.
+    pub epsilon: f64,
+    /// What share of a parameter an update at rate 1 takes away; of those alone that decay.
+    pub decay: f64,
+    /// The greatest norm of all gradients together; longer ones are scaled to it.
+    pub clip: Option<f64>,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW { betas: [0.9, 0.999], epsilon: 1e-8, decay: 0.0, clip: Some(1.0) }
+    }
+}
+
+/// The running means of gradients and of their squares, a row for each parameter.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Moments {
+    /// Of gradients.
+    pub first: Vec<Vec<f32>>,
+    /// Of their squares.
+    pub second: Vec<Vec<f32>>,
+    /// Updates that were made.
+    pub updates: u64,
+}
+
+/// Elements from which on a parameter is shared out among threads.
+const SHARED: usize = 1 << 20;
+
+impl Moments {
+    /// Those before the first update.
+    pub fn zeros(parameters: &[Parameter]) -> Moments {
+        let zeros = || parameters.iter().map(|p| vec![0.0; p.values.len()]).collect();
+        Moments { first: zeros(), second: zeros(), updates: 0 }
+    }
+
+    /// Updates the parameters at a learning rate by gradients that are `scale` times too long, and returns their norm before
+    /// clipping, scaled.
+    ///
+    /// # Errors
+    /// Gradients that are not finite, by the parameter's name; nothing is changed then.
+    pub fn update(
+        &mut self,
+        parameters: &mut [Parameter],
+        gradients: &[Vec<f32>],
+        options: &AdamW,
+        rate: f64,
+        scale: f64,
+    ) -> Result<f64> {
+        let mut squares = 0.0;
+        for (parameter, gradient) in parameters.iter().zip(gradients) {
+            let own: f64 = gradient.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+            if !own.is_finite() {
+                let place = format!("the gradient of {}", parameter.name);
+                let error = Error::new(place, "finite numbers", "others");
+                return Err(error.hint("take a lower learning rate"));
+            }
+            squares += own;
+        }
+        let norm = squares.sqrt() / scale;
+        // As PyTorch's clip_grad_norm_ has it.
+        let clip = options.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        self.updates += 1;
+        let [b1, b2] = options.betas;
+        let corrected = |beta: f64| 1.0 - beta.powf(self.updates as f64);
+        let mut rule = Rule {
+            scale: (clip / scale) as f32,
+            rest: [(1.0 - b1) as f32, (1.0 - b2) as f32],
+            kept: b2 as f32,
+            step: (rate / corrected(b1)) as f32,
+            root: corrected(b2).sqrt() as f32,
+            epsilon: options.epsilon as f32,
+            keep: 1.0,
+        };
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        for ((parameter, gradient), (first, second)) in
+            parameters.iter_mut().zip(gradients).zip(moments)
+        {
+            rule.keep = if parameter.decays { (1.0 - rate * options.decay) as f32 } else { 1.0 };
+            rule.apply(&mut parameter.values, gradient, first, second);
+        }
+        Ok(norm)
+    }
+}
+
+/// An update of single numbers.
+#[derive(Clone, Copy)]
+struct Rule {
+    /// What gradients are multiplied with.
+    scale: f32,
+    /// What the moments take of a gradient and of its square.
+    rest: [f32; 2],
+    /// What the second moment keeps of itself.
+    kept: f32,
+    step: f32,
+    root: f32,
+    epsilon: f32,
+    /// What decay leaves of a parameter.
+    keep: f32,
+}
+
+impl Rule {
+    /// Every element by itself, so that threads change no bit.
+    fn apply(self, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
+        let threads = match values.len() {
+            n if n < SHARED => 1,
+            _ => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let part = values.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let rows = first.chunks_mut(part).zip(second.chunks_mut(part));
+            let rows = values.chunks_mut(part).zip(gradient.chunks(part)).zip(rows);
+            for ((values, gradient), (first, second)) in rows {
+                let mut work = move || self.part(values, gradient, first, second);
+                if threads == 1 { work() } else { drop(scope.spawn(work)) }
+            }
+        });
+    }
+
+    fn part(self, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
+        for i in 0..values.len() {
+            let g = gradient[i] * self.scale;
+            first[i] += self.rest[0] * (g - first[i]);
+            second[i] = self.kept * second[i] + self.rest[1] * (g * g);
+            let root = second[i].sqrt() / self.root + self.epsilon;
+            values[i] = values[i] * self.keep - self.step * (first[i] / root);
+        }
+    }
+}
+
+/// How the learning rate goes, as Transformers' schedules do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Schedule {
+    /// It stays.
+    Constant,
+    /// It falls to zero in a straight line.
+    Linear,
+    /// It falls to zero along half a cosine.
+    #[default]
+    Cosine,
+}
+
+impl Schedule {
+    /// The share of the learning rate in update `step`, from 0, of `steps`, of which the first `warmup` rise from zero.
+    pub fn share(self, step: u64, steps: u64, warmup: u64) -> f64 {
+        if step < warmup {
+            return step as f64 / warmup as f64;
+        }
+        let rest = steps.saturating_sub(warmup).max(1) as f64;
+        let done = ((step - warmup) as f64 / rest).min(1.0);
+        match self {
+            Schedule::Constant => 1.0,
+            Schedule::Linear => 1.0 - done,
+            Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+        }
+    }
+}

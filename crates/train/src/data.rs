@@ -1,0 +1,313 @@
+//! Examples to learn from: files of JSON lines or plain text, as tokens of which some are to be predicted.
+//!
+//! A line is `messages` (as OpenAI's interface has them, through the model's chat template), `prompt` with `completion`, or
+//! `text`. Of messages the assistant's answers count, of a prompt with its completion the completion, of a text every token.
+//! What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
+
+mod chat;
+mod line;
+
+use engine::{Prompt, models};
+use formats::{Error, Location, Result, Tensors};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use tokens::{ChatTemplate, Special, Tokenizer};
+
+/// What an example was made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A text of which every token counts.
+    Text,
+    /// Prompts, and answers that count.
+    Answers,
+}
+
+/// A sequence to learn from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// Its tokens, those that are not predicted included.
+    pub tokens: Vec<u32>,
+    /// Which of them are to be predicted, each from what precedes it: ranges in ascending order, none of them empty, none with
+    /// token 0.
+    pub counted: Vec<Range<usize>>,
+    /// What it was made of.
+    pub form: Form,
+    /// The line of the file that it comes from, from 1; the piece of a plain text. What has one line in common is held out
+    /// together.
+    pub line: usize,
+}
+
+impl Example {
+    /// An example of which one run of tokens counts.
+    pub fn of(tokens: Vec<u32>, counted: Range<usize>, form: Form, line: usize) -> Example {
+        Example { tokens, counted: std::iter::once(counted).collect(), form, line }
+    }
+
+    /// How many tokens count.
+    pub fn answer_tokens(&self) -> usize {
+        self.counted.iter().map(Range::len).sum()
+    }
+}
+
+/// The examples of one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Data {
+    /// In the order of the file.
+    pub examples: Vec<Example>,
+    /// What was done to them that their author may not expect, a sentence each.
+    pub notes: Vec<String>,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+}
+
+impl Data {
+    /// Tokens of all examples.
+    pub fn tokens(&self) -> usize {
+        self.examples.iter().map(|example| example.tokens.len()).sum()
+    }
+
+    /// Tokens that count.
+    pub fn answer_tokens(&self) -> usize {
+        self.examples.iter().map(Example::answer_tokens).sum()
+    }
+
+    /// Tokens of the longest example.
+    pub fn longest(&self) -> usize {
+        self.examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0)
+    }
+
+    /// Takes a share of the lines away, chosen by `seed`: at least one, and leaves at least one.
+    ///
+    /// # Errors
+    /// A share that is not between 0 and 1, or fewer than two lines.
+    pub fn hold_out(&mut self, share: f64, seed: u64) -> Result<Data> {
+        if !(share > 0.0 && share < 1.0) {
+            return Err(Error::new("held-out examples", "a share between 0 and 1", share));
+        }
+        let lines: BTreeSet<usize> = self.examples.iter().map(|example| example.line).collect();
+        let lines: Vec<usize> = lines.into_iter().collect();
+        if lines.len() < 2 {
+            let found = format!("{} in all", lines.len());
+            return Err(Error::new(
+                "held-out examples",
+                "two examples or more to choose from",
+                found,
+            ));
+        }
+        let wanted = (lines.len() as f64 * share).round() as usize;
+        let order = crate::pack::shuffled(lines.len(), seed, HELD_OUT);
+        let chosen = order.iter().take(wanted.clamp(1, lines.len() - 1));
+        let chosen: BTreeSet<usize> = chosen.map(|i| lines[*i]).collect();
+        let all = std::mem::take(&mut self.examples);
+        let (held_out, rest) = all.into_iter().partition(|e: &Example| chosen.contains(&e.line));
+        self.examples = rest;
+        Ok(Data { examples: held_out, notes: Vec::new(), sha256: self.sha256.clone() })
+    }
+}
+
+/// The stream of random numbers that chooses what is held out; epochs have those from 0 on.
+const HELD_OUT: u32 = u32::MAX;
+
+/// The parts of a model that turn text into tokens.
+#[derive(Debug)]
+pub struct Language {
+    /// Its tokenizer, with the tokens that end a generation.
+    pub tokenizer: Tokenizer,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+}
+
+impl Language {
+    /// Those of a model's files; no weights are read.
+    ///
+    /// # Errors
+    /// No tokenizer beside the weights; one, or a template, that is damaged.
+    pub fn open(location: impl Into<Location>) -> Result<Language> {
+        let location = location.into();
+        let place = location.to_string();
+        let tensors = Tensors::open(location)?;
+        let tokenizer = engine::read_tokenizer(&tensors)?
+            .ok_or_else(|| Error::new(place, "a tokenizer beside the weights", "none"))?;
+        Ok(Language { tokenizer, template: engine::read_template(&tensors)? })
+    }
+}
+
+/// How a file becomes examples.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'a> {
+    /// Text to tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// Messages to text.
+    pub template: Option<&'a ChatTemplate>,
+    /// Whether a prompt and its completion are continued text although the model has a chat template.
+    pub raw: bool,
+    /// Tokens that an example has at most. Texts are cut there into several.
+    pub context: usize,
+    /// Whether what is longer and no text loses its end, instead of being refused.
+    pub truncate: bool,
+}
+
+impl Reader<'_> {
+    /// The examples of a file: of JSON lines where its name ends in `.jsonl`, `.ndjson` or `.json`, else of plain text.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no UTF-8; a line that is malformed, by file, line and key; an example longer than the
+    /// context; nothing to learn from.
+    pub fn read(&self, path: &Path) -> Result<Data> {
+        if self.context < 2 {
+            return Err(Error::new("context", "at least 2 tokens", self.context));
+        }
+        let place = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|e| Error::io(&place, e))?;
+        let sha256 = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = std::str::from_utf8(&bytes).map_err(|e| {
+            let line = 1 + bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+            Error::new(format!("{place}: line {line}"), "UTF-8", "other bytes")
+        })?;
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut remarks = Remarks::default();
+        let examples = match is_lines(path) {
+            true => self.lines(&place, text, &mut remarks)?,
+            false => {
+                let mut pieces = self.text(text, 1, &mut Remarks::default())?;
+                pieces.iter_mut().enumerate().for_each(|(i, piece)| piece.line = i + 1);
+                pieces
+            }
+        };
+        let data = Data { examples, notes: remarks.sentences(self.context), sha256 };
+        if data.answer_tokens() == 0 {
+            return Err(Error::new(place, "something to learn from", "no token that counts"));
+        }
+        Ok(data)
+    }
+
+    fn lines(&self, place: &str, text: &str, remarks: &mut Remarks) -> Result<Vec<Example>> {
+        let mut examples = Vec::new();
+        for (i, line) in text.lines().enumerate() {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let of_line = |e: Error| Error {
+                place: format!("{place}: line {}{}", i + 1, below(&e.place)),
+                ..e
+            };
+            examples.extend(self.line(line, i + 1, remarks).map_err(of_line)?);
+        }
+        Ok(examples)
+    }
+
+    /// The pieces of a text.
+    fn text(&self, text: &str, line: usize, remarks: &mut Remarks) -> Result<Vec<Example>> {
+        let tokens = self.ended(self.tokenizer.encode(text, Special { add: true, parse: false })?);
+        if tokens.len() < 2 {
+            return Ok(Vec::new());
+        }
+        remarks.split += usize::from(tokens.len() > self.context);
+        // Each piece begins with the last token of the one before it, so that every token but the first is predicted once.
+        let piece = |start: usize| {
+            let tokens = tokens[start..].iter().take(self.context).copied().collect::<Vec<u32>>();
+            let count = tokens.len();
+            Example::of(tokens, 1..count, Form::Text, line)
+        };
+        Ok((0..tokens.len() - 1).step_by(self.context - 1).map(piece).collect())
+    }
+
+    /// The tokens with the one that ends a text behind them, if the model has one and they do not end in it.
+    fn ended(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        let end = self.tokenizer.eos_token().or(self.tokenizer.eos().first().copied());
+        if let Some(end) = end.filter(|end| tokens.last() != Some(end)) {
+            tokens.push(end);
+        }
+        tokens
+    }
+
+    /// An example within the context, or none if nothing of it would count.
+    fn fitted(&self, mut example: Example, remarks: &mut Remarks) -> Result<Option<Example>> {
+        let length = example.tokens.len();
+        if length > self.context {
+            if !self.truncate {
+                let expected = format!("at most {} tokens", self.context);
+                let error = Error::new("", expected, length);
+                return Err(error.hint("take a longer context, or have examples truncated"));
+            }
+            remarks.truncated += 1;
+            example.tokens.truncate(self.context);
+        }
+        let end = example.tokens.len();
+        let within =
+            example.counted.into_iter().map(|range| range.start.max(1)..range.end.min(end));
+        example.counted = within.filter(|range| !range.is_empty()).collect();
+        remarks.empty += usize::from(example.counted.is_empty());
+        Ok((!example.counted.is_empty()).then_some(example))
+    }
+
+    /// The text of a conversation, with the beginning of an answer behind it or not.
+    fn render(
+        &self,
+        messages: &[serde_json::Value],
+        extra: &serde_json::Map<String, serde_json::Value>,
+        opened: bool,
+    ) -> Result<String> {
+        let mut extra = extra.clone();
+        extra.insert("add_generation_prompt".to_owned(), opened.into());
+        let prompt = Prompt::Chat { messages: messages.to_vec(), extra };
+        prompt.render(Some(self.tokenizer), self.template)
+    }
+}
+
+/// Whether a file has an example on each line.
+pub fn is_lines(path: &Path) -> bool {
+    let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default();
+    ["jsonl", "ndjson", "json"].iter().any(|known| end.eq_ignore_ascii_case(known))
+}
+
+/// A place within a line, as the rest of an error's place.
+fn below(place: &str) -> String {
+    if place.is_empty() { String::new() } else { format!(": {place}") }
+}
+
+/// How many examples something was done to.
+#[derive(Debug, Default)]
+struct Remarks {
+    split: usize,
+    truncated: usize,
+    empty: usize,
+    apart: usize,
+    opening: usize,
+}
+
+impl Remarks {
+    fn sentences(&self, context: usize) -> Vec<String> {
+        let rows = [
+            (self.split, format!("longer than {context} tokens: cut into several")),
+            (self.truncated, format!("longer than {context} tokens: truncated")),
+            (self.empty, "without a token that counts: left out".to_owned()),
+            (
+                self.apart,
+                "whose earlier answers the chat template shows otherwise later on: each answer became an example".to_owned(),
+            ),
+            (
+                self.opening,
+                "whose answers do not begin as the chat template opens them: learned as the data have them".to_owned(),
+            ),
+        ];
+        let told = rows.into_iter().filter(|(count, _)| *count > 0);
+        told.map(|(count, what)| match count {
+            1 => format!("1 example {what}"),
+            count => format!("{count} examples {what}"),
+        })
+        .collect()
+    }
+}
+
+/// The greatest context of a model that its configuration states.
+///
+/// # Errors
+/// A configuration that cannot be read.
+pub fn trained_context(location: impl Into<Location>, ignore_keys: &[String]) -> Result<usize> {
+    let tensors = Tensors::open(location)?;
+    let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
+    Ok(models::load(&tensors, &read)?.config().context)
+}

@@ -1,0 +1,120 @@
+//! One JSON line as examples.
+
+use super::{Example, Form, Reader, Remarks};
+use formats::{Error, Result};
+use serde_json::{Map, Value, json};
+use tokens::Special;
+
+/// Keys of a line that go to the chat template as they are.
+const FOR_TEMPLATES: &[&str] = &["tools", "documents", "chat_template_kwargs"];
+
+impl Reader<'_> {
+    /// The examples of a line.
+    pub(super) fn line(
+        &self,
+        line: &str,
+        number: usize,
+        remarks: &mut Remarks,
+    ) -> Result<Vec<Example>> {
+        let value: Value = serde_json::from_str(line).map_err(|e| {
+            // The reader's own line is always the first.
+            let found = format!("{} at column {}", category(&e), e.column());
+            let error = Error::new("", "a JSON object", found);
+            match line.trim_start().starts_with('[') {
+                true => error.hint("one object on each line, without a list around them"),
+                false => error,
+            }
+        })?;
+        let object = value.as_object().ok_or_else(|| Error::new("", "an object", kind(&value)))?;
+        let forms = ["messages", "prompt", "text"];
+        let found: Vec<&str> = forms.into_iter().filter(|key| object.contains_key(*key)).collect();
+        match found[..] {
+            ["messages"] => {
+                self.chat(list(&object["messages"], "messages")?, &extra(object)?, number, remarks)
+            }
+            ["prompt"] => self.completion(object, number, remarks),
+            ["text"] => self.text(string(object, "text")?, number, remarks),
+            _ => {
+                let found = if found.is_empty() { "none".to_owned() } else { found.join(" and ") };
+                Err(Error::new("", "one of messages, prompt with completion, or text", found))
+            }
+        }
+    }
+
+    fn completion(
+        &self,
+        object: &Map<String, Value>,
+        line: usize,
+        remarks: &mut Remarks,
+    ) -> Result<Vec<Example>> {
+        let completion = object
+            .get("completion")
+            .ok_or_else(|| Error::new("completion", "beside prompt", "none"))?;
+        if let (Value::Array(prompt), Value::Array(completion)) = (&object["prompt"], completion) {
+            let before = prompt.len();
+            let messages: Vec<Value> = prompt.iter().chain(completion).cloned().collect();
+            let counts = |i: usize| i >= before;
+            return self.chat_counting(&messages, &extra(object)?, line, &counts, remarks);
+        }
+        let (prompt, completion) = (string(object, "prompt")?, string(object, "completion")?);
+        if self.template.is_some() && !self.raw {
+            let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+            let messages = [message("user", prompt), message("assistant", completion)];
+            return self.chat(&messages, &extra(object)?, line, remarks);
+        }
+        let add = Special { add: true, parse: false };
+        let tokens = self.tokenizer.encode(&format!("{prompt}{completion}"), add)?;
+        let start = super::chat::common(&self.tokenizer.encode(prompt, add)?, &tokens);
+        let tokens = self.ended(tokens);
+        let counted = start.max(1)..tokens.len();
+        let example = Example::of(tokens, counted, Form::Answers, line);
+        Ok(self.fitted(example, remarks)?.into_iter().collect())
+    }
+}
+
+/// What a line has for the template beside messages.
+fn extra(object: &Map<String, Value>) -> Result<Map<String, Value>> {
+    let mut extra = Map::new();
+    for key in FOR_TEMPLATES {
+        match (*key, object.get(*key)) {
+            (_, None | Some(Value::Null)) => {}
+            ("chat_template_kwargs", Some(Value::Object(more))) => extra.extend(more.clone()),
+            ("chat_template_kwargs", Some(other)) => {
+                return Err(Error::new(*key, "an object", kind(other)));
+            }
+            (key, Some(value)) => {
+                list(value, key)?;
+                extra.insert(key.to_owned(), value.clone());
+            }
+        }
+    }
+    Ok(extra)
+}
+
+pub(super) fn string<'a>(object: &'a Map<String, Value>, key: &str) -> Result<&'a str> {
+    let value = object.get(key).unwrap_or(&Value::Null);
+    value.as_str().ok_or_else(|| Error::new(key, "a text", kind(value)))
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value]> {
+    value.as_array().map(Vec::as_slice).ok_or_else(|| Error::new(key, "a list", kind(value)))
+}
+
+/// What kind of value JSON has there.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn category(error: &serde_json::Error) -> &'static str {
+    match error.classify() {
+        serde_json::error::Category::Eof => "one that breaks off",
+        _ => "something else",
+    }
+}

@@ -1,0 +1,98 @@
+//! Which examples are learned from together, and in which order.
+
+use crate::{Batch, Example};
+use formats::{Error, Result};
+use ops::sample::philox;
+use std::ops::Range;
+
+/// The numbers below `count` in an order that follows from a seed and the number of a stream alone (Fisher and Yates's, with
+/// Philox's numbers).
+pub fn shuffled(count: usize, seed: u64, stream: u32) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    for i in (1..count).rev() {
+        // The high half of a product with 64 random bits: of a bias below 2^-32 for any count that fits memory.
+        let bits = philox::stream(seed, i as u64, stream);
+        let j = ((u128::from(bits) * (i as u128 + 1)) >> 64) as usize;
+        order.swap(i, j);
+    }
+    order
+}
+
+/// Runs of `order` that have at most `budget` tokens together, as ranges of it.
+///
+/// # Errors
+/// An example that is longer than the budget.
+pub fn runs(examples: &[Example], order: &[usize], budget: usize) -> Result<Vec<Range<usize>>> {
+    let (mut runs, mut start, mut tokens) = (Vec::new(), 0, 0);
+    for (at, &i) in order.iter().enumerate() {
+        let length = examples[i].tokens.len();
+        if length > budget {
+            let expected = format!("examples of at most {budget} tokens");
+            return Err(Error::new("a batch", expected, format!("one of {length}")));
+        }
+        if tokens + length > budget {
+            runs.push(start..at);
+            (start, tokens) = (at, 0);
+        }
+        tokens += length;
+    }
+    if start < order.len() {
+        runs.push(start..order.len());
+    }
+    Ok(runs)
+}
+
+/// The examples of these numbers behind each other.
+pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
+    let mut batch = Batch::default();
+    for example in numbers.iter().map(|i| &examples[*i]) {
+        let start = batch.tokens.len();
+        batch.tokens.extend(&example.tokens);
+        batch.targets.extend(example.tokens.iter().skip(1));
+        // Of a sequence's last token the target is not read.
+        batch.targets.push(0);
+        batch.weights.resize(batch.tokens.len(), 0.0);
+        for range in &example.counted {
+            batch.weights[start + range.start - 1..start + range.end - 1].fill(1.0);
+        }
+        batch.sequences.push(start..batch.tokens.len());
+    }
+    batch
+}
+
+/// One pass over examples: its order, cut into batches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Epoch {
+    order: Vec<usize>,
+    runs: Vec<Range<usize>>,
+    accumulate: usize,
+}
+
+impl Epoch {
+    /// Epoch `number` under a seed, in batches of at most `budget` tokens, of which `accumulate` make an update.
+    ///
+    /// # Errors
+    /// As [`runs`].
+    pub fn new(
+        examples: &[Example],
+        seed: u64,
+        number: u32,
+        budget: usize,
+        accumulate: usize,
+    ) -> Result<Epoch> {
+        let order = shuffled(examples.len(), seed, number);
+        let runs = runs(examples, &order, budget)?;
+        Ok(Epoch { order, runs, accumulate: accumulate.max(1) })
+    }
+
+    /// How many updates it has.
+    pub fn updates(&self) -> usize {
+        self.runs.len().div_ceil(self.accumulate)
+    }
+
+    /// The examples of an update's batches, by number.
+    pub fn update(&self, number: usize) -> impl Iterator<Item = &[usize]> {
+        let of = self.runs.chunks(self.accumulate).nth(number).unwrap_or_default();
+        of.iter().map(|run| &self.order[run.clone()])
+    }
+}

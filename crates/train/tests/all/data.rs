@@ -1,0 +1,313 @@
+//! Files of examples: which tokens count, and what is refused.
+
+use delft_train::data::Form;
+use delft_train::{Data, Language, Reader, pack};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tokens::{ChatTemplate, Tokenizer};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Reads a text as a file of this name.
+fn read(reader: &Reader<'_>, name: &str, text: impl AsRef<[u8]>) -> formats::Result<Data> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    let of_name = |e: formats::Error| {
+        let place = e.place.replace(&format!("{}/", folder.path().display()), "");
+        formats::Error { place, ..e }
+    };
+    reader.read(&path).map_err(of_name)
+}
+
+fn stories() -> Language {
+    Language::open(root().join("models/delft-stories.gguf")).unwrap()
+}
+
+fn reader(language: &Language) -> Reader<'_> {
+    let Language { tokenizer, template } = language;
+    Reader { tokenizer, template: template.as_ref(), raw: false, context: 64, truncate: false }
+}
+
+/// The texts of what counts, and of everything.
+fn shown(tokenizer: &Tokenizer, data: &Data) -> Vec<(String, Vec<String>)> {
+    let each = data.examples.iter().map(|e| {
+        let counted =
+            e.counted.iter().map(|range| tokenizer.decode(&e.tokens[range.clone()], false));
+        (tokenizer.decode(&e.tokens, false), counted.collect())
+    });
+    each.collect()
+}
+
+/// `tests/reference/answers.py`: published templates without marks give the masks that TRL's marked ones do.
+#[test]
+fn answers_are_those_of_trls_masks() {
+    let folder = root().join("tests/reference/answers");
+    let tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    let cases = std::fs::read(folder.join("cases.json")).unwrap();
+    let cases: Value = serde_json::from_slice(&cases).unwrap();
+    let cases = cases["cases"].as_array().unwrap();
+    assert!(cases.len() > 20);
+    for case in cases {
+        let template = ChatTemplate::from_source(case["template"].as_str().unwrap()).unwrap();
+        let reader = Reader {
+            tokenizer: &tokenizer,
+            template: Some(&template),
+            raw: false,
+            context: 512,
+            truncate: false,
+        };
+        let line = serde_json::json!({ "messages": case["messages"] }).to_string();
+        let data = read(&reader, "a.jsonl", line).unwrap();
+        let numbers = |of: &Value| -> Vec<u32> {
+            of.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as u32).collect()
+        };
+        let (ids, mask) = (numbers(&case["ids"]), numbers(&case["mask"]));
+        assert_eq!(data.examples.len(), 1, "{}", case["name"]);
+        let example = &data.examples[0];
+        assert_eq!(example.tokens, ids, "{}", case["name"]);
+        let mut found = vec![0; ids.len()];
+        example.counted.iter().for_each(|range| found[range.clone()].fill(1));
+        let show = |mask: &[u32]| -> String {
+            let each = ids.iter().zip(mask);
+            each.map(|(id, m)| {
+                format!("{}{:?}", if *m == 1 { "+" } else { "" }, tokenizer.token_text(*id))
+            })
+            .collect()
+        };
+        assert_eq!(show(&found), show(&mask), "{}", case["name"]);
+    }
+}
+
+/// A template as Qwen3's: once the conversation has gone on, what was thought is shown no more.
+const FORGETFUL: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+#[test]
+fn answers_that_a_template_shows_otherwise_later_become_examples_of_their_own() {
+    let tokenizer = Tokenizer::from_folder(&root().join("tests/reference/answers")).unwrap();
+    let template = ChatTemplate::from_source(FORGETFUL).unwrap();
+    let reader = Reader {
+        tokenizer: &tokenizer,
+        template: Some(&template),
+        raw: false,
+        context: 512,
+        truncate: false,
+    };
+    let message =
+        |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+    let talk = [
+        message("user", "Paris"),
+        message("assistant", "Once"),
+        message("user", "fox"),
+        message("assistant", "owl"),
+        message("user", "of no answer"),
+    ];
+    let data =
+        read(&reader, "a.jsonl", serde_json::json!({ "messages": talk }).to_string()).unwrap();
+    let answer = |text: &str| format!("<think>\n\n</think>\n\n{text}<|im_end|>\n");
+    let first =
+        format!("<s><|im_start|>user\nParis<|im_end|>\n<|im_start|>assistant\n{}", answer("Once"));
+    let second = format!(
+        "<s><|im_start|>user\nParis<|im_end|>\n<|im_start|>assistant\nOnce<|im_end|>\n\
+         <|im_start|>user\nfox<|im_end|>\n<|im_start|>assistant\n{}",
+        answer("owl")
+    );
+    let strip = |text: String| text.trim_start_matches("<s>").to_owned();
+    let found: Vec<_> =
+        shown(&tokenizer, &data).into_iter().map(|(all, own)| (strip(all), own)).collect();
+    assert_eq!(found, [(strip(first), vec![answer("Once")]), (strip(second), vec![answer("owl")])]);
+    assert!(data.examples.iter().all(|example| example.line == 1));
+    assert_eq!(data.notes.len(), 1);
+    // An answer of weight 0 is read and not learned.
+    let mut talk = talk.to_vec();
+    talk[3]["weight"] = 0.into();
+    let data =
+        read(&reader, "a.jsonl", serde_json::json!({ "messages": talk }).to_string()).unwrap();
+    assert_eq!(shown(&tokenizer, &data)[0].1, [answer("Once")]);
+    assert_eq!(data.examples.len(), 1);
+}
+
+#[test]
+fn prompts_and_texts_are_tokens_of_which_some_count() {
+    let language = stories();
+    let tokenizer = &language.tokenizer;
+    let lines =
+        "{\"prompt\": \"Once upon\", \"completion\": \" a time\"}\n\n{\"text\": \"A fox.\"}\n";
+    let raw = read(&Reader { raw: true, ..reader(&language) }, "a.jsonl", lines).unwrap();
+    let end = "<|endoftext|>";
+    assert_eq!(
+        shown(tokenizer, &raw),
+        [
+            (format!("<|bos|>Once upon a time{end}"), vec![format!(" a time{end}")]),
+            (format!("<|bos|>A fox.{end}"), vec![format!("A fox.{end}")]),
+        ]
+    );
+    let forms: Vec<_> = raw.examples.iter().map(|e| (e.form, e.line)).collect();
+    assert_eq!(forms, [(Form::Answers, 1), (Form::Text, 3)]);
+    // Through the template, a prompt with its completion is a conversation.
+    let chat = read(&reader(&language), "a.jsonl", lines).unwrap();
+    let talk = "{\"messages\": [{\"role\": \"user\", \"content\": \"Once upon\"}, \
+                {\"role\": \"assistant\", \"content\": \" a time\"}]}";
+    let talk = read(&reader(&language), "b.jsonl", talk).unwrap();
+    assert_eq!(chat.examples[0], talk.examples[0]);
+    let lists = "{\"prompt\": [{\"role\": \"user\", \"content\": \"Once upon\"}], \
+                 \"completion\": [{\"role\": \"assistant\", \"content\": \" a time\"}]}";
+    assert_eq!(read(&reader(&language), "c.jsonl", lists).unwrap().examples, talk.examples);
+    assert_eq!(chat.sha256.len(), 64);
+}
+
+#[test]
+fn long_texts_are_cut_so_that_each_token_is_predicted_once() {
+    let language = stories();
+    let text = "The fox went home. ".repeat(60);
+    let data = read(&reader(&language), "book.txt", &text).unwrap();
+    let whole =
+        language.tokenizer.encode(&text, tokens::Special { add: true, parse: false }).unwrap();
+    let mut joined = vec![data.examples[0].tokens[0]];
+    for example in &data.examples {
+        assert!(example.tokens.len() <= 64);
+        assert_eq!(*joined.last().unwrap(), example.tokens[0]);
+        assert_eq!(example.counted.len(), 1);
+        assert_eq!(example.counted[0], 1..example.tokens.len());
+        joined.extend(&example.tokens[1..]);
+    }
+    assert_eq!(joined[..whole.len()], whole);
+    assert_eq!(joined.len(), whole.len() + 1);
+    assert_eq!(data.examples.last().unwrap().line, data.examples.len());
+    let line = serde_json::json!({ "text": text }).to_string();
+    let lines = read(&reader(&language), "book.jsonl", line).unwrap();
+    assert_eq!(lines.notes, ["1 example longer than 64 tokens: cut into several"]);
+    // What is no text is refused, unless it may lose its end.
+    let long = serde_json::json!({ "prompt": "Tell", "completion": text }).to_string();
+    let refused = read(&reader(&language), "a.jsonl", &long).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("a.jsonl: line 1: expected at most 64 tokens, found "),
+        "{refused}"
+    );
+    let cut = read(&Reader { truncate: true, ..reader(&language) }, "a.jsonl", &long).unwrap();
+    assert_eq!(cut.longest(), 64);
+    assert_eq!(cut.notes, ["1 example longer than 64 tokens: truncated"]);
+    let gone = serde_json::json!({ "prompt": text, "completion": "Yes" }).to_string();
+    let gone = read(&Reader { truncate: true, ..reader(&language) }, "a.jsonl", &gone).unwrap_err();
+    assert_eq!(
+        gone.to_string(),
+        "a.jsonl: expected something to learn from, found no token that counts"
+    );
+}
+
+#[test]
+fn malformed_lines_are_refused_by_file_line_and_key() {
+    let language = stories();
+    let bare = Reader { template: None, ..reader(&language) };
+    let user = "{\"role\": \"user\", \"content\": \"Hi\"}";
+    let cases: &[(String, &str)] = &[
+        ("{\"text\": ".into(), "a JSON object, found one that breaks off at column"),
+        ("[{\"text\": \"x\"}]".into(), "an object, found a list"),
+        ("[".into(), "one object on each line"),
+        ("{}".into(), "one of messages, prompt with completion, or text, found none"),
+        ("{\"text\": \"x\", \"prompt\": \"y\"}".into(), "found prompt and text"),
+        ("{\"text\": 7}".into(), "text: expected a text, found a number"),
+        ("{\"prompt\": \"x\"}".into(), "completion: expected beside prompt, found none"),
+        (
+            "{\"prompt\": \"x\", \"completion\": null}".into(),
+            "completion: expected a text, found nothing",
+        ),
+        ("{\"messages\": {}}".into(), "messages: expected a list, found an object"),
+        ("{\"messages\": [7]}".into(), "messages[0]: expected an object with role"),
+        ("{\"messages\": [{\"content\": \"x\"}]}".into(), "messages[0].role: expected a text"),
+        (format!("{{\"messages\": [{user}, {{\"role\": \"assistant\"}}]}}"), "messages[1].content"),
+        (
+            format!("{{\"messages\": [{user}]}}"),
+            "an answer: a message whose role is assistant, found none",
+        ),
+        (
+            format!(
+                "{{\"messages\": [{user}, {{\"role\": \"assistant\", \"content\": \"x\", \"weight\": 2}}]}}"
+            ),
+            "messages[1].weight: expected 0 or 1, found 2",
+        ),
+        (format!("{{\"messages\": [{user}], \"tools\": 1}}"), "tools: expected a list"),
+    ];
+    for (line, expected) in cases {
+        let text = format!("{{\"text\": \"A fox.\"}}\n{line}\n");
+        let error = read(&reader(&language), "a.jsonl", text).unwrap_err().to_string();
+        assert!(
+            error.starts_with("a.jsonl: line 2: ") && error.contains(expected),
+            "{line}: {error}"
+        );
+    }
+    let talk =
+        format!("{{\"messages\": [{user}, {{\"role\": \"assistant\", \"content\": \"x\"}}]}}");
+    let error = read(&bare, "a.jsonl", talk).unwrap_err().to_string();
+    assert!(error.contains("a model with a chat template"), "{error}");
+    let error = read(&bare, "a.txt", b"one\ntwo \xff").unwrap_err().to_string();
+    assert_eq!(error, "a.txt: line 2: expected UTF-8, found other bytes");
+    for empty in ["", "\n\n"] {
+        assert!(
+            read(&bare, "a.jsonl", empty)
+                .unwrap_err()
+                .to_string()
+                .contains("something to learn from")
+        );
+    }
+}
+
+#[test]
+fn what_is_held_out_follows_from_the_seed_and_keeps_lines_together() {
+    let language = stories();
+    let long = "The fox went home. ".repeat(20);
+    let lines: String = (0..20).map(|i| format!("{{\"text\": \"{i} {long}\"}}\n")).collect();
+    let all = read(&reader(&language), "a.jsonl", lines).unwrap();
+    let split = |share, seed| {
+        let mut rest = all.clone();
+        let held_out = rest.hold_out(share, seed).unwrap();
+        let lines = |data: &Data| -> std::collections::BTreeSet<usize> {
+            data.examples.iter().map(|e| e.line).collect()
+        };
+        assert!(lines(&held_out).is_disjoint(&lines(&rest)));
+        assert_eq!(held_out.examples.len() + rest.examples.len(), all.examples.len());
+        lines(&held_out)
+    };
+    assert_eq!(split(0.1, 1).len(), 2);
+    assert_eq!(split(0.1, 1), split(0.1, 1));
+    assert_ne!(split(0.3, 1), split(0.3, 2));
+    assert_eq!((split(0.001, 1).len(), split(0.999, 1).len()), (1, 19));
+    let mut one = Data { examples: all.examples[..1].to_vec(), ..Data::default() };
+    assert!(one.hold_out(0.5, 1).is_err() && all.clone().hold_out(1.0, 1).is_err());
+}
+
+#[test]
+fn batches_hold_every_example_once_and_what_counts_of_it() {
+    let examples = crate::toy::examples(50);
+    let epoch = pack::Epoch::new(&examples, 3, 0, 20, 2).unwrap();
+    let (mut seen, mut tokens) = (Vec::<usize>::new(), 0);
+    for update in 0..epoch.updates() {
+        assert!((1..=2).contains(&epoch.update(update).count()));
+        for numbers in epoch.update(update) {
+            let batch = pack::batch(&examples, numbers);
+            assert!(batch.tokens.len() <= 20 && batch.sequences.len() == numbers.len());
+            assert_eq!(batch.sequences.last().unwrap().end, batch.tokens.len());
+            for (range, number) in batch.sequences.iter().zip(numbers) {
+                let of = &examples[*number];
+                assert_eq!(batch.tokens[range.clone()], of.tokens);
+                assert_eq!(batch.targets[range.start..range.end - 1], of.tokens[1..]);
+                let weights = &batch.weights[range.clone()];
+                assert_eq!(weights.iter().sum::<f32>() as usize, of.answer_tokens());
+                assert_eq!(weights.last(), Some(&0.0));
+            }
+            seen.extend(numbers);
+            tokens += batch.tokens.len();
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..50).collect::<Vec<usize>>());
+    assert_eq!(tokens, examples.iter().map(|e| e.tokens.len()).sum::<usize>());
+    assert_ne!(pack::shuffled(50, 3, 0), pack::shuffled(50, 3, 1));
+    assert_ne!(pack::shuffled(50, 3, 0), pack::shuffled(50, 4, 0));
+    let error = pack::Epoch::new(&examples, 3, 0, 7, 2).unwrap_err().to_string();
+    assert_eq!(error, "a batch: expected examples of at most 7 tokens, found one of 8");
+}

@@ -1,0 +1,7 @@
+//! Data, updates and the loop of a run from outside, as one test program.
+
+mod adamw;
+mod data;
+mod resume;
+mod run;
+mod toy;
