@@ -22,6 +22,22 @@ impl Base<'_> {
     fn is_gguf(&self) -> bool {
         self.tensors.gguf().is_some()
     }
+
+    /// The order in which a GGUF file has the rows of a site whose heads rotate in adjacent pairs: for each row that of Hugging
+    /// Face's form, whose pairs lie half a head apart. None where both have the same.
+    pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
+        let rope = self.config.rope.as_ref();
+        let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
+        (self.is_gguf() && adjacent).then(|| self.of_heads(site, |i, half| i % 2 * half + i / 2))?
+    }
+
+    /// Rows of a site that rotates, each head's in an order that is given half a head.
+    fn of_heads(&self, site: &Site, order: impl Fn(usize, usize) -> usize) -> Option<Vec<usize>> {
+        let rotates = [".attention.q", ".attention.k"].iter().any(|end| site.name.ends_with(end));
+        let d = self.config.head_dim;
+        let row = |i: usize| i / d * d + order(i % d, d / 2);
+        (rotates && d > 0).then(|| (0..site.output).map(row).collect())
+    }
 }
 
 /// A site that a change goes to, and its rows among the change's.
@@ -243,27 +259,14 @@ impl File {
     /// The order in which the base has the rows of a site whose heads rotate in another pairing than the adapter's: for each row
     /// the adapter's.
     fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
-        let rotates = [".attention.q", ".attention.k"].iter().any(|end| site.name.ends_with(end));
-        let rope = base.config.rope.as_ref();
-        let adjacent = match (self.kind, base.is_gguf()) {
-            (Kind::Gguf, true) | (Kind::Peft | Kind::Mlx, false) => return None,
-            (Kind::Gguf, false) => ["llama", "mistral"].contains(&base.config.architecture.name),
-            (_, true) => rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent),
-        };
-        let d = base.config.head_dim;
-        if !rotates || !adjacent || d == 0 {
-            return None;
-        }
-        let half = d / 2;
-        let row = |i: usize| {
-            let (head, i) = (i / d * d, i % d);
-            head + match self.kind {
-                // The base's pairs lie beside each other, the adapter's half a head apart.
-                Kind::Peft | Kind::Mlx => i % 2 * half + i / 2,
-                Kind::Gguf => i % half * 2 + i / half,
+        match (self.kind, base.is_gguf()) {
+            (Kind::Gguf, true) => None,
+            (Kind::Peft | Kind::Mlx, _) => base.order(site),
+            (Kind::Gguf, false) => {
+                let adjacent = ["llama", "mistral"].contains(&base.config.architecture.name);
+                adjacent.then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
             }
-        };
-        Some((0..site.output).map(row).collect())
+        }
     }
 
     /// Copies of the base's tables must be the base's: others mean that they were trained or resized.

@@ -6,6 +6,7 @@ use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
+use crate::gradient::{Gathered, Reverse, Wrt, give, one};
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Precision, Sharding, Y};
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
@@ -77,6 +78,13 @@ impl Operation for Embed {
         let bound = [("tokens", picks), ("table", Bound::Weight(0)), ("y", Bound::Value(Y))];
         to.push(kernel, numbers(to.rows(Y), to.width(Y)), &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let table = at.weight(0).map_or(0, |table| table[0]);
+        let op = Gathered { index: self.index, table };
+        give(at, Wrt::Weight(0), |at| one(at, op, &[dy], &[]))
     }
 }
 

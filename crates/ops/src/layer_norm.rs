@@ -6,11 +6,12 @@
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
+use crate::gradient::{LayerNormBackward, Reverse, Wrt, give};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::rms_norm::{SHAPES, launch_numbers, numbers};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
-use crate::{Shape, arity, expect};
+use crate::{Op, Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width]; weight[width], (bias[width]) -> [rows, width]`.
@@ -55,6 +56,19 @@ impl Operation for LayerNorm {
         bound.extend(to.weight(1).map(|_| ("bias", Bound::Weight(1))));
         to.push(kernel, numbers, &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        let weight = at.wants(Wrt::Weight(0)) || at.wants(Wrt::Weight(1));
+        let op = LayerNormBackward { eps: self.eps, weight };
+        let found = at.record(Op::from(op), &[x, dy], &[0])?;
+        let wrt = [Wrt::Input(0), Wrt::Weight(0), Wrt::Weight(1)];
+        for (of, cotangent) in wrt.into_iter().zip(found) {
+            give(at, of, |_| Ok(cotangent))?;
+        }
+        Ok(())
     }
 }
 

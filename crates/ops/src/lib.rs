@@ -12,6 +12,7 @@ pub mod embed;
 pub mod experts;
 pub mod gate_up;
 pub mod gated;
+pub mod gradient;
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;
@@ -48,6 +49,7 @@ pub use attention::Attention;
 pub use embed::Embed;
 pub use experts::Experts;
 pub use gate_up::GateUp;
+pub use gradient::Gradient;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
@@ -71,6 +73,19 @@ pub enum Rows {
     Tokens,
     /// One row for every token whose logits were asked for.
     Outputs,
+    /// So many rows in every step: a value with the shape of a weight.
+    Fixed(usize),
+}
+
+impl Rows {
+    /// Rows in a step of so many tokens and so many rows with logits.
+    pub fn count(self, tokens: usize, outputs: usize) -> usize {
+        match self {
+            Rows::Tokens => tokens,
+            Rows::Outputs => outputs,
+            Rows::Fixed(rows) => rows,
+        }
+    }
 }
 
 /// The shape of an activation: `[rows, width]`, row-major f32.
@@ -86,6 +101,13 @@ impl Shape {
     /// `[tokens, width]`.
     pub fn tokens(width: usize) -> Self {
         Shape { rows: Rows::Tokens, width }
+    }
+
+    /// The shape of a value that is like a weight: a vector is one row.
+    pub fn of_weight(weight: &[usize]) -> Self {
+        let width = weight.last().copied().unwrap_or(1);
+        let rows = weight.iter().rev().skip(1).product();
+        Shape { rows: Rows::Fixed(rows), width }
     }
 }
 
@@ -165,6 +187,8 @@ operations! {
     AllReduce(AllReduce),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].
     RopeWrite(RopeWrite),
+    /// What Programs in training have besides. See [`gradient`].
+    Gradient(Gradient),
 }
 
 impl Op {

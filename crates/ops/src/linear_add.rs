@@ -1,5 +1,6 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
+use crate::gradient::{Reverse, Wrt, give, linear_vjp};
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
@@ -94,6 +95,12 @@ impl Operation for LinearAdd {
 
     fn precision(&self) -> Precision {
         Precision::Full
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        linear_vjp(at, dy)?;
+        give(at, Wrt::Input(1), |_| Ok(dy))
     }
 }
 

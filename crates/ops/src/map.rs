@@ -7,6 +7,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{MapBackward, Reverse, Wrt, give, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
@@ -44,6 +45,12 @@ impl Operation for Map {
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
         let kernel = map(to.scalar(X), self.0);
         launch_flat(to, kernel, Numbers::new(), &["x"])
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        give(at, Wrt::Input(0), |at| one(at, MapBackward(self.0), &[x, dy], &[]))
     }
 }
 

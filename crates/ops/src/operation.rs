@@ -4,12 +4,13 @@
 
 use std::fmt::Debug;
 
-use formats::Result;
+use formats::{Error, ErrorKind, Result};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use crate::embed::Index;
+use crate::gradient::Reverse;
 use crate::low_rank::Delta;
 use crate::packed::Format;
 use crate::project::Projection;
@@ -98,6 +99,15 @@ pub trait Operation: Debug {
     /// Whatever `to` cannot launch.
     fn launch(&self, _to: &mut dyn Launches) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Records what its cotangents make of the cotangents of its operands: the vector-Jacobian product.
+    ///
+    /// # Errors
+    /// An operation that has no gradient.
+    fn vjp(&self, _at: &mut dyn Reverse) -> Result<()> {
+        Err(Error::new(self.name(), "an operation that has a gradient", "none")
+            .of(ErrorKind::Unsupported))
     }
 
     /// How precise its operands are on a device that keeps some of them in 16 bits.
@@ -316,4 +326,17 @@ pub struct Call<'a> {
     pub deltas: Vec<Option<&'a Delta>>,
     /// All layers of the cache.
     pub cache: &'a mut [CachedLayer],
+    /// What rows are for, in training.
+    pub packed: Packed<'a>,
+}
+
+/// What a step in training says of its rows; empty elsewhere.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Packed<'a> {
+    /// The first row of each row's sequence.
+    pub first: &'a [u32],
+    /// What each row is to predict.
+    pub targets: &'a [u32],
+    /// How much each row's prediction counts.
+    pub counts: &'a [f32],
 }

@@ -6,10 +6,11 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Reverse, RmsNormBackward, Wrt, give};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
-use crate::{Shape, arity, expect};
+use crate::{Op, Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width]; weight[group] -> [rows, width]`, `group` dividing `width`.
@@ -50,6 +51,17 @@ impl Operation for RmsNorm {
         let bound = [("x", Bound::Value(X)), ("weight", Bound::Weight(0)), ("y", Bound::Value(Y))];
         to.push(rms_norm(types, team(width)), launch_numbers(rows, width, self.eps), &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let (x, weight) = (at.input(0), at.wants(Wrt::Weight(0)));
+        let op = RmsNormBackward { eps: self.eps, weight };
+        let found = at.record(Op::from(op), &[x, dy], &[0])?;
+        for (of, cotangent) in [Wrt::Input(0), Wrt::Weight(0)].into_iter().zip(found) {
+            give(at, of, |_| Ok(cotangent))?;
+        }
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
+use crate::gradient::{Reverse, Wrt, give, one};
 use crate::math::sin_cos;
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
@@ -71,6 +72,14 @@ impl Operation for Rope {
         ];
         to.push(rope(to.scalar(X), self.pairing), numbers, &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        // The transpose of a rotation turns the other way.
+        let frequencies = self.frequencies.iter().map(|frequency| -frequency).collect();
+        let back = Rope { frequencies, ..self.clone() };
+        give(at, Wrt::Input(0), |at| one(at, back, &[dy], &[]))
     }
 }
 

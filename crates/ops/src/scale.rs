@@ -4,6 +4,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Reverse, Wrt, give, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
@@ -42,6 +43,11 @@ impl Operation for Scale {
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
         let kernel = scale(to.scalar(X));
         launch_flat(to, kernel, Numbers::new().with_f32("by", self.by), &["x"])
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        give(at, Wrt::Input(0), |at| one(at, *self, &[dy], &[]))
     }
 }
 

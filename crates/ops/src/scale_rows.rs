@@ -4,6 +4,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
+use crate::gradient::{Reverse, SumColumns, Wrt, give, mul, one};
 use crate::linear::holds;
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
 use crate::sweep::begin;
@@ -49,6 +50,16 @@ impl Operation for ScaleRows {
         let bound = [("x", Bound::Value(X)), ("s", Bound::Value(factors)), ("y", Bound::Value(Y))];
         to.push(scale_rows(to.scalar(X), to.scalar(factors)), numbers, &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let (x, s) = (at.input(0), at.input(1));
+        give(at, Wrt::Input(0), |at| one(at, *self, &[dy, s], &[]))?;
+        give(at, Wrt::Input(1), |at| {
+            let product = mul(at, dy, x)?;
+            one(at, SumColumns, &[product], &[])
+        })
     }
 }
 

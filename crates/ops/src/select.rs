@@ -4,6 +4,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
+use crate::gradient::{Reverse, Spread, Wrt, give, one};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
@@ -39,6 +40,11 @@ impl Operation for Select {
         let bound = [("picks", Bound::Picks), ("x", Bound::Value(X)), ("y", Bound::Value(Y))];
         to.push(kernel, numbers(to.rows(Y), to.width(Y)), &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        give(at, Wrt::Input(0), |at| one(at, Spread, &[dy], &[]))
     }
 }
 

@@ -4,11 +4,12 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Reverse, Wrt, give, mul, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
-use crate::{Shape, arity, real};
-use formats::{Error, Result};
+use crate::{Scale, Shape, arity, real};
+use formats::{Error, ErrorKind, Result};
 
 pub use formats::elementwise::Binary;
 
@@ -45,6 +46,30 @@ impl Operation for Zip {
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
         let kernel = zip(to.scalar(X), self.0);
         launch_flat(to, kernel, Numbers::new(), &["a", "b"])
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let (a, b) = (Wrt::Input(0), Wrt::Input(1));
+        match self.0 {
+            Binary::Add => {
+                give(at, a, |_| Ok(dy))?;
+                give(at, b, |_| Ok(dy))
+            }
+            Binary::Sub => {
+                give(at, a, |_| Ok(dy))?;
+                give(at, b, |at| one(at, Scale { by: -1.0 }, &[dy], &[]))
+            }
+            Binary::Mul => {
+                let (x, y) = (at.input(0), at.input(1));
+                give(at, a, |at| mul(at, dy, y))?;
+                give(at, b, |at| mul(at, dy, x))
+            }
+            Binary::Max | Binary::Min => {
+                let expected = "an operation that has a gradient";
+                Err(Error::new(self.name(), expected, "none").of(ErrorKind::Unsupported))
+            }
+        }
     }
 }
 

@@ -54,6 +54,7 @@ fn reference(
         picks: &[],
         deltas: Vec::new(),
         cache: &mut [cache],
+        packed: Default::default(),
     };
     op.reference(&mut call);
     call.outputs.swap_remove(0)

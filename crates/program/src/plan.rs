@@ -1,7 +1,6 @@
 //! Memory planning: every activation gets an offset in one arena, and values whose lives do not overlap share bytes.
 
 use crate::Program;
-use ops::Rows;
 
 /// Alignment of every activation, a cache line.
 const ALIGN: usize = 64;
@@ -55,10 +54,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
         last[r] = last[r].max(last[v]);
     }
     let size = |v: usize| {
-        let rows = match program.values[v].rows {
-            Rows::Tokens => tokens,
-            Rows::Outputs => outputs,
-        };
+        let rows = program.values[v].rows.count(tokens, outputs);
         (rows * program.values[v].width * size_of::<f32>()).next_multiple_of(ALIGN)
     };
     let mut order: Vec<usize> =

@@ -122,10 +122,7 @@ impl<'a> Rowed<'a> {
 
 /// Room for every value, and the input.
 fn values(program: &Program, step: &Step<'_>) -> Vec<Vec<f32>> {
-    let rows = |rows: Rows| match rows {
-        Rows::Tokens => step.tokens.len(),
-        Rows::Outputs => step.outputs.len(),
-    };
+    let rows = |rows: Rows| rows.count(step.tokens.len(), step.outputs.len());
     let mut values: Vec<Vec<f32>> =
         program.values.iter().map(|s| vec![0.0; rows(s.rows) * s.width]).collect();
     if let Some(input) = program.input {
@@ -154,6 +151,7 @@ fn evaluate(
         picks: step.outputs,
         deltas: vec![delta; step.tokens.len()],
         cache: &mut cache.layers,
+        packed: Default::default(),
     };
     node.op.reference(&mut call);
     call.outputs

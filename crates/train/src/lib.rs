@@ -1,19 +1,26 @@
 //! Training. A [`Model`] has parameters and gives the gradients of a loss on a [`Batch`]; what updates them, where the
 //! data come from and what is written when, it does not know.
 //!
+//! [`Tuned`] is the one that there is: a model's recorded Program, differentiated ([`gradients`]) and run on the CPU ([`cpu`]).
 //! [`data`] makes examples of files, [`pack`] batches of examples, [`AdamW`] updates of gradients, and [`run`] does all of it in
 //! turn, so that it can be stopped and resumed.
 
 mod adamw;
 mod checkpoint;
+pub mod cpu;
 mod curve;
 pub mod data;
+pub mod gradients;
 mod model;
 pub mod pack;
+mod packing;
+mod peft;
 pub mod run;
+mod tuned;
 
 pub use adamw::{AdamW, Moments, Schedule};
 pub use curve::Curve;
 pub use data::{Data, Example, Language, Reader};
 pub use model::{Batch, Loss, Model, Parameter};
 pub use run::{Run, Settings};
+pub use tuned::{LoraOptions, Tuned};

@@ -18,7 +18,7 @@ use cpu_kernels::roof::read_rate;
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
-use ops::{Op, Rope, Rows};
+use ops::{Op, Rope};
 use program::{
     Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId,
     recycle,
@@ -589,10 +589,7 @@ impl CpuExecutor {
             return &[];
         };
         let shape = self.loaded.program.values[value];
-        let rows = match shape.rows {
-            Rows::Tokens => tokens,
-            Rows::Outputs => outputs,
-        };
+        let rows = shape.rows.count(tokens, outputs);
         let offset = self.classes[class].plan.offsets[value];
         let bytes = &self.arena[offset..][..rows * shape.width * size_of::<f32>()];
         // SAFETY: offsets are multiples of 64 in a buffer aligned to more; any bits are valid f32.

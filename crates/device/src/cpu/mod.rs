@@ -50,6 +50,7 @@ impl Device for Cpu {
     fn check(&self, program: &Program) -> Result<()> {
         crate::check("cpu", program, |op| match op {
             Op::AllReduce(_) => Some("a sum over ranks".to_owned()),
+            Op::Gradient(_) => Some("a gradient".to_owned()),
             Op::Attention(attention) if attention.head_dim > MAX_HEAD_DIM => {
                 let found = attention.head_dim;
                 Some(format!("heads of {found} elements, more than {MAX_HEAD_DIM}"))

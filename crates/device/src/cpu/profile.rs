@@ -96,7 +96,7 @@ fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
 fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) -> Work {
     let tokens = step.tokens.len();
     let shape = |value: &program::ValueId| loaded.program.values[value.0];
-    let rows = |rows| if rows == Rows::Tokens { tokens } else { step.outputs.len() };
+    let rows = |rows: Rows| rows.count(tokens, step.outputs.len());
     let mut work = Work::default();
     let shapes: Vec<ops::Shape> = node.inputs.iter().map(shape).collect();
     let mixture = node.op.experts(&shapes);

@@ -60,7 +60,7 @@ pub(super) struct Row {
 pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     match (kind, rows) {
         (Kind::Prompt, Rows::Tokens) => Path::Expanded,
-        (Kind::Decode, _) | (_, Rows::Outputs) => Path::InPlace,
+        _ => Path::InPlace,
     }
 }
 
@@ -130,10 +130,7 @@ impl Replay<'_> {
     }
 
     pub(super) fn count(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::Tokens => self.step.tokens.len(),
-            Rows::Outputs => self.step.outputs.len(),
-        }
+        rows.count(self.step.tokens.len(), self.step.outputs.len())
     }
 
     /// Rows of a node's first output, or of its input when it has none.
@@ -253,7 +250,7 @@ impl Replay<'_> {
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             Op::LowRank(op) => self.low_rank(index, op, node, worker),
             // Refused when the Program was loaded.
-            Op::AllReduce(_) => {}
+            Op::AllReduce(_) | Op::Gradient(_) => {}
         }
     }
 
@@ -281,8 +278,8 @@ impl Replay<'_> {
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
         let factors = |row: usize| {
             let token = match self.loaded.program.values[y.0].rows {
-                Rows::Tokens => row,
                 Rows::Outputs => self.step.outputs[row] as usize,
+                _ => row,
             };
             let sequence = self.rows[token].sequence;
             self.factors(self.step.sequences[sequence].adapter, op.site)

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use ops::Shape;
 use ops::experts::Sizes;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
-use ops::{Rows, Shape};
 use program::{BLOCK_TOKENS, Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
@@ -131,10 +131,7 @@ struct RowsOf {
 
 impl RowsOf {
     fn of(self, shape: Shape) -> usize {
-        match shape.rows {
-            Rows::Tokens => self.tokens,
-            Rows::Outputs => self.outputs,
-        }
+        shape.rows.count(self.tokens, self.outputs)
     }
 }
 

@@ -582,11 +582,7 @@ impl<B: Backend> GpuExecutor<B> {
             return;
         }
         self.latest.extend(class.results.iter().map(|(buffer, rows, width)| {
-            let rows = match rows {
-                Rows::Tokens => tokens,
-                Rows::Outputs => outputs,
-            };
-            (buffer.clone(), 4 * rows * width)
+            (buffer.clone(), 4 * rows.count(tokens, outputs) * width)
         }));
     }
 

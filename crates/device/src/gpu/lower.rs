@@ -439,10 +439,7 @@ impl Recorder<'_> {
 
     /// Rows that a value has in this step.
     fn rows(&self, v: ValueId) -> usize {
-        match self.of.program.shape(v).rows {
-            Rows::Tokens => self.key.tokens,
-            Rows::Outputs => self.key.outputs,
-        }
+        self.of.program.shape(v).rows.count(self.key.tokens, self.key.outputs)
     }
 
     fn width(&self, v: ValueId) -> usize {

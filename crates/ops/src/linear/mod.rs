@@ -5,6 +5,7 @@ pub mod gemm;
 mod gemv;
 mod input;
 
+use crate::gradient::{Reverse, linear_vjp};
 use crate::operation::{Call, Operand, Operation, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::project::Projection;
@@ -86,6 +87,13 @@ impl Operation for Linear {
 
     fn shares_type(&self, _: Operand) -> bool {
         false
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        match at.cotangent(0) {
+            Some(dy) => linear_vjp(at, dy),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,0 +1,185 @@
+//! Reverse-mode differentiation (Linnainmaa 1970): what a rule is given, and the operations that only gradients are made of.
+//!
+//! Each operation's rule, [`Operation::vjp`], stands in its own file. It asks a [`Reverse`] for the cotangents of its outputs
+//! (the derivatives of a loss with respect to them) and records operations that make those of its inputs and weights. A value
+//! with the shape of a weight has [`Rows::Fixed`]; a vector is one row.
+
+mod attend;
+mod cross_entropy;
+mod elements;
+mod norms;
+mod products;
+mod rows;
+
+pub use attend::{Attend, AttendBackward, seen};
+pub use cross_entropy::CrossEntropy;
+pub use elements::{Fill, MapBackward};
+pub use norms::{LayerNormBackward, RmsNormBackward};
+pub use products::{LinearBackward, Outer, SumColumns, SumRows};
+pub use rows::{Gathered, Spread};
+
+pub(crate) use products::linear_vjp;
+
+use crate::operation::{Call, Operation, Sharding};
+use crate::{Binary, Op, Shape, Zip};
+use formats::Result;
+
+/// A value in the hands of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Var(pub usize);
+
+/// An operand that has a cotangent, by its place among the node's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wrt {
+    /// An input.
+    Input(usize),
+    /// A weight.
+    Weight(usize),
+}
+
+/// A node in reverse: what its rule asks, and where it records.
+pub trait Reverse {
+    /// An input of the node.
+    fn input(&self, index: usize) -> Var;
+
+    /// An output of the node.
+    fn output(&self, index: usize) -> Var;
+
+    /// Shape of a value.
+    fn shape(&self, value: Var) -> Shape;
+
+    /// Shape of a weight of the node; none if it has no such.
+    fn weight(&self, index: usize) -> Option<&[usize]>;
+
+    /// The cotangent of an output; none if no loss depends on it.
+    fn cotangent(&self, output: usize) -> Option<Var>;
+
+    /// Whether every element of a value is 1, as those of a loss's own cotangent are.
+    fn is_ones(&self, value: Var) -> bool;
+
+    /// Whether the cotangent of an operand is needed.
+    fn wants(&self, of: Wrt) -> bool;
+
+    /// Records an operation on values and on weights of the node, and gives its outputs.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>>;
+
+    /// Adds to the cotangent of an operand.
+    ///
+    /// # Errors
+    /// A cotangent of another shape than the operand's.
+    fn give(&mut self, of: Wrt, cotangent: Var) -> Result<()>;
+
+    /// Says that a recorded value equals an output, which is read in its place.
+    fn replace(&mut self, output: usize, by: Var);
+}
+
+/// Records an operation of one output.
+pub(crate) fn one(
+    at: &mut dyn Reverse,
+    op: impl Into<Op>,
+    inputs: &[Var],
+    weights: &[usize],
+) -> Result<Var> {
+    Ok(at.record(op.into(), inputs, weights)?.swap_remove(0))
+}
+
+/// Records `a * b`.
+pub(crate) fn mul(at: &mut dyn Reverse, a: Var, b: Var) -> Result<Var> {
+    one(at, Zip(Binary::Mul), &[a, b], &[])
+}
+
+/// Gives an input a cotangent that `make` records, if it is needed.
+pub(crate) fn give(
+    at: &mut dyn Reverse,
+    of: Wrt,
+    make: impl FnOnce(&mut dyn Reverse) -> Result<Var>,
+) -> Result<()> {
+    if !at.wants(of) {
+        return Ok(());
+    }
+    let cotangent = make(at)?;
+    at.give(of, cotangent)
+}
+
+/// Makes [`Gradient`] of a table, as [`Op`] is made.
+macro_rules! gradients {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// The operations that only Programs in training have. Operands are listed as `inputs; weights -> outputs`.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Gradient {
+            $($(#[$doc])* $name($name),)*
+        }
+
+        impl Gradient {
+            fn inner(&self) -> &dyn Operation {
+                match self {
+                    $(Gradient::$name(op) => op,)*
+                }
+            }
+        }
+
+        $(impl From<$name> for Op {
+            fn from(op: $name) -> Op {
+                Op::Gradient(Gradient::$name(op))
+            }
+        })*
+    };
+}
+
+gradients! {
+    /// `q, k, v; (sinks) -> y, lse`: causal attention among the rows of each packed sequence.
+    Attend,
+    /// `q, k, v, y, lse, dy; (sinks) -> dq, dk, dv, (dsinks)`.
+    AttendBackward,
+    /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in chunks of rows.
+    CrossEntropy,
+    /// `-> a value, all of whose elements are one number`.
+    Fill,
+    /// `x, dy -> dx` of a function of one element.
+    MapBackward,
+    /// `x, dy; weight -> dx, (dweight)`.
+    RmsNormBackward,
+    /// `x, dy; weight -> dx, (dweight), (dbias)`.
+    LayerNormBackward,
+    /// `dy; weight[out, in] -> dx`: the product with the other side.
+    LinearBackward,
+    /// `dy, x -> dweight[out, in]`: a sum over rows of outer products.
+    Outer,
+    /// `x -> [1, width]`: a sum over rows.
+    SumRows,
+    /// `x -> [rows, 1]`: a sum over columns.
+    SumColumns,
+    /// `dy -> dtable`: rows added up where tokens picked them.
+    Gathered,
+    /// `dy[outputs] -> dx[tokens]`: rows that were not selected are zeros.
+    Spread,
+}
+
+impl Operation for Gradient {
+    fn name(&self) -> &'static str {
+        self.inner().name()
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        self.inner().infer(inputs, weights)
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        self.inner().reference(call);
+    }
+
+    fn sharding(&self) -> Sharding {
+        self.inner().sharding()
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        self.inner().overwrites()
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        self.inner().vjp(at)
+    }
+}

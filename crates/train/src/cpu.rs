@@ -1,0 +1,13 @@
+//! Programs in training on the CPU: products by packed matrices ([`cpu_kernels`]), everything else by loops that a team of threads
+//! shares out. What a result's bits follow from is the batch and the instruction set, never the number of threads.
+
+mod attention;
+mod elements;
+mod executor;
+mod gemm;
+mod losses;
+mod products;
+mod weights;
+
+pub use executor::{Executor, check};
+pub use weights::Weights;

@@ -1,0 +1,296 @@
+//! What works element by element or row by row, forward and backward.
+
+use super::executor::Run;
+use cpu_kernels::math;
+use formats::{Error, Result};
+use ops::gradient::Gradient;
+use ops::{Map, Op, Scale, Unary, Zip};
+use program::{Node, ValueId, WeightId};
+use std::ops::Range;
+
+/// Elements that a thread takes at a time.
+const PIECE: usize = 1 << 14;
+/// Rows whose gradients of a norm's weight are added up in one go.
+const ROWS: usize = 32;
+
+impl Run<'_> {
+    /// Copies an input to the first output, unless it is there.
+    pub(super) fn copy(&self, index: usize, node: &Node, input: usize) {
+        if self.plan.in_place[index] == Some(input) {
+            return;
+        }
+        let (from, to) = (node.inputs[input], node.outputs[0]);
+        self.each(self.rows(to) * self.width(to), PIECE, &|range, _| {
+            // SAFETY: ranges are disjoint; the input is only read.
+            unsafe { self.part(to, range.clone()).copy_from_slice(&self.read(from)[range]) };
+        });
+    }
+
+    /// Calls `f` with pieces of the first output, to which the input was copied, and where they begin.
+    fn pieces(
+        &self,
+        index: usize,
+        node: &Node,
+        input: usize,
+        f: &(dyn Fn(&mut [f32], Range<usize>) + Sync),
+    ) {
+        self.copy(index, node, input);
+        let to = node.outputs[0];
+        self.each(self.rows(to) * self.width(to), PIECE, &|range, _| {
+            // SAFETY: ranges are disjoint.
+            f(unsafe { self.part(to, range.clone()) }, range);
+        });
+    }
+
+    /// Calls `f` with whole rows of the first output, and which.
+    fn by_rows(&self, to: ValueId, f: &(dyn Fn(&mut [f32], Range<usize>) + Sync)) {
+        let width = self.width(to);
+        self.each(self.rows(to), (PIECE / width).max(1), &|rows, _| {
+            // SAFETY: rows are disjoint.
+            f(unsafe { self.part(to, rows.start * width..rows.end * width) }, rows);
+        });
+    }
+
+    pub(super) fn element(&self, index: usize, node: &Node) -> Result<()> {
+        let (isa, to) = (self.of.isa, node.outputs[0]);
+        let width = self.width(to);
+        match &node.op {
+            Op::Embed(op) => {
+                let (rows, table) = (self.picked(op.index), self.weights.matrix(node.weights[0])?);
+                self.by_rows(to, &|y, range| {
+                    for (row, y) in rows[range].iter().zip(y.chunks_exact_mut(width)) {
+                        table.row(*row as usize, y);
+                    }
+                });
+            }
+            Op::RmsNorm(op) => {
+                let weight = self.weights.vector(node.weights[0]);
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, _| math::rms_norm_in_place(isa, y, weight, op.eps));
+            }
+            Op::LayerNorm(op) => {
+                let weight = self.weights.vector(node.weights[0]);
+                let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, _| math::layer_norm_in_place(isa, y, weight, bias, op.eps));
+            }
+            Op::Map(Map(f)) => self.pieces(index, node, 0, &|y, _| math::map_in_place(isa, *f, y)),
+            Op::Scale(Scale { by }) => {
+                self.pieces(index, node, 0, &|y, _| math::scale_in_place(isa, *by, y));
+            }
+            Op::Zip(Zip(f)) => self.pieces(index, node, 0, &|y, range| {
+                // SAFETY: the second operand is only read.
+                math::zip_in_place(isa, *f, y, unsafe { &self.read(node.inputs[1])[range] });
+            }),
+            Op::ScaleRows(_) => {
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, rows| {
+                    // SAFETY: the factors are only read.
+                    let by = unsafe { &self.read(node.inputs[1])[rows] };
+                    for (y, by) in y.chunks_exact_mut(width).zip(by) {
+                        math::scale_in_place(isa, *by, y);
+                    }
+                });
+            }
+            Op::Rope(rope) => {
+                let ((cos, sin), pairs) = (self.angles(rope)?, rope.frequencies.len());
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, rows| {
+                    for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                        let (cos, sin) = (&cos[t * pairs..][..pairs], &sin[t * pairs..][..pairs]);
+                        math::rope(isa, y, rope.head_dim, cos, sin, rope.pairing);
+                    }
+                });
+            }
+            Op::Select(_) => self.by_rows(to, &|y, rows| {
+                // SAFETY: the input is only read.
+                let x = unsafe { self.read(node.inputs[0]) };
+                for (row, y) in self.packing.picks[rows].iter().zip(y.chunks_exact_mut(width)) {
+                    y.copy_from_slice(&x[*row as usize * width..][..width]);
+                }
+            }),
+            op => return Err(Error::new("train", "operations that can be trained", op.name())),
+        }
+        Ok(())
+    }
+
+    pub(super) fn element_backward(&self, index: usize, op: &Gradient, node: &Node) {
+        let (to, inputs) = (node.outputs[0], &node.inputs);
+        let width = self.width(to);
+        match op {
+            Gradient::Fill(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
+            Gradient::MapBackward(op) => self.pieces(index, node, 1, &|dy, range| {
+                // SAFETY: the input is only read.
+                self.map_backward(op.0, unsafe { &self.read(inputs[0])[range] }, dy);
+            }),
+            Gradient::RmsNormBackward(op) => {
+                self.norm_backward(index, node, (op.eps, false), node.weights[0]);
+            }
+            Gradient::LayerNormBackward(op) => {
+                self.norm_backward(index, node, (op.eps, true), node.weights[0]);
+            }
+            Gradient::SumColumns(_) => {
+                let wide = self.width(inputs[0]);
+                self.by_rows(to, &|y, rows| {
+                    // SAFETY: the input is only read.
+                    let x = unsafe { &self.read(inputs[0])[rows.start * wide..rows.end * wide] };
+                    for (y, x) in y.iter_mut().zip(x.chunks_exact(wide)) {
+                        *y = x.iter().map(|x| f64::from(*x)).sum::<f64>() as f32;
+                    }
+                });
+            }
+            Gradient::Gathered(op) => {
+                let picked = self.picked(op.index);
+                self.by_rows(to, &|y, _| y.fill(0.0));
+                self.each(width, 64, &|columns, _| {
+                    // SAFETY: the input is only read.
+                    let dy = unsafe { self.read(inputs[0]) };
+                    for (t, row) in picked.iter().enumerate() {
+                        let at =
+                            |row: usize| row * width + columns.start..row * width + columns.end;
+                        // SAFETY: each worker has its own columns.
+                        let y = unsafe { self.part(to, at(*row as usize)) };
+                        y.iter_mut().zip(&dy[at(t)]).for_each(|(y, dy)| *y += dy);
+                    }
+                });
+            }
+            Gradient::Spread(_) => self.by_rows(to, &|y, rows| {
+                // SAFETY: the input is only read.
+                let dy = unsafe { self.read(inputs[0]) };
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    match self.packing.picks.binary_search(&(t as u32)) {
+                        Ok(at) => y.copy_from_slice(&dy[at * width..][..width]),
+                        Err(_) => y.fill(0.0),
+                    }
+                }
+            }),
+            // Those that are products, which the executor runs itself.
+            _ => {}
+        }
+    }
+
+    /// `dy *= f'(x)`.
+    fn map_backward(&self, f: Unary, x: &[f32], dy: &mut [f32]) {
+        const N: usize = 256;
+        let isa = self.of.isa;
+        let root = (2.0 / std::f32::consts::PI).sqrt();
+        for (x, dy) in x.chunks(N).zip(dy.chunks_mut(N)) {
+            let mut whole = [0f32; N];
+            let s = &mut whole[..x.len()];
+            let argument: fn(f32) -> f32 = match f {
+                Unary::QuickGelu => |x| 1.702 * x,
+                Unary::GeluTanh => {
+                    |x| (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
+                }
+                Unary::GeluErf => |x| -0.5 * x * x,
+                _ => |x| x,
+            };
+            s.iter_mut().zip(x).for_each(|(s, x)| *s = argument(*x));
+            let inner = match f {
+                Unary::Silu | Unary::Sigmoid | Unary::QuickGelu => Some(Unary::Sigmoid),
+                Unary::Tanh | Unary::GeluTanh => Some(Unary::Tanh),
+                Unary::Exp | Unary::GeluErf => Some(Unary::Exp),
+                Unary::Relu | Unary::Square => None,
+            };
+            inner.into_iter().for_each(|inner| math::map_in_place(isa, inner, s));
+            let mut erf = [0f32; N];
+            if f == Unary::GeluErf {
+                erf[..x.len()].copy_from_slice(x);
+                math::map_in_place(isa, Unary::GeluErf, &mut erf[..x.len()]);
+            }
+            for (i, dy) in dy.iter_mut().enumerate() {
+                let (x, s) = (x[i], s[i]);
+                *dy *= match f {
+                    Unary::Silu => s * (1.0 + x * (1.0 - s)),
+                    Unary::GeluTanh => {
+                        let inner = root * (1.0 + 3.0 * 0.044715 * x * x);
+                        0.5 * (1.0 + s) + 0.5 * x * (1.0 - s * s) * inner
+                    }
+                    Unary::GeluErf => {
+                        let below = if x.abs() < 1e-3 {
+                            0.5 + x * std::f32::consts::FRAC_2_SQRT_PI * 0.353_553_4
+                        } else {
+                            erf[i] / x
+                        };
+                        below + x * s * 0.398_942_3
+                    }
+                    Unary::QuickGelu => s + 1.702 * x * s * (1.0 - s),
+                    Unary::Tanh => 1.0 - s * s,
+                    Unary::Sigmoid => s * (1.0 - s),
+                    Unary::Exp => s,
+                    Unary::Relu => f32::from(u8::from(x > 0.0)),
+                    Unary::Square => 2.0 * x,
+                };
+            }
+        }
+    }
+
+    /// The gradients of a norm. Those of its weight are added up by [`ROWS`] rows, then over all of these.
+    fn norm_backward(&self, index: usize, node: &Node, how: (f32, bool), weight: WeightId) {
+        self.copy(index, node, 1);
+        let (to, weight) = (node.outputs[0], self.weights.vector(weight));
+        let width = weight.len();
+        let rows = self.rows(to) * self.width(to) / width;
+        let wanted = node.outputs.len() - 1;
+        let mut sums = vec![0f32; rows.div_ceil(ROWS) * wanted * width];
+        let shared = cpu_kernels::team::SharedSlice::new(&mut sums);
+        self.each(rows.div_ceil(ROWS), 1, &|blocks, _| {
+            for block in blocks {
+                let range = block * ROWS..rows.min((block + 1) * ROWS);
+                // SAFETY: each block is one worker's; the input is only read.
+                let (x, dy, sums) = unsafe {
+                    let own = range.start * width..range.end * width;
+                    let each = wanted * width;
+                    let sums = shared.slice_mut(block * each..(block + 1) * each);
+                    (&self.read(node.inputs[0])[own.clone()], self.part(to, own), sums)
+                };
+                for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
+                    norm_row(x, dy, weight, how, sums);
+                }
+            }
+        });
+        for (i, output) in node.outputs[1..].iter().enumerate() {
+            // SAFETY: a node's operands.
+            let y = unsafe { self.write(*output) };
+            y.fill(0.0);
+            for block in sums.chunks_exact(wanted * width) {
+                let from = &block[i * width..][..width];
+                y.iter_mut().zip(from).for_each(|(y, from)| *y += from);
+            }
+        }
+    }
+}
+
+/// A row's gradients: `dy` becomes `dx`; `sums` gets those of the weight, then of the bias, as far as it has room.
+fn norm_row(
+    x: &[f32],
+    dy: &mut [f32],
+    weight: &[f32],
+    (eps, centred): (f32, bool),
+    sums: &mut [f32],
+) {
+    let width = x.len();
+    let n = width as f64;
+    let mean = if centred { sum(x.iter().copied()) / n } else { 0.0 };
+    let square = sum(x.iter().map(|x| (x - mean as f32) * (x - mean as f32))) / n;
+    let scale = (1.0 / (square + f64::from(eps)).sqrt()) as f32;
+    let mean = mean as f32;
+    for (part, sums) in sums.chunks_exact_mut(width).enumerate() {
+        for i in 0..width {
+            sums[i] += if part == 0 { dy[i] * (x[i] - mean) * scale } else { dy[i] };
+        }
+    }
+    for i in 0..width {
+        dy[i] *= weight[i];
+    }
+    let along = (sum((0..width).map(|i| dy[i] * (x[i] - mean))) / n) as f32 * scale * scale;
+    let level = if centred { (sum(dy.iter().copied()) / n) as f32 } else { 0.0 };
+    for i in 0..width {
+        dy[i] = (dy[i] - level - (x[i] - mean) * along) * scale;
+    }
+}
+
+/// A sum in f64.
+fn sum(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(f64::from).sum()
+}

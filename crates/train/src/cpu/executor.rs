@@ -1,0 +1,322 @@
+//! One replay: the operations of a Program in order, each by all threads.
+
+use super::weights::Weights;
+use crate::Batch;
+use crate::packing::Packing;
+use cpu_kernels::isa::Isa;
+use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product};
+use cpu_kernels::team::{SharedSlice, Team, default_threads};
+use formats::{Error, ErrorKind, Result};
+use ops::gradient::Gradient;
+use ops::{Attention, Binary, Op, Rope, Zip};
+use program::{Node, Plan, Program, ValueId, plan_memory};
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Whether the CPU can run a Program in training.
+///
+/// # Errors
+/// The first operation that it has not, by name.
+pub fn check(program: &Program) -> Result<()> {
+    for node in &program.nodes {
+        match &node.op {
+            Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
+            }
+            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => {}
+            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) | Op::Gradient(_) => {}
+            op => {
+                let expected = "operations that can be trained";
+                return Err(Error::new("train", expected, op.name()).of(ErrorKind::Unsupported));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A team of threads and their memory, for any Program.
+pub struct Executor {
+    pub(super) isa: Isa,
+    pub(super) team: Team,
+    pub(super) scratch: Vec<Mutex<Scratch>>,
+    arena: Huge,
+    /// Quantised rows of a product in hand.
+    pub(super) storage: Huge,
+    /// Rows of logits in hand.
+    pub(super) logits: Mutex<Vec<f32>>,
+}
+
+/// A thread's own memory.
+pub(super) struct Scratch {
+    pub(super) product: Product,
+    pub(super) floats: Vec<f32>,
+}
+
+/// A Program's replay: where its values lie, and what its rows are.
+pub(super) struct Run<'a> {
+    pub(super) of: &'a Executor,
+    pub(super) program: &'a Program,
+    pub(super) weights: &'a Weights,
+    pub(super) batch: &'a Batch,
+    pub(super) packing: Packing,
+    pub(super) plan: Plan,
+    values: SharedSlice<'a, f32>,
+    /// Cosines and sines of every token, for each rotation.
+    angles: Vec<(Rope, Vec<f32>, Vec<f32>)>,
+}
+
+/// The results of a replay.
+pub struct Results<'a> {
+    run: Run<'a>,
+}
+
+impl Results<'_> {
+    /// A result, row-major.
+    pub fn get(&self, index: usize) -> &[f32] {
+        // SAFETY: nothing is run any more, and results outlive it.
+        unsafe { self.run.values.slice(self.run.range(self.run.program.results[index])) }
+    }
+}
+
+impl Executor {
+    /// An executor of so many threads; `None`: one for each physical core that this process may use.
+    ///
+    /// # Errors
+    /// More threads than the system gives, or too little memory.
+    pub fn new(threads: Option<usize>) -> Result<Executor> {
+        let team = Team::new(threads.unwrap_or_else(default_threads))?;
+        let scratch = || Ok(Mutex::new(Scratch { product: Product::new()?, floats: Vec::new() }));
+        Ok(Executor {
+            isa: Isa::detect()?,
+            scratch: (0..team.count()).map(|_| scratch()).collect::<Result<_>>()?,
+            team,
+            arena: Huge::zeroed(0)?,
+            storage: Huge::zeroed(0)?,
+            logits: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Its threads.
+    pub fn team(&self) -> &Team {
+        &self.team
+    }
+
+    /// Bytes of the values of a Program, for so many rows of which so many are to predict something.
+    pub fn bytes(program: &Program, tokens: usize, outputs: usize) -> usize {
+        plan_memory(program, tokens, outputs).bytes
+    }
+
+    /// Runs a Program that [`check`] let pass.
+    ///
+    /// # Errors
+    /// Too little memory; tokens outside the tables; a batch whose parts do not agree.
+    pub fn run<'a>(
+        &'a mut self,
+        program: &'a Program,
+        weights: &'a Weights,
+        batch: &'a Batch,
+    ) -> Result<Results<'a>> {
+        let packing = Packing::new(batch)?;
+        let rows = [batch.tokens.len(), packing.picks.len()];
+        let plan = plan_memory(program, rows[0], rows[1]);
+        if self.arena.len() < plan.bytes {
+            self.arena = Huge::zeroed(0)?;
+            self.arena = Huge::zeroed(plan.bytes)?;
+        }
+        let storage = storage(program, rows);
+        if self.storage.len() < storage {
+            self.storage = Huge::zeroed(storage)?;
+        }
+        let floats = self.arena.len() / size_of::<f32>();
+        // SAFETY: the arena is aligned and initialised, and only this run, which borrows the executor alone, uses it.
+        let values = unsafe { SharedSlice::from_raw(self.arena.as_ptr().cast::<f32>(), floats) };
+        let of: &'a Executor = self;
+        let angles = program.ropes().into_iter().map(|rope| angles(rope, &packing)).collect();
+        let run = Run { of, program, weights, batch, packing, plan, values, angles };
+        run.check()?;
+        for (index, node) in program.nodes.iter().enumerate() {
+            run.node(index, node)?;
+        }
+        Ok(Results { run })
+    }
+}
+
+/// Bytes of quantised rows of the hungriest product.
+fn storage(program: &Program, [tokens, outputs]: [usize; 2]) -> usize {
+    let each = program.nodes.iter().filter_map(|node| {
+        let &[rows, columns] = program.weights[node.weights.first()?.0].shape.as_slice() else {
+            return None;
+        };
+        let x = program.shape(*node.inputs.first()?);
+        let count = x.rows.count(tokens, outputs);
+        let bytes = |width| Activations::bytes(Path::Expanded, count, width);
+        Some(bytes(rows).max(bytes(columns)))
+    });
+    each.max().unwrap_or(0)
+}
+
+fn angles(rope: Rope, packing: &Packing) -> (Rope, Vec<f32>, Vec<f32>) {
+    let (n, rows) = (rope.frequencies.len(), packing.positions.len());
+    let (mut cos, mut sin) = (vec![0.0; rows * n], vec![0.0; rows * n]);
+    if n > 0 {
+        let each = cos.chunks_exact_mut(n).zip(sin.chunks_exact_mut(n));
+        for (position, (cos, sin)) in packing.positions.iter().zip(each) {
+            rope.angles(*position, cos, sin);
+        }
+    }
+    (rope, cos, sin)
+}
+
+impl<'a> Run<'a> {
+    /// Whether tokens and targets are rows of their tables.
+    fn check(&self) -> Result<()> {
+        let targets = |row: &u32| self.batch.targets[*row as usize];
+        for node in &self.program.nodes {
+            let rows = |i: usize| self.program.weights[node.weights[i].0].shape[0] as u32;
+            let odd = match &node.op {
+                Op::Embed(op) => self.picked(op.index).iter().find(|t| **t >= rows(0)).copied(),
+                Op::Gradient(Gradient::CrossEntropy(_)) => {
+                    self.packing.picks.iter().map(targets).find(|t| *t >= rows(0))
+                }
+                _ => None,
+            };
+            if let Some(odd) = odd {
+                return Err(Error::new("batch", format!("numbers below {}", rows(0)), odd));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn picked(&self, index: ops::embed::Index) -> &[u32] {
+        match index {
+            ops::embed::Index::Token => &self.batch.tokens,
+            ops::embed::Index::Position => &self.packing.positions,
+        }
+    }
+
+    pub(super) fn rows(&self, value: ValueId) -> usize {
+        let shape = self.program.shape(value);
+        shape.rows.count(self.batch.tokens.len(), self.packing.picks.len())
+    }
+
+    pub(super) fn width(&self, value: ValueId) -> usize {
+        self.program.shape(value).width
+    }
+
+    fn range(&self, value: ValueId) -> Range<usize> {
+        let start = self.plan.offsets[value.0] / size_of::<f32>();
+        start..start + self.rows(value) * self.width(value)
+    }
+
+    /// A value that is read.
+    ///
+    /// # Safety
+    /// It was written by a node before the one in hand, which does not write it at the same time.
+    pub(super) unsafe fn read(&self, value: ValueId) -> &'a [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.values.slice(self.range(value)) }
+    }
+
+    /// A value that the node in hand writes.
+    ///
+    /// # Safety
+    /// No other thread uses it, and the caller holds it once.
+    pub(super) unsafe fn write(&self, value: ValueId) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.values.slice_mut(self.range(value)) }
+    }
+
+    /// A range of elements of a value that the node in hand writes.
+    ///
+    /// # Safety
+    /// No other thread uses these elements.
+    pub(super) unsafe fn part(&self, value: ValueId, range: Range<usize>) -> &'a mut [f32] {
+        let all = self.range(value);
+        // SAFETY: the caller's promise.
+        unsafe { self.values.slice_mut(all.start + range.start..all.start + range.end) }
+    }
+
+    /// The first element of a value.
+    pub(super) fn start(&self, value: ValueId) -> *mut f32 {
+        // SAFETY: no element is used through this slice.
+        unsafe { self.values.slice_mut(self.range(value)).as_mut_ptr() }
+    }
+
+    pub(super) fn angles(&self, rope: &Rope) -> Result<(&[f32], &[f32])> {
+        let own = self.angles.iter().find(|(of, ..)| of == rope);
+        let (_, cos, sin) = own.ok_or_else(|| Error::new("rope", "angles", "none"))?;
+        Ok((cos, sin))
+    }
+
+    fn node(&self, index: usize, node: &Node) -> Result<()> {
+        let (input, output) = (node.inputs.first().copied(), node.outputs[0]);
+        let weight = |i: usize| node.weights.get(i).copied();
+        match (&node.op, input) {
+            (Op::Linear(_), Some(x)) => {
+                let bias = weight(1).map(|id| self.weights.vector(id));
+                let matrix = self.weights.matrix(node.weights[0])?;
+                // SAFETY: a node's operands.
+                unsafe {
+                    self.product(matrix, x, output, Epilogue { bias, ..Epilogue::default() });
+                }
+            }
+            (Op::LinearAdd(_), Some(x)) => {
+                self.copy(index, node, 1);
+                let bias = weight(1).map(|id| self.weights.vector(id));
+                let matrix = self.weights.matrix(node.weights[0])?;
+                // SAFETY: a node's operands.
+                unsafe { self.product(matrix, x, output, Epilogue { bias, accumulate: true }) };
+            }
+            (Op::Gradient(op), _) => return self.gradient(index, op, node),
+            _ => return self.element(index, node),
+        }
+        Ok(())
+    }
+
+    fn gradient(&self, index: usize, op: &Gradient, node: &Node) -> Result<()> {
+        let (inputs, outputs) = (&node.inputs, &node.outputs);
+        match op {
+            Gradient::LinearBackward(_) => {
+                let matrix = self.weights.transposed(node.weights[0])?;
+                // SAFETY: a node's operands.
+                unsafe { self.product(matrix, inputs[0], outputs[0], Epilogue::default()) };
+            }
+            Gradient::Outer(_) => {
+                let of = |v: ValueId| (self.start(v).cast_const(), self.width(v));
+                let (dy, x, rows) = (of(inputs[0]), of(inputs[1]), self.rows(inputs[0]));
+                // SAFETY: a node's operands.
+                unsafe { self.outer(dy, x, rows, self.start(outputs[0]), false) };
+            }
+            Gradient::SumRows(_) => {
+                // SAFETY: a node's operands.
+                let (x, y) = unsafe { (self.read(inputs[0]), self.write(outputs[0])) };
+                self.sum_rows(x, y, false);
+            }
+            Gradient::Attend(of) => self.attend(&of.0, node),
+            Gradient::AttendBackward(of) => self.attend_backward(&of.0, node),
+            Gradient::CrossEntropy(of) => return self.losses(of, node),
+            _ => self.element_backward(index, op, node),
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with ranges of `0..n` of at most `each`, on all threads.
+    pub(super) fn each(
+        &self,
+        n: usize,
+        each: usize,
+        f: &(dyn Fn(Range<usize>, &mut Vec<f32>) + Sync),
+    ) {
+        self.of.team.run(&|worker| {
+            let scratch = &self.of.scratch[worker.index];
+            let mut scratch = scratch.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            while let Some(range) = worker.claim(n, each) {
+                f(range, &mut scratch.floats);
+            }
+        });
+    }
+
+    /// The sinks of attention.
+    pub(super) fn sinks(&self, of: &Attention, node: &Node) -> Option<&[f32]> {
+        of.sinks.then(|| self.weights.vector(node.weights[0]))
+    }
+}

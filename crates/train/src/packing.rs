@@ -1,0 +1,54 @@
+//! A batch, row by row.
+
+use crate::Batch;
+use formats::{Error, Result};
+
+/// What rows of packed sequences know of themselves.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Packing {
+    /// The first row of each row's sequence.
+    pub(crate) first: Vec<u32>,
+    /// Where each row stands in its sequence.
+    pub(crate) positions: Vec<u32>,
+    /// Rows whose predictions count, ascending.
+    pub(crate) picks: Vec<u32>,
+}
+
+impl Packing {
+    /// # Errors
+    /// Parts of other lengths, sequences that do not cover all tokens in order, weights that are no numbers from 0 on, or a last
+    /// token that is to predict something.
+    pub(crate) fn new(batch: &Batch) -> Result<Packing> {
+        let rows = batch.tokens.len();
+        if batch.targets.len() != rows || batch.weights.len() != rows || rows > u32::MAX as usize {
+            let found = format!("{} and {}", batch.targets.len(), batch.weights.len());
+            return Err(Error::new("batch", format!("{rows} targets and weights"), found));
+        }
+        if let Some(odd) = batch.weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::new("batch", "weights from 0 on", odd));
+        }
+        let mut packing = Packing::default();
+        for sequence in &batch.sequences {
+            if sequence.start != packing.first.len() || sequence.end <= sequence.start {
+                let expected = format!("a sequence from row {}", packing.first.len());
+                return Err(Error::new("batch", expected, format!("{sequence:?}")));
+            }
+            if sequence.end > rows {
+                return Err(Error::new("batch", format!("{rows} tokens"), sequence.end));
+            }
+            if batch.weights[sequence.end - 1] != 0.0 {
+                let expected = "a last token of weight 0, since nothing follows it";
+                return Err(Error::new("batch", expected, batch.weights[sequence.end - 1]));
+            }
+            packing.first.extend(sequence.clone().map(|_| sequence.start as u32));
+            packing.positions.extend(0..sequence.len() as u32);
+        }
+        if packing.first.len() != rows {
+            let found = format!("{} of them", packing.first.len());
+            return Err(Error::new("batch", format!("sequences of all {rows} tokens"), found));
+        }
+        let counts = (0..rows).filter(|&row| batch.weights[row] != 0.0);
+        packing.picks = counts.map(|row| row as u32).collect();
+        Ok(packing)
+    }
+}

@@ -1,0 +1,4 @@
+//! Losses and gradients against PyTorch, finite differences and identities.
+
+mod models;
+mod operations;

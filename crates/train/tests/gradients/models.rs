@@ -1,0 +1,259 @@
+//! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
+
+use delft_train::{Batch, LoraOptions, Model, Parameter, Tuned};
+use formats::safetensors::Safetensors;
+use std::path::PathBuf;
+
+/// As the script has them.
+const OPTIONS: LoraOptions =
+    LoraOptions { rank: 3, alpha: 6.0, stabilised: false, sites: Vec::new(), seed: 7 };
+
+struct Case {
+    model: PathBuf,
+    file: Safetensors,
+}
+
+impl Case {
+    fn open(name: &str) -> Case {
+        let model = testing::models().join(name);
+        let file = testing::models().join(format!("../gradients/{name}.safetensors"));
+        Case { model, file: Safetensors::open(&file).unwrap() }
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.file.get(name).unwrap_or_else(|| panic!("{name}")).to_f32().unwrap()
+    }
+
+    fn doubles(&self, name: &str) -> Vec<f64> {
+        let bytes = self.file.get(name).unwrap().bytes;
+        bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn whole(&self, name: &str) -> Vec<u32> {
+        let bytes = self.file.get(name).unwrap().bytes;
+        bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+    }
+
+    fn batch(&self) -> Batch {
+        let tokens = self.whole("tokens");
+        let mut targets = tokens[1..].to_vec();
+        targets.push(0);
+        let mut sequences = Vec::new();
+        for length in self.whole("lengths") {
+            let start = sequences.last().map_or(0, |range: &std::ops::Range<usize>| range.end);
+            sequences.push(start..start + length as usize);
+        }
+        Batch { tokens, targets, weights: self.floats("weights"), sequences }
+    }
+
+    /// The model with the script's factors.
+    fn lora(&self, threads: usize) -> Tuned {
+        let mut model = Tuned::lora(&self.model, &OPTIONS, Some(threads)).unwrap();
+        for parameter in model.parameters_mut() {
+            let initial = self.floats(&format!("initial.{}", parameter.name));
+            assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
+            parameter.values = initial;
+        }
+        model
+    }
+}
+
+fn zeros(model: &Tuned) -> Vec<Vec<f32>> {
+    model.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect()
+}
+
+/// The length of the difference, relative to what is wanted.
+fn distance(found: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(found.len(), want.len());
+    let square = |v: f64| v * v;
+    let gap: f64 = found.iter().zip(want).map(|(f, w)| square(f64::from(f - w))).sum();
+    let length: f64 = want.iter().map(|w| square(f64::from(*w))).sum();
+    (gap / length).sqrt()
+}
+
+fn compare(names: &str, parameters: &[Parameter], gradients: &[Vec<f32>], case: &Case) {
+    for (parameter, found) in parameters.iter().zip(gradients) {
+        let want = case.floats(&format!("{names}.{}", parameter.name));
+        let off = distance(found, &want);
+        // PyTorch's own gradients in float32 are as far off.
+        let bound = case.doubles("float32")[0].max(1e-5);
+        assert!(off < bound, "{}: {off:e} of {bound:e}", parameter.name);
+    }
+}
+
+fn agrees(name: &str) {
+    let case = Case::open(name);
+    let mut model = case.lora(2);
+    let batch = case.batch();
+    let mut gradients = zeros(&model);
+    let loss = model.gradients(&batch, &mut gradients).unwrap();
+    let want = case.doubles("loss")[0];
+    assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+    assert_eq!(model.loss(&batch).unwrap().sum, loss.sum);
+    compare("gradient", model.parameters(), &gradients, &case);
+}
+
+macro_rules! cases {
+    ($($test:ident $name:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            agrees($name);
+        }
+    )*};
+}
+
+cases! {
+    gemma2 "gemma2",
+    gemma3 "gemma3",
+    granite "granite",
+    llama_linear "llama-linear",
+    llama3 "llama3",
+    ministral "ministral",
+    mistral "mistral",
+    olmo2 "olmo2",
+    qwen2 "qwen2",
+    qwen3 "qwen3",
+    smollm3 "smollm3",
+}
+
+#[test]
+fn a_hundred_steps_of_adamw_go_where_pytorchs_go() {
+    let case = Case::open("llama3");
+    let (mut model, batch) = (case.lora(2), case.batch());
+    let [mut first, mut second] = [zeros(&model), zeros(&model)];
+    for (step, want) in case.doubles("losses").into_iter().enumerate() {
+        let mut gradients = zeros(&model);
+        let loss = model.gradients(&batch, &mut gradients).unwrap().sum;
+        // Two runs part as their roundings grow.
+        assert!((loss - want).abs() < 1e-3 * want.max(1.0), "step {step}: {loss} {want}");
+        let (rate, decay, betas) = (1e-2f64, 0.01, [0.9f64, 0.999]);
+        let corrections = betas.map(|beta| 1.0 - beta.powi(step as i32 + 1));
+        for (p, parameter) in model.parameters_mut().iter_mut().enumerate() {
+            for (i, value) in parameter.values.iter_mut().enumerate() {
+                let g = f64::from(gradients[p][i]);
+                let m = betas[0] * f64::from(first[p][i]) + (1.0 - betas[0]) * g;
+                let v = betas[1] * f64::from(second[p][i]) + (1.0 - betas[1]) * g * g;
+                (first[p][i], second[p][i]) = (m as f32, v as f32);
+                let step = m / corrections[0] / ((v / corrections[1]).sqrt() + 1e-8);
+                *value = (f64::from(*value) * (1.0 - rate * decay) - rate * step) as f32;
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_follow_from_the_number_of_threads() {
+    let case = Case::open("qwen3");
+    let run = |threads| {
+        let mut model = case.lora(threads);
+        let mut gradients = zeros(&model);
+        let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
+        (loss.sum.to_bits(), gradients)
+    };
+    let one = run(1);
+    for threads in [2, 3, 5] {
+        assert!(run(threads) == one, "{threads} threads");
+    }
+}
+
+#[test]
+fn gradients_add_up_over_batches() {
+    let case = Case::open("llama3");
+    let (mut model, batch) = (case.lora(1), case.batch());
+    let mut once = zeros(&model);
+    let whole = model.gradients(&batch, &mut once).unwrap();
+    let mut sums = zeros(&model);
+    let mut loss = delft_train::Loss::default();
+    for range in &batch.sequences {
+        let part = Batch {
+            tokens: batch.tokens[range.clone()].to_vec(),
+            targets: batch.targets[range.clone()].to_vec(),
+            weights: batch.weights[range.clone()].to_vec(),
+            sequences: std::iter::once(0..range.len()).collect(),
+        };
+        loss += model.gradients(&part, &mut sums).unwrap();
+    }
+    assert!((loss.sum - whole.sum).abs() < 1e-5 * whole.sum && loss.weight == whole.weight);
+    for (one, sum) in once.iter().zip(&sums) {
+        assert!(distance(sum, one) < 1e-5);
+    }
+}
+
+#[test]
+fn the_same_seed_begins_with_the_same_factors() {
+    let model = testing::models().join("llama3");
+    let begin = |seed| {
+        let options = LoraOptions { seed, ..OPTIONS };
+        Tuned::lora(&model, &options, Some(1)).unwrap().parameters().to_vec()
+    };
+    let one = begin(1);
+    assert_eq!(one, begin(1));
+    assert_ne!(one, begin(2));
+    for pair in one.chunks(2) {
+        let bound = 1.0 / (pair[0].shape[1] as f32).sqrt();
+        let squares: f32 = pair[0].values.iter().map(|v| v * v).sum();
+        let mean = squares / pair[0].values.len() as f32;
+        assert!(pair[0].values.iter().all(|v| v.abs() <= bound));
+        assert!((mean / (bound * bound / 3.0) - 1.0).abs() < 0.5, "{}: {mean}", pair[0].name);
+        assert!(pair[1].values.iter().all(|v| *v == 0.0));
+    }
+}
+
+#[test]
+fn an_export_is_the_adapter_that_was_trained() {
+    for (folder, twin) in [("llama3", None), ("llama3", Some("model.f32.gguf"))] {
+        let case = Case::open(folder);
+        let model = twin.map_or(case.model.clone(), |twin| case.model.join(twin));
+        let mut tuned = Tuned::lora(&model, &OPTIONS, Some(1)).unwrap();
+        for parameter in tuned.parameters_mut() {
+            parameter.values = case.floats(&format!("initial.{}", parameter.name));
+        }
+        let aside = tempfile::tempdir().unwrap();
+        for (name, bytes) in tuned.export().unwrap() {
+            std::fs::write(aside.path().join(name), bytes).unwrap();
+        }
+        let tensors = formats::Tensors::open(&model).unwrap();
+        let loaded = models::load(&tensors, &models::Options::default()).unwrap();
+        let program = loaded.record(false).unwrap();
+        let base = adapters::Base { config: loaded.config(), program: &program, tensors: &tensors };
+        let file = adapters::File::open(aside.path()).unwrap();
+        let adapter = file.resolve(&base, 1.0).unwrap();
+        assert_eq!(adapter.deltas.len() * 2, tuned.parameters().len());
+        for (site, pair) in program
+            .adaptable()
+            .iter()
+            .filter(|s| s.name.starts_with("blocks."))
+            .zip(tuned.parameters().chunks(2))
+        {
+            let delta = &adapter.deltas[&site.name];
+            assert_eq!(
+                (&delta.down, &delta.up),
+                (&pair[0].values, &pair[1].values),
+                "{}",
+                site.name
+            );
+            assert_eq!(delta.scale, 2.0);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let case = Case::open("llama3");
+    let refused = |change: &dyn Fn(&mut Batch), why: &str| {
+        let (mut model, mut batch) = (case.lora(1), case.batch());
+        change(&mut batch);
+        let error = model.loss(&batch).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(&|b| b.tokens[2] = 128, "numbers below 128");
+    refused(&|b| b.targets[5] = 1 << 20, "numbers below 128");
+    refused(&|b| b.weights[5] = f32::NAN, "weights from 0 on");
+    refused(&|b| b.weights[18] = 1.0, "a last token of weight 0");
+    refused(&|b| b.sequences.truncate(1), "sequences of all 32 tokens");
+    refused(&|b| b.sequences[1].end = 99, "32 tokens");
+    refused(&|b| b.targets.truncate(31), "32 targets");
+    let wrong = LoraOptions { sites: vec!["z_proj".into()], ..OPTIONS };
+    let error = Tuned::lora(&case.model, &wrong, Some(1)).err().unwrap().to_string();
+    assert!(error.contains("q_proj") && error.contains("z_proj"), "{error}");
+}

@@ -1,0 +1,253 @@
+//! Every operation's rule against finite differences, and the CPU against the references.
+
+use delft_train::Batch;
+use delft_train::cpu::{Executor, Weights, check};
+use delft_train::gradients::{differentiate, reference};
+use formats::{Source, Tensors};
+use ops::embed::Index;
+use ops::gradient::{Attend, CrossEntropy};
+use ops::{
+    Attention, Binary, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope, Scale,
+    ScaleRows, Select, Shape, Unary, Zip,
+};
+use program::{Node, Program, ValueId, Weight, WeightId};
+
+/// Rows of two sequences.
+const ROWS: usize = 9;
+
+fn batch() -> Batch {
+    Batch {
+        tokens: vec![1, 4, 0, 2, 4, 3, 3, 1, 0],
+        targets: vec![4, 0, 2, 0, 3, 3, 1, 0, 0],
+        weights: vec![0.0, 0.5, 1.0, 0.0, 1.0, 0.25, 0.0, 2.0, 0.0],
+        sequences: vec![0..4, 4..9],
+    }
+}
+
+/// A Program whose inputs are rows of tables by position, which are weights like all others.
+struct Built {
+    program: Program,
+}
+
+impl Built {
+    fn new() -> Built {
+        Built { program: Program::default() }
+    }
+
+    fn weight(&mut self, shape: &[usize]) -> WeightId {
+        let id = WeightId(self.program.weights.len());
+        // Seeds that differ make weights that differ, and two are one weight only if their recipes are equal.
+        let source =
+            Source::Normal { shape: shape.to_vec(), deviation: 0.7, seed: id.0 as u64 + 1 };
+        let (name, shape) = (format!("weight.{}", id.0), shape.to_vec());
+        self.program.weights.push(Weight { name, shape, source });
+        id
+    }
+
+    fn push(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[ValueId],
+        weights: Vec<WeightId>,
+    ) -> Vec<ValueId> {
+        let op = op.into();
+        let shapes: Vec<Shape> = inputs.iter().map(|v| self.program.shape(*v)).collect();
+        let of = |w: &WeightId| self.program.weights[w.0].shape.as_slice();
+        let found = op.infer(&shapes, &weights.iter().map(of).collect::<Vec<_>>()).unwrap();
+        let first = self.program.values.len();
+        self.program.values.extend(&found);
+        let outputs: Vec<ValueId> = (first..first + found.len()).map(ValueId).collect();
+        let inputs = inputs.to_vec();
+        self.program.nodes.push(Node { op, inputs, weights, outputs: outputs.clone() });
+        outputs
+    }
+
+    /// Rows that differ in each position of a sequence, and by token.
+    fn rows(&mut self, width: usize) -> ValueId {
+        let positions = self.weight(&[ROWS, width]);
+        let tokens = self.weight(&[5, width]);
+        let a = self.push(Embed { index: Index::Position }, &[], vec![positions])[0];
+        let b = self.push(Embed { index: Index::Token }, &[], vec![tokens])[0];
+        self.push(Zip(Binary::Add), &[a, b], Vec::new())[0]
+    }
+
+    /// The loss: the sum of a value times numbers of its own.
+    fn finish(mut self, value: ValueId) -> Program {
+        let shape = self.program.shape(value);
+        let mut by = self.rows(shape.width);
+        if shape.rows == ops::Rows::Outputs {
+            by = self.push(Select, &[by], Vec::new())[0];
+        }
+        let loss = self.push(Zip(Binary::Mul), &[value, by], Vec::new())[0];
+        self.program.results = vec![loss];
+        self.program.verify().unwrap();
+        self.program
+    }
+}
+
+fn weights(program: &Program) -> Vec<Vec<f32>> {
+    let aside = tempfile::tempdir().unwrap();
+    let tensors = no_tensors(aside.path());
+    program.weights.iter().map(|w| w.read(&tensors).unwrap().to_f32().unwrap()).collect()
+}
+
+/// Files without tensors: recipes here make their numbers themselves.
+fn no_tensors(folder: &std::path::Path) -> Tensors {
+    let bytes = 1f32.to_le_bytes();
+    let shape = [1];
+    let one =
+        formats::Tensor { name: "one", dtype: formats::DType::F32, shape: &shape, bytes: &bytes };
+    formats::safetensors::write(&folder.join("model.safetensors"), &[], [one]).unwrap();
+    std::fs::write(folder.join("config.json"), "{}").unwrap();
+    Tensors::open(folder).unwrap()
+}
+
+fn sum(program: &Program, weights: &[Vec<f32>]) -> f64 {
+    let values =
+        reference::run(program, &|w: WeightId| Ok(weights[w.0].clone()), &batch()).unwrap();
+    values[program.results[0].0].iter().map(|v| f64::from(*v)).sum()
+}
+
+/// Every gradient along a direction against the difference of losses along it, and the CPU's against the references'.
+fn prove(name: &str, program: &Program) {
+    let own = weights(program);
+    let all: Vec<WeightId> = (0..program.weights.len()).map(WeightId).collect();
+    let gradient = differentiate(program, &all).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let values = reference::run(&gradient, &|w: WeightId| Ok(own[w.0].clone()), &batch()).unwrap();
+    let result = |i: usize| &values[gradient.results[i].0];
+    for (w, weight) in program.weights.iter().enumerate() {
+        let direction: Vec<f32> =
+            (0..own[w].len()).map(|i| ((i * 37 + w * 11 + 5) % 17) as f32 / 8.0 - 1.0).collect();
+        let h = 2e-3;
+        let moved = |by: f32| {
+            let mut all = own.clone();
+            all[w].iter_mut().zip(&direction).for_each(|(v, d)| *v += by * d);
+            sum(program, &all)
+        };
+        let slope = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+        let terms = result(w + 1).iter().zip(&direction);
+        let along: f64 = terms.clone().map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        let scale: f64 = terms.map(|(g, d)| f64::from((g * d).abs())).sum();
+        let off = (slope - along).abs() / scale.max(0.05);
+        assert!(off < 3e-3, "{name}: {}: {slope} {along}", weight.name);
+    }
+    check(&gradient).unwrap();
+    let aside = tempfile::tempdir().unwrap();
+    let tensors = no_tensors(aside.path());
+    let mut executor = Executor::new(Some(2)).unwrap();
+    let loaded = Weights::read(&[&gradient], &tensors, &[], executor.team()).unwrap();
+    let batch = batch();
+    let found = executor.run(&gradient, &loaded, &batch).unwrap();
+    for i in 0..gradient.results.len() {
+        let (found, want) = (found.get(i), result(i));
+        let most = want.iter().fold(1f32, |most, v| most.max(v.abs()));
+        for (f, w) in found.iter().zip(want) {
+            assert!((f - w).abs() < 2e-5 * most, "{name}: result {i}: {f} {w}");
+        }
+        assert_eq!(found.len(), want.len());
+    }
+}
+
+#[test]
+fn functions_of_elements() {
+    for &f in Unary::ALL.iter().filter(|f| **f != Unary::Relu) {
+        let mut built = Built::new();
+        let x = built.rows(6);
+        let y = built.push(Map(f), &[x], Vec::new())[0];
+        prove(f.name(), &built.finish(y));
+    }
+    for f in [Binary::Add, Binary::Sub, Binary::Mul] {
+        let mut built = Built::new();
+        let (a, b) = (built.rows(6), built.rows(6));
+        let y = built.push(Zip(f), &[a, b], Vec::new())[0];
+        let square = built.push(Zip(f), &[y, y], Vec::new())[0];
+        prove(f.name(), &built.finish(square));
+    }
+}
+
+#[test]
+fn rows_and_scales() {
+    let mut built = Built::new();
+    let (x, s) = (built.rows(6), built.rows(1));
+    let y = built.push(ScaleRows, &[x, s], Vec::new())[0];
+    let y = built.push(Scale { by: -1.5 }, &[y], Vec::new())[0];
+    let y = built.push(Select, &[y], Vec::new())[0];
+    prove("rows", &built.finish(y));
+}
+
+#[test]
+fn products() {
+    let mut built = Built::new();
+    let (x, residual) = (built.rows(6), built.rows(5));
+    let (w, b) = (built.weight(&[5, 6]), built.weight(&[5]));
+    let y = built.push(Linear, &[x], vec![w, b])[0];
+    let again = built.weight(&[5, 5]);
+    let y = built.push(LinearAdd, &[y, residual], vec![again])[0];
+    prove("products", &built.finish(y));
+}
+
+#[test]
+fn norms() {
+    for (width, group) in [(8, 8), (8, 4)] {
+        let mut built = Built::new();
+        let (x, w) = (built.rows(width), built.weight(&[group]));
+        let y = built.push(RmsNorm { eps: 1e-3 }, &[x], vec![w])[0];
+        prove("rms_norm", &built.finish(y));
+    }
+    let mut built = Built::new();
+    let (x, w, b) = (built.rows(8), built.weight(&[8]), built.weight(&[8]));
+    let y = built.push(LayerNorm { eps: 1e-3 }, &[x], vec![w, b])[0];
+    prove("layer_norm", &built.finish(y));
+}
+
+#[test]
+fn rotations() {
+    for pairing in [formats::Pairing::Half, formats::Pairing::Adjacent] {
+        let mut built = Built::new();
+        let x = built.rows(12);
+        let frequencies = [1.0, 0.3].into();
+        let rope = Rope { head_dim: 6, pairing, frequencies, magnitude: 1.25 };
+        let y = built.push(Op::Rope(rope), &[x], Vec::new())[0];
+        prove("rope", &built.finish(y));
+    }
+}
+
+#[test]
+fn attention() {
+    for (window, cap, sinks) in [
+        (None, None, false),
+        (Some(3), None, false),
+        (None, Some(0.8), false),
+        (Some(2), Some(2.0), true),
+    ] {
+        let mut built = Built::new();
+        let (q, k, v) = (built.rows(16), built.rows(8), built.rows(8));
+        let attention = Attention {
+            layer: 0,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 4,
+            scale: 0.5,
+            window,
+            cap,
+            sinks,
+        };
+        let weights = if sinks { vec![built.weight(&[4])] } else { Vec::new() };
+        let y = built.push(Attend(attention), &[q, k, v], weights)[0];
+        prove("attend", &built.finish(y));
+    }
+}
+
+#[test]
+fn cross_entropies() {
+    for (scale, cap, bias) in [(1.0, None, false), (0.5, None, true), (1.0, Some(1.5), false)] {
+        let mut built = Built::new();
+        let x = built.rows(6);
+        let x = built.push(Select, &[x], Vec::new())[0];
+        let mut weights = vec![built.weight(&[5, 6])];
+        weights.extend(bias.then(|| built.weight(&[5])));
+        let loss = built.push(CrossEntropy::new(scale, cap), &[x], weights)[0];
+        built.program.results = vec![loss];
+        prove("cross_entropy", &built.program);
+    }
+}
