@@ -13,6 +13,7 @@ use delft::Place;
 
 use crate::environment;
 use crate::grammar::GrammarArgs;
+use crate::tuning::Eval;
 
 /// Runs language models on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -70,6 +71,10 @@ pub(crate) enum Command {
     Rm(Rm),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),
+    //@    /// Teach a model from examples: writes an adapter
+    //@    Tune(Tune),
+    /// Measure a model over examples: loss, exact answers, multiple choice
+    Eval(Eval),
     /// Write a model with an adapter merged into it
     Fuse(Fuse),
     /// Turn texts into embeddings
@@ -197,6 +202,7 @@ impl Command {
             Command::Verify(args) => Some(&mut args.load),
             Command::Embed(args) => Some(&mut args.load),
             Command::Classify(args) => Some(&mut args.load),
+            Command::Eval(args) => Some(&mut args.load),
             _ => None,
         }
     }
@@ -211,6 +217,7 @@ impl Command {
             Command::Perplexity(args) => args.json,
             Command::Compare(args) => args.json,
             Command::Verify(args) => args.json,
+            Command::Eval(args) => args.json,
             Command::Embed(_) | Command::Classify(_) => true,
             _ => return,
         };
@@ -1084,7 +1091,7 @@ pub(crate) struct Doctor {
 /// More positions than any model has.
 const MOST: u64 = 1 << 24;
 
-fn positive() -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
+pub(crate) fn positive() -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     whole(1..=MOST)
 }
 

@@ -18,6 +18,7 @@ mod prompt;
 mod quiet;
 mod sampling;
 mod terminal;
+mod tuning;
 mod waiting;
 mod words;
 mod wrap;
@@ -107,6 +108,8 @@ fn run(command: Command) -> Outcome {
         Command::Show(args) => commands::show::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        //@        Command::Tune(args) => commands::tune::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
         Command::Fuse(args) => commands::fuse::run(&args),
         Command::Embed(args) => commands::embed::run(&args),
         Command::Classify(args) => commands::classify::run(&args),

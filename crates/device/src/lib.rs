@@ -28,6 +28,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 
 pub use choose::{Outcome, Refusal};
+pub use cpu::free_memory;
 pub use formats::CacheType;
 use formats::{Encoding, Error, ErrorKind, Result, Tensors};
 pub use gpu::Dispatch;

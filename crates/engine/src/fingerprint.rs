@@ -8,7 +8,7 @@ const SAMPLED: usize = 256;
 
 /// SHA-256 of every tensor's name, type, shape and a few of its bytes, in hexadecimal. Two files of
 /// one model in one quantisation have the same; so has a model that was moved or renamed.
-pub(crate) fn fingerprint(tensors: &Tensors) -> String {
+pub fn fingerprint(tensors: &Tensors) -> String {
     let mut all: Vec<_> = tensors.iter().collect();
     all.sort_by_key(|tensor| tensor.name);
     let mut digest = Sha256::new();

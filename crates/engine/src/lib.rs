@@ -36,9 +36,10 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
-    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, survey,
+    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, free_memory, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
+pub use fingerprint::fingerprint;
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };

@@ -5,7 +5,10 @@
 //! What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
 
 mod chat;
+mod choices;
 mod line;
+
+pub use choices::{Question, questions};
 
 use engine::{Prompt, models};
 use formats::{Error, Location, Result, Tensors};

@@ -3,13 +3,14 @@
 //!
 //! [`Tuned`] is the one that there is: a model's recorded Program, differentiated ([`gradients`]) and run on the CPU ([`cpu`]).
 //! [`data`] makes examples of files, [`pack`] batches of examples, [`AdamW`] updates of gradients, and [`run`] does all of it in
-//! turn, so that it can be stopped and resumed.
+//! turn, so that it can be stopped and resumed. [`eval`] measures what came of it.
 
 mod adamw;
 mod checkpoint;
 pub mod cpu;
 mod curve;
 pub mod data;
+pub mod eval;
 pub mod gradients;
 mod model;
 pub mod pack;

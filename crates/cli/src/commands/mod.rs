@@ -9,6 +9,7 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod doctor;
 pub(crate) mod embed;
+pub(crate) mod eval;
 pub(crate) mod fuse;
 mod head;
 pub(crate) mod inspect;

@@ -21,4 +21,5 @@ mod refusals;
 mod serve;
 mod stories;
 mod templates;
+mod tuning;
 mod why_slow;

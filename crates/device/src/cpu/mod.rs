@@ -38,7 +38,7 @@ impl Cpu {
 }
 
 /// Bytes of memory that this process may still take; `None` where the system does not tell.
-pub(crate) fn free_memory() -> Option<usize> {
+pub fn free_memory() -> Option<usize> {
     memory::free().memory
 }
 

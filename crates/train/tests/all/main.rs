@@ -2,6 +2,7 @@
 
 mod adamw;
 mod data;
+mod eval;
 mod resume;
 mod run;
 mod toy;
