@@ -15,6 +15,7 @@ use models::{Config, Ending};
 use ops::sample::Options;
 use program::CacheLayer;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use tokens::{ChatTemplate, Tokenizer};
 
 /// How a model is loaded.
@@ -167,6 +168,10 @@ pub(crate) struct Shared {
     pub(crate) together: Mutex<()>,
     /// Where the worker looks for requests, once there was one.
     pub(crate) worker: OnceLock<Arc<Inbox>>,
+    /// The device of each plan.
+    pub(crate) places: Vec<Place>,
+    /// Dropped last: whoever sees it gone knows that all else is.
+    pub(crate) whole: Arc<()>,
 }
 
 impl Drop for Shared {
@@ -261,6 +266,33 @@ impl Engine {
     /// What was planned of the memory of each device, before anything was loaded.
     pub fn plan(&self) -> &[Plan] {
         &self.0.plan
+    }
+
+    /// Where its files are.
+    pub fn location(&self) -> &Location {
+        &self.0.location
+    }
+
+    /// The device of each of the plans.
+    pub fn places(&self) -> &[Place] {
+        &self.0.places
+    }
+
+    /// Drops this handle and waits, for at most `time`, until the engine is gone and its memory is the system's again; false if
+    /// another handle, session or request still holds it by then.
+    pub fn unload(self, time: Duration) -> bool {
+        const PAUSE: Duration = Duration::from_millis(2);
+        let (whole, start) = (Arc::downgrade(&self.0.whole), Instant::now());
+        drop(self);
+        // The worker may hold the engine for a moment longer than its last request.
+        while whole.strong_count() > 0 {
+            if start.elapsed() >= time {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        device::give_back();
+        true
     }
 
     /// Bytes held by weights, cache and activations.

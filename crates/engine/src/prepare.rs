@@ -94,7 +94,7 @@ impl Prepared {
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
         let Prepared { start, mut tensors, traces, config, chosen, adapters } = self;
-        let Chosen { program, options, device, load, plan, context, .. } = chosen;
+        let Chosen { program, options, device, load, plan, places, context, .. } = chosen;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = read_template(&tensors)?;
         let Defaults { sampling, ends, warnings } =
@@ -167,6 +167,8 @@ impl Prepared {
             embeds,
             together: Mutex::default(),
             worker: OnceLock::new(),
+            places,
+            whole: Arc::new(()),
         })))
     }
 }
