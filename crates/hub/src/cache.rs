@@ -84,12 +84,16 @@ pub(crate) fn from_env(variable: &dyn Fn(&str) -> Option<String>) -> Result<Hub>
         retry_wait: Duration::from_secs(1),
         timeout: Duration::from_secs(30),
         room: None,
-        models: path("DELFT_MODELS").or_else(|| {
-            let settings = path("XDG_CONFIG_HOME")
-                .or_else(|| home_folder(variable).map(|home| home.join(".config")))?;
-            Some(settings.join("delft").join("models.toml")).filter(|file| file.is_file())
-        }),
+        models: path("DELFT_MODELS").or_else(|| names_file(variable).filter(|file| file.is_file())),
     })
+}
+
+/// Where the user's file of names is unless the environment names another: it need not exist.
+pub(crate) fn names_file(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let set = variable("XDG_CONFIG_HOME").filter(|value| !value.trim().is_empty());
+    let settings = set.map(|value| expand(&value, variable));
+    let settings = settings.or_else(|| home_folder(variable).map(|home| home.join(".config")))?;
+    Some(settings.join("delft").join("models.toml"))
 }
 
 fn home_folder(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {

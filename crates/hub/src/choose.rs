@@ -7,6 +7,7 @@
 use formats::{Error, Result};
 
 use crate::Kind;
+use crate::names::is_quantisation;
 
 /// The files of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub(crate) fn choose(place: &str, wanted: Option<&str>, names: &[String]) -> Res
 
 /// One GGUF model among `names`: the named file, the tagged one, the only one, or the customary Q4_K_M or Q8_0.
 pub(crate) fn gguf(place: &str, wanted: Option<&str>, names: &[String]) -> Result<Choice> {
-    let sets = split_sets(names);
+    let sets = sets(names);
     let choice =
         |set: &Vec<String>, others| Choice { kind: Kind::GgufFile, files: set.clone(), others };
     if let Some(wanted) = wanted {
@@ -109,7 +110,7 @@ fn listing<'a>(sets: impl ExactSizeIterator<Item = &'a Vec<String>>) -> String {
 }
 
 /// The GGUF files, each complete split set as one entry in order; projectors of vision models left out.
-fn split_sets(names: &[String]) -> Vec<Vec<String>> {
+pub(crate) fn sets(names: &[String]) -> Vec<Vec<String>> {
     let mut sorted: Vec<&String> = names.iter().filter(|name| name.ends_with(".gguf")).collect();
     sorted.sort();
     let mut sets = Vec::new();
@@ -129,6 +130,14 @@ fn split_sets(names: &[String]) -> Vec<Vec<String>> {
         }
     }
     sets
+}
+
+/// What tells a set from a repository's others: its quantisation, if no other has it, else its first file's name.
+pub(crate) fn told_by(set: &[String], names: &[String]) -> String {
+    let mut words = set[0].split(|c: char| !c.is_alphanumeric() && c != '_');
+    let tag = words.rfind(|word| is_quantisation(word));
+    let own = |tag: &&str| gguf("", Some(*tag), names).is_ok_and(|choice| choice.files == *set);
+    tag.filter(own).unwrap_or(&set[0]).to_string()
 }
 
 /// All names of the split set that `name` belongs to (`stem-00001-of-00003.gguf` and so on), or None.

@@ -17,6 +17,7 @@ mod offer;
 mod pull;
 mod remove;
 mod spec;
+mod store;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,6 +31,7 @@ pub use likeness::{Likeness, recognise};
 pub use offer::{Offer, Preview};
 pub use remove::Removal;
 pub use spec::Spec;
+pub use store::Stored;
 
 /// A model that lies on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -40,12 +40,16 @@ impl Names {
 
     /// The program's own names, and over them those of a file, if there is one.
     pub(crate) fn with(file: Option<&Path>) -> Result<Names> {
+        let Some(file) = file else { return Names::built_in() };
+        let text =
+            std::fs::read_to_string(file).map_err(|error| Error::io(file.display(), error))?;
+        Names::of_text(&text, &file.display().to_string())
+    }
+
+    /// The program's own names, and over them those of a file's text.
+    pub(crate) fn of_text(text: &str, place: &str) -> Result<Names> {
         let mut names = Names::built_in()?;
-        if let Some(file) = file {
-            let text =
-                std::fs::read_to_string(file).map_err(|error| Error::io(file.display(), error))?;
-            names.add(&text, &file.display().to_string())?;
-        }
+        names.add(text, place)?;
         Ok(names)
     }
 
