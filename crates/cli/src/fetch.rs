@@ -2,8 +2,8 @@
 
 use std::io::{BufRead, Write};
 
-use delft::hub::{Hub, Model, Offer, Preview, Progress};
-use delft::{Error, models};
+use delft::Error;
+use delft::hub::{Hub, Model, Offer, Progress};
 
 use crate::progress::Downloads;
 use crate::terminal::{Outcome, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
@@ -29,22 +29,9 @@ pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome
 /// Refuses a model that Delft cannot run, by its configuration or its first keys, before its weights come. `force` is
 /// the command that fetches it all the same.
 pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> Outcome {
-    if offer.missing() == 0 {
-        return Ok(());
-    }
-    let file = offer.file().unwrap_or("config.json");
-    let place = format!("{}: {file}", offer.id());
-    let verdict = match offer.preview(progress)? {
-        Some(Preview::Config(json)) => {
-            models::check_json(&json, &place, &models::Options::default())
-        }
-        Some(Preview::Gguf(keys)) => models::check_gguf(&keys, &place),
-        None => Ok(()),
-    };
-    verdict.map_err(|error| {
-        let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".into());
-        error.hint(why.and(format_args!("; {force} fetches it all the same"))).into()
-    })
+    let Some(error) = delft::objection(offer, progress)? else { return Ok(()) };
+    let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".into());
+    Err(error.hint(why.and(format_args!("; {force} fetches it all the same"))).into())
 }
 
 /// The model, its size, and where it goes.

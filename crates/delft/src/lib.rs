@@ -14,9 +14,12 @@
 //! # }
 //! ```
 
+mod offered;
+
 pub use engine::*;
 pub use formats::{self, DType, Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
 pub use hub;
+pub use offered::objection;
 pub use structured;
 pub use tokens;
 pub use train;
