@@ -61,8 +61,8 @@ pub struct LoadOptions {
     pub seats: Seats,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
-    /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on how many there are; one row
-    /// alone is then slower. The CPU always does.
+    /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on how many there are; where it
+    /// is for more than a few sequences, one row alone is then slower. The CPU always does.
     pub batched: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,

@@ -9,7 +9,7 @@ use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
 use program::{BLOCK_TOKENS, Kind, Sequence, Step, Table};
 
-use crate::{CacheType, Device, LoadOptions, Place};
+use crate::{CacheType, Device, Executor, LoadOptions, Place};
 
 /// Folders of the reference checkpoints.
 fn cases() -> Vec<PathBuf> {
@@ -102,28 +102,82 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
         count: 10,
         longest: 33,
         batched: false,
+        sequences: together::SEQUENCES,
         close,
     };
     together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
     together::compare(case("mistral-long", CacheType::F16, 2e-2), &*sim, &[&*sim]);
 }
 
-/// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are.
+/// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are: neither by the kernels of many rows,
+/// nor by those of a few, to which rows that decode go where it is for so few sequences.
 #[test]
 fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
     let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
     let ranks = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
-    let case = |model, cache_type| together::Case {
+    let case = |model, cache_type, sequences| together::Case {
         model,
         cache_type,
         count: 14,
         longest: 260,
         batched: true,
+        sequences,
         close: 0.0,
     };
-    together::compare(case("llama3", CacheType::F32), &*sim, &[&*sim]);
-    together::compare(case("llama3", CacheType::F16), &*ranks, &[&*ranks]);
-    together::compare(case("mistral-long", CacheType::F16), &*sim, &[&*sim]);
+    for sequences in [together::SEQUENCES, 8, 3] {
+        together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
+    }
+    for sequences in [together::SEQUENCES, 8] {
+        together::compare(case("llama3", CacheType::F16, sequences), &*ranks, &[&*ranks]);
+        together::compare(case("mistral-long", CacheType::F16, sequences), &*sim, &[&*sim]);
+    }
+}
+
+/// More rows that decode than kernels of a few take: in turns, with the bits that each has alone.
+#[test]
+fn rows_that_decode_take_turns() {
+    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    for (model, cache_type) in [
+        ("llama3", CacheType::F32),
+        ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
+        ("qwen3/model.q8_0.gguf", CacheType::BF16),
+    ] {
+        let tensors = Tensors::open(root.join(model)).unwrap();
+        let model = models::load(&tensors, &models::Options::default()).unwrap();
+        let program = program::fuse(&model.record(false).unwrap());
+        let groups = program.groups().len();
+        let load = || {
+            let options = LoadOptions {
+                cache_type,
+                rows: (16, 16),
+                sequences: 1,
+                blocks: vec![4; groups],
+                context: vec![4; groups],
+                batched: true,
+                ..LoadOptions::default()
+            };
+            sim.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap()
+        };
+        let tables = vec![Table { blocks: &[0, 1], oldest: 0 }; groups];
+        let tokens: Vec<u32> = (3..16).collect();
+        let run = |executor: &mut dyn Executor, rows: usize| -> Vec<u32> {
+            let parts = tokens.chunks(rows).enumerate();
+            let logits = parts.flat_map(|(i, tokens)| {
+                let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+                let sequences = [Sequence::new(tokens.len(), i * rows, &tables)];
+                let (kind, sequences) = (Kind::Decode, &sequences[..]);
+                let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
+                let ticket = executor.submit(&step).unwrap();
+                executor.read(ticket, 0).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            });
+            logits.collect()
+        };
+        let alone = run(&mut *load(), 1);
+        for rows in [3, 12] {
+            assert!(run(&mut *load(), rows) == alone, "{rows} rows");
+        }
+    }
 }
 
 /// The cache layers of a fixture.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::CacheType;
-use crate::tests::together::{Case, compare};
+use crate::tests::together::{Case, SEQUENCES, compare};
 
 /// Also whatever the number of threads is: floats are added in an order that follows from a row's
 /// kind.
@@ -20,7 +20,9 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("mistral-full/model.f16.gguf", CacheType::F16),
             ("mistral-long", CacheType::BF16),
         ] {
-            let case = Case { model, cache_type, count, longest: 290, batched: false, close: 0.0 };
+            let (batched, sequences) = (false, SEQUENCES);
+            let case =
+                Case { model, cache_type, count, longest: 290, batched, sequences, close: 0.0 };
             compare(case, &one, &[&others[0], &others[1]]);
         }
     }

@@ -6,7 +6,7 @@ use ops::Shape;
 use ops::experts::Sizes;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
-use program::{BLOCK_TOKENS, Node, Plan, Program, ValueId, plan_memory};
+use program::{BLOCK_TOKENS, Kind, Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
 use super::lower::Lowering;
@@ -164,16 +164,17 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For `tokens` rows, `outputs` of them with logits.
-    pub(super) fn new(lowering: &Lowering, tokens: usize, outputs: usize) -> Layout {
-        let (program, types) = (&lowering.program, lowering.types(tokens));
-        let rows = RowsOf { tokens: lowering.room(tokens), outputs: lowering.room(outputs) };
+    /// For `tokens` rows of a step of this kind, `outputs` of them with logits.
+    pub(super) fn new(lowering: &Lowering, kind: Kind, tokens: usize, outputs: usize) -> Layout {
+        let (program, types) = (&lowering.program, lowering.types(kind, tokens));
+        let [tokens, outputs] = [tokens, outputs].map(|rows| lowering.room(kind, rows));
+        let rows = RowsOf { tokens, outputs };
         let plan = plan_memory(program, rows.tokens, rows.outputs);
         let (mut input, mut output) = (0, 0);
         for node in &program.nodes {
             if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
-                let many = !lowering.narrow(rows.of(program.shape(node.outputs[0])));
+                let many = !lowering.narrow(kind, rows.of(program.shape(node.outputs[0])));
                 if many || product.gated {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));

@@ -55,7 +55,7 @@ fn wraps(end: u32, blocks: usize) -> bool {
 
 /// Whether many steps are of a class: of those with few rows, and of all that decode where few classes serve them.
 fn recurs(lowering: &Lowering, key: &Key) -> bool {
-    lowering.narrow(key.tokens) || (lowering.batched && key.kind == Kind::Decode)
+    lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
 }
 
 /// See [`Executor`].
@@ -199,7 +199,7 @@ impl<B: Backend> GpuExecutor<B> {
             length: BLOCK_TOKENS,
             samples: None,
         };
-        let layout = Layout::new(&self.lowering, key.tokens, key.outputs);
+        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let mut tried = Vec::new();
         for step in self.lowering.class(&key, &layout, &mut self.kernels)? {
             let lower::Step::Product { shape, w, .. } = step else { continue };
@@ -258,7 +258,7 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// A class's kind: where only many rows have kernels of their own, few rows are computed alike.
     fn kind(&self, kind: Kind, rows: usize) -> Kind {
-        if self.lowering.narrow(rows) { Kind::Decode } else { kind }
+        if self.lowering.narrow(kind, rows) { Kind::Decode } else { kind }
     }
 
     /// Makes room for so many blocks of a group: more than that, if there is memory for more.
@@ -399,7 +399,7 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Lowers a class, loads its kernels, and binds and records its launches as far as they are kept.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
-        let layout = Layout::new(&self.lowering, key.tokens, key.outputs);
+        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         if layout.bytes > self.sizes.arena {
             // A smaller class may pack worse than the largest.
             self.classes.clear();
@@ -427,7 +427,7 @@ impl<B: Backend> GpuExecutor<B> {
             Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&steps, key)?),
         };
         let program = &self.lowering.program;
-        let types = self.lowering.types(key.tokens);
+        let types = self.lowering.types(key.kind, key.tokens);
         let part = |v| self.backend.part(&self.arena, layout.value(program, types, v));
         let results = program.results.iter().map(|&v| {
             let shape = program.shape(v);

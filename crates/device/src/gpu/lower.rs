@@ -223,6 +223,8 @@ pub(super) struct Lowering {
     /// Whether rows that decode go to the vendor's library where they are batched: it is the faster
     /// one for many, and all rows must go one way.
     pub(super) library: bool,
+    /// Whether they go to the kernels of a few rows there, however many they are: those are faster for so few sequences.
+    few: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
     /// Distinct rotations.
@@ -238,6 +240,10 @@ pub(super) struct Lowering {
 /// Sequences up to which our products of 16-bit matrices are faster than the vendor's, whose fewest
 /// rows are [`LIBRARY_ROWS`].
 const OWN_ROWS: usize = 64;
+
+/// Sequences up to which rows that decode go to the kernels of a few rows even where those read some matrices more than once
+/// for so many: mostly fewer are there.
+const FEW_SEQUENCES: usize = 4;
 
 impl Lowering {
     /// The lowering of a Program whose matrices are packed so, loaded in this way. Queries have the
@@ -259,7 +265,7 @@ impl Lowering {
             CacheType::F32 => Scalar::F32,
         };
         let wide = wide(&formats, half);
-        Ok(Lowering {
+        let mut lowering = Lowering {
             facts,
             types: [
                 arena::narrow_types(&program, half, wide, &formats),
@@ -270,13 +276,16 @@ impl Lowering {
             cache,
             batched,
             library: sequences > OWN_ROWS,
+            few: false,
             formats,
             ropes: program.ropes(),
             groups: program.layer_groups(),
             unpacked: unpacked(&program),
             scores: scores(&program),
             program,
-        })
+        };
+        lowering.few = batched && sequences <= lowering.together().max(FEW_SEQUENCES);
+        Ok(lowering)
     }
 
     /// Whether its first result is logits, which tokens can be chosen from.
@@ -290,15 +299,21 @@ impl Lowering {
         self.half == Scalar::F32
     }
 
-    /// Whether so many rows go to the kernels of a few: products that read a matrix once, with the norms and gates beside
-    /// them.
-    pub(super) fn narrow(&self, rows: usize) -> bool {
-        !self.batched && rows <= FEW
+    /// Whether so many rows of a step of this kind go to the kernels of a few: products that read a matrix once for up to
+    /// [`FEW`] rows, with the norms and gates beside them.
+    pub(super) fn narrow(&self, kind: Kind, rows: usize) -> bool {
+        match self.batched {
+            true => self.few && kind == Kind::Decode,
+            false => rows <= FEW,
+        }
     }
 
-    /// Rows that values have room for: what products compute besides is there, and nobody reads it.
-    pub(super) fn room(&self, rows: usize) -> usize {
+    /// Rows that values of a step of this kind have room for: what products compute besides is there, and nobody reads it.
+    pub(super) fn room(&self, kind: Kind, rows: usize) -> usize {
         match (self.batched && rows > 0, self.facts.products) {
+            (true, _) if self.narrow(kind, rows) => {
+                bucket(rows).next_multiple_of(FEW.min(bucket(rows)))
+            }
             (true, Some(_)) => rows.max(LIBRARY_ROWS),
             (true, None) => rows,
             (false, _) => bucket(rows),
@@ -310,9 +325,9 @@ impl Lowering {
         usize::from(self.batched)
     }
 
-    /// The types of values in steps of so many tokens.
-    pub(super) fn types(&self, tokens: usize) -> &[Scalar] {
-        &self.types[usize::from(!self.narrow(tokens))]
+    /// The types of values in steps of this kind, of so many tokens.
+    pub(super) fn types(&self, kind: Kind, tokens: usize) -> &[Scalar] {
+        &self.types[usize::from(!self.narrow(kind, tokens))]
     }
 
     /// The launches of a class.
@@ -437,6 +452,16 @@ impl Recorder<'_> {
         Ok(())
     }
 
+    /// Whether so many rows of this step go to the kernels of a few.
+    fn narrow(&self, rows: usize) -> bool {
+        self.of.narrow(self.key.kind, rows)
+    }
+
+    /// Rows that values of so many have room for in this step.
+    fn room(&self, rows: usize) -> usize {
+        self.of.room(self.key.kind, rows)
+    }
+
     /// Rows that a value has in this step.
     fn rows(&self, v: ValueId) -> usize {
         self.of.program.shape(v).rows.count(self.key.tokens, self.key.outputs)
@@ -447,11 +472,11 @@ impl Recorder<'_> {
     }
 
     fn scalar(&self, v: ValueId) -> Scalar {
-        self.of.types(self.key.tokens)[v.0]
+        self.of.types(self.key.kind, self.key.tokens)[v.0]
     }
 
     fn value(&self, v: ValueId) -> Slot {
-        let types = self.of.types(self.key.tokens);
+        let types = self.of.types(self.key.kind, self.key.tokens);
         Slot::Arena(self.layout.value(&self.of.program, types, v))
     }
 

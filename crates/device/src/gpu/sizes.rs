@@ -2,7 +2,7 @@
 
 use formats::Result;
 use ops::packed::Format;
-use program::{BLOCK_TOKENS, Limits};
+use program::{BLOCK_TOKENS, Kind, Limits};
 use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
@@ -49,7 +49,7 @@ pub(super) fn room(lowering: &Lowering, limits: &Limits) -> Room {
 
 impl Sizes {
     pub(super) fn new(lowering: &Lowering, limits: &Limits, dispatch: Dispatch) -> Sizes {
-        let arena = Layout::new(lowering, limits.tokens, limits.outputs).bytes;
+        let arena = |kind, tokens| Layout::new(lowering, kind, tokens, limits.outputs).bytes;
         let vendors = lowering.facts.products.is_some() && lowering.half != Scalar::F32;
         let (elements, rows) = if vendors { lowering.unpacked } else { (1, 1) };
         let wide = lowering.wide;
@@ -63,7 +63,7 @@ impl Sizes {
         let decode = if lowering.batched { decode_rows(limits) } else { 1 };
         let words = words(limits.tokens, limits.sequences).max(words(decode, decode));
         Sizes {
-            arena,
+            arena: arena(Kind::Prompt, limits.tokens).max(arena(Kind::Decode, decode)),
             words,
             seat: if lowering.batched { 4 } else { Words::new(false, 1, 1, 1, tables()).bytes },
             slot: if ring::wanted(lowering, dispatch) { ring::slot(words) } else { 0 },

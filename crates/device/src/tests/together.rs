@@ -23,7 +23,7 @@ impl Random {
 
 /// The most rows and sequences of a step, and the rows of the longest prompt.
 const ROWS: usize = 96;
-const SEQUENCES: usize = 24;
+pub(crate) const SEQUENCES: usize = 24;
 const LONGEST: usize = 300;
 /// Blocks of each timeline.
 const BLOCKS: usize = LONGEST.div_ceil(BLOCK_TOKENS);
@@ -164,13 +164,18 @@ fn alone(executor: &mut dyn Executor, timelines: &mut [Timeline], groups: usize)
 }
 
 /// All timelines in steps of some of them at a time.
-fn together(executor: &mut dyn Executor, timelines: &mut [Timeline], groups: usize, seed: u64) {
+fn together(
+    executor: &mut dyn Executor,
+    timelines: &mut [Timeline],
+    (groups, sequences): (usize, usize),
+    seed: u64,
+) {
     let mut random = Random(seed);
     while timelines.iter().any(|timeline| timeline.kind().is_some()) {
         let kind = if random.below(2) == 0 { Kind::Prompt } else { Kind::Decode };
         let mut ready: Vec<usize> =
             (0..timelines.len()).filter(|i| timelines[*i].kind() == Some(kind)).collect();
-        let most = 1 + random.below(SEQUENCES);
+        let most = 1 + random.below(sequences);
         let (mut of, mut room) = (vec![], 1 + random.below(ROWS));
         while room > 0 && of.len() < most && !ready.is_empty() {
             let i = ready.swap_remove(random.below(ready.len()));
@@ -195,13 +200,15 @@ pub(crate) struct Case<'a> {
     pub(crate) longest: usize,
     /// Whether the devices are loaded for many sequences.
     pub(crate) batched: bool,
+    /// The most sequences of a step.
+    pub(crate) sequences: usize,
     /// By how much logits may differ, in their range; 0: not in a bit.
     pub(crate) close: f32,
 }
 
 /// Runs a case's timelines alone on one device and together on others.
 pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]) {
-    let Case { model, cache_type, count, longest, batched, close } = case;
+    let Case { model, cache_type, count, longest, batched, sequences, close } = case;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let tensors = Tensors::open(path.join(model)).unwrap();
     let program = program::fuse(
@@ -212,8 +219,8 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
     let load = |device: &dyn Device| {
         let options = LoadOptions {
             cache_type,
-            rows: (ROWS, SEQUENCES),
-            sequences: SEQUENCES,
+            rows: (ROWS, sequences),
+            sequences,
             blocks: vec![count * BLOCKS; groups],
             context: vec![BLOCKS; groups],
             batched,
@@ -231,7 +238,7 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
     alone(&mut *load(first), &mut wanted, groups);
     for (i, device) in others.iter().enumerate() {
         let mut found = begin();
-        together(&mut *load(*device), &mut found, groups, 77 + i as u64);
+        together(&mut *load(*device), &mut found, (groups, sequences), 77 + i as u64);
         for (n, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             let here = format!("{model} on {}: sequence {n}", device.about());
             let len = wanted.prompt.len();

@@ -6,7 +6,7 @@
 //! The first two steps are issued before the previous kernel is waited for, so that memory is busy while the activations
 //! are read, once per group ([`super::input`]).
 
-use super::input::{Activations, Input, Slice};
+use super::input::{Activations, Input, LIMIT, Slice};
 use crate::packed::{Format, Run, Weights};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
@@ -100,6 +100,18 @@ impl Schedule {
         let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
+    }
+
+    /// Schedules for up to so many rows, a power of two, whose sums have the same bits: of any number of rows, a row's terms
+    /// meet activations that are kept in one way, and are added in one order, lane by lane. Returns how many rows may go
+    /// together on a device with so many bytes of shared memory, with the schedule of `task.rows` of them.
+    pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
+        let Task { formats, cols, x, int8, .. } = *task;
+        let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
+        // Two groups share a multiprocessor, each with some that the system takes.
+        let limit = u64::from(shared / 2).saturating_sub(1024).max(LIMIT);
+        let (rows, activations) = Activations::together(limit, cols, most, x.bytes() as u32, int8);
+        (rows, Schedule { activations, ..Schedule::pick(task) })
     }
 
     /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or cores): as many as are resident,
@@ -450,6 +462,58 @@ impl Walk {
                     }
                 })
                 .otherwise(|| {});
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use formats::DType;
+
+    use super::*;
+
+    /// What decides in which order terms are added, and what activations are kept as: alike for any number of rows.
+    #[test]
+    fn rows_are_added_alike_however_many_there_are() {
+        let mut together = Vec::new();
+        for format in Format::all() {
+            for (cols, shared, int8) in [
+                (2048, 227 << 10, true),
+                (4096, 227 << 10, true),
+                (4096, 32 << 10, true),
+                (14336, 227 << 10, false),
+                (14336, 32 << 10, true),
+                (28672, 99 << 10, true),
+            ] {
+                for (x, pair) in [(Scalar::F32, false), (Scalar::F32, true), (Scalar::BF16, false)]
+                {
+                    let formats = &[format];
+                    let task = |rows| Task { formats, cols, out: 4096, rows, x, pair, int8 };
+                    let (most, one) = Schedule::alike(&task(1), 8, shared);
+                    assert!(most.is_power_of_two() && most <= 8);
+                    for rows in [1, 2, 4, 8].into_iter().filter(|rows| *rows <= most) {
+                        let (again, some) = Schedule::alike(&task(rows), 8, shared);
+                        let here = format!("{} of {cols}, {rows} rows", format.name());
+                        assert_eq!(again, most, "{here}");
+                        assert_eq!(some.activations, one.activations, "{here}");
+                        assert_eq!(some.threads, one.threads, "{here}");
+                        assert!(some.activations.capacity().is_none_or(|most| cols <= most));
+                    }
+                    together.push(most);
+                }
+            }
+        }
+        // Some have no room for eight, and some for no more than one.
+        assert!([1, 2, 4, 8].iter().all(|rows| together.contains(rows)), "{together:?}");
+    }
+
+    /// One row's activations are kept as a kernel for it alone keeps them, so that it costs no more.
+    #[test]
+    fn one_row_is_computed_as_alone() {
+        for (format, cols) in [(DType::BF16, 4096), (DType::Q4K, 4096), (DType::Q6K, 14336)] {
+            let formats = &[Format::of(format).unwrap()];
+            let task = Task { x: Scalar::F32, ..Task::decode(formats, cols, 4096) };
+            assert_eq!(Schedule::alike(&task, 8, 227 << 10).1, Schedule::pick(&task), "{format}");
         }
     }
 }

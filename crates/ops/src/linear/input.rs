@@ -26,15 +26,35 @@ pub enum Activations {
 }
 
 /// Bytes of shared memory that every target has.
-const LIMIT: u64 = 32 * 1024;
+pub(crate) const LIMIT: u64 = 32 * 1024;
 
 impl Activations {
     /// What suits rows of a type with `bytes`: kept as bytes if `int8`, as copies if they fit.
     pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
+        Activations::within(LIMIT, cols, rows, bytes, int8)
+    }
+
+    /// How the activations of up to `most` rows, a power of two, are kept in so many bytes of shared memory, and of how many
+    /// rows at a time: in the best way in which one fits, and of as many as fit so.
+    pub fn together(
+        limit: u64,
+        cols: u32,
+        most: u32,
+        bytes: u32,
+        int8: bool,
+    ) -> (u32, Activations) {
+        let fewer = || std::iter::successors(Some(most.max(1)), |n| (*n > 1).then_some(*n / 2));
+        let kept = |rows| (rows, Activations::within(limit, cols, rows, bytes, int8));
+        let best = std::mem::discriminant(&kept(1).1);
+        let same = |found: &(u32, Activations)| std::mem::discriminant(&found.1) == best;
+        fewer().map(kept).find(same).unwrap_or((most, Activations::Direct))
+    }
+
+    fn within(limit: u64, cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
         // Few capacities serve all widths: a capacity is a variant of the kernel.
         let capacity = u64::from(cols).next_multiple_of(if cols > 2048 { 2048 } else { 256 });
         // The sums of a norm take some too.
-        let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= LIMIT;
+        let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= limit;
         if int8 && fits(capacity + capacity / 32 * 4 + capacity / 16 * 4) {
             Activations::Bytes(capacity as u32)
         } else if fits(capacity * u64::from(bytes)) {

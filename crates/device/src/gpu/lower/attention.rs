@@ -180,7 +180,7 @@ impl Recorder<'_> {
         }
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
         bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
-        if !self.of.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
+        if !self.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };

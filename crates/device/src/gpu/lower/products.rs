@@ -5,14 +5,14 @@ use ops::gate_up::gate_up;
 use ops::linear::gemm::{self, gemm};
 use ops::linear::{self, Task, gemv};
 use ops::packed::Format;
-use ops::project::{Part, Project, project};
+use ops::project::{Part, Project, Projection, project};
 use ops::zip::zip;
 use ops::{Binary, GateUp};
-use program::{Kind, ValueId, WeightId};
+use program::{Kind, Node, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{FEW, Recorder, Slot, Step, TypedSlot, bucket};
+use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
 
 /// What multiplies: a matrix and its bias, by their numbers.
@@ -22,20 +22,77 @@ pub(super) struct Matrix {
     pub(super) bias: Option<WeightId>,
 }
 
-impl Recorder<'_> {
-    /// How a product of few rows is shared.
-    fn few(
+/// Rows that one launch of a kernel of few rows computes.
+struct Turn {
+    first: usize,
+    rows: u32,
+    schedule: linear::Schedule,
+}
+
+impl Turn {
+    /// These rows of a matrix of some columns.
+    fn of(&self, matrix: &TypedSlot, columns: usize) -> Slot {
+        let Slot::Arena(range) = &matrix.slot else { return matrix.slot.clone() };
+        let row = columns * matrix.scalar.bytes();
+        let start = range.start + self.first * row;
+        Slot::Arena(start..start + self.rows as usize * row)
+    }
+}
+
+impl Lowering {
+    /// How many rows the kernels of few rows take together, at most [`FEW`]: each product of the Program reads its matrices
+    /// once for so many.
+    pub(super) fn together(&self) -> usize {
+        let most = |node: &Node| {
+            let product = node.op.product(node.weights.len())?;
+            let of = |p: &Projection| self.formats[node.weights[p.weight].0];
+            let formats: Vec<Format> = product.projections.iter().filter_map(of).collect();
+            let x = *node.inputs.first()?;
+            let (width, x) = (self.program.shape(x).width, self.types[0][x.0]);
+            Some(self.alike(&formats, (width, 1), 1, x, product.gated).0)
+        };
+        self.program.nodes.iter().filter_map(most).min().unwrap_or(FEW)
+    }
+
+    /// How many rows go together where a row's bits must not depend on that, and how so many of them are shared.
+    fn alike(
         &self,
         formats: &[Format],
-        width: usize,
-        out: u32,
+        (width, out): (usize, u32),
         rows: u32,
         x: Scalar,
         pair: bool,
-    ) -> linear::Schedule {
-        let int8 = !self.of.exact();
-        let cols = width as u32;
-        linear::Schedule::pick(&Task { formats, cols, out, rows, x, pair, int8 })
+    ) -> (usize, linear::Schedule) {
+        let (int8, cols) = (!self.exact(), width as u32);
+        let task = Task { formats, cols, out, rows, x, pair, int8 };
+        let (most, schedule) = linear::Schedule::alike(&task, FEW as u32, self.facts.shared);
+        (most as usize, schedule)
+    }
+}
+
+impl Recorder<'_> {
+    /// The launches of a product of few rows. Those of many sequences take turns where not all rows' activations fit shared
+    /// memory, and are shared so that a row's bits do not depend on how many there are.
+    fn turns(
+        &self,
+        formats: &[Format],
+        (width, out): (usize, u32),
+        rows: usize,
+        x: Scalar,
+        pair: bool,
+    ) -> Vec<Turn> {
+        if !self.of.batched {
+            let (int8, cols, rows) = (!self.of.exact(), width as u32, bucket(rows) as u32);
+            let task = Task { formats, cols, out, rows, x, pair, int8 };
+            return vec![Turn { first: 0, rows, schedule: linear::Schedule::pick(&task) }];
+        }
+        let alike = |rows| self.of.alike(formats, (width, out), rows, x, pair);
+        let most = alike(1).0;
+        let turn = |first: usize| {
+            let rows = bucket((rows - first).min(most)) as u32;
+            Turn { first, rows, schedule: alike(rows).1 }
+        };
+        (0..rows).step_by(most).map(turn).collect()
     }
 
     /// A product; `precise`: its operands are not rounded, however many rows there are.
@@ -53,24 +110,27 @@ impl Recorder<'_> {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
-        let mut bound = vec![("x", x.slot), ("y", y.slot), ("weight", self.weight(matrix.weight))];
+        let (from, to) = (x.slot.clone(), y.slot.clone());
+        let mut bound = vec![("x", from), ("y", to), ("weight", self.weight(matrix.weight))];
         bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
         let bias = matrix.bias.is_some();
-        let kernel = if self.of.narrow(rows) {
-            let few = bucket(rows) as u32;
-            let schedule = self.few(&[format], width, out, few, x.scalar, false);
-            numbers.set("groups", schedule.groups(out, self.of.facts.processors));
-            gemv(x.scalar, y.scalar, format, bias, few, schedule)
-        } else {
-            let operand = if self.of.exact() || precise { Scalar::F32 } else { self.of.wide };
-            let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
-            let machine = gemm::Machine { shared, parallel, wgmma };
-            let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
-            let schedule = pick((rows as u32, out), operand, format, machine);
-            numbers.set("rows", rows as u32);
-            gemm(gemm::Types { x: x.scalar, operand, y: y.scalar }, format, bias, schedule)
-        };
-        self.push(kernel, numbers, &bound)
+        if self.narrow(rows) {
+            for turn in self.turns(&[format], (width, out), rows, x.scalar, false) {
+                numbers.set("groups", turn.schedule.groups(out, self.of.facts.processors));
+                (bound[0].1, bound[1].1) = (turn.of(&x, width), turn.of(&y, out as usize));
+                let kernel = gemv(x.scalar, y.scalar, format, bias, turn.rows, turn.schedule);
+                self.push(kernel, numbers.clone(), &bound)?;
+            }
+            return Ok(());
+        }
+        let operand = if self.of.exact() || precise { Scalar::F32 } else { self.of.wide };
+        let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
+        let machine = gemm::Machine { shared, parallel, wgmma };
+        let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
+        let schedule = pick((rows as u32, out), operand, format, machine);
+        numbers.set("rows", rows as u32);
+        let types = gemm::Types { x: x.scalar, operand, y: y.scalar };
+        self.push(gemm(types, format, bias, schedule), numbers, &bound)
     }
 
     /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking. In
@@ -102,7 +162,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (format, out) = self.matrix(weight)?;
         let wide = self.of.wide;
-        let all = if self.of.batched { self.of.room(rows) } else { rows };
+        let all = if self.of.batched { self.room(rows) } else { rows };
         let x = if x.scalar == wide {
             x.slot
         } else {
@@ -147,7 +207,7 @@ impl Recorder<'_> {
 
     /// An operand in the arena's scratch, of the type of products of many rows where there are many.
     fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
-        let many = !self.of.narrow(self.key.tokens) && !self.of.exact();
+        let many = !self.narrow(self.key.tokens) && !self.of.exact();
         let scalar = if many { self.of.wide } else { Scalar::F32 };
         let start = self.layout.scratch[i].start;
         TypedSlot { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
@@ -157,7 +217,7 @@ impl Recorder<'_> {
     fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<TypedSlot> {
         let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
         let (rows, width) = (self.rows(x), self.width(x));
-        let y = self.scratch(0, self.of.room(rows) * width);
+        let y = self.scratch(0, self.room(rows) * width);
         self.norm(self.operand(x), weight, eps, rows, width, y.clone())?;
         Ok(y)
     }
@@ -175,40 +235,55 @@ impl Recorder<'_> {
             .map(|p| Matrix { weight: weights[p.weight], bias: p.bias.map(|b| weights[b]) })
             .collect();
         let norm = op.norm.map(|eps| (eps, weights[0]));
-        if !self.of.narrow(rows) {
+        if !self.narrow(rows) {
             let x = self.normed(norm, x)?;
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
             }
             return Ok(());
         }
-        let few = bucket(rows) as u32;
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
-        let out = shapes.iter().map(|s| s.1).sum();
-        let schedule = self.few(&formats, width, out, few, self.scalar(x), false);
-        let mut numbers = Numbers::new()
-            .with("width", width as u32)
-            .with("groups", schedule.groups(out, self.of.facts.processors));
+        let all = shapes.iter().map(|s| s.1).sum();
+        for turn in self.turns(&formats, (width, all), rows, self.scalar(x), false) {
+            self.project_turn(&turn, norm, x, &matrices, outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Some rows of projections, all in one launch.
+    fn project_turn(
+        &mut self,
+        turn: &Turn,
+        norm: Option<(f32, WeightId)>,
+        x: ValueId,
+        matrices: &[Matrix],
+        outputs: &[ValueId],
+    ) -> Result<()> {
+        let shapes: Vec<(Format, u32)> =
+            matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
+        let (width, all) = (self.width(x), shapes.iter().map(|s| s.1).sum());
+        let groups = turn.schedule.groups(all, self.of.facts.processors);
+        let mut numbers = Numbers::new().with("width", width as u32).with("groups", groups);
         let names: Vec<[String; 4]> = (0..matrices.len())
             .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
             .collect();
-        let mut bound = vec![("x", self.value(x))];
+        let mut bound = vec![("x", turn.of(&self.operand(x), width))];
         if let Some((eps, weight)) = norm {
             numbers = numbers.with_f32("eps", eps);
             bound.push(("norm", self.weight(weight)));
         }
         let mut parts = Vec::new();
-        for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(&matrices).enumerate() {
+        for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(matrices).enumerate() {
             numbers.set(out, shapes[j].1);
-            bound.push((y, self.value(outputs[j])));
+            bound.push((y, turn.of(&self.operand(outputs[j]), shapes[j].1 as usize)));
             bound.push((weight, self.weight(matrix.weight)));
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
             parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
         let (from, to) = (self.scalar(x), self.scalar(outputs[0]));
-        let kernel = project(from, to, &parts, norm.is_some(), few, schedule);
+        let kernel = project(from, to, &parts, norm.is_some(), turn.rows, turn.schedule);
         self.push(kernel, numbers, &bound)
     }
 
@@ -223,11 +298,11 @@ impl Recorder<'_> {
         let norm = op.norm.map(|eps| (eps, weights[0]));
         let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
-        if !self.of.narrow(rows) || format != other {
+        if !self.narrow(rows) || format != other {
             let x = self.normed(norm, x)?;
             let elements = rows * out as usize;
             // More rows may be computed than there are.
-            let room = self.of.room(rows) * out as usize;
+            let room = self.room(rows) * out as usize;
             let [a, b] = [self.scratch(1, room), self.scratch(2, room)];
             for (weight, y) in [(gate, &a), (up, &b)] {
                 let matrix = Matrix { weight, bias: None };
@@ -238,25 +313,28 @@ impl Recorder<'_> {
             let kernel = ops::gated::gated(self.scalar(y), op.act);
             return self.push(kernel, numbers, &bound);
         }
-        let few = bucket(rows) as u32;
-        let schedule = self.few(&[format], width, out, few, self.scalar(x), true);
-        let mut numbers = Numbers::new()
-            .with("width", width as u32)
-            .with("out", out)
-            .with("groups", schedule.groups(out, self.of.facts.processors));
-        let mut bound = vec![
-            ("x", self.value(x)),
-            ("y", self.value(y)),
-            ("gate", self.weight(gate)),
-            ("up", self.weight(up)),
-        ];
-        if let Some((eps, weight)) = norm {
-            numbers = numbers.with_f32("eps", eps);
-            bound.push(("norm", self.weight(weight)));
+        let (from, to) = (self.operand(x), self.operand(y));
+        for turn in self.turns(&[format], (width, out), rows, from.scalar, true) {
+            let mut numbers = Numbers::new()
+                .with("width", width as u32)
+                .with("out", out)
+                .with("groups", turn.schedule.groups(out, self.of.facts.processors));
+            let mut bound = vec![
+                ("x", turn.of(&from, width)),
+                ("y", turn.of(&to, out as usize)),
+                ("gate", self.weight(gate)),
+                ("up", self.weight(up)),
+            ];
+            if let Some((eps, weight)) = norm {
+                numbers = numbers.with_f32("eps", eps);
+                bound.push(("norm", self.weight(weight)));
+            }
+            let (types, normed) = ((from.scalar, to.scalar), norm.is_some());
+            let kernel =
+                gate_up(types.0, types.1, format, normed, op.act, turn.rows, turn.schedule);
+            self.push(kernel, numbers, &bound)?;
         }
-        let (from, to) = (self.scalar(x), self.scalar(y));
-        let kernel = gate_up(from, to, format, norm.is_some(), op.act, few, schedule);
-        self.push(kernel, numbers, &bound)
+        Ok(())
     }
 
     pub(super) fn linear_add(
@@ -268,34 +346,37 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (rows, width) = (self.rows(x), self.width(x));
         let (format, out) = self.matrix(matrix.weight)?;
-        if !self.of.narrow(rows) {
+        if !self.narrow(rows) {
             let to = self.operand(y);
             if self.is_vendors(matrix, rows, width, to.scalar)? {
                 let add = Some(self.value(residual));
                 return self.product(self.operand(x), matrix.weight, rows, width, add, to);
             }
             let start = self.layout.scratch[1].start;
-            let slot = Slot::Arena(start..start + 4 * self.of.room(rows) * out as usize);
+            let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);
             let sum = TypedSlot { slot, scalar: Scalar::F32 };
             self.linear(self.operand(x), matrix, rows, width, false, sum.clone())?;
             let bound = [("a", sum.slot), ("b", self.value(residual))];
             return self.flat(zip(Scalar::F32, Binary::Add), &bound, y);
         }
-        let few = bucket(rows) as u32;
-        let schedule = self.few(&[format], width, out, few, self.scalar(x), false);
-        let numbers = Numbers::new()
-            .with("width", width as u32)
-            .with("out", out)
-            .with("groups", schedule.groups(out, self.of.facts.processors));
-        let mut bound = vec![
-            ("x", self.value(x)),
-            ("residual", self.value(residual)),
-            ("y", self.value(y)),
-            ("weight", self.weight(matrix.weight)),
-        ];
-        bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
-        let (from, to, bias) = (self.scalar(x), self.scalar(y), matrix.bias.is_some());
-        let kernel = ops::linear_add::linear_add(from, to, format, bias, few, schedule);
-        self.push(kernel, numbers, &bound)
+        let (from, to, bias) = (self.operand(x), self.operand(y), matrix.bias.is_some());
+        let residual = self.operand(residual);
+        for turn in self.turns(&[format], (width, out), rows, from.scalar, false) {
+            let numbers = Numbers::new()
+                .with("width", width as u32)
+                .with("out", out)
+                .with("groups", turn.schedule.groups(out, self.of.facts.processors));
+            let mut bound = vec![
+                ("x", turn.of(&from, width)),
+                ("residual", turn.of(&residual, out as usize)),
+                ("y", turn.of(&to, out as usize)),
+                ("weight", self.weight(matrix.weight)),
+            ];
+            bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
+            let (x, y) = (from.scalar, to.scalar);
+            let kernel = ops::linear_add::linear_add(x, y, format, bias, turn.rows, turn.schedule);
+            self.push(kernel, numbers, &bound)?;
+        }
+        Ok(())
     }
 }
