@@ -4,12 +4,14 @@
 //! - [`isa`]: which instruction sets there are, and which is used.
 //! - [`team`]: pinned threads that work on one job at a time.
 //! - [`matmul`]: packed matrices and their products; [`attention`]: the key/value cache and attention
-//!   over it; [`low_rank`]: the factors of adapters; [`math`]: norms, activations, softmax, rotary embedding.
+//!   over it; [`delta`]: matrices that gated delta nets carry; [`low_rank`]: the factors of adapters;
+//!   [`math`]: norms, activations, softmax, rotary embedding.
 //! - [`roof`]: how fast memory can be read.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+pub mod delta;
 pub mod isa;
 pub mod low_rank;
 pub mod math;

@@ -89,7 +89,7 @@ impl LoadOptions {
             slots: SLOTS,
             seats: self.seats.count,
             blocks: self.blocks.clone(),
-            windows: program.groups(),
+            windows: program.groups().iter().map(|group| group.window).collect(),
             input: program.input.map_or(0, |v| program.shape(v).width),
             positions: program.learned_positions(),
             vocab: first.filter(|shape| shape.rows == Rows::Outputs).map(|shape| shape.width),

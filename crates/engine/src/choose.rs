@@ -5,12 +5,12 @@
 
 use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS};
-use crate::pool::bound;
+use crate::pool::most;
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
 use models::Ending;
-use program::Program;
+use program::{Group, Program};
 
 /// Names the place that [`Place::Auto`] is.
 const VARIABLE: &str = "DELFT_DEVICE";
@@ -147,9 +147,9 @@ fn lay_out(
         return Err(Error::new("windows", expected, groups.len()));
     }
     let chunk = options.chunk();
-    let blocks = |&window: &Option<usize>| {
-        let (window, context) = options.span(window, context);
-        bound(window, context, chunk)
+    let blocks = |&kind: &Group| {
+        let (kind, context) = options.span(kind, context);
+        most(kind, context, chunk)
     };
     let one: Vec<usize> = groups.iter().map(blocks).collect();
     let outputs = match options.ending {
@@ -310,7 +310,7 @@ mod tests {
             assert!(chosen.fits() && chosen.context.is_power_of_two());
             assert!((SHORTEST..ENDLESS).contains(&chosen.context), "{}", chosen.context);
             let windows = chosen.program.groups();
-            assert_eq!(windows[0].is_some_and(|window| window <= chosen.context), rotate);
+            assert_eq!(windows[0].window.is_some_and(|w| w <= chosen.context), rotate);
         }
         for (trained, asked, context, why) in [
             (ENDLESS, Some(ENDLESS), ENDLESS, "it was asked for"),

@@ -13,7 +13,7 @@ use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, 
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::{Config, Ending};
 use ops::sample::Options;
-use program::CacheLayer;
+use program::{CacheLayer, Group};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokens::{ChatTemplate, Tokenizer};
@@ -96,12 +96,13 @@ impl LoadOptions {
         self.chunk.unwrap_or_else(|| self.device.chunk())
     }
 
-    /// A group's window and context as its block tables keep them: a rotating context is a window over no end.
-    pub(crate) fn span(&self, window: Option<usize>, context: usize) -> (Option<usize>, usize) {
+    /// A group and its context as its block tables keep them: a rotating context is a window over no end.
+    pub(crate) fn span(&self, group: Group, context: usize) -> (Group, usize) {
         if self.rotate {
-            (Some(window.unwrap_or(context).min(context)), usize::MAX)
+            let window = Some(group.window.unwrap_or(context).min(context));
+            (Group { window, ..group }, usize::MAX)
         } else {
-            (window, context)
+            (group, context)
         }
     }
 }
@@ -149,7 +150,7 @@ pub(crate) struct Shared {
     pub(crate) adapters: Vec<Adapter>,
     /// Where the model's files are.
     pub(crate) location: Location,
-    pub(crate) groups: Vec<Option<usize>>,
+    pub(crate) groups: Vec<Group>,
     pub(crate) layers: Vec<CacheLayer>,
     pub(crate) fingerprint: String,
     pub(crate) traces: Vec<String>,

@@ -6,9 +6,14 @@
 //!
 //! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it drops its oldest block for each
 //! one that it takes. Sliding windows always do so; a whole context only where the caller asked.
+//!
+//! A block of a group that carries a state holds the one behind its last position that was computed, which the next
+//! position replaces. It is shared as a whole: whoever goes on inside one that somebody else holds copies it. A
+//! sequence goes back to multiples of [`BLOCK_TOKENS`], whose states stay, and to the lengths that it was told to
+//! [keep](BlockTable::keep).
 
 use formats::{Error, Result};
-use program::{BLOCK_TOKENS, Table};
+use program::{BLOCK_TOKENS, Group, Table};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -162,10 +167,18 @@ pub(crate) struct Copy {
     pub(crate) to: u32,
 }
 
+/// Lengths besides multiples of [`BLOCK_TOKENS`] that a sequence keeps the states behind.
+const KEPT: usize = 2;
+
 /// Blocks that one sequence takes at most: a whole context, or what holds the window of a chunk's first token while its last
-/// is written.
-pub(crate) fn bound(window: Option<usize>, context: usize, chunk: usize) -> usize {
-    match window {
+/// is written; and the states that it keeps.
+pub(crate) fn most(kind: Group, context: usize, chunk: usize) -> usize {
+    bound(kind, context, chunk).saturating_add(if kind.carried { KEPT } else { 0 })
+}
+
+/// Blocks at which a table stops growing.
+fn bound(kind: Group, context: usize, chunk: usize) -> usize {
+    match kind.window {
         Some(window) if window < context => (window + chunk).div_ceil(BLOCK_TOKENS) + 1,
         _ => context.div_ceil(BLOCK_TOKENS).max(1),
     }
@@ -185,10 +198,12 @@ pub(crate) struct BlockTable {
     held: Range<usize>,
     /// Blocks at which the table stops growing.
     bound: usize,
-    /// Positions that a query sees, itself included; none: all.
-    window: Option<usize>,
+    /// How far a position looks back, and whether blocks hold states.
+    kind: Group,
     /// One past the last position that this table has claimed for writing.
     reached: usize,
+    /// Lengths that are no multiples of [`BLOCK_TOKENS`] with the states behind them, the latest last.
+    kept: Vec<(usize, Block)>,
 }
 
 impl BlockTable {
@@ -196,18 +211,20 @@ impl BlockTable {
     pub(crate) fn new(
         pool: &Pool,
         group: usize,
-        window: Option<usize>,
+        kind: impl Into<Group>,
         context: usize,
         chunk: usize,
     ) -> Self {
+        let kind = kind.into();
         BlockTable {
             pool: pool.clone(),
             group,
             entries: Vec::new(),
             held: 0..0,
-            bound: bound(window, context, chunk),
-            window,
+            bound: bound(kind, context, chunk),
+            kind,
             reached: 0,
+            kept: Vec::new(),
         }
     }
 
@@ -215,13 +232,23 @@ impl BlockTable {
     /// `copies` receives what the device has to copy first.
     ///
     /// # Errors
-    /// Too few free blocks: nothing has changed then.
+    /// Too few free blocks: nothing has changed then, but that states that were kept are given up.
     pub(crate) fn extend(
         &mut self,
         start: usize,
         end: usize,
         copies: &mut Vec<Copy>,
     ) -> Result<()> {
+        loop {
+            let extended = self.claim(start, end, copies);
+            if extended.is_ok() || self.kept.is_empty() {
+                return extended;
+            }
+            self.kept.remove(0);
+        }
+    }
+
+    fn claim(&mut self, start: usize, end: usize, copies: &mut Vec<Copy>) -> Result<()> {
         let pool = self.pool.clone();
         let mut blocks = pool.group(self.group);
         let range = start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
@@ -278,6 +305,9 @@ impl BlockTable {
             return false;
         }
         let State { holders, tables, written } = blocks.states[self.entry(b) as usize];
+        if self.kind.carried {
+            return holders == 1;
+        }
         let first = b * BLOCK_TOKENS;
         let own = self.reached.saturating_sub(first).min(BLOCK_TOKENS);
         let last = start < self.reached && written == own;
@@ -322,13 +352,70 @@ impl BlockTable {
         self.group
     }
 
+    /// The most positions up to `end` that the sequence can go back to and continue from.
+    pub(crate) fn returns_to(&self, end: usize) -> usize {
+        if !self.kind.carried {
+            return if first_seen(self.kind.window, end) >= self.oldest() { end } else { 0 };
+        }
+        if end == self.reached {
+            return end;
+        }
+        let multiple = end / BLOCK_TOKENS * BLOCK_TOKENS;
+        let held = multiple > 0 && self.held.contains(&(multiple / BLOCK_TOKENS - 1));
+        let kept = self.kept.iter().map(|(len, _)| *len).filter(|len| *len <= end);
+        kept.chain(held.then_some(multiple)).max().unwrap_or(0)
+    }
+
     /// Whether the sequence can go back to `end` positions and continue from there.
+    #[cfg(test)]
     pub(crate) fn can_return_to(&self, end: usize) -> bool {
-        first_seen(self.window, end) >= self.oldest() || end == 0
+        self.returns_to(end) == end
+    }
+
+    /// Takes back a claim of positions from `start` on that were not computed.
+    pub(crate) fn disclaim(&mut self, start: usize) {
+        self.reached = self.reached.min(start);
+    }
+
+    /// Keeps the state behind all positions claimed so far, which have been computed, so that the
+    /// sequence can go back to there. Of other groups nothing needs to be kept.
+    pub(crate) fn keep(&mut self) {
+        let len = self.reached;
+        if !self.kind.carried || len.is_multiple_of(BLOCK_TOKENS) {
+            return;
+        }
+        self.kept.retain(|(other, _)| *other != len);
+        let Some(block) = self.share(len / BLOCK_TOKENS, len) else { return };
+        self.kept.push((len, block));
+        if self.kept.len() > KEPT {
+            self.kept.remove(0);
+        }
+    }
+
+    /// Puts the state behind `end`, if it was kept, in the place of what came after it.
+    fn put_back(&mut self, end: usize) {
+        let Some((_, block)) = self.kept.iter().find(|(len, _)| *len == end) else { return };
+        let (b, number, pool) = (end / BLOCK_TOKENS, block.number, self.pool.clone());
+        let mut blocks = pool.group(self.group);
+        blocks.join(number);
+        if self.held.contains(&b) {
+            blocks.leave(self.entry(b));
+        }
+        self.put(b, number);
+        self.fill();
     }
 
     /// Gives back the blocks beyond `end`, and everything when `end` is 0.
     pub(crate) fn truncate(&mut self, end: usize) {
+        self.kept.retain(|(len, _)| *len <= end);
+        let before = std::mem::replace(&mut self.reached, end);
+        self.drop_behind(end);
+        if end < before {
+            self.put_back(end);
+        }
+    }
+
+    fn drop_behind(&mut self, end: usize) {
         let keep = end.div_ceil(BLOCK_TOKENS).max(self.held.start);
         let pool = self.pool.clone();
         let mut blocks = pool.group(self.group);
@@ -339,7 +426,6 @@ impl BlockTable {
             (keep..self.held.end).for_each(|b| blocks.leave(self.entry(b)));
             self.held.end = self.held.end.min(keep);
         }
-        self.reached = end;
         if self.held.is_empty() {
             return self.entries.clear();
         }
@@ -363,6 +449,7 @@ impl BlockTable {
             pool: self.pool.clone(),
             entries: self.entries.clone(),
             held: self.held.clone(),
+            kept: self.kept.clone(),
             ..*self
         };
         let mut blocks = self.pool.group(self.group);
@@ -372,9 +459,11 @@ impl BlockTable {
         fork
     }
 
-    /// Block `b` of the sequence, for another holder; none if the table no longer has it, or not yet.
-    pub(crate) fn share(&self, b: usize) -> Option<Block> {
-        if !self.held.contains(&b) {
+    /// Block `b` of a sequence of which `len` positions are computed, for another holder; none if the table no longer
+    /// has it, or not yet, or if it holds another state than the one behind its last position, or the sequence's.
+    pub(crate) fn share(&self, b: usize, len: usize) -> Option<Block> {
+        let passed = (b + 1) * BLOCK_TOKENS <= len;
+        if !self.held.contains(&b) || (self.kind.carried && !passed && len != self.reached) {
             return None;
         }
         let number = self.entry(b);
@@ -403,12 +492,22 @@ impl BlockTable {
     /// Its window; none: all positions are seen.
     #[cfg(test)]
     pub(crate) fn window(&self) -> Option<usize> {
-        self.window
+        self.kind.window
     }
 
     /// The table as a replay takes it.
     pub(crate) fn table(&self) -> Table<'_> {
         Table { blocks: &self.entries, oldest: self.oldest() as u32 }
+    }
+}
+
+/// The most positions up to `len` that a sequence of these tables can go back to and continue from.
+pub(crate) fn returns_to(tables: &[BlockTable], mut len: usize) -> usize {
+    loop {
+        match tables.iter().map(|table| table.returns_to(len)).min() {
+            Some(least) if least < len => len = least,
+            _ => return len,
+        }
     }
 }
 

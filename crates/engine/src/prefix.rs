@@ -9,7 +9,7 @@
 
 use crate::pool::{Block, BlockTable, Copy, first_seen};
 use formats::Result;
-use program::BLOCK_TOKENS;
+use program::{BLOCK_TOKENS, Group};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::{Bound, Range};
@@ -67,7 +67,8 @@ pub enum Miss {
         /// Tokens before it.
         position: usize,
     },
-    /// The tokens are the same up to this position, but what a layer with a sliding window needs there is gone.
+    /// The tokens are the same up to this position, but what a layer with a sliding window or a state needs there is
+    /// gone.
     Window {
         /// Tokens that are the same.
         position: usize,
@@ -89,7 +90,7 @@ impl fmt::Display for Miss {
                 write!(f, "position {position} was cached by a step of the other kind")
             }
             Miss::Window { position } => {
-                write!(f, "alike up to position {position}, whose sliding window is gone")
+                write!(f, "alike up to position {position}, whose sliding window or state is gone")
             }
         }
     }
@@ -123,8 +124,8 @@ struct Node {
 pub(crate) struct Prefixes(Arc<Mutex<PrefixTree>>);
 
 impl Prefixes {
-    pub(crate) fn new(windows: &[Option<usize>]) -> Prefixes {
-        Prefixes(Arc::new(Mutex::new(PrefixTree::new(windows))))
+    pub(crate) fn new(groups: &[Group]) -> Prefixes {
+        Prefixes(Arc::new(Mutex::new(PrefixTree::new(groups))))
     }
 
     pub(crate) fn tree(&self) -> MutexGuard<'_, PrefixTree> {
@@ -161,7 +162,7 @@ impl Prefixes {
 /// Cached blocks by what they were computed from.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
-    windows: Vec<Option<usize>>,
+    groups: Vec<Group>,
     nodes: Vec<Option<Node>>,
     vacant: Vec<usize>,
     roots: HashMap<u64, usize>,
@@ -171,10 +172,10 @@ pub(crate) struct PrefixTree {
 }
 
 impl PrefixTree {
-    /// An empty tree over cache groups with these windows.
-    pub(crate) fn new(windows: &[Option<usize>]) -> Self {
+    /// An empty tree over these cache groups.
+    pub(crate) fn new(groups: &[Group]) -> Self {
         PrefixTree {
-            windows: windows.to_vec(),
+            groups: groups.to_vec(),
             nodes: Vec::new(),
             vacant: Vec::new(),
             roots: HashMap::new(),
@@ -242,16 +243,20 @@ impl PrefixTree {
         beside.map(common).max_by_key(|(_, same)| *same)
     }
 
-    /// The longest part of a path from which a sequence can go on: every window's blocks must be there.
+    /// The longest part of a path from which a sequence can go on: every window's blocks must be there, and states
+    /// must be those behind it.
     fn held(&self, path: &[usize], mut len: usize) -> usize {
-        let has = |b: usize, group: usize| {
+        let has = |b: usize, group: usize, len: usize| {
             let node = path.get(b).and_then(|&node| self.nodes.get(node)?.as_ref());
-            node.is_some_and(|node| node.blocks[group].is_some())
+            node.is_some_and(|node| {
+                let behind = len.min((b + 1) * BLOCK_TOKENS) == b * BLOCK_TOKENS + node.items.len();
+                node.blocks[group].is_some() && (behind || !self.groups[group].carried)
+            })
         };
         loop {
-            let lacking = self.windows.iter().enumerate().filter_map(|(group, &window)| {
-                let first = first_seen(window, len) / BLOCK_TOKENS;
-                (first..len.div_ceil(BLOCK_TOKENS)).rev().find(|&b| !has(b, group))
+            let lacking = self.groups.iter().enumerate().filter_map(|(group, kind)| {
+                let first = first_seen(kind.window, len) / BLOCK_TOKENS;
+                (first..len.div_ceil(BLOCK_TOKENS)).rev().find(|&b| !has(b, group, len))
             });
             // With the last of the lacking blocks the beginning that is left has nothing to do.
             match lacking.min() {
@@ -264,7 +269,7 @@ impl PrefixTree {
     /// Makes empty tables, one for each group, those of a cached beginning.
     pub(crate) fn adopt(&self, found: &Found, tables: &mut [BlockTable]) {
         for (group, table) in tables.iter_mut().enumerate() {
-            let first = first_seen(self.windows[group], found.len) / BLOCK_TOKENS;
+            let first = first_seen(self.groups[group].window, found.len) / BLOCK_TOKENS;
             let nodes = found.path.iter().skip(first);
             let blocks = nodes.filter_map(|&node| self.nodes[node].as_ref()?.blocks[group].clone());
             table.adopt(first, blocks, found.len);
@@ -288,17 +293,18 @@ impl PrefixTree {
                 root
             }
         };
+        let len = key.decoded.len();
         for (b, decoded) in key.decoded.chunks(BLOCK_TOKENS).enumerate() {
             let items = &key.items(b * BLOCK_TOKENS..b * BLOCK_TOKENS + decoded.len())[..];
-            let blocks = || tables.iter().map(|table| table.share(b)).collect();
+            let blocks = || tables.iter().map(|table| table.share(b, len)).collect();
             let near = self.nearest(at, items).filter(|(_, same)| *same > 0);
             let Some((child, same)) = near else {
                 at = self.add(Some(at), items, decoded, blocks());
                 continue;
             };
             let Some(node) = self.nodes.get_mut(child).and_then(Option::as_mut) else { return };
-            let len = node.items.len();
-            if same < len.min(items.len()) {
+            let held = node.items.len();
+            if same < held.min(items.len()) {
                 at = self.add(Some(at), items, decoded, blocks());
                 continue;
             }
@@ -306,15 +312,15 @@ impl PrefixTree {
             if node.decoded[..same] != decoded[..same] {
                 return;
             }
-            if len < items.len() {
+            if held < items.len() {
                 // The block has grown: the longer one takes the place of the shorter.
                 self.remove(child);
                 at = self.add(Some(at), items, decoded, blocks());
                 continue;
             }
-            if len == items.len() {
+            if held == items.len() {
                 let missing = node.blocks.iter_mut().zip(tables).filter(|(own, _)| own.is_none());
-                missing.for_each(|(own, table)| *own = table.share(b));
+                missing.for_each(|(own, table)| *own = table.share(b, len));
             }
             self.touch(child);
             at = child;
@@ -375,8 +381,22 @@ impl PrefixTree {
         }
     }
 
-    /// Gives up a leaf, the least recently used of those that free a block of a group; false if the tree is empty.
+    /// Gives up a leaf, the least recently used of those that free a block of a group; false if the tree is empty. A
+    /// state goes without its leaf, and wherever it is: what it follows from stays.
     pub(crate) fn give_up(&mut self, group: usize) -> bool {
+        if self.groups[group].carried {
+            let states = self.nodes.iter_mut().flatten();
+            let sole = |node: &&mut Node| {
+                node.blocks
+                    .get(group)
+                    .is_some_and(|block| block.as_ref().is_some_and(Block::is_sole))
+            };
+            let least = states.filter(sole).min_by_key(|node| node.used);
+            if let Some(node) = least {
+                node.blocks[group] = None;
+                return true;
+            }
+        }
         // Where somebody else holds the block too, giving it up frees nothing: such leaves only if there are no others.
         let frees = |id: usize| {
             let node = self.nodes[id].as_ref();
@@ -398,7 +418,7 @@ impl PrefixTree {
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        *self = PrefixTree { clock: self.clock, ..PrefixTree::new(&self.windows) };
+        *self = PrefixTree { clock: self.clock, ..PrefixTree::new(&self.groups) };
     }
 }
 

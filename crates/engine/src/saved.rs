@@ -63,8 +63,8 @@ impl Session {
             file.write(&token.to_le_bytes())?;
         }
         let mut bytes = Vec::new();
-        for (group, window) in shared.groups.iter().enumerate() {
-            for b in seen(*window, tokens.len()) {
+        for (group, kind) in shared.groups.iter().enumerate() {
+            for b in seen(kind.window, tokens.len()) {
                 for (layer, _) in of_group(shared, group) {
                     bytes.clear();
                     self.read(layer, group, b, &mut bytes)?;
@@ -142,8 +142,8 @@ impl Session {
         shared.check(&tokens, 0).map_err(|why| Error { place: place(), ..why })?;
         self.claim(tokens)?;
         let mut block = Vec::new();
-        for (group, window) in shared.groups.iter().enumerate() {
-            for b in seen(*window, count) {
+        for (group, kind) in shared.groups.iter().enumerate() {
+            for b in seen(kind.window, count) {
                 for (layer, of) in of_group(&shared, group) {
                     block.resize(block_bytes(&shared, of), 0);
                     file.read(&mut block)?;
@@ -163,13 +163,17 @@ impl Session {
     /// The keys and values of a cache layer that are there for this session's tokens.
     ///
     /// # Errors
-    /// A layer that there is not; a device that does not give its cache out.
+    /// A layer that there is not, or that carries a state; a device that does not give its cache out.
     pub fn cached(&self, layer: usize) -> Result<CachedLayer> {
         let shared = self.shared();
         let Some(of) = shared.layers.get(layer) else {
             let expected = format!("a layer below {}", shared.layers.len());
             return Err(Error::new("cache", expected, layer));
         };
+        if of.state > 0 {
+            let found = format!("a state of {} elements", of.state);
+            return Err(Error::new(format!("cache layer {layer}"), "keys and values", found));
+        }
         let count = self.tokens().len();
         let group = group_of(shared, of);
         let blocks = seen(of.window, count);
@@ -226,7 +230,7 @@ fn seen(window: Option<usize>, count: usize) -> Range<usize> {
 }
 
 fn group_of(shared: &Shared, layer: &CacheLayer) -> usize {
-    shared.groups.iter().position(|window| *window == layer.window).unwrap_or(0)
+    shared.groups.iter().position(|group| *group == layer.group()).unwrap_or(0)
 }
 
 /// The layers of a cache group.
@@ -237,7 +241,10 @@ fn of_group(shared: &Shared, group: usize) -> impl Iterator<Item = (usize, &Cach
 
 /// Bytes of a block of a layer.
 fn block_bytes(shared: &Shared, layer: &CacheLayer) -> usize {
-    2 * BLOCK_TOKENS * layer.kv_heads * shared.options.cache_type.bytes(layer.head_dim)
+    match layer.state {
+        0 => 2 * BLOCK_TOKENS * layer.kv_heads * shared.options.cache_type.bytes(layer.head_dim),
+        elements => elements * size_of::<f32>(),
+    }
 }
 
 /// Bytes of all blocks behind `count` tokens.
@@ -248,8 +255,11 @@ fn bytes(shared: &Shared, count: usize) -> usize {
 
 /// A file's header: the model and the form of its cache, which must agree, and the number of tokens.
 fn header(shared: &Shared, tokens: usize) -> Value {
-    let layers: Vec<Value> =
-        shared.layers.iter().map(|l| json!([l.kv_heads, l.head_dim, l.window])).collect();
+    let layer = |layer: &CacheLayer| match layer.state {
+        0 => json!([layer.kv_heads, layer.head_dim, layer.window]),
+        elements => json!(["state", elements]),
+    };
+    let layers: Vec<Value> = shared.layers.iter().map(layer).collect();
     json!({
         "model": shared.fingerprint,
         "cache": format!("{:?}", shared.options.cache_type).to_lowercase(),

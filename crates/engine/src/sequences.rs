@@ -4,10 +4,10 @@
 //! beside its token. What is recomputed after a preemption is computed by steps of the kind that computed it first, so that a
 //! request's tokens do not depend on who ran beside it.
 
-use crate::pool::{BlockTable, Copy, Pool};
+use crate::pool::{BlockTable, Copy, Pool, returns_to};
 use crate::prefix::{Key, Miss, Prefixes};
 use crate::schedule::{Cache, Id, Pending};
-use program::CHOSEN;
+use program::{BLOCK_TOKENS, CHOSEN, Group};
 use std::collections::HashMap;
 
 /// A request's sequence.
@@ -86,6 +86,7 @@ impl Sequence {
         self.decoded.truncate(known);
         let computed = self.computed.min(known.saturating_sub(1));
         if computed < self.computed && !self.tables.is_empty() {
+            let computed = returns_to(&self.tables, computed);
             self.tables.iter_mut().for_each(|table| table.truncate(computed));
             (self.computed, self.submitted) = (computed, self.submitted.min(computed));
         }
@@ -136,7 +137,7 @@ pub(crate) struct Sequences {
     pool: Pool,
     prefixes: Prefixes,
     /// Of each cache group, the window and the positions that a table is made for.
-    groups: Vec<(Option<usize>, usize)>,
+    groups: Vec<(Group, usize)>,
     /// Rows of a step at most.
     chunk: usize,
     sequences: HashMap<Id, Sequence>,
@@ -149,7 +150,7 @@ impl Sequences {
     pub(crate) fn new(
         pool: Pool,
         prefixes: Prefixes,
-        groups: &[(Option<usize>, usize)],
+        groups: &[(Group, usize)],
         chunk: usize,
     ) -> Sequences {
         Sequences {
@@ -196,6 +197,22 @@ impl Sequences {
         }
     }
 
+    /// Lets others share the states that a running sequence passed in its last rows, which it is about to drop.
+    pub(crate) fn keep_states(&mut self, id: Id, rows: usize) {
+        if !self.groups.iter().any(|(kind, _)| kind.carried) {
+            return;
+        }
+        let sequence = self.sequences.get(&id).filter(|sequence| !sequence.spoiled);
+        let Some(sequence) = sequence else { return };
+        let mut cached = sequence.cached();
+        let whole = cached.tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS;
+        if whole + rows <= cached.tokens.len() {
+            return;
+        }
+        (cached.tokens, cached.decoded) = (&cached.tokens[..whole], &cached.decoded[..whole]);
+        self.prefixes.tree().insert(&cached, &sequence.tables);
+    }
+
     /// Extends a running sequence's tables; false, with nothing changed, if there are too few blocks.
     fn extend(&mut self, id: Id, rows: usize) -> bool {
         let Sequences { prefixes, sequences, copies, .. } = self;
@@ -221,8 +238,8 @@ impl Cache for Sequences {
             };
             let promised = |other: &Sequence| table(other, other.tokens.len() + 1);
             let promised: usize = self.sequences.values().map(promised).sum();
-            let (window, context) = self.groups[group];
-            let empty = BlockTable::new(&self.pool, group, window, context, self.chunk);
+            let (kind, context) = self.groups[group];
+            let empty = BlockTable::new(&self.pool, group, kind, context, self.chunk);
             let cached = self.prefixes.tree().evictable(group);
             promised + empty.needs(0, end) <= self.pool.free(group) + cached
         })
@@ -230,8 +247,8 @@ impl Cache for Sequences {
 
     fn admit(&mut self, id: Id) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let table = |(group, &(window, context)): (usize, &(Option<usize>, usize))| {
-            BlockTable::new(&self.pool, group, window, context, self.chunk)
+        let table = |(group, &(kind, context)): (usize, &(Group, usize))| {
+            BlockTable::new(&self.pool, group, kind, context, self.chunk)
         };
         sequence.tables = self.groups.iter().enumerate().map(table).collect();
         let (tokens, decoded) = (&sequence.tokens[..], &sequence.decoded[..]);

@@ -3,14 +3,14 @@
 use crate::adapters::{self, Adapter};
 use crate::generate::{GenerateOptions, Generation, refused};
 use crate::load::{OUTPUT_ROWS, Shared};
-use crate::pool::{BlockTable, Copy};
+use crate::pool::{BlockTable, Copy, returns_to};
 use crate::profile::Profiler;
 use crate::prompt::Prompt;
 use crate::slots::Slot;
 use device::{Executor, Refusal, Ticket, Watch};
 use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options};
-use program::{CHOSEN, Choose, Kind, Sequence, Step, Table};
+use program::{CHOSEN, Choose, Group, Kind, Sequence, Step, Table};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,9 +68,9 @@ pub(crate) type Then<'a> = dyn FnMut(&mut dyn Executor, Ticket, &[u32]) -> Resul
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let (context, chunk) = (shared.info.context, shared.options.chunk());
-        let table = |(group, &window): (usize, &Option<usize>)| {
-            let (window, context) = shared.options.span(window, context);
-            BlockTable::new(&shared.pool, group, window, context, chunk)
+        let table = |(group, &kind): (usize, &Group)| {
+            let (kind, context) = shared.options.span(kind, context);
+            BlockTable::new(&shared.pool, group, kind, context, chunk)
         };
         let tables = shared.groups.iter().enumerate().map(table).collect();
         let outputs = Vec::with_capacity(OUTPUT_ROWS);
@@ -111,13 +111,14 @@ impl Session {
         self.truncate(0);
     }
 
-    /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from there needs.
+    /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from there needs. A model
+    /// that carries a state from token to token goes back to the last place before `len` whose state was kept: the
+    /// end of a prompt, or a multiple of 256.
     pub fn truncate(&mut self, len: usize) {
         self.ahead = None;
         let len = len.min(self.tokens.len());
         // A block whose copy was not made holds nothing yet.
-        let holds = self.copies.is_empty() && self.tables.iter().all(|t| t.can_return_to(len));
-        let len = if holds { len } else { 0 };
+        let len = if self.copies.is_empty() { returns_to(&self.tables, len) } else { 0 };
         self.copies.clear();
         self.tokens.truncate(len);
         self.tables.iter_mut().for_each(|t| t.truncate(len));
@@ -217,7 +218,8 @@ impl Session {
         let extend = |table| prefixes.extend(table, start, end, copies);
         let taken = self.tables.iter_mut().try_for_each(extend);
         if taken.is_err() {
-            self.truncate(self.tokens.len());
+            self.tables.iter_mut().for_each(|table| table.disclaim(start));
+            self.truncate(start);
         }
         taken
     }
@@ -246,7 +248,8 @@ impl Session {
         let start = self.tokens.len();
         self.outputs.clear();
         self.outputs.extend((from.min(rows)..rows).map(|r| r as u32));
-        let choose = choose.filter(|_| rows == tokens.len());
+        let last = rows == tokens.len();
+        let choose = choose.filter(|_| last);
         self.ahead = None;
         self.extend(start + rows)?;
         let slot = self.slot()?;
@@ -272,6 +275,9 @@ impl Session {
             Ok(rows) if rows > 0 => self.tokens.extend(tokens),
             _ => self.truncate(start),
         }
+        if kind == Kind::Prompt && last {
+            self.tables.iter_mut().for_each(BlockTable::keep);
+        }
         done
     }
 
@@ -290,7 +296,11 @@ impl Session {
         let done = Session::submit_prompts(parts, &shared, visit);
         for (session, tokens, _) in parts {
             match done {
-                Ok(()) => session.tokens.extend_from_slice(tokens),
+                Ok(()) => {
+                    session.tokens.extend_from_slice(tokens);
+                    // What is computed together may be gone back to, as the prompt of labels is.
+                    session.tables.iter_mut().for_each(BlockTable::keep);
+                }
                 Err(_) => session.truncate(session.tokens.len()),
             }
         }
@@ -481,8 +491,10 @@ impl Session {
         let shared = self.shared.clone();
         let (start, adapter) = (self.tokens.len(), adapters::seat(self.adapter.as_ref()));
         let mut executor = shared.executor();
-        let further =
-            usize::from(more && !choose.needs_host() && self.room() > 1 && executor.ahead() > 0);
+        // A state that has gone on does not come back.
+        let stays = shared.groups.iter().all(|group| !group.carried);
+        let runs_ahead = stays && executor.ahead() > 0;
+        let further = usize::from(more && !choose.needs_host() && self.room() > 1 && runs_ahead);
         let before = self.ahead.take().filter(|ticket| executor.keeps(*ticket));
         let mut submit = |session: &mut Session, token: u32, start: usize| {
             copy(&mut session.copies, &mut **executor)?;

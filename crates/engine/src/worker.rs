@@ -212,7 +212,7 @@ impl Worker {
     fn new(shared: &Shared) -> Worker {
         let (context, chunk) = (shared.info.context, shared.options.chunk());
         let groups: Vec<_> =
-            shared.groups.iter().map(|&window| shared.options.span(window, context)).collect();
+            shared.groups.iter().map(|&group| shared.options.span(group, context)).collect();
         let sequences = shared.options.sessions.clamp(1, chunk);
         let limits = Limits {
             sequences,
@@ -605,8 +605,11 @@ impl Worker {
         memory.chooses = recycle(chooses);
         memory.tables = recycle(tables);
         sequences.copies.clear();
-        for Work { id, .. } in works {
+        for Work { id, rows } in works {
             sequences.submitted(*id);
+            if kind == Kind::Prompt {
+                sequences.keep_states(*id, *rows);
+            }
             let (Some(sequence), Some(job)) = (sequences.get_mut(*id), jobs.get_mut(id)) else {
                 continue;
             };

@@ -266,6 +266,7 @@ impl Config {
             sinks: false,
             scale: None,
             cap: None,
+            output_gate: false,
         }
     }
 }

@@ -148,14 +148,17 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// What bounds the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
+    /// Whether what is attended is multiplied with `sigmoid(name.gate x)` before it is projected back.
+    pub output_gate: bool,
 }
 
 /// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
 pub struct Attention {
-    q: Linear, // [hidden] -> [heads * head_dim]
-    k: Linear, // [hidden] -> [kv_heads * head_dim]
-    v: Linear, // [hidden] -> [kv_heads * head_dim]
-    o: Linear, // [heads * head_dim] -> [hidden]
+    q: Linear,            // [hidden] -> [heads * head_dim]
+    k: Linear,            // [hidden] -> [kv_heads * head_dim]
+    v: Linear,            // [hidden] -> [kv_heads * head_dim]
+    gate: Option<Linear>, // [hidden] -> [heads * head_dim]
+    o: Linear,            // [heads * head_dim] -> [hidden]
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     rope: Option<Rope>,
@@ -164,7 +167,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`; registers a cache layer.
+    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`, with an output gate
+    /// `.gate`; registers a cache layer.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
@@ -183,11 +187,15 @@ impl Attention {
             q: linear("q", [wide, hidden], options.qkv_bias)?,
             k: linear("k", [narrow, hidden], options.qkv_bias)?,
             v: linear("v", [narrow, hidden], options.qkv_bias)?,
+            gate: options
+                .output_gate
+                .then(|| linear("gate", [wide, hidden], options.qkv_bias))
+                .transpose()?,
             o: linear("o", [hidden, wide], options.output_bias)?,
             q_norm: norm("q_norm", wide)?,
             k_norm: norm("k_norm", narrow)?,
             attend: ops::Attention {
-                layer: builder.cache_layer(CacheLayer { kv_heads, head_dim, window }),
+                layer: builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window)),
                 heads,
                 kv_heads,
                 head_dim,
@@ -208,7 +216,11 @@ impl Attention {
         let k = self.turn(&self.k_norm, &k);
         k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         let sinks = self.sinks.into_iter().collect();
-        self.o.forward(&q.apply(Op::Attention(self.attend.clone()), &[], sinks))
+        let y = q.apply(Op::Attention(self.attend.clone()), &[], sinks);
+        match &self.gate {
+            Some(gate) => self.o.forward(&y.mul(&gate.forward(x).map(Unary::Sigmoid))),
+            None => self.o.forward(&y),
+        }
     }
 
     fn turn(&self, norm: &Option<RmsNorm>, x: &Tensor) -> Tensor {

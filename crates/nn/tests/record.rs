@@ -7,7 +7,7 @@ use delft_nn::{
 };
 use formats::{Result, Source};
 use program::{
-    Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse, plan_memory, reference,
+    Group, Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse, plan_memory, reference,
 };
 use std::sync::Arc;
 
@@ -69,6 +69,7 @@ fn decoder_of(
             rope: Some(rope.clone()),
             scale: None,
             cap: None,
+            output_gate: false,
         };
         blocks.push((
             RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
@@ -149,7 +150,7 @@ fn five_operations_per_block_are_left() {
     let expected: Vec<&str> =
         ["embed"].into_iter().chain(block).chain(block).chain(["select", "project"]).collect();
     assert_eq!(names, expected, "{fused}");
-    assert_eq!(fused.groups(), [None, Some(3)]);
+    assert_eq!(fused.groups(), [None, Some(3)].map(Group::from));
 }
 
 #[test]

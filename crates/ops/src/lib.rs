@@ -8,6 +8,7 @@ pub mod add_norm;
 pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
+pub mod delta_net;
 pub mod embed;
 pub mod experts;
 pub mod gate_up;
@@ -32,6 +33,7 @@ pub mod sample;
 pub mod scale;
 pub mod scale_rows;
 pub mod select;
+pub mod short_conv;
 pub mod softmax;
 pub mod sweep;
 pub mod top_k;
@@ -46,6 +48,7 @@ use formats::{Error, Result};
 
 pub use all_reduce::AllReduce;
 pub use attention::Attention;
+pub use delta_net::DeltaNet;
 pub use embed::Embed;
 pub use experts::Experts;
 pub use gate_up::GateUp;
@@ -64,6 +67,7 @@ pub use rope_write::RopeWrite;
 pub use scale::Scale;
 pub use scale_rows::ScaleRows;
 pub use select::Select;
+pub use short_conv::ShortConv;
 pub use zip::{Binary, Zip};
 
 /// How many rows a value has, known only when a Program is replayed.
@@ -171,6 +175,11 @@ operations! {
     KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
+    /// `x; taps[kernel * width] -> y`: mixes each element with those of the positions before it. See [`short_conv`].
+    ShortConv(ShortConv),
+    /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for each head. See
+    /// [`delta_net`].
+    DeltaNet(DeltaNet),
     /// `x[tokens] -> x[outputs]`. See [`select`].
     Select(Select),
     /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that share it. See [`project`].

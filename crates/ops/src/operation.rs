@@ -2,6 +2,7 @@
 //! operation answers in its own file, next to its mathematics and its kernels; nothing else tells
 //! operations apart but fusion, which is about several at once, and the devices' launches.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use formats::{Error, ErrorKind, Result};
@@ -238,6 +239,13 @@ pub enum Access {
         /// Positions a query sees, itself included; `None`: all.
         window: Option<usize>,
     },
+    /// Takes up its part of a state behind the position before it, and leaves it behind its own.
+    Carry {
+        /// The first element of its part.
+        start: usize,
+        /// Elements of its part, in f32.
+        elements: usize,
+    },
 }
 
 /// A product of one input with matrices `[out, in]`, possibly with something in front and behind.
@@ -288,20 +296,41 @@ pub struct CachedLayer {
     pub keys: Vec<f32>,
     /// Values.
     pub values: Vec<f32>,
+    /// What each part of a state follows from, by its first element: `[positions, any]`.
+    pub parts: BTreeMap<usize, Vec<f32>>,
 }
 
 impl CachedLayer {
     /// Stores rows of keys and values of `width` elements at their positions.
     pub(crate) fn write(&mut self, positions: &[u32], width: usize, keys: &[f32], values: &[f32]) {
-        for (t, &position) in positions.iter().enumerate() {
-            let end = (position as usize + 1) * width;
-            for (cached, rows) in [(&mut self.keys, keys), (&mut self.values, values)] {
-                if cached.len() < end {
-                    cached.resize(end, 0.0);
-                }
-                cached[end - width..end].copy_from_slice(&rows[t * width..][..width]);
-            }
+        put(&mut self.keys, positions, width, keys);
+        put(&mut self.values, positions, width, values);
+    }
+
+    /// Stores rows that the part of a state from `start` on follows from at their positions: for the
+    /// definition of an operation that carries it, which begins at the first position whatever was
+    /// computed before. All that are there come back.
+    pub(crate) fn note(
+        &mut self,
+        start: usize,
+        positions: &[u32],
+        width: usize,
+        rows: &[f32],
+    ) -> &[f32] {
+        let noted = self.parts.entry(start).or_default();
+        put(noted, positions, width, rows);
+        noted
+    }
+}
+
+/// Stores rows of `width` elements at their positions.
+fn put(cached: &mut Vec<f32>, positions: &[u32], width: usize, rows: &[f32]) {
+    for (t, &position) in positions.iter().enumerate() {
+        let end = (position as usize + 1) * width;
+        if cached.len() < end {
+            cached.resize(end, 0.0);
         }
+        cached[end - width..end].copy_from_slice(&rows[t * width..][..width]);
     }
 }
 

@@ -98,7 +98,8 @@ fn attention_with_a_cap_and_with_sinks() {
         sinks: false,
     };
     let of = |op: Attention, weights: &[Vec<f32>]| {
-        let cache = CachedLayer { keys: keys.clone(), values: values.clone() };
+        let (keys, values) = (keys.clone(), values.clone());
+        let cache = CachedLayer { keys, values, ..CachedLayer::default() };
         reference(&Op::from(op), &q, heads * head_dim, weights, cache)
     };
     let capped = Attention { cap: Some(expected.constant("cap")), ..plain.clone() };

@@ -49,15 +49,54 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
 }
 
-/// One layer of the key/value cache that a Program reads and writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One layer of the cache that a Program reads and writes: keys and values of every position, or a
+/// state that each position replaces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheLayer {
-    /// Key/value heads.
+    /// Key/value heads; 0 of a state.
     pub kv_heads: usize,
-    /// Elements per head.
+    /// Elements per head; 0 of a state.
     pub head_dim: usize,
     /// Positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
+    /// Elements of a state, in f32; 0 of keys and values.
+    pub state: usize,
+}
+
+impl CacheLayer {
+    /// Keys and values.
+    pub fn keys_values(kv_heads: usize, head_dim: usize, window: Option<usize>) -> CacheLayer {
+        CacheLayer { kv_heads, head_dim, window, state: 0 }
+    }
+
+    /// A state of so many elements, which is carried from position to position. A block of cache
+    /// holds the one behind the last of the block's positions that were computed, so that those at
+    /// multiples of [`BLOCK_TOKENS`] stay.
+    pub fn carried(elements: usize) -> CacheLayer {
+        // A position takes up the state behind the one before it.
+        CacheLayer { window: Some(2), state: elements, ..CacheLayer::default() }
+    }
+
+    /// Layers of one group share block tables.
+    pub fn group(&self) -> Group {
+        Group { window: self.window, carried: self.state > 0 }
+    }
+}
+
+/// A kind of cache layers, which share a block table in each sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// Positions that one position looks back to, itself included; `None`: all.
+    pub window: Option<usize>,
+    /// Whether a block holds a state, which is written over, and not an entry for each position.
+    pub carried: bool,
+}
+
+impl From<Option<usize>> for Group {
+    /// Keys and values within a window.
+    fn from(window: Option<usize>) -> Group {
+        Group { window, carried: false }
+    }
 }
 
 /// A recorded computation.
@@ -98,12 +137,12 @@ impl Program {
         self.values[value.0]
     }
 
-    /// Distinct windows of the cache layers, in order of first use. Layers with the same window share a block table.
-    pub fn groups(&self) -> Vec<Option<usize>> {
+    /// The groups of the cache layers, in order of first use.
+    pub fn groups(&self) -> Vec<Group> {
         let mut groups = Vec::new();
-        for layer in &self.layers {
-            if !groups.contains(&layer.window) {
-                groups.push(layer.window);
+        for layer in self.layers.iter().map(CacheLayer::group) {
+            if !groups.contains(&layer) {
+                groups.push(layer);
             }
         }
         groups
@@ -114,7 +153,8 @@ impl Program {
         let least = |window: &mut Option<usize>| {
             *window = Some(window.map_or(positions, |w| w.min(positions)));
         };
-        self.layers.iter_mut().for_each(|layer| least(&mut layer.window));
+        let kept = self.layers.iter_mut().filter(|layer| layer.state == 0);
+        kept.for_each(|layer| least(&mut layer.window));
         self.nodes.iter_mut().for_each(|node| node.op.bound(positions));
     }
 
@@ -122,7 +162,7 @@ impl Program {
     pub fn layer_groups(&self) -> Vec<usize> {
         let groups = self.groups();
         let group =
-            |layer: &CacheLayer| groups.iter().position(|g| *g == layer.window).unwrap_or(0);
+            |layer: &CacheLayer| groups.iter().position(|g| *g == layer.group()).unwrap_or(0);
         self.layers.iter().map(group).collect()
     }
 

@@ -136,7 +136,7 @@ impl Program {
         part.layers = layers.into_iter().map(|l| self.layers[l]).collect();
         let all = self.groups();
         let groups = part.groups();
-        let whole = |window| all.iter().position(|g| g == window).unwrap_or(0);
+        let whole = |group| all.iter().position(|g| g == group).unwrap_or(0);
         Part { groups: groups.iter().map(whole).collect(), program: part }
     }
 }

@@ -1,6 +1,6 @@
 //! The verifier: every invariant of a Program, stated once.
 
-use crate::{CacheLayer, Program, ValueId};
+use crate::{CacheLayer, Node, Program, ValueId};
 use formats::{Error, Result};
 use ops::Rows;
 use ops::operation::{Access, CacheUse};
@@ -88,7 +88,8 @@ impl Program {
     }
 
     fn verify_cache(&self, place: &str, node: usize, cached: &mut [bool]) -> Result<()> {
-        let node = &self.nodes[node];
+        let at = node;
+        let node = &self.nodes[at];
         let Some(CacheUse { layer: index, access }) = node.op.cache() else { return Ok(()) };
         let Some(layer) = self.layers.get(index) else {
             return Err(Error::new(
@@ -98,8 +99,25 @@ impl Program {
             ));
         };
         match access {
+            Access::Carry { start, elements } => {
+                let end = start.saturating_add(elements);
+                if *layer != CacheLayer::carried(layer.state) || end > layer.state {
+                    let expected = format!("a state of {end} elements or more");
+                    return Err(Error::new(place, expected, format!("{layer:?}")));
+                }
+                let other = |before: &Node| match before.op.cache() {
+                    Some(CacheUse { layer, access: Access::Carry { start: from, elements } }) => {
+                        layer == index && from < end && start < from.saturating_add(elements)
+                    }
+                    _ => false,
+                };
+                if self.nodes[..at].iter().any(other) {
+                    return Err(Error::new(place, "one operation for each part of a state", "two"));
+                }
+                cached[index] = true;
+            }
             Access::Read { kv_heads, head_dim, window } => {
-                let read = CacheLayer { kv_heads, head_dim, window };
+                let read = CacheLayer::keys_values(kv_heads, head_dim, window);
                 if read != *layer {
                     return Err(Error::new(place, format!("{layer:?}"), format!("{read:?}")));
                 }
@@ -110,7 +128,7 @@ impl Program {
             Access::Append { keys } => {
                 let keys = self.shape(node.inputs[keys]);
                 let width = layer.kv_heads * layer.head_dim;
-                if keys.width != width {
+                if keys.width != width || layer.state > 0 {
                     let expected = format!("keys of {width} elements");
                     return Err(Error::new(place, expected, keys.width));
                 }

@@ -3,6 +3,7 @@
 use super::class::Class;
 use super::profile::{Span, Spans, profile};
 use super::replay::{Replay, Row};
+use super::state::{self, Cache, States};
 use super::{experts, memory};
 use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
 use crate::{
@@ -63,7 +64,7 @@ pub(super) struct Loaded {
 /// See [`Executor`].
 pub(super) struct CpuExecutor {
     loaded: Loaded,
-    caches: Vec<LayerCache>,
+    caches: Vec<Cache>,
     classes: Vec<Class>,
     arena: Huge,
     scratch: Vec<Scratch>,
@@ -227,7 +228,11 @@ fn cache_bytes(program: &Program, options: &LoadOptions, blocks: &[usize]) -> Re
     let groups = program.layer_groups();
     program.layers.iter().zip(&groups).try_fold(0usize, |sum, (layer, &group)| {
         let blocks = blocks.get(group).copied().unwrap_or(0);
-        Ok(sum.saturating_add(geometry(options, layer, blocks).bytes(1)?))
+        let bytes = match layer.state {
+            0 => geometry(options, layer, blocks).bytes(1)?,
+            _ => state::layer_bytes(layer, blocks)?,
+        };
+        Ok(sum.saturating_add(bytes))
     })
 }
 
@@ -243,12 +248,19 @@ fn geometry(options: &LoadOptions, layer: &CacheLayer, blocks: usize) -> Geometr
 }
 
 /// One pool for each group of layers.
-fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
+fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<Cache>> {
     let groups = program.layer_groups();
-    let mut caches: Vec<Option<LayerCache>> = vec![None; groups.len()];
+    let mut caches: Vec<Option<Cache>> = groups.iter().map(|_| None).collect();
     for (group, &blocks) in options.blocks.iter().enumerate() {
         let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
         let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
+        if first.state > 0 {
+            let own: Vec<CacheLayer> = layers.iter().map(|&l| program.layers[l]).collect();
+            for (&layer, states) in layers.iter().zip(States::pool(&own, blocks)?) {
+                caches[layer] = Some(Cache::State(states));
+            }
+            continue;
+        }
         let geometry = geometry(options, &first, blocks);
         for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
             if (program.layers[layer].kv_heads, program.layers[layer].head_dim)
@@ -260,7 +272,7 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<LayerCache>> {
                     format!("{:?}", program.layers[layer]),
                 ));
             }
-            caches[layer] = Some(cache);
+            caches[layer] = Some(Cache::KeysValues(cache));
         }
     }
     caches
@@ -599,10 +611,10 @@ impl CpuExecutor {
 
 impl CpuExecutor {
     /// The cache of a layer that has this block, and its group.
-    fn block(&self, layer: usize, block: u32) -> Result<(usize, &LayerCache)> {
+    fn block(&self, layer: usize, block: u32) -> Result<(usize, &Cache)> {
         let of = self.loaded.groups.get(layer).zip(self.caches.get(layer));
         let of = of.map(|(group, cache)| (*group, cache));
-        let has = |(_, cache): &(usize, &LayerCache)| (block as usize) < cache.geometry().blocks;
+        let has = |(_, cache): &(usize, &Cache)| (block as usize) < cache.blocks();
         of.filter(has).ok_or_else(|| no_block(layer, block))
     }
 }
@@ -704,7 +716,7 @@ impl Executor for CpuExecutor {
                 .caches
                 .iter()
                 .zip(&self.loaded.groups)
-                .map(|(c, &g)| self.used[g] * c.geometry().layer_bytes())
+                .map(|(c, &g)| self.used[g] * c.layer_bytes())
                 .sum(),
             arena: self.classes.iter().map(|c| c.bytes).max().unwrap_or(0),
             device: None,
@@ -731,7 +743,8 @@ impl Executor for CpuExecutor {
             position_bytes: self
                 .caches
                 .iter()
-                .map(|cache| cache.geometry().layer_bytes() / BLOCK_TOKENS)
+                .filter(|cache| matches!(cache, Cache::KeysValues(_)))
+                .map(|cache| cache.layer_bytes() / BLOCK_TOKENS)
                 .sum(),
             bytes_per_second: read_rate(&*loaded.team, &bytes, 7),
         }
@@ -743,8 +756,8 @@ impl Executor for CpuExecutor {
         let spans = Spans::new(&mut slots);
         let ticket = self.replay(step, &Watch::NONE, Some(&spans))?;
         let seconds = spans.now();
-        let geometries: Vec<Geometry> = self.caches.iter().map(|c| *c.geometry()).collect();
-        let profile = profile(&self.loaded, &geometries, step, &slots, seconds);
+        let blocks: Vec<usize> = self.caches.iter().map(Cache::layer_bytes).collect();
+        let profile = profile(&self.loaded, &blocks, step, &slots, seconds);
         Ok(ticket.map(|ticket| (ticket, profile)))
     }
 

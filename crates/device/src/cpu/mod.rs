@@ -1,12 +1,14 @@
 //! The CPU device: replays Programs with the kernels of `cpu_kernels`, chosen once at start, on a pinned
 //! thread team, with one copy of the weights in memory.
 
+mod carried;
 mod class;
 mod executor;
 mod experts;
 mod memory;
 mod profile;
 mod replay;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,7 @@ use cpu_kernels::team::{self, Team};
 
 use crate::{About, Device, Executor, LoadOptions, Plan};
 use cpu_kernels::attention::MAX_HEAD_DIM;
+use cpu_kernels::delta::MAX_KEY_DIM;
 use formats::{Result, Tensors};
 use ops::Op;
 use program::Program;
@@ -51,6 +54,10 @@ impl Device for Cpu {
         crate::check("cpu", program, |op| match op {
             Op::AllReduce(_) => Some("a sum over ranks".to_owned()),
             Op::Gradient(_) => Some("a gradient".to_owned()),
+            Op::DeltaNet(net) if net.key_dim > MAX_KEY_DIM => {
+                let found = net.key_dim;
+                Some(format!("keys of {found} elements, more than {MAX_KEY_DIM}"))
+            }
             Op::Attention(attention) if attention.head_dim > MAX_HEAD_DIM => {
                 let found = attention.head_dim;
                 Some(format!("heads of {found} elements, more than {MAX_HEAD_DIM}"))

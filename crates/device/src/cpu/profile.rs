@@ -3,7 +3,6 @@
 use super::executor::{Loaded, Weight};
 use super::replay::path;
 use crate::{Profile, Timing, Work};
-use cpu_kernels::attention::Geometry;
 use cpu_kernels::matmul::{ROWS, Unit};
 use cpu_kernels::team::{SharedSlice, Worker};
 use formats::Encoding;
@@ -48,10 +47,10 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// The replay that left these spans and took so many seconds.
+/// The replay that left these spans and took so many seconds. `blocks`: the bytes of each layer in a block of cache.
 pub(super) fn profile(
     loaded: &Loaded,
-    geometries: &[Geometry],
+    blocks: &[usize],
     step: &Step<'_>,
     spans: &[Span],
     seconds: f64,
@@ -74,7 +73,7 @@ pub(super) fn profile(
                 node.op.name()
             },
             format: format(loaded, node),
-            work: work(loaded, geometries, step, node),
+            work: work(loaded, blocks, step, node),
             seconds: end - begin,
             busy: spans.iter().map(|s| s.end - s.begin).sum::<f64>() / spans.len() as f64,
         });
@@ -93,7 +92,7 @@ fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
 }
 
 /// What a node has to read and compute, whatever the device does besides.
-fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) -> Work {
+fn work(loaded: &Loaded, blocks: &[usize], step: &Step<'_>, node: &Node) -> Work {
     let tokens = step.tokens.len();
     let shape = |value: &program::ValueId| loaded.program.values[value.0];
     let rows = |rows: Rows| rows.count(tokens, step.outputs.len());
@@ -123,13 +122,18 @@ fn work(loaded: &Loaded, geometries: &[Geometry], step: &Step<'_>, node: &Node) 
             Unit::Floats => &mut work.floats,
         } += operations;
     }
-    if let Some(CacheUse { layer, access: Access::Read { .. } }) = node.op.cache() {
-        let each = geometries[layer].layer_bytes() / BLOCK_TOKENS;
+    if let Some(CacheUse { layer, access }) = node.op.cache()
+        && !matches!(access, Access::Append { .. })
+    {
         for sequence in step.sequences {
             let oldest = sequence.tables[loaded.groups[layer]].oldest;
             let positions: Vec<u32> = (sequence.start..sequence.end()).collect();
             let cached = node.op.cached_work(&positions, oldest);
-            work.bytes += (cached.positions * each) as u64;
+            work.bytes += match access {
+                // A state is read once, whatever the number of rows.
+                Access::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
+                _ => (cached.positions * (blocks[layer] / BLOCK_TOKENS)) as u64,
+            };
             work.floats += cached.operations;
         }
     } else if work.bytes == 0 {

@@ -6,6 +6,7 @@
 use super::class::{Class, EVEN, FEW, MOST_PART, PART};
 use super::executor::{Loaded, Weight, shape};
 use super::profile::Spans;
+use super::state::Cache;
 use crate::Watch;
 use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
 use cpu_kernels::low_rank::Factors;
@@ -32,7 +33,7 @@ pub(super) struct Replay<'a> {
     /// The sequences of each cache group as attention takes them.
     pub(super) queries: &'a [Vec<Sequence<'a>>],
     pub(super) arena: *mut u8,
-    pub(super) caches: &'a [LayerCache],
+    pub(super) caches: &'a [Cache],
     pub(super) scratch: SharedSlice<'a, Scratch>,
     pub(super) partials: SharedSlice<'a, f32>,
     /// Where the workers of a timed replay note what each node took.
@@ -219,6 +220,8 @@ impl Replay<'_> {
             }
             Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
             Op::Attention(op) => self.attend(op, node, worker),
+            Op::ShortConv(op) => self.short_conv(op, node, worker),
+            Op::DeltaNet(op) => self.delta_net(op, node, worker),
             Op::Select(_) => {
                 let width = self.width(node.inputs[0]);
                 for i in worker.split(rows) {
@@ -596,7 +599,7 @@ impl Replay<'_> {
             for item in keys.clone() {
                 let (t, h) = (item / kv_heads, item % kv_heads);
                 let table = self.table(op.layer, self.rows[t].sequence);
-                self.caches[op.layer].fetch(table, self.rows[t].index, h);
+                self.cache(op.layer).fetch(table, self.rows[t].index, h);
             }
             for item in queries {
                 turn(item / heads, item % heads);
@@ -651,14 +654,22 @@ impl Replay<'_> {
             let (rows, heads) = (next - first..end - first, heads.clone());
             // SAFETY: these positions and heads are this worker's.
             unsafe {
-                self.caches[layer].write(self.loaded.isa, table, start, k, v, width, rows, heads);
+                self.cache(layer).write(self.loaded.isa, table, start, k, v, width, rows, heads);
             }
             next = end;
         }
     }
 
+    /// The keys and values of a layer.
+    fn cache(&self, layer: usize) -> &LayerCache {
+        match &self.caches[layer] {
+            Cache::KeysValues(cache) => cache,
+            Cache::State(_) => unreachable!("the verifier gives attention keys and values"),
+        }
+    }
+
     /// The blocks that a sequence has in a layer's cache.
-    fn table(&self, layer: usize, sequence: usize) -> &[u32] {
+    pub(super) fn table(&self, layer: usize, sequence: usize) -> &[u32] {
         self.step.sequences[sequence].tables[self.loaded.groups[layer]].blocks
     }
 
@@ -677,7 +688,7 @@ impl Replay<'_> {
                 rest.split_at(shape.fitting(worker.count, self.partials.len(), rest));
             let call = Call {
                 shape,
-                cache: &self.caches[op.layer],
+                cache: self.cache(op.layer),
                 sequences,
                 q,
                 q_stride: width,

@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_copied_is_the_room_before() {
-        let layer = CacheLayer { kv_heads: 2, head_dim: 64, window: None };
+        let layer = CacheLayer::keys_values(2, 64, None);
         let of = |context| copied(CacheType::F16, &layer, context) / (2 * 64 * 2 * BLOCK_TOKENS);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 20].map(of), [0, 1, 2, 2, 4, 4, 8, 16]);
         assert_eq!(position_bytes(CacheType::Q8_0, &layer), 2 * 2 * (64 + 4));

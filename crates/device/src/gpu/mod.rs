@@ -33,7 +33,8 @@ mod weights;
 use std::ops::Range;
 use std::sync::Arc;
 
-use formats::{Error, Result, Tensors};
+use formats::{Error, Hint, Result, Setting, Tensors};
+use ops::operation::Access;
 use ops::rope::MOST_PAIRS;
 use program::Program;
 use tile::Kernel;
@@ -356,13 +357,17 @@ impl<B: Backend> Device for GpuDevice<B> {
 
     fn check(&self, program: &Program) -> Result<()> {
         let most = MOST_PAIRS as usize;
-        crate::check(self.backend.about().name, program, |op| {
+        let found = crate::check(self.backend.about().name, program, |op| {
+            if op.cache().is_some_and(|cache| matches!(cache.access, Access::Carry { .. })) {
+                return Some("a state from token to token, which the CPU alone has so far".into());
+            }
             if op.site().is_some() {
                 return Some("adapters, which the CPU alone has so far".to_owned());
             }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))
-        })
+        });
+        found.map_err(|why| why.hint(Hint::set(Setting::Place, "cpu")))
     }
 
     fn plan(

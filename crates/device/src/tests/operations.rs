@@ -66,7 +66,7 @@ fn everything() -> Result<Program> {
         })
         .collect();
     for (_, window, _) in forms {
-        builder.cache_layer(CacheLayer { kv_heads: KV_HEADS, head_dim: HEAD_DIM, window });
+        builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, window));
     }
     let places = w("positions", &[PLACES, HIDDEN]);
     let step = Step::new(builder.program(), true);

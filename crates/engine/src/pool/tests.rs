@@ -79,7 +79,7 @@ fn who_goes_on_in_a_shared_block_copies_what_is_shared() {
     let [Copy { to: 3, .. }] = &copies[..] else { panic!("{copies:?}") };
     // Beside the prefix tree a table goes on where it wrote last, also where it had claimed more than it then wrote.
     copies.clear();
-    let shared = two.share(1).unwrap();
+    let shared = two.share(1, two.reached).unwrap();
     two.extend(305, 306, &mut copies).unwrap();
     assert!(copies.is_empty() && !shared.is_sole());
     // But not before that: the tree may read it.
@@ -177,7 +177,8 @@ fn whatever_is_shared_each_reads_what_it_wrote() {
                 // Somebody else keeps a block up to some position, as the prefix tree does; or adopts what is there.
                 _ if random & 1 << 21 == 0 && len > 0 => {
                     let p = pick % len;
-                    if let Some(block) = all[i].table.share(p / BLOCK_TOKENS) {
+                    if let Some(block) = all[i].table.share(p / BLOCK_TOKENS, all[i].table.reached)
+                    {
                         kept.push((block, p % BLOCK_TOKENS, all[i].content[p]));
                     }
                 }
@@ -185,8 +186,9 @@ fn whatever_is_shared_each_reads_what_it_wrote() {
                     let end = pick % len;
                     let first = first_seen(window, end) / BLOCK_TOKENS;
                     let last = end.div_ceil(BLOCK_TOKENS);
-                    let found: Option<Vec<Block>> =
-                        (first..last.max(first)).map(|b| all[i].table.share(b)).collect();
+                    let found: Option<Vec<Block>> = (first..last.max(first))
+                        .map(|b| all[i].table.share(b, all[i].table.reached))
+                        .collect();
                     if let Some(found) = found {
                         let mut other = new();
                         other.table.adopt(first, found.into_iter(), end);
@@ -208,4 +210,57 @@ fn whatever_is_shared_each_reads_what_it_wrote() {
         drop((all, kept));
         assert_eq!(pool.free(0), LIMIT, "blocks in = blocks out");
     }
+}
+
+/// Where a table that carries a state goes back to, and whose states those are.
+#[test]
+fn states_are_kept_at_multiples_and_where_asked() {
+    let pool = Pool::new(&[8]);
+    let carried = Group { window: Some(2), carried: true };
+    let new = || BlockTable::new(&pool, 0, carried, 4096, 128);
+    let mut one = new();
+    grow(&mut one, 0, 700, 128);
+    let last = one.number(2).unwrap();
+    assert_eq!([700, 699, 600, 511].map(|end| one.returns_to(end)), [700, 512, 512, 0]);
+    one.keep();
+    let mut copies = Vec::new();
+    one.extend(700, 701, &mut copies).unwrap();
+    let [copy] = &copies[..] else { panic!("one copy: {copies:?}") };
+    assert_eq!((copy.from.number(), Some(copy.to)), (last, one.number(2)));
+    assert_ne!(copy.to, last, "the kept state is not written over");
+    copies.clear();
+    assert_eq!([701, 700, 699].map(|end| one.returns_to(end)), [701, 700, 512]);
+    // Others share a state where it is the one behind their positions.
+    assert!(one.share(2, 700).is_none() && one.share(2, 701).is_some());
+    assert!(one.share(1, 700).is_some());
+    let mut fork = one.fork(700);
+    assert_eq!((fork.number(2), fork.returns_to(700)), (Some(last), 700));
+    fork.extend(700, 705, &mut copies).unwrap();
+    assert_eq!(copies.len(), 1, "a state that others hold is copied");
+    copies.clear();
+    one.truncate(700);
+    assert_eq!((one.number(2), one.returns_to(700)), (Some(last), 700));
+    one.truncate(512);
+    assert_eq!((one.returns_to(512), one.number(2)), (512, None));
+    one.extend(512, 520, &mut copies).unwrap();
+    assert!(copies.is_empty(), "a block that nothing is taken up from");
+    // What was claimed and not computed is taken back.
+    one.extend(520, 640, &mut copies).unwrap();
+    one.disclaim(520);
+    assert_eq!(one.returns_to(520), 520);
+    drop((one, fork));
+    assert_eq!(pool.free(0), 8);
+}
+
+#[test]
+fn kept_states_make_room() {
+    let carried = Group { window: Some(2), carried: true };
+    assert_eq!(most(carried, 4096, 128), 4);
+    let pool = Pool::new(&[2]);
+    let mut table = BlockTable::new(&pool, 0, carried, 4096, 128);
+    grow(&mut table, 0, 300, 128);
+    table.keep();
+    // A copy of the kept state's block, and the next block, which there is no room for beside it.
+    table.extend(300, 520, &mut Vec::new()).unwrap();
+    assert_eq!((table.returns_to(519), table.returns_to(511)), (512, 0));
 }

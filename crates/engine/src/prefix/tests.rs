@@ -35,7 +35,8 @@ impl Sequence {
 impl Fixture {
     fn new(windows: &[Option<usize>], blocks: usize) -> Fixture {
         let pool = Pool::new(&vec![blocks; windows.len()]);
-        Fixture { pool, tree: PrefixTree::new(windows), windows: windows.to_vec() }
+        let groups: Vec<Group> = windows.iter().map(|window| Group::from(*window)).collect();
+        Fixture { pool, tree: PrefixTree::new(&groups), windows: windows.to_vec() }
     }
 
     fn tables(&self) -> Vec<BlockTable> {
@@ -238,4 +239,44 @@ fn whatever_comes_the_tree_finds_what_a_list_finds() {
     assert_eq!(f.tree.leaves.len(), leaves(&f));
     room(&mut f, 4096);
     assert_eq!(f.tree.nodes.iter().flatten().count(), 1, "the root");
+}
+
+/// States are those behind whole blocks and behind sequences, and go first without what they follow from.
+#[test]
+fn states_are_found_where_they_were_kept() {
+    let carried = Group { window: Some(2), carried: true };
+    let pool = Pool::new(&[64, 64]);
+    let mut tree = PrefixTree::new(&[None.into(), carried]);
+    let tokens: Vec<u32> = (0..1000).collect();
+    let decoded = vec![false; 1000];
+    let key = |tokens, decoded| Key { adapter: 0, tokens, images: &[], decoded };
+    let mut tables: Vec<BlockTable> = [Group::from(None), carried]
+        .iter()
+        .enumerate()
+        .map(|(group, kind)| BlockTable::new(&pool, group, *kind, 8192, CHUNK))
+        .collect();
+    for start in (0..1000).step_by(250) {
+        tables.iter_mut().for_each(|t| t.extend(start, start + 250, &mut vec![]).unwrap());
+    }
+    tree.insert(&key(&tokens, &decoded), &tables);
+    let find = |tree: &mut PrefixTree, len: usize| {
+        let found = tree.find(&key(&tokens[..len], &decoded[..len]), len, true);
+        (found.len, found.miss.is_some())
+    };
+    for (len, expected, why) in [
+        (1000, (1000, false), "all of it"),
+        (999, (768, true), "a state that went on"),
+        (768, (768, false), "a whole block"),
+        (700, (512, true), "within a block"),
+        (100, (0, true), "before the first state"),
+    ] {
+        assert_eq!(find(&mut tree, len), expected, "{why}");
+    }
+    drop(tables);
+    let free = pool.free(0);
+    while tree.evictable(1) > 0 {
+        assert!(tree.give_up(1));
+    }
+    assert_eq!((pool.free(0), pool.free(1)), (free, 64), "keys and values stay");
+    assert_eq!(find(&mut tree, 1000), (0, true));
 }

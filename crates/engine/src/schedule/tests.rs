@@ -7,7 +7,7 @@ use crate::pool::{Pool, first_seen};
 use crate::prefix::Prefixes;
 use crate::sequences::{Sequence, Sequences};
 use ops::sample::philox::bits;
-use program::{BLOCK_TOKENS, Table};
+use program::{BLOCK_TOKENS, Group, Table};
 
 /// Random numbers in their order.
 struct Random(u64, u64);
@@ -230,7 +230,7 @@ fn a_request_that_finds_no_blocks_alone_is_refused() {
 /// computed it, and what the layers saw: the first and the last position before it.
 struct Device {
     memory: Vec<Vec<[u64; BLOCK_TOKENS]>>,
-    windows: Vec<Option<usize>>,
+    groups: Vec<Group>,
 }
 
 fn mix(values: [u64; 4]) -> u64 {
@@ -259,14 +259,20 @@ impl Device {
             let decoded = sequence.is_decoded(p);
             last = 0;
             for (group, table) in sequence.tables().iter().enumerate() {
-                let first = first_seen(self.windows[group], p);
-                let seen = |q: usize| {
+                let Group { window, carried } = self.groups[group];
+                let first = first_seen(window, p);
+                // A state is one entry of its block, which each position replaces.
+                let place = |q: usize| {
                     let (block, offset) = Self::at(table.table(), q);
+                    (block, if carried { 0 } else { offset })
+                };
+                let seen = |q: usize| {
+                    let (block, offset) = place(q);
                     self.memory[group][block][offset]
                 };
                 let (a, b) = if first < p { (seen(first), seen(p - 1)) } else { (0, 0) };
                 let own = mix([tokens[p].into(), decoded.into(), a, b]);
-                let (block, offset) = Self::at(table.table(), p);
+                let (block, offset) = place(p);
                 self.memory[group][block][offset] = own;
                 last = mix([last, own, 0, 0]);
             }
@@ -303,17 +309,21 @@ fn tokens_do_not_depend_on_neighbours_prefixes_or_preemption() {
     let (mut preempted, mut reused, mut kept) = (0, 0, 0);
     for seed in 0..150 {
         let mut random = Random(seed, 0);
-        let windows =
-            [vec![None], vec![None, Some(300)], vec![Some(100)]][seed as usize % 3].clone();
+        let windows = [vec![None], vec![None, Some(300)], vec![Some(100)], vec![None, Some(2)]]
+            [seed as usize % 4]
+            .clone();
+        // The last of them carries a state.
+        let group = |&window: &Option<usize>| Group { window, carried: window == Some(2) };
+        let kinds: Vec<Group> = windows.iter().map(group).collect();
         let (chunk, context, blocks) = (200, 2000, 8 + random.below(4));
         let pool = Pool::new(&vec![blocks; windows.len()]);
-        let groups: Vec<_> = windows.iter().map(|&window| (window, context)).collect();
-        let prefixes = Prefixes::new(&windows);
+        let groups: Vec<_> = kinds.iter().map(|&kind| (kind, context)).collect();
+        let prefixes = Prefixes::new(&kinds);
         let mut sequences = Sequences::new(pool.clone(), prefixes.clone(), &groups, chunk);
         let limits = Limits { prompt_rows: chunk, shared_rows: 70, ..LIMITS };
         let mut scheduler = Scheduler::new(limits);
         let memory = vec![vec![[0; BLOCK_TOKENS]; blocks]; windows.len()];
-        let mut device = Device { memory, windows: windows.clone() };
+        let mut device = Device { memory, groups: kinds };
         let mut prompts: Vec<(Vec<u32>, usize)> = Vec::new();
         let mut answers: HashMap<Id, Vec<u32>> = HashMap::new();
         let mut ended = 0;
@@ -346,6 +356,7 @@ fn tokens_do_not_depend_on_neighbours_prefixes_or_preemption() {
             preempted += plan.preempted.len();
             for Work { id, rows } in plan.decode.into_iter().chain(plan.prompt) {
                 let last = device.compute(&mut sequences, id, rows);
+                sequences.keep_states(id, rows);
                 let sequence = sequences.get_mut(id).unwrap();
                 if sequence.computed() < sequence.tokens().len() {
                     continue;

@@ -110,7 +110,7 @@ impl Operation for Attention {
     }
 
     fn reference(&self, call: &mut Call<'_>) {
-        let CachedLayer { keys, values } = &call.cache[self.layer];
+        let CachedLayer { keys, values, .. } = &call.cache[self.layer];
         let sinks = call.weights.first().map(Vec::as_slice);
         self.attend(call.positions, call.inputs[0], keys, values, sinks, &mut call.outputs[0]);
     }

@@ -1,0 +1,170 @@
+//! Operations that carry a state: short convolutions and gated delta nets. A sequence's rows follow each other,
+//! whatever the step is, so that its states do not depend on where it is cut; workers share columns and heads.
+
+use super::replay::Replay;
+use super::state::{Cache, States};
+use cpu_kernels::delta::{self, COLUMNS, Head};
+use cpu_kernels::matmul::ROWS;
+use cpu_kernels::team::Worker;
+use ops::{DeltaNet, ShortConv};
+use program::{BLOCK_TOKENS, Node};
+use std::ops::Range;
+
+/// Rows of a step whose states lie in one block.
+struct Segment {
+    /// Rows of the step.
+    rows: Range<usize>,
+    /// The state in front of them; `None`: that of an empty sequence, zeros.
+    from: Option<*mut f32>,
+    /// Where the state behind them goes, which may be the same place.
+    to: *mut f32,
+}
+
+impl Replay<'_> {
+    fn states(&self, layer: usize) -> &States {
+        match &self.caches[layer] {
+            Cache::State(states) => states,
+            Cache::KeysValues(_) => unreachable!("the verifier gives states to what carries them"),
+        }
+    }
+
+    /// A sequence's rows, block by block, with the part of the states that begins at some element.
+    fn segments(
+        &self,
+        layer: usize,
+        part: usize,
+        sequence: usize,
+    ) -> impl Iterator<Item = Segment> {
+        let (states, table) = (self.states(layer), self.table(layer, sequence));
+        let of = self.step.placed().nth(sequence);
+        let (first, start, end) =
+            of.map_or((0, 0, 0), |(first, s)| (first, s.start as usize, s.end() as usize));
+        let state = move |position: usize| {
+            let block = table[position / BLOCK_TOKENS % table.len()];
+            states.start(block).wrapping_add(part)
+        };
+        let blocks = start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        blocks.map(move |block| {
+            let from = start.max(block * BLOCK_TOKENS);
+            let to = end.min((block + 1) * BLOCK_TOKENS);
+            Segment {
+                rows: first + from - start..first + to - start,
+                from: from.checked_sub(1).map(state),
+                to: state(from),
+            }
+        })
+    }
+
+    /// Each worker has some columns of all rows.
+    pub(super) fn short_conv(&self, op: &ShortConv, node: &Node, worker: &Worker<'_>) {
+        let (width, carried) = (op.width, op.kernel - 1);
+        let columns = worker.split_units(width, ROWS);
+        let taps = self.vector(node.weights[0]);
+        let (x, y) = (self.offset(node.inputs[0]), self.offset(node.outputs[0]));
+        for segment in (0..self.step.sequences.len())
+            .flat_map(|sequence| self.segments(op.layer, op.start, sequence))
+        {
+            // SAFETY: each worker has its own columns of rows and states; inputs are only read.
+            unsafe {
+                // Row `i` of those carried, then of the segment's own; none in front of the sequence.
+                let row = |i: usize| -> Option<&[f32]> {
+                    if let Some(own) = i.checked_sub(carried) {
+                        let at = (segment.rows.start + own) * width;
+                        return Some(self.floats(x, at + columns.start..at + columns.end));
+                    }
+                    let start = segment.from?.add(i * width + columns.start);
+                    Some(std::slice::from_raw_parts(start, columns.len()))
+                };
+                for (i, t) in segment.rows.clone().enumerate() {
+                    let at = t * width;
+                    let y = self.floats(y, at + columns.start..at + columns.end);
+                    y.fill(0.0);
+                    for j in 0..op.kernel {
+                        let Some(x) = row(i + j) else { continue };
+                        let taps = &taps[j * width + columns.start..j * width + columns.end];
+                        for ((y, x), tap) in y.iter_mut().zip(x).zip(taps) {
+                            *y += tap * x;
+                        }
+                    }
+                }
+                // In ascending order what is still to be read is not yet written over.
+                for j in 0..carried {
+                    let to = segment.to.add(j * width + columns.start);
+                    match row(segment.rows.len() + j) {
+                        Some(x) => std::ptr::copy(x.as_ptr(), to, columns.len()),
+                        None => to.write_bytes(0, columns.len()),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each worker has some columns of some sequences' heads.
+    pub(super) fn delta_net(&self, op: &DeltaNet, node: &Node, worker: &Worker<'_>) {
+        let &DeltaNet { heads, key_heads, key_dim, value_dim, layer, start } = op;
+        let (rows, width) = (self.step.tokens.len(), op.width());
+        let [decay, dt] = [0, 1].map(|i| self.vector(node.weights[i]));
+        let out = self.arena.wrapping_add(self.offset(node.outputs[0])).cast::<f32>();
+        // SAFETY: inputs are only read.
+        let [qkv, a, b] = [(0, width), (1, heads), (2, heads)].map(|(i, width)| unsafe {
+            &*self.floats(self.offset(node.inputs[i]), 0..rows * width)
+        });
+        let parts = value_dim.div_ceil(COLUMNS);
+        for item in worker.split(self.step.sequences.len() * heads * parts) {
+            let (sequence, h, part) = (item / parts / heads, item / parts % heads, item % parts);
+            let columns = part * COLUMNS..value_dim.min((part + 1) * COLUMNS);
+            let of = h / (heads / key_heads) * key_dim;
+            let values = 2 * key_heads * key_dim + h * value_dim;
+            let head = Head {
+                qkv,
+                stride: width,
+                starts: [of, key_heads * key_dim + of, values],
+                key_dim,
+                value_dim,
+                head: h,
+                heads,
+                a,
+                b,
+                decay: decay[h],
+                dt: dt[h],
+            };
+            for Segment { rows, from, to } in self.segments(layer, start, sequence) {
+                let at = h * key_dim * value_dim;
+                let to = to.wrapping_add(at);
+                let from = from.map(|from| from.wrapping_add(at));
+                // SAFETY: each worker has its own columns of states and rows.
+                unsafe {
+                    take_up(from, to, key_dim, value_dim, &columns);
+                    let out = out.wrapping_add(h * value_dim);
+                    let (isa, columns) = (self.loaded.isa, columns.clone());
+                    delta::advance(isa, &head, rows, columns, to, out, heads * value_dim);
+                }
+            }
+        }
+    }
+}
+
+/// Makes columns of a matrix those of another, or zeros.
+///
+/// # Safety
+/// Both are `[rows, width]`, and nobody else uses these columns.
+unsafe fn take_up(
+    from: Option<*mut f32>,
+    to: *mut f32,
+    rows: usize,
+    width: usize,
+    columns: &Range<usize>,
+) {
+    if from == Some(to) {
+        return;
+    }
+    for at in (0..rows).map(|row| row * width + columns.start) {
+        // SAFETY: the columns exist, by the caller's promise.
+        unsafe {
+            match from {
+                Some(from) => std::ptr::copy(from.add(at), to.add(at), columns.len()),
+                None => to.add(at).write_bytes(0, columns.len()),
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! States that sequences carry from position to position, in blocks of cache: see [`CacheLayer::carried`].
+
+use cpu_kernels::attention::LayerCache;
+use cpu_kernels::matmul::Huge;
+use formats::{Error, Result};
+use program::CacheLayer;
+use std::sync::Arc;
+
+/// Floats of a cache line, which every layer begins with.
+const LINE: usize = 16;
+
+/// The cache of one layer.
+pub(super) enum Cache {
+    /// Keys and values.
+    KeysValues(LayerCache),
+    /// A state.
+    State(States),
+}
+
+/// The states of one layer, one for each block: a view of a pool that it shares with the other layers.
+pub(super) struct States {
+    pool: Arc<Huge>,
+    /// Floats from the pool's start to this layer in block 0.
+    offset: usize,
+    /// Floats from a block to the next.
+    stride: usize,
+    /// Floats of the state.
+    elements: usize,
+    /// Blocks.
+    count: usize,
+}
+
+impl States {
+    /// A pool for such layers. Costs address space at once, memory only where something is written.
+    ///
+    /// # Errors
+    /// When that is no number of bytes, or the operating system refuses.
+    pub(super) fn pool(layers: &[CacheLayer], count: usize) -> Result<Vec<States>> {
+        let mut stride = 0usize;
+        let offsets: Vec<usize> = layers
+            .iter()
+            .map(|layer| {
+                let offset = stride;
+                stride = stride.saturating_add(padded(layer));
+                offset
+            })
+            .collect();
+        let pool = Arc::new(Huge::zeroed(bytes(stride, count)?)?);
+        let view = |(layer, offset): (&CacheLayer, usize)| States {
+            pool: pool.clone(),
+            offset,
+            stride,
+            elements: layer.state,
+            count,
+        };
+        Ok(layers.iter().zip(offsets).map(view).collect())
+    }
+
+    /// The state in a block.
+    ///
+    /// # Panics
+    /// When the block does not exist.
+    pub(super) fn start(&self, block: u32) -> *mut f32 {
+        assert!((block as usize) < self.count, "states: block {block}");
+        let at = block as usize * self.stride + self.offset;
+        // SAFETY: the pool has `count` blocks of `stride` floats, and a layer's state lies inside one.
+        unsafe { self.pool.as_ptr().cast::<f32>().add(at) }
+    }
+
+    /// The bytes of the state in a block.
+    ///
+    /// # Safety
+    /// Nobody else uses the block, or all only read it.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller's promise stands in for the borrow checker"
+    )]
+    unsafe fn stored(&self, block: usize) -> &mut [u8] {
+        let start = self.start(block as u32).cast::<u8>();
+        // SAFETY: a state lies inside its block; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start, self.elements * size_of::<f32>()) }
+    }
+}
+
+/// Floats of a layer in a block.
+fn padded(layer: &CacheLayer) -> usize {
+    layer.state.next_multiple_of(LINE)
+}
+
+/// Bytes of so many blocks.
+fn bytes(stride: usize, count: usize) -> Result<usize> {
+    let bytes = stride.checked_mul(size_of::<f32>()).and_then(|block| block.checked_mul(count));
+    bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(|| {
+        let found = format!("{count} blocks of {stride} floats");
+        Error::new("cache", "a size that fits the address space", found)
+    })
+}
+
+/// Bytes of a layer's states in so many blocks.
+///
+/// # Errors
+/// When that is no number of bytes.
+pub(super) fn layer_bytes(layer: &CacheLayer, count: usize) -> Result<usize> {
+    bytes(padded(layer), count)
+}
+
+impl Cache {
+    /// Blocks that there are.
+    pub(super) fn blocks(&self) -> usize {
+        match self {
+            Cache::KeysValues(cache) => cache.geometry().blocks,
+            Cache::State(states) => states.count,
+        }
+    }
+
+    /// Bytes of this layer in one block.
+    pub(super) fn layer_bytes(&self) -> usize {
+        match self {
+            Cache::KeysValues(cache) => cache.geometry().layer_bytes(),
+            Cache::State(states) => states.elements.next_multiple_of(LINE) * size_of::<f32>(),
+        }
+    }
+
+    /// Bytes of a block as they are read and written: without what pads them.
+    pub(super) fn plain_bytes(&self) -> usize {
+        match self {
+            Cache::KeysValues(cache) => cache.plain_bytes(),
+            Cache::State(states) => states.elements * size_of::<f32>(),
+        }
+    }
+
+    /// Copies a block of this layer to another.
+    ///
+    /// # Safety
+    /// Nobody else uses either block.
+    pub(super) unsafe fn copy_block(&self, from: usize, to: usize) {
+        // SAFETY: the caller's promise; a copy to itself has nothing to do.
+        unsafe {
+            match self {
+                Cache::KeysValues(cache) => cache.copy_block(from, to),
+                Cache::State(_) if from == to => {}
+                Cache::State(states) => states.stored(to).copy_from_slice(states.stored(from)),
+            }
+        }
+    }
+
+    /// Appends a block of this layer to `bytes`.
+    ///
+    /// # Safety
+    /// Nobody writes the block.
+    pub(super) unsafe fn read_block(&self, block: usize, bytes: &mut Vec<u8>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Cache::KeysValues(cache) => cache.read_block(block, bytes),
+                Cache::State(states) => bytes.extend_from_slice(states.stored(block)),
+            }
+        }
+    }
+
+    /// Makes a block of this layer what [`Cache::read_block`] gave.
+    ///
+    /// # Safety
+    /// Nobody else uses the block.
+    ///
+    /// # Panics
+    /// When there are other than [`Cache::plain_bytes`].
+    pub(super) unsafe fn write_block(&self, block: usize, bytes: &[u8]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Cache::KeysValues(cache) => cache.write_block(block, bytes),
+                Cache::State(states) => states.stored(block).copy_from_slice(bytes),
+            }
+        }
+    }
+}
