@@ -55,6 +55,7 @@ class Case:
     gguf: tuple = ()  # types of the GGUF twins
     folder: bool = True  # False: only the GGUF twins are kept, not the checkpoint
     tower: bool = False  # config.json has the decoder's part under `text_config`, and weights of a tower are beside it
+    stacked: bool = False  # all experts of a layer in two tensors, as the model holds them
     mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
 
 
@@ -151,6 +152,26 @@ CASES = [
     Case("qwen3-moe-all", "qwen3_moe", "float32", "all of 3 experts, by odds that are not made to sum to one",
          shape(32, 3, 1, 64, head_dim=16, moe_intermediate_size=48, num_experts=3, num_experts_per_tok=3,
                norm_topk_prob=False, **rope(10000.0)), gguf=("f32",)),
+    Case("qwen3-next", "qwen3_next", "bfloat16", "three gated delta nets and gated attention; 2 of 4 experts and a shared one; values of 24",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=32, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+               num_experts=4, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16,
+               linear_value_head_dim=24, **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=9),
+    Case("qwen3.5", "qwen3_5", "bfloat16", "a checkpoint with images: its decoder of gated delta nets, whose keys of 12 are wider than values",
+         shape(40, 4, 1, 64, num_hidden_layers=3, head_dim=24, layer_types=["linear_attention", "full_attention", "linear_attention"],
+               linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=12, linear_value_head_dim=8,
+               linear_conv_kernel_dim=3, tie_word_embeddings=True,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.5, mrope_section=[3, 2, 1], mrope_interleaved=True)),
+         prefix="language_model.", tower=True),
+    Case("qwen3.5-long", "qwen3_5", "bfloat16", "300 tokens: a state crosses a 256-token cache block",
+         shape(32, 2, 1, 48, head_dim=16, max_position_embeddings=512, layer_types=["linear_attention", "full_attention"],
+               linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=300, keep=8),
+    Case("qwen3.5-moe", "qwen3_5_moe", "bfloat16", "2 of 5 experts in stacks and a shared one, biases of attention",
+         dict(hidden_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16, moe_intermediate_size=24,
+              shared_expert_intermediate_size=16, num_experts=5, num_experts_per_tok=2, attention_bias=True,
+              layer_types=["full_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
+              linear_key_head_dim=8, linear_value_head_dim=16,
+              **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=9, stacked=True),
     Case("phimoe", "phimoe", "bfloat16", "2 of 4 experts, each by its odds among those near it; layer norms, biases everywhere",
          shape(64, 4, 2, 40, num_local_experts=4, num_experts_per_tok=2, router_jitter_noise=0.1, attention_bias=True, lm_head_bias=True,
                rms_norm_eps=1e-5, **rope(10000.0)), prompt=9),
@@ -220,12 +241,13 @@ def widened():
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
-            "gpt_oss": "GptOss", "smollm3": "SmolLM3", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
+            "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
+            "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
-    config = {"gemma3": "Gemma3Text"}.get(family, stem)
+    config = stem + "Text" if family in ("gemma3", "qwen3_5", "qwen3_5_moe") else stem
     head = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
     return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
 
@@ -249,7 +271,11 @@ def random_weight(case_name, name, size):
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
-        return 0.25 * x + (0.0 if case_name.startswith("gemma") else 1.0)
+        less_one = case_name.startswith(("gemma", "qwen3-next", "qwen3.5")) and "linear_attn" not in name
+        return 0.25 * x + (0.0 if less_one else 1.0)
+    if name.endswith("A_log"):
+        # States that last: most of them stays from token to token.
+        return 0.5 * x - 2.0
     if name.endswith("bias"):
         return 0.3 * x
     if name.endswith("sinks"):
@@ -453,6 +479,8 @@ def write_checkpoint(case, weights, folder):
         write_json(folder / "config.v4.json", older_dialect(config, case.v4))
     if case.drop:
         write_json(folder / "config.json", {k: v for k, v in config.items() if k not in case.drop})
+    if case.stacked:
+        save_file({name: x.contiguous() for name, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     if case.prefix:
         path = folder / "model.safetensors"
         tower = {TOWER: torch.ones(4, 4)} if case.tower else {}

@@ -15,6 +15,9 @@ pub(crate) type Layer = Box<dyn Fn(&Tensor) -> Tensor>;
 /// Makes block `i`'s feed-forward of the weights below `blocks.{i}.mlp`.
 pub(crate) type FeedForward = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Layer>>;
 
+/// Makes what block `i` has in the place of attention, if it has.
+pub(crate) type Mixer = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Option<Layer>>>;
+
 /// The options of each layer's attention.
 pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 
@@ -25,6 +28,8 @@ pub(crate) type Norm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 pub(crate) struct Parts {
     /// The options of each layer's attention.
     pub(crate) attention: AttentionOf,
+    /// What some blocks have in its place.
+    pub(crate) mixer: Mixer,
     /// The feed-forward of each block.
     pub(crate) feed_forward: FeedForward,
     /// How norms are made.
@@ -47,6 +52,7 @@ impl Parts {
     ) -> Parts {
         Parts {
             attention: Box::new(attention),
+            mixer: Box::new(|_, _, _| Ok(None)),
             feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
             norm: rms_norm,
             normed: (true, false),
@@ -180,12 +186,16 @@ impl Decoder {
                 let norm = || (parts.norm)(builder, &format!("blocks.{i}.{name}"), config);
                 wanted.then(norm).transpose()
             };
-            let options = (parts.attention)(config, i);
+            let attention = || -> Result<Layer> {
+                let (name, options) =
+                    (format!("blocks.{i}.attention"), (parts.attention)(config, i));
+                let attention = Attention::new(builder, &name, options)?;
+                Ok(Box::new(move |x| attention.forward(x)))
+            };
             let in_front = norm(front, "attention_norm")?;
-            let attention = Attention::new(builder, &format!("blocks.{i}.attention"), options)?;
             let attention = Sublayer {
                 in_front,
-                layer: Box::new(move |x| attention.forward(x)),
+                layer: (parts.mixer)(builder, config, i)?.map_or_else(attention, Ok)?,
                 behind: norm(behind, "after_attention_norm")?,
             };
             let mlp = Sublayer {

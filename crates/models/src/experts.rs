@@ -27,6 +27,16 @@ pub(crate) const NAMES: &[Row] = &[
     ),
 ];
 
+/// The names where all experts' gates and ups may be one tensor, and all downs another; or they are stored one by one.
+pub(crate) const STACKS: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", ""),
+    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.mlp.experts.gate_up_proj!", ""),
+    ("blocks.{}.mlp.experts.down", "model.layers.{}.mlp.experts.down_proj!", ""),
+    ("blocks.{}.mlp.experts.{}.gate", "model.layers.{}.mlp.experts.{}.gate_proj", ""),
+    ("blocks.{}.mlp.experts.{}.up", "model.layers.{}.mlp.experts.{}.up_proj", ""),
+    ("blocks.{}.mlp.experts.{}.down", "model.layers.{}.mlp.experts.{}.down_proj", ""),
+];
+
 /// The names of Mixtral and what follows it.
 pub(crate) const SPARSE_BLOCK: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", "blk.{}.ffn_gate_inp"),
@@ -170,6 +180,27 @@ pub(crate) fn joined(weights: &dyn Weights, name: &str, experts: usize) -> Resul
     let Some(mut dims) = rows.filter(|dims| !dims.is_empty()) else { return Ok(None) };
     dims[0] = dims[0].saturating_mul(experts);
     Ok(Some(Stored { source: Source::Concat(parts), shape: dims }))
+}
+
+/// As [`joined`]; or gate or up, where each expert's gate lies on top of its up in one stack.
+///
+/// # Errors
+/// As [`joined`].
+pub(crate) fn stacked(weights: &dyn Weights, name: &str, experts: usize) -> Result<Option<Stored>> {
+    let both = name.rsplit_once(".experts.").filter(|(_, part)| matches!(*part, "gate" | "up"));
+    let both = both.map(|(block, part)| (format!("{block}.experts.gate_up"), part));
+    let Some((both, part)) = both else { return joined(weights, name, experts) };
+    let Some(stored) = weights.find(&both)? else { return joined(weights, name, experts) };
+    let Stored { source, mut shape } = flat(weights, &both, stored)?;
+    let each = shape[0] / 2 / experts.max(1);
+    if shape[0] != 2 * each * experts {
+        let expected = format!("the gates and ups of {experts} experts");
+        return Err(Error::new(weights.place(&both), expected, formats::shape(&shape)));
+    }
+    shape[0] = experts * each;
+    let apart = Source::Permute(Box::new(source), [1, experts, 2, each]);
+    let start = if part == "gate" { 0 } else { shape[0] };
+    Ok(Some(Stored { source: apart.rows(start, shape[0]), shape }))
 }
 
 /// A stack of matrices as one, or of biases.

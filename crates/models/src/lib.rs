@@ -17,6 +17,7 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod harmless;
+mod hybrid;
 mod keys;
 mod llama;
 mod ministral;
@@ -30,7 +31,10 @@ mod quantisation;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod scaling;
 mod smollm3;
@@ -55,7 +59,7 @@ pub struct Architecture {
     pub title: &'static str,
     /// Its `model_type` in config.json.
     pub name: &'static str,
-    /// Its `general.architecture` in GGUF.
+    /// Its `general.architecture` in GGUF; empty where it runs from folders alone.
     pub gguf: &'static str,
     /// Its class among `architectures` in config.json.
     pub class: &'static str,
@@ -86,7 +90,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &qwen2::ARCHITECTURE,
     &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
+    &qwen3_5::ARCHITECTURE,
+    &qwen3_5_moe::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
+    &qwen3_next::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
 ];
 
@@ -136,13 +143,15 @@ fn by_name(name: &str) -> Option<&'static Architecture> {
 
 /// The architecture of a GGUF file; of those that share its name there, the one that has it everywhere.
 fn by_gguf(name: &str) -> Option<&'static Architecture> {
-    ARCHITECTURES.iter().copied().filter(|a| a.gguf == name).max_by_key(|a| a.name == name)
+    let all = ARCHITECTURES.iter().copied().filter(|a| a.gguf == name && !name.is_empty());
+    all.max_by_key(|a| a.name == name)
 }
 
 /// The error for an architecture that is not in the registry; `place` is the key that names it.
 fn unknown(place: String, name: &str, dialect: Dialect) -> Error {
     let spelled = |a: &&Architecture| if dialect == Dialect::Gguf { a.gguf } else { a.name };
-    let mut known: Vec<&str> = ARCHITECTURES.iter().map(spelled).collect();
+    let mut known: Vec<&str> =
+        ARCHITECTURES.iter().map(spelled).filter(|name| !name.is_empty()).collect();
     known.sort_unstable();
     known.dedup();
     let name = keys::clipped(name);

@@ -8,10 +8,10 @@ use crate::names::Row;
 use crate::qwen3_moe::{Sparse, blocks};
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Experts, Linear, Mlp, Unary};
+use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, Linear, Mlp, Unary};
 
 /// The expert that all tokens share.
-const SHARED: &[Row] = &[
+pub(crate) const SHARED: &[Row] = &[
     (
         "blocks.{}.mlp.shared.gate",
         "model.layers.{}.mlp.shared_expert.gate_proj",
@@ -46,23 +46,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
-    const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-    let shared = keys.needed(SHARED)?.within(1..=1 << 20)?;
     let bias =
         if keys.flag(Key("qkv_bias", ""))? == Some(false) { Bias::Never } else { Bias::Always };
     let config = raw.check()?;
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let mixture: decoder::FeedForward = Box::new(move |builder, _, i| {
-        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
-        let gate = Linear::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
-        let layer = move |x: &nn::Tensor| {
-            let share = gate.forward(x).map(Unary::Sigmoid);
-            experts.forward(x).add(&one.forward(x).scale_rows(&share))
-        };
-        Ok(Box::new(layer) as decoder::Layer)
-    });
+    let mixture = with_shared(files, options)?;
     let attention = move |config: &crate::Config, layer| AttentionOptions {
         qkv_bias: bias,
         ..config.attention(layer)
@@ -72,4 +60,27 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         ..decoder::Parts::new(Bias::Never, attention)
     };
     Ok(mixtral::opened(config, parts, options.experts))
+}
+
+/// A mixture beside one expert that every token goes through, weighted by a gate of its own.
+///
+/// # Errors
+/// A width of that one that is missing or out of range, by key.
+pub(crate) fn with_shared(
+    files: &Files<'_>,
+    options: ExpertsOptions,
+) -> Result<decoder::FeedForward> {
+    const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+    let shared = files.keys.needed(SHARED)?.within(1..=1 << 20)?;
+    Ok(Box::new(move |builder, _, i| {
+        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
+        let experts = Experts::new(builder, &name, &options)?;
+        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        let gate = Linear::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
+        let layer = move |x: &nn::Tensor| {
+            let share = gate.forward(x).map(Unary::Sigmoid);
+            experts.forward(x).add(&one.forward(x).scale_rows(&share))
+        };
+        Ok(Box::new(layer) as decoder::Layer)
+    }))
 }

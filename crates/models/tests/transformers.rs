@@ -217,7 +217,10 @@ fn readme_lists_every_architecture() {
     let readme = std::fs::read_to_string(path).unwrap();
     let rows: Vec<String> = delft_models::ARCHITECTURES
         .iter()
-        .map(|a| format!("| {} | `{}` | `{}` |", a.title, a.name, a.gguf))
+        .map(|a| {
+            let gguf = if a.gguf.is_empty() { "-" } else { &format!("`{}`", a.gguf) };
+            format!("| {} | `{}` | {gguf} |", a.title, a.name)
+        })
         .collect();
     let table =
         readme.lines().skip_while(|line| *line != "| models | `model_type` | in GGUF |").skip(2);
@@ -265,7 +268,50 @@ fn published_configurations_are_understood() {
         "rope_theta": 150_000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
         "swiglu_limit": 7.0, "tie_word_embeddings": false, "vocab_size": 201_088
     });
-    for json in [gemma3, qwen3_moe, gpt_oss] {
+    let qwen3_next = serde_json::json!({
+        "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false,
+        "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262_144, "mlp_only_layers": [], "model_type": "qwen3_next",
+        "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16,
+        "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+        "num_key_value_heads": 2, "output_router_logits": false, "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1e7,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_936
+    });
+    let types = |layers: usize| -> Vec<&str> {
+        let one = |i: usize| if i % 4 == 3 { "full_attention" } else { "linear_attention" };
+        (0..layers).map(one).collect()
+    };
+    let qwen3_5 = |model: &str, own: serde_json::Value| {
+        let mut text = serde_json::json!({
+            "attention_bias": false, "attn_output_gate": true, "full_attention_interval": 4,
+            "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "layer_types": types(40),
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144,
+            "mlp_only_layers": [], "model_type": format!("{model}_text"),
+            "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false,
+            "num_attention_heads": 16, "num_hidden_layers": 40, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "vocab_size": 248_320,
+            "rope_parameters": { "mrope_interleaved": true, "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25, "rope_theta": 1e7, "rope_type": "default" }
+        });
+        own.as_object().unwrap().iter().for_each(|(key, value)| text[key] = value.clone());
+        serde_json::json!({ "model_type": model, "image_token_id": 248_056, "text_config": text,
+            "vision_config": { "depth": 27 }, "vision_start_token_id": 248_053 })
+    };
+    let dense = qwen3_5("qwen3_5", serde_json::json!({ "intermediate_size": 12_288 }));
+    let sparse = qwen3_5(
+        "qwen3_5_moe",
+        serde_json::json!({ "moe_intermediate_size": 512, "num_experts": 256,
+            "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": 512 }),
+    );
+    for json in [gemma3, qwen3_moe, gpt_oss, qwen3_next, dense, sparse] {
         delft_models::check_json(&json, "config.json", &options())
             .unwrap_or_else(|e| panic!("{e}"));
     }

@@ -5,11 +5,13 @@
 //! operations. Layers know no device, element type or quantisation.
 
 mod builder;
+mod delta_net;
 mod experts;
 mod layers;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
+pub use delta_net::{DeltaNet, DeltaNetOptions};
 pub use experts::{Experts, ExpertsOptions};
 pub use formats::Pairing;
 pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};

@@ -19,6 +19,9 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
             ("mistral-full/model.f16.gguf", CacheType::F16),
             ("mistral-long", CacheType::BF16),
+            ("qwen3.5", CacheType::F32),
+            ("qwen3.5-long", CacheType::F16),
+            ("qwen3-next", CacheType::F16),
         ] {
             let (batched, sequences) = (false, SEQUENCES);
             let case =

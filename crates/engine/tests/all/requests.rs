@@ -47,7 +47,7 @@ fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Answer {
 
 #[test]
 fn sixty_four_requests_get_what_each_gets_alone() {
-    for (case, sessions) in [("llama-long", 3), ("mistral-long", 2)] {
+    for (case, sessions) in [("llama-long", 3), ("mistral-long", 2), ("qwen3.5-long", 3)] {
         let (engine, quiet) = (engine(case, sessions, 64), engine(case, 1, 64));
         let context = engine.info().context;
         // Beginnings are shared, and together they are more than the cache has blocks for.

@@ -28,9 +28,13 @@ fn continued(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
 
 #[test]
 fn a_fork_goes_its_own_way() {
-    for (case, place) in
-        [("llama3", "cpu"), ("mistral-long", "cpu"), ("qwen3", "sim"), ("llama3", "batched sim")]
-    {
+    for (case, place) in [
+        ("llama3", "cpu"),
+        ("mistral-long", "cpu"),
+        ("qwen3", "sim"),
+        ("llama3", "batched sim"),
+        ("qwen3.5", "cpu"),
+    ] {
         let engine = engine(case, place, CacheType::F16);
         let (base, one, other) = (prompt(21), [5, 6, 7], [9, 8, 7]);
         let alone = |tail: &[u32]| {
@@ -63,6 +67,7 @@ fn a_saved_session_goes_on_where_it_was() {
         ("llama3", "cpu", CacheType::F16),
         ("mistral-long", "cpu", CacheType::F32),
         ("gemma2", "cpu", CacheType::BF16),
+        ("qwen3-next", "cpu", CacheType::F16),
         ("qwen3", "sim", CacheType::F16),
         ("llama3", "batched sim", CacheType::F16),
     ] {

@@ -56,8 +56,42 @@ fn a_shared_prefix_is_reused_and_changes_nothing() {
 }
 
 #[test]
+fn a_state_goes_back_to_where_it_was_kept() {
+    for (case, chunk) in [("qwen3.5-long", 512), ("qwen3.5-long", 64), ("qwen3-next", 512)] {
+        let (cache_type, chunk) = (CacheType::F32, Some(chunk));
+        // The least that there can be: states that are kept must not keep it from going on.
+        let sessions = 1;
+        let context = Some(600);
+        let engine = engine(
+            case,
+            LoadOptions { cache_type, chunk, sessions, context, ..Default::default() },
+        );
+        let base = prompt(300);
+        let mut session = engine.session();
+        let mut turn = |tokens: &[u32], reused: usize, why: &str| {
+            let mut generation = session.generate(tokens.to_vec(), &greedy(5)).unwrap();
+            let told: Vec<u32> = generation.by_ref().map(|t| t.unwrap().id).collect();
+            assert_eq!(generation.metrics().reused_tokens, reused, "{case}: {why}");
+            let options = LoadOptions { cache_type, context, ..Default::default() };
+            let fresh = load(&root().join(case), &options);
+            assert_eq!(told, continuation(&fresh, tokens, 5), "{case}: {why}");
+            told
+        };
+        let told = turn(&base, 0, "a first turn");
+        let longer = [&base[..], &told, &[3, 4, 5]].concat();
+        turn(&longer, 304, "it goes on");
+        let behind = |more: &[u32]| [&longer[..], more].concat();
+        turn(&behind(&[9, 8]), longer.len(), "without the answer: the end of a prompt");
+        turn(&behind(&[7, 8]), longer.len(), "the end of the prompt before");
+        turn(&[&base[..], &[7, 8]].concat(), 256, "prompts before the last two are not kept");
+        turn(&[&base[..290], &[7, 8]].concat(), 256, "a multiple of 256");
+        turn(&base[..200], 0, "before all that was kept");
+    }
+}
+
+#[test]
 fn chunked_prefill_equals_whole_and_steps() {
-    for case in ["llama-long", "mistral-long"] {
+    for case in ["llama-long", "mistral-long", "qwen3.5-long"] {
         let whole = engine(case, LoadOptions { cache_type: CacheType::F32, ..Default::default() });
         let chunked = engine(
             case,

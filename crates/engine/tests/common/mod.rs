@@ -49,6 +49,12 @@ fn folders() -> Vec<PathBuf> {
     all
 }
 
+/// Whether a device refuses a model because it carries a state, as GPUs do so far.
+pub(crate) fn refused_for_its_state(path: &Path, options: &LoadOptions) -> bool {
+    let refused = Engine::prepare(path, options).err().map(|why| why.to_string());
+    refused.is_some_and(|why| why.contains("a state from token to token") && why.contains("cpu"))
+}
+
 /// Folders with a Hugging Face checkpoint.
 pub(crate) fn cases() -> Vec<PathBuf> {
     let cases: Vec<PathBuf> =

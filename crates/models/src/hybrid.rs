@@ -1,0 +1,239 @@
+//! What Qwen's hybrids share: most layers are gated delta nets, the others attention whose result goes through a
+//! gate; norms of `1 + w`, but for those in the nets; a quarter of each head rotated.
+
+use crate::config::{Config, LAYERS, Raw};
+use crate::decoder::{self, Layer, Mixer};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::stated::Stated;
+use formats::{Error, Result, Source, shape};
+use nn::{AttentionOptions, Bias, DeltaNet, DeltaNetOptions, QkNorm, Stored, Weights};
+use std::sync::Arc;
+
+/// The names of the nets, and of attention's joined matrix.
+pub(crate) const NAMES: &[Row] = &[
+    ("blocks.{}.attention.q_gate", "model.layers.{}.self_attn.q_proj", ""),
+    ("blocks.{}.delta.qkvz", "model.layers.{}.linear_attn.in_proj_qkvz", ""),
+    ("blocks.{}.delta.ba", "model.layers.{}.linear_attn.in_proj_ba", ""),
+    ("blocks.{}.delta.qkv", "model.layers.{}.linear_attn.in_proj_qkv", ""),
+    ("blocks.{}.delta.z", "model.layers.{}.linear_attn.in_proj_z", ""),
+    ("blocks.{}.delta.a", "model.layers.{}.linear_attn.in_proj_a", ""),
+    ("blocks.{}.delta.b", "model.layers.{}.linear_attn.in_proj_b", ""),
+    ("blocks.{}.delta.conv", "model.layers.{}.linear_attn.conv1d", ""),
+    ("blocks.{}.delta.decay", "model.layers.{}.linear_attn.A_log!", ""),
+    ("blocks.{}.delta.dt", "model.layers.{}.linear_attn.dt_bias!", ""),
+    ("blocks.{}.delta.norm", "model.layers.{}.linear_attn.norm", ""),
+    ("blocks.{}.delta.o", "model.layers.{}.linear_attn.out_proj", ""),
+];
+
+/// A hybrid's configuration.
+pub(crate) struct Hybrid {
+    pub(crate) config: Config,
+    /// The nets.
+    net: DeltaNetOptions,
+    /// Whether each layer is a net.
+    nets: Arc<[bool]>,
+    /// Biases of attention.
+    bias: Bias,
+}
+
+impl Hybrid {
+    /// Reads all but the feed-forwards.
+    ///
+    /// # Errors
+    /// What is missing or out of range, by key.
+    pub(crate) fn read(files: &Files<'_>) -> Result<Hybrid> {
+        let keys = &files.keys;
+        let mut raw = Raw::read(files, &["silu"])?;
+        if let (None, Some(head_dim)) = (&raw.rotation.rotary, &raw.head_dim) {
+            raw.rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 4));
+        }
+        for key in ["rope_parameters", "rope_scaling"] {
+            // Which pairs turn by an image's rows and columns: in a text all positions are one.
+            let Some(rope) = keys.object(key)? else { continue };
+            rope.note("mrope_section");
+            rope.note("mrope_interleaved");
+        }
+        if keys.flag(Key("attn_output_gate", ""))? == Some(false) {
+            return Err(keys.wrong("attn_output_gate", "true, as of this architecture", false));
+        }
+        keys.only(Key("mamba_ssm_dtype", ""), &["float32"])?;
+        // Further heads, which guess tokens ahead.
+        keys.note("mtp_num_hidden_layers");
+        let nets = nets(files, &raw.layers)?;
+        let size = |key: &'static str| keys.needed(Key(key, ""));
+        let (heads, key_heads) = (size("linear_num_value_heads")?, size("linear_num_key_heads")?);
+        let key_heads_within = key_heads.within(1..=1 << 12)?;
+        if !heads.within(1..=1 << 12)?.is_multiple_of(key_heads_within) {
+            let expected = format!("a multiple of {} = {key_heads_within}", key_heads.key());
+            return Err(heads.wrong(expected, heads.value));
+        }
+        let bias = files.bias("attention_bias")?;
+        let config = raw.check()?;
+        let net = DeltaNetOptions {
+            hidden: config.hidden,
+            heads: heads.value,
+            key_heads: key_heads.value,
+            key_dim: size("linear_key_head_dim")?.within(1..=1 << 12)?,
+            value_dim: size("linear_value_head_dim")?.within(1..=1 << 12)?,
+            kernel: size("linear_conv_kernel_dim")?.within(2..=1 << 8)?,
+            norm_eps: config.norm_eps,
+        };
+        Ok(Hybrid { config, net, nets, bias })
+    }
+
+    /// The parts of its decoder, with gated feed-forwards.
+    pub(crate) fn parts(&self) -> decoder::Parts {
+        let (bias, net, nets) = (self.bias, self.net, self.nets.clone());
+        let attention = move |config: &Config, layer| AttentionOptions {
+            qkv_bias: bias,
+            output_bias: bias,
+            qk_norm: QkNorm::Heads(config.norm_eps),
+            output_gate: true,
+            ..config.attention(layer)
+        };
+        let mixer: Mixer = Box::new(move |builder, _, i| {
+            let net = || DeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
+            let layer = |net: DeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
+            Ok(nets[i].then(net).transpose()?.map(layer))
+        });
+        decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) }
+    }
+
+    /// How weights are made of those that are stored.
+    pub(crate) fn recipes(&self) -> impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + use<> {
+        let (net, heads, head_dim) = (self.net, self.config.heads, self.config.head_dim);
+        move |weights: &dyn Weights, name: &str| {
+            let Some((stem, part)) = name.rsplit_once('.') else { return norm(weights, name) };
+            if let Some(block) = stem.strip_suffix(".delta") {
+                return delta(weights, block, part, &net);
+            }
+            match (part, stem.strip_suffix(".attention")) {
+                ("q" | "gate", Some(_)) => {
+                    let part = if part == "q" { 0 } else { 1 };
+                    by_turns(weights, &format!("{stem}.q_gate"), part, [heads, head_dim])
+                }
+                ("bias", None) if stem.ends_with(".attention.q") => {
+                    by_turns(weights, &format!("{stem}_gate.bias"), 0, [heads, head_dim])
+                }
+                ("bias", None) if stem.ends_with(".attention.gate") => {
+                    let name = stem.replace(".attention.gate", ".attention.q_gate.bias");
+                    by_turns(weights, &name, 1, [heads, head_dim])
+                }
+                _ => norm(weights, name),
+            }
+        }
+    }
+}
+
+/// Whether each layer is a net: by `layer_types`, or all but every fourth.
+fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
+    const TYPES: Key = Key("layer_types", "");
+    let keys = &files.keys;
+    let interval = keys.size(Key("full_attention_interval", ""))?;
+    let interval = interval.map_or(Ok(4), |interval| interval.within(1..=LAYERS))?;
+    let Some(types) = keys.get(TYPES) else {
+        let layers = layers.value.min(LAYERS);
+        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect());
+    };
+    let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
+    if list.len() != layers.value {
+        let expected = format!("{} entries, as {} says", layers.value, layers.key());
+        return Err(keys.wrong(TYPES, expected, list.len()));
+    }
+    let one = |kind: &serde_json::Value| match kind.as_str() {
+        Some("linear_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(keys.odd(TYPES, "full_attention or linear_attention", kind)),
+    };
+    list.iter().map(one).collect()
+}
+
+/// A norm's weight, which is stored less 1.
+fn norm(weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    if !name.ends_with("norm") {
+        return Ok(None);
+    }
+    Ok(weights.find(name)?.map(|Stored { source, shape }| Stored {
+        source: Source::Plus(Box::new(source), 1.0),
+        shape,
+    }))
+}
+
+/// A stored weight, which must have so many rows.
+fn found(weights: &dyn Weights, name: &str, rows: usize) -> Result<Option<Stored>> {
+    let Some(stored) = weights.find(name)? else { return Ok(None) };
+    if stored.shape.first() != Some(&rows) {
+        let error = Error::new(weights.place(name), format!("{rows} rows"), shape(&stored.shape));
+        return Err(error.hint("the configuration does not fit these weights"));
+    }
+    Ok(Some(stored))
+}
+
+/// One of two weights whose heads are stored by turns: `[heads, 2, each]` rows.
+fn by_turns(
+    weights: &dyn Weights,
+    name: &str,
+    part: usize,
+    [heads, each]: [usize; 2],
+) -> Result<Option<Stored>> {
+    let rows = heads * each;
+    let Some(Stored { source, mut shape }) = found(weights, name, 2 * rows)? else {
+        return Ok(None);
+    };
+    shape[0] = rows;
+    let source = Source::Permute(Box::new(source), [1, heads, 2, each]).rows(part * rows, rows);
+    Ok(Some(Stored { source, shape }))
+}
+
+/// A weight of a net. Qwen3-Next stores what belongs to a key head side by side: its query, its key, the values that
+/// share it and as many gates; and how they are written, and forgotten.
+fn delta(
+    weights: &dyn Weights,
+    block: &str,
+    part: &str,
+    net: &DeltaNetOptions,
+) -> Result<Option<Stored>> {
+    let &DeltaNetOptions { heads, key_heads, key_dim, value_dim, kernel, .. } = net;
+    let (each, values) = (heads / key_heads, heads / key_heads * value_dim);
+    let name = |part: &str| format!("{block}.delta.{part}");
+    let direct = weights.find(&name(part))?;
+    if direct.is_some() {
+        return Ok(direct);
+    }
+    let width = 2 * key_heads * key_dim + heads * value_dim;
+    match part {
+        "qkv" | "z" => {
+            let head = 2 * key_dim + 2 * values;
+            let Some(stored) = found(weights, &name("qkvz"), key_heads * head)? else {
+                return Ok(None);
+            };
+            let parts: &[[usize; 2]] = match part {
+                "z" => &[[2 * key_dim + values, values]],
+                _ => &[[0, key_dim], [key_dim, key_dim], [2 * key_dim, values]],
+            };
+            let rows = |[start, count]: &[usize; 2]| {
+                let (start, count) = (*start, *count);
+                let source = &stored.source;
+                (0..key_heads).map(move |h| source.clone().rows(h * head + start, count))
+            };
+            let source = Source::Concat(parts.iter().flat_map(rows).collect());
+            let mut shape = stored.shape.clone();
+            shape[0] = if part == "z" { heads * value_dim } else { width };
+            Ok(Some(Stored { source, shape }))
+        }
+        "b" => by_turns(weights, &name("ba"), 0, [key_heads, each]),
+        "a" => by_turns(weights, &name("ba"), 1, [key_heads, each]),
+        "taps" => {
+            let Some(Stored { source, .. }) = found(weights, &name("conv"), width)? else {
+                return Ok(None);
+            };
+            let flat = Source::Reshape(Box::new(source), vec![width, kernel]);
+            let turned = Source::Transpose(Box::new(flat));
+            let shape = vec![kernel * width];
+            Ok(Some(Stored { source: Source::Reshape(Box::new(turned), shape.clone()), shape }))
+        }
+        _ => Ok(None),
+    }
+}

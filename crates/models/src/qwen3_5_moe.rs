@@ -1,0 +1,14 @@
+//! Qwen3.5-MoE (Qwen Team 2026), its text: Qwen3-Next whose projections are stored one by one.
+
+use crate::{Architecture, experts, hybrid, llama, qwen2_moe, qwen3, qwen3_next};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen3.5-MoE, its text",
+    name: "qwen3_5_moe",
+    gguf: "",
+    class: "Qwen3_5MoeForConditionalGeneration",
+    names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS, experts::STACKS, qwen2_moe::SHARED],
+    signs: None,
+    experts: true,
+    open: qwen3_next::open,
+};

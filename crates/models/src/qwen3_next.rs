@@ -1,0 +1,41 @@
+//! Qwen3-Next (Qwen Team 2025): gated delta nets in three of four layers, gated attention in the others, and in every
+//! block a mixture of many small experts beside one that all tokens share.
+
+use crate::files::Files;
+use crate::hybrid::{self, Hybrid};
+use crate::keys::Key;
+use crate::qwen3_moe::{Sparse, blocks};
+use crate::{Architecture, Opened, decoder, experts, llama, qwen2_moe, qwen3};
+use formats::Result;
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Qwen3-Next",
+    name: "qwen3_next",
+    gguf: "",
+    class: "Qwen3NextForCausalLM",
+    names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS, experts::STACKS, qwen2_moe::SHARED],
+    signs: None,
+    experts: true,
+    open,
+};
+
+/// What configurations leave out.
+const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("intermediate_size", 5632)];
+
+pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = files.keys.clone().with_usual(USUAL);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let hybrid = Hybrid::read(files)?;
+    let (sparse, config) = (Sparse::read(files)?, hybrid.config.clone());
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    options.routing.normalised = files.keys.flag(Key("norm_topk_prob", ""))?.unwrap_or(true);
+    let mixture = qwen2_moe::with_shared(files, options)?;
+    let parts = decoder::Parts { feed_forward: blocks(sparse, mixture), ..hybrid.parts() };
+    let (recipe, count) = (hybrid.recipes(), options.experts);
+    Ok(decoder::open_recipes(config, parts, move |_, weights, name| {
+        match experts::stacked(weights, name, count)? {
+            Some(found) => Ok(Some(found)),
+            None => recipe(weights, name),
+        }
+    }))
+}
