@@ -201,6 +201,8 @@ CASES = [
     Case("llama-linear-beyond", "llama", "bfloat16", "linear rope scaling by 4, beyond the first 16 positions of 64",
          shape(32, 4, 2, 64, num_hidden_layers=1, max_position_embeddings=64, **rope(10000.0, rope_type="linear", factor=4.0)),
          prompt=50, keep=8, gguf=("f16",)),
+    Case("llama-proportional", "llama", "bfloat16", "proportional rope: of eight pairs the first three turn, as they would if all did",
+         shape(32, 2, 1, 64, num_hidden_layers=1, head_dim=16, **rope(1000.0, rope_type="proportional", partial_rotary_factor=0.4, factor=2.0))),
     Case("qwen2-yarn-beyond", "qwen2", "bfloat16", "yarn rope scaling by 4, three times beyond the first 32 positions",
          shape(32, 2, 1, 64, num_hidden_layers=1, max_position_embeddings=128,
                **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), prompt=90, keep=8, gguf=("f16",)),

@@ -72,6 +72,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
     let (_, names) = crate::open(tensors, &file, &options)?;
     let architecture = config.architecture;
+    if architecture.gguf.is_empty() {
+        let expected = "an architecture whose GGUF files are read";
+        return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
+    }
     let files =
         Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context: None };
     // Once more, for what it says.
@@ -270,8 +274,10 @@ fn rotation(
                 factors("rope_factors_short.weight", short),
             ]
         }
-        Scaling::Dynamic { .. } => {
-            let error = scaling.wrong("a rotation that GGUF can say", "dynamic");
+        Scaling::Dynamic { .. } | Scaling::Proportional { .. } => {
+            let dynamic = matches!(scaling.value, Scaling::Dynamic { .. });
+            let found = if dynamic { "dynamic" } else { "proportional" };
+            let error = scaling.wrong("a rotation that GGUF can say", found);
             return Err(error.of(ErrorKind::Unsupported));
         }
     })

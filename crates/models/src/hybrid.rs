@@ -46,8 +46,9 @@ impl Hybrid {
     pub(crate) fn read(files: &Files<'_>) -> Result<Hybrid> {
         let keys = &files.keys;
         let mut raw = Raw::read(files, &["silu"])?;
-        if let (None, Some(head_dim)) = (&raw.rotation.rotary, &raw.head_dim) {
-            raw.rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 4));
+        let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
+        if let (Some(rotation), Some(head_dim)) = (rotation, &raw.head_dim) {
+            rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 4));
         }
         for key in ["rope_parameters", "rope_scaling"] {
             // Which pairs turn by an image's rows and columns: in a text all positions are one.

@@ -1,4 +1,5 @@
-//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, or stored per-pair factors.
+//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `proportional`,
+//! or stored per-pair factors.
 
 use crate::stated::Stated;
 use formats::Result;
@@ -84,6 +85,13 @@ pub(crate) enum Scaling {
         original: f64,
         /// What multiplies sines and cosines, up to `original` positions and beyond them.
         magnitudes: [f64; 2],
+    },
+    /// The first pairs of the whole head turn as they would if all did, divided by `factor`; the others stay.
+    Proportional {
+        /// The part of the pairs that turns.
+        part: f64,
+        /// At least 1.
+        factor: f64,
     },
     /// A base that grows with the context beyond the trained one, so that the slowest pair is stretched by as much.
     Dynamic {
@@ -212,6 +220,10 @@ pub(crate) fn frequencies(
         match scaling {
             Scaling::None | Scaling::Dynamic { .. } => frequency,
             Scaling::Linear { factor } => frequency / factor,
+            Scaling::Proportional { part, factor } => match i < (part * pairs as f64) as usize {
+                true => frequency / factor,
+                false => 0.0,
+            },
             Scaling::Factors(_) | Scaling::Long { .. } => {
                 frequency / f64::from(factors.map_or(1.0, |factors| factors[i]))
             }
@@ -300,6 +312,15 @@ mod tests {
             let error = frequencies(10_000.0, 4, &scaling).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_part_of_the_pairs_turns_as_all_would() {
+        let plain = frequencies(10_000.0, 16, &Scaling::None).unwrap();
+        let scaling = Scaling::Proportional { part: 0.3, factor: 2.0 };
+        let found = frequencies(10_000.0, 16, &scaling).unwrap();
+        assert_eq!(found[..3], [plain[0] / 2.0, plain[1] / 2.0, 0.0]);
+        assert!(found[2..].iter().all(|f| *f == 0.0) && found.len() == 8);
     }
 
     #[test]

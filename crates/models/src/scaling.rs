@@ -58,9 +58,19 @@ fn of_object(
     };
     let theta = either("rope_theta")?;
     let theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
-    let rotary = either("partial_rotary_factor")?
-        .map(|factor| factor.map(|factor| (factor * width as f64) as usize));
-    let scaling = rope.map_or(Ok(Scaling::None), |rope| of_json(rope, keys))?;
+    let part = either("partial_rotary_factor")?;
+    let mut scaling = rope.map_or(Ok(Scaling::None), |rope| of_json(rope, keys))?;
+    if let Scaling::Proportional { part: turns, .. } = &mut scaling {
+        // All of the head is rotated, some of it by nothing.
+        if let Some(part) = part {
+            if !(0.0..=1.0).contains(&part.value) {
+                return Err(part.wrong("a part from 0 to 1", part.value));
+            }
+            *turns = part.value;
+        }
+        return Ok(Rotation { theta, rotary: None, scaling: keys.stated(key, scaling) });
+    }
+    let rotary = part.map(|part| part.map(|part| (part * width as f64) as usize));
     Ok(Rotation { theta, rotary, scaling: keys.stated(key, scaling) })
 }
 
@@ -81,6 +91,10 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
     match kind {
         None | Some("default") => Ok(Scaling::None),
         Some("linear") => Ok(Scaling::Linear { factor: need("factor")? }),
+        Some("proportional") => Ok(Scaling::Proportional {
+            part: 1.0,
+            factor: rope.number_or("factor", 1.0)?.positive()?,
+        }),
         Some("dynamic") => Ok(Scaling::Dynamic { factor: need("factor")?, original: original()? }),
         Some("llama3") => {
             let (low, high) = (need("low_freq_factor")?, rope.needed_number("high_freq_factor")?);
@@ -152,9 +166,11 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
             yarn.check(&stretched, LIMIT)?;
             Ok(Scaling::Yarn(yarn))
         }
-        Some(other) => {
-            Err(rope.wrong(key, "default, linear, dynamic, llama3, yarn or longrope", other))
-        }
+        Some(other) => Err(rope.wrong(
+            key,
+            "default, linear, dynamic, llama3, yarn, longrope or proportional",
+            other,
+        )),
     }
 }
 

@@ -33,6 +33,7 @@ macro_rules! fixtures {
             llama_linear_beyond "llama-linear-beyond",
             llama_long "llama-long",
             llama_prefix "llama-prefix",
+            llama_proportional "llama-proportional",
             llama2 "llama2",
             llama3 "llama3",
             llama3_beyond "llama3-beyond",

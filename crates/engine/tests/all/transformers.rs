@@ -190,6 +190,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("llama-96", HEADS),
     ("llama-k-quants/model.q4_k_m.gguf", HEADS),
     ("llama-linear", HEADS),
+    ("llama-proportional", HEADS),
     ("llama2", HEADS),
     ("olmo2", NORMS),
     ("olmo2/model.f32.gguf", NORMS),
