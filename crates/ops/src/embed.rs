@@ -6,7 +6,7 @@ use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
-use crate::gradient::{Gathered, Reverse, Wrt, give, one};
+use crate::gradient::{Forward, Gathered, Reverse, Wrt, give, one};
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Precision, Sharding, Y};
 use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
@@ -85,6 +85,12 @@ impl Operation for Embed {
         let table = at.weight(0).map_or(0, |table| table[0]);
         let op = Gathered { index: self.index, table };
         give(at, Wrt::Weight(0), |at| one(at, op, &[dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let Some(table) = at.weight_tangent(0) else { return Ok(()) };
+        let dy = one(at, *self, &[], &[table])?;
+        at.add(0, dy)
     }
 }
 

@@ -6,7 +6,7 @@
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
-use crate::gradient::{LayerNormBackward, Reverse, Wrt, give};
+use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::rms_norm::{SHAPES, launch_numbers, numbers};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
@@ -69,6 +69,24 @@ impl Operation for LayerNorm {
             give(at, of, |_| Ok(cotangent))?;
         }
         Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let x = at.input(0);
+        if let Some(dx) = at.tangent(0) {
+            let op = NormTangent { eps: self.eps, centred: true };
+            let dy = one(at, op, &[x, dx], &[0])?;
+            at.add(0, dy)?;
+        }
+        if let Some(weight) = at.weight_tangent(0) {
+            let dy = one(at, *self, &[x], &[weight])?;
+            at.add(0, dy)?;
+        }
+        let Some(bias) = at.weight_tangent(1) else { return Ok(()) };
+        // The bias alone: a norm of zeros.
+        let none = zeros(at, x)?;
+        let dy = one(at, *self, &[none], &[0, bias])?;
+        at.add(0, dy)
     }
 }
 

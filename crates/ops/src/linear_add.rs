@@ -1,6 +1,6 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
-use crate::gradient::{Reverse, Wrt, give, linear_vjp};
+use crate::gradient::{Forward, Reverse, Wrt, give, linear_jvp, linear_vjp};
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
@@ -101,6 +101,14 @@ impl Operation for LinearAdd {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         linear_vjp(at, dy)?;
         give(at, Wrt::Input(1), |_| Ok(dy))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_jvp(at)?;
+        match at.tangent(1) {
+            Some(residual) => at.add(0, residual),
+            None => Ok(()),
+        }
     }
 }
 

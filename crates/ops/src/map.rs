@@ -7,7 +7,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::gradient::{MapBackward, Reverse, Wrt, give, one};
+use crate::gradient::{Forward, MapBackward, Reverse, Wrt, give, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
@@ -51,6 +51,13 @@ impl Operation for Map {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         let x = at.input(0);
         give(at, Wrt::Input(0), |at| one(at, MapBackward(self.0), &[x, dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let Some(dx) = at.tangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        let dy = one(at, MapBackward(self.0), &[x, dx], &[])?;
+        at.add(0, dy)
     }
 }
 

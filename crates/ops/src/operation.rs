@@ -11,7 +11,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use crate::embed::Index;
-use crate::gradient::Reverse;
+use crate::gradient::{Forward, Reverse};
 use crate::low_rank::Delta;
 use crate::packed::Format;
 use crate::project::Projection;
@@ -108,6 +108,15 @@ pub trait Operation: Debug {
     /// An operation that has no gradient.
     fn vjp(&self, _at: &mut dyn Reverse) -> Result<()> {
         Err(Error::new(self.name(), "an operation that has a gradient", "none")
+            .of(ErrorKind::Unsupported))
+    }
+
+    /// Records what the tangents of its operands make of those of its outputs: the Jacobian-vector product.
+    ///
+    /// # Errors
+    /// An operation that has no tangent.
+    fn jvp(&self, _at: &mut dyn Forward) -> Result<()> {
+        Err(Error::new(self.name(), "an operation that has a tangent", "none")
             .of(ErrorKind::Unsupported))
     }
 

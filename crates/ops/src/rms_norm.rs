@@ -6,7 +6,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::gradient::{Reverse, RmsNormBackward, Wrt, give};
+use crate::gradient::{Forward, NormTangent, Reverse, RmsNormBackward, Wrt, give, one};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
@@ -62,6 +62,18 @@ impl Operation for RmsNorm {
             give(at, of, |_| Ok(cotangent))?;
         }
         Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        if let Some(dx) = at.tangent(0) {
+            let (x, op) = (at.input(0), NormTangent { eps: self.eps, centred: false });
+            let dy = one(at, op, &[x, dx], &[0])?;
+            at.add(0, dy)?;
+        }
+        let Some(weight) = at.weight_tangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        let dy = one(at, *self, &[x], &[weight])?;
+        at.add(0, dy)
     }
 }
 

@@ -7,7 +7,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
-use crate::gradient::{Reverse, Wrt, give, one};
+use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
 use crate::math::sin_cos;
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
@@ -80,6 +80,10 @@ impl Operation for Rope {
         let frequencies = self.frequencies.iter().map(|frequency| -frequency).collect();
         let back = Rope { frequencies, ..self.clone() };
         give(at, Wrt::Input(0), |at| one(at, back, &[dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_in_x(at, self.clone())
     }
 }
 

@@ -4,7 +4,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::gradient::{Reverse, Wrt, give, one};
+use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
@@ -48,6 +48,10 @@ impl Operation for Scale {
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         give(at, Wrt::Input(0), |at| one(at, *self, &[dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_in_x(at, *self)
     }
 }
 

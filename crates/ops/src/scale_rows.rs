@@ -4,7 +4,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::gradient::{Reverse, SumColumns, Wrt, give, mul, one};
+use crate::gradient::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::linear::holds;
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
 use crate::sweep::begin;
@@ -60,6 +60,17 @@ impl Operation for ScaleRows {
             let product = mul(at, dy, x)?;
             one(at, SumColumns, &[product], &[])
         })
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let (x, s) = (at.input(0), at.input(1));
+        if let Some(dx) = at.tangent(0) {
+            let dy = one(at, *self, &[dx, s], &[])?;
+            at.add(0, dy)?;
+        }
+        let Some(ds) = at.tangent(1) else { return Ok(()) };
+        let dy = one(at, *self, &[x, ds], &[])?;
+        at.add(0, dy)
     }
 }
 

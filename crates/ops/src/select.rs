@@ -4,7 +4,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
-use crate::gradient::{Reverse, Spread, Wrt, give, one};
+use crate::gradient::{Forward, Reverse, Spread, Wrt, give, linear_in_x, one};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
@@ -45,6 +45,10 @@ impl Operation for Select {
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         give(at, Wrt::Input(0), |at| one(at, Spread, &[dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_in_x(at, *self)
     }
 }
 

@@ -4,7 +4,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
-use crate::gradient::{Reverse, Wrt, give, mul, one};
+use crate::gradient::{Forward, Reverse, Wrt, give, mul, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
@@ -70,6 +70,25 @@ impl Operation for Zip {
                 Err(Error::new(self.name(), expected, "none").of(ErrorKind::Unsupported))
             }
         }
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        for i in [0, 1] {
+            let Some(dx) = at.tangent(i) else { continue };
+            let other = at.input(1 - i);
+            let dy = match (self.0, i) {
+                (Binary::Add, _) | (Binary::Sub, 0) => dx,
+                (Binary::Sub, _) => one(at, Scale { by: -1.0 }, &[dx], &[])?,
+                (Binary::Mul, _) => mul(at, dx, other)?,
+                (Binary::Max | Binary::Min, _) => {
+                    let expected = "an operation that has a tangent";
+                    let error = Error::new(self.name(), expected, "none");
+                    return Err(error.of(ErrorKind::Unsupported));
+                }
+            };
+            at.add(0, dy)?;
+        }
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ pub mod cpu;
 mod curve;
 pub mod data;
 pub mod eval;
+mod full;
 pub mod gradients;
 mod model;
 pub mod pack;

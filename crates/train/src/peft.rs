@@ -27,17 +27,28 @@ pub(crate) fn names(architecture: &Architecture, site: &str, wanted: &[String]) 
     wanted.iter().any(|end| ends(site, end) || module.as_deref().is_some_and(|m| ends(m, end)))
 }
 
-/// The names of all matrices, as they may be asked for.
-pub(crate) fn known(architecture: &Architecture, sites: &[Site]) -> String {
-    let mut all: Vec<String> = Vec::new();
+/// Whether a model has matrices of all names that are wanted.
+///
+/// # Errors
+/// A name that it has not, with those of its blocks.
+pub(crate) fn check_sites(
+    architecture: &Architecture,
+    sites: &[Site],
+    wanted: &[String],
+) -> Result<()> {
+    let there = |end: &&String| {
+        sites.iter().any(|site| names(architecture, &site.name, std::slice::from_ref(*end)))
+    };
+    let Some(odd) = wanted.iter().find(|end| !there(end)) else { return Ok(()) };
+    let mut known: Vec<String> = Vec::new();
     for site in sites.iter().filter(|site| site.name.starts_with("blocks.")) {
         let name = module(architecture, &site.name).unwrap_or_else(|| site.name.clone());
         let last = name.rsplit('.').next().unwrap_or(&name).to_owned();
-        if !all.contains(&last) {
-            all.push(last);
+        if !known.contains(&last) {
+            known.push(last);
         }
     }
-    format!("some of {}", all.join(", "))
+    Err(Error::new("sites", format!("some of {}", known.join(", ")), odd))
 }
 
 /// The factors at their beginning, under PEFT's names: `down` of each matrix, then `up`.

@@ -4,10 +4,10 @@
 //! With `p = exp(s - lse)` the weights and `D = dy . y` (Dao et al., FlashAttention, 2022, appendix B):
 //! `dv = p' dy`, `ds = p (dy v' - D)`, `dq = scale ds k`, `dk = scale ds' q`; a sink's own is `-p_sink D`.
 
-use super::{Reverse, Wrt};
+use super::{AttendTangent, Forward, Reverse, Wrt, one, zeros};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Attention, Op, Rows, Shape, arity, expect};
-use formats::Result;
+use formats::{Error, ErrorKind, Result};
 use std::ops::RangeInclusive;
 
 /// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's denominator.
@@ -25,16 +25,16 @@ pub fn seen(attention: &Attention, first: u32, t: usize) -> RangeInclusive<usize
 }
 
 /// A head of `x` `[rows, heads * d]` at a row.
-fn head(x: &[f32], t: usize, heads: usize, h: usize, d: usize) -> &[f32] {
+pub(super) fn head(x: &[f32], t: usize, heads: usize, h: usize, d: usize) -> &[f32] {
     &x[(t * heads + h) * d..][..d]
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 /// A score, and its derivative with respect to `q . k`.
-fn score(of: &Attention, q: &[f32], k: &[f32]) -> (f64, f64) {
+pub(super) fn score(of: &Attention, q: &[f32], k: &[f32]) -> (f64, f64) {
     let scaled = dot(q, k) * f64::from(of.scale);
     match of.cap.map(f64::from) {
         Some(cap) => {
@@ -112,6 +112,29 @@ impl Operation for Attend {
             }
         }
         Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let mut operands = [0, 1, 2].map(|i| at.input(i)).to_vec();
+        operands.push(at.output(1));
+        for i in 0..3 {
+            let (x, tangent) = (at.input(i), at.tangent(i));
+            let tangent = match tangent {
+                Some(tangent) => tangent,
+                None => zeros(at, x)?,
+            };
+            operands.push(tangent);
+        }
+        let weights: Vec<usize> = match (self.0.sinks, at.weight_tangent(0)) {
+            (false, _) => Vec::new(),
+            (true, Some(dsinks)) => vec![0, dsinks],
+            (true, None) => {
+                let expected = "tangents of all of its weights";
+                return Err(Error::new(self.name(), expected, "none").of(ErrorKind::Unsupported));
+            }
+        };
+        let dy = one(at, AttendTangent(self.0.clone()), &operands, &weights)?;
+        at.add(0, dy)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The cross-entropy of a linear head: for each row, `count * (lse(logits) - logits[target])` in nats, where `logits = scale (x W' +
 //! b)`, or `cap tanh(scale (x W' + b) / cap)`. Rows times vocabulary are never there at once: devices work in chunks of rows.
 
-use super::{Reverse, Wrt, give, one};
+use super::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Op, Rows, ScaleRows, Shape, arity, linear};
 use formats::{Error, ErrorKind, Result};
@@ -120,5 +120,20 @@ impl Operation for CrossEntropy {
             }
         }
         Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        if at.weight_tangent(0).or(at.weight_tangent(1)).is_some() {
+            let error = Error::new(self.name(), "a head that does not change", "its tangent");
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+        let Some(dx) = at.tangent(0) else { return Ok(()) };
+        let weights: &[usize] = if at.has_weight(1) { &[0, 1] } else { &[0] };
+        let op = CrossEntropy { hidden: true, head: false, ..*self };
+        let x = at.input(0);
+        let slope = at.record(Op::from(op), &[x], weights)?[1];
+        let product = mul(at, slope, dx)?;
+        let dy = one(at, SumColumns, &[product], &[])?;
+        at.add(0, dy)
     }
 }

@@ -1,6 +1,6 @@
 //! Gradients of single elements: `dx = f'(x) dy`, and values that are one number.
 
-use super::Reverse;
+use super::{Forward, Reverse};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Shape, Unary, arity};
 use formats::elementwise::erf;
@@ -66,6 +66,10 @@ impl Operation for Fill {
     }
 
     fn vjp(&self, _: &mut dyn Reverse) -> Result<()> {
+        Ok(())
+    }
+
+    fn jvp(&self, _: &mut dyn Forward) -> Result<()> {
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod elements;
 mod norms;
 mod products;
 mod rows;
+mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};
 pub use cross_entropy::CrossEntropy;
@@ -17,8 +18,9 @@ pub use elements::{Fill, MapBackward};
 pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
+pub use tangents::{AttendTangent, NormTangent};
 
-pub(crate) use products::linear_vjp;
+pub(crate) use products::{linear_jvp, linear_vjp};
 
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Binary, Op, Shape, Zip};
@@ -37,8 +39,44 @@ pub enum Wrt {
     Weight(usize),
 }
 
+/// Where rules record operations.
+pub trait Recorder {
+    /// Records an operation on values and on weights of the node, by their places, and gives its outputs.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>>;
+}
+
+/// A node whose tangents are asked for: how its outputs change along a direction of its operands.
+pub trait Forward: Recorder {
+    /// An input of the node.
+    fn input(&self, index: usize) -> Var;
+
+    /// An output of the node.
+    fn output(&self, index: usize) -> Var;
+
+    /// Shape of a value.
+    fn shape(&self, value: Var) -> Shape;
+
+    /// The tangent of an input; none if it does not change.
+    fn tangent(&self, input: usize) -> Option<Var>;
+
+    /// The place of a weight's tangent, for [`Recorder::record`]; none if it does not change or there is no such weight.
+    fn weight_tangent(&self, weight: usize) -> Option<usize>;
+
+    /// Whether the node has such a weight.
+    fn has_weight(&self, index: usize) -> bool;
+
+    /// Adds to the tangent of an output.
+    ///
+    /// # Errors
+    /// A tangent of another shape than the output's.
+    fn add(&mut self, output: usize, tangent: Var) -> Result<()>;
+}
+
 /// A node in reverse: what its rule asks, and where it records.
-pub trait Reverse {
+pub trait Reverse: Recorder {
     /// An input of the node.
     fn input(&self, index: usize) -> Var;
 
@@ -60,12 +98,6 @@ pub trait Reverse {
     /// Whether the cotangent of an operand is needed.
     fn wants(&self, of: Wrt) -> bool;
 
-    /// Records an operation on values and on weights of the node, and gives its outputs.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>>;
-
     /// Adds to the cotangent of an operand.
     ///
     /// # Errors
@@ -78,7 +110,7 @@ pub trait Reverse {
 
 /// Records an operation of one output.
 pub(crate) fn one(
-    at: &mut dyn Reverse,
+    at: &mut dyn Recorder,
     op: impl Into<Op>,
     inputs: &[Var],
     weights: &[usize],
@@ -87,8 +119,21 @@ pub(crate) fn one(
 }
 
 /// Records `a * b`.
-pub(crate) fn mul(at: &mut dyn Reverse, a: Var, b: Var) -> Result<Var> {
+pub(crate) fn mul(at: &mut dyn Recorder, a: Var, b: Var) -> Result<Var> {
     one(at, Zip(Binary::Mul), &[a, b], &[])
+}
+
+/// Adds `op` of the first input's tangent to the first output's: the rule of what is linear.
+pub(crate) fn linear_in_x(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()> {
+    let Some(dx) = at.tangent(0) else { return Ok(()) };
+    let dy = one(at, op, &[dx], &[])?;
+    at.add(0, dy)
+}
+
+/// Zeros like a value.
+pub(crate) fn zeros(at: &mut dyn Forward, like: Var) -> Result<Var> {
+    let shape = at.shape(like);
+    one(at, Fill { shape, value: 0.0 }, &[], &[])
 }
 
 /// Gives an input a cotangent that `make` records, if it is needed.
@@ -156,6 +201,10 @@ gradients! {
     Gathered,
     /// `dy[outputs] -> dx[tokens]`: rows that were not selected are zeros.
     Spread,
+    /// `x, dx; weight -> dy`.
+    NormTangent,
+    /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
+    AttendTangent,
 }
 
 impl Operation for Gradient {
@@ -181,5 +230,9 @@ impl Operation for Gradient {
 
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         self.inner().vjp(at)
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        self.inner().jvp(at)
     }
 }

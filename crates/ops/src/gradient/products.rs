@@ -1,6 +1,6 @@
 //! What gradients of products are made of: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
-use super::{Reverse, Var, Wrt, give, one};
+use super::{Forward, Reverse, Var, Wrt, give, one, zeros};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Rows, Shape, arity, expect};
 use formats::{Error, Result};
@@ -30,6 +30,25 @@ pub(crate) fn linear_vjp(at: &mut dyn Reverse, dy: Var) -> Result<()> {
         Some(_) => give(at, Wrt::Weight(1), |at| one(at, SumRows, &[dy], &[])),
         None => Ok(()),
     }
+}
+
+/// The tangent of `y = x W' + b`.
+pub(crate) fn linear_jvp(at: &mut dyn Forward) -> Result<()> {
+    let x = at.input(0);
+    let (dx, dw) = (at.tangent(0), at.weight_tangent(0));
+    linear_tangent(at, dx, Some(0))?;
+    linear_tangent(at, Some(x), dw)?;
+    let Some(db) = at.weight_tangent(1) else { return Ok(()) };
+    // The bias alone: a product with zeros.
+    let none = zeros(at, x)?;
+    let dy = one(at, crate::Linear, &[none], &[0, db])?;
+    at.add(0, dy)
+}
+
+fn linear_tangent(at: &mut dyn Forward, x: Option<Var>, weight: Option<usize>) -> Result<()> {
+    let (Some(x), Some(weight)) = (x, weight) else { return Ok(()) };
+    let dy = one(at, crate::Linear, &[x], &[weight])?;
+    at.add(0, dy)
 }
 
 impl Operation for LinearBackward {

@@ -5,7 +5,7 @@ pub mod gemm;
 mod gemv;
 mod input;
 
-use crate::gradient::{Reverse, linear_vjp};
+use crate::gradient::{Forward, Reverse, linear_jvp, linear_vjp};
 use crate::operation::{Call, Operand, Operation, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::project::Projection;
@@ -94,6 +94,10 @@ impl Operation for Linear {
             Some(dy) => linear_vjp(at, dy),
             None => Ok(()),
         }
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_jvp(at)
     }
 }
 

@@ -23,7 +23,10 @@ pub fn check(program: &Program) -> Result<()> {
             Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
             }
             Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => {}
-            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) | Op::Gradient(_) => {}
+            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => {}
+            // Forward mode is for the references alone.
+            Op::Gradient(op)
+                if !matches!(op, Gradient::NormTangent(_) | Gradient::AttendTangent(_)) => {}
             op => {
                 let expected = "operations that can be trained";
                 return Err(Error::new("train", expected, op.name()).of(ErrorKind::Unsupported));

@@ -1,7 +1,7 @@
 //! Reverse mode: from a Program of a loss to one of the loss and its gradients.
 
 use formats::{Error, Result};
-use ops::gradient::{Fill, Reverse, Var, Wrt};
+use ops::gradient::{Fill, Recorder, Reverse, Var, Wrt};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, WeightId};
 
@@ -31,7 +31,7 @@ use program::{Node, Program, ValueId, WeightId};
 ///     tokens: vec![1, 3, 1],
 ///     targets: vec![0; 3],
 ///     weights: vec![0.0; 3],
-///     sequences: vec![0..3],
+///     sequences: std::iter::once(0..3).collect(),
 /// };
 /// let table = |_| Ok(vec![0.0; 8]);
 /// let values = delft_train::gradients::reference::run(&gradient, &table, &batch)?;
@@ -47,7 +47,7 @@ pub fn differentiate(program: &Program, wrt: &[WeightId]) -> Result<Program> {
     for weight in wrt {
         *wanted.get_mut(weight.0).ok_or_else(|| Error::new("wrt", "a weight", weight.0))? = true;
     }
-    let mut at = Recorder::new(program, wanted);
+    let mut at = Cotangents::new(program, wanted);
     let ones = at.fill(program.shape(loss), 1.0)?;
     at.ones = Some(ones);
     at.cotangents[loss.0] = Some(ones);
@@ -88,7 +88,7 @@ pub(super) fn sweep(program: &mut Program) {
     program.nodes = kept;
 }
 
-struct Recorder {
+struct Cotangents {
     program: Program,
     /// The node in reverse.
     node: Node,
@@ -102,15 +102,15 @@ struct Recorder {
     replaced: Option<ValueId>,
 }
 
-impl Recorder {
-    fn new(program: &Program, wanted: Vec<bool>) -> Recorder {
+impl Cotangents {
+    fn new(program: &Program, wanted: Vec<bool>) -> Cotangents {
         let mut depends = vec![false; program.values.len()];
         for node in &program.nodes {
             let weights = node.weights.iter().any(|w| wanted[w.0]);
             let inputs = node.inputs.iter().any(|v| depends[v.0]);
             node.outputs.iter().for_each(|v| depends[v.0] = weights || inputs);
         }
-        Recorder {
+        Cotangents {
             cotangents: vec![None; program.values.len()],
             of_weights: vec![None; program.weights.len()],
             node: Node {
@@ -143,19 +143,21 @@ impl Recorder {
         inputs: Vec<ValueId>,
         weights: Vec<WeightId>,
     ) -> Result<Vec<ValueId>> {
-        let shapes: Vec<Shape> = inputs.iter().map(|v| self.program.shape(*v)).collect();
-        let of = |w: &WeightId| self.program.weights[w.0].shape.as_slice();
-        let found = op.infer(&shapes, &weights.iter().map(of).collect::<Vec<_>>())?;
-        let first = self.program.values.len();
-        let outputs: Vec<ValueId> = (first..first + found.len()).map(ValueId).collect();
-        self.program.values.extend(found);
+        let outputs = super::push(&mut self.program, op, inputs, weights)?;
         self.cotangents.resize(self.program.values.len(), None);
-        self.program.nodes.push(Node { op, inputs, weights, outputs: outputs.clone() });
         Ok(outputs)
     }
 }
 
-impl Reverse for Recorder {
+impl Recorder for Cotangents {
+    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>> {
+        let inputs = inputs.iter().map(|v| ValueId(v.0)).collect();
+        let weights = weights.iter().map(|i| self.node.weights[*i]).collect();
+        Ok(self.push(op, inputs, weights)?.into_iter().map(|v| Var(v.0)).collect())
+    }
+}
+
+impl Reverse for Cotangents {
     fn input(&self, index: usize) -> Var {
         Var(self.node.inputs[index].0)
     }
@@ -185,12 +187,6 @@ impl Reverse for Recorder {
             Wrt::Input(i) => self.node.inputs.get(i).is_some_and(|v| self.depends[v.0]),
             Wrt::Weight(i) => self.node.weights.get(i).is_some_and(|w| self.wanted[w.0]),
         }
-    }
-
-    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>> {
-        let inputs = inputs.iter().map(|v| ValueId(v.0)).collect();
-        let weights = weights.iter().map(|i| self.node.weights[*i]).collect();
-        Ok(self.push(op, inputs, weights)?.into_iter().map(|v| Var(v.0)).collect())
     }
 
     fn give(&mut self, of: Wrt, cotangent: Var) -> Result<()> {

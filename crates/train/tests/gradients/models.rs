@@ -117,6 +117,55 @@ cases! {
 }
 
 #[test]
+fn gradients_of_all_weights() {
+    for name in ["llama3", "qwen3", "gemma2"] {
+        let case = Case::open(name);
+        let tensors = formats::Tensors::open(&case.model).unwrap();
+        let architecture = models::load(&tensors, &models::Options::default()).unwrap();
+        let architecture = architecture.config().architecture;
+        let mut model = Tuned::full(&case.model, Some(2)).unwrap();
+        let mut gradients = zeros(&model);
+        let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
+        let want = case.doubles("full")[0];
+        assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+        for (parameter, found) in model.parameters().iter().zip(&gradients) {
+            let stored = architecture.stored(&parameter.name, false);
+            let want = case.floats(&format!("full.{}", stored[0]));
+            let off = distance(found, &want);
+            assert!(off < 1e-5, "{name}: {}: {off:e}", parameter.name);
+        }
+    }
+}
+
+#[test]
+fn an_export_of_all_weights_is_the_model() {
+    for name in ["llama-linear", "gemma2"] {
+        let model = testing::models().join(name);
+        let mut tuned = Tuned::full(&model, Some(1)).unwrap();
+        let write = |tuned: &Tuned| {
+            let aside = tempfile::tempdir().unwrap();
+            for (name, bytes) in tuned.export().unwrap() {
+                std::fs::write(aside.path().join(name), bytes).unwrap();
+            }
+            aside
+        };
+        let (before, same) = (formats::Tensors::open(&model).unwrap(), write(&tuned));
+        let after = formats::Tensors::open(same.path()).unwrap();
+        for tensor in before.iter() {
+            assert_eq!(after.get(tensor.name).unwrap().bytes, tensor.bytes, "{}", tensor.name);
+        }
+        tuned.parameters_mut()[2].values[0] += 0.5;
+        let changed = write(&tuned);
+        let again = Tuned::full(changed.path(), Some(1)).unwrap();
+        assert_ne!(tuned.parameters()[2], Tuned::full(&model, Some(1)).unwrap().parameters()[2]);
+        for (one, other) in tuned.parameters().iter().zip(again.parameters()) {
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= a.abs() / 128.0;
+            assert!(one.values.iter().zip(&other.values).all(near), "{}", one.name);
+        }
+    }
+}
+
+#[test]
 fn a_hundred_steps_of_adamw_go_where_pytorchs_go() {
     let case = Case::open("llama3");
     let (mut model, batch) = (case.lora(2), case.batch());
@@ -153,6 +202,22 @@ fn bits_do_not_follow_from_the_number_of_threads() {
     let one = run(1);
     for threads in [2, 3, 5] {
         assert!(run(threads) == one, "{threads} threads");
+    }
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_bits_in_less_memory() {
+    for name in ["smollm3", "gemma3"] {
+        let case = Case::open(name);
+        let mut model = case.lora(2);
+        let [mut once, mut again] = [zeros(&model), zeros(&model)];
+        let whole = model.activation_bytes(1024, 512);
+        let loss = model.gradients(&case.batch(), &mut once).unwrap();
+        model.recompute();
+        let less = model.activation_bytes(1024, 512);
+        assert!(less < whole * 2 / 3, "{name}: {less} of {whole}");
+        assert_eq!(model.gradients(&case.batch(), &mut again).unwrap(), loss);
+        assert!(once == again, "{name}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use delft_train::Batch;
 use delft_train::cpu::{Executor, Weights, check};
-use delft_train::gradients::{differentiate, reference};
+use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::gradient::{Attend, CrossEntropy};
@@ -131,6 +131,7 @@ fn prove(name: &str, program: &Program) {
         let off = (slope - along).abs() / scale.max(0.05);
         assert!(off < 3e-3, "{name}: {}: {slope} {along}", weight.name);
     }
+    transposed(name, program, &own);
     check(&gradient).unwrap();
     let aside = tempfile::tempdir().unwrap();
     let tensors = no_tensors(aside.path());
@@ -146,6 +147,35 @@ fn prove(name: &str, program: &Program) {
         }
         assert_eq!(found.len(), want.len());
     }
+}
+
+/// `<J v, 1> = <v, J' 1>` for all weights together, far closer than differences tell.
+fn transposed(name: &str, program: &Program, own: &[Vec<f32>]) {
+    // The head of a cross-entropy has no tangent.
+    let losses = program.nodes.iter().filter(|node| node.op.name() == "cross_entropy");
+    let heads: Vec<WeightId> = losses.flat_map(|node| node.weights.clone()).collect();
+    let all = (0..own.len()).map(WeightId);
+    let all: Vec<WeightId> = all.filter(|w| !heads.contains(w)).collect();
+    let direction = |w: WeightId| -> Vec<f32> {
+        (0..own[w.0].len()).map(|i| ((i * 29 + w.0 * 7 + 3) % 19) as f32 / 9.0 - 1.0).collect()
+    };
+    let tangent = jvp(program, &all).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let given = |w: WeightId| match w.0.checked_sub(own.len()) {
+        Some(of) => Ok(direction(all[of])),
+        None => Ok(own[w.0].clone()),
+    };
+    let values = reference::run(&tangent, &given, &batch()).unwrap();
+    let forward: f64 = values[tangent.results[1].0].iter().map(|v| f64::from(*v)).sum();
+    let gradient = differentiate(program, &all).unwrap();
+    let values = reference::run(&gradient, &|w: WeightId| Ok(own[w.0].clone()), &batch()).unwrap();
+    let (mut back, mut size) = (0.0, 0.0);
+    for (w, result) in all.iter().zip(&gradient.results[1..]) {
+        for (g, d) in values[result.0].iter().zip(direction(*w)) {
+            back += f64::from(*g) * f64::from(d);
+            size += f64::from((g * d).abs());
+        }
+    }
+    assert!((forward - back).abs() < 1e-5 * size.max(1.0), "{name}: {forward} {back} of {size}");
 }
 
 #[test]
