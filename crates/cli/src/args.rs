@@ -65,6 +65,12 @@ pub(crate) enum Command {
     /// List the models on this machine
     #[command(alias = "ls")]
     List(List),
+    /// List the models that a server has loaded
+    Ps(Ps),
+    /// Have a server unload models
+    Stop(StopModels),
+    /// Ask again what a server recorded, and tell what is answered otherwise
+    Replay(Replay),
     /// Show a model in a few lines
     Show(Show),
     /// Remove models from the cache
@@ -585,6 +591,18 @@ pub(crate) struct Serve {
     /// How long requests may go on after the first signal to stop, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole(0..=1_000_000), allow_negative_numbers = true)]
     pub(crate) drain: u64,
+    /// How long a model stays loaded after its last request, such as 5m, 1h30m, 0, or -1 for ever [default: 5m; models that the command line names stay]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true)]
+    pub(crate) keep_alive: Option<serve::Keep>,
+    /// Most memory that loaded models may take together on a device, such as 20G or 800M [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
+    /// A file with keys of administrators, one on each line, who may change the store of models; without it, programs of this machine may
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_key_file: Vec<PathBuf>,
+    /// Add every request and its answer to a file, for delft replay; keys are not in it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
@@ -595,10 +613,61 @@ pub(crate) struct Serve {
     pub(crate) load: LoadArgs,
 }
 
+/// Which server a command asks.
+#[derive(Debug, Args)]
+pub(crate) struct AddressArgs {
+    /// The server's address
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11435")]
+    pub(crate) url: String,
+    /// A file whose first line is the server's key [default: DELFT_API_KEY]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+}
+
+/// `delft ps`.
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    /// Print JSON, as the server's /api/ps has it
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+}
+
+/// `delft stop`.
+#[derive(Debug, Args)]
+pub(crate) struct StopModels {
+    /// Names that the server has for them
+    #[arg(value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+}
+
+/// `delft replay`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Asks each request of a file that delft serve --record wrote, one after the other and with its seed, and compares the answers: ids, times \
+and what was found in the cache aside, they are the same where the model, the build and the device are. Exit status 1 if any differs.
+
+Examples:
+  delft serve qwen3:0.6b --record asked.jsonl
+  delft replay asked.jsonl")]
+pub(crate) struct Replay {
+    /// The file of requests and answers
+    pub(crate) file: PathBuf,
+    /// Print a JSON object for each request
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+}
+
 const SERVE_HELP: &str = "\
+Without a model it offers the bundled one and those that delft pull fetched, and loads what a request names; with models, these alone.
 Listens at http://127.0.0.1:11435, where a web page to chat on is, with the interfaces of OpenAI (/v1/chat/completions, \
 /v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
-/apply-template, /props, /health, /ready and /metrics. The first Ctrl-C lets requests finish, the second ends at once.
+/apply-template, /props, /health, /ready, /metrics and /events. The first Ctrl-C lets requests finish, the second ends at once.
 
 Examples:
   delft serve
@@ -1093,6 +1162,21 @@ const MOST: u64 = 1 << 24;
 
 pub(crate) fn positive() -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     whole(1..=MOST)
+}
+
+/// A number of bytes: alone, or with K, M, G or T for powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let upper = text.to_ascii_uppercase();
+    let (number, shift) = match upper.trim_end_matches('B').trim_end_matches('I') {
+        rest if rest.ends_with('K') => (&rest[..rest.len() - 1], 10),
+        rest if rest.ends_with('M') => (&rest[..rest.len() - 1], 20),
+        rest if rest.ends_with('G') => (&rest[..rest.len() - 1], 30),
+        rest if rest.ends_with('T') => (&rest[..rest.len() - 1], 40),
+        rest => (rest, 0),
+    };
+    let number: Option<f64> = number.parse().ok().filter(|n: &f64| (0.0..1e15).contains(n));
+    let bytes = number.map(|number| number * (1u64 << shift) as f64).filter(|n| *n < 1e18);
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| "expected bytes, such as 20G or 800M".to_string())
 }
 
 /// A whole number of a range.

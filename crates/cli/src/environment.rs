@@ -11,7 +11,10 @@ const VARIABLES: &[(&str, &str)] = &[
         "DELFT_CACHE",
         "a folder for compiled GPU kernels [default: delft in XDG_CACHE_HOME or ~/.cache]",
     ),
-    ("DELFT_API_KEY", "a key that requests to delft serve must have"),
+    (
+        "DELFT_API_KEY",
+        "a key that requests to delft serve must have, and with which delft ps, stop and replay ask",
+    ),
     ("DELFT_METALLIB", "a library of kernels compiled for Metal"),
     ("DELFT_NO_CUBLAS", "set: products on NVIDIA GPUs are Delft's own, not the vendor's"),
     (

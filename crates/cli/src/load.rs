@@ -3,7 +3,7 @@
 use delft::hub::{Found, Hub, Model};
 use delft::{
     AdapterFile, Adapters, CacheType, Dispatch, EmbeddingForm, Engine, Error, LoadOptions, Place,
-    Plan, Session, SplitMode, Tensors, models::Ending,
+    Plan, Prepared, Session, SplitMode, Tensors, models::Ending,
 };
 
 use delft::tokens::Tokenizer;
@@ -123,8 +123,20 @@ pub(crate) fn engine_with(
         }
         Embeds::IfStated | Embeds::Never => (Ending::Logits, None),
     };
+    let options = LoadOptions { ending, embeddings, ..options(args, context, sessions) };
+    let prepared = Engine::prepare(&model.location, &options)?;
+    has_dispatch(args, prepared.places())?;
+    load(args, model, prepared, verbose)
+}
+
+/// What the flags say of loading: with a context and a number of sessions that the caller chooses.
+pub(crate) fn options(
+    args: &LoadArgs,
+    context: Option<usize>,
+    sessions: Option<usize>,
+) -> LoadOptions {
     let usual = LoadOptions::on(args.device);
-    let options = LoadOptions {
+    LoadOptions {
         sessions: sessions.unwrap_or(usual.sessions),
         batched: args.as_served || sessions.is_some(),
         threads: args.threads.map(|n| n as usize),
@@ -139,12 +151,17 @@ pub(crate) fn engine_with(
         adapters: Adapters { files: args.adapter.iter().map(adapter).collect(), ..usual.adapters },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,
-        ending,
-        embeddings,
         ..usual
-    };
-    let prepared = Engine::prepare(&model.location, &options)?;
-    has_dispatch(args, prepared.places())?;
+    }
+}
+
+/// Loads what was prepared. On a terminal a line tells how far it is.
+fn load(
+    args: &LoadArgs,
+    model: Model,
+    prepared: Prepared,
+    verbose: bool,
+) -> Outcome<(Engine, Model)> {
     if prepared.shortened() {
         aside(format_args!(
             "context {} instead of the model's own, for which memory is short (--ctx sets it)",

@@ -4,6 +4,7 @@
 //! no sense. 130: interrupted.
 
 mod args;
+mod client;
 mod commands;
 mod environment;
 mod fetch;
@@ -105,6 +106,9 @@ fn run(command: Command) -> Outcome {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),
+        Command::Ps(args) => commands::ps::run(&args),
+        Command::Stop(args) => commands::stop::run(&args),
+        Command::Replay(args) => commands::replay::run(&args),
         Command::Show(args) => commands::show::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

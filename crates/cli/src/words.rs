@@ -72,6 +72,9 @@ impl Command {
             Command::Pull(_)
             | Command::List(_)
             | Command::Rm(_)
+            | Command::Ps(_)
+            | Command::Stop(_)
+            | Command::Replay(_)
             | Command::Doctor(_)
             | Command::Completions { .. }
             | Command::Man { .. } => Ok(()),

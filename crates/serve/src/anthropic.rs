@@ -1,11 +1,10 @@
 //! Anthropic's interface: messages, and counting their tokens.
 
-use std::sync::Arc;
-
 use axum::response::IntoResponse;
 use delft::{Finish, Metrics};
 use serde_json::{Value, json};
 
+use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
@@ -53,7 +52,7 @@ const OUTPUT: &[Field] = &[no_effect("effort"), no_effect("task_budget"), used("
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     asked: Asked,
     work: Work,
@@ -62,11 +61,11 @@ struct Ask {
 
 /// `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(call: Call) -> Answered {
+    let fields = call.fields(&[PROMPT], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
     let count = || {
-        let fields = Fields::read(&call.body, &[PROMPT], Unknown::Refused)?;
-        let model = call.app.models.find(fields.text("model")?)?;
         let asked = asked(&fields)?;
-        let prompt = model.encode_chat(&conversation(model, &fields, &asked)?)?;
+        let prompt = model.encode_chat(&conversation(&model, &fields, &asked)?)?;
         let counted = axum::Json(json!({ "input_tokens": prompt.len() }));
         Ok(noting(&fields, counted.into_response()))
     };
@@ -75,7 +74,10 @@ pub(crate) async fn count_tokens(call: Call) -> Answered {
 
 /// `/v1/messages`.
 pub(crate) async fn messages(call: Call) -> Answered {
-    let Ask { model, fields, asked, work, streams } = call.reading(|| read(&call)).await?;
+    let fields = call.fields(&[MESSAGES, PROMPT], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
+    let ask = call.reading(|| read(&call, fields, model)).await?;
+    let Ask { model, fields, asked, work, streams } = ask;
     let id = format!("msg_{}", call.id);
     let mut reply = asked.reply(&model, &work.prompt);
     let prompt_tokens = work.prompt.len();
@@ -85,6 +87,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
         message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });
         let mut writer = Writer { reply, block: None, blocks: 0, called: false };
         let streamed = response(Framing::NamedEvents, |sender| async move {
+            let _held = model;
             sender.send(&json!({ "type": "message_start", "message": message })).await?;
             sender.relay(generating, &mut writer, Api::Anthropic).await.map(drop)
         });
@@ -124,10 +127,8 @@ fn asked(fields: &Fields) -> Result<Asked, Problem> {
     Asked::anthropic(fields, output.as_ref())
 }
 
-fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields = Fields::read(&call.body, &[MESSAGES, PROMPT], Unknown::Refused)?;
-    let model = call.app.models.find(fields.text("model")?)?.clone();
-    let mut options = settings::options(&model, &fields)?;
+fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
+    let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.needed("max_tokens", fields.whole("max_tokens", 1..=i64::MAX)?)?;
     options.max_tokens = usize::try_from(most).ok();
     options.stop = settings::stops(&fields, "stop_sequences")?;

@@ -1,7 +1,5 @@
 //! Embeddings, as OpenAI's `/v1/embeddings` and Ollama's `/api/embed` and `/api/embeddings` ask for them.
 
-use std::sync::Arc;
-
 use axum::response::IntoResponse;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,10 +7,12 @@ use delft::EmbedOptions;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::catalogue::Held;
 use crate::fields::{Field, Fields, Unknown, no_effect, shown, used, wrong};
 use crate::models::Model;
 use crate::native::short;
 use crate::problem::Problem;
+use crate::reply::nanoseconds;
 use crate::router::{Answered, Call, noting};
 
 /// The documented fields of `/v1/embeddings`.
@@ -26,12 +26,12 @@ pub(crate) const OLLAMA: &[Field] = &[
     used("dimensions"),
     used("truncate"),
     used("options"),
-    no_effect("keep_alive"),
+    used("keep_alive"),
 ];
 
 /// The documented fields of `/api/embeddings`, the older form.
 pub(crate) const OLLAMA_ONE: &[Field] =
-    &[used("model"), used("prompt"), used("options"), no_effect("keep_alive")];
+    &[used("model"), used("prompt"), used("options"), used("keep_alive")];
 
 /// Most texts of one request.
 const MOST_TEXTS: usize = 2048;
@@ -42,7 +42,7 @@ const TOGETHER: usize = 64;
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     texts: Vec<Vec<u32>>,
     dimensions: Option<usize>,
@@ -52,8 +52,9 @@ struct Ask {
 
 /// `/v1/embeddings`.
 pub(crate) async fn openai(call: Call) -> Answered {
+    let fields = call.fields(&[OPENAI], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[OPENAI], Unknown::Refused)?;
         let packed = match fields.text("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -61,7 +62,7 @@ pub(crate) async fn openai(call: Call) -> Answered {
                 return Err(wrong("encoding_format", "\"float\" or \"base64\"", &other.into()));
             }
         };
-        read(&call, fields, "input", packed)
+        read(model, fields, "input", packed)
     };
     let ask = call.reading(read).await?;
     let (tokens, found) = (ask.tokens(), ask.compute().await?);
@@ -86,11 +87,9 @@ pub(crate) async fn openai(call: Call) -> Answered {
 
 /// `/api/embed`.
 pub(crate) async fn ollama(call: Call) -> Answered {
-    let read = || {
-        let fields = Fields::read(&call.body, &[OLLAMA], Unknown::Noted)?;
-        read(&call, fields, "input", false)
-    };
-    let ask = call.reading(read).await?;
+    let fields = call.fields(&[OLLAMA], Unknown::Noted).await?;
+    let model = call.model_kept(&fields).await?;
+    let ask = call.reading(|| read(model, fields, "input", false)).await?;
     let (tokens, found) = (ask.tokens(), ask.compute().await?);
     let numbers =
         |embedding: &Vec<f32>| -> Value { embedding.iter().copied().map(short).collect() };
@@ -98,7 +97,7 @@ pub(crate) async fn ollama(call: Call) -> Answered {
         "model": ask.model.name,
         "embeddings": found.iter().map(numbers).collect::<Value>(),
         "total_duration": call.began.nanoseconds(),
-        "load_duration": 0,
+        "load_duration": nanoseconds(ask.model.loading()),
         "prompt_eval_count": tokens,
     });
     Ok(noting(&ask.fields, axum::Json(object).into_response()))
@@ -106,10 +105,11 @@ pub(crate) async fn ollama(call: Call) -> Answered {
 
 /// `/api/embeddings`.
 pub(crate) async fn ollama_one(call: Call) -> Answered {
+    let fields = call.fields(&[OLLAMA_ONE], Unknown::Noted).await?;
+    let model = call.model_kept(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[OLLAMA_ONE], Unknown::Noted)?;
         fields.text("prompt")?;
-        read(&call, fields, "prompt", false)
+        read(model, fields, "prompt", false)
     };
     let ask = call.reading(read).await?;
     let found = ask.compute().await?;
@@ -118,8 +118,7 @@ pub(crate) async fn ollama_one(call: Call) -> Answered {
     Ok(noting(&ask.fields, axum::Json(object).into_response()))
 }
 
-fn read(call: &Call, fields: Fields, input: &str, packed: bool) -> Result<Ask, Problem> {
-    let model = call.app.models.find(fields.text("model")?)?.clone();
+fn read(model: Held, fields: Fields, input: &str, packed: bool) -> Result<Ask, Problem> {
     if model.engine.embedding_form().is_none() {
         let message = "expected a model that makes embeddings, found one that generates: \
                        it can be served with --embeddings";

@@ -20,15 +20,25 @@ use crate::problem::{Api, Problem};
 use crate::reply::Began;
 use crate::router::App;
 use crate::settings::random;
+use crate::watch::{Asked, Trail};
 
 /// The header that names a request in responses and log lines.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The seed of a request's texts where its interface has no field for one, as a decimal number.
+const SEED: HeaderName = HeaderName::from_static("x-delft-seed");
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
 /// Who may ask.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// Keys, one of which every request must have; none: no key is asked for.
+    /// Keys, one of which every request must have, unless it has one of an administrator; none: no key is asked for.
     pub keys: Vec<String>,
+    /// Keys of administrators, who may change the store of models. Without one, only programs of this machine may.
+    pub admin_keys: Vec<String>,
     /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this server's own page.
     pub origins: Vec<String>,
     /// Host names of this server, beside `localhost` and addresses.
@@ -62,7 +72,11 @@ impl Access {
         }
         let open = matches!(request.uri().path(), "/" | "/health" | "/ready" | "/favicon.ico")
             || request.uri().path().starts_with("/page/");
-        if open || self.keys.is_empty() {
+        let manages = matches!(request.uri().path(), "/api/pull" | "/api/copy" | "/api/delete");
+        let peer = request.extensions().get::<Peer>();
+        let local = peer.is_some_and(|Peer(ip)| ip.to_canonical().is_loopback());
+        let needs_admin = manages && !(local && self.admin_keys.is_empty());
+        if open || self.keys.is_empty() && !needs_admin {
             return Ok(());
         }
         let bearer = header(AUTHORIZATION).and_then(Result::ok);
@@ -70,7 +84,16 @@ impl Access {
         let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let named = header(HeaderName::from_static("x-api-key")).and_then(Result::ok);
         match bearer.map(|(_, key)| key.trim()).or(named) {
-            Some(key) if self.has(key) => Ok(()),
+            Some(key) if has(&self.admin_keys, key) => Ok(()),
+            Some(key) if !needs_admin && has(&self.keys, key) => Ok(()),
+            found if needs_admin => {
+                let found = if found.is_some() { "another" } else { "none" };
+                let message = format!(
+                    "changing the store of models: expected a key of an administrator, or a program on this machine where there \
+                     is no such key, found {found}"
+                );
+                Err(Problem::new(StatusCode::FORBIDDEN, "admin_key_needed", message))
+            }
             found => {
                 let found = if found.is_some() { "another" } else { "none" };
                 let message = format!(
@@ -79,12 +102,6 @@ impl Access {
                 Err(Problem::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
             }
         }
-    }
-
-    /// Whether this is one of the keys, in a time that does not tell which, or how much of it is right.
-    fn has(&self, key: &str) -> bool {
-        let same = |own: &String| own.as_bytes().ct_eq(key.as_bytes());
-        self.keys.iter().map(same).fold(Choice::from(0), |any, same| any | same).into()
     }
 
     /// Whether a `Host` cannot be some web site's name.
@@ -101,38 +118,46 @@ impl Access {
     }
 }
 
+/// Whether this is one of some keys, in a time that does not tell which, or how much of it is right.
+fn has(keys: &[String], key: &str) -> bool {
+    let same = |own: &String| own.as_bytes().ct_eq(key.as_bytes());
+    keys.iter().map(same).fold(Choice::from(0), |any, same| any | same).into()
+}
+
 /// Names a request, answers those that may not ask, and writes a log line when the response begins.
 pub(crate) async fn pass(
     State(app): State<Arc<App>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let (began, id) = (Began::now(), RequestId(format!("{:016x}", random())));
+    let began = Began::now();
+    let seed = request.headers().get(SEED).and_then(|seed| seed.to_str().ok()?.parse().ok());
+    let trail = Arc::new(Trail::new(random(), seed));
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
-    request.extensions_mut().insert(id.clone());
+    request.extensions_mut().insert(trail.clone());
     let api = Api::of(&path);
+    let (id, shown) = (trail.id.clone(), path.chars().take(100).collect::<String>());
+    let asked =
+        Asked { app: app.clone(), trail, method: method.clone(), path: shown.clone(), began };
+    asked.begin();
     let mut response = match app.access.check(&request) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.response(api),
     };
     let status = response.status();
     app.requests.count(api, status.as_u16());
-    if let Ok(value) = HeaderValue::from_str(&id.0) {
+    if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     Line::about("request")
-        .with("id", &id.0)
+        .with("id", &id)
         .with("method", method)
-        .with("path", path.chars().take(100).collect::<String>())
+        .with("path", shown)
         .with("status", status.as_u16())
         .with("ms", began.nanoseconds() / 1_000_000)
         .write();
-    response
+    asked.watch(response)
 }
-
-/// The name of a request in log lines and in its response.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String);
 
 /// The response to a request whose handler panicked.
 pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {

@@ -53,7 +53,7 @@ pub(crate) struct Generator {
     running: AtomicUsize,
     waiting: AtomicUsize,
     /// Counts of the texts that were written.
-    pub(crate) texts: Texts,
+    pub(crate) texts: Arc<Texts>,
 }
 
 /// Bounds on what runs and waits.
@@ -68,22 +68,22 @@ pub struct Limits {
 }
 
 impl Generator {
-    pub(crate) fn new(engine: Engine, limits: Limits) -> Self {
+    pub(crate) fn new(engine: Engine, limits: Limits, texts: Arc<Texts>) -> Self {
         Generator {
             permits: Arc::new(Semaphore::new(limits.parallel)),
             limits,
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            texts: Texts::default(),
+            texts,
             adapter: None,
             engine,
         }
     }
 
     /// The same engine with an adapter. Requests of both take turns.
-    pub(crate) fn with(&self, adapter: Adapter) -> Self {
+    pub(crate) fn with(&self, adapter: Adapter, texts: Arc<Texts>) -> Self {
         let (permits, adapter) = (self.permits.clone(), Some(adapter));
-        Generator { permits, adapter, ..Generator::new(self.engine.clone(), self.limits) }
+        Generator { permits, adapter, ..Generator::new(self.engine.clone(), self.limits, texts) }
     }
 
     /// The adapter that it computes with.
@@ -154,7 +154,7 @@ impl Generator {
     }
 }
 
-fn busy(why: String) -> Problem {
+pub(crate) fn busy(why: String) -> Problem {
     let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", why);
     Problem { retry_after: Some(5), ..problem }
 }
@@ -172,7 +172,7 @@ impl Drop for Turn {
 }
 
 /// Counts a request that waits.
-struct Waiting<'a>(&'a AtomicUsize);
+pub(crate) struct Waiting<'a>(pub(crate) &'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

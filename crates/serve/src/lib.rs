@@ -1,16 +1,21 @@
 //! Delft over HTTP: the interfaces of OpenAI, Anthropic and Ollama, and a web page to chat on.
 //!
-//! [`Server::bind`] takes models that are loaded and an address; [`Server::run`] answers until it is told to stop. Requests
-//! pass the checks of `gate.rs`, are read by tables of documented fields (`fields.rs`), and become texts through the one module
-//! that knows the engine (`generation.rs`). There is no state but the models and their sessions.
+//! [`Server::bind`] takes an address, models that are loaded, and a [`Library`] of those that are loaded when a request names
+//! them; [`Server::run`] answers until it is told to stop. Requests pass the checks of `gate.rs`, are read by tables of documented
+//! fields (`fields.rs`), hold their model (`catalogue.rs`), and become texts through the one module that knows the engine
+//! (`generation.rs`). There is no state but the models and their sessions.
 
 mod anthropic;
+mod catalogue;
 mod chat;
 mod demand;
 mod embeddings;
+mod events;
 mod fields;
 mod gate;
 mod generation;
+mod keep;
+mod library;
 mod log;
 mod metrics;
 mod models;
@@ -24,8 +29,11 @@ mod router;
 mod server;
 mod settings;
 mod stream;
+mod watch;
 
 pub use gate::Access;
 pub use generation::Limits;
+pub use keep::Keep;
+pub use library::{Library, Named};
 pub use models::Served;
 pub use server::{Config, Running, Server};

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use delft::Metrics;
 
-use crate::models::Models;
+use crate::catalogue::Catalogue;
+use crate::models::Model;
 use crate::problem::Api;
 
 /// Upper bounds of the buckets of times, in seconds.
@@ -101,7 +102,8 @@ fn escaped(text: &str) -> String {
 }
 
 /// All of it.
-pub(crate) fn text(requests: &Requests, models: &Models) -> String {
+pub(crate) fn text(requests: &Requests, models: &Catalogue) -> String {
+    let (texts, residents) = (models.texts(), models.residents());
     let mut out = String::new();
     family(&mut out, "delft_requests_total", "counter", "Requests, by interface and status.");
     for ((api, status), count) in &*requests.0.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -119,8 +121,8 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     let label = |name: &str| format!("model=\"{}\"", escaped(name));
     for (name, help, read) in counters {
         family(&mut out, name, "counter", help);
-        for model in &models.0 {
-            line(&mut out, name, "", &label(&model.name), read(&model.generator.texts));
+        for (model, texts) in &texts {
+            line(&mut out, name, "", &label(model), read(texts));
         }
     }
     /// Picks one of how many requests run and wait.
@@ -131,8 +133,9 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     ];
     for (name, help, read) in gauges {
         family(&mut out, name, "gauge", help);
-        for model in &models.0 {
-            line(&mut out, name, "", &label(&model.name), read(model.generator.load()));
+        for resident in &residents {
+            let Model { name: model, generator, .. } = &*resident.model;
+            line(&mut out, name, "", &label(model), read(generator.load()));
         }
     }
     /// Picks one of the times that are kept.
@@ -145,8 +148,8 @@ pub(crate) fn text(requests: &Requests, models: &Models) -> String {
     ];
     for (name, help, read) in times {
         family(&mut out, name, "histogram", help);
-        for model in &models.0 {
-            read(&model.generator.texts).write(&mut out, name, &label(&model.name));
+        for (model, texts) in &texts {
+            read(texts).write(&mut out, name, &label(model));
         }
     }
     out

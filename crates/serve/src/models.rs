@@ -1,4 +1,4 @@
-//! The models that are served, by name.
+//! A model that is loaded, as requests use it: its template, its tokens, its bounds.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -8,11 +8,10 @@ use delft::structured::Grammars;
 use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
 use delft::{Adapter, Engine, Prompt};
-use hyper::StatusCode;
 use serde_json::{Map, Value};
 
-use crate::fields::shown;
 use crate::generation::{Generator, Limits};
+use crate::metrics::Texts;
 use crate::problem::Problem;
 use crate::reply::call_id;
 
@@ -59,12 +58,19 @@ pub(crate) struct Conversation {
 }
 
 impl Model {
-    /// A model, and those that its adapters make of it.
-    pub(crate) fn all(served: Served, limits: Limits) -> delft::Result<Vec<Model>> {
+    /// A model, and those that its adapters make of it; `counts` has what was counted of each.
+    pub(crate) fn all(
+        served: Served,
+        limits: Limits,
+        mut counts: impl FnMut(&str) -> Arc<Texts>,
+    ) -> delft::Result<Vec<Model>> {
         let Served { name, engine, templates, adapters } = served;
         let longest = longest_prompt(&engine);
-        let plain = Generator::new(engine.clone(), limits);
-        let adapted = adapters.into_iter().map(|(name, adapter)| (name, plain.with(adapter)));
+        let plain = Generator::new(engine.clone(), limits, counts(&name));
+        let adapted = adapters.into_iter().map(|(name, adapter)| {
+            let counts = counts(&name);
+            (name, plain.with(adapter, counts))
+        });
         let mut generators: Vec<(String, Generator)> = adapted.collect();
         generators.insert(0, (name.clone(), plain));
         let model = |(own, generator): (String, Generator)| {
@@ -240,31 +246,5 @@ fn short_ids(message: &mut Value) {
             Some(id) => short(id),
             None => call["id"] = call_id(0).into(),
         }
-    }
-}
-
-/// All of them; the first is the one that is meant where no name is given.
-pub(crate) struct Models(pub(crate) Vec<Arc<Model>>);
-
-impl Models {
-    /// The model of a name; Ollama's tag `latest` adds nothing to it.
-    ///
-    /// # Errors
-    /// 404 with the names that there are.
-    pub(crate) fn find(&self, name: Option<&str>) -> Result<&Arc<Model>, Problem> {
-        let Some(name) = name else {
-            return self.0.first().ok_or_else(|| Problem::failed("no model is served"));
-        };
-        let bare = name.strip_suffix(":latest").unwrap_or(name);
-        let same = |model: &&Arc<Model>| {
-            [name, bare].iter().any(|name| model.name.eq_ignore_ascii_case(name))
-        };
-        self.0.iter().find(same).ok_or_else(|| {
-            let names: Vec<&str> = self.0.iter().map(|model| model.name.as_str()).collect();
-            let message =
-                format!("model: expected {}, found \"{}\"", names.join(" or "), shown(name));
-            let problem = Problem::new(StatusCode::NOT_FOUND, "model_not_found", message);
-            Problem { param: Some("model".to_string()), ..problem }
-        })
     }
 }

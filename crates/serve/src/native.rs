@@ -7,8 +7,9 @@ use axum::response::{IntoResponse, Response};
 use delft::tokens::Special;
 use serde_json::{Value, json};
 
+use crate::catalogue::Known;
 use crate::chat;
-use crate::fields::{Field, Fields, Unknown, used, wrong};
+use crate::fields::{Field, Unknown, used, wrong};
 use crate::models::Conversation;
 use crate::router::{Answered, App, Call};
 
@@ -26,9 +27,9 @@ const APPLY_TEMPLATE: &[Field] = &[used("model"), used("messages"), used("chat_t
 
 /// `/tokenize`: `{"content": TEXT}` to `{"tokens": [..]}`.
 pub(crate) async fn tokenize(call: Call) -> Answered {
+    let fields = call.fields(&[TOKENIZE], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[TOKENIZE], Unknown::Refused)?;
-        let model = call.app.models.find(fields.text("model")?)?;
         let text = fields.needed("content", fields.text("content")?)?;
         let special = Special {
             add: fields.flag("add_special")?.unwrap_or(false),
@@ -49,9 +50,9 @@ pub(crate) async fn tokenize(call: Call) -> Answered {
 
 /// `/detokenize`: `{"tokens": [..]}` to `{"content": TEXT}`.
 pub(crate) async fn detokenize(call: Call) -> Answered {
+    let fields = call.fields(&[DETOKENIZE], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[DETOKENIZE], Unknown::Refused)?;
-        let model = call.app.models.find(fields.text("model")?)?;
         let vocabulary = model.engine.info().vocab;
         let list = fields.needed("tokens", fields.list("tokens")?)?;
         let id = |value: &Value| {
@@ -68,9 +69,9 @@ pub(crate) async fn detokenize(call: Call) -> Answered {
 
 /// `/apply-template`: the text that the model would read for these messages.
 pub(crate) async fn apply_template(call: Call) -> Answered {
+    let fields = call.fields(&[APPLY_TEMPLATE], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[APPLY_TEMPLATE], Unknown::Refused)?;
-        let model = call.app.models.find(fields.text("model")?)?;
         let extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
         let messages = chat::messages(&fields)?;
         let conversation = Conversation { messages, extra, ..Conversation::default() };
@@ -85,14 +86,19 @@ pub(crate) fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// `/props`: what is served, and the settings that apply where a request says nothing.
+/// `/props`: what is served, and the settings that apply where a request says nothing. Of models that are not loaded, the
+/// name alone.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
-    let models = app.models.0.iter().map(|model| {
+    let told = |known: Known| {
+        let Some(model) = known.loaded else {
+            return json!({ "model": known.name, "loaded": false });
+        };
         let (info, sampling) = (model.engine.info(), model.engine.sampling_defaults());
         let template = model.template();
         let thinks = !delft::reasoning::switches(true, template).is_empty();
         json!({
-            "model": model.name,
+            "model": known.name,
+            "loaded": true,
             "architecture": info.architecture,
             "parameters": info.parameters,
             "context": info.context,
@@ -109,7 +115,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
                 "repetition_penalty": short(sampling.repetition_penalty),
             },
         })
-    });
-    let models: Vec<Value> = models.collect();
+    };
+    let models: Vec<Value> =
+        tokio::task::block_in_place(|| app.models.known().into_iter().map(told).collect());
     axum::Json(json!({ "version": env!("CARGO_PKG_VERSION"), "models": models })).into_response()
 }

@@ -1,22 +1,24 @@
-//! Ollama's interface: chat, generate, and what is served. Streams are JSON lines, and are the default.
+//! Ollama's interface: chat and generate; what is about models is in `manage.rs`. Streams are JSON lines, and are the default.
 
-use std::sync::Arc;
+pub(crate) mod manage;
 
-use axum::extract::State;
+use std::time::Duration;
+
 use axum::response::{IntoResponse, Response};
-use delft::tokens::tools::Described;
 use delft::{Finish, Metrics, Token};
 use serde_json::{Map, Value, json};
 
+use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Done, Event, Work};
+use crate::keep::Keep;
 use crate::log::timestamp;
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
-use crate::reply::{Answer, Began, Called, Piece, Reply, token_json};
-use crate::router::{Answered, App, Call, noting, telling};
+use crate::reply::{Answer, Began, Called, Piece, Reply, nanoseconds, token_json};
+use crate::router::{Answered, Call, keep_alive, noting, telling};
 use crate::settings::{self, MOST_TOP_LOGPROBS};
 use crate::stream::{Framing, Gone, Sender, Shape, response};
 
@@ -29,7 +31,7 @@ pub(crate) const SHARED: &[Field] = &[
     used("stream"),
     used("think"),
     used("top_logprobs"),
-    no_effect("keep_alive"),
+    used("keep_alive"),
     no_effect("shift"),
     refused("truncate", "a prompt that does not fit is refused, never cut", &["false"]),
 ];
@@ -101,7 +103,7 @@ enum Form {
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     /// Unset where the model is only to be loaded, which it is.
     work: Option<Work>,
@@ -113,29 +115,37 @@ struct Ask {
 
 /// `/api/chat`.
 pub(crate) async fn chat(call: Call) -> Answered {
+    let fields = call.fields(&[SHARED, CHAT], Unknown::Noted).await?;
+    let empty = fields.list("messages")?.is_none_or(Vec::is_empty);
+    if empty && let Some(unloaded) = unloaded(&call, &fields, Form::Chat).await? {
+        return Ok(unloaded);
+    }
+    let model = call.model_kept(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[SHARED, CHAT], Unknown::Noted)?;
-        let messages = match fields.list("messages")? {
-            Some(list) if !list.is_empty() => Some(chat::messages(&fields)?),
-            _ => None,
-        };
-        let (model, extra) = model(&call, &fields)?;
+        let messages = if empty { None } else { Some(chat::messages(&fields)?) };
+        let extra = variables(&model, &fields)?;
         let asked = Asked::ollama(&fields, true)?;
         let tools = asked.listed().to_vec();
         let prompt = messages.map(|messages| {
             let prefill = String::new();
             model.encode_chat(&Conversation { messages, extra, tools, prefill })
         });
-        ask(&call, model, fields, asked, prompt.transpose()?, Form::Chat, true)
+        let prompt = prompt.transpose()?;
+        ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Chat, true)
     };
     call.reading(read).await?.answer().await
 }
 
 /// `/api/generate`.
 pub(crate) async fn generate(call: Call) -> Answered {
+    let fields = call.fields(&[SHARED, GENERATE], Unknown::Noted).await?;
+    let empty = fields.text("prompt")?.is_none_or(str::is_empty);
+    if empty && let Some(unloaded) = unloaded(&call, &fields, Form::Generate).await? {
+        return Ok(unloaded);
+    }
+    let model = call.model_kept(&fields).await?;
     let read = || {
-        let fields = Fields::read(&call.body, &[SHARED, GENERATE], Unknown::Noted)?;
-        let (model, extra) = model(&call, &fields)?;
+        let extra = variables(&model, &fields)?;
         let system = fields.text("system")?.filter(|system| !system.is_empty());
         let raw = fields.flag("raw")?.unwrap_or(false);
         let asks = model.template().is_some() && !raw;
@@ -157,14 +167,23 @@ pub(crate) async fn generate(call: Call) -> Answered {
             Some(text) => Some(model.encode_text(text)?),
         };
         let asked = Asked::ollama(&fields, false)?;
-        ask(&call, model, fields, asked, prompt, Form::Generate, asks)
+        ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Generate, asks)
     };
     call.reading(read).await?.answer().await
 }
 
-/// The model that is meant, and its template's variables.
-fn model(call: &Call, fields: &Fields) -> Result<(Arc<Model>, Map<String, Value>), Problem> {
-    let model = call.app.models.find(fields.text("model")?)?.clone();
+/// The answer to a request without a prompt that keeps its model for no time: it unloads it.
+async fn unloaded(call: &Call, fields: &Fields, form: Form) -> Result<Option<Response>, Problem> {
+    let (name, keep) = (fields.text("model")?, keep_alive(fields)?);
+    let (Some(name), Some(Keep::For(Duration::ZERO))) = (name, keep) else { return Ok(None) };
+    call.app.models.stop(name, "stop").await?;
+    let mut object = part(name, form, "", "", true);
+    object["done_reason"] = "unload".into();
+    Ok(Some(noting(fields, axum::Json(object).into_response())))
+}
+
+/// The variables of a model's template.
+fn variables(model: &Model, fields: &Fields) -> Result<Map<String, Value>, Problem> {
     let think = match fields.value("think") {
         None => None,
         Some(Value::Bool(on)) => Some(*on),
@@ -175,18 +194,18 @@ fn model(call: &Call, fields: &Fields) -> Result<(Arc<Model>, Map<String, Value>
             return Err(wrong("think", "true, false, \"low\", \"medium\" or \"high\"", other));
         }
     };
-    let mut extra = chat::thinking(&model, fields, "think", think);
+    let mut extra = chat::thinking(model, fields, "think", think);
     let effort = fields.value("think").filter(|think| think.is_string());
     let reads = |name| model.template().is_some_and(|t| t.variables().contains(name));
     if let Some(effort) = effort.filter(|_| reads("reasoning_effort")) {
         extra.insert("reasoning_effort".to_string(), effort.clone());
     }
-    Ok((model, extra))
+    Ok(extra)
 }
 
 fn ask(
     call: &Call,
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     asked: Asked,
     prompt: Option<Vec<u32>>,
@@ -195,8 +214,8 @@ fn ask(
 ) -> Result<Ask, Problem> {
     let settings = fields.within("options", &[OPTIONS], Unknown::Noted)?;
     let settings = settings.map_or_else(|| Fields::check(Map::new(), &[], Unknown::Noted), Ok)?;
-    let mut options =
-        settings::options(&model, &settings).map_err(|problem| problem.within("options"))?;
+    let mut options = settings::options(&model, &settings, call.seed())
+        .map_err(|problem| problem.within("options"))?;
     let most = settings.whole("num_predict", -2..=i64::MAX).map_err(|e| e.within("options"))?;
     options.max_tokens = most.and_then(|most| usize::try_from(most).ok());
     options.logprobs = fields.flag("logprobs")?.unwrap_or(false);
@@ -278,23 +297,7 @@ impl Ask {
     }
 
     fn part(&self, content: &str, thinking: &str, done: bool) -> Value {
-        let mut object = json!({ "model": self.model.name, "created_at": timestamp() });
-        match self.form {
-            Form::Chat => {
-                object["message"] = json!({ "role": "assistant", "content": content });
-                if !thinking.is_empty() {
-                    object["message"]["thinking"] = thinking.into();
-                }
-            }
-            Form::Generate => {
-                object["response"] = content.into();
-                if !thinking.is_empty() {
-                    object["thinking"] = thinking.into();
-                }
-            }
-        }
-        object["done"] = done.into();
-        object
+        part(&self.model.name, self.form, content, thinking, done)
     }
 
     /// Adds why a text ended and what it took, in nanoseconds.
@@ -303,16 +306,35 @@ impl Ask {
             Finish::Length | Finish::ContextFull => "length",
             _ => "stop",
         };
-        let nanoseconds =
-            |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         object["done_reason"] = reason.into();
         object["total_duration"] = self.began.nanoseconds().into();
-        object["load_duration"] = 0.into();
+        object["load_duration"] = nanoseconds(self.model.loading()).into();
         object["prompt_eval_count"] = metrics.prompt_tokens.into();
         object["prompt_eval_duration"] = nanoseconds(metrics.prefill).into();
         object["eval_count"] = metrics.generated_tokens.into();
         object["eval_duration"] = nanoseconds(metrics.decode).into();
     }
+}
+
+/// A piece of an answer, or all of it.
+fn part(model: &str, form: Form, content: &str, thinking: &str, done: bool) -> Value {
+    let mut object = json!({ "model": model, "created_at": timestamp() });
+    match form {
+        Form::Chat => {
+            object["message"] = json!({ "role": "assistant", "content": content });
+            if !thinking.is_empty() {
+                object["message"]["thinking"] = thinking.into();
+            }
+        }
+        Form::Generate => {
+            object["response"] = content.into();
+            if !thinking.is_empty() {
+                object["thinking"] = thinking.into();
+            }
+        }
+    }
+    object["done"] = done.into();
+    object
 }
 
 /// Writes a stream of lines.
@@ -351,95 +373,6 @@ impl Shape for Writer {
 
 fn call_json(call: &Called) -> Value {
     json!({ "id": call.id, "function": { "name": call.name, "arguments": call.arguments } })
-}
-
-/// A model's kind and size, as listings tell them.
-fn details(model: &Model) -> Value {
-    let info = model.engine.info();
-    json!({
-        "parent_model": model.parent.as_deref().unwrap_or_default(),
-        "format": "",
-        "family": info.architecture,
-        "families": [info.architecture],
-        "parameter_size": size(info.parameters),
-        "quantization_level": "",
-    })
-}
-
-/// A count of parameters as Ollama writes it.
-fn size(parameters: u64) -> String {
-    match parameters {
-        0..1_000_000 => format!("{:.0}K", parameters as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1}M", parameters as f64 / 1e6),
-        _ => format!("{:.1}B", parameters as f64 / 1e9),
-    }
-}
-
-fn listed(app: &App, model: &Model) -> Value {
-    json!({
-        "name": model.name,
-        "model": model.name,
-        "modified_at": crate::log::timestamp_of(app.created),
-        "size": model.engine.info().file_bytes,
-        "digest": "",
-        "details": details(model),
-    })
-}
-
-/// `/api/tags`.
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
-    let list: Vec<Value> = app.models.0.iter().map(|model| listed(&app, model)).collect();
-    axum::Json(json!({ "models": list })).into_response()
-}
-
-/// `/api/ps`: all models that are served are loaded, until the server ends.
-pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
-    let loaded = |model: &Arc<Model>| {
-        let mut object = listed(&app, model);
-        let memory = model.engine.memory();
-        let bytes = (memory.weights + memory.cache + memory.arena) as u64;
-        let cpu = model.engine.info().device.name == "cpu";
-        object["size"] = bytes.into();
-        object["size_vram"] = (if cpu { 0 } else { bytes }).into();
-        object["context_length"] = model.context().into();
-        object
-    };
-    let list: Vec<Value> = app.models.0.iter().map(loaded).collect();
-    axum::Json(json!({ "models": list })).into_response()
-}
-
-/// `/api/show`.
-pub(crate) async fn show(call: Call) -> Answered {
-    const SHOW: &[Field] = &[used("model"), used("name"), no_effect("verbose")];
-    let fields = Fields::read(&call.body, &[SHOW], Unknown::Noted)?;
-    let name = fields.text("model")?.or(fields.text("name")?);
-    let model = call.app.models.find(name)?;
-    let (info, template) = (model.engine.info(), model.template());
-    let embeds = model.engine.embedding_form().is_some();
-    let mut capabilities = vec![if embeds { "embedding" } else { "completion" }];
-    if !embeds && model.calls().1 == Described::ByTemplate {
-        capabilities.push("tools");
-    }
-    if !embeds && !delft::reasoning::switches(true, template).is_empty() {
-        capabilities.push("thinking");
-    }
-    let architecture = info.architecture;
-    let shown = json!({
-        "modelfile": "",
-        "parameters": model.engine.sampling_defaults().describe(),
-        "template": template.and_then(|template| template.source(None)).unwrap_or_default(),
-        "details": details(model),
-        "model_info": {
-            "general.architecture": architecture,
-            "general.parameter_count": info.parameters,
-            format!("{architecture}.context_length"): info.trained_context,
-            format!("{architecture}.embedding_length"): info.hidden,
-            format!("{architecture}.block_count"): info.layers,
-        },
-        "capabilities": capabilities,
-        "modified_at": crate::log::timestamp_of(call.app.created),
-    });
-    Ok(noting(&fields, axum::Json(shown).into_response()))
 }
 
 /// `/api/version`.

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use delft::{Finish, GenerateOptions, Metrics};
 use serde_json::{Value, json};
 
+use crate::catalogue::Known;
 use crate::fields::{Field, Fields, Unknown, used};
 use crate::generation::Generating;
 use crate::models::Model;
@@ -135,25 +136,27 @@ async fn stream<S: Shape>(
     sender.done().await
 }
 
-fn model_json(app: &App, model: &Model) -> Value {
+/// A model of the list; how long its context is follows from the memory that there is when it is loaded.
+fn model_json(app: &App, known: &Known) -> Value {
     json!({
-        "id": model.name,
+        "id": known.name,
         "object": "model",
-        "created": app.created,
+        "created": if known.files.modified > 0 { known.files.modified } else { app.created },
         "owned_by": "delft",
-        "max_model_len": model.context(),
-        "parent": model.parent,
+        "max_model_len": known.loaded.as_ref().map(|model| model.context()),
+        "parent": known.parent,
     })
 }
 
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
-    let list: Vec<Value> = app.models.0.iter().map(|model| model_json(&app, model)).collect();
+    let known = tokio::task::block_in_place(|| app.models.known());
+    let list: Vec<Value> = known.iter().map(|known| model_json(&app, known)).collect();
     axum::Json(json!({ "object": "list", "data": list })).into_response()
 }
 
 pub(crate) async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
-    match app.models.find(Some(&name)) {
-        Ok(model) => axum::Json(model_json(&app, model)).into_response(),
+    match tokio::task::block_in_place(|| app.models.look_up(&name)) {
+        Ok((known, _)) => axum::Json(model_json(&app, &known)).into_response(),
         Err(problem) => problem.response(Api::OpenAi),
     }
 }

@@ -288,8 +288,13 @@ impl Began {
 
     /// Nanoseconds since then.
     pub(crate) fn nanoseconds(self) -> u64 {
-        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.0.elapsed())
     }
+}
+
+/// A time in nanoseconds.
+pub(crate) fn nanoseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Which path is answered by what.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +17,18 @@ use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::fields::Fields;
-use crate::gate::{Access, REQUEST_ID, RequestId};
+use crate::catalogue::{Catalogue, Held};
+use crate::fields::{Field, Fields, Unknown, wrong};
+use crate::gate::{Access, REQUEST_ID};
 use crate::generation::Done;
+use crate::keep::Keep;
 use crate::metrics::Requests;
-use crate::models::Models;
 use crate::problem::{Api, Problem};
 use crate::reply::Began;
-use crate::{anthropic, embeddings, gate, metrics, native, ollama, openai, page};
+use crate::settings::random;
+use crate::watch::{Record, Trail};
+use crate::{anthropic, embeddings, events, gate, metrics, native, ollama, openai, page};
+use ollama::manage;
 
 /// Largest body of a request, in bytes: some millions of words.
 const LARGEST_BODY: usize = 16 << 20;
@@ -47,12 +52,14 @@ const CACHE: HeaderName = HeaderName::from_static("x-delft-cache");
 
 /// State that all requests share.
 pub(crate) struct App {
-    pub(crate) models: Models,
+    pub(crate) models: Arc<Catalogue>,
     pub(crate) access: Access,
+    /// Where requests and answers are recorded, if they are.
+    pub(crate) record: Option<Record>,
     pub(crate) requests: Requests,
     /// Permits to read parts of bodies: to render, to tokenise and to compile what they ask for.
     pub(crate) parts: Semaphore,
-    /// Seconds since 1970 when the models were loaded.
+    /// Seconds since 1970 when the server began.
     pub(crate) created: u64,
 }
 
@@ -61,10 +68,50 @@ pub(crate) struct Call {
     pub(crate) app: Arc<App>,
     pub(crate) body: Bytes,
     pub(crate) id: String,
+    pub(crate) trail: Arc<Trail>,
     pub(crate) began: Began,
 }
 
 impl Call {
+    /// The body's fields, by their tables.
+    ///
+    /// # Errors
+    /// No JSON object; a field that is refused or unknown.
+    pub(crate) async fn fields(
+        &self,
+        table: &[&[Field]],
+        unknown: Unknown,
+    ) -> Result<Fields, Problem> {
+        self.reading(|| Fields::read(&self.body, table, unknown)).await
+    }
+
+    /// The model that the fields name, loaded and held.
+    ///
+    /// # Errors
+    /// As [`Catalogue::hold`].
+    pub(crate) async fn model(&self, fields: &Fields) -> Result<Held, Problem> {
+        self.hold(fields.text("model")?, None).await
+    }
+
+    /// The same, with Ollama's `keep_alive`.
+    ///
+    /// # Errors
+    /// As [`Call::model`], and a time that is none.
+    pub(crate) async fn model_kept(&self, fields: &Fields) -> Result<Held, Problem> {
+        self.hold(fields.text("model")?, keep_alive(fields)?).await
+    }
+
+    async fn hold(&self, name: Option<&str>, keep: Option<Keep>) -> Result<Held, Problem> {
+        let held = self.app.models.hold(name, keep).await?;
+        self.trail.answers(&held);
+        Ok(held)
+    }
+
+    /// The seed of this request's texts, unless it gives one.
+    pub(crate) fn seed(&self) -> u64 {
+        self.trail.seed
+    }
+
     /// Reads the body on this thread, as soon as few others read theirs. What reading takes is a
     /// multiple of what was sent, so that a thousand at once would take all memory.
     pub(crate) async fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
@@ -93,9 +140,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(embeddings::ollama))
         .route("/api/embeddings", post(embeddings::ollama_one))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/ps", get(ollama::ps))
-        .route("/api/show", post(ollama::show))
+        .route("/api/tags", get(manage::tags))
+        .route("/api/ps", get(manage::ps))
+        .route("/api/show", post(manage::show))
+        .route("/api/pull", post(manage::pull))
+        .route("/api/copy", post(manage::copy))
+        .route("/api/delete", axum::routing::delete(taking(manage::delete)))
         .route("/api/version", get(ollama::version))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
@@ -104,11 +154,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
         .route("/ready", get(|| async { axum::Json(json!({ "status": "ok" })) }))
         .route("/metrics", get(metrics_text))
+        .route("/events", get(events::events))
         .merge(page::router());
     let origins = app.access.origins.iter().filter_map(|origin| origin.parse().ok());
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, NO_EFFECT, CACHE]);
     paths
@@ -122,22 +173,58 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// How long a model is to stay loaded, as Ollama's requests say it.
+///
+/// # Errors
+/// A value that is no time.
+pub(crate) fn keep_alive(fields: &Fields) -> Result<Option<Keep>, Problem> {
+    const NAME: &str = "keep_alive";
+    let expected = "seconds, or a duration such as \"5m\"; below zero: for ever";
+    let read = |value| Keep::of_json(value).ok_or_else(|| wrong(NAME, expected, value));
+    fields.value(NAME).map(read).transpose()
+}
+
 /// A path that takes a body, and answers problems in its interface's shape.
 fn post<F, A>(handler: F) -> MethodRouter<Arc<App>>
 where
     F: Fn(Call) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Answered> + Send,
 {
-    axum::routing::post(move |State(app): State<Arc<App>>, request: Request| async move {
-        let api = Api::of(request.uri().path());
-        let id = request.extensions().get::<RequestId>().map(|id| id.0.clone());
-        let (id, began) = (id.unwrap_or_default(), Began::now());
-        let answer = match read(request).await {
-            Ok(body) => handler(Call { app, body, id, began }).await,
-            Err(problem) => Err(problem),
-        };
-        answer.unwrap_or_else(|problem| problem.response(api))
-    })
+    axum::routing::post(taking(handler))
+}
+
+/// What answers a request that has a body.
+fn taking<F, A>(
+    handler: F,
+) -> impl Fn(State<Arc<App>>, Request) -> Pin<Box<dyn Future<Output = Response> + Send>>
++ Clone
++ Send
++ Sync
++ 'static
+where
+    F: Fn(Call) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Answered> + Send,
+{
+    move |State(app): State<Arc<App>>, request: Request| {
+        let handler = handler.clone();
+        Box::pin(async move {
+            let api = Api::of(request.uri().path());
+            let trail = request.extensions().get::<Arc<Trail>>().cloned();
+            // The gate has named every request.
+            let trail = trail.unwrap_or_else(|| Arc::new(Trail::new(random(), None)));
+            let (id, began) = (trail.id.clone(), Began::now());
+            let answer = match read(request).await {
+                Ok(body) => {
+                    if app.record.is_some() {
+                        trail.asks(&body);
+                    }
+                    handler(Call { app, body, id, trail, began }).await
+                }
+                Err(problem) => Err(problem),
+            };
+            answer.unwrap_or_else(|problem| problem.response(api))
+        })
+    }
 }
 
 /// A request's body.

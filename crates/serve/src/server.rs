@@ -3,22 +3,31 @@
 //! HTTP/1.1 without encryption: where that is needed, a proxy in front adds it.
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use delft::{Error, Result};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
+use tower::ServiceExt;
 
-use crate::gate::Access;
+use crate::catalogue::{Catalogue, now};
+use crate::events::Events;
+use crate::gate::{Access, Peer};
 use crate::generation::Limits;
+use crate::library::Library;
 use crate::log::Line;
 use crate::metrics::Requests;
-use crate::models::{Model, Models, Served};
+use crate::models::Served;
 use crate::router::{App, PARTS, router};
+use crate::watch::Record;
 
 /// Connections that are open at a time; more wait until one is closed.
 const CONNECTIONS: usize = 512;
@@ -42,6 +51,10 @@ pub struct Config {
     pub limits: Limits,
     /// How long requests may go on after the first signal to stop.
     pub drain: Duration,
+    /// What is loaded when a request names it.
+    pub library: Library,
+    /// A file to which requests and answers are added, for `delft replay`.
+    pub record: Option<PathBuf>,
 }
 
 impl Config {
@@ -67,33 +80,27 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the address.
+    /// Takes the address. Models that are loaded and that the configuration's library names as well may be unloaded and loaded
+    /// again; others stay.
     ///
     /// # Errors
     /// An address that is in use, or that other machines reach while no key is asked for; two models of one name; a chat
-    /// template that cannot be read.
+    /// template that cannot be read; a file for records that cannot be written.
     pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
         config.check()?;
-        let Config { address, access, limits, drain, .. } = config;
-        let models = models.into_iter().map(|served| Model::all(served, limits));
-        let models = models.collect::<Result<Vec<Vec<Model>>>>()?;
-        let models: Vec<Arc<Model>> = models.into_iter().flatten().map(Arc::new).collect();
-        for (i, model) in models.iter().enumerate() {
-            if models[..i].iter().any(|other| other.name.eq_ignore_ascii_case(&model.name)) {
-                let error = Error::new("models", "names that differ", &model.name);
-                return Err(error.hint("give one of them another name"));
-            }
-        }
+        let Config { address, access, limits, drain, library, record, .. } = config;
+        let models = Arc::new(Catalogue::new(library, models, limits)?);
+        let record = record.as_deref().map(Record::open).transpose()?;
         let failed = |e| Error::io(address, e).hint("take another port");
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let app = App {
-            models: Models(models),
+            models,
             access,
+            record,
             requests: Requests::default(),
             parts: Semaphore::new(PARTS),
-            created: now.as_secs(),
+            created: now(),
         };
         Ok(Server { listener, app: Arc::new(app), drain })
     }
@@ -153,7 +160,8 @@ impl Server {
         let Server { listener, app, drain } = self;
         let listener = tokio::net::TcpListener::from_std(listener);
         let listener = listener.map_err(|e| Error::io("the socket", e))?;
-        let service = TowerToHyperService::new(router(app));
+        let (models, router) = (app.models.clone(), router(app));
+        let idle = tokio::spawn(models.clone().unload_idle());
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(LARGEST_HEAD);
         let connections = Arc::new(Semaphore::new(CONNECTIONS));
@@ -164,10 +172,10 @@ impl Server {
                 let permit = connections.clone().acquire_owned().await;
                 (permit, listener.accept().await)
             };
-            let (permit, stream) = tokio::select! {
+            let (permit, (stream, peer)) = tokio::select! {
                 () = &mut stop => break,
                 (permit, accepted) = accepted => match accepted {
-                    Ok((stream, _)) => (permit, stream),
+                    Ok((stream, peer)) => (permit, (stream, Peer(peer.ip()))),
                     Err(_) => {
                         // The process has no file descriptors left, or the client is gone already: others go on.
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -180,7 +188,12 @@ impl Server {
             let mut stream = TimeoutStream::new(stream);
             stream.set_write_timeout(Some(WRITE_TIME));
             let io = TokioIo::new(Box::pin(stream));
-            let connection = graceful.watch(http.serve_connection(io, service.clone()));
+            let service = router.clone().map_request(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(peer);
+                request
+            });
+            let service = TowerToHyperService::new(service);
+            let connection = graceful.watch(http.serve_connection(io, service));
             tokio::spawn(async move {
                 // A connection that breaks is its client's affair.
                 let _ = connection.await;
@@ -188,6 +201,8 @@ impl Server {
             });
         }
         drop(listener);
+        idle.abort();
+        models.events().tell(Events::STOPPING, json!({}));
         Line::about("stopping").with("open", graceful.count()).write();
         tokio::select! {
             () = graceful.shutdown() => {}

@@ -17,7 +17,12 @@ const LONGEST_STOP: usize = 1024;
 pub(crate) const MOST_TOP_LOGPROBS: i64 = 20;
 
 /// The settings that the interfaces share, by the names that they share. A table decides which of them a request may have.
-pub(crate) fn options(model: &Model, fields: &Fields) -> Result<GenerateOptions, Problem> {
+/// `seed` is for a request that gives none.
+pub(crate) fn options(
+    model: &Model,
+    fields: &Fields,
+    seed: u64,
+) -> Result<GenerateOptions, Problem> {
     let mut sampling = model.engine.sampling_defaults().clone();
     let set = |setting: &mut f32, value: Option<f32>| *setting = value.unwrap_or(*setting);
     set(&mut sampling.temperature, fields.number("temperature", 0.0..=100.0)?);
@@ -34,8 +39,8 @@ pub(crate) fn options(model: &Model, fields: &Fields) -> Result<GenerateOptions,
     if let Some(k) = fields.whole("top_k", -1..=i64::MAX)? {
         sampling.top_k = usize::try_from(k).unwrap_or(0);
     }
-    let seed = fields.whole("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
-    sampling.seed = seed.map_or_else(random, |seed| seed as u64);
+    let own = fields.whole("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
+    sampling.seed = own.map_or(seed, |seed| seed as u64);
     if let Some(biases) = fields.object("logit_bias")? {
         let vocabulary = model.engine.info().vocab;
         for (token, bias) in biases {

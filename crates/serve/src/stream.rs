@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::generation::{Event, Generating};
-use crate::problem::{Api, Problem};
+use crate::problem::Api;
 
 /// Pieces that may wait for a slow client before the task that writes them waits too.
 const AHEAD: usize = 64;
@@ -88,7 +88,7 @@ impl Sender {
         api: Api,
     ) -> Result<bool, Gone> {
         loop {
-            match self.next(&mut generating).await? {
+            match self.or_gone(generating.next()).await? {
                 Ok(Some((index, event))) => shape.event(self, index, event).await?,
                 Ok(None) => return Ok(true),
                 Err(problem) => {
@@ -99,16 +99,14 @@ impl Sender {
         }
     }
 
-    /// The next event of what is being written, unless the client goes away first.
-    async fn next(
-        &self,
-        generating: &mut Generating,
-    ) -> Result<Result<Option<(usize, Event)>, Problem>, Gone> {
+    /// Waits for something, unless the client goes away first.
+    pub(crate) async fn or_gone<T>(&self, wanted: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut wanted = std::pin::pin!(wanted);
         loop {
             tokio::select! {
                 biased;
                 () = self.pieces.closed() => return Err(Gone),
-                event = generating.next() => return Ok(event),
+                found = &mut wanted => return Ok(found),
                 () = tokio::time::sleep(SILENCE), if self.framing != Framing::Lines => {
                     self.raw(": waiting\n\n".to_string()).await?;
                 }

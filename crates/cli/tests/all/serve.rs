@@ -2,7 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::{Value, json};
 
 use crate::common::{delft, fed, fixture, status};
 
@@ -41,6 +44,152 @@ fn it_serves_until_it_is_told_to_stop() {
     );
     assert!(log.iter().any(|line| line.contains(" stopping ")), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("3141592653")), "{log:?}");
+}
+
+/// A server that runs until it is dropped.
+struct Serving {
+    child: Child,
+    url: String,
+}
+
+impl Serving {
+    fn start(args: &[&str]) -> Serving {
+        let mut command = delft();
+        command.args(["serve", "--port", "0", "--parallel", "2"]).args(args);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.starts_with("serving ")).unwrap();
+        let url = format!("http://{}", line.split_once(" at http://").unwrap().1);
+        // Its log goes on, and nobody reads it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Serving { child, url }
+    }
+
+    /// Runs a command that asks the server.
+    fn run(&self, args: &[&str]) -> Output {
+        delft().args(args).args(["--url", &self.url]).output().unwrap()
+    }
+
+    fn post(&self, path: &str, body: &str) -> String {
+        let address = self.url.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    /// MiB that it holds now.
+    #[cfg(target_os = "linux")]
+    fn resident(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn text(output: &Output) -> String {
+    assert_eq!(status(output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a model held is the system's again when it is unloaded, however often it comes and goes.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_returns_when_a_model_goes() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
+    let (small, large) = (format!("tiny={}", fixture("llama3")), model.display().to_string());
+    let serving = Serving::start(&[&small, &format!("large={large}")]);
+    let stop = || drop(text(&serving.run(&["stop", "large"])));
+    let ask = || {
+        let body = r#"{"model": "large", "prompt": "Once", "max_tokens": 40, "ignore_eos": true}"#;
+        let answer = serving.post("/v1/completions", body);
+        assert!(answer.contains("\"completion_tokens\":40"), "{answer}");
+    };
+    ask();
+    stop();
+    let before = serving.resident();
+    for _ in 0..6 {
+        ask();
+        assert!(serving.resident() > before + 10.0, "{} beside {before}", serving.resident());
+        stop();
+    }
+    let after = serving.resident();
+    assert!(after < before + 4.0, "{after} MiB, before {before}");
+    let listed = text(&serving.run(&["ps"]));
+    assert!(listed.contains("tiny") && !listed.contains("large"), "{listed}");
+}
+
+#[test]
+fn a_server_is_asked_what_it_has_loaded_and_told_to_unload_it() {
+    let (one, two) = (format!("one={}", fixture("llama3")), format!("two={}", fixture("qwen3")));
+    let serving = Serving::start(&[&one, &two, "--keep-alive", "1h"]);
+    let told = text(&serving.run(&["ps", "--json"]));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(
+        (&told["models"][0]["name"], &told["models"][1]["name"]),
+        (&json!("one"), &json!("two"))
+    );
+    let listed = text(&serving.run(&["ps"]));
+    assert!(listed.starts_with("MODEL") && listed.contains("one"), "{listed}");
+    text(&serving.run(&["stop", "one"]));
+    let listed = text(&serving.run(&["ps"]));
+    assert!(!listed.contains("one ") && listed.contains("two "), "{listed}");
+    let output = serving.run(&["stop", "three"]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(status(&output) == 1 && stderr.contains("expected one or two"), "{stderr}");
+    let nobody = delft().args(["ps", "--url", "http://127.0.0.1:9"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&nobody.stderr).into_owned();
+    assert!(status(&nobody) == 1 && stderr.contains("delft serve starts one"), "{stderr}");
+}
+
+#[test]
+fn what_was_recorded_is_answered_the_same_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("asked.jsonl").display().to_string();
+    let serving = Serving::start(&["--record", &file]);
+    let chat = r#""messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 16"#;
+    for (path, more) in [
+        ("/v1/chat/completions", ""),
+        ("/v1/chat/completions", r#", "stream": true, "n": 2"#),
+        ("/v1/messages", r#", "stream": true"#),
+        ("/api/chat", r#", "options": {"num_predict": 12}"#),
+        ("/v1/chat/completions", r#", "colour": 1"#),
+    ] {
+        let chat = if path == "/api/chat" {
+            chat.replace(", \"max_tokens\": 16", "")
+        } else {
+            chat.into()
+        };
+        serving.post(path, &format!("{{{chat}{more}}}"));
+    }
+    let recorded = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(recorded.lines().count(), 5);
+    let copy = folder.path().join("copy.jsonl");
+    std::fs::write(&copy, &recorded).unwrap();
+    let output = serving.run(&["replay", copy.to_str().unwrap()]);
+    assert_eq!(text(&output).matches(": same\n").count(), 5, "{output:?}");
+    // Another seed is another answer.
+    let first: Value = serde_json::from_str(recorded.lines().next().unwrap()).unwrap();
+    let other = recorded.replacen(first["seed"].as_str().unwrap(), "7", 1);
+    std::fs::write(&copy, other).unwrap();
+    let output = serving.run(&["replay", copy.to_str().unwrap(), "--json"]);
+    assert_eq!(status(&output), 1);
+    let line = String::from_utf8_lossy(&output.stdout).lines().next().unwrap().to_string();
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["same"], false);
+    assert!(
+        line["difference"].as_str().unwrap().starts_with("choices[0].message.content: "),
+        "{line}"
+    );
 }
 
 #[test]

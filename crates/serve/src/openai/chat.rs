@@ -1,12 +1,11 @@
 //! `/v1/chat/completions`.
 
-use std::sync::Arc;
-
 use axum::response::IntoResponse;
 use delft::{Finish, Token};
 use serde_json::{Map, Value, json};
 
 use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
+use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
@@ -67,7 +66,7 @@ const MOST_ANSWERS: i64 = 16;
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     asked: Asked,
     work: Vec<Work>,
@@ -77,7 +76,10 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let ask = call.reading(|| read(&call)).await?;
+    let table = &[FIELDS, EXTENSIONS, GRAMMARS, TEMPLATE];
+    let fields = call.fields(table, Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
+    let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
     let replies: Vec<Reply> =
         ask.work.iter().map(|work| ask.asked.reply(&model, &work.prompt)).collect();
@@ -109,11 +111,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
-fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields =
-        Fields::read(&call.body, &[FIELDS, EXTENSIONS, GRAMMARS, TEMPLATE], Unknown::Refused)?;
-    let model = call.app.models.find(fields.text("model")?)?.clone();
-    let mut options = settings::options(&model, &fields)?;
+fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
+    let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("max_completion_tokens", 1..=i64::MAX)?;
     let older = fields.whole("max_tokens", 1..=i64::MAX)?;
     options.max_tokens = most.or(older).and_then(|n| usize::try_from(n).ok());
@@ -218,7 +217,7 @@ fn call_json(call: &Called) -> Value {
 /// Writes a stream of chunks.
 struct Writer {
     head: Head,
-    model: Arc<Model>,
+    model: Held,
     replies: Vec<Reply>,
     /// Calls of tools in each text so far.
     called: Vec<usize>,

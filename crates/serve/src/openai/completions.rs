@@ -1,12 +1,11 @@
 //! `/v1/completions`: texts that are continued as they stand.
 
-use std::sync::Arc;
-
 use axum::response::IntoResponse;
 use delft::Token;
 use serde_json::{Map, Value, json};
 
 use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
+use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Event, Work};
@@ -48,7 +47,7 @@ const MOST_LIKELIEST: i64 = 5;
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     work: Vec<Work>,
     /// Texts of each prompt.
@@ -61,7 +60,9 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let ask = call.reading(|| read(&call)).await?;
+    let fields = call.fields(&[FIELDS, EXTENSIONS, GRAMMARS], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
+    let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
     let head = Head::new(&call, "cmpl", "text_completion", &model);
     let replies: Vec<Reply> = ask.work.iter().map(|_| Reply::plain()).collect();
@@ -97,10 +98,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
-fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields = Fields::read(&call.body, &[FIELDS, EXTENSIONS, GRAMMARS], Unknown::Refused)?;
-    let model = call.app.models.find(fields.text("model")?)?.clone();
-    let mut options = settings::options(&model, &fields)?;
+fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
+    let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("max_tokens", 0..=i64::MAX)?.unwrap_or(USUAL_TOKENS);
     options.max_tokens = usize::try_from(most).ok();
     if let Some(top) = fields.whole("logprobs", 0..=MOST_LIKELIEST)? {
@@ -214,7 +213,7 @@ impl Logprobs {
 /// Writes a stream of chunks.
 struct Writer {
     head: Head,
-    model: Arc<Model>,
+    model: Held,
     n: usize,
     logprobs: bool,
     /// The log-probabilities of each text.

@@ -1,14 +1,13 @@
 //! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. Nothing is stored
 //! between requests: a conversation comes whole with each of them.
 
-use std::sync::Arc;
-
 use axum::response::IntoResponse;
 use delft::Finish;
 use serde_json::{Map, Value, json};
 
 use super::chat::effort;
 use super::usage_of_responses;
+use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used};
@@ -60,7 +59,7 @@ pub(crate) const FIELDS: &[Field] = &[
 
 /// A request that is understood.
 struct Ask {
-    model: Arc<Model>,
+    model: Held,
     fields: Fields,
     asked: Asked,
     work: Work,
@@ -68,7 +67,10 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let Ask { model, fields, asked, work, streams } = call.reading(|| read(&call)).await?;
+    let fields = call.fields(&[FIELDS], Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
+    let ask = call.reading(|| read(&call, fields, model)).await?;
+    let Ask { model, fields, asked, work, streams } = ask;
     let mut reply = asked.reply(&model, &work.prompt);
     let head = head(&call, &model, &fields);
     let generating = model.generator.start(vec![work]).await?;
@@ -76,6 +78,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
         let mut writer =
             Writer { id: call.id, head, reply, items: Vec::new(), open: None, sent: 0 };
         let streamed = response(Framing::NamedEvents, |sender| async move {
+            let _held = model;
             writer.state(&sender, "response.created").await?;
             writer.state(&sender, "response.in_progress").await?;
             sender.relay(generating, &mut writer, Api::OpenAi).await.map(drop)
@@ -97,10 +100,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     Ok(telling(answer.end.as_ref(), told))
 }
 
-fn read(call: &Call) -> Result<Ask, Problem> {
-    let fields = Fields::read(&call.body, &[FIELDS], Unknown::Refused)?;
-    let model = call.app.models.find(fields.text("model")?)?.clone();
-    let mut options = settings::options(&model, &fields)?;
+fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
+    let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("max_output_tokens", 1..=i64::MAX)?;
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
     const REASONING: &[Field] = &[

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::common::{get, limits, post, receive, send, serve, shared};
+use crate::common::{config, get, limits, post, receive, send, serve, shared};
 use delft_serve::{Access, Config, Limits, Server};
 use serde_json::{Value, json};
 
@@ -55,13 +55,8 @@ fn strangers_are_turned_away() {
     assert_eq!(page.header("access-control-allow-origin"), None);
 
     // An address that others reach is not taken without a key.
-    let config = Config {
-        address: ([0, 0, 0, 0], 0).into(),
-        access: Access::default(),
-        insecure: false,
-        limits: limits(),
-        drain: Duration::ZERO,
-    };
+    let config =
+        Config { address: ([0, 0, 0, 0], 0).into(), ..config(limits(), Access::default()) };
     assert!(Server::bind(config, Vec::new()).is_err());
 }
 

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use delft::{Engine, LoadOptions};
-use delft_serve::{Access, Config, Limits, Running, Served, Server};
+use delft_serve::{Access, Config, Library, Limits, Running, Served, Server};
 use serde_json::Value;
 
 /// The bundled model's file.
@@ -37,14 +37,26 @@ pub(crate) fn serve(limits: Limits, access: Access) -> Running {
 }
 
 pub(crate) fn serve_all(limits: Limits, access: Access, models: Vec<Served>) -> Running {
-    let config = Config {
+    Server::bind(config(limits, access), models).unwrap().spawn().unwrap()
+}
+
+/// A server of models that are loaded when a request names them.
+pub(crate) fn serve_library(limits: Limits, access: Access, library: Library) -> Running {
+    let config = Config { library, ..config(limits, access) };
+    Server::bind(config, Vec::new()).unwrap().spawn().unwrap()
+}
+
+/// A port of the system's choosing, and nothing to load.
+pub(crate) fn config(limits: Limits, access: Access) -> Config {
+    Config {
         address: ([127, 0, 0, 1], 0).into(),
         access,
         insecure: false,
         limits,
         drain: Duration::from_secs(60),
-    };
-    Server::bind(config, models).unwrap().spawn().unwrap()
+        library: Library::default(),
+        record: None,
+    }
 }
 
 /// A server that all tests of a file share.

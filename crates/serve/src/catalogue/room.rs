@@ -1,0 +1,212 @@
+//! Loading and unloading: what is planned before memory is taken, who gives way, and when it is back.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use delft::{Engine, Error};
+use hyper::StatusCode;
+use serde_json::json;
+
+use super::{Catalogue, Held, Loaded, Target};
+use crate::keep::Keep;
+use crate::library::{Named, held_bytes};
+use crate::log::Line;
+use crate::models::Served;
+use crate::problem::Problem;
+
+/// How long an engine that nobody uses any more may take to be gone.
+const GOING: Duration = Duration::from_secs(10);
+/// What came of making room.
+enum Room {
+    Made,
+    /// Nothing is loaded that could give way.
+    Nobody,
+    /// Those that could were in use for too long.
+    Late,
+}
+
+impl Catalogue {
+    /// Loads a model; the one who loads has the line to itself.
+    pub(super) fn load(
+        self: &Arc<Self>,
+        target: &Target,
+        keep: Option<Keep>,
+        begun: Instant,
+        deadline: Instant,
+    ) -> Result<Held, Problem> {
+        let Named { name, adapters, .. } = &target.named;
+        self.events.tell("model.loading", json!({ "model": name }));
+        let prepared = self.make_room(&target.named, deadline)?;
+        let engine = prepared.load(&mut |_, _| {}).map_err(|error| refused(&error))?;
+        for warning in engine.warnings() {
+            Line::about("warning").with("model", name).with("text", warning).write();
+        }
+        let seated = adapters.iter().zip(engine.adapters());
+        let adapters = seated.map(|((name, _), adapter)| (name.clone(), adapter.clone())).collect();
+        let templates = self.library.templates.clone();
+        let served = Served { name: name.clone(), engine: engine.clone(), templates, adapters };
+        let keep = keep.unwrap_or(target.keep);
+        let id = self.add(served, Some(target.named.clone()), keep)?;
+        let (bytes, took) = (held_bytes(&engine), begun.elapsed());
+        Line::about("loaded")
+            .with("model", name)
+            .with("ms", took.as_millis())
+            .with("bytes", bytes)
+            .with("context", engine.info().context)
+            .write();
+        let seconds = took.as_secs_f64();
+        let told = json!({ "model": name, "seconds": seconds, "bytes": bytes, "device": engine.info().device.to_string() });
+        self.events.tell("model.loaded", told);
+        drop(engine);
+        let held = self.take(begun, None, |own| (own.id == id).then(|| own.of(target))?);
+        held.ok_or_else(|| self.unknown(&target.wanted))
+    }
+
+    /// Plans a model, and unloads others until it fits beside what is left.
+    fn make_room(&self, named: &Named, deadline: Instant) -> Result<delft::Prepared, Problem> {
+        let options = self.library.options_of(named).map_err(|error| refused(&error))?;
+        loop {
+            let prepared = Engine::prepare(named.location().clone(), &options);
+            let prepared = prepared.map_err(|error| refused(&error))?;
+            let engines: Vec<Engine> = self.loaded().iter().map(|own| own.engine.clone()).collect();
+            let lack = self.library.lack(&prepared, &engines);
+            // They are given back before any of them is unloaded.
+            drop(engines);
+            // A shorter context, or another device, is for want of memory, too.
+            if lack.is_none() && !prepared.shortened() && !self.fell_back(&prepared, &options) {
+                return Ok(prepared);
+            }
+            match (self.unload_one(deadline), lack) {
+                (Room::Made, _) => {}
+                (Room::Nobody, None) => return Ok(prepared),
+                (Room::Nobody, Some(error)) => return Err(refused(&error)),
+                (Room::Late, _) => {
+                    return Err(self.late("the models that are loaded are in use"));
+                }
+            }
+        }
+    }
+
+    /// Whether a model that could be anywhere is on the CPU while others are on GPUs.
+    fn fell_back(&self, prepared: &delft::Prepared, options: &delft::LoadOptions) -> bool {
+        let cpu = |places: &[delft::Place]| places == [delft::Place::Cpu];
+        options.device == delft::Place::Auto
+            && cpu(prepared.places())
+            && self.loaded().iter().any(|own| !cpu(own.engine.places()))
+    }
+
+    /// Unloads the model that was unused for longest, which may have to be waited for.
+    fn unload_one(&self, deadline: Instant) -> Room {
+        let victim = {
+            let loaded = self.loaded();
+            let could = loaded.iter().filter(|own| own.named.is_some());
+            could.min_by_key(|own| (own.users > 0, own.last)).map(|own| own.id)
+        };
+        match victim {
+            None => Room::Nobody,
+            Some(id) if self.unload(id, "memory", deadline) => Room::Made,
+            Some(_) => Room::Late,
+        }
+    }
+
+    /// Unloads a model once nobody uses it; false if somebody still did at the deadline.
+    fn unload(&self, id: u64, why: &str, deadline: Instant) -> bool {
+        let mut loaded = self.loaded();
+        loop {
+            let Some(at) = loaded.iter().position(|own| own.id == id) else { return true };
+            loaded[at].leaving = true;
+            if loaded[at].users == 0 {
+                let own = loaded.remove(at);
+                drop(loaded);
+                self.end(own, why);
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                loaded[at].leaving = false;
+                return false;
+            }
+            let waited = self.freed.wait_timeout(loaded, left);
+            loaded = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Gives a model's memory back.
+    fn end(&self, own: Loaded, why: &str) {
+        let name = own.name().to_string();
+        let Loaded { models, engine, .. } = own;
+        drop(models);
+        let gone = engine.unload(GOING);
+        Line::about("unloaded").with("model", &name).with("for", why).with("gone", gone).write();
+        self.events.tell("model.unloaded", json!({ "model": name, "for": why }));
+    }
+
+    /// Unloads a model if it is loaded and can be loaded again, once its requests are answered: whether it was.
+    ///
+    /// # Errors
+    /// Requests that took too long.
+    pub(crate) async fn stop(
+        self: &Arc<Self>,
+        name: &str,
+        why: &'static str,
+    ) -> Result<bool, Problem> {
+        let location = match tokio::task::block_in_place(|| self.look_up(name)) {
+            Ok((_, location)) => location,
+            Err(problem) => return Err(problem),
+        };
+        let id = {
+            let loaded = self.loaded();
+            let could = |own: &&Loaded| own.location == location && own.named.is_some();
+            loaded.iter().find(could).map(|own| own.id)
+        };
+        let Some(id) = id else { return Ok(false) };
+        let (own, deadline) = (self.clone(), Instant::now() + self.limits.time);
+        let unloaded = tokio::task::spawn_blocking(move || own.unload(id, why, deadline)).await;
+        match unloaded {
+            Ok(true) => Ok(true),
+            _ => Err(self.late("the model is in use")),
+        }
+    }
+
+    /// Unloads what nobody has asked for in the time that it is kept, for as long as this is polled.
+    pub(crate) async fn unload_idle(self: Arc<Self>) {
+        loop {
+            let (now, next) = (Instant::now(), self.expiring());
+            match next {
+                Some((at, id)) if at <= now => {
+                    let own = self.clone();
+                    // A request may have come meanwhile, and is not waited for.
+                    let unload = move || own.unload(id, "time", Instant::now());
+                    let _ = tokio::task::spawn_blocking(unload).await;
+                }
+                Some((at, _)) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at.into()) => {}
+                        () = self.due.notified() => {}
+                    }
+                }
+                None => self.due.notified().await,
+            }
+        }
+    }
+
+    /// The model that is to be unloaded next, among those that nobody uses.
+    fn expiring(&self) -> Option<(Instant, u64)> {
+        let loaded = self.loaded();
+        let idle = loaded.iter().filter(|own| own.users == 0 && !own.leaving);
+        idle.filter_map(|own| Some((own.expires()?, own.id))).min()
+    }
+}
+
+/// A model that cannot be loaded is no fault of the request that asked for it.
+fn refused(error: &Error) -> Problem {
+    let code = match error.kind {
+        delft::ErrorKind::NoMemory => "model_does_not_fit",
+        _ => "model_not_loadable",
+    };
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        code,
+        format!("the model cannot be loaded: {error}"),
+    )
+}

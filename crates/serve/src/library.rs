@@ -1,0 +1,182 @@
+//! What could be loaded: the models that a server was given by name, and those of the store that `delft pull` fills.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use delft::hub::{self, Hub, Kind};
+use delft::models::Ending;
+use delft::{
+    AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Prepared, Tensors,
+};
+
+use crate::keep::Keep;
+
+/// What a server loads when a request names it, and how.
+#[derive(Clone, Default)]
+pub struct Library {
+    /// Models by names of their own, the first of which is meant where a request names none.
+    pub named: Vec<Named>,
+    /// The store whose models are offered as well, and that is filled by pulls.
+    pub hub: Option<Hub>,
+    /// How they are loaded.
+    pub options: LoadOptions,
+    /// Whether all make embeddings, also those whose files do not say that they are made for it.
+    pub embeddings: bool,
+    /// Sources of chat templates to use instead of the models' own, by name.
+    pub templates: Option<BTreeMap<String, String>>,
+    /// Most bytes that the loaded ones may take of each device's memory together; unset: what is free.
+    pub memory: Option<u64>,
+    /// How long the named ones stay loaded.
+    pub keep_named: Keep,
+    /// How long those of the store stay loaded.
+    pub keep: Keep,
+}
+
+/// A model that is loaded when a request names it.
+#[derive(Clone)]
+pub struct Named {
+    /// The name that requests give.
+    pub name: String,
+    /// Where it lies.
+    pub model: hub::Model,
+    /// Adapters of it, each a model of its own name.
+    pub adapters: Vec<(String, AdapterFile)>,
+}
+
+impl Named {
+    /// Its own name and those of its adapters.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(self.adapters.iter().map(|(name, _)| name))
+    }
+
+    pub(crate) fn location(&self) -> &Location {
+        &self.model.location
+    }
+}
+
+impl Library {
+    /// Whether a model fits, with all of its context, beside others that are loaded.
+    ///
+    /// # Errors
+    /// Files that cannot be read, or of a model that cannot be run.
+    pub fn has_room(&self, named: &Named, loaded: &[Engine]) -> delft::Result<bool> {
+        let prepared = Engine::prepare(named.location().clone(), &self.options_of(named)?)?;
+        Ok(!prepared.shortened() && self.lack(&prepared, loaded).is_none())
+    }
+
+    /// Why a model does not fit beside those that are loaded: what is free is less than it needs and they may still take of
+    /// what was planned for them, or they would take more together than they may.
+    pub(crate) fn lack(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
+        prepared.plan().iter().zip(prepared.places()).find_map(|(plan, place)| {
+            let on_it = || loaded.iter().filter(|engine| engine.places().contains(place));
+            let planned: u64 = on_it().map(planned_bytes).fold(0, u64::saturating_add);
+            let held: u64 = on_it().map(held_bytes).fold(0, u64::saturating_add);
+            let (needed, owed) = (plan.needed() as u64, planned.saturating_sub(held));
+            let limit = self.memory.map(|limit| (needed.saturating_add(planned), planned, limit));
+            let free = plan.free.map(|free| (needed.saturating_add(owed), owed, free as u64));
+            let (_, others, found) =
+                [limit, free].into_iter().flatten().find(|(wanted, _, there)| wanted > there)?;
+            let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+            let beside = if others == 0 {
+                String::new()
+            } else {
+                format!(" beside {} of loaded models", mib(others))
+            };
+            let expected = format!("{} of its memory{beside}", mib(needed));
+            let error = Error::new(place, expected, format!("{} free", mib(found)));
+            Some(error.of(ErrorKind::NoMemory))
+        })
+    }
+
+    /// How a model is loaded: with its adapters, and for embeddings where it is made for them.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub(crate) fn options_of(&self, named: &Named) -> delft::Result<LoadOptions> {
+        let made_for_it = || {
+            let tensors = Tensors::open(named.location().clone())?;
+            Ok::<_, delft::Error>(delft::read_embedding_form(&tensors)?.is_some())
+        };
+        let embeds = self.embeddings || made_for_it()?;
+        let files = named.adapters.iter().map(|(_, file)| file.clone()).collect();
+        Ok(LoadOptions {
+            ending: if embeds { Ending::Hidden } else { Ending::Logits },
+            adapters: Adapters { files, ..self.options.adapters.clone() },
+            ..self.options.clone()
+        })
+    }
+}
+
+/// Bytes that were planned for a model.
+fn planned_bytes(engine: &Engine) -> u64 {
+    engine.plan().iter().map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
+}
+
+/// Bytes that a model holds.
+pub(crate) fn held_bytes(engine: &Engine) -> u64 {
+    let memory = engine.memory();
+    (memory.weights + memory.cache + memory.arena) as u64
+}
+
+/// What is told of a model's files.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Files {
+    /// Bytes of all.
+    pub(crate) bytes: u64,
+    /// Seconds since 1970 when they were last changed, or fetched.
+    pub(crate) modified: u64,
+    /// The commit of the repository that they are of; else empty.
+    pub(crate) commit: String,
+    /// `gguf` or `safetensors`.
+    pub(crate) format: &'static str,
+}
+
+impl Files {
+    /// Those of a model by itself.
+    pub(crate) fn of(model: &hub::Model) -> Files {
+        let metadata = model.path().and_then(|path| std::fs::metadata(path).ok());
+        let bytes = match (&model.location, &metadata) {
+            (Location::Program { bytes, .. }, _) => bytes.len() as u64,
+            (_, Some(metadata)) if metadata.is_file() => metadata.len(),
+            _ => model.path().map_or(0, bytes_of_weights),
+        };
+        let commit = match &model.source {
+            hub::Source::Hub { commit, .. } => commit.clone(),
+            _ => String::new(),
+        };
+        let modified = metadata.and_then(|metadata| metadata.modified().ok());
+        Files { bytes, modified: modified.map_or(0, seconds), commit, format: format(model.kind) }
+    }
+
+    /// Those of a model of the store.
+    pub(crate) fn of_stored(stored: &hub::Stored) -> Files {
+        Files {
+            bytes: stored.bytes,
+            modified: stored.modified.map_or(0, seconds),
+            commit: stored.commit.clone(),
+            format: format(stored.model.kind),
+        }
+    }
+}
+
+/// Bytes of the weights that lie in a folder.
+fn bytes_of_weights(folder: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let weights = entries.filter(|entry| {
+        entry.path().extension().is_some_and(|end| end == "safetensors" || end == "gguf")
+    });
+    let sizes = weights.filter_map(|entry| Some(std::fs::metadata(entry.path()).ok()?.len()));
+    sizes.fold(0, u64::saturating_add)
+}
+
+fn format(kind: Kind) -> &'static str {
+    match kind {
+        Kind::GgufFile => "gguf",
+        Kind::Folder => "safetensors",
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

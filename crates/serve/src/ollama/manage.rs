@@ -1,0 +1,414 @@
+//! Ollama's interface to models: what there is, what is loaded, and changes of the store.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use delft::formats::gguf;
+use delft::hub::{Hub, Progress};
+use delft::tokens::ChatTemplate;
+use delft::tokens::tools::{Described, Format};
+use delft::{Error, Tensors, models};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::catalogue::{Catalogue, Known};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
+use crate::library::{held_bytes, seconds};
+use crate::log::{Line, timestamp_of};
+use crate::native::short;
+use crate::problem::{Api, Problem};
+use crate::router::{Answered, App, Call, noting};
+use crate::stream::{Framing, response};
+
+/// How often the progress of a download is told.
+const OFTEN: Duration = Duration::from_millis(100);
+
+/// A model's kind and size, as far as they are known.
+fn details(known: &Known, family: &str, parameters: Option<u64>) -> Value {
+    json!({
+        "parent_model": known.parent.as_deref().unwrap_or_default(),
+        "format": known.files.format,
+        "family": family,
+        "families": if family.is_empty() { vec![] } else { vec![family] },
+        "parameter_size": parameters.map_or(String::new(), size),
+        "quantization_level": "",
+    })
+}
+
+/// A count of parameters as Ollama writes it.
+fn size(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000 => format!("{:.0}K", parameters as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", parameters as f64 / 1e6),
+        _ => format!("{:.1}B", parameters as f64 / 1e9),
+    }
+}
+
+/// When a model's files were last changed, or where there are none the server began.
+fn modified(app: &App, known: &Known) -> String {
+    timestamp_of(if known.files.modified > 0 { known.files.modified } else { app.created })
+}
+
+fn listed(app: &App, known: &Known) -> Value {
+    let info = known.loaded.as_ref().map(|model| model.engine.info());
+    let family = info.map_or("", |info| info.architecture);
+    json!({
+        "name": known.name,
+        "model": known.name,
+        "modified_at": modified(app, known),
+        "size": known.files.bytes,
+        "digest": known.files.commit,
+        "details": details(known, family, info.map(|info| info.parameters)),
+    })
+}
+
+/// `/api/tags`.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
+    let known = tokio::task::block_in_place(|| app.models.known());
+    let list: Vec<Value> = known.iter().map(|known| listed(&app, known)).collect();
+    axum::Json(json!({ "models": list })).into_response()
+}
+
+/// `/api/ps`.
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
+    // A model that computes tells its memory between two steps.
+    let residents = || -> Vec<Value> {
+        let residents = app.models.residents().into_iter();
+        residents
+            .map(|resident| {
+                let bytes = held_bytes(&resident.model.engine);
+                let cpu = resident.model.engine.info().device.name == "cpu";
+                let known = Known {
+                    name: resident.model.name.clone(),
+                    parent: resident.model.parent.clone(),
+                    files: resident.files,
+                    loaded: Some(resident.model.clone()),
+                };
+                let mut object = listed(&app, &known);
+                let (running, waiting) = resident.model.generator.load();
+                object["size"] = bytes.into();
+                object["size_vram"] = (if cpu { 0 } else { bytes }).into();
+                object["context_length"] = resident.model.context().into();
+                object["device"] = resident.model.engine.info().device.to_string().into();
+                object["running"] = running.into();
+                object["waiting"] = waiting.into();
+                // One that stays for ever is told of as Ollama does: it expires in a far year.
+                object["expires_at"] = match resident.expires {
+                    Some(at) => timestamp_of(seconds(at)),
+                    None => FAR.to_string(),
+                }
+                .into();
+                object
+            })
+            .collect()
+    };
+    let list = tokio::task::block_in_place(residents);
+    axum::Json(json!({ "models": list })).into_response()
+}
+
+/// When a model expires that is never unloaded for time.
+const FAR: &str = "2318-01-01T00:00:00.000Z";
+
+/// `/api/show`: of a model that is not loaded, by its files.
+pub(crate) async fn show(call: Call) -> Answered {
+    const SHOW: &[Field] =
+        &[used("model"), used("name"), used("verbose"), no_effect("system"), no_effect("options")];
+    let fields = call.fields(&[SHOW], Unknown::Noted).await?;
+    let name = name(&fields)?;
+    let verbose = fields.flag("verbose")?.unwrap_or(false);
+    let show = || -> Result<Value, Problem> {
+        let (known, location) = call.app.models.look_up(name)?;
+        let tensors = Tensors::open(location)?;
+        match &known.loaded {
+            Some(model) => described(&call.app, &known, &tensors, model.template(), verbose),
+            None => {
+                let template = delft::read_template(&tensors)?;
+                described(&call.app, &known, &tensors, template.as_ref(), verbose)
+            }
+        }
+    };
+    let shown = call.reading(show).await?;
+    Ok(noting(&fields, axum::Json(shown).into_response()))
+}
+
+/// All that is told of a model.
+fn described(
+    app: &App,
+    known: &Known,
+    tensors: &Tensors,
+    template: Option<&ChatTemplate>,
+    verbose: bool,
+) -> Result<Value, Problem> {
+    let config = models::config(tensors, &models::Options::default())?;
+    let parameters: u64 = tensors.iter().map(|tensor| tensor.elements() as u64).sum();
+    let architecture = config.architecture.name;
+    let mut info = json!({
+        "general.architecture": architecture,
+        "general.parameter_count": parameters,
+        format!("{architecture}.context_length"): config.context,
+        format!("{architecture}.embedding_length"): config.hidden,
+        format!("{architecture}.block_count"): config.layers,
+    });
+    let keys = tensors.gguf().into_iter().flat_map(|file| file.metadata().iter());
+    for (key, value) in keys {
+        info[key] = metadata(value, verbose);
+    }
+    let text = template.and_then(|template| template.source(None)).unwrap_or_default();
+    let sampling = known.loaded.as_ref().map(|model| model.engine.sampling_defaults().describe());
+    let each = |tensor: delft::formats::Tensor<'_>| json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape });
+    let listed: Vec<Value> = if verbose { tensors.iter().map(each).collect() } else { Vec::new() };
+    let mut details = details(known, architecture, Some(parameters));
+    details["quantization_level"] = main_type(tensors).into();
+    let name = &known.name;
+    Ok(json!({
+        "modelfile": format!("FROM {name}\nTEMPLATE \"\"\"{text}\"\"\"\n"),
+        "parameters": sampling.unwrap_or_default(),
+        "template": text,
+        "license": info["general.license"].as_str().unwrap_or_default(),
+        "details": details,
+        "model_info": info,
+        "tensors": listed,
+        "capabilities": capabilities(known, tensors, template)?,
+        "modified_at": modified(app, known),
+    }))
+}
+
+/// What a model can do, in Ollama's words.
+fn capabilities(
+    known: &Known,
+    tensors: &Tensors,
+    template: Option<&ChatTemplate>,
+) -> Result<Vec<&'static str>, Problem> {
+    let embeds = match &known.loaded {
+        Some(model) => model.engine.embedding_form().is_some(),
+        None => delft::read_embedding_form(tensors)?.is_some(),
+    };
+    if embeds {
+        return Ok(vec!["embedding"]);
+    }
+    let mut all = vec!["completion"];
+    if Format::or_described(template).1 == Described::ByTemplate {
+        all.push("tools");
+    }
+    if !delft::reasoning::switches(true, template).is_empty() {
+        all.push("thinking");
+    }
+    Ok(all)
+}
+
+/// The element type of most of a model's elements.
+fn main_type(tensors: &Tensors) -> &'static str {
+    let mut types: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for tensor in tensors.iter() {
+        *types.entry(tensor.dtype.name()).or_default() += tensor.elements();
+    }
+    types.into_iter().max_by_key(|(_, elements)| *elements).map_or("", |(name, _)| name)
+}
+
+/// A value of a GGUF file's metadata. Lists, which may be a whole vocabulary, are told of where all is asked for.
+fn metadata(value: &gguf::Value, verbose: bool) -> Value {
+    match value {
+        gguf::Value::Bool(value) => (*value).into(),
+        gguf::Value::String(text) => text.as_str().into(),
+        gguf::Value::F32(value) => short(*value).into(),
+        gguf::Value::F64(value) => (*value).into(),
+        gguf::Value::Array(array) if verbose => match array {
+            gguf::Array::F32(values) => values.iter().copied().map(short).collect(),
+            gguf::Array::F64(values) => values.iter().copied().collect(),
+            gguf::Array::Bool(values) => values.iter().copied().collect(),
+            gguf::Array::String(values) => values.iter().map(String::as_str).collect(),
+            gguf::Array::Array(_) => Value::Null,
+            whole => whole.integers().into_iter().flatten().map(integer).collect(),
+        },
+        gguf::Value::Array(_) => Value::Null,
+        whole => whole.integer().map_or(Value::Null, integer),
+    }
+}
+
+fn integer(value: i128) -> Value {
+    let small = || i64::try_from(value).map_or(Value::Null, Value::from);
+    u64::try_from(value).map_or_else(|_| small(), Value::from)
+}
+
+/// The name of a model that must be given; older clients call it `name`.
+fn name(fields: &Fields) -> Result<&str, Problem> {
+    let name = fields.text("model")?.filter(|name| !name.is_empty());
+    fields.needed("model", name.or(fields.text("name")?))
+}
+
+/// The store, which a request wants to change.
+fn store(models: &Catalogue) -> Result<Hub, Problem> {
+    models.hub().ok_or_else(|| {
+        let message = "this server has no store of models: it serves those that it was given";
+        Problem::new(StatusCode::FORBIDDEN, "no_store", message)
+    })
+}
+
+/// `/api/pull`: fetches a model into the store, telling its progress.
+pub(crate) async fn pull(call: Call) -> Answered {
+    const PULL: &[Field] = &[
+        used("model"),
+        used("name"),
+        used("stream"),
+        refused("insecure", "models come over TLS", &["false"]),
+        refused("username", "HF_TOKEN is how the hub is told who asks", &["\"\""]),
+        refused("password", "HF_TOKEN is how the hub is told who asks", &["\"\""]),
+    ];
+    let fields = call.fields(&[PULL], Unknown::Noted).await?;
+    let (name, hub) = (name(&fields)?.to_string(), store(&call.app.models)?);
+    let streams = fields.flag("stream")?.unwrap_or(true);
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let fetched = tokio::task::spawn_blocking(move || {
+        let done = fetch(&hub, &name, &Told::new(told.clone()));
+        Line::about("pull")
+            .with("model", &name)
+            .with(
+                "outcome",
+                done.as_ref().map_or_else(|problem| problem.message.as_str(), |()| "done"),
+            )
+            .write();
+        done
+    });
+    if !streams {
+        fetched.await.map_err(|_| Problem::failed("a panic ended the download"))??;
+        let done = axum::Json(json!({ "status": "success" }));
+        return Ok(noting(&fields, done.into_response()));
+    }
+    let streamed = response(Framing::Lines, |sender| async move {
+        // A download whose client goes away comes to its end all the same.
+        while let Some(line) = sender.or_gone(heard.recv()).await? {
+            sender.send(&line).await?;
+        }
+        let last = match fetched.await {
+            Ok(Ok(())) => json!({ "status": "success" }),
+            Ok(Err(problem)) => problem.to_json(Api::Ollama),
+            Err(_) => Problem::failed("a panic ended the download").to_json(Api::Ollama),
+        };
+        sender.send(&last).await
+    });
+    Ok(noting(&fields, streamed))
+}
+
+/// Fetches a model, unless it is one that could not be run.
+fn fetch(hub: &Hub, name: &str, progress: &Told) -> Result<(), Problem> {
+    progress.tell(json!({ "status": "pulling manifest" }));
+    let wrong = |error: Error| {
+        let status = if error.found.starts_with("404 ") {
+            StatusCode::NOT_FOUND
+        } else {
+            StatusCode::INTERNAL_SERVER_ERROR
+        };
+        Problem::new(status, "not_pulled", error.to_string())
+    };
+    // A path is for those who may read this machine's files, and is here already.
+    if delft::hub::Spec::parse(name).is_err() {
+        return Err(Problem::field("model", "expected a short name or a hub id, org/name:TAG"));
+    }
+    let offer = hub.offer(name, progress).map_err(wrong)?;
+    if let Some(error) = delft::objection(&offer, progress).map_err(wrong)? {
+        return Err(wrong(error));
+    }
+    offer.fetch(progress).map_err(wrong)?;
+    progress.tell(json!({ "status": "verifying sha256 digest" }));
+    progress.tell(json!({ "status": "writing manifest" }));
+    Ok(())
+}
+
+/// Tells of a download in Ollama's lines.
+struct Told {
+    lines: mpsc::UnboundedSender<Value>,
+    /// The file that is coming: its size, and when it was last told of.
+    current: Mutex<Option<(u64, Instant)>>,
+}
+
+impl Told {
+    fn new(lines: mpsc::UnboundedSender<Value>) -> Told {
+        Told { lines, current: Mutex::default() }
+    }
+
+    fn tell(&self, line: Value) {
+        // The client may have gone away.
+        let _ = self.lines.send(line);
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<(u64, Instant)>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, file: &str, total: u64, have: u64) {
+        let status = format!("pulling {file}");
+        self.tell(json!({ "status": status, "digest": file, "total": total, "completed": have }));
+    }
+}
+
+impl Progress for Told {
+    fn start(&self, file: &str, size: Option<u64>, have: u64) {
+        let total = size.unwrap_or(0);
+        *self.current() = Some((total, Instant::now()));
+        self.file(file, total, have);
+    }
+
+    fn at(&self, file: &str, have: u64) {
+        let mut current = self.current();
+        let Some((total, last)) = current.as_mut().filter(|(_, last)| last.elapsed() >= OFTEN)
+        else {
+            return;
+        };
+        *last = Instant::now();
+        let total = (*total).max(have);
+        drop(current);
+        self.file(file, total, have);
+    }
+
+    fn done(&self, file: &str) {
+        if let Some((total, _)) = self.current().take() {
+            self.file(file, total, total);
+        }
+    }
+
+    fn note(&self, text: &str) {
+        self.tell(json!({ "status": text }));
+    }
+}
+
+/// `/api/copy`: a further name for a model of the store; nothing is copied.
+pub(crate) async fn copy(call: Call) -> Answered {
+    const COPY: &[Field] = &[used("source"), used("destination")];
+    let fields = call.fields(&[COPY], Unknown::Noted).await?;
+    let source = fields.needed("source", fields.text("source")?)?;
+    let destination = fields.needed("destination", fields.text("destination")?)?;
+    let bare = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_string();
+    let copy = || -> Result<(), Problem> {
+        let (known, _) = call.app.models.look_up(source)?;
+        store(&call.app.models)?;
+        let added = call.app.models.with_hub(|hub| hub.add_name(&bare(destination), &known.name));
+        added.unwrap_or(Ok(())).map_err(Problem::from)
+    };
+    call.reading(copy).await?;
+    Ok(noting(&fields, StatusCode::OK.into_response()))
+}
+
+/// `/api/delete`: a name that a copy made, or a model of the store with its files.
+pub(crate) async fn delete(call: Call) -> Answered {
+    const DELETE: &[Field] = &[used("model"), used("name")];
+    let fields = call.fields(&[DELETE], Unknown::Noted).await?;
+    let name = name(&fields)?;
+    let hub = store(&call.app.models)?;
+    let bare = name.strip_suffix(":latest").unwrap_or(name);
+    if call.reading(|| hub.remove_name(bare)).await? {
+        return Ok(noting(&fields, StatusCode::OK.into_response()));
+    }
+    if call.reading(|| hub.find_stored(bare)).await?.is_none() {
+        return Err(call.reading(|| call.app.models.unknown(name)).await);
+    }
+    call.app.models.stop(bare, "deletion").await?;
+    let (hub, own) = (hub.clone(), bare.to_string());
+    let removed = tokio::task::spawn_blocking(move || hub.removal(&own)?.run()).await;
+    removed.map_err(|_| Problem::failed("a panic ended the removal"))??;
+    Line::about("deleted").with("model", bare).write();
+    Ok(noting(&fields, StatusCode::OK.into_response()))
+}

@@ -1,0 +1,196 @@
+//! What follows a request from its head to the last byte of its answer: its name and seed, events of its begin and end, and the
+//! record of both for `delft replay`.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use delft::{Error, Result};
+use hyper::body::{Frame, SizeHint};
+use serde_json::{Value, json};
+
+use crate::catalogue::Held;
+use crate::log::timestamp;
+use crate::reply::Began;
+use crate::router::App;
+
+/// Longest part of an answer that is recorded, in bytes.
+const RECORDED: usize = 16 << 20;
+
+/// What is known of a request on its way.
+#[derive(Debug)]
+pub(crate) struct Trail {
+    /// Its name in log lines, in its response and in records.
+    pub(crate) id: String,
+    /// The seed of its texts, unless it gives one.
+    pub(crate) seed: u64,
+    /// Its body, where it is to be recorded.
+    body: OnceLock<Bytes>,
+    /// The name and fingerprint of the model that answers it.
+    model: OnceLock<(String, String)>,
+}
+
+impl Trail {
+    pub(crate) fn new(number: u64, seed: Option<u64>) -> Trail {
+        let (body, model) = (OnceLock::new(), OnceLock::new());
+        Trail { id: format!("{number:016x}"), seed: seed.unwrap_or(number), body, model }
+    }
+
+    /// Notes the model that answers.
+    pub(crate) fn answers(&self, model: &Held) {
+        let names = || (model.name.clone(), model.engine.fingerprint().to_string());
+        self.model.get_or_init(names);
+    }
+
+    /// Notes the body.
+    pub(crate) fn asks(&self, body: &Bytes) {
+        self.body.get_or_init(|| body.clone());
+    }
+}
+
+/// A file of requests and their answers, a JSON object on each line.
+pub(crate) struct Record(Mutex<File>);
+
+impl Record {
+    /// Opens a file to add to. It holds what people ask, so that only its owner may read it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn open(path: &Path) -> Result<Record> {
+        let mut options = File::options();
+        options.append(true).create(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(path).map_err(|error| Error::io(path.display(), error))?;
+        Ok(Record(Mutex::new(file)))
+    }
+
+    fn write(&self, line: &Value) {
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A disk that is full is no reason to stop serving.
+        let _ = file.write_all(format!("{line}\n").as_bytes());
+    }
+}
+
+/// A request whose answer is on its way.
+pub(crate) struct Asked {
+    pub(crate) app: Arc<App>,
+    pub(crate) trail: Arc<Trail>,
+    pub(crate) method: hyper::Method,
+    pub(crate) path: String,
+    pub(crate) began: Began,
+}
+
+impl Asked {
+    /// Tells that it has begun.
+    pub(crate) fn begin(&self) {
+        let Asked { trail, method, path, .. } = self;
+        let told = json!({ "id": trail.id, "method": method.as_str(), "path": path });
+        self.app.models.events().tell("request.begun", told);
+    }
+
+    /// The response, watched to its end.
+    pub(crate) fn watch(self, response: Response) -> Response {
+        let recorded = self.app.record.is_some() && self.trail.body.get().is_some();
+        let status = response.status().as_u16();
+        let (head, body) = response.into_parts();
+        let text = recorded.then(Vec::new);
+        Response::from_parts(
+            head,
+            Body::new(Watched { body, asked: self, status, text, whole: false }),
+        )
+    }
+}
+
+/// A body on its way.
+struct Watched {
+    body: Body,
+    asked: Asked,
+    status: u16,
+    /// What was sent so far, where it is recorded.
+    text: Option<Vec<u8>>,
+    /// Whether all of it was sent.
+    whole: bool,
+}
+
+impl hyper::body::Body for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let (Some(data), Some(text)) = (frame.data_ref(), &mut self.text)
+                    && text.len() + data.len() <= RECORDED
+                {
+                    text.extend_from_slice(data);
+                }
+                self.whole = self.body.is_end_stream();
+            }
+            Poll::Ready(None) => self.whole = true,
+            _ => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let Watched { asked, status, text, whole, .. } = self;
+        let Asked { app, trail, method, path, began } = asked;
+        let ms = began.nanoseconds() / 1_000_000;
+        let model = trail.model.get();
+        app.models.events().tell(
+            "request.ended",
+            json!({
+                "id": trail.id,
+                "path": path,
+                "status": status,
+                "ms": ms,
+                "model": model.map(|(name, _)| name),
+                "whole": whole,
+            }),
+        );
+        let (Some(record), Some(text), Some(body)) = (&app.record, text, trail.body.get()) else {
+            return;
+        };
+        let read = |bytes: &[u8]| -> Value {
+            let text = || String::from_utf8_lossy(bytes).into_owned().into();
+            serde_json::from_slice(bytes).unwrap_or_else(|_| text())
+        };
+        record.write(&json!({
+            "time": timestamp(),
+            "build": env!("CARGO_PKG_VERSION"),
+            "id": trail.id,
+            "method": method.as_str(),
+            "path": path,
+            // Beyond what numbers of many JSON readers hold.
+            "seed": trail.seed.to_string(),
+            "model": model.map(|(name, _)| name),
+            "fingerprint": model.map(|(_, fingerprint)| fingerprint),
+            "request": read(body),
+            "status": status,
+            "ms": ms,
+            "whole": whole,
+            "response": read(text),
+        }));
+    }
+}
