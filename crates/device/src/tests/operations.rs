@@ -132,6 +132,32 @@ fn everything() -> Result<Program> {
     step.finish(bounded)
 }
 
+/// A Program of what carries a state, in two parts; heads of values are wider than what stays in the first cache.
+fn carried() -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
+    let net =
+        ops::DeltaNet { layer: 0, start: 0, heads: 4, key_heads: 2, key_dim: 13, value_dim: 43 };
+    let (width, start) = (net.width(), net.elements());
+    let conv = ops::ShortConv { layer: 0, start, width, kernel: 3 };
+    let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
+    let [qkv, a, b] = [("qkv", width), ("a", net.heads), ("b", net.heads)]
+        .map(|(name, out)| w(name, &[out, HIDDEN]));
+    let [taps, decay, dt] = [("taps", 3 * width), ("decay", net.heads), ("dt", net.heads)]
+        .map(|(name, len)| w(name, &[len]));
+    let head = w("head", &[VOCAB, net.heads * net.value_dim]);
+    builder.cache_layer(CacheLayer::carried(start + conv.elements()));
+    let step = Step::new(builder.program(), true);
+    let embed =
+        |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
+    let x = embed(Index::Token, table).add(&embed(Index::Position, places));
+    let linear = |w| x.apply(Op::from(ops::Linear), &[], vec![w]);
+    let mixed = linear(qkv).apply(Op::from(conv), &[], vec![taps]).trace("short_conv");
+    let (a, b) = (linear(a), linear(b));
+    let y = mixed.apply(Op::from(net), &[&a, &b], vec![decay, dt]).trace("delta_net");
+    step.finish(y.select().apply(Op::from(ops::Linear), &[], vec![head]))
+}
+
 /// A file of seeded weights.
 fn tensors(program: &Program, folder: &std::path::Path) -> Tensors {
     let values: Vec<Vec<u8>> = program
@@ -312,4 +338,32 @@ fn caps_and_sinks_matter() {
             layers.map(|((_, found), (_, wanted))| worst(found, wanted)).fold(0.0, f32::max);
         assert!(worst > 0.05, "{removed}: {worst}");
     }
+}
+
+#[test]
+fn states_agree_with_their_references() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = carried().unwrap();
+    let tensors = tensors(&plain, folder.path());
+    let wanted = results(&plain, &tensors, None);
+    for threads in [1, 3] {
+        let device = "cpu".parse::<Place>().unwrap().open(Some(threads)).unwrap();
+        for program in [&plain, &fuse(&plain)] {
+            let found = results(program, &tensors, Some((&*device, CacheType::F16)));
+            for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+                let worst = worst(found, wanted);
+                assert!(worst <= 1e-5, "{threads} threads: {name}: {worst:e}");
+            }
+        }
+    }
+    let why = "sim".parse::<Place>().unwrap().open(None).unwrap().check(&plain).unwrap_err();
+    assert!(why.to_string().contains("a state from token to token"), "{why}");
+    let mut overlaps = plain;
+    for node in &mut overlaps.nodes {
+        if let Op::ShortConv(conv) = &mut node.op {
+            conv.start = 0;
+        }
+    }
+    let why = overlaps.verify().unwrap_err().to_string();
+    assert!(why.contains("one operation for each part of a state"), "{why}");
 }
