@@ -13,7 +13,7 @@ use delft::Place;
 
 use crate::environment;
 use crate::grammar::GrammarArgs;
-use crate::tuning::Eval;
+use crate::tuning::{Eval, Tune};
 
 /// Runs language models on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -79,6 +79,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     //@    /// Teach a model from examples: writes an adapter
     //@    Tune(Tune),
+    /// Teach a model from examples: writes an adapter
+    Tune(Tune),
     /// Measure a model over examples: loss, exact answers, multiple choice
     Eval(Eval),
     /// Write a model with an adapter merged into it
@@ -1158,7 +1160,7 @@ pub(crate) struct Doctor {
 }
 
 /// More positions than any model has.
-const MOST: u64 = 1 << 24;
+pub(crate) const MOST: u64 = 1 << 24;
 
 pub(crate) fn positive() -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     whole(1..=MOST)
@@ -1180,7 +1182,9 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// A whole number of a range.
-fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
+pub(crate) fn whole(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     move |text| {
         let found = text.parse().ok().filter(|value| range.contains(value));
         found.ok_or_else(|| {

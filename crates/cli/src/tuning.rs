@@ -1,16 +1,185 @@
-//! The arguments of `delft eval`.
+//! The arguments of `delft tune` and `delft eval`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use delft::train::Schedule;
 
-use crate::args::{LoadArgs, positive};
+use crate::args::{LoadArgs, MOST, ModelArg, above_zero, at_least_zero, positive, whole};
+
+/// `delft tune`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
+or {\"text\": ..}; any other file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
+completion, of texts every token. An answer of \"weight\": 0 is only read.
+
+The folder gets the adapter (as PEFT has it), delft.json, which says what it was made of, loss.jsonl, loss.svg, and a checkpoint, \
+from which --resume goes on after Ctrl-C or a crash, with the same result as if nothing had happened. With examples held out, the \
+adapter is that of the update with the least loss on them.
+
+Examples:
+  delft tune qwen3:0.6b --data talks.jsonl --out my-style
+  delft run qwen3:0.6b --adapter my-style \"Who are you?\"
+  delft tune --data stories.txt --steps 200 --sample \"Once upon a time\"
+  delft tune qwen3:0.6b --data talks.jsonl --out my-style --resume")]
+pub(crate) struct Tune {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The examples: a .jsonl file, or plain text
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) data: PathBuf,
+    /// The folder to write [default: the name of the data with -lora behind it]
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    /// Go on with the run in that folder
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// What is only measured: a share of the examples (5%), a file of its own, or none [default: 5% of twenty examples or more]
+    #[arg(long, value_name = "SHARE or FILE")]
+    pub(crate) held_out: Option<HeldOut>,
+    /// Prompts and completions are text to continue, though the model has a chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Most tokens of an example; texts are cut there into several [default: what the model was trained for, 1024 for plain text]
+    #[arg(long, alias = "ctx", value_name = "N", value_parser = whole(2..=MOST))]
+    pub(crate) context: Option<u64>,
+    /// Take the end of examples that are longer away, instead of refusing them
+    #[arg(long)]
+    pub(crate) truncate: bool,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+    #[command(flatten)]
+    pub(crate) updates: UpdateArgs,
+    /// A text to continue, or a question, now and then, to see what it has learned; takes the memory of another copy of the model
+    #[arg(long, value_name = "PROMPT")]
+    pub(crate) sample: Option<String>,
+    /// Updates between two samples [default: a tenth of the run]
+    #[arg(long, value_name = "N", value_parser = positive(), requires = "sample")]
+    pub(crate) sample_every: Option<u64>,
+    /// Updates between two checkpoints: what a crash costs at most [default: a twentieth of the run, a hundred at most]
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) checkpoint_every: Option<u64>,
+    /// Threads [default: the physical cores]
+    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024))]
+    pub(crate) threads: Option<u64>,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The adapter.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Adapter")]
+pub(crate) struct LoraArgs {
+    /// Rank of the factors
+    #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
+    pub(crate) rank: u64,
+    /// The factors' product counts ALPHA / R [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", value_parser = above_zero)]
+    pub(crate) alpha: Option<f32>,
+    /// It counts ALPHA / sqrt(R) instead (rsLoRA)
+    #[arg(long)]
+    pub(crate) rslora: bool,
+    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks]
+    #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
+    pub(crate) sites: Vec<String>,
+}
+
+/// How the parameters are updated.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Updates")]
+pub(crate) struct UpdateArgs {
+    /// Passes over the examples [default: 3]
+    #[arg(long, value_name = "N", value_parser = whole(1..=100_000), conflicts_with = "steps")]
+    pub(crate) epochs: Option<u64>,
+    /// Updates, over as many passes as they take
+    #[arg(long, value_name = "N", value_parser = whole(1..=100_000_000))]
+    pub(crate) steps: Option<u64>,
+    /// Tokens that are computed together, packed from several examples [default: by the examples, 2048 at most but for longer ones]
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) batch_tokens: Option<u64>,
+    /// Batches of an update
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
+    pub(crate) accumulate: u64,
+    /// Greatest learning rate [default: by the width of the model]
+    #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
+    pub(crate) lr: Option<f32>,
+    /// How the learning rate goes on from there
+    #[arg(long, value_enum, default_value_t = ScheduleArg::Cosine)]
+    pub(crate) schedule: ScheduleArg,
+    /// Updates in which it rises from zero [default: a thirtieth of the run]
+    #[arg(long, value_name = "N", value_parser = whole(0..=100_000_000))]
+    pub(crate) warmup: Option<u64>,
+    /// Weight decay, of matrices
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = at_least_zero)]
+    pub(crate) weight_decay: f32,
+    /// Greatest norm of the gradients, to which longer ones are scaled; 0: none
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_zero)]
+    pub(crate) clip: f32,
+    /// Updates between two measurements of the held-out loss [default: a tenth of the run]
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) evaluate_every: Option<u64>,
+    /// End once the held-out loss was measured N times without falling
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) patience: Option<u64>,
+    /// Seed of the order of examples, of what is held out and of what the factors begin with: the same one gives the same bytes
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+/// A schedule by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScheduleArg {
+    /// It stays
+    Constant,
+    /// It falls to zero in a straight line
+    Linear,
+    /// It falls to zero along half a cosine
+    Cosine,
+}
+
+impl From<ScheduleArg> for Schedule {
+    fn from(arg: ScheduleArg) -> Schedule {
+        match arg {
+            ScheduleArg::Constant => Schedule::Constant,
+            ScheduleArg::Linear => Schedule::Linear,
+            ScheduleArg::Cosine => Schedule::Cosine,
+        }
+    }
+}
+
+/// What is measured and not learned.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum HeldOut {
+    None,
+    /// A share of the examples.
+    Share(f64),
+    File(PathBuf),
+}
+
+impl FromStr for HeldOut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<HeldOut, String> {
+        if text == "none" {
+            return Ok(HeldOut::None);
+        }
+        let Some(share) = text.strip_suffix('%') else { return Ok(HeldOut::File(text.into())) };
+        let share = share.trim().parse().ok().filter(|share| (0.0..100.0).contains(share));
+        match share {
+            Some(0.0) => Ok(HeldOut::None),
+            Some(share) => Ok(HeldOut::Share(share / 100.0)),
+            None => Err("expected a share from 0% to less than 100%, a file, or none".to_owned()),
+        }
+    }
+}
 
 /// `delft eval`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-or {\"text\": ..}; any other file is plain text. Over answers, completions and texts it tells the loss of what would be learned, in nats per token, and the perplexity; \
+The examples are as delft tune has them. Over them it tells the loss of what would be learned, in nats per token, and the perplexity; \
 how many tokens were the likeliest in their place; and how many answers are exactly what greedy decoding would write. A .jsonl file \
 of {\"question\": .., \"choices\": [..], \"answer\": ..} is multiple choice instead: the answer is a text, a letter or a number from 0, \
 and the choice counts that the model holds likeliest, as it is and by its length.
@@ -34,4 +203,22 @@ pub(crate) struct Eval {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HeldOut;
+
+    #[test]
+    fn what_is_held_out_is_a_share_a_file_or_none() {
+        let share = |text: &str| text.parse::<HeldOut>();
+        assert_eq!(share("5%"), Ok(HeldOut::Share(0.05)));
+        assert_eq!(share("0.5 %"), Ok(HeldOut::Share(0.005)));
+        assert_eq!(share("none"), Ok(HeldOut::None));
+        assert_eq!(share("0%"), Ok(HeldOut::None));
+        assert_eq!(share("held.jsonl"), Ok(HeldOut::File("held.jsonl".into())));
+        for wrong in ["100%", "-1%", "x%", "%", "NaN%"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ mod line;
 pub use choices::{Question, questions};
 
 use engine::{Prompt, models};
-use formats::{Error, Location, Result, Tensors};
+use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -233,7 +233,8 @@ impl Reader<'_> {
             if !self.truncate {
                 let expected = format!("at most {} tokens", self.context);
                 let error = Error::new("", expected, length);
-                return Err(error.hint("take a longer context, or have examples truncated"));
+                let hint = Hint::set(Setting::Context, length).and(" holds it, if the model does");
+                return Err(error.hint(hint));
             }
             remarks.truncated += 1;
             example.tokens.truncate(self.context);

@@ -15,7 +15,7 @@ use crate::tuning::Eval;
 use crate::waiting::Waiting;
 
 /// Tokens of a plain text that are read together unless said otherwise, at most.
-const OF_TEXT: usize = 1024;
+pub(crate) const OF_TEXT: usize = 1024;
 
 pub(crate) fn run(args: &Eval) -> Outcome {
     let limit = args.limit.map_or(usize::MAX, |n| n as usize);
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Eval) -> Outcome {
 }
 
 /// The longest example that a model takes: as the flags say, or as it was trained.
-fn context(
+pub(crate) fn context(
     model: &Model,
     stated: Option<u64>,
     file: &std::path::Path,
@@ -43,7 +43,7 @@ fn context(
 }
 
 /// Says what was done to the examples of a file.
-fn tell(data: &Data, file: &std::path::Path) {
+pub(crate) fn tell(data: &Data, file: &std::path::Path) {
     for note in &data.notes {
         aside(format_args!("{}: {note}", harmless(&file.display().to_string())));
     }

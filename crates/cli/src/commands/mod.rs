@@ -26,5 +26,6 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod stop;
 pub(crate) mod tokenize;
+pub(crate) mod tune;
 pub(crate) mod verify;
 pub(crate) mod why_slow;

@@ -1,4 +1,4 @@
-//! `delft eval` from outside.
+//! `delft eval` and `delft tune` from outside.
 
 use crate::common::{delft, status};
 use serde_json::Value;
@@ -80,4 +80,131 @@ fn examples_and_questions_are_measured() {
         stderr.contains("wrong.jsonl: line 1: text: expected a text, found a number"),
         "{stderr}"
     );
+}
+
+/// Short texts, one a line.
+fn texts(folder: &Path) -> String {
+    let line = |i: usize| format!("{{\"text\": \"The zebra number {i} sings zub zub zub.\"}}\n");
+    file(folder, "texts.jsonl", &(0..8).map(line).collect::<String>())
+}
+
+/// A run of a few updates that learns something.
+const FEW: [&str; 8] =
+    ["--steps", "4", "--lr", "5e-3", "--held-out", "25%", "--batch-tokens", "48"];
+
+#[test]
+fn an_adapter_is_made_and_used_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (texts(folder.path()), folder.path().join("out"));
+    let out = out.to_str().unwrap();
+    let begin = ["tune", "-m", MODEL, "--data", &data, "--out", out];
+    let output = delft()
+        .args(begin)
+        .args(FEW)
+        .args(["--sample", "The zebra", "--sample-every", "2"])
+        .output()
+        .unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!((output.status.code(), stdout.trim_end()), (Some(0), out), "{stderr}");
+    let next = format!("try it: delft run {MODEL} --adapter {out}");
+    for part in [
+        "learned: 6 examples",
+        "held out: 2 examples",
+        "memory: ",
+        "update 4: held-out loss",
+        &next,
+    ] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert_eq!(stderr.matches(": The zebra").count(), 2, "{stderr}");
+    let names = ["adapter_config.json", "checkpoint.delft", "delft.json", "loss.jsonl", "loss.svg"];
+    assert!(names.iter().all(|name| Path::new(out).join(name).exists()));
+    let log = std::fs::read_to_string(Path::new(out).join("loss.jsonl")).unwrap();
+    let held_out: Vec<f64> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["held_out"].as_f64())
+        .collect();
+    assert!(held_out.last().unwrap() + 0.5 < held_out[0], "{log}");
+    let eval = ["eval", "-m", MODEL, "--data", &data, "--json"];
+    let loss = |args: &[&str]| object(&[&eval[..], args].concat())["loss"].as_f64().unwrap();
+    assert!(loss(&["--adapter", out]) + 0.5 < loss(&[]));
+    let (code, _, stderr) =
+        run(&["run", "-m", MODEL, "--adapter", out, "The zebra", "-n", "4", "--raw"]);
+    assert_eq!(code, 0, "{stderr}");
+    // The run is finished: to go on with it changes nothing, and other settings make it another run.
+    let again = object(&[&begin[..], &FEW, &["--resume", "--json"]].concat());
+    assert_eq!((&again["updates"], &again["end"]), (&4.into(), &"done".into()));
+    let others: &[(&[&str], &str)] = &[
+        (&[], "expected a folder without a run"),
+        (&["--resume", "--seed", "1"], "a run is resumed with what it was begun with"),
+        (&["--resume", "--rank", "4"], "a run is resumed with what it was begun with"),
+    ];
+    for (more, expected) in others {
+        let (code, stdout, stderr) = run(&[&begin[..], &FEW, more].concat());
+        assert!(code == 1 && stdout.is_empty() && stderr.contains(expected), "{more:?}: {stderr}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (texts(folder.path()), folder.path().join("out"));
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["--resume"], 1, "expected a run to go on with"),
+        (&["--batch-tokens", "8"], 1, "--batch-tokens: expected at least"),
+        (&["--context", "8", "--sites", "nonsense"], 1, "nonsense"),
+        (&["--patience", "2"], 1, "--patience: expected held-out examples, found none"),
+        (&["--held-out", "/nowhere/x.jsonl"], 1, "/nowhere/x.jsonl"),
+        (&["--held-out", "200%"], 2, "expected a share"),
+        (&["--steps", "2", "--epochs", "2"], 2, "cannot be used with"),
+        (&["--lr", "0"], 2, "expected a number above 0"),
+        (&["--schedule", "round"], 2, "possible values"),
+        (&["--sample-every", "2"], 2, "--sample"),
+    ];
+    for (args, wanted, expected) in cases {
+        let begin = ["tune", "-m", MODEL, "--data", &data, "--out", out.to_str().unwrap()];
+        let (code, stdout, stderr) = run(&[&begin[..], args].concat());
+        assert!(
+            code == *wanted && stdout.is_empty() && stderr.contains(expected),
+            "{args:?}: {stderr}"
+        );
+        assert!(!out.exists(), "{args:?}");
+    }
+}
+
+/// Ctrl-C leaves a checkpoint, from which the run goes on to the same bytes.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_was_interrupted_ends_in_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = texts(folder.path());
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let tune = |out: &str, more: &[&str]| {
+        let mut command = delft();
+        command.args(["tune", "-m", MODEL, "--data", &data, "--out", out]).args(FEW).args(more);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let (whole, cut) = (at("whole"), at("cut"));
+    assert!(tune(&whole, &[]).wait().unwrap().success());
+    let child = tune(&cut, &[]);
+    let log = Path::new(&cut).join("loss.jsonl");
+    // Behind the first update.
+    while std::fs::read_to_string(&log).unwrap_or_default().lines().count() < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("--resume goes on from there"), "{stderr}");
+    assert!(tune(&cut, &["--resume"]).wait().unwrap().success());
+    for name in
+        ["adapter_model.safetensors", "checkpoint.delft", "loss.jsonl", "loss.svg", "delft.json"]
+    {
+        let read = |folder: &str| std::fs::read(Path::new(folder).join(name)).unwrap();
+        assert!(read(&whole) == read(&cut), "{name}");
+    }
 }

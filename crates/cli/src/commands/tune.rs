@@ -1,0 +1,321 @@
+//! `delft tune`: an adapter from examples.
+
+mod show;
+
+use std::path::{Path, PathBuf};
+
+use delft::hub::Model;
+use delft::train::run::{self, End, Intervals, Length, Summary};
+use delft::train::{
+    AdamW, Data, Example, Language, LoraOptions, Model as _, Reader, Run, Settings, Tuned,
+};
+use delft::{Error, ErrorKind};
+use serde_json::json;
+
+use super::eval;
+use crate::load;
+use crate::terminal::{
+    Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
+};
+use crate::tuning::{HeldOut, Tune};
+
+/// Tokens of a batch unless said otherwise, at most.
+const BATCH: usize = 2048;
+/// Share of the examples that is held out unless said otherwise, and from how many on.
+const HELD_OUT: (f64, usize) = (0.05, 20);
+
+pub(crate) fn run(args: &Tune) -> Outcome {
+    let model = load::find(&args.model)?;
+    let folder = folder(args);
+    // Before anything that takes long.
+    if run::checkpointed(&folder) != args.resume {
+        return Err(misplaced(&folder, args.resume).into());
+    }
+    let language = Language {
+        tokenizer: load::tokenizer(&model)?,
+        template: delft::read_template(&load::open(&model)?)?,
+    };
+    let context = eval::context(&model, args.context, &args.data, &[])?;
+    let examples = Examples::read(args, &language, context)?;
+    examples.tell(args);
+    let lora = lora(args);
+    let mut tuned = Tuned::lora(model.location.clone(), &lora, args.threads.map(|n| n as usize))?;
+    let settings = settings(args, &examples, tuned.config().hidden)?;
+    let updates = settings.updates(&examples.training.examples)?;
+    check_memory(&tuned, &settings, examples.longest())?;
+    plan(&tuned, &settings, updates);
+    let mut identity = identity(&model, &examples, context)?;
+    identity.push(("adapter".to_owned(), format!("{lora:?}")));
+    let sample = if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
+    let checkpoint =
+        or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
+    let run = Run {
+        settings: &settings,
+        intervals: Intervals { checkpoint, sample },
+        training: &examples.training.examples,
+        held_out: &examples.held_out.examples,
+        identity: &identity,
+        folder: &folder,
+        resume: args.resume,
+    };
+    let mut shown = show::Shown::new(args, &model, &language, &lora)?;
+    let summary = run.train(&mut tuned, &mut shown)?;
+    let speed = shown.end();
+    report(args, &folder, &summary, speed)
+}
+
+/// The folder of the run.
+fn folder(args: &Tune) -> PathBuf {
+    let stem = args.data.file_stem().unwrap_or_default().to_string_lossy();
+    args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}-lora")))
+}
+
+/// The error of a folder that has a run though none is resumed, or none though one is.
+fn misplaced(folder: &Path, resume: bool) -> Error {
+    let (expected, found, hint) = match resume {
+        true => ("a run to go on with", "no checkpoint", "leave --resume out to begin one"),
+        false => (
+            "a folder without a run",
+            "a checkpoint",
+            "--resume goes on with it, --out names another folder",
+        ),
+    };
+    Error::new(folder.display(), expected, found).hint(hint)
+}
+
+/// What is learned from, and what is only measured.
+struct Examples {
+    training: Data,
+    held_out: Data,
+}
+
+impl Examples {
+    fn read(args: &Tune, language: &Language, context: usize) -> Outcome<Examples> {
+        let reader = Reader {
+            tokenizer: &language.tokenizer,
+            template: language.template.as_ref(),
+            raw: args.raw,
+            context,
+            truncate: args.truncate,
+        };
+        let mut training = reader.read(&args.data)?;
+        let seed = args.updates.seed;
+        let held_out = match &args.held_out {
+            Some(HeldOut::File(path)) => {
+                let held_out = reader.read(path)?;
+                eval::tell(&held_out, path);
+                held_out
+            }
+            Some(HeldOut::Share(share)) => training.hold_out(*share, seed)?,
+            None if training.examples.last().is_some_and(|last| last.line >= HELD_OUT.1) => {
+                training.hold_out(HELD_OUT.0, seed)?
+            }
+            Some(HeldOut::None) | None => Data::default(),
+        };
+        if held_out.examples.is_empty() && args.updates.patience.is_some() {
+            let error = Error::new("--patience", "held-out examples", "none");
+            return Err(error.hint("--held-out 5%").into());
+        }
+        Ok(Examples { training, held_out })
+    }
+
+    fn longest(&self) -> usize {
+        self.training.longest().max(self.held_out.longest())
+    }
+
+    fn tell(&self, args: &Tune) {
+        eval::tell(&self.training, &args.data);
+        let one = |data: &Data| {
+            let examples = data.examples.len();
+            let (all, own) = (data.tokens() as u64, data.answer_tokens() as u64);
+            format!("{examples} examples, {} tokens, of which {} count", count(all), count(own))
+        };
+        aside(format_args!("learned: {}", one(&self.training)));
+        if !self.held_out.examples.is_empty() {
+            aside(format_args!("held out: {}", one(&self.held_out)));
+        }
+    }
+}
+
+fn lora(args: &Tune) -> LoraOptions {
+    let lora = &args.lora;
+    LoraOptions {
+        rank: lora.rank as usize,
+        alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f32),
+        stabilised: lora.rslora,
+        sites: lora.sites.clone(),
+        seed: args.updates.seed,
+    }
+}
+
+/// A number that was given, or a share of a run, of one update at least.
+fn or_share(given: Option<u64>, updates: u64, share: u64) -> u64 {
+    given.unwrap_or((updates / share).max(1))
+}
+
+/// What is not given follows from the examples and from the width of the model.
+fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings> {
+    let given = &args.updates;
+    let (longest, all) = (examples.longest(), examples.training.tokens());
+    let batch_tokens = match given.batch_tokens {
+        Some(stated) if (stated as usize) < longest => {
+            let expected = format!("at least {longest}, the tokens of the longest example");
+            let error = Error::new("--batch-tokens", expected, stated);
+            return Err(error.hint("or a smaller --context with --truncate").into());
+        }
+        Some(stated) => stated as usize,
+        // Twenty updates or more in each pass over few examples.
+        None => (all / 20).clamp(longest, BATCH.max(longest)),
+    };
+    let length = match (given.steps, given.epochs) {
+        (Some(steps), _) => Length::Updates(steps),
+        (None, epochs) => Length::Epochs(epochs.unwrap_or(3) as u32),
+    };
+    // Narrow models take greater steps than wide ones.
+    let usual = 2e-4 * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
+    let rate = given.lr.map_or_else(|| two_digits(usual), exact);
+    let clip = (given.clip > 0.0).then(|| exact(given.clip));
+    let mut settings = Settings {
+        seed: given.seed,
+        length,
+        batch_tokens,
+        accumulate: given.accumulate as usize,
+        rate,
+        schedule: given.schedule.into(),
+        warmup: 0,
+        optimiser: AdamW { decay: exact(given.weight_decay), clip, ..AdamW::default() },
+        evaluate_every: 1,
+        patience: given.patience,
+    };
+    let updates = settings.updates(&examples.training.examples)?;
+    settings.warmup = given.warmup.unwrap_or(updates / 30);
+    settings.evaluate_every = or_share(given.evaluate_every, updates, 10);
+    Ok(settings)
+}
+
+/// A number as its decimal digits say it, not as f32 rounds it.
+fn exact(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
+fn two_digits(x: f64) -> f64 {
+    format!("{x:.1e}").parse().unwrap_or(x)
+}
+
+/// Bytes that a run takes beside the weights.
+fn needed(tuned: &Tuned, batch_tokens: usize) -> u64 {
+    run::memory(tuned.parameters()) + tuned.activation_bytes(batch_tokens, batch_tokens) as u64
+}
+
+/// Refuses a run for which memory is short, with the batch that would fit.
+fn check_memory(tuned: &Tuned, settings: &Settings, longest: usize) -> Outcome {
+    let Some(free) = delft::free_memory() else { return Ok(()) };
+    let needed_for = |batch_tokens| needed(tuned, batch_tokens);
+    let wanted = needed_for(settings.batch_tokens);
+    if wanted <= free as u64 {
+        return Ok(());
+    }
+    let halves = std::iter::successors(Some(settings.batch_tokens / 2), |n| Some(n / 2));
+    let fits = halves.take_while(|n| *n >= longest).find(|n| needed_for(*n) <= free as u64);
+    let hint = match fits {
+        Some(fits) => {
+            format!("--batch-tokens {fits} would fit, with --accumulate for as large updates")
+        }
+        None => "a smaller --context with --truncate, or a smaller --rank".to_owned(),
+    };
+    let place = format!("batches of {} tokens", settings.batch_tokens);
+    let error = Error::new(place, format!("{} at most", bytes(free as u64)), bytes(wanted));
+    Err(error.of(ErrorKind::NoMemory).hint(hint).into())
+}
+
+/// Says what is going to be done, and the memory for it.
+fn plan(tuned: &Tuned, settings: &Settings, updates: u64) {
+    let parameters: u64 = tuned.parameters().iter().map(|p| p.values.len() as u64).sum();
+    aside(format_args!(
+        "{updates} updates of {} tokens at most, learning rate {}, {} parameters are trained",
+        settings.batch_tokens * settings.accumulate,
+        settings.rate,
+        count(parameters),
+    ));
+    let free =
+        delft::free_memory().map_or(String::new(), |n| format!(", {} free", bytes(n as u64)));
+    aside(format_args!(
+        "memory: {} for parameters, gradients and moments, {} for a batch{free}",
+        bytes(run::memory(tuned.parameters())),
+        bytes(tuned.activation_bytes(settings.batch_tokens, settings.batch_tokens) as u64),
+    ));
+}
+
+/// What the result follows from beside the settings.
+fn identity(model: &Model, examples: &Examples, context: usize) -> Outcome<Vec<(String, String)>> {
+    let tensors = load::open(model)?;
+    let held_out = examples.held_out.examples.iter().map(|e: &Example| e.line.to_string());
+    let held_out: Vec<String> = held_out.collect();
+    let named = |name: &str, value: String| (name.to_owned(), value);
+    Ok(vec![
+        named("model", model.name()),
+        named("model fingerprint", delft::fingerprint(&tensors)),
+        named("data sha256", examples.training.sha256.clone()),
+        named("held out", format!("{} lines {}", examples.held_out.sha256, held_out.join(","))),
+        named("context", context.to_string()),
+    ])
+}
+
+/// What became of it, and what to do next.
+fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> Outcome {
+    let Summary { end, step, tokens, best, curve } = summary;
+    if *end == End::Cancelled {
+        note(format_args!("stopped behind update {step}: --resume goes on from there"));
+        return Err(Stop::Interrupted);
+    }
+    if stderr_is_terminal() {
+        note(curve.plot(70, 12));
+    }
+    let before = curve.held_out.first().map(|first| first.1);
+    let peak = delft::peak_rss_bytes();
+    if args.json {
+        return print_json(&json!({
+            "folder": folder.display().to_string(),
+            "end": if *end == End::Early { "early" } else { "done" },
+            "updates": step,
+            "tokens": tokens,
+            "best": best.map(|(step, loss)| json!({ "step": step, "held_out": loss })),
+            "held_out_before": before,
+            "seconds": speed.seconds,
+            "tok_s": speed.rate(),
+            "peak_rss_bytes": peak,
+        }));
+    }
+    if *end == End::Early {
+        aside(format_args!("ended behind update {step}: the held-out loss fell no more"));
+    }
+    let of = match (best, before) {
+        (Some((step, loss)), Some(before)) => {
+            format!(": the adapter of update {step}, held-out loss {loss:.4} ({before:.4} before)")
+        }
+        _ => String::new(),
+    };
+    let name = harmless(&folder.display().to_string());
+    aside(format_args!("wrote {name}{of}"));
+    aside(format_args!(
+        "{} tokens, {:.0} a second; memory {} at its peak",
+        count(*tokens),
+        speed.rate(),
+        bytes(peak)
+    ));
+    let model = args.model.model.as_deref().map_or(String::new(), |model| format!("{model} "));
+    aside(format_args!("try it: delft run {}--adapter {name}", harmless(&model)));
+    print(&format!("{}\n", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{exact, two_digits};
+
+    #[test]
+    fn numbers_are_as_they_were_written() {
+        assert_eq!(exact(0.1), 0.1);
+        assert_eq!(exact(2e-4), 2e-4);
+        assert_eq!(two_digits(0.000_565_68), 5.7e-4);
+    }
+}

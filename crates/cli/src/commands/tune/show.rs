@@ -1,0 +1,212 @@
+//! A run as it goes: a bar at a terminal, lines elsewhere, and samples of what it has learned.
+
+use std::time::Instant;
+
+use delft::hub::Model;
+use delft::train::run::{Event, Watcher};
+use delft::train::{Language, LoraOptions};
+use delft::{
+    AdapterFile, Adapters, Engine, Error, GenerateOptions, LoadOptions, Prompt, Result,
+    SamplingOptions,
+};
+use indicatif::ProgressBar;
+use serde_json::{Map, json};
+
+use crate::interrupt::Generating;
+use crate::progress::style;
+use crate::terminal::{Outcome, aside, harmless, note, printable, stderr_is_terminal};
+use crate::tuning::Tune;
+
+/// Lines that a run gets where nobody watches.
+const LINES: u64 = 20;
+/// Tokens of a sample.
+const SAMPLED: usize = 64;
+
+/// How long a run took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Speed {
+    /// Tokens of this process's updates.
+    tokens: u64,
+    pub(super) seconds: f64,
+}
+
+impl Speed {
+    /// Tokens per second, everything else that a run does included.
+    pub(super) fn rate(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// Whoever looks at a run.
+pub(super) struct Shown {
+    /// Ctrl-C stops the run at its next batch.
+    stops: Generating,
+    began: Instant,
+    tokens: u64,
+    bar: Option<ProgressBar>,
+    /// Losses since the last line.
+    losses: Vec<f64>,
+    /// Updates of this process.
+    made: u64,
+    samples: Option<Samples>,
+}
+
+impl Shown {
+    pub(super) fn new(
+        args: &Tune,
+        model: &Model,
+        language: &Language,
+        lora: &LoraOptions,
+    ) -> Outcome<Shown> {
+        let samples = match &args.sample {
+            Some(text) => Some(Samples::new(text, args, model, language, lora)?),
+            None => None,
+        };
+        Ok(Shown {
+            stops: Generating::begin(),
+            began: Instant::now(),
+            tokens: 0,
+            bar: None,
+            losses: Vec::new(),
+            made: 0,
+            samples,
+        })
+    }
+
+    /// Wipes the bar, and says how long it took.
+    pub(super) fn end(mut self) -> Speed {
+        self.bar.take().iter().for_each(ProgressBar::finish_and_clear);
+        Speed { tokens: self.tokens, seconds: self.began.elapsed().as_secs_f64() }
+    }
+
+    /// A line that the bar makes room for.
+    fn line(&self, write: impl FnOnce()) {
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    fn update(&mut self, step: u64, of: u64, loss: f64, tokens: u64) {
+        self.made += 1;
+        self.tokens += tokens;
+        self.losses.push(loss);
+        let seconds = self.began.elapsed().as_secs_f64();
+        let rate = self.tokens as f64 / seconds.max(1e-9);
+        let left = seconds / self.made as f64 * (of - step) as f64;
+        if stderr_is_terminal() {
+            let bar = self.bar.get_or_insert_with(|| {
+                let bar = ProgressBar::new(of);
+                bar.set_style(style("[{bar:30}] {pos}/{len}  {msg}"));
+                bar
+            });
+            bar.set_message(format!("loss {loss:.4}  {rate:.0} tokens/s  {} left", duration(left)));
+            bar.set_position(step);
+        } else if step.is_multiple_of((of / LINES).max(1)) || step == of {
+            let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
+            self.losses.clear();
+            note(format_args!(
+                "update {step} of {of}: loss {mean:.4}, {rate:.0} tokens/s, {} left",
+                duration(left)
+            ));
+        }
+    }
+}
+
+/// Seconds for people.
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+impl Watcher for Shown {
+    fn event(&mut self, event: &Event) {
+        match *event {
+            Event::Resumed(step, of) => aside(format_args!("goes on behind update {step} of {of}")),
+            Event::Update { step, of, loss, tokens, .. } => self.update(step, of, loss, tokens),
+            Event::HeldOut { step: 0, loss, .. } => {
+                self.line(|| note(format_args!("held-out loss {loss:.4} before the first update")));
+            }
+            Event::HeldOut { step, loss, best } => {
+                let mark = if best { ", the least so far" } else { "" };
+                self.line(|| note(format_args!("update {step}: held-out loss {loss:.4}{mark}")));
+            }
+            Event::Written(_) => {}
+        }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.stops.0.is_cancelled()
+    }
+
+    fn sample(&mut self, step: u64, files: &[(String, Vec<u8>)]) -> Result<()> {
+        let Some(samples) = &self.samples else { return Ok(()) };
+        let options = GenerateOptions {
+            sampling: SamplingOptions::greedy(),
+            max_tokens: Some(SAMPLED),
+            cancel: self.stops.0.clone(),
+            ..GenerateOptions::default()
+        };
+        let text = samples.text(files, &options)?;
+        self.line(|| note(format_args!("update {step}: {}", printable(&text))));
+        Ok(())
+    }
+}
+
+/// The model with the adapter as it stands.
+struct Samples {
+    engine: Engine,
+    prompt: Prompt,
+    /// What the sample is shown behind.
+    shown: String,
+}
+
+impl Samples {
+    fn new(
+        text: &str,
+        args: &Tune,
+        model: &Model,
+        language: &Language,
+        lora: &LoraOptions,
+    ) -> Outcome<Samples> {
+        let prompt = match language.template.is_some() && !args.raw {
+            true => {
+                let messages = vec![json!({ "role": "user", "content": text })];
+                Prompt::Chat { messages, extra: Map::new() }
+            }
+            false => Prompt::Text(text.to_owned()),
+        };
+        let tokens = prompt.encode(Some(&language.tokenizer), language.template.as_ref())?;
+        let options = LoadOptions {
+            threads: args.threads.map(|n| n as usize),
+            context: Some(tokens.len() + SAMPLED),
+            sessions: 1,
+            adapters: Adapters { more: 1, rank: lora.rank, ..Adapters::default() },
+            ..LoadOptions::default()
+        };
+        let engine = Engine::load(model.location.clone(), &options)?;
+        let shown = if matches!(prompt, Prompt::Text(_)) { harmless(text) } else { String::new() };
+        Ok(Samples { engine, prompt, shown })
+    }
+
+    /// What it writes with an adapter of these files.
+    fn text(&self, files: &[(String, Vec<u8>)], options: &GenerateOptions) -> Result<String> {
+        let io = |e| Error::io("a sample's adapter", e);
+        let folder = tempfile::tempdir().map_err(io)?;
+        for (name, bytes) in files {
+            std::fs::write(folder.path().join(name), bytes).map_err(io)?;
+        }
+        let file = AdapterFile { path: folder.path().to_owned(), scale: 1.0 };
+        let mut session = self.engine.session();
+        session.set_adapter(Some(self.engine.adapt(&file)?))?;
+        let mut text = self.shown.clone();
+        for token in session.generate(self.prompt.clone(), options)? {
+            text += &token?.text;
+        }
+        Ok(text)
+    }
+}
