@@ -1,5 +1,6 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
 
+use delft_train::gradients::{adapt, differentiate, losses, pack, reference};
 use delft_train::{Batch, LoraOptions, Model, Parameter, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
@@ -241,6 +242,49 @@ fn gradients_add_up_over_batches() {
     assert!((loss.sum - whole.sum).abs() < 1e-5 * whole.sum && loss.weight == whole.weight);
     for (one, sum) in once.iter().zip(&sums) {
         assert!(distance(sum, one) < 1e-5);
+    }
+}
+
+/// Matrices stay as they are stored; their transposes are in bf16, and products round activations to bytes.
+#[test]
+fn quantised_models_have_the_gradients_of_what_they_decode_to() {
+    for (twin, bound) in [
+        ("llama-k-quants/model.q4_k_m.gguf", 0.1),
+        ("qwen3/model.q8_0.gguf", 0.05),
+        ("qwen3/model.bf16.gguf", 1e-4),
+        ("llama3/model.f32.gguf", 1e-5),
+    ] {
+        let path = testing::models().join(twin);
+        let mut tuned = Tuned::lora(&path, &OPTIONS, Some(2)).unwrap();
+        for (p, parameter) in tuned.parameters_mut().iter_mut().enumerate() {
+            for (i, value) in parameter.values.iter_mut().enumerate() {
+                *value = ((i * 31 + p * 17) % 23) as f32 / 80.0 - 0.14;
+            }
+        }
+        let mut batch = Case::open("llama3").batch();
+        let vocab = tuned.config().vocab as u32;
+        batch.tokens.iter_mut().chain(&mut batch.targets).for_each(|token| *token %= vocab);
+        let mut gradients = zeros(&tuned);
+        let loss = tuned.gradients(&batch, &mut gradients).unwrap();
+
+        let tensors = formats::Tensors::open(&path).unwrap();
+        let model = models::load(&tensors, &models::Options::default()).unwrap();
+        let packed = pack(&model.record(false).unwrap()).unwrap();
+        let blocks = |site: &str| site.starts_with("blocks.");
+        let (adapted, factors) = adapt(&packed, &blocks, OPTIONS.rank, OPTIONS.scale()).unwrap();
+        let trained: Vec<_> = factors.iter().flat_map(|f| [f.down, f.up]).collect();
+        let program = differentiate(&losses(&adapted).unwrap(), &trained).unwrap();
+        let weight = |id: program::WeightId| match trained.iter().position(|t| *t == id) {
+            Some(at) => Ok(tuned.parameters()[at].values.clone()),
+            None => program.weights[id.0].read(&tensors)?.to_f32(),
+        };
+        let values = reference::run(&program, &weight, &batch).unwrap();
+        let want: f64 = values[program.results[0].0].iter().map(|v| f64::from(*v)).sum();
+        assert!((loss.sum - want).abs() < bound * want, "{twin}: {} {want}", loss.sum);
+        for (i, parameter) in tuned.parameters().iter().enumerate() {
+            let off = distance(&gradients[i], &values[program.results[i + 1].0]);
+            assert!(off < bound, "{twin}: {}: {off:e}", parameter.name);
+        }
     }
 }
 
