@@ -22,6 +22,7 @@ mod split;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod work;
 
 use std::any::Any;
 use std::fmt;

@@ -54,12 +54,17 @@ struct Phase {
 }
 
 impl Phase {
-    fn new(tokens: usize, steps: &[Step]) -> Phase {
+    /// Of steps of so many tokens. A GPU's take the time of its own clock: what the host does beside them is to place the clocks.
+    fn new(tokens: usize, steps: &[Step], gpu: bool) -> Phase {
         let n = steps.len().max(1) as f64;
         let mut phase = Phase { steps: steps.len(), tokens, ..Phase::default() };
         for step in steps {
-            phase.sampling += step.sampling / n;
-            phase.seconds += step.seconds / n;
+            if gpu {
+                phase.seconds += step.replays.iter().map(|replay| replay.seconds / n).sum::<f64>();
+            } else {
+                phase.sampling += step.sampling / n;
+                phase.seconds += step.seconds / n;
+            }
             for replay in &step.replays {
                 phase.barriers += replay.barriers / n;
                 for timing in &replay.operations {
@@ -185,14 +190,17 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
     let (prefill, decode) =
         measure(&mut session, &engine, &tokens, generate)?.ok_or_else(cannot)?;
     let reads = before_steps.max(reads(&engine));
+    let gpu = on_gpu(&engine);
     let evidence = Evidence {
+        gpu,
         threads: engine.info().device.threads,
         depth: prompt + generate / 2,
         single_cache: args.load.cache_type == CacheArg::F32,
         bits: 8.0 * engine.info().file_bytes as f64 / engine.info().parameters.max(1) as f64,
         ceilings: Ceilings { reads, limits },
-        cache: cache_bytes(),
+        cache: if gpu { None } else { cache_bytes() },
         spread: spread(&steps),
+        untimed: median(&steps),
         load_average,
         load_seconds: engine.info().load_ms as f64 / 1e3,
         loading: loaded.zip(before).map(|(now, then)| now.since(then)),
@@ -206,6 +214,11 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         return print_json(&head::object(&engine, &model, to_json(&evidence)));
     }
     print(&to_text(&evidence, &engine))
+}
+
+/// Whether a GPU computes.
+fn on_gpu(engine: &Engine) -> bool {
+    engine.info().device.name != "cpu"
 }
 
 /// Bytes per second at which the weights can be read: the best of several medians, for a roof is what the machine can
@@ -262,8 +275,16 @@ fn measure(
             steps.push(step);
         }
     }
-    let prefill = Phase::new(tokens.len(), &prefills[PREFILLS / 2..=PREFILLS / 2]);
-    Ok(Some((prefill, Phase::new(1, &steps))))
+    let gpu = on_gpu(engine);
+    let prefill = Phase::new(tokens.len(), &prefills[PREFILLS / 2..=PREFILLS / 2], gpu);
+    Ok(Some((prefill, Phase::new(1, &steps, gpu))))
+}
+
+/// The one in the middle; 0 of none.
+fn median(steps: &[f64]) -> f64 {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// How much longer than the median the slowest tenth of the steps took at least; 1 with too few to tell.
@@ -278,21 +299,23 @@ fn spread(steps: &[f64]) -> f64 {
 
 fn to_text(evidence: &Evidence, engine: &Engine) -> String {
     let peaks = &evidence.ceilings.limits.used;
-    let unit = |name: &str, peak: f64| match peak > 0.0 {
-        true => format!("{name} {}", rate(peak)),
-        false => String::new(),
-    };
-    let narrow = unit(", of narrow codes", peaks.narrow_dot);
-    let tiles = unit(", bf16 tiles", peaks.tiles);
+    let unit = |name: &str, peak: f64| (peak > 0.0).then(|| format!("{name} {}", rate(peak)));
+    let tiles = if evidence.gpu { "of 16 bits" } else { "bf16 tiles" };
+    let units = [
+        unit("of bytes", peaks.bytes_dot),
+        unit("of narrow codes", peaks.narrow_dot),
+        unit(tiles, peaks.tiles),
+        unit("of f32", peaks.floats),
+    ];
+    let units: Vec<String> = units.into_iter().flatten().collect();
     let mut text = wrapped(&head::title(engine), "  ");
     let from = if evidence.cached() { " from the processor's cache" } else { "" };
     let beside = if evidence.disturbed() { "; too low, since other programs ran" } else { "" };
     text += &wrapped(
         &format!(
-            "roofs: reads {:.1} GB/s{from}; products of bytes {}{narrow}{tiles}, of f32 {}{beside}",
+            "roofs: reads {:.1} GB/s{from}; products {}{beside}",
             evidence.ceilings.reads / 1e9,
-            rate(peaks.bytes_dot),
-            rate(peaks.floats)
+            units.join(", ")
         ),
         "  ",
     );
@@ -312,6 +335,14 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
         decode.rate()
     );
     text += &phase_table(decode, evidence);
+    if evidence.gpu {
+        // Launches that are timed wait for each other.
+        text += &format!(
+            "without a clock at each operation: {:.3} ms, {:.1} tok/s\n",
+            evidence.untimed * 1e3,
+            1.0 / evidence.untimed.max(1e-12)
+        );
+    }
     text += &format!("\n{BOLD}what holds it back{BOLD:#}\n");
     for (i, verdict) in evidence.verdicts().iter().enumerate() {
         text += &wrapped(&format!("{}. {}", i + 1, verdict.found), "   ");
@@ -429,6 +460,7 @@ fn to_json(evidence: &Evidence) -> Value {
         "decode": phase_json(&evidence.decode, evidence),
         "depth": evidence.depth,
         "spread": evidence.spread,
+        "untimed_s": evidence.untimed,
         "load_average": evidence.load_average,
         "loading": counters(&evidence.loading),
         "running": counters(&evidence.running),

@@ -103,6 +103,42 @@ fn parts_add_up_and_bytes_are_those_of_the_file() {
     }
 }
 
+/// The same table of a GPU, by its own clock, whose launches are those of the operations.
+#[test]
+fn a_gpu_times_its_operations() {
+    for (model, device) in [("qwen3/model.q8_0.gguf", "sim"), ("llama3", "sim")] {
+        let model = fixture(model);
+        let run = |device: &str| {
+            let flags = ["-p", "12", "-n", "2", "--json", "--device", device];
+            json(delft().args(["why-slow", "-m", &model]).args(flags))
+        };
+        let (found, on_cpu) = (run(device), run("cpu"));
+        for name in ["prefill", "decode"] {
+            let phase = &found[name];
+            let rows = phase["operations"].as_array().unwrap();
+            let operations: f64 = rows.iter().map(|row| number(row, "seconds")).sum();
+            let noted = operations + number(phase, "barriers_s");
+            let total = number(phase, "seconds");
+            assert!((noted - total).abs() < 1e-6 * total, "{model} {name}: {phase}");
+            for row in rows {
+                assert!(number(row, "seconds") > 0.0 && number(row, "bytes") > 0.0, "{row}");
+                let other = named(&on_cpu[name], row["name"].as_str().unwrap());
+                assert_eq!(row["count"], other["count"], "{row} for {other}");
+                assert_eq!(row["operations"], other["operations"], "{row} for {other}");
+            }
+            let formats = |found: &Value| -> Vec<String> {
+                let rows = found[name]["formats"].as_array().unwrap();
+                rows.iter().map(|row| row["name"].as_str().unwrap().to_string()).collect()
+            };
+            assert_eq!(formats(&found), formats(&on_cpu));
+        }
+        assert!(number(&found, "untimed_s") > 0.0);
+        assert!(number(&found["peaks"], "floats_per_s") > 1e3, "{found}");
+        assert!(number(&found["peaks"], "tiles_per_s") > 1e3, "{found}");
+        assert_eq!(found["disturbed"], false);
+    }
+}
+
 #[test]
 fn a_hobbled_run_is_told_why() {
     let causes = |found: &Value| -> Vec<String> {

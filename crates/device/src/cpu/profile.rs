@@ -1,18 +1,14 @@
-//! What a replay spends where: the time of every node, and the least that it must read and compute.
+//! What a replay spends where: the time of every node, beside the least that it must read and compute.
 
 use super::executor::{Loaded, Weight};
 use super::replay::path;
-use crate::{Profile, Timing, Work};
-use cpu_kernels::matmul::{ROWS, Unit};
+use crate::work::{self, Costs};
+use crate::{Profile, Timing};
+use cpu_kernels::matmul::ROWS;
 use cpu_kernels::team::{SharedSlice, Worker};
 use formats::Encoding;
-use ops::Rows;
-use ops::operation::{Access, CacheUse};
-use program::{BLOCK_TOKENS, Node, Step};
+use program::{BLOCK_TOKENS, Node, Step, WeightId};
 use std::time::Instant;
-
-/// What the operation that makes the logits is called, whatever was fused into it.
-const HEAD: &str = "head";
 
 /// When a worker began and ended a node, in seconds of the replay; no node takes none.
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,7 +53,18 @@ pub(super) fn profile(
 ) -> Profile {
     let mut operations = Vec::with_capacity(loaded.program.nodes.len());
     let (mut barriers, mut last) = (0.0, None);
-    let logits = loaded.program.results.first();
+    let matrix = |weight: WeightId, rows| match &loaded.weights[weight.0] {
+        Weight::Vector(_) => None,
+        Weight::Matrix(matrix) => Some(work::Matrix {
+            bytes: matrix.resident_bytes(),
+            row_bytes: matrix.resident_bytes() / (matrix.panels() * ROWS).max(1),
+            elements: matrix.rows() * matrix.cols(),
+            unit: matrix.unit(loaded.isa, path(step.kind, rows)),
+        }),
+    };
+    let position = |layer: usize| blocks[layer] / BLOCK_TOKENS;
+    let (program, groups) = (&loaded.program, &loaded.groups[..]);
+    let costs = Costs { program, groups, matrix: &matrix, position: &position };
     for (node, spans) in loaded.program.nodes.iter().zip(spans.chunks(loaded.team.count())) {
         let begin = spans.iter().map(|s| s.begin).fold(f64::MAX, f64::min);
         let end = spans.iter().map(|s| s.end).fold(0.0, f64::max);
@@ -67,13 +74,9 @@ pub(super) fn profile(
         barriers += last.map_or(0.0, |last| begin - last);
         last = Some(end);
         operations.push(Timing {
-            name: if logits.is_some_and(|value| node.outputs.contains(value)) {
-                HEAD
-            } else {
-                node.op.name()
-            },
+            name: work::name(&loaded.program, node),
             format: format(loaded, node),
-            work: work(loaded, blocks, step, node),
+            work: costs.of(step, node),
             seconds: end - begin,
             busy: spans.iter().map(|s| s.end - s.begin).sum::<f64>() / spans.len() as f64,
         });
@@ -89,59 +92,4 @@ fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
     });
     let first = all.next()?;
     all.all(|encoding| encoding == first).then_some(first)
-}
-
-/// What a node has to read and compute, whatever the device does besides.
-fn work(loaded: &Loaded, blocks: &[usize], step: &Step<'_>, node: &Node) -> Work {
-    let tokens = step.tokens.len();
-    let shape = |value: &program::ValueId| loaded.program.values[value.0];
-    let rows = |rows: Rows| rows.count(tokens, step.outputs.len());
-    let mut work = Work::default();
-    let shapes: Vec<ops::Shape> = node.inputs.iter().map(shape).collect();
-    let mixture = node.op.experts(&shapes);
-    for weight in &node.weights {
-        let Weight::Matrix(matrix) = &loaded.weights[weight.0] else { continue };
-        if node.op.gathers().is_some() {
-            let row = matrix.resident_bytes() / (matrix.panels() * ROWS).max(1);
-            work.bytes += (row * tokens) as u64;
-            continue;
-        }
-        let of = node.inputs.first().map_or(Rows::Tokens, |x| shape(x).rows);
-        let (share, each) = mixture.map_or((1.0, 1.0), |(used, count)| {
-            let part = used as f64 / count as f64;
-            // A row reads the experts that it goes through; of many rows, each adds what those before it left.
-            (1.0 - (1.0 - part).powf(rows(of) as f64), part)
-        });
-        let operations = (2 * rows(of) * matrix.rows() * matrix.cols()) as f64 * each;
-        let operations = operations as u64;
-        work.bytes += (matrix.resident_bytes() as f64 * share) as u64;
-        *match matrix.unit(loaded.isa, path(step.kind, of)) {
-            Unit::Bytes => &mut work.bytes_dot,
-            Unit::Narrow => &mut work.narrow_dot,
-            Unit::Tiles => &mut work.tiles,
-            Unit::Floats => &mut work.floats,
-        } += operations;
-    }
-    if let Some(CacheUse { layer, access }) = node.op.cache()
-        && !matches!(access, Access::Append { .. })
-    {
-        for sequence in step.sequences {
-            let oldest = sequence.tables[loaded.groups[layer]].oldest;
-            let positions: Vec<u32> = (sequence.start..sequence.end()).collect();
-            let cached = node.op.cached_work(&positions, oldest);
-            work.bytes += match access {
-                // A state is read once, whatever the number of rows.
-                Access::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
-                _ => (cached.positions * (blocks[layer] / BLOCK_TOKENS)) as u64,
-            };
-            work.floats += cached.operations;
-        }
-    } else if work.bytes == 0 {
-        // A selection reads the rows that it writes.
-        let out = node.outputs.first().map(|value| shape(value).rows);
-        let read =
-            |value| rows(out.unwrap_or(shape(value).rows)) * shape(value).width * size_of::<f32>();
-        work.bytes = node.inputs.iter().map(read).sum::<usize>() as u64;
-    }
-    work
 }

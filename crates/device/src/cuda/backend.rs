@@ -190,6 +190,10 @@ impl Backend for Cuda {
         launches.iter().try_for_each(Work::enqueue)
     }
 
+    fn time(&self, launches: &[Work]) -> Result<Option<Vec<f64>>> {
+        self.gpu.time_each(launches.to_vec()).map(Some)
+    }
+
     fn record(&self, launches: &[Work]) -> Result<Graph> {
         self.gpu.graph(launches.to_vec())
     }

@@ -57,13 +57,19 @@ impl Gpu {
     /// # Errors
     /// If the driver refuses some of it.
     pub fn graph(&self, work: Vec<Work>) -> Result<Graph> {
+        self.graph_with(work, |_| Ok(()))
+    }
+
+    /// As [`graph`](Gpu::graph), with what `before` enqueues before each piece of work, by its number, and after the last.
+    fn graph_with(&self, work: Vec<Work>, before: impl Fn(usize) -> Result<()>) -> Result<Graph> {
         let context = &self.0;
         context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the context.
         let begun = unsafe { result::stream::begin_capture(context.stream, mode) };
         context.check("cuda graph", begun)?;
-        let recorded = work.iter().try_for_each(Work::enqueue);
+        let one = |(i, work): (usize, &Work)| before(i).and_then(|()| work.enqueue());
+        let recorded = work.iter().enumerate().try_for_each(one).and_then(|()| before(work.len()));
         // SAFETY: as above. Ended whatever happened, or the stream would stay in capture.
         let graph = unsafe { result::stream::end_capture(context.stream) };
         recorded?;
@@ -80,6 +86,23 @@ impl Gpu {
         };
         context.check("cuda graph", made)?;
         Ok(Graph { context: Arc::clone(context), executable, _work: work })
+    }
+
+    /// Does all of this once, and returns how many seconds each took. Events between them are part of a graph, so that no
+    /// time of the host's is counted; none overlaps the one before.
+    ///
+    /// # Errors
+    /// If the driver refuses, or a kernel fails.
+    pub fn time_each(&self, work: Vec<Work>) -> Result<Vec<f64>> {
+        let event = |_| Event::new(&self.0, sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let events = (0..=work.len()).map(event).collect::<Result<Vec<_>>>()?;
+        let apart = |work| match work {
+            Work::Launch(launch) => Work::Launch(launch.apart()),
+            other => other,
+        };
+        let work = work.into_iter().map(apart).collect();
+        self.graph_with(work, |i| events[i].record_in_graph())?.replay()?;
+        events.windows(2).map(|pair| pair[1].since(&pair[0])).collect()
     }
 
     /// How long each of these takes, run in order over and over.
@@ -183,6 +206,16 @@ impl Event {
         // SAFETY: event and stream live.
         let recorded = unsafe { result::event::record(self.handle, self.context.stream) };
         self.context.check("cuda event", recorded)
+    }
+
+    /// Records it whenever the graph that is being captured comes there.
+    fn record_in_graph(&self) -> Result<()> {
+        let flags = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
+        self.context.enter()?;
+        // SAFETY: event and stream live; the graph is dropped before the events are.
+        let recorded =
+            unsafe { sys::cuEventRecordWithFlags(self.handle, self.context.stream, flags) };
+        self.context.check("cuda event", recorded.result())
     }
 
     /// Waits until the stream has come to where it was recorded last.

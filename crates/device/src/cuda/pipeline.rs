@@ -229,6 +229,12 @@ impl Launch {
         self
     }
 
+    /// Lets it start only when the work before it is done.
+    pub fn apart(mut self) -> Launch {
+        self.overlap = false;
+        self
+    }
+
     /// Enqueues it after all earlier work.
     ///
     /// # Errors

@@ -13,12 +13,13 @@ use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
 use super::lower::{self, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
+use super::profile::Timed;
 use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Weight};
 use super::{Backend, Dispatch, LIBRARY_ROWS, alike};
-use crate::{Executor, LoadOptions, Memory, Outcome, Roof, Ticket, Watch, plan};
+use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
 /// Positions of the shortest class of steps of many sequences: groups that have no keys cost little.
 const LEAST_LENGTH: usize = 1024;
@@ -39,6 +40,8 @@ pub(super) struct Class<B: Backend> {
     results: Vec<(B::Buffer, Rows, usize)>,
     /// Where the Program's input goes.
     input: Option<B::Buffer>,
+    /// Its launches one by one, once a step of it was timed.
+    pub(super) timed: Option<Timed<B>>,
 }
 
 /// What is kept of a class's launches from one step to the next: see [`Dispatch`].
@@ -63,7 +66,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     pub(super) backend: Arc<B>,
     dispatch: Dispatch,
     pub(super) lowering: Lowering,
-    weights: Vec<Weight<B::Buffer>>,
+    pub(super) weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
     layers: Vec<Layer<B::Buffer>>,
     /// Blocks of each group that there is memory for, and those of one whole context.
@@ -78,7 +81,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// The numbers from 0 on, and where matrices are unpacked to: for the vendor's products.
     numbers: B::Buffer,
     unpacked: B::Buffer,
-    kernels: Kernels,
+    pub(super) kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
     pub(super) limits: Limits,
@@ -201,7 +204,7 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let mut tried = Vec::new();
-        for step in self.lowering.class(&key, &layout, &mut self.kernels)? {
+        for step in self.lowering.launches(&key, &layout, &mut self.kernels)?.0 {
             let lower::Step::Product { shape, w, .. } = step else { continue };
             if tried.contains(&shape) {
                 continue;
@@ -406,7 +409,7 @@ impl<B: Backend> GpuExecutor<B> {
             self.arena = self.backend.buffer(layout.bytes)?;
             self.sizes.arena = layout.bytes;
         }
-        let steps = self.lowering.class(key, &layout, &mut self.kernels)?;
+        let (steps, _) = self.lowering.launches(key, &layout, &mut self.kernels)?;
         let first = self.pipelines.len();
         let sources = self.kernels.sources[first..].iter();
         let built: Vec<_> = sources.map(|(k, numbers)| self.backend.built(k, numbers)).collect();
@@ -437,7 +440,7 @@ impl<B: Backend> GpuExecutor<B> {
         let input = program.input.map(part).transpose()?;
         let (words, region) = (key.words(self.lowering.batched), key.region());
         let (rows, sequences) = (key.tokens, key.sequences);
-        Ok(Class { words, rows, sequences, region, work, results, input })
+        Ok(Class { words, rows, sequences, region, work, results, input, timed: None })
     }
 
     /// Runs a class on what is staged.
@@ -449,7 +452,7 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    fn bind(&self, steps: &[lower::Step], key: &Key) -> Result<Vec<B::Launch>> {
+    pub(super) fn bind(&self, steps: &[lower::Step], key: &Key) -> Result<Vec<B::Launch>> {
         steps.iter().map(|step| self.bind_one(step, key)).collect()
     }
 
@@ -663,11 +666,16 @@ impl<B: Backend> GpuExecutor<B> {
         self.stage(&class, step, choosing)?;
         self.launch(&mut class)?;
         self.note_results(&class, step.tokens.len(), step.outputs.len());
+        self.keep(key, class);
+        Ok(())
+    }
+
+    /// Puts a class back, in the place of those that are seen once where there are many.
+    pub(super) fn keep(&mut self, key: Key, class: Class<B>) {
         if self.classes.keys().filter(|key| !recurs(&self.lowering, key)).count() >= KEPT {
             self.classes.retain(|key, _| recurs(&self.lowering, key));
         }
         self.classes.insert(key, class);
-        Ok(())
     }
 
     /// Makes room for a block of a layer, and returns where it is.
@@ -786,5 +794,16 @@ impl<B: Backend> Executor for GpuExecutor<B> {
             position_bytes: layers.map(|l| kv::position_bytes(self.lowering.cache, l)).sum(),
             bytes_per_second: self.backend.read_rate(),
         }
+    }
+
+    fn submit_timed(&mut self, step: &Step<'_>) -> Result<Option<(Ticket, Profile)>> {
+        let ticket = Ticket::next(&mut self.tickets);
+        self.check(step)?;
+        let timed = self.attempt(|executor| executor.replay_timed(step, ticket))?;
+        Ok(timed.map(|profile| (ticket, profile)))
+    }
+
+    fn limits(&self) -> Option<crate::Limits> {
+        self.peaks().ok()
     }
 }

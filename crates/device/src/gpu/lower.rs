@@ -178,7 +178,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// The kernel with the constants that `numbers` has, lowered; and the kernel as it was recorded.
-    fn get(
+    pub(super) fn get(
         &mut self,
         recipe: Recipe,
         numbers: &Numbers,
@@ -330,28 +330,31 @@ impl Lowering {
         &self.types[usize::from(!self.narrow(kind, tokens))]
     }
 
-    /// The launches of a class.
-    pub(super) fn class(
+    /// The launches of a class, and the number of each one's node: none where it is of no node.
+    pub(super) fn launches(
         &self,
         key: &Key,
         layout: &Layout,
         known: &mut Kernels,
-    ) -> Result<Vec<Step>> {
+    ) -> Result<(Vec<Step>, Vec<Option<usize>>)> {
         let words = key.words(self.batched);
         let mut recorder = Recorder { of: self, key, layout, words, known, steps: vec![] };
         if self.batched && self.chooses() && key.kind == Kind::Decode {
             recorder.take_chosen()?;
         }
-        for node in &self.program.nodes {
+        let mut nodes = vec![None; recorder.steps.len()];
+        for (number, node) in self.program.nodes.iter().enumerate() {
             let rows = node.outputs.first().or(node.inputs.first());
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
                 recorder.node(node)?;
             }
+            nodes.resize(recorder.steps.len(), Some(number));
         }
         if let Some(samples) = key.samples {
             recorder.sample(samples)?;
         }
-        Ok(recorder.steps)
+        nodes.resize(recorder.steps.len(), None);
+        Ok((recorder.steps, nodes))
     }
 }
 

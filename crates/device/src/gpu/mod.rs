@@ -19,6 +19,8 @@ mod many;
 #[cfg(feature = "sim")]
 pub(crate) mod meeting;
 pub(crate) mod meter;
+mod peaks;
+mod profile;
 pub(crate) mod read;
 mod ring;
 mod run;
@@ -272,6 +274,16 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// If the device refuses one.
     fn submit(&self, launches: &[Self::Launch]) -> Result<()>;
+
+    /// Launches in order, each once the one before is done, and the seconds that each took; none, with nothing launched, where
+    /// the device has no clock for it.
+    ///
+    /// # Errors
+    /// If the device refuses one, or it fails.
+    fn time(&self, launches: &[Self::Launch]) -> Result<Option<Vec<f64>>> {
+        let _ = launches;
+        Ok(None)
+    }
 
     /// Makes one of many launches.
     ///

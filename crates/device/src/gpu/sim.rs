@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use formats::{Error, Result};
 use tile::case;
@@ -447,6 +448,15 @@ impl Backend for Sim {
         })
     }
 
+    fn time(&self, launches: &[Launch]) -> Result<Option<Vec<f64>>> {
+        let one = |launch| {
+            let start = Instant::now();
+            self.submit(std::slice::from_ref(launch))?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        launches.iter().map(one).collect::<Result<_>>().map(Some)
+    }
+
     fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {
         Ok(launches.to_vec())
     }
@@ -465,7 +475,7 @@ impl Backend for Sim {
 
     fn read_rate(&self) -> f64 {
         let bytes = vec![1_u8; 64 << 20];
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let sum: u64 = bytes.chunks_exact(8).map(|b| u64::from(b[0])).sum();
         std::hint::black_box(sum);
         bytes.len() as f64 / start.elapsed().as_secs_f64()

@@ -6,7 +6,7 @@
 
 mod packer;
 
-use formats::{Encoded, Error, NotFinite, Result, Tensors};
+use formats::{Encoded, Encoding, Error, NotFinite, Result, Tensors};
 use ops::packed::{Format, Layout};
 use program::Program;
 
@@ -22,6 +22,8 @@ const PORTION: usize = 32 << 20;
 pub(super) struct Weight<B> {
     pub(super) buffer: B,
     pub(super) bytes: usize,
+    /// Of the file, if it is a matrix.
+    pub(super) encoding: Option<Encoding>,
 }
 
 /// How each weight will be packed: as its recipe encodes it.
@@ -102,7 +104,8 @@ pub(super) fn load<B: Backend>(
         if let Some(found) = found.map_err(|e| weight.named(e))? {
             return Err(finite::refusal(weight, tensors, found));
         }
-        weights.push(Weight { buffer, bytes: size(weight, *format) });
+        let (bytes, encoding) = (size(weight, *format), format.map(|_| read.encoding));
+        weights.push(Weight { buffer, bytes, encoding });
         weight.source.release(tensors);
         done += weight.stored_bytes(tensors)?;
         progress(done, total);

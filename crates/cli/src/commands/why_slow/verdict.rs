@@ -7,6 +7,8 @@ use crate::terminal::bytes;
 /// Everything that was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Evidence {
+    /// Whether a GPU computes: what is said of this process's threads and of the processor is then not its matter.
+    pub(super) gpu: bool,
     pub(super) threads: usize,
     /// Cached positions half-way through the decode.
     pub(super) depth: usize,
@@ -17,8 +19,9 @@ pub(super) struct Evidence {
     pub(super) ceilings: Ceilings,
     /// Bytes of the processor's last caches, where the system tells.
     pub(super) cache: Option<u64>,
-    /// The slowest tenth of untimed decode steps against the median one.
+    /// The slowest tenth of untimed decode steps against the median one, and that in seconds.
     pub(super) spread: f64,
+    pub(super) untimed: f64,
     /// Of the last minute before the model was loaded.
     pub(super) load_average: Option<f64>,
     pub(super) load_seconds: f64,
@@ -108,6 +111,9 @@ impl Evidence {
     }
 
     fn busy(&self) -> Option<Verdict> {
+        if self.gpu {
+            return None;
+        }
         let cores = self.ceilings.limits.cores;
         let load = self.load_average.unwrap_or(0.0);
         let running = self.running.unwrap_or_default();
@@ -332,7 +338,7 @@ impl Evidence {
         let share = self.waits(&self.decode);
         let operations: f64 = self.decode.kinds.iter().map(|row| row.count).sum();
         let seconds: f64 = self.decode.kinds.iter().map(|row| row.seconds).sum();
-        (share > BARRIERS && !self.too_many() && !self.disturbed()).then(|| Verdict {
+        (share > BARRIERS && !self.gpu && !self.too_many() && !self.disturbed()).then(|| Verdict {
             cause: "barriers",
             found: format!(
                 "The model is small for this machine: {operations:.0} operations of {:.1} us in a decode step, and {} of \
@@ -469,6 +475,7 @@ mod tests {
             seconds: 1.022,
         };
         Evidence {
+            gpu: false,
             threads: 4,
             depth: 100,
             single_cache: false,
@@ -479,6 +486,7 @@ mod tests {
                 limits: Limits { cores: 4, used: peaks, best: peaks },
             },
             spread: 1.05,
+            untimed: 1.0,
             load_average: Some(0.1),
             load_seconds: 0.1,
             loading: Some(Counters::default()),

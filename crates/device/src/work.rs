@@ -1,0 +1,97 @@
+//! The least that a node has to read and compute, whatever the device does besides.
+
+use cpu_kernels::matmul::Unit;
+use ops::Rows;
+use ops::operation::{Access, CacheUse};
+use program::{Node, Program, Step, WeightId};
+
+use crate::Work;
+
+/// What the operation that makes the logits is called, whatever was fused into it.
+const HEAD: &str = "head";
+
+/// A node's name in a profile.
+pub(crate) fn name(program: &Program, node: &Node) -> &'static str {
+    let logits = program.results.first();
+    if logits.is_some_and(|value| node.outputs.contains(value)) { HEAD } else { node.op.name() }
+}
+
+/// A matrix on a device.
+pub(crate) struct Matrix {
+    /// All of it.
+    pub(crate) bytes: usize,
+    /// One row.
+    pub(crate) row_bytes: usize,
+    /// How many numbers.
+    pub(crate) elements: usize,
+    /// What multiplies rows of a kind with it.
+    pub(crate) unit: Unit,
+}
+
+/// A device, as far as this depends on it.
+pub(crate) struct Costs<'a> {
+    /// What is replayed.
+    pub(crate) program: &'a Program,
+    /// The cache group of each layer.
+    pub(crate) groups: &'a [usize],
+    /// A weight that is a matrix, of products with so many rows.
+    pub(crate) matrix: &'a dyn Fn(WeightId, Rows) -> Option<Matrix>,
+    /// Bytes of a layer's cache for one position.
+    pub(crate) position: &'a dyn Fn(usize) -> usize,
+}
+
+impl Costs<'_> {
+    /// What a node of a step has to do.
+    pub(crate) fn of(&self, step: &Step<'_>, node: &Node) -> Work {
+        let tokens = step.tokens.len();
+        let shape = |value: &program::ValueId| self.program.values[value.0];
+        let rows = |rows: Rows| rows.count(tokens, step.outputs.len());
+        let mut work = Work::default();
+        let shapes: Vec<ops::Shape> = node.inputs.iter().map(shape).collect();
+        let mixture = node.op.experts(&shapes);
+        for weight in &node.weights {
+            let of = node.inputs.first().map_or(Rows::Tokens, |x| shape(x).rows);
+            let Some(matrix) = (self.matrix)(*weight, of) else { continue };
+            if node.op.gathers().is_some() {
+                work.bytes += (matrix.row_bytes * tokens) as u64;
+                continue;
+            }
+            let (share, each) = mixture.map_or((1.0, 1.0), |(used, count)| {
+                let part = used as f64 / count as f64;
+                // A row reads the experts that it goes through; of many rows, each adds what those before it left.
+                (1.0 - (1.0 - part).powf(rows(of) as f64), part)
+            });
+            let operations = (2 * rows(of) * matrix.elements) as f64 * each;
+            work.bytes += (matrix.bytes as f64 * share) as u64;
+            *match matrix.unit {
+                Unit::Bytes => &mut work.bytes_dot,
+                Unit::Narrow => &mut work.narrow_dot,
+                Unit::Tiles => &mut work.tiles,
+                Unit::Floats => &mut work.floats,
+            } += operations as u64;
+        }
+        if let Some(CacheUse { layer, access }) = node.op.cache()
+            && !matches!(access, Access::Append { .. })
+        {
+            for sequence in step.sequences {
+                let oldest = sequence.tables[self.groups[layer]].oldest;
+                let positions: Vec<u32> = (sequence.start..sequence.end()).collect();
+                let cached = node.op.cached_work(&positions, oldest);
+                work.bytes += match access {
+                    // A state is read once, whatever the number of rows.
+                    Access::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
+                    _ => (cached.positions * (self.position)(layer)) as u64,
+                };
+                work.floats += cached.operations;
+            }
+        } else if work.bytes == 0 {
+            // A selection reads the rows that it writes.
+            let out = node.outputs.first().map(|value| shape(value).rows);
+            let read = |value| {
+                rows(out.unwrap_or(shape(value).rows)) * shape(value).width * size_of::<f32>()
+            };
+            work.bytes = node.inputs.iter().map(read).sum::<usize>() as u64;
+        }
+        work
+    }
+}
