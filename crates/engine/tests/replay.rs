@@ -37,9 +37,13 @@ static ALLOCATOR: Counting = Counting;
 fn decoding_allocates_nothing() {
     // To take an engine down is work of a thread of its own, which is not counted with the next one's steps.
     let mut engines = Vec::new();
-    for (case, adapter) in
-        [("llama3", None), ("qwen3", None), ("mistral-long", None), ("llama3", Some("lora"))]
-    {
+    for (case, adapter) in [
+        ("llama3", None),
+        ("qwen3", None),
+        ("mistral-long", None),
+        ("qwen3.5-long", None),
+        ("llama3", Some("lora")),
+    ] {
         let path = |name| root().join("../adapters").join(name);
         let files = adapter.iter().map(|name| AdapterFile { path: path(name), scale: 1.0 });
         let adapters = Adapters { files: files.collect(), ..Adapters::default() };

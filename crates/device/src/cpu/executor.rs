@@ -255,9 +255,8 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<Cache>> {
         let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
         let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
         if first.state > 0 {
-            let own: Vec<CacheLayer> = layers.iter().map(|&l| program.layers[l]).collect();
-            for (&layer, states) in layers.iter().zip(States::pool(&own, blocks)?) {
-                caches[layer] = Some(Cache::State(states));
+            for layer in layers {
+                caches[layer] = Some(Cache::State(States::new(&program.layers[layer], blocks)?));
             }
             continue;
         }

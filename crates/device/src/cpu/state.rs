@@ -4,9 +4,8 @@ use cpu_kernels::attention::LayerCache;
 use cpu_kernels::matmul::Huge;
 use formats::{Error, Result};
 use program::CacheLayer;
-use std::sync::Arc;
 
-/// Floats of a cache line, which every layer begins with.
+/// Floats of a cache line, with which every state begins.
 const LINE: usize = 16;
 
 /// The cache of one layer.
@@ -17,11 +16,9 @@ pub(super) enum Cache {
     State(States),
 }
 
-/// The states of one layer, one for each block: a view of a pool that it shares with the other layers.
+/// The states of one layer, one for each block. Costs address space at once, memory only where something is written.
 pub(super) struct States {
-    pool: Arc<Huge>,
-    /// Floats from the pool's start to this layer in block 0.
-    offset: usize,
+    pool: Huge,
     /// Floats from a block to the next.
     stride: usize,
     /// Floats of the state.
@@ -31,29 +28,13 @@ pub(super) struct States {
 }
 
 impl States {
-    /// A pool for such layers. Costs address space at once, memory only where something is written.
+    /// Room for so many blocks of a layer.
     ///
     /// # Errors
     /// When that is no number of bytes, or the operating system refuses.
-    pub(super) fn pool(layers: &[CacheLayer], count: usize) -> Result<Vec<States>> {
-        let mut stride = 0usize;
-        let offsets: Vec<usize> = layers
-            .iter()
-            .map(|layer| {
-                let offset = stride;
-                stride = stride.saturating_add(padded(layer));
-                offset
-            })
-            .collect();
-        let pool = Arc::new(Huge::zeroed(bytes(stride, count)?)?);
-        let view = |(layer, offset): (&CacheLayer, usize)| States {
-            pool: pool.clone(),
-            offset,
-            stride,
-            elements: layer.state,
-            count,
-        };
-        Ok(layers.iter().zip(offsets).map(view).collect())
+    pub(super) fn new(layer: &CacheLayer, count: usize) -> Result<States> {
+        let pool = Huge::zeroed(layer_bytes(layer, count)?)?;
+        Ok(States { pool, stride: padded(layer), elements: layer.state, count })
     }
 
     /// The state in a block.
@@ -62,9 +43,8 @@ impl States {
     /// When the block does not exist.
     pub(super) fn start(&self, block: u32) -> *mut f32 {
         assert!((block as usize) < self.count, "states: block {block}");
-        let at = block as usize * self.stride + self.offset;
-        // SAFETY: the pool has `count` blocks of `stride` floats, and a layer's state lies inside one.
-        unsafe { self.pool.as_ptr().cast::<f32>().add(at) }
+        // SAFETY: the pool has `count` blocks of `stride` floats.
+        unsafe { self.pool.as_ptr().cast::<f32>().add(block as usize * self.stride) }
     }
 
     /// The bytes of the state in a block.
@@ -87,21 +67,17 @@ fn padded(layer: &CacheLayer) -> usize {
     layer.state.next_multiple_of(LINE)
 }
 
-/// Bytes of so many blocks.
-fn bytes(stride: usize, count: usize) -> Result<usize> {
-    let bytes = stride.checked_mul(size_of::<f32>()).and_then(|block| block.checked_mul(count));
-    bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(|| {
-        let found = format!("{count} blocks of {stride} floats");
-        Error::new("cache", "a size that fits the address space", found)
-    })
-}
-
 /// Bytes of a layer's states in so many blocks.
 ///
 /// # Errors
 /// When that is no number of bytes.
 pub(super) fn layer_bytes(layer: &CacheLayer, count: usize) -> Result<usize> {
-    bytes(padded(layer), count)
+    let block = padded(layer).checked_mul(size_of::<f32>());
+    let bytes = block.and_then(|block| block.checked_mul(count));
+    bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(|| {
+        let found = format!("{count} blocks of {} floats", layer.state);
+        Error::new("cache", "a size that fits the address space", found)
+    })
 }
 
 impl Cache {
@@ -117,7 +93,7 @@ impl Cache {
     pub(super) fn layer_bytes(&self) -> usize {
         match self {
             Cache::KeysValues(cache) => cache.geometry().layer_bytes(),
-            Cache::State(states) => states.elements.next_multiple_of(LINE) * size_of::<f32>(),
+            Cache::State(states) => states.stride * size_of::<f32>(),
         }
     }
 
