@@ -113,14 +113,16 @@ impl Server {
         self.listener.local_addr().map_err(|e| Error::io("the socket", e))
     }
 
-    /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the second ends at once.
+    /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the second ends at once. Calls
+    /// `ready` when it heeds signals and is about to answer.
     ///
     /// # Errors
     /// A system without the threads or sockets that serving takes.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, ready: impl FnOnce()) -> Result<()> {
         let runtime = runtime()?;
         let outcome = runtime.block_on(async {
             let mut signals = Signals::listen()?;
+            ready();
             let (stop, stopped) = tokio::sync::oneshot::channel();
             let second = tokio::spawn(async move {
                 signals.next().await;

@@ -46,8 +46,8 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     let shown: Vec<String> =
         config.library.named.iter().flat_map(Named::names).map(|name| harmless(name)).collect();
     let server = Server::bind(config, served)?;
-    note(format_args!("serving {} at http://{}", shown.join(", "), server.address()?));
-    Ok(server.run()?)
+    let line = format!("serving {} at http://{}", shown.join(", "), server.address()?);
+    Ok(server.run(|| note(line))?)
 }
 
 /// What may be loaded: the models that the command line names, else the bundled one and the store.
