@@ -79,7 +79,8 @@ pub(crate) async fn messages(call: Call) -> Answered {
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams } = ask;
     let id = format!("msg_{}", call.id);
-    let mut reply = asked.reply(&model, &work.prompt);
+    let reply = asked.reply(&model, &work.prompt);
+    let mut reply = if streams { reply.piecewise() } else { reply };
     let prompt_tokens = work.prompt.len();
     let generating = model.generator.start(vec![work]).await?;
     if streams {
@@ -334,13 +335,15 @@ impl Writer {
                 self.open(sender, "text").await?;
                 json!({ "type": "text_delta", "text": text })
             }
-            Piece::Call(call) => {
+            Piece::Call(call) | Piece::Begin(call) => {
                 self.called = true;
                 self.close(sender).await?;
                 self.block = Some("tool_use");
                 self.start(sender, block_of(&call, json!({}))).await?;
                 json!({ "type": "input_json_delta", "partial_json": call.arguments_text() })
             }
+            Piece::Arguments(text) => json!({ "type": "input_json_delta", "partial_json": text }),
+            Piece::End => return self.close(sender).await,
         };
         let index = self.blocks;
         let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });

@@ -284,6 +284,8 @@ impl Ask {
                 object["message"]["tool_calls"] = json!([call_json(call)]);
                 object
             }
+            // Its arguments are objects, so that calls come whole.
+            Piece::Begin(_) | Piece::Arguments(_) | Piece::End => return Ok(()),
         };
         if let Some(logprobs) = logprobs {
             object["logprobs"] = logprobs;

@@ -18,7 +18,14 @@ use crate::settings::random;
 pub(crate) enum Piece {
     Reasoning(String),
     Content(String),
+    /// A call, whole.
     Call(Called),
+    /// The beginning of a call that comes piece by piece, without its arguments.
+    Begin(Called),
+    /// More of the JSON text of its arguments.
+    Arguments(String),
+    /// It has ended.
+    End,
 }
 
 /// The call of a tool, by an id of its own.
@@ -34,6 +41,18 @@ impl Called {
     fn new(call: ToolCall) -> Called {
         let ToolCall { name, arguments } = call;
         Called { id: call_id(random()), name, arguments }
+    }
+
+    /// A call whose arguments are still to come.
+    fn begun(name: String) -> Called {
+        Called::new(ToolCall { name, arguments: "".into() })
+    }
+
+    /// Adds to the text of arguments that come piece by piece.
+    pub(crate) fn add(&mut self, more: &str) {
+        if let Value::String(text) = &mut self.arguments {
+            *text += more;
+        }
     }
 
     /// The arguments as JSON in a string.
@@ -70,6 +89,8 @@ enum Reader {
         header: String,
         /// The tool that the message calls, and the arguments so far.
         open: Option<(String, String)>,
+        /// Whether arguments are given as they come.
+        piecewise: bool,
     },
 }
 
@@ -77,18 +98,26 @@ impl Reader {
     fn take(&mut self, span: Span) -> Vec<Piece> {
         match (self, span.part) {
             (Reader::Marks(calls), Part::Answer) => parts(calls.push(&span.text)),
-            (Reader::Headers { open: Some((_, arguments)), .. }, Part::Answer) => {
+            (Reader::Headers { open: Some((_, arguments)), piecewise, .. }, Part::Answer) => {
                 *arguments += &span.text;
-                Vec::new()
+                if *piecewise { vec![Piece::Arguments(span.text)] } else { Vec::new() }
             }
-            (Reader::Headers { header, open }, Part::Answer) => match Format::recipient(header) {
-                Some(name) => {
-                    *open = Some((name.to_string(), span.text));
-                    header.clear();
-                    Vec::new()
+            (Reader::Headers { header, open, piecewise }, Part::Answer) => {
+                match Format::recipient(header) {
+                    Some(name) => {
+                        let begin = || Called::begun(name.to_string());
+                        let pieces = if *piecewise {
+                            vec![Piece::Begin(begin()), Piece::Arguments(span.text.clone())]
+                        } else {
+                            Vec::new()
+                        };
+                        *open = Some((name.to_string(), span.text));
+                        header.clear();
+                        pieces
+                    }
+                    None => vec![Piece::Content(span.text)],
                 }
-                None => vec![Piece::Content(span.text)],
-            },
+            }
             (reader @ Reader::Headers { .. }, Part::Mark) => {
                 let ended = reader.finish();
                 if let Reader::Headers { header, .. } = reader {
@@ -109,6 +138,14 @@ impl Reader {
     fn finish(&mut self) -> Vec<Piece> {
         match self {
             Reader::Marks(calls) => parts(calls.finish()),
+            Reader::Headers { open, piecewise: true, .. } => match open.take() {
+                None => Vec::new(),
+                // Who puts the pieces together must find an object.
+                Some((_, arguments)) if arguments.trim().is_empty() => {
+                    vec![Piece::Arguments("{}".to_string()), Piece::End]
+                }
+                Some(_) => vec![Piece::End],
+            },
             Reader::Headers { open, .. } => {
                 let call = open.take().map(|(name, arguments)| {
                     let arguments = match arguments.trim() {
@@ -127,6 +164,9 @@ fn parts(parts: Vec<tools::Part>) -> Vec<Piece> {
     let piece = |part| match part {
         tools::Part::Text(text) => Piece::Content(text),
         tools::Part::Call(call) => Piece::Call(Called::new(call)),
+        tools::Part::Begin(name) => Piece::Begin(Called::begun(name)),
+        tools::Part::Arguments(more) => Piece::Arguments(more),
+        tools::Part::End => Piece::End,
     };
     parts.into_iter().map(piece).collect()
 }
@@ -145,10 +185,23 @@ impl Reply {
     /// The same, in which these tools may be called.
     pub(crate) fn calling(self, format: &'static Format, tools: Vec<Tool>) -> Self {
         let reader = match format.body {
-            Body::Harmony => Reader::Headers { header: String::new(), open: None },
+            Body::Harmony => {
+                Reader::Headers { header: String::new(), open: None, piecewise: false }
+            }
             _ => Reader::Marks(Calls::new(format, tools)),
         };
         Reply { calls: Some(reader), ..self }
+    }
+
+    /// The same, which gives the arguments of calls as they come, where the form of the calls allows it.
+    pub(crate) fn piecewise(self) -> Self {
+        let calls = self.calls.map(|reader| match reader {
+            Reader::Marks(calls) => Reader::Marks(calls.piecewise()),
+            Reader::Headers { header, open, .. } => {
+                Reader::Headers { header, open, piecewise: true }
+            }
+        });
+        Reply { calls, ..self }
     }
 
     /// Takes the next piece of text.
@@ -213,7 +266,20 @@ impl Answer {
         match piece {
             Piece::Reasoning(text) => self.reasoning += &text,
             Piece::Content(text) => self.content += &text,
-            Piece::Call(call) => self.calls.push(call),
+            Piece::Call(call) | Piece::Begin(call) => self.calls.push(call),
+            Piece::Arguments(more) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.add(&more);
+                }
+            }
+            Piece::End => {
+                if let Some(call) = self.calls.last_mut()
+                    && let Some(arguments) = call.arguments.as_str()
+                {
+                    let read = serde_json::from_str(arguments);
+                    call.arguments = read.unwrap_or_else(|_| arguments.into());
+                }
+            }
         }
     }
 
@@ -306,8 +372,9 @@ mod tests {
     fn taken(format: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
         let format = FORMATS.iter().find(|row| row.name == format).unwrap();
         let tools = vec![Tool::new("paint", json!({}), false).unwrap()];
-        let take = |pieces: Vec<String>| {
-            let mut reply = Reply::chat(None, &[]).calling(format, tools.clone());
+        let take = |pieces: Vec<String>, piecewise: bool| {
+            let reply = Reply::chat(None, &[]).calling(format, tools.clone());
+            let mut reply = if piecewise { reply.piecewise() } else { reply };
             let mut answer = Answer::default();
             for piece in pieces {
                 reply.push(&piece).into_iter().for_each(|piece| answer.add(piece));
@@ -316,8 +383,11 @@ mod tests {
             let calls = answer.calls.into_iter().map(|call| (call.name, call.arguments));
             (answer.reasoning, answer.content, calls.collect::<Vec<_>>())
         };
-        let whole = take(vec![text.to_string()]);
-        assert_eq!(take(text.chars().map(String::from).collect()), whole, "{text}");
+        let whole = take(vec![text.to_string()], false);
+        for piecewise in [false, true] {
+            let letters = text.chars().map(String::from).collect();
+            assert_eq!(take(letters, piecewise), whole, "{text}");
+        }
         whole
     }
 

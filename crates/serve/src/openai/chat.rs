@@ -81,8 +81,11 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
-    let replies: Vec<Reply> =
-        ask.work.iter().map(|work| ask.asked.reply(&model, &work.prompt)).collect();
+    let reply = |work: &Work| {
+        let reply = ask.asked.reply(&model, &work.prompt);
+        if ask.streams { reply.piecewise() } else { reply }
+    };
+    let replies: Vec<Reply> = ask.work.iter().map(reply).collect();
     let generating = model.generator.start(ask.work).await?;
     if ask.streams {
         let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
@@ -274,12 +277,17 @@ impl Writer {
             let delta = match piece {
                 Piece::Reasoning(text) => json!({ "reasoning_content": text }),
                 Piece::Content(text) => json!({ "content": text }),
-                Piece::Call(call) => {
+                Piece::Call(call) | Piece::Begin(call) => {
                     let mut call = call_json(&call);
                     call["index"] = self.called[index].into();
                     self.called[index] += 1;
                     json!({ "tool_calls": [call] })
                 }
+                Piece::Arguments(text) => {
+                    let call = self.called[index].saturating_sub(1);
+                    json!({ "tool_calls": [{ "index": call, "function": { "arguments": text } }] })
+                }
+                Piece::End => continue,
             };
             sender.send(&self.chunk(index, delta, told.take(), None)).await?;
         }

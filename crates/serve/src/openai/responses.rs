@@ -71,7 +71,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams } = ask;
-    let mut reply = asked.reply(&model, &work.prompt);
+    let reply = asked.reply(&model, &work.prompt);
+    let mut reply = if streams { reply.piecewise() } else { reply };
     let head = head(&call, &model, &fields);
     let generating = model.generator.start(vec![work]).await?;
     if streams {
@@ -367,18 +368,26 @@ impl Writer {
                 self.text(sender, "response.output_text.delta", text).await
             }
             Piece::Call(call) => {
-                let (arguments, name) = (call.arguments_text(), call.name.clone());
-                self.open(sender, Item::Call(call)).await?;
-                let Some(item) = &self.open else { return Ok(()) };
-                let mut delta = self.place(item);
-                let mut done = delta.clone();
-                delta["delta"] = arguments.as_str().into();
-                (done["arguments"], done["name"]) = (arguments.into(), name.into());
-                self.send(sender, "response.function_call_arguments.delta", delta).await?;
-                self.send(sender, "response.function_call_arguments.done", done).await?;
+                let arguments = call.arguments_text();
+                self.open(sender, Item::Call(Called { arguments: "".into(), ..call })).await?;
+                self.arguments(sender, arguments).await?;
                 self.close(sender).await
             }
+            Piece::Begin(call) => self.open(sender, Item::Call(call)).await,
+            Piece::Arguments(text) => self.arguments(sender, text).await,
+            Piece::End => self.close(sender).await,
         }
+    }
+
+    /// Adds to the arguments of the call that is open.
+    async fn arguments(&mut self, sender: &Sender, more: String) -> Result<(), Gone> {
+        if let Some(Item::Call(call)) = &mut self.open {
+            call.add(&more);
+        }
+        let Some(item) = &self.open else { return Ok(()) };
+        let mut event = self.place(item);
+        event["delta"] = more.into();
+        self.send(sender, "response.function_call_arguments.delta", event).await
     }
 
     /// Adds text to the item that is open.
@@ -438,7 +447,12 @@ impl Writer {
                 let event = with("part", text_part(text));
                 self.send(sender, "response.content_part.done", event).await?;
             }
-            Item::Call(_) => {}
+            Item::Call(call) => {
+                let mut event = place.clone();
+                event["arguments"] = call.arguments_text().into();
+                event["name"] = call.name.as_str().into();
+                self.send(sender, "response.function_call_arguments.done", event).await?;
+            }
         }
         let whole = item.to_json(&self.id, self.items.len(), "completed");
         let event = json!({ "output_index": self.items.len(), "item": whole });

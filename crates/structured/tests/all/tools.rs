@@ -29,6 +29,7 @@ fn calls(format: &'static tokens::tools::Format, text: &str) -> (Vec<(String, Va
         match part {
             Part::Call(call) => calls.push((call.name, call.arguments)),
             Part::Text(text) => rest += &text,
+            piece => panic!("{piece:?} of a reader of whole calls"),
         }
     }
     (calls, rest)

@@ -6,6 +6,7 @@
 //! streams. Grammars are made of the same rows, so that what is enforced is what is read. Templates
 //! that know no tools get them by [`describe`] in words, in the form of Hermes.
 
+mod pieces;
 mod plain;
 mod read;
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::pieces::Begun;
 use super::{Body, Format, Tool, ToolCall};
 
 /// A part of an answer.
@@ -11,6 +12,12 @@ pub enum Part {
     Text(String),
     /// A call, whole.
     Call(ToolCall),
+    /// The beginning of a call that comes piece by piece: the tool's name.
+    Begin(String),
+    /// More of the JSON text of the begun call's arguments.
+    Arguments(String),
+    /// The begun call has ended.
+    End,
 }
 
 /// What opens a call that is Python, or any call, in Llama's form.
@@ -18,7 +25,7 @@ const PYTHON: &str = "<|python_tag|>";
 
 /// Where in the answer the reader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Nothing but white space so far.
     Start,
     /// In text.
@@ -32,15 +39,19 @@ enum State {
 /// The reader of one answer.
 #[derive(Debug, Clone)]
 pub struct Calls {
-    format: &'static Format,
-    tools: Vec<Tool>,
-    state: State,
+    pub(super) format: &'static Format,
+    pub(super) tools: Vec<Tool>,
+    pub(super) state: State,
     /// What is not decided yet.
-    held: String,
+    pub(super) held: String,
     /// White space in front of what opened calls.
-    gap: String,
+    pub(super) gap: String,
     /// Whether a call came before: white space between calls is nobody's.
-    after_call: bool,
+    pub(super) after_call: bool,
+    /// Whether calls are given as they are written.
+    pub(super) piecewise: bool,
+    /// The call that has begun.
+    pub(super) begun: Option<Begun>,
 }
 
 /// The outcome of looking for something at the beginning of a text.
@@ -57,7 +68,15 @@ impl Calls {
     /// Reads calls of these tools in this form.
     pub fn new(format: &'static Format, tools: Vec<Tool>) -> Calls {
         let (held, gap) = (String::new(), String::new());
-        Calls { format, tools, state: State::Start, held, gap, after_call: false }
+        let (after_call, piecewise, begun) = (false, false, None);
+        Calls { format, tools, state: State::Start, held, gap, after_call, piecewise, begun }
+    }
+
+    /// The same, that gives the arguments of a call as they are written, where its form and the order of its fields allow it:
+    /// the name of a tool that there is comes first, and then an object.
+    #[must_use]
+    pub fn piecewise(self) -> Calls {
+        Calls { piecewise: true, ..self }
     }
 
     /// Takes the next piece of the answer; gives the parts that are now certain.
@@ -69,6 +88,7 @@ impl Calls {
         if self.state != State::Calls || piece.contains(['}', ']', '>', '<', '[', '{']) {
             while self.step(false, &mut parts) {}
         }
+        self.go_on(&mut parts);
         parts
     }
 
@@ -76,6 +96,11 @@ impl Calls {
     pub fn finish(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         while self.step(true, &mut parts) {}
+        self.go_on(&mut parts);
+        if self.cut(&mut parts) {
+            self.held.clear();
+            return parts;
+        }
         let rest = std::mem::take(&mut self.held);
         if self.state == State::Calls && !blank(&rest) {
             text(&mut parts, std::mem::take(&mut self.gap));
@@ -166,6 +191,10 @@ impl Calls {
 
     /// What opened a call opens none: it is text.
     fn give_up(&mut self, parts: &mut Vec<Part>) {
+        if self.cut(parts) {
+            self.state = State::Text;
+            return;
+        }
         let opening = self.format.opening();
         let section = self.format.section.0.trim();
         self.state = State::Text;
@@ -231,10 +260,11 @@ impl Calls {
             self.state = State::Plain;
             return true;
         }
+        self.go_on(parts);
         self.held.drain(..at);
         self.gap.clear();
         self.after_call = true;
-        parts.push(Part::Call(call));
+        parts.push(if self.begun.take().is_some() { Part::End } else { Part::Call(call) });
         if section.0.is_empty() && !self.format.opening().is_empty() {
             self.state = State::Text;
         }

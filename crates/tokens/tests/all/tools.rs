@@ -1,6 +1,6 @@
 //! Calls of tools: rendered by published templates and read back, whole and letter by letter.
 
-use delft_tokens::tools::{Calls, Format, Part, Tool, ToolCall, describe};
+use delft_tokens::tools::{Calls, FORMATS, Format, Part, Tool, ToolCall, describe};
 use delft_tokens::{ChatTemplate, Request};
 use serde_json::{Value, json};
 
@@ -62,7 +62,16 @@ fn call(name: &str, arguments: Value) -> ToolCall {
 
 /// The calls, and the text beside them.
 fn read(format: &'static Format, pieces: impl Iterator<Item = String>) -> (Vec<ToolCall>, String) {
-    let mut reader = Calls::new(format, tools().0);
+    let (calls, text, _) = gathered(Calls::new(format, tools().0), pieces);
+    (calls, text)
+}
+
+/// The calls, whole or put together of their pieces, the text beside them, and the pieces of arguments.
+fn gathered(
+    mut reader: Calls,
+    pieces: impl Iterator<Item = String>,
+) -> (Vec<ToolCall>, String, usize) {
+    let (mut open, mut count) = (None::<(String, String)>, 0);
     let mut parts: Vec<Part> = pieces.flat_map(|piece| reader.push(&piece)).collect();
     parts.extend(reader.finish());
     let (mut calls, mut text) = (Vec::new(), String::new());
@@ -70,9 +79,64 @@ fn read(format: &'static Format, pieces: impl Iterator<Item = String>) -> (Vec<T
         match part {
             Part::Call(call) => calls.push(call),
             Part::Text(more) => text += &more,
+            Part::Begin(name) => assert_eq!(open.replace((name, String::new())), None),
+            Part::Arguments(more) => {
+                open.as_mut().unwrap().1 += &more;
+                count += 1;
+            }
+            Part::End => {
+                let (name, text) = open.take().unwrap();
+                calls.push(call(&name, serde_json::from_str(&text).unwrap_or(text.into())));
+            }
         }
     }
-    (calls, text)
+    assert_eq!(open, None);
+    (calls, text, count)
+}
+
+/// Pieces of a call are those of the whole call, and come before its end; what ends in the middle is told as far as it came.
+#[test]
+fn arguments_come_as_they_are_written() {
+    let arguments = r#"{"city": "a \"{ b\\", "days": 3, "units": ["x", "}"]}"#;
+    let json: Value = serde_json::from_str(arguments).unwrap();
+    let object = format!(r#"{{"name": "get_weather", "arguments": {arguments}}}"#);
+    let parameters = format!(r#"{{"name": "get_weather", "parameters": {arguments}}}"#);
+    let other_order = format!(r#"{{"arguments": {arguments}, "name": "get_weather"}}"#);
+    let cases = [
+        ("hermes", format!("Well.\n<tool_call>\n{object}\n</tool_call>"), true),
+        ("hermes", format!("Well.\n<tool_call>\n{other_order}\n</tool_call>"), false),
+        ("llama", parameters.clone(), true),
+        ("mistral", format!("[TOOL_CALLS][{object}, {object}]"), true),
+        ("mistral-v13", format!("[TOOL_CALLS]get_weather[ARGS]{arguments}"), true),
+        ("kimi", format!("<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"), true),
+        ("apertus", format!("<|tools_prefix|>[{{\"get_weather\": {arguments}}}]<|tools_suffix|>"), true),
+        ("qwen3-coder", "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>".to_string(), false),
+        ("hermes", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {\"a\": 1}}\n</tool_call>".to_string(), false),
+        ("llama", "{\"city\": \"Rome\", \"days\": 3}".to_string(), false),
+    ];
+    for (name, text, piecewise) in &cases {
+        let format = FORMATS.iter().find(|format| format.name == *name).unwrap();
+        let letters = || text.chars().map(String::from);
+        let whole = read(format, letters());
+        let (calls, rest, count) = gathered(Calls::new(format, tools().0).piecewise(), letters());
+        assert_eq!((&calls, &rest), (&whole.0, &whole.1), "{name}: {text}");
+        assert_eq!(count > arguments.len() / 2, *piecewise, "{name}: {count} pieces of {text}");
+        let once = std::iter::once(text.clone());
+        let at_once = gathered(Calls::new(format, tools().0).piecewise(), once);
+        assert_eq!((&at_once.0, &at_once.1), (&whole.0, &whole.1), "{name}: {text}");
+        assert!(!piecewise || whole.0[0].arguments == json, "{name}: {whole:?}");
+    }
+    let format = FORMATS.iter().find(|format| format.name == "hermes").unwrap();
+    let reader = || Calls::new(format, tools().0).piecewise();
+    let cut = &cases[0].1[..cases[0].1.find("days").unwrap()];
+    let (calls, text, _) = gathered(reader(), std::iter::once(cut.to_string()));
+    assert_eq!((calls.len(), text.as_str()), (1, "Well."));
+    assert_eq!(calls[0].arguments, r#"{"city": "a \"{ b\\", ""#);
+    // What is broken ends where it broke, and the rest is text.
+    let broken = cases[0].1.replace("3,", "3 3,") + " So.";
+    let (calls, text, _) = gathered(reader(), broken.chars().map(String::from));
+    assert_eq!((calls.len(), calls[0].name.as_str()), (1, "get_weather"));
+    assert!(text.starts_with("Well.") && text.ends_with("So."), "{text}");
 }
 
 /// What an assistant's turn with these calls adds to a conversation.
