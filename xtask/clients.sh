@@ -1,7 +1,8 @@
 #!/bin/sh
-# The official Python clients against `delft serve` with the bundled model, on a port of the system's choosing, and answers to a set
-# of JSON schemas, judged by the `jsonschema` package. Makes a virtual environment in target/clients with packages of PyPI. With
-# Chromium on the machine, the page is opened and used as well.
+# The official Python and npm clients against `delft serve` with the bundled model, on a port of the system's choosing, and answers to a set
+# of JSON schemas, judged by the `jsonschema` package. Makes a virtual environment in target/clients with packages of PyPI and, where
+# there is npm, a folder target/clients/npm with packages of its registry. With Chromium on the machine, the page is opened and used
+# as well.
 #
 #   xtask/clients.sh [PROGRAM]    the program to test (default: target/debug/delft, which is built)
 #   xtask/clients.sh --install    makes the virtual environment alone; fails where PyPI is not reachable
@@ -16,6 +17,14 @@ if ! "$python" -c 'import openai, anthropic, ollama, jsonschema, pydantic, webso
     python3 -m venv target/clients
     # shellcheck disable=SC2086
     "$python" -m pip install --quiet --timeout 10 --retries 1 $packages
+fi
+npm=target/clients/npm
+if command -v npm > /dev/null && [ ! -d "$npm/node_modules/ollama" ]; then
+    mkdir -p "$npm"
+    echo '{ "private": true }' > "$npm/package.json"
+    # Where its registry is not reachable the Python clients are run all the same.
+    npm install --prefix "$npm" --silent --no-audit --no-fund --fetch-retries 1 \
+        openai @anthropic-ai/sdk ollama > /dev/null 2>&1 || rm -rf "$npm/node_modules"
 fi
 [ "${1:-}" != --install ] || exit 0
 program=${1:-target/debug/delft}
@@ -33,6 +42,11 @@ while [ -z "$address" ]; do
     address=$(sed -n 's/.* at \(http:[^ ]*\)$/\1/p' "$log" | head -n 1)
 done
 "$python" tests/clients/clients.py "$address"
+if [ -d "$npm/node_modules/ollama" ]; then
+    node tests/clients/clients.mjs "$address" "$npm"
+else
+    printf '\n== skipped: the npm clients are not run: no npm, or its registry is not reachable\n'
+fi
 "$python" tests/clients/schemas.py "$address"
 [ -z "${TORTURE:-}" ] || "$python" tests/clients/torture.py "$server" "$address" "$TORTURE"
 if command -v chromium > /dev/null; then
