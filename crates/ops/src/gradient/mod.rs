@@ -2,7 +2,7 @@
 //!
 //! Each operation's rule, [`Operation::vjp`], stands in its own file. It asks a [`Reverse`] for the cotangents of its outputs
 //! (the derivatives of a loss with respect to them) and records operations that make those of its inputs and weights. A value
-//! with the shape of a weight has [`Rows::Fixed`]; a vector is one row.
+//! with the shape of a weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
 mod attend;
 mod cross_entropy;
