@@ -15,9 +15,9 @@ A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's int
 or {\"text\": ..}; any other file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
 completion, of texts every token. An answer of \"weight\": 0 is only read.
 
-The folder gets the adapter (as PEFT has it), delft.json, which says what it was made of, loss.jsonl, loss.svg, and a checkpoint, \
+The folder gets the adapter (as PEFT has it; with --full a model), delft.json, which says what it was made of, loss.jsonl, loss.svg, and a checkpoint, \
 from which --resume goes on after Ctrl-C or a crash, with the same result as if nothing had happened. With examples held out, the \
-adapter is that of the update with the least loss on them.
+parameters are those of the update with the least loss on them.
 
 Examples:
   delft tune qwen3:0.6b --data talks.jsonl --out my-style
@@ -30,7 +30,7 @@ pub(crate) struct Tune {
     /// The examples: a .jsonl file, or plain text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) data: PathBuf,
-    /// The folder to write [default: the name of the data with -lora behind it]
+    /// The folder to write [default: the name of the data with -lora behind it, -tuned with --full]
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
     /// Go on with the run in that folder
@@ -73,6 +73,9 @@ pub(crate) struct Tune {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Adapter")]
 pub(crate) struct LoraArgs {
+    /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a model folder
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "sites"])]
+    pub(crate) full: bool,
     /// Rank of the factors
     #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
     pub(crate) rank: u64,
@@ -100,10 +103,14 @@ pub(crate) struct UpdateArgs {
     /// Tokens that are computed together, packed from several examples [default: by the examples, 2048 at most but for longer ones]
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) batch_tokens: Option<u64>,
+    /// Compute activations again for their gradients: a fraction of the memory, about a third more work, the same bits [default: if
+    /// memory is short]
+    #[arg(long)]
+    pub(crate) recompute: bool,
     /// Batches of an update
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
     pub(crate) accumulate: u64,
-    /// Greatest learning rate [default: by the width of the model]
+    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full]
     #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
     pub(crate) lr: Option<f32>,
     /// How the learning rate goes on from there

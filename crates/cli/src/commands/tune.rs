@@ -1,4 +1,4 @@
-//! `delft tune`: an adapter from examples.
+//! `delft tune`: an adapter, or all weights of a model, from examples.
 
 mod show;
 
@@ -39,13 +39,18 @@ pub(crate) fn run(args: &Tune) -> Outcome {
     let examples = Examples::read(args, &language, context)?;
     examples.tell(args);
     let lora = lora(args);
-    let mut tuned = Tuned::lora(model.location.clone(), &lora, args.threads.map(|n| n as usize))?;
+    let (location, threads) = (model.location.clone(), args.threads.map(|n| n as usize));
+    let mut tuned = match &lora {
+        Some(lora) => Tuned::lora(location, lora, threads)?,
+        None => Tuned::full(location, threads)?,
+    };
     let settings = settings(args, &examples, tuned.config().hidden)?;
     let updates = settings.updates(&examples.training.examples)?;
-    check_memory(&tuned, &settings, examples.longest())?;
+    make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
     plan(&tuned, &settings, updates);
     let mut identity = identity(&model, &examples, context)?;
-    identity.push(("adapter".to_owned(), format!("{lora:?}")));
+    let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
+    identity.push(("trained".to_owned(), trained));
     let sample = if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
     let checkpoint =
         or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
@@ -58,7 +63,7 @@ pub(crate) fn run(args: &Tune) -> Outcome {
         folder: &folder,
         resume: args.resume,
     };
-    let mut shown = show::Shown::new(args, &model, &language, &lora)?;
+    let mut shown = show::Shown::new(args, &model, &language, lora.as_ref())?;
     let summary = run.train(&mut tuned, &mut shown)?;
     let speed = shown.end();
     report(args, &folder, &summary, speed)
@@ -67,7 +72,8 @@ pub(crate) fn run(args: &Tune) -> Outcome {
 /// The folder of the run.
 fn folder(args: &Tune) -> PathBuf {
     let stem = args.data.file_stem().unwrap_or_default().to_string_lossy();
-    args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}-lora")))
+    let kind = if args.lora.full { "tuned" } else { "lora" };
+    args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}-{kind}")))
 }
 
 /// The error of a folder that has a run though none is resumed, or none though one is.
@@ -137,15 +143,16 @@ impl Examples {
     }
 }
 
-fn lora(args: &Tune) -> LoraOptions {
+/// The adapter that is trained; none where all weights are.
+fn lora(args: &Tune) -> Option<LoraOptions> {
     let lora = &args.lora;
-    LoraOptions {
+    (!lora.full).then(|| LoraOptions {
         rank: lora.rank as usize,
         alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f32),
         stabilised: lora.rslora,
         sites: lora.sites.clone(),
         seed: args.updates.seed,
-    }
+    })
 }
 
 /// A number that was given, or a share of a run, of one update at least.
@@ -171,8 +178,9 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         (Some(steps), _) => Length::Updates(steps),
         (None, epochs) => Length::Epochs(epochs.unwrap_or(3) as u32),
     };
-    // Narrow models take greater steps than wide ones.
-    let usual = 2e-4 * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
+    // Narrow models take greater steps than wide ones, and factors than the weights themselves.
+    let most = if args.lora.full { 2e-5 } else { 2e-4 };
+    let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
     let clip = (given.clip > 0.0).then(|| exact(given.clip));
     let mut settings = Settings {
@@ -207,9 +215,17 @@ fn needed(tuned: &Tuned, batch_tokens: usize) -> u64 {
     run::memory(tuned.parameters()) + tuned.activation_bytes(batch_tokens, batch_tokens) as u64
 }
 
-/// Refuses a run for which memory is short, with the batch that would fit.
-fn check_memory(tuned: &Tuned, settings: &Settings, longest: usize) -> Outcome {
+/// Has activations computed again if that was asked for or memory is short. Refuses a run for which it is short even so, with the
+/// batch that would fit.
+fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: bool) -> Outcome {
+    if recompute {
+        tuned.recompute();
+    }
     let Some(free) = delft::free_memory() else { return Ok(()) };
+    if !recompute && needed(tuned, settings.batch_tokens) > free as u64 {
+        tuned.recompute();
+        aside(format_args!("memory is short: activations are computed again for their gradients"));
+    }
     let needed_for = |batch_tokens| needed(tuned, batch_tokens);
     let wanted = needed_for(settings.batch_tokens);
     if wanted <= free as u64 {
@@ -221,7 +237,7 @@ fn check_memory(tuned: &Tuned, settings: &Settings, longest: usize) -> Outcome {
         Some(fits) => {
             format!("--batch-tokens {fits} would fit, with --accumulate for as large updates")
         }
-        None => "a smaller --context with --truncate, or a smaller --rank".to_owned(),
+        None => "a smaller --context with --truncate, or an adapter of a smaller --rank".to_owned(),
     };
     let place = format!("batches of {} tokens", settings.batch_tokens);
     let error = Error::new(place, format!("{} at most", bytes(free as u64)), bytes(wanted));
@@ -291,7 +307,9 @@ fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> 
     }
     let of = match (best, before) {
         (Some((step, loss)), Some(before)) => {
-            format!(": the adapter of update {step}, held-out loss {loss:.4} ({before:.4} before)")
+            format!(
+                ": the parameters of update {step}, held-out loss {loss:.4} ({before:.4} before)"
+            )
         }
         _ => String::new(),
     };
@@ -304,7 +322,10 @@ fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> 
         bytes(peak)
     ));
     let model = args.model.model.as_deref().map_or(String::new(), |model| format!("{model} "));
-    aside(format_args!("try it: delft run {}--adapter {name}", harmless(&model)));
+    match args.lora.full {
+        true => aside(format_args!("try it: delft run {name}")),
+        false => aside(format_args!("try it: delft run {}--adapter {name}", harmless(&model))),
+    }
     print(&format!("{}\n", folder.display()))
 }
 

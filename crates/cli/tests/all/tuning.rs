@@ -146,6 +146,71 @@ fn an_adapter_is_made_and_used_at_once() {
     }
 }
 
+/// A folder of a tiny model in 16 bits, with a token for each printable character.
+fn tiny(folder: &Path) -> String {
+    let to = folder.join("tiny");
+    std::fs::create_dir(&to).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(testing::models().join("qwen3").join(name), to.join(name)).unwrap();
+    }
+    let special = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+    // The space as byte-level vocabularies have it.
+    let letters = std::iter::once('\u{120}').chain('!'..='~').map(String::from);
+    let names: Vec<String> = special.iter().cloned().chain(letters).collect();
+    let vocab: serde_json::Map<String, Value> =
+        names.iter().enumerate().map(|(id, name)| (name.clone(), id.into())).collect();
+    let added: Vec<Value> = special
+        .iter()
+        .enumerate()
+        .map(|(id, content)| {
+            serde_json::json!({ "id": id, "content": content, "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false })
+        })
+        .collect();
+    let bytes = serde_json::json!({ "type": "ByteLevel", "add_prefix_space": false,
+        "trim_offsets": true, "use_regex": true });
+    let tokenizer = serde_json::json!({ "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": added, "normalizer": null, "pre_tokenizer": bytes, "post_processor": null,
+        "decoder": bytes, "model": { "type": "BPE", "vocab": vocab, "merges": [] } });
+    std::fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    to.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn all_weights_of_a_folder_are_tuned_to_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (tiny(folder.path()), texts(folder.path()));
+    let tune = |out: &str, more: &[&str]| {
+        let out = folder.path().join(out).to_str().unwrap().to_owned();
+        let begin = ["tune", "--full", "-m", &model, "--data", &data, "--out", &out];
+        let few = ["--steps", "6", "--lr", "1e-2", "--held-out", "25%", "--batch-tokens", "96"];
+        let (code, stdout, stderr) = run(&[&begin[..], &few, more].concat());
+        assert_eq!((code, stdout.trim_end()), (0, out.as_str()), "{stderr}");
+        assert!(stderr.contains(&format!("try it: delft run {out}")), "{stderr}");
+        (out, stderr)
+    };
+    let (out, stderr) = tune("all", &["--sample", "The", "--sample-every", "3"]);
+    assert_eq!(stderr.matches(": The").count(), 2, "{stderr}");
+    let eval = |model: &str| object(&["eval", "-m", model, "--data", &data, "--json"]);
+    let loss = |model: &str| eval(model)["loss"].as_f64().unwrap();
+    assert!(loss(&out) + 0.5 < loss(&model), "{} {}", loss(&out), loss(&model));
+    // Activations that are computed again are the same.
+    let (again, _) = tune("again", &["--recompute"]);
+    let weights =
+        |folder: &str| std::fs::read(Path::new(folder).join("model.safetensors")).unwrap();
+    assert!(weights(&out) == weights(&again));
+    assert!(weights(&out) != weights(&model));
+    for (args, wanted, expected) in [
+        (["--full", "-m", MODEL], 1, "a GGUF file can be tuned with LoRA"),
+        (["--full", "--rank", "4"], 2, "cannot be used with"),
+    ] {
+        let to = folder.path().join("none");
+        let begin = ["tune", "--data", &data, "--out", to.to_str().unwrap()];
+        let (code, _, stderr) = run(&[&begin[..], &args].concat());
+        assert!(code == wanted && stderr.contains(expected), "{args:?}: {stderr}");
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();

@@ -56,7 +56,7 @@ impl Shown {
         args: &Tune,
         model: &Model,
         language: &Language,
-        lora: &LoraOptions,
+        lora: Option<&LoraOptions>,
     ) -> Outcome<Shown> {
         let samples = match &args.sample {
             Some(text) => Some(Samples::new(text, args, model, language, lora)?),
@@ -157,9 +157,11 @@ impl Watcher for Shown {
     }
 }
 
-/// The model with the adapter as it stands.
+/// The model as it stands.
 struct Samples {
-    engine: Engine,
+    /// The base, on which adapters are tried; none where all of the model is trained.
+    base: Option<Engine>,
+    options: LoadOptions,
     prompt: Prompt,
     /// What the sample is shown behind.
     shown: String,
@@ -171,7 +173,7 @@ impl Samples {
         args: &Tune,
         model: &Model,
         language: &Language,
-        lora: &LoraOptions,
+        lora: Option<&LoraOptions>,
     ) -> Outcome<Samples> {
         let prompt = match language.template.is_some() && !args.raw {
             true => {
@@ -185,24 +187,33 @@ impl Samples {
             threads: args.threads.map(|n| n as usize),
             context: Some(tokens.len() + SAMPLED),
             sessions: 1,
-            adapters: Adapters { more: 1, rank: lora.rank, ..Adapters::default() },
+            adapters: match lora {
+                Some(lora) => Adapters { more: 1, rank: lora.rank, ..Adapters::default() },
+                None => Adapters::default(),
+            },
             ..LoadOptions::default()
         };
-        let engine = Engine::load(model.location.clone(), &options)?;
+        let base = lora.map(|_| Engine::load(model.location.clone(), &options)).transpose()?;
         let shown = if matches!(prompt, Prompt::Text(_)) { harmless(text) } else { String::new() };
-        Ok(Samples { engine, prompt, shown })
+        Ok(Samples { base, options, prompt, shown })
     }
 
-    /// What it writes with an adapter of these files.
+    /// What it writes with these files: an adapter, or a model.
     fn text(&self, files: &[(String, Vec<u8>)], options: &GenerateOptions) -> Result<String> {
-        let io = |e| Error::io("a sample's adapter", e);
+        let io = |e| Error::io("a sample's files", e);
         let folder = tempfile::tempdir().map_err(io)?;
         for (name, bytes) in files {
             std::fs::write(folder.path().join(name), bytes).map_err(io)?;
         }
-        let file = AdapterFile { path: folder.path().to_owned(), scale: 1.0 };
-        let mut session = self.engine.session();
-        session.set_adapter(Some(self.engine.adapt(&file)?))?;
+        let mut session = match &self.base {
+            Some(base) => {
+                let file = AdapterFile { path: folder.path().to_owned(), scale: 1.0 };
+                let mut session = base.session();
+                session.set_adapter(Some(base.adapt(&file)?))?;
+                session
+            }
+            None => Engine::load(folder.path(), &self.options)?.session(),
+        };
         let mut text = self.shown.clone();
         for token in session.generate(self.prompt.clone(), options)? {
             text += &token?.text;
