@@ -242,8 +242,8 @@ pub(super) struct Lowering {
 const OWN_ROWS: usize = 64;
 
 /// Sequences up to which rows that decode go to the kernels of a few rows even where those read some matrices more than once
-/// for so many: mostly fewer are there.
-const FEW_SEQUENCES: usize = 4;
+/// for so many: mostly fewer are there. Of matrices in 16 bits, and where all are packed: unpacking them for tiles takes longer.
+const FEW_SEQUENCES: [usize; 2] = [4, 8];
 
 impl Lowering {
     /// The lowering of a Program whose matrices are packed so, loaded in this way. Queries have the
@@ -284,7 +284,9 @@ impl Lowering {
             scores: scores(&program),
             program,
         };
-        lowering.few = batched && sequences <= lowering.together().max(FEW_SEQUENCES);
+        let packed = lowering.formats.iter().flatten().all(|format| format.packing().is_some());
+        let least = FEW_SEQUENCES[usize::from(packed)];
+        lowering.few = batched && sequences <= lowering.together().max(least);
         Ok(lowering)
     }
 
