@@ -33,7 +33,7 @@ pub use cpu::free_memory;
 pub use formats::CacheType;
 use formats::{Encoding, Error, ErrorKind, Result, Tensors};
 pub use gpu::Dispatch;
-pub use heap::give_back;
+pub use heap::{give_back, share_heaps};
 use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;

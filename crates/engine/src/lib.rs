@@ -36,7 +36,7 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
-    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, free_memory, survey,
+    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, free_memory, share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use fingerprint::fingerprint;
