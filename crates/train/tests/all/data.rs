@@ -89,14 +89,10 @@ const FORGETFUL: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
 #[test]
 fn answers_that_a_template_shows_otherwise_later_become_examples_of_their_own() {
     let tokenizer = Tokenizer::from_folder(&root().join("tests/reference/answers")).unwrap();
-    let template = ChatTemplate::from_source(FORGETFUL).unwrap();
-    let reader = Reader {
-        tokenizer: &tokenizer,
-        template: Some(&template),
-        raw: false,
-        context: 512,
-        truncate: false,
-    };
+    let template = Some(ChatTemplate::from_source(FORGETFUL).unwrap());
+    let language = Language { tokenizer, template };
+    let (tokenizer, reader) = (&language.tokenizer, reader(&language));
+    let reader = Reader { context: 512, ..reader };
     let message =
         |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
     let talk = [
@@ -118,7 +114,7 @@ fn answers_that_a_template_shows_otherwise_later_become_examples_of_their_own() 
     );
     let strip = |text: String| text.trim_start_matches("<s>").to_owned();
     let found: Vec<_> =
-        shown(&tokenizer, &data).into_iter().map(|(all, own)| (strip(all), own)).collect();
+        shown(tokenizer, &data).into_iter().map(|(all, own)| (strip(all), own)).collect();
     assert_eq!(found, [(strip(first), vec![answer("Once")]), (strip(second), vec![answer("owl")])]);
     assert!(data.examples.iter().all(|example| example.line == 1));
     assert_eq!(data.notes.len(), 1);
@@ -127,7 +123,7 @@ fn answers_that_a_template_shows_otherwise_later_become_examples_of_their_own() 
     talk[3]["weight"] = 0.into();
     let data =
         read(&reader, "a.jsonl", serde_json::json!({ "messages": talk }).to_string()).unwrap();
-    assert_eq!(shown(&tokenizer, &data)[0].1, [answer("Once")]);
+    assert_eq!(shown(tokenizer, &data)[0].1, [answer("Once")]);
     assert_eq!(data.examples.len(), 1);
 }
 
