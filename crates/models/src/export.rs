@@ -63,27 +63,26 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         let hint = "quantize turns a GGUF file into another";
         Error::new(tensors.path().display(), "a model folder", "a GGUF file").hint(hint)
     })?;
-    let options = Options::default();
-    let model = crate::load(tensors, &options)?;
+    let asked = Asked::default();
+    let model = crate::load_asking(tensors, &Options::default(), &asked)?;
     let config = model.config();
     let place = folder.path().join("config.json").display().to_string();
-    let file = tensors.path().display().to_string();
-    let asked = Asked::default();
-    let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
-    let (_, names) = crate::open(tensors, &file, &options)?;
     let architecture = config.architecture;
     if architecture.gguf.is_empty() {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
+    let stated = asked.stated();
+    let file = tensors.path().display().to_string();
+    let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
+    let names = Names { tensors, dialect, file: &file, tables, quantised: None };
+    let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
     let files =
         Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context: None };
-    // Once more, for what it says.
-    (architecture.open)(&files)?;
     let held = &model.layers.blank.weights;
     let count = experts::count(&files.keys)?;
-    let mut metadata = metadata(config, asked.stated(), held, count);
-    let mut weights = weights(&names, config, held, count);
+    let mut metadata = metadata(config, stated, held, count);
+    let mut weights = weights(config, held, count);
     let rotated = match config.rope {
         Some(_) => rotation(&files, config, &mut metadata)?,
         None => Vec::new(),
@@ -285,9 +284,10 @@ fn rotation(
 
 /// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or as
 /// parts of what is one there.
-fn weights(names: &Names<'_>, config: &Config, held: &[Weight], experts: usize) -> Vec<Exported> {
+fn weights(config: &Config, held: &[Weight], experts: usize) -> Vec<Exported> {
+    let tables = config.architecture.names;
     // Experts one by one are an older form.
-    let rows: Vec<&str> = names.tables.iter().flat_map(|table| table.iter()).map(|r| r.0).collect();
+    let rows: Vec<&str> = tables.iter().flat_map(|table| table.iter()).map(|r| r.0).collect();
     let rows = || rows.iter().filter(|row| row.matches("{}").count() < 2);
     let whole = rows().filter(|row| !row.contains("{}")).map(|row| (*row).to_owned());
     let of_block = |i: usize| {
@@ -297,7 +297,7 @@ fn weights(names: &Names<'_>, config: &Config, held: &[Weight], experts: usize) 
     let mut all: Vec<Exported> = Vec::new();
     for canonical in whole.chain((0..config.layers).flat_map(of_block)) {
         for canonical in [canonical.clone(), format!("{canonical}.bias")] {
-            let named = candidates(&canonical, Dialect::Gguf, names.tables);
+            let named = candidates(&canonical, Dialect::Gguf, tables);
             let Some(name) = named.into_iter().next() else { continue };
             let Some((source, shape)) = made(held, &canonical, config, experts) else { continue };
             if !all.iter().any(|known| known.name == name) {

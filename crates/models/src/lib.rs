@@ -173,11 +173,16 @@ pub struct Model {
 /// architecture.
 pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
     let file = tensors.path().display().to_string();
-    open(tensors, &file, options).map(|(opened, _)| opened.config)
+    open(tensors, &file, options, &Asked::default()).map(|(opened, _)| opened.config)
 }
 
-fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(Opened, Names<'a>)> {
-    let asked = Asked::default();
+/// Reads a configuration; `asked` notes which of its keys, and what they say.
+fn open<'a>(
+    tensors: &'a Tensors,
+    file: &'a str,
+    options: &Options,
+    asked: &Asked,
+) -> Result<(Opened, Names<'a>)> {
     let context = options.context;
     if let Some(gguf) = tensors.gguf() {
         const KEY: &str = "general.architecture";
@@ -188,7 +193,7 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
             by_gguf(name).ok_or_else(|| unknown(metadata.at(KEY), name, Dialect::Gguf))?;
         let (dialect, tables) = (Dialect::Gguf, architecture.names);
         let names = Names { tensors, dialect, file, tables, quantised: None };
-        let keys = Keys::gguf(file, architecture.gguf, metadata, &asked);
+        let keys = Keys::gguf(file, architecture.gguf, metadata, asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
         let opened =
             read(&Files { architecture, keys, outer, names: &names, tensors, context }, options)?;
@@ -198,7 +203,7 @@ fn open<'a>(tensors: &'a Tensors, file: &'a str, options: &Options) -> Result<(O
         .folder()
         .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
     let place = folder.path().join("config.json").display().to_string();
-    let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
+    let (keys, outer) = files::of_json(folder.config(), &place, asked)?;
     let quantised = quantisation::Settings::read(&outer)?.or(quantisation::Settings::read(&keys)?);
     let names = |architecture: &Architecture| {
         let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
@@ -313,8 +318,13 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
 /// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no weights, by file and name; in
 /// a GGUF file, tensors that the architecture has no use for.
 pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
+    load_asking(tensors, options, &Asked::default())
+}
+
+/// As [`load`]; `asked` notes what the configuration says.
+fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked) -> Result<Model> {
     let file = tensors.path().display().to_string();
-    let (Opened { mut config, build }, names) = open(tensors, &file, options)?;
+    let (Opened { mut config, build }, names) = open(tensors, &file, options, asked)?;
     let layers = build(&names, options.ending)?;
     for weight in &layers.blank.weights {
         let found = weight.describe(tensors)?;
