@@ -2,6 +2,7 @@
 
 use formats::Error;
 use ops::sample::{Choice, Sampler, broken};
+use ops::softmax::log_sum_exp;
 use program::Choose;
 use std::ops::Range;
 
@@ -201,19 +202,12 @@ impl HostSampler {
         if !likely {
             return Ok(choice);
         }
-        let all = log_sum(logits);
+        let all = log_sum_exp(logits);
         let logprob = |token: u32| (f64::from(logits[token as usize]) - all) as f32;
         greatest(logits, likeliest);
         likeliest.iter_mut().for_each(|found| found.logprob = logprob(found.token));
         Ok(Choice { logprob: logprob(choice.token), ..choice })
     }
-}
-
-/// The logarithm of the sum of exponentials.
-fn log_sum(logits: &[f32]) -> f64 {
-    let greatest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - greatest).exp()).sum();
-    greatest + sum.ln()
 }
 
 /// The tokens of the greatest logits, the greatest first, the lower token first among equals.

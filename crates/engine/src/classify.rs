@@ -7,6 +7,7 @@ use crate::session::Session;
 use crate::together::{Text, Work, compute};
 use formats::{Error, Result};
 use ops::sample::Options;
+use ops::softmax::log_sum_exp;
 
 impl Engine {
     /// The log-probability, in nats, of each label behind each prompt: that of all its tokens, one after the other. Prompts are
@@ -107,10 +108,4 @@ impl Work for Judging<'_> {
         text.wanted = prompt.len()..text.tokens.len();
         Ok(Some(text))
     }
-}
-
-/// ln of the sum of exp of logits.
-fn log_sum_exp(row: &[f32]) -> f64 {
-    let top = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    top + row.iter().map(|&x| (f64::from(x) - top).exp()).sum::<f64>().ln()
 }

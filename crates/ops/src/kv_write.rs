@@ -7,8 +7,8 @@
 //! Elements are f16, bf16 or f32; or q8_0, ggml's 8-bit blocks in two arrays: for 32 elements a scale `d = max|x| / 127`
 //! in f16 and codes `round(x / d)` in i8.
 
+use formats::Result;
 use formats::quant::{Block, Q8_0};
-use formats::{Error, Result};
 use half::f16;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
@@ -18,7 +18,7 @@ use crate::math::round_away;
 use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, random, scaled};
-use crate::{Shape, arity};
+use crate::{Shape, alike, arity};
 
 /// `k, v ->` nothing: both `[tokens, kv_heads * head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,10 +34,7 @@ impl Operation for KvWrite {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity("kv_write", inputs, 2, weights, &[0])?;
-        if inputs[0] != inputs[1] {
-            let [keys, values] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
-            return Err(Error::new("kv_write", keys, values));
-        }
+        alike("kv_write", inputs)?;
         Ok(vec![])
     }
 

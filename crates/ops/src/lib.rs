@@ -224,6 +224,15 @@ pub(crate) fn arity(
     Ok(())
 }
 
+/// Checks that two inputs have one shape.
+pub(crate) fn alike(name: &str, inputs: &[Shape]) -> Result<()> {
+    if inputs[0] == inputs[1] {
+        return Ok(());
+    }
+    let [a, b] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
+    Err(Error::new(name, a, b))
+}
+
 /// Checks one shape, naming the operand.
 pub(crate) fn expect(name: &str, operand: &str, found: &[usize], expected: &[usize]) -> Result<()> {
     if found == expected {

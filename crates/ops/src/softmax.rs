@@ -12,6 +12,13 @@ use tile::launch::Numbers;
 use crate::sweep::{Team, begin, lanes, require_vectors};
 use crate::trial::{every_float, memory, near, rows_of, scaled};
 
+/// `ln(sum(exp(logits)))`, in f64 and shifted by the greatest so that nothing overflows: by it logits become log-probabilities.
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
+    let greatest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - greatest).exp()).sum();
+    greatest + sum.ln()
+}
+
 /// The softmax of every row of `width` elements of `x`, in f64.
 pub fn reference(x: &[f32], width: usize, scale: f32, y: &mut [f32]) {
     for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {

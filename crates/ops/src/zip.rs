@@ -8,7 +8,7 @@ use crate::gradient::{Forward, Reverse, Wrt, give, mul, one};
 use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
-use crate::{Scale, Shape, arity, real};
+use crate::{Scale, Shape, alike, arity, real};
 use formats::{Error, ErrorKind, Result};
 
 pub use formats::elementwise::Binary;
@@ -24,10 +24,7 @@ impl Operation for Zip {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 2, weights, &[0])?;
-        if inputs[0] != inputs[1] {
-            let [a, b] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
-            return Err(Error::new(self.name(), a, b));
-        }
+        alike(self.name(), inputs)?;
         Ok(vec![inputs[0]])
     }
 

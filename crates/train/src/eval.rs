@@ -4,6 +4,7 @@ use crate::data::{Form, Question};
 use crate::{Example, Loss};
 use engine::{Adapter, Engine, Prompt, Session, check_logits};
 use formats::{Error, Result};
+use ops::softmax::log_sum_exp;
 use serde_json::{Map, json};
 use tokens::Special;
 
@@ -96,9 +97,8 @@ impl Scores {
 fn judge(logits: &[f32], target: usize) -> (f64, bool) {
     let Some(&own) = logits.get(target) else { return (f64::INFINITY, false) };
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let likeliest = logits.iter().position(|logit| *logit == largest) == Some(target);
-    (f64::from(largest) + sum.ln() - f64::from(own), likeliest)
+    (log_sum_exp(logits) - f64::from(own), likeliest)
 }
 
 /// What was found over questions.

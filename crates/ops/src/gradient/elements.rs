@@ -2,9 +2,9 @@
 
 use super::{Forward, Reverse};
 use crate::operation::{Call, Operation, Sharding};
-use crate::{Shape, Unary, arity};
+use crate::{Shape, Unary, alike, arity};
+use formats::Result;
 use formats::elementwise::erf;
-use formats::{Error, Result};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// A value of this shape, all of whose elements are `value`.
@@ -81,10 +81,7 @@ impl Operation for MapBackward {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 2, weights, &[0])?;
-        if inputs[0] != inputs[1] {
-            let [a, b] = [inputs[0], inputs[1]].map(|shape| format!("{shape:?}"));
-            return Err(Error::new(self.name(), a, b));
-        }
+        alike(self.name(), inputs)?;
         Ok(vec![inputs[0]])
     }
 
