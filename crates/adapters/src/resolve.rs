@@ -23,8 +23,8 @@ impl Base<'_> {
         self.tensors.gguf().is_some()
     }
 
-    /// The order in which a GGUF file has the rows of a site whose heads rotate in adjacent pairs: for each row that of Hugging
-    /// Face's form, whose pairs lie half a head apart. None where both have the same.
+    /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some architectures have the pairs that
+    /// rotate together side by side, where Hugging Face has them half a head apart. None where the order is the same.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
         let rope = self.config.rope.as_ref();
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);

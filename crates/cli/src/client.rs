@@ -20,7 +20,7 @@ pub(crate) struct Client {
     key: Option<String>,
 }
 
-/// What a server answered.
+/// The answer of a server.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) text: String,
@@ -81,7 +81,7 @@ impl Client {
     /// The JSON of an answer that is none of an error.
     ///
     /// # Errors
-    /// What the server says is wrong.
+    /// The server's own words, where it answers with an error.
     pub(crate) fn expect(&self, answer: &Answer) -> Outcome<Value> {
         let json = answer.json();
         if answer.status < 400 {

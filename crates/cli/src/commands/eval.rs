@@ -103,7 +103,7 @@ fn choose(args: &Eval, questions: &[Question]) -> Outcome {
     report.chosen(chosen, false)
 }
 
-/// What is told at the end.
+/// The table, or the JSON object, at the end.
 #[derive(Clone)]
 struct Report {
     title: String,

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Replay) -> Outcome {
         let wrong = |field: &str| Error::new(&place, format!("a request with its {field}"), "none");
         let path = record["path"].as_str().ok_or_else(|| wrong("path"))?;
         let request = record.get("request").ok_or_else(|| wrong("request"))?;
-        // What was cut off has no answer to compare with; what changes the store is not done twice.
+        // A request that was cut off has no answer to compare with; one that changes the store is not sent twice.
         let changes = ["/api/pull", "/api/copy", "/api/delete"].contains(&path);
         if record["whole"] != true || record["method"] != "POST" || changes {
             passed += 1;

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     Ok(server.run(|| note(line))?)
 }
 
-/// What may be loaded: the models that the command line names, else the bundled one and the store.
+/// The models that may be loaded: those that the command line names, else the bundled one and the store.
 fn library(args: &Serve) -> Outcome<Library> {
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let adapters = |model: &str| -> Vec<_> {

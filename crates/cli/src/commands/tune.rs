@@ -89,7 +89,7 @@ fn misplaced(folder: &Path, resume: bool) -> Error {
     Error::new(folder.display(), expected, found).hint(hint)
 }
 
-/// What is learned from, and what is only measured.
+/// The examples: those that are learned, and those that are only measured.
 struct Examples {
     training: Data,
     held_out: Data,
@@ -160,7 +160,7 @@ fn or_share(given: Option<u64>, updates: u64, share: u64) -> u64 {
     given.unwrap_or((updates / share).max(1))
 }
 
-/// What is not given follows from the examples and from the width of the model.
+/// The settings of the run; those not given follow from the examples and from the width of the model.
 fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings> {
     let given = &args.updates;
     let (longest, all) = (examples.longest(), examples.training.tokens());
@@ -215,8 +215,8 @@ fn needed(tuned: &Tuned, batch_tokens: usize) -> u64 {
     run::memory(tuned.parameters()) + tuned.activation_bytes(batch_tokens, batch_tokens) as u64
 }
 
-/// Has activations computed again if that was asked for or memory is short. Refuses a run for which it is short even so, with the
-/// batch that would fit.
+/// Has activations computed again if that was asked for or memory is short. Refuses a run for which memory is short even so,
+/// with the batch that would fit.
 fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: bool) -> Outcome {
     if recompute {
         tuned.recompute();
@@ -262,7 +262,7 @@ fn plan(tuned: &Tuned, settings: &Settings, updates: u64) {
     ));
 }
 
-/// What the result follows from beside the settings.
+/// The model and the data, from which the result follows beside the settings.
 fn identity(model: &Model, examples: &Examples, context: usize) -> Outcome<Vec<(String, String)>> {
     let tensors = load::open(model)?;
     let held_out = examples.held_out.examples.iter().map(|e: &Example| e.line.to_string());
@@ -277,7 +277,7 @@ fn identity(model: &Model, examples: &Examples, context: usize) -> Outcome<Vec<(
     ])
 }
 
-/// What became of it, and what to do next.
+/// Tells the result of the run, and the command that uses it.
 fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> Outcome {
     let Summary { end, step, tokens, best, curve } = summary;
     if *end == End::Cancelled {

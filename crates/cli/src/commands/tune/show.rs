@@ -17,7 +17,7 @@ use crate::progress::style;
 use crate::terminal::{Outcome, aside, harmless, note, printable, stderr_is_terminal};
 use crate::tuning::Tune;
 
-/// Lines that a run gets where nobody watches.
+/// Lines about a run where standard error is no terminal.
 const LINES: u64 = 20;
 /// Tokens of a sample.
 const SAMPLED: usize = 64;
@@ -163,7 +163,7 @@ struct Samples {
     base: Option<Engine>,
     options: LoadOptions,
     prompt: Prompt,
-    /// What the sample is shown behind.
+    /// The prompt that a sample is shown behind; empty for a question.
     shown: String,
 }
 
