@@ -16,7 +16,7 @@ use formats::{Error, Gguf, Result, Safetensors, Tensor};
 use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
-pub use resolve::{Base, shortened};
+pub use resolve::{Base, fused, lengths, shortened};
 
 /// Who wrote an adapter, which says how tensors are named and turned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

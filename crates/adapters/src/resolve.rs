@@ -171,16 +171,8 @@ impl File {
         }
         let stored = architecture.stored(&canonical, base.is_gguf());
         let part = |site: &'s Site| {
-            let Source::Rows { of, start, count, stride: 1 } =
-                &base.program.weights[site.weight.0].source
-            else {
-                return None;
-            };
-            let tensor = match &**of {
-                Source::Tensor(name) | Source::Affine { codes: name, .. } => name,
-                _ => return None,
-            };
-            stored.contains(tensor).then_some((site, *start..*start + *count))
+            let (tensor, rows) = fused(&base.program.weights[site.weight.0].source)?;
+            stored.iter().any(|name| name == tensor).then_some((site, rows))
         };
         let mut parts: Vec<_> = sites.iter().filter_map(part).collect();
         parts.sort_by_key(|(_, rows)| rows.start);
@@ -298,6 +290,21 @@ impl File {
     }
 }
 
+/// The tensor that a weight is some rows of, and which; of a matrix that is stored `[in, out]`, those of its transpose.
+pub fn fused(source: &Source) -> Option<(&str, Range<usize>)> {
+    let Source::Rows { of, start, count, stride: 1 } = source else { return None };
+    let of = match &**of {
+        Source::Transpose(of) => of,
+        of => of,
+    };
+    match of {
+        Source::Tensor(name) | Source::Affine { codes: name, .. } => {
+            Some((name, *start..*start + *count))
+        }
+        _ => None,
+    }
+}
+
 /// The rows of `values` in another order.
 fn reordered(values: &[f32], width: usize, order: &[usize]) -> Vec<f32> {
     order.iter().flat_map(|&row| &values[row * width..(row + 1) * width]).copied().collect()
@@ -309,18 +316,15 @@ fn turned(values: &[f32], width: usize) -> Vec<f32> {
     (0..values.len()).map(|i| values[i % rows * width + i / rows]).collect()
 }
 
-/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets the length `magnitude`.
-fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
-    let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
-    let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);
-    let (rank, input, scale) = (delta.rank, site.input, delta.scale);
-    let mut lengths = vec![0f64; site.output];
+/// The lengths of the rows of `weight + scale up down`: `weight` is `[out, input]`, `down` `[rank, input]` and `up` `[out, rank]`.
+pub fn lengths(weight: &[f32], input: usize, scale: f32, [down, up]: [&[f32]; 2]) -> Vec<f64> {
+    let (rows, rank) = (weight.len() / input.max(1), down.len() / input.max(1));
+    let mut lengths = vec![0f64; rows];
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let each = site.output.div_ceil(threads).max(1);
-    let (up, down) = (&delta.up, &delta.down);
+    let each = rows.div_ceil(threads).max(1);
     std::thread::scope(|scope| {
         for (part, lengths) in lengths.chunks_mut(each).enumerate() {
-            let (weight, first) = (&weight, part * each);
+            let first = part * each;
             scope.spawn(move || {
                 for (i, length) in lengths.iter_mut().enumerate() {
                     let row = first + i;
@@ -335,6 +339,14 @@ fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Resul
             });
         }
     });
+    lengths
+}
+
+/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets the length `magnitude`.
+fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
+    let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
+    let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);
+    let lengths = lengths(&weight, site.input, delta.scale, [&delta.down, &delta.up]);
     let mut gains = Vec::with_capacity(site.output);
     for (magnitude, length) in magnitude.iter().zip(&lengths) {
         let gain = f64::from(*magnitude) / length;

@@ -74,7 +74,7 @@ pub(crate) struct Tune {
 #[command(next_help_heading = "Adapter")]
 pub(crate) struct LoraArgs {
     /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a model folder
-    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "sites"])]
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites"])]
     pub(crate) full: bool,
     /// Rank of the factors
     #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
@@ -85,7 +85,11 @@ pub(crate) struct LoraArgs {
     /// It counts ALPHA / sqrt(R) instead (rsLoRA)
     #[arg(long)]
     pub(crate) rslora: bool,
-    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks]
+    /// Train the lengths of the changed matrices' rows by themselves (DoRA)
+    #[arg(long)]
+    pub(crate) dora: bool,
+    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks, with experts
+    /// those of attention]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
 }

@@ -1,81 +1,107 @@
 //! Factors as PEFT names, begins and stores them: `adapter_config.json` and `adapter_model.safetensors`.
 
-use crate::gradients::Factors;
+use crate::gradients::{Factors, Module};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{DType, Error, ErrorKind, Result, Tensor, safetensors};
-use models::Architecture;
 use program::Site;
 use serde_json::json;
 
-/// The name of a matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`.
-fn module(architecture: &Architecture, site: &str) -> Option<String> {
-    let stored = architecture.stored(site, false).into_iter().next()?;
-    stored.strip_suffix(".weight").map(str::to_owned)
+/// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows of one where that model keeps
+/// several matrices in one.
+fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
+    let architecture = base.config.architecture;
+    let named = |canonical: &str| {
+        let stored = architecture.stored(canonical, false).into_iter().next()?;
+        stored.strip_suffix(".weight").map(str::to_owned)
+    };
+    if let Some(name) = named(&site.name) {
+        return Some(Module { name, first_row: 0 });
+    }
+    let (tensor, rows) = adapters::fused(&base.program.weights[site.weight.0].source)?;
+    let gguf = base.tensors.gguf().is_some();
+    let canonical = architecture.canonical(tensor.strip_suffix(".weight")?, gguf)?;
+    Some(Module { name: named(&canonical)?, first_row: rows.start })
 }
 
 fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
-/// Whether a matrix is one of those wanted: of those of the blocks where none are named.
-pub(crate) fn names(architecture: &Architecture, site: &str, wanted: &[String]) -> bool {
-    if wanted.is_empty() {
-        return site.starts_with("blocks.");
-    }
-    let module = module(architecture, site);
-    wanted.iter().any(|end| ends(site, end) || module.as_deref().is_some_and(|m| ends(m, end)))
-}
-
-/// Whether a model has matrices of all names that are wanted.
+/// The matrices whose names end like one of those `wanted`, by their own name or their module's, with all others of their modules;
+/// where none are named, those of the blocks.
 ///
 /// # Errors
-/// A name that it has not, with those of its blocks.
-pub(crate) fn check_sites(
-    architecture: &Architecture,
-    sites: &[Site],
-    wanted: &[String],
-) -> Result<()> {
-    let there = |end: &&String| {
-        sites.iter().any(|site| names(architecture, &site.name, std::slice::from_ref(*end)))
+/// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no module for.
+pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, Module)>> {
+    let sites = base.program.adaptable().into_iter().filter(|site| !site.gathers);
+    let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
+    let named = |(site, module): &(Site, Option<Module>), end: &str| {
+        ends(&site.name, end) || module.as_ref().is_some_and(|module| ends(&module.name, end))
     };
-    let Some(odd) = wanted.iter().find(|end| !there(end)) else { return Ok(()) };
-    let mut known: Vec<String> = Vec::new();
-    for site in sites.iter().filter(|site| site.name.starts_with("blocks.")) {
-        let name = module(architecture, &site.name).unwrap_or_else(|| site.name.clone());
-        let last = name.rsplit('.').next().unwrap_or(&name).to_owned();
-        if !known.contains(&last) {
-            known.push(last);
+    if let Some(odd) = wanted.iter().find(|end| !sites.iter().any(|site| named(site, end))) {
+        let mut known: Vec<&str> = Vec::new();
+        for (site, module) in sites.iter().filter(|(site, _)| site.name.starts_with("blocks.")) {
+            let name = module.as_ref().map_or(&site.name, |module| &module.name);
+            let last = name.rsplit('.').next().unwrap_or(name);
+            if !known.contains(&last) {
+                known.push(last);
+            }
         }
+        return Err(Error::new("sites", format!("some of {}", known.join(", ")), odd));
     }
-    Err(Error::new("sites", format!("some of {}", known.join(", ")), odd))
+    let chosen = |site: &(Site, Option<Module>)| match wanted {
+        [] => site.0.name.starts_with("blocks."),
+        ends => ends.iter().any(|end| named(site, end)),
+    };
+    let mut names: Vec<String> = Vec::new();
+    for (site, module) in sites.iter().filter(|site| chosen(site)) {
+        let module = module.as_ref().ok_or_else(|| {
+            let expected = "a matrix that Hugging Face's model has a module for";
+            Error::new(&site.name, expected, "none").of(ErrorKind::Unsupported)
+        })?;
+        names.push(module.name.clone());
+    }
+    let kept = |(site, module): (Site, Option<Module>)| Some((site, module?));
+    Ok(sites.into_iter().filter_map(kept).filter(|(_, m)| names.contains(&m.name)).collect())
 }
 
-/// The factors at their beginning, under PEFT's names: `down` of each matrix, then `up`.
+/// Parameters of each module: its factors `down` and `up`, with DoRA then its magnitudes.
+pub(crate) fn count(options: &LoraOptions) -> usize {
+    if options.dora { 3 } else { 2 }
+}
+
+/// The parameters at their beginning, under PEFT's names, in the order of modules. A magnitude is the length of the base's row.
 ///
 /// # Errors
-/// A matrix that Hugging Face's models do not have by itself.
+/// With DoRA, matrices that cannot be read.
 pub(crate) fn parameters(
-    architecture: &Architecture,
+    base: &Base<'_>,
     factors: &[Factors],
     options: &LoraOptions,
 ) -> Result<Vec<Parameter>> {
     let mut all = Vec::new();
     for (index, factors) in factors.iter().enumerate() {
-        let module = module(architecture, &factors.site).ok_or_else(|| {
-            let expected = "a matrix that checkpoints of this architecture have by itself";
-            Error::new(&factors.site, expected, "part of another").of(ErrorKind::Unsupported)
-        })?;
-        let ([input, output], rank) = (factors.widths, options.rank);
+        let (input, output, rank) = (factors.input, factors.output(), options.rank);
         let mut draws = Draws::new(options.seed, index as u64);
         let bound = 1.0 / (input as f32).sqrt();
-        let mut push = |part: &str, shape: [usize; 2], values: Vec<f32>| {
-            let name = format!("base_model.model.{module}.lora_{part}.weight");
-            all.push(Parameter { name, shape: shape.to_vec(), values, decays: true });
+        let mut push = |part: &str, shape: &[usize], values: Vec<f32>| {
+            let name = format!("base_model.model.{}.lora_{part}", factors.module);
+            let (shape, decays) = (shape.to_vec(), shape.len() > 1);
+            all.push(Parameter { name, shape, values, decays });
         };
         let down = (0..rank * input).map(|_| draws.next() * bound).collect();
-        push("A", [rank, input], down);
-        push("B", [output, rank], vec![0.0; output * rank]);
+        push("A.weight", &[rank, input], down);
+        push("B.weight", &[output, rank], vec![0.0; output * rank]);
+        if options.dora {
+            let mut magnitudes = Vec::with_capacity(output);
+            for part in &factors.parts {
+                let rows = base.program.weights[part.matrix.0].read(base.tensors)?.to_f32()?;
+                let lengths = adapters::lengths(&rows, input, 0.0, [&[], &[]]);
+                magnitudes.extend(lengths.into_iter().map(|length| length as f32));
+            }
+            push("magnitude_vector", &[output], magnitudes);
+        }
     }
     Ok(all)
 }
@@ -114,18 +140,24 @@ pub(crate) fn export(
     parameters: &[Parameter],
     options: &LoraOptions,
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut modules: Vec<String> = Vec::new();
+    let mut modules: Vec<&str> = Vec::new();
     let mut stored: Vec<(&Parameter, Vec<u8>)> = Vec::new();
-    for (factors, both) in factors.iter().zip(parameters.chunks_exact(2)) {
-        let module = module(base.config.architecture, &factors.site).unwrap_or_default();
-        let last = module.rsplit('.').next().unwrap_or_default().to_owned();
+    for (factors, own) in factors.iter().zip(parameters.chunks_exact(count(options))) {
+        let last = factors.module.rsplit('.').next().unwrap_or_default();
         if !modules.contains(&last) {
             modules.push(last);
         }
-        let site = sites.iter().find(|site| site.name == factors.site);
-        let order = site.and_then(|site| base.order(site));
-        stored.push((&both[0], bytes(&both[0].values)));
-        stored.push((&both[1], bytes(&unordered(&both[1].values, options.rank, order))));
+        stored.push((&own[0], bytes(&own[0].values)));
+        // What has a row for each of the matrix's.
+        for (parameter, width) in own[1..].iter().zip([options.rank, 1]) {
+            let mut values = parameter.values.clone();
+            for part in &factors.parts {
+                let site = sites.iter().find(|site| site.weight == part.matrix);
+                let rows = part.first_row * width..(part.first_row + part.rows) * width;
+                unorder(&mut values[rows], width, site.and_then(|site| base.order(site)));
+            }
+            stored.push((parameter, bytes(&values)));
+        }
     }
     let tensors = stored.iter().map(|(parameter, bytes)| Tensor {
         name: &parameter.name,
@@ -150,7 +182,7 @@ pub(crate) fn export(
         "r": options.rank,
         "target_modules": modules,
         "task_type": "CAUSAL_LM",
-        "use_dora": false,
+        "use_dora": options.dora,
         "use_rslora": options.stabilised,
     });
     let mut text = serde_json::to_vec_pretty(&settings)
@@ -162,14 +194,13 @@ pub(crate) fn export(
     ])
 }
 
-/// Rows of `[out, rank]` in the order of Hugging Face's form: row `i` of the base's is its row `order[i]`.
-fn unordered(up: &[f32], rank: usize, order: Option<Vec<usize>>) -> Vec<f32> {
-    let Some(order) = order else { return up.to_vec() };
-    let mut turned = vec![0.0; up.len()];
-    for (row, to) in up.chunks_exact(rank).zip(order) {
-        turned[to * rank..][..rank].copy_from_slice(row);
+/// Puts rows of `width` elements into the order of Hugging Face's form: row `i` of the base's is its row `order[i]`.
+fn unorder(rows: &mut [f32], width: usize, order: Option<Vec<usize>>) {
+    let Some(order) = order else { return };
+    let own = rows.to_vec();
+    for (row, to) in own.chunks_exact(width).zip(order) {
+        rows[to * width..][..width].copy_from_slice(row);
     }
-    turned
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

@@ -1,11 +1,13 @@
 //! A model that is tuned: its recorded Program, differentiated, on the CPU.
 
 use crate::cpu::{Executor, Weights, check};
-use crate::gradients::{Factors, adapt, checkpoint, differentiate, losses, pack};
+use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
 use crate::{Batch, Loss, Model, Parameter, full, peft};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
-use program::{Program, Site, WeightId};
+use program::{Program, Site, Weight, WeightId};
+use std::borrow::Cow;
+use std::ops::Range;
 
 /// How a model is adapted by low-rank factors (Hu et al. 2021).
 #[derive(Debug, Clone, PartialEq)]
@@ -16,8 +18,12 @@ pub struct LoraOptions {
     pub alpha: f32,
     /// Whether it counts `alpha / sqrt(rank)` (rsLoRA, Kalajdzievski 2023).
     pub stabilised: bool,
+    /// Whether the lengths of the changed matrix's rows are trained by themselves (DoRA, Liu et al. 2024).
+    pub dora: bool,
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as Delft names them, `q_proj` as
-    /// Hugging Face does. Empty: every matrix of the blocks.
+    /// Hugging Face does. Of those that Hugging Face's model keeps in one, such as Phi-3's q, k and v, all have them if any has.
+    /// Empty: every matrix of the blocks; of models with
+    /// experts, those of attention.
     pub sites: Vec<String>,
     /// What the factors begin with follows from it alone.
     pub seed: u64,
@@ -25,7 +31,14 @@ pub struct LoraOptions {
 
 impl Default for LoraOptions {
     fn default() -> Self {
-        LoraOptions { rank: 8, alpha: 16.0, stabilised: false, sites: Vec::new(), seed: 0 }
+        LoraOptions {
+            rank: 8,
+            alpha: 16.0,
+            stabilised: false,
+            dora: false,
+            sites: Vec::new(),
+            seed: 0,
+        }
     }
 }
 
@@ -45,6 +58,75 @@ enum Kind {
     Full,
 }
 
+/// A weight of the Programs that is trained, and its values: elements of a parameter.
+struct Trained {
+    weight: WeightId,
+    parameter: usize,
+    elements: Range<usize>,
+    /// What the elements are divided by.
+    lengths: Option<Lengths>,
+}
+
+/// The lengths of a matrix's rows, its factors' product included. They count as constants in gradients, as DoRA has it.
+struct Lengths {
+    matrix: WeightId,
+    /// The parameters that are its factors.
+    factors: [usize; 2],
+    scale: f32,
+    /// As of the last [`Tuned::refresh`].
+    values: Vec<f64>,
+}
+
+impl Lengths {
+    /// Computes them.
+    ///
+    /// # Errors
+    /// A matrix that cannot be read; rows that have none.
+    fn refresh(
+        &mut self,
+        matrix: &Weight,
+        tensors: &Tensors,
+        parameters: &[Parameter],
+        rows: &Range<usize>,
+    ) -> Result<()> {
+        let [down, up] = self.factors.map(|factor| &parameters[factor]);
+        let (rank, input) = (down.shape[0], down.shape[1]);
+        let up = &up.values[rows.start * rank..rows.end * rank];
+        let rows = matrix.read(tensors)?.to_f32()?;
+        self.values = adapters::lengths(&rows, input, self.scale, [&down.values, up]);
+        match self.values.iter().position(|length| !(length.is_finite() && *length > 0.0)) {
+            None => Ok(()),
+            Some(row) => {
+                let found = format!("{} as the length of row {row}", self.values[row]);
+                Err(Error::new(&matrix.name, "rows that are not all zeros, for DoRA", found))
+            }
+        }
+    }
+}
+
+/// The weights of factors, whose parameters [`peft::parameters`] has in this order.
+fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
+    let (rank, scale) = (options.rank, options.scale());
+    let mut all = Vec::new();
+    let mut push = |weight, parameter, elements, lengths| {
+        all.push(Trained { weight, parameter, elements, lengths });
+    };
+    for (module, factors) in factors.iter().enumerate() {
+        let first = module * peft::count(options);
+        push(factors.down, first, 0..rank * factors.input, None);
+        for part in &factors.parts {
+            let rows = part.first_row..part.first_row + part.rows;
+            push(part.up, first + 1, rows.start * rank..rows.end * rank, None);
+            if let Some(gain) = part.gain {
+                let (matrix, factors) = (part.matrix, [first, first + 1]);
+                let lengths = Lengths { matrix, factors, scale, values: Vec::new() };
+                push(gain, first + 2, rows, Some(lengths));
+            }
+        }
+    }
+    all
+}
+
 /// A model in training on the CPU.
 pub struct Tuned {
     tensors: Tensors,
@@ -55,7 +137,7 @@ pub struct Tuned {
     /// The losses alone, and with the gradients.
     losses: Program,
     gradient: Program,
-    trained: Vec<WeightId>,
+    trained: Vec<Trained>,
     parameters: Vec<Parameter>,
 }
 
@@ -80,16 +162,19 @@ impl Tuned {
         }
         let tensors = Tensors::open(model)?;
         let model = models::load(&tensors, &models::Options::default())?;
-        let architecture = model.config().architecture;
-        let recorded = model.record(false)?;
-        let names = |site: &str| peft::names(architecture, site, &options.sites);
-        let sites = recorded.adaptable().into_iter().filter(|s| names(&s.name)).collect();
-        peft::check_sites(architecture, &recorded.adaptable(), &options.sites)?;
-        let (adapted, factors) = adapt(&pack(&recorded)?, &names, options.rank, options.scale())?;
-        let parameters = peft::parameters(architecture, &factors, options)?;
-        let trained = factors.iter().flat_map(|f| [f.down, f.up]).collect();
+        let (config, recorded) = (model.config().clone(), model.record(false)?);
+        let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
+        let modules = peft::modules(&base, &options.sites)?;
+        let module = |weight: WeightId| {
+            let own = modules.iter().find(|(site, _)| site.weight == weight);
+            own.map(|(_, module)| module.clone())
+        };
+        let how = LowRank { rank: options.rank, scale: options.scale(), gains: options.dora };
+        let (adapted, factors) = adapt(&pack(&recorded)?, &module, how)?;
+        let parameters = peft::parameters(&base, &factors, options)?;
+        let trained = trained(&factors, options);
+        let sites = modules.into_iter().map(|(site, _)| site).collect();
         let kind = Kind::Lora { options: options.clone(), sites, factors };
-        let config = model.config().clone();
         Tuned::new((tensors, config, kind), &adapted, (trained, parameters), threads)
     }
 
@@ -103,22 +188,29 @@ impl Tuned {
         let tensors = Tensors::open(model)?;
         let model = models::load(&tensors, &models::Options::default())?;
         let packed = pack(&model.record(false)?)?;
-        let trained = full::parameters(&packed, &tensors)?;
+        let (weights, parameters) = full::parameters(&packed, &tensors)?;
+        let whole = |(parameter, weight): (usize, WeightId)| {
+            let parameters: &[Parameter] = &parameters;
+            let elements = 0..parameters[parameter].values.len();
+            Trained { weight, parameter, elements, lengths: None }
+        };
+        let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
-        Tuned::new((tensors, config, Kind::Full), &packed, trained, threads)
+        Tuned::new((tensors, config, Kind::Full), &packed, (trained, parameters), threads)
     }
 
     fn new(
         (tensors, config, kind): (Tensors, Config, Kind),
         program: &Program,
-        (trained, parameters): (Vec<WeightId>, Vec<Parameter>),
+        (trained, parameters): (Vec<Trained>, Vec<Parameter>),
         threads: Option<usize>,
     ) -> Result<Tuned> {
         let losses = losses(program)?;
-        let gradient = differentiate(&losses, &trained)?;
+        let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
+        let gradient = differentiate(&losses, &wrt)?;
         check(&gradient)?;
         let executor = Executor::new(threads)?;
-        let weights = Weights::read(&[&losses, &gradient], &tensors, &trained, executor.team())?;
+        let weights = Weights::read(&[&losses, &gradient], &tensors, &wrt, executor.team())?;
         Ok(Tuned {
             tensors,
             config,
@@ -151,22 +243,26 @@ impl Tuned {
 
     /// Packs the parameters, which may have changed.
     fn refresh(&mut self) -> Result<()> {
-        for (id, parameter) in self.trained.iter().zip(&self.parameters) {
-            let team = self.executor.team();
+        let weights = &self.losses.weights;
+        for own in &mut self.trained {
+            let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
             let named = |e: Error| Error { place: format!("{}: {}", parameter.name, e.place), ..e };
             let plus = match &self.kind {
-                Kind::Full => full::added(&self.losses.weights[id.0].source),
+                Kind::Full => full::added(&weight.source),
                 Kind::Lora { .. } => 0.0,
             };
-            let whole: Vec<f32>;
-            let values = match plus {
-                0.0 => &parameter.values,
-                plus => {
-                    whole = parameter.values.iter().map(|value| value + plus).collect();
-                    &whole
-                }
-            };
-            self.weights.set(*id, &parameter.shape, values, team).map_err(named)?;
+            let mut values = Cow::from(&parameter.values[own.elements.clone()]);
+            if plus != 0.0 {
+                values.to_mut().iter_mut().for_each(|value| *value += plus);
+            }
+            if let Some(lengths) = &mut own.lengths {
+                let matrix = &weights[lengths.matrix.0];
+                lengths.refresh(matrix, &self.tensors, &self.parameters, &own.elements)?;
+                let each = values.to_mut().iter_mut().zip(&lengths.values);
+                each.for_each(|(value, length)| *value = (f64::from(*value) / length) as f32);
+            }
+            let team = self.executor.team();
+            self.weights.set(own.weight, &weight.shape, &values, team).map_err(named)?;
         }
         Ok(())
     }
@@ -219,8 +315,15 @@ impl Model for Tuned {
         self.refresh()?;
         let results = self.executor.run(&self.gradient, &self.weights, batch)?;
         let loss = loss(batch, results.get(0))?;
-        for (i, sums) in gradients.iter_mut().enumerate() {
-            sums.iter_mut().zip(results.get(i + 1)).for_each(|(sum, own)| *sum += own);
+        for (i, own) in self.trained.iter().enumerate() {
+            let sums = &mut gradients[own.parameter][own.elements.clone()];
+            let each = sums.iter_mut().zip(results.get(i + 1));
+            match &own.lengths {
+                None => each.for_each(|(sum, more)| *sum += more),
+                Some(lengths) => each.zip(&lengths.values).for_each(|((sum, more), length)| {
+                    *sum += (f64::from(*more) / length) as f32;
+                }),
+            }
         }
         Ok(loss)
     }
@@ -233,7 +336,8 @@ impl Model for Tuned {
         }
         match &self.kind {
             Kind::Full => {
-                full::export(&self.losses, &self.tensors, &self.trained, &self.parameters)
+                let weights: Vec<WeightId> = self.trained.iter().map(|own| own.weight).collect();
+                full::export(&self.losses, &self.tensors, &weights, &self.parameters)
             }
             Kind::Lora { options, sites, factors } => {
                 let (config, program) = (&self.config, &self.losses);

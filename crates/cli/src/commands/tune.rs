@@ -150,6 +150,7 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         rank: lora.rank as usize,
         alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f32),
         stabilised: lora.rslora,
+        dora: lora.dora,
         sites: lora.sites.clone(),
         seed: args.updates.seed,
     })

@@ -5,6 +5,7 @@
 //! with the shape of a weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
 mod attend;
+mod columns;
 mod cross_entropy;
 mod elements;
 mod norms;
@@ -13,6 +14,7 @@ mod rows;
 mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};
+pub use columns::ScaleColumns;
 pub use cross_entropy::CrossEntropy;
 pub use elements::{Fill, MapBackward};
 pub use norms::{LayerNormBackward, RmsNormBackward};
@@ -181,6 +183,8 @@ gradients! {
     AttendBackward,
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in chunks of rows.
     CrossEntropy,
+    /// `x; s[width], (b[width]) -> y`: each column times a number of its own, plus another.
+    ScaleColumns,
     /// `-> a value, all of whose elements are one number`.
     Fill,
     /// `x, dy -> dx` of a function of one element.

@@ -118,6 +118,18 @@ impl Run<'_> {
         let (to, inputs) = (node.outputs[0], &node.inputs);
         let width = self.width(to);
         match op {
+            Gradient::ScaleColumns(_) => {
+                let by = self.weights.vector(node.weights[0]);
+                let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, _| {
+                    for y in y.chunks_exact_mut(width) {
+                        y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
+                        let bias = bias.unwrap_or_default();
+                        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+                    }
+                });
+            }
             Gradient::Fill(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
             Gradient::MapBackward(op) => self.pieces(index, node, 1, &|dy, range| {
                 // SAFETY: the input is only read.

@@ -2,7 +2,7 @@
 //! place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
-use ops::gradient::{Attend, CrossEntropy};
+use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
 use ops::{Attention, KvWrite, Linear, LinearAdd, Map, Op, Scale, Shape, Unary};
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -47,65 +47,153 @@ pub fn pack(program: &Program) -> Result<Program> {
     Ok(packed)
 }
 
-/// The factors beside one matrix of [`adapt`]'s Program.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Factors {
-    /// The matrix's canonical name.
-    pub site: String,
-    /// `[rank, in]`.
-    pub down: WeightId,
-    /// `[out, rank]`.
-    pub up: WeightId,
-    /// Columns and rows of the matrix.
-    pub widths: [usize; 2],
+/// A matrix that is to have factors, as checkpoints store it: a module of its own, or some rows of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Its name. Matrices of the same name share one `down`.
+    pub name: String,
+    /// Where the matrix's rows begin in it.
+    pub first_row: usize,
 }
 
-/// The same Program with `y + scale up (down x)` in the place of the product `y` of `x` and each matrix that is `wanted` by
-/// name; the factors are weights of their own, whose recipes are zeros.
+/// The factors beside one module of [`adapt`]'s Program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Factors {
+    /// The module's name.
+    pub module: String,
+    /// Its columns.
+    pub input: usize,
+    /// `[rank, in]`.
+    pub down: WeightId,
+    /// The module's matrices, in order of their rows.
+    pub parts: Vec<Part>,
+}
+
+/// The factors beside one matrix of a module.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    /// The matrix, `[rows, in]`.
+    pub matrix: WeightId,
+    /// Where its rows begin in the module.
+    pub first_row: usize,
+    /// How many rows it has.
+    pub rows: usize,
+    /// `[rows, rank]`.
+    pub up: WeightId,
+    /// What the rows of the changed matrix are multiplied with, `[rows]`: with DoRA the magnitude of each by its length.
+    pub gain: Option<WeightId>,
+}
+
+impl Factors {
+    /// Rows of all matrices of the module.
+    pub fn output(&self) -> usize {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+}
+
+/// How [`adapt`] changes a product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LowRank {
+    /// Columns and rows of the factors.
+    pub rank: usize,
+    /// What multiplies the factors' product.
+    pub scale: f32,
+    /// Whether rows have gains (DoRA, Liu et al. 2024).
+    pub gains: bool,
+}
+
+/// The same Program with `y + scale up (down x)` in the place of the product `y` of `x` and each matrix that `module` gives a
+/// module for; the factors are weights of their own, whose recipes are zeros. With gains, both are multiplied with them, but not
+/// the bias.
 ///
 /// # Errors
 /// Weights that do not fit, which is a fault of the Program.
 pub fn adapt(
     program: &Program,
-    wanted: &dyn Fn(&str) -> bool,
-    rank: usize,
-    scale: f32,
+    module: &dyn Fn(WeightId) -> Option<Module>,
+    how: LowRank,
 ) -> Result<(Program, Vec<Factors>)> {
-    let mut adapted = Program { nodes: Vec::new(), ..program.clone() };
-    let mut all = Vec::new();
+    let empty = Program { nodes: Vec::new(), ..program.clone() };
+    let mut adapting = Adapting { program: empty, how, all: Vec::new(), low: Vec::new() };
     for node in &program.nodes {
-        let name = node.weights.first().map(|w| program.weights[w.0].name.clone());
-        let Some(site) = name.filter(|name| node.op == Op::from(Linear) && wanted(name)) else {
-            adapted.nodes.push(node.clone());
-            continue;
-        };
-        let (x, y) = (node.inputs[0], node.outputs[0]);
-        let (input, output) = (program.shape(x), program.shape(y));
-        let mut weight = |part: &str, shape: [usize; 2]| {
-            let (name, source) = (format!("{site}.{part}"), Source::Zeros(shape.to_vec()));
-            adapted.weights.push(Weight { name, shape: shape.to_vec(), source });
-            WeightId(adapted.weights.len() - 1)
-        };
-        let down = weight("lora_A", [rank, input.width]);
-        let up = weight("lora_B", [output.width, rank]);
-        let base = value(&mut adapted, output);
-        let [low, scaled] = [(); 2].map(|()| value(&mut adapted, Shape { width: rank, ..input }));
-        let mut push = |op: Op, inputs: &[ValueId], weights: Vec<WeightId>, output: ValueId| {
-            adapted.nodes.push(Node {
-                op,
-                inputs: inputs.to_vec(),
-                weights,
-                outputs: vec![output],
-            });
-        };
-        push(node.op.clone(), &[x], node.weights.clone(), base);
-        push(Op::from(Linear), &[x], vec![down], low);
-        push(Op::from(Scale { by: scale }), &[low], Vec::new(), scaled);
-        push(Op::from(LinearAdd), &[scaled, base], vec![up], y);
-        all.push(Factors { site, down, up, widths: [input.width, output.width] });
+        let matrix = node.weights.first().filter(|_| node.op == Op::from(Linear));
+        match matrix.and_then(|matrix| module(*matrix)) {
+            Some(module) => adapting.product(node, module)?,
+            None => adapting.program.nodes.push(node.clone()),
+        }
     }
-    adapted.verify()?;
-    Ok((adapted, all))
+    let Adapting { program, mut all, .. } = adapting;
+    all.iter_mut().for_each(|factors| factors.parts.sort_by_key(|part| part.first_row));
+    program.verify()?;
+    Ok((program, all))
+}
+
+struct Adapting {
+    program: Program,
+    how: LowRank,
+    all: Vec<Factors>,
+    /// `scale down x`, by `down` and `x`: matrices of one module share it.
+    low: Vec<((WeightId, ValueId), ValueId)>,
+}
+
+impl Adapting {
+    fn weight(&mut self, name: String, shape: &[usize]) -> WeightId {
+        let source = Source::Zeros(shape.to_vec());
+        self.program.weights.push(Weight { name, shape: shape.to_vec(), source });
+        WeightId(self.program.weights.len() - 1)
+    }
+
+    /// The factors of a module, which may be new.
+    fn factors(&mut self, module: &str, input: usize) -> usize {
+        if let Some(at) = self.all.iter().position(|factors| factors.module == module) {
+            return at;
+        }
+        let down = self.weight(format!("{module}.lora_A"), &[self.how.rank, input]);
+        self.all.push(Factors { module: module.to_owned(), input, down, parts: Vec::new() });
+        self.all.len() - 1
+    }
+
+    /// `scale down x`.
+    fn low(&mut self, down: WeightId, x: ValueId) -> Result<ValueId> {
+        if let Some((_, low)) = self.low.iter().find(|(of, _)| *of == (down, x)) {
+            return Ok(*low);
+        }
+        let mut push = |op, input, weights| {
+            let outputs = super::push(&mut self.program, op, vec![input], weights)?;
+            Ok::<ValueId, Error>(outputs[0])
+        };
+        let low = push(Op::from(Linear), x, vec![down])?;
+        let low = push(Op::from(Scale { by: self.how.scale }), low, Vec::new())?;
+        self.low.push(((down, x), low));
+        Ok(low)
+    }
+
+    fn product(&mut self, node: &Node, module: Module) -> Result<()> {
+        let (x, y, matrix) = (node.inputs[0], node.outputs[0], node.weights[0]);
+        let (input, rows) = (self.program.shape(x).width, self.program.shape(y).width);
+        let at = self.factors(&module.name, input);
+        let name = format!("{}.lora_B", self.program.weights[matrix.0].name);
+        let up = self.weight(name, &[rows, self.how.rank]);
+        let low = self.low(self.all[at].down, x)?;
+        let gain = self.how.gains.then(|| {
+            let name = format!("{}.gain", self.program.weights[matrix.0].name);
+            self.weight(name, &[rows])
+        });
+        self.all[at].parts.push(Part { matrix, first_row: module.first_row, rows, up, gain });
+        let (own, bias) =
+            node.weights.split_at(if gain.is_some() { 1 } else { node.weights.len() });
+        let mut push = |op, inputs, weights| super::push(&mut self.program, op, inputs, weights);
+        let base = push(node.op.clone(), vec![x], own.to_vec())?[0];
+        let (op, inputs, weights) = match gain {
+            None => (Op::from(LinearAdd), vec![low, base], vec![up]),
+            Some(gain) => {
+                let sum = push(Op::from(LinearAdd), vec![low, base], vec![up])?;
+                (Op::from(ScaleColumns), sum, [&[gain], bias].concat())
+            }
+        };
+        self.program.nodes.push(Node { op, inputs, weights, outputs: vec![y] });
+        Ok(())
+    }
 }
 
 /// The same Program with the losses of its logits in their place, `[outputs, 1]`: the product of the head and what follows it

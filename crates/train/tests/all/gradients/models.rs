@@ -1,24 +1,27 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
 
-use delft_train::gradients::{adapt, differentiate, losses, pack, reference};
+use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
 use delft_train::{Batch, LoraOptions, Model, Parameter, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
 /// As the script has them.
 const OPTIONS: LoraOptions =
-    LoraOptions { rank: 3, alpha: 6.0, stabilised: false, sites: Vec::new(), seed: 7 };
+    LoraOptions { rank: 3, alpha: 6.0, stabilised: false, dora: false, sites: Vec::new(), seed: 7 };
 
 struct Case {
     model: PathBuf,
+    options: LoraOptions,
     file: Safetensors,
 }
 
 impl Case {
     fn open(name: &str) -> Case {
-        let model = testing::models().join(name);
+        let bare = name.strip_suffix("-dora");
+        let model = testing::models().join(bare.unwrap_or(name));
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
-        Case { model, file: Safetensors::open(&file).unwrap() }
+        let options = LoraOptions { dora: bare.is_some(), ..OPTIONS };
+        Case { model, options, file: Safetensors::open(&file).unwrap() }
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
@@ -49,7 +52,7 @@ impl Case {
 
     /// The model with the script's factors.
     fn lora(&self, threads: usize) -> Tuned {
-        let mut model = Tuned::lora(&self.model, &OPTIONS, Some(threads)).unwrap();
+        let mut model = Tuned::lora(&self.model, &self.options, Some(threads)).unwrap();
         for parameter in model.parameters_mut() {
             let initial = self.floats(&format!("initial.{}", parameter.name));
             assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
@@ -106,13 +109,19 @@ macro_rules! cases {
 cases! {
     gemma2 "gemma2",
     gemma3 "gemma3",
+    glm4 "glm4",
+    gpt2 "gpt2",
     granite "granite",
     llama_linear "llama-linear",
     llama3 "llama3",
+    llama3_dora "llama3-dora",
     ministral "ministral",
     mistral "mistral",
     olmo2 "olmo2",
+    phi3 "phi3",
+    phi3_dora "phi3-dora",
     qwen2 "qwen2",
+    qwen2_dora "qwen2-dora",
     qwen3 "qwen3",
     smollm3 "smollm3",
 }
@@ -270,9 +279,13 @@ fn quantised_models_have_the_gradients_of_what_they_decode_to() {
         let tensors = formats::Tensors::open(&path).unwrap();
         let model = models::load(&tensors, &models::Options::default()).unwrap();
         let packed = pack(&model.record(false).unwrap()).unwrap();
-        let blocks = |site: &str| site.starts_with("blocks.");
-        let (adapted, factors) = adapt(&packed, &blocks, OPTIONS.rank, OPTIONS.scale()).unwrap();
-        let trained: Vec<_> = factors.iter().flat_map(|f| [f.down, f.up]).collect();
+        let blocks = |weight: program::WeightId| {
+            let name = packed.weights[weight.0].name.clone();
+            name.starts_with("blocks.").then_some(Module { name, first_row: 0 })
+        };
+        let how = LowRank { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false };
+        let (adapted, factors) = adapt(&packed, &blocks, how).unwrap();
+        let trained: Vec<_> = factors.iter().flat_map(|f| [f.down, f.parts[0].up]).collect();
         let program = differentiate(&losses(&adapted).unwrap(), &trained).unwrap();
         let weight = |id: program::WeightId| match trained.iter().position(|t| *t == id) {
             Some(at) => Ok(tuned.parameters()[at].values.clone()),
@@ -310,10 +323,19 @@ fn the_same_seed_begins_with_the_same_factors() {
 
 #[test]
 fn an_export_is_the_adapter_that_was_trained() {
-    for (folder, twin) in [("llama3", None), ("llama3", Some("model.f32.gguf"))] {
-        let case = Case::open(folder);
+    for (name, twin) in [
+        ("llama3", None),
+        ("llama3", Some("model.f32.gguf")),
+        ("llama3-dora", None),
+        ("llama3-dora", Some("model.f32.gguf")),
+        ("phi3", None),
+        ("phi3-dora", Some("model.f32.gguf")),
+        ("glm4", Some("model.f32.gguf")),
+        ("gpt2", None),
+    ] {
+        let case = Case::open(name);
         let model = twin.map_or(case.model.clone(), |twin| case.model.join(twin));
-        let mut tuned = Tuned::lora(&model, &OPTIONS, Some(1)).unwrap();
+        let mut tuned = Tuned::lora(&model, &case.options, Some(1)).unwrap();
         for parameter in tuned.parameters_mut() {
             parameter.values = case.floats(&format!("initial.{}", parameter.name));
         }
@@ -327,22 +349,32 @@ fn an_export_is_the_adapter_that_was_trained() {
         let base = adapters::Base { config: loaded.config(), program: &program, tensors: &tensors };
         let file = adapters::File::open(aside.path()).unwrap();
         let adapter = file.resolve(&base, 1.0).unwrap();
-        assert_eq!(adapter.deltas.len() * 2, tuned.parameters().len());
-        for (site, pair) in program
-            .adaptable()
-            .iter()
-            .filter(|s| s.name.starts_with("blocks."))
-            .zip(tuned.parameters().chunks(2))
-        {
-            let delta = &adapter.deltas[&site.name];
-            assert_eq!(
-                (&delta.down, &delta.up),
-                (&pair[0].values, &pair[1].values),
-                "{}",
-                site.name
-            );
-            assert_eq!(delta.scale, 2.0);
+        let mut sites = program.adaptable().into_iter().filter(|s| s.name.starts_with("blocks."));
+        let each = if case.options.dora { 3 } else { 2 };
+        for own in tuned.parameters().chunks(each) {
+            let mut row = 0;
+            while row < own[1].shape[0] {
+                let site = sites.next().unwrap();
+                let (delta, rows) = (&adapter.deltas[&site.name], row..row + site.output);
+                assert_eq!(delta.down, own[0].values, "{name}: {}", site.name);
+                assert_eq!(delta.up, own[1].values[rows.start * 3..rows.end * 3], "{}", site.name);
+                assert_eq!((delta.scale, delta.gain.is_some()), (2.0, case.options.dora));
+                if let (Some(gain), [_, _, magnitude]) = (&delta.gain, own) {
+                    let matrix = program.weights[site.weight.0].read(&tensors).unwrap();
+                    let factors = [&delta.down[..], &delta.up];
+                    let matrix = matrix.to_f32().unwrap();
+                    let lengths = adapters::lengths(&matrix, site.input, delta.scale, factors);
+                    let magnitudes = &magnitude.values[rows.clone()];
+                    for ((gain, length), magnitude) in gain.gain.iter().zip(lengths).zip(magnitudes)
+                    {
+                        let off = f64::from(*gain) * length - f64::from(*magnitude);
+                        assert!(off.abs() < 1e-6 * f64::from(*magnitude), "{}", site.name);
+                    }
+                }
+                row = rows.end;
+            }
         }
+        assert!(sites.next().is_none());
     }
 }
 

@@ -5,7 +5,7 @@ use delft_train::cpu::{Executor, Weights, check};
 use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
-use ops::gradient::{Attend, CrossEntropy};
+use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
 use ops::{
     Attention, Binary, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope, Scale,
     ScaleRows, Select, Shape, Unary, Zip,
@@ -203,6 +203,18 @@ fn rows_and_scales() {
     let y = built.push(Scale { by: -1.5 }, &[y], Vec::new())[0];
     let y = built.push(Select, &[y], Vec::new())[0];
     prove("rows", &built.finish(y));
+}
+
+#[test]
+fn columns() {
+    for bias in [false, true] {
+        let mut built = Built::new();
+        let x = built.rows(6);
+        let mut weights = vec![built.weight(&[6])];
+        weights.extend(bias.then(|| built.weight(&[6])));
+        let y = built.push(ScaleColumns, &[x], weights)[0];
+        prove("scale_columns", &built.finish(y));
+    }
 }
 
 #[test]
