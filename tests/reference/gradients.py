@@ -47,10 +47,14 @@ class Case:
         return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "")
 
 
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
          # Transformers takes Phi-3's long factors for sequences beyond the first 16 positions alone.
          Case("phi3", lengths=(19, 18)), Case("glm4"), Case("gpt2"),
+         # Routers and experts are no linear layers, though PEFT takes some of them for such.
+         Case("mixtral", targets=ATTENTION), Case("qwen2-moe"), Case("qwen3-moe", targets=ATTENTION),
+         Case("phimoe", targets=ATTENTION), Case("gpt-oss", targets=ATTENTION),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17))]
 

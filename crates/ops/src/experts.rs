@@ -1,8 +1,9 @@
 //! Mixture of experts as one operation: each token goes through the gated feed-forwards that its router scores highest, and their
 //! results are added up. See [`crate::moe`] for the mathematics and the kernels.
 
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Result};
 
+use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, zeros};
 use crate::operation::{Call, Operand, Operation, Precision, Sharding};
 use crate::{Shape, Unary, arity, expect, gated, moe};
 
@@ -114,6 +115,12 @@ impl Experts {
     }
 }
 
+/// The error of asking for gradients of the experts' own matrices.
+fn trained() -> Error {
+    let expected = "matrices that stay as they are";
+    Error::new("experts", expected, "some that are trained").of(ErrorKind::Unsupported)
+}
+
 impl Operation for Experts {
     fn name(&self) -> &'static str {
         "experts"
@@ -159,6 +166,40 @@ impl Operation for Experts {
         let shares: Vec<f32> = routes.weights.iter().map(|w| *w as f32).collect();
         let y = moe::combine(&outer, &shares, self.routing.used, width);
         call.outputs[0].iter_mut().zip(y).for_each(|(to, y)| *to = y as f32);
+    }
+
+    /// The matrices stay as they are; scores and the input have gradients.
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let weights: Vec<usize> = (0..6).filter(|i| at.weight(*i).is_some()).collect();
+        if weights.iter().any(|i| at.wants(Wrt::Weight(*i))) {
+            return Err(trained());
+        }
+        let inputs = [at.input(0), at.input(1), dy];
+        let cotangents = at.record(ExpertsBackward(*self).into(), &inputs, &weights)?;
+        for (i, cotangent) in cotangents.into_iter().enumerate() {
+            if at.wants(Wrt::Input(i)) {
+                at.give(Wrt::Input(i), cotangent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let weights: Vec<usize> = (0..6).filter(|i| at.has_weight(*i)).collect();
+        if weights.iter().any(|i| at.weight_tangent(*i).is_some()) {
+            return Err(trained());
+        }
+        let inputs = [at.input(0), at.input(1)];
+        let mut operands = inputs.to_vec();
+        for (i, input) in inputs.into_iter().enumerate() {
+            operands.push(match at.tangent(i) {
+                Some(tangent) => tangent,
+                None => zeros(at, input)?,
+            });
+        }
+        let dy = at.record(ExpertsTangent(*self).into(), &operands, &weights)?[0];
+        at.add(0, dy)
     }
 
     /// Every rank computes all experts: their rows could only be shared inside each expert.

@@ -4,6 +4,7 @@
 mod attention;
 mod elements;
 mod executor;
+mod experts;
 mod gemm;
 mod losses;
 mod products;

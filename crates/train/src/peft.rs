@@ -4,6 +4,7 @@ use crate::gradients::{Factors, Module};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{DType, Error, ErrorKind, Result, Tensor, safetensors};
+use ops::Op;
 use program::Site;
 use serde_json::json;
 
@@ -29,12 +30,15 @@ fn ends(name: &str, end: &str) -> bool {
 }
 
 /// The matrices whose names end like one of those `wanted`, by their own name or their module's, with all others of their modules;
-/// where none are named, those of the blocks.
+/// where none are named, those of the blocks, or in models with experts of attention. Routers are none of them: PEFT adapts linear
+/// layers alone.
 ///
 /// # Errors
 /// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no module for.
 pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, Module)>> {
-    let sites = base.program.adaptable().into_iter().filter(|site| !site.gathers);
+    let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
+    let sites = base.program.adaptable().into_iter();
+    let sites = sites.filter(|site| !site.gathers && !site.name.ends_with(".router"));
     let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
     let named = |(site, module): &(Site, Option<Module>), end: &str| {
         ends(&site.name, end) || module.as_ref().is_some_and(|module| ends(&module.name, end))
@@ -51,6 +55,7 @@ pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, M
         return Err(Error::new("sites", format!("some of {}", known.join(", ")), odd));
     }
     let chosen = |site: &(Site, Option<Module>)| match wanted {
+        [] if mixed => site.0.name.contains(".attention."),
         [] => site.0.name.starts_with("blocks."),
         ends => ends.iter().any(|end| named(site, end)),
     };

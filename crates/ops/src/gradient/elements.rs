@@ -21,7 +21,7 @@ pub struct Fill {
 pub struct MapBackward(pub Unary);
 
 /// `f'(x)`; of `relu` at 0 it is 0.
-fn derivative(f: Unary, x: f64) -> f64 {
+pub(super) fn derivative(f: Unary, x: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match f {
         Unary::Silu => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),

@@ -8,6 +8,7 @@ mod attend;
 mod columns;
 mod cross_entropy;
 mod elements;
+mod experts;
 mod norms;
 mod products;
 mod rows;
@@ -17,6 +18,7 @@ pub use attend::{Attend, AttendBackward, seen};
 pub use columns::ScaleColumns;
 pub use cross_entropy::CrossEntropy;
 pub use elements::{Fill, MapBackward};
+pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
@@ -201,6 +203,8 @@ gradients! {
     SumRows,
     /// `x -> [rows, 1]`: a sum over columns.
     SumColumns,
+    /// `x, scores, dy; gate, up, down, (their biases) -> dx, dscores`.
+    ExpertsBackward,
     /// `dy -> dtable`: rows added up where tokens picked them.
     Gathered,
     /// `dy[outputs] -> dx[tokens]`: rows that were not selected are zeros.
@@ -209,6 +213,8 @@ gradients! {
     NormTangent,
     /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
     AttendTangent,
+    /// `x, scores, dx, dscores; gate, up, down, (their biases) -> dy`.
+    ExpertsTangent,
 }
 
 impl Operation for Gradient {

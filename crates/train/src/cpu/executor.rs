@@ -22,11 +22,21 @@ pub fn check(program: &Program) -> Result<()> {
         match &node.op {
             Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
             }
-            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => {}
+            Op::Experts(_)
+            | Op::Map(_)
+            | Op::Scale(_)
+            | Op::ScaleRows(_)
+            | Op::Rope(_)
+            | Op::Select(_) => {}
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => {}
             // Forward mode is for the references alone.
             Op::Gradient(op)
-                if !matches!(op, Gradient::NormTangent(_) | Gradient::AttendTangent(_)) => {}
+                if !matches!(
+                    op,
+                    Gradient::NormTangent(_)
+                        | Gradient::AttendTangent(_)
+                        | Gradient::ExpertsTangent(_)
+                ) => {}
             op => {
                 let expected = "operations that can be trained";
                 return Err(Error::new("train", expected, op.name()).of(ErrorKind::Unsupported));
@@ -269,6 +279,7 @@ impl<'a> Run<'a> {
                 // SAFETY: a node's operands.
                 unsafe { self.product(matrix, x, output, Epilogue { bias, accumulate: true }) };
             }
+            (Op::Experts(op), _) => return self.experts(op, node),
             (Op::Gradient(op), _) => return self.gradient(index, op, node),
             _ => return self.element(index, node),
         }
@@ -297,6 +308,7 @@ impl<'a> Run<'a> {
             Gradient::Attend(of) => self.attend(&of.0, node),
             Gradient::AttendBackward(of) => self.attend_backward(&of.0, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),
+            Gradient::ExpertsBackward(of) => return self.experts_backward(&of.0, node),
             _ => self.element_backward(index, op, node),
         }
         Ok(())

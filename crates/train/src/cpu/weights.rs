@@ -18,6 +18,8 @@ pub struct Weights {
 struct Uses {
     forward: bool,
     backward: bool,
+    /// Matrices below each other, each packed by itself; 0: one.
+    experts: usize,
 }
 
 #[derive(Default)]
@@ -27,6 +29,8 @@ struct Loaded {
     forward: Option<Matrix>,
     /// The transpose.
     backward: Option<Matrix>,
+    /// Those of experts.
+    of_experts: Vec<Loaded>,
 }
 
 impl Weights {
@@ -46,10 +50,16 @@ impl Weights {
         for node in programs.iter().flat_map(|program| &program.nodes) {
             let gradient = matches!(&node.op, Op::Gradient(Gradient::LinearBackward(_)));
             let both = matches!(&node.op, Op::Gradient(Gradient::CrossEntropy(of)) if of.hidden);
+            let experts =
+                matches!(&node.op, Op::Experts(_) | Op::Gradient(Gradient::ExpertsBackward(_)));
+            let turned = matches!(&node.op, Op::Gradient(Gradient::ExpertsBackward(_)));
             for (i, id) in node.weights.iter().enumerate() {
                 let uses = &mut weights.all[id.0].uses;
                 uses.forward |= !gradient;
-                uses.backward |= gradient || (both && i == 0);
+                uses.backward |= gradient || (both && i == 0) || turned;
+                if experts {
+                    uses.experts = program.shape(node.inputs[1]).width;
+                }
             }
         }
         for (id, weight) in program.weights.iter().enumerate() {
@@ -97,6 +107,17 @@ impl Weights {
             to.vector = vec![0.0; shape.iter().product()];
             return encoding.decode(bytes, &mut to.vector);
         };
+        if to.uses.experts > 0 {
+            let uses = Uses { experts: 0, ..to.uses };
+            let mut all = Weights::default();
+            let own = (rows / to.uses.experts, bytes.len() / to.uses.experts);
+            for bytes in bytes.chunks_exact(own.1.max(1)) {
+                all.all.push(Loaded { uses, ..Loaded::default() });
+                all.pack(all.all.len() - 1, encoding, &[own.0, columns], bytes, team)?;
+            }
+            to.of_experts = all.all;
+            return Ok(());
+        }
         if to.uses.forward {
             let matrix = Matrix::pack(encoding, rows, columns, bytes, team)?;
             if let Some(found) = matrix.not_finite() {
@@ -117,14 +138,28 @@ impl Weights {
     }
 
     pub(super) fn matrix(&self, id: WeightId) -> Result<&Matrix> {
-        let missing = || Error::new("weights", "a matrix", format!("none as weight {}", id.0));
-        self.all[id.0].forward.as_ref().ok_or_else(missing)
+        self.all[id.0].forward.as_ref().ok_or_else(|| missing("a matrix", id))
     }
 
     pub(super) fn transposed(&self, id: WeightId) -> Result<&Matrix> {
-        let missing = || Error::new("weights", "a transpose", format!("none of weight {}", id.0));
-        self.all[id.0].backward.as_ref().ok_or_else(missing)
+        self.all[id.0].backward.as_ref().ok_or_else(|| missing("a transpose", id))
     }
+
+    /// The matrix of one expert.
+    pub(super) fn expert(&self, id: WeightId, expert: usize) -> Result<&Matrix> {
+        let own = self.all[id.0].of_experts.get(expert);
+        own.and_then(|own| own.forward.as_ref()).ok_or_else(|| missing("experts", id))
+    }
+
+    /// The transpose of one expert's matrix.
+    pub(super) fn expert_turned(&self, id: WeightId, expert: usize) -> Result<&Matrix> {
+        let own = self.all[id.0].of_experts.get(expert);
+        own.and_then(|own| own.backward.as_ref()).ok_or_else(|| missing("experts' transposes", id))
+    }
+}
+
+fn missing(what: &str, id: WeightId) -> Error {
+    Error::new("weights", what, format!("none as weight {}", id.0))
 }
 
 /// The transpose of a matrix: of numbers as they are, of quantised blocks in bf16.

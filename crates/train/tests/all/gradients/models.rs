@@ -20,7 +20,12 @@ impl Case {
         let bare = name.strip_suffix("-dora");
         let model = testing::models().join(bare.unwrap_or(name));
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
-        let options = LoraOptions { dora: bare.is_some(), ..OPTIONS };
+        let sites: &[&str] = match name {
+            "qwen2-moe" => &["q", "k", "v", "o", "gate", "up", "down", "shared_gate"],
+            _ => &[],
+        };
+        let sites = sites.iter().map(|site| (*site).to_owned()).collect();
+        let options = LoraOptions { dora: bare.is_some(), sites, ..OPTIONS };
         Case { model, options, file: Safetensors::open(&file).unwrap() }
     }
 
@@ -111,18 +116,23 @@ cases! {
     gemma3 "gemma3",
     glm4 "glm4",
     gpt2 "gpt2",
+    gpt_oss "gpt-oss",
     granite "granite",
     llama_linear "llama-linear",
     llama3 "llama3",
     llama3_dora "llama3-dora",
     ministral "ministral",
     mistral "mistral",
+    mixtral "mixtral",
     olmo2 "olmo2",
     phi3 "phi3",
     phi3_dora "phi3-dora",
+    phimoe "phimoe",
     qwen2 "qwen2",
     qwen2_dora "qwen2-dora",
+    qwen2_moe "qwen2-moe",
     qwen3 "qwen3",
+    qwen3_moe "qwen3-moe",
     smollm3 "smollm3",
 }
 

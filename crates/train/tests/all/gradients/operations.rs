@@ -5,6 +5,7 @@ use delft_train::cpu::{Executor, Weights, check};
 use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
+use ops::experts::{Experts, Gate, Odds, Routing};
 use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
 use ops::{
     Attention, Binary, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope, Scale,
@@ -110,12 +111,19 @@ fn sum(program: &Program, weights: &[Vec<f32>]) -> f64 {
 
 /// Every gradient along a direction against the difference of losses along it, and the CPU's against the references'.
 fn prove(name: &str, program: &Program) {
+    prove_but(name, program, &[]);
+}
+
+/// The same of all weights but those that stay as they are.
+fn prove_but(name: &str, program: &Program, frozen: &[WeightId]) {
     let own = weights(program);
-    let all: Vec<WeightId> = (0..program.weights.len()).map(WeightId).collect();
+    let all = (0..program.weights.len()).map(WeightId);
+    let all: Vec<WeightId> = all.filter(|weight| !frozen.contains(weight)).collect();
     let gradient = differentiate(program, &all).unwrap_or_else(|e| panic!("{name}: {e}"));
     let values = reference::run(&gradient, &|w: WeightId| Ok(own[w.0].clone()), &batch()).unwrap();
     let result = |i: usize| &values[gradient.results[i].0];
-    for (w, weight) in program.weights.iter().enumerate() {
+    for (at, id) in all.iter().enumerate() {
+        let (w, weight) = (id.0, &program.weights[id.0]);
         let direction: Vec<f32> =
             (0..own[w].len()).map(|i| ((i * 37 + w * 11 + 5) % 17) as f32 / 8.0 - 1.0).collect();
         let h = 2e-3;
@@ -125,13 +133,13 @@ fn prove(name: &str, program: &Program) {
             sum(program, &all)
         };
         let slope = (moved(h) - moved(-h)) / f64::from(2.0 * h);
-        let terms = result(w + 1).iter().zip(&direction);
+        let terms = result(at + 1).iter().zip(&direction);
         let along: f64 = terms.clone().map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
         let scale: f64 = terms.map(|(g, d)| f64::from((g * d).abs())).sum();
         let off = (slope - along).abs() / scale.max(0.05);
         assert!(off < 3e-3, "{name}: {}: {slope} {along}", weight.name);
     }
-    transposed(name, program, &own);
+    transposed(name, program, &own, frozen);
     check(&gradient).unwrap();
     let aside = tempfile::tempdir().unwrap();
     let tensors = no_tensors(aside.path());
@@ -150,12 +158,12 @@ fn prove(name: &str, program: &Program) {
 }
 
 /// `<J v, 1> = <v, J' 1>` for all weights together, far closer than differences tell.
-fn transposed(name: &str, program: &Program, own: &[Vec<f32>]) {
+fn transposed(name: &str, program: &Program, own: &[Vec<f32>], frozen: &[WeightId]) {
     // The head of a cross-entropy has no tangent.
     let losses = program.nodes.iter().filter(|node| node.op.name() == "cross_entropy");
     let heads: Vec<WeightId> = losses.flat_map(|node| node.weights.clone()).collect();
     let all = (0..own.len()).map(WeightId);
-    let all: Vec<WeightId> = all.filter(|w| !heads.contains(w)).collect();
+    let all: Vec<WeightId> = all.filter(|w| !heads.contains(w) && !frozen.contains(w)).collect();
     let direction = |w: WeightId| -> Vec<f32> {
         (0..own[w.0].len()).map(|i| ((i * 29 + w.0 * 7 + 3) % 19) as f32 / 9.0 - 1.0).collect()
     };
@@ -277,6 +285,28 @@ fn attention() {
         let weights = if sinks { vec![built.weight(&[4])] } else { Vec::new() };
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
         prove("attend", &built.finish(y));
+    }
+}
+
+#[test]
+fn experts() {
+    let routing = |odds, normalised, scale| Routing { used: 2, odds, normalised, scale };
+    let clamped = Gate::Clamped { limit: 1.2, alpha: 1.7 };
+    for (routing, gate, biases) in [
+        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false),
+        (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false),
+        (routing(Odds::Softmax, true, 1.0), clamped, true),
+        (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false),
+        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true),
+        (routing(Odds::Near { jitter: 0.4 }, false, 1.0), Gate::Plain(Unary::Silu), false),
+    ] {
+        let mut built = Built::new();
+        let (x, scores) = (built.rows(6), built.rows(5));
+        let shapes: [&[usize]; 6] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30]];
+        let shapes = &shapes[..if biases { 6 } else { 3 }];
+        let frozen: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
+        let y = built.push(Experts { routing, gate }, &[x, scores], frozen.clone())[0];
+        prove_but(&format!("{routing:?} {gate:?}"), &built.finish(y), &frozen);
     }
 }
 
