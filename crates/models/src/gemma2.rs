@@ -92,7 +92,11 @@ pub(crate) fn opened(
 }
 
 /// A norm's weight: Hugging Face stores it less 1.
-fn norm(weights: &dyn Weights, name: &str, stored_less_one: bool) -> Result<Option<Stored>> {
+pub(crate) fn norm(
+    weights: &dyn Weights,
+    name: &str,
+    stored_less_one: bool,
+) -> Result<Option<Stored>> {
     if !stored_less_one || !name.ends_with("norm") {
         return Ok(None);
     }

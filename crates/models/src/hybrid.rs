@@ -4,6 +4,7 @@
 use crate::config::{Config, LAYERS, Raw};
 use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
+use crate::gemma2::norm;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::stated::Stated;
@@ -106,7 +107,9 @@ impl Hybrid {
     pub(crate) fn recipes(&self) -> impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + use<> {
         let (net, heads, head_dim) = (self.net, self.config.heads, self.config.head_dim);
         move |weights: &dyn Weights, name: &str| {
-            let Some((stem, part)) = name.rsplit_once('.') else { return norm(weights, name) };
+            let Some((stem, part)) = name.rsplit_once('.') else {
+                return norm(weights, name, true);
+            };
             if let Some(block) = stem.strip_suffix(".delta") {
                 return delta(weights, block, part, &net);
             }
@@ -122,7 +125,7 @@ impl Hybrid {
                     let name = stem.replace(".attention.gate", ".attention.q_gate.bias");
                     by_turns(weights, &name, 1, [heads, head_dim])
                 }
-                _ => norm(weights, name),
+                _ => norm(weights, name, true),
             }
         }
     }
@@ -149,17 +152,6 @@ fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
         _ => Err(keys.odd(TYPES, "full_attention or linear_attention", kind)),
     };
     list.iter().map(one).collect()
-}
-
-/// A norm's weight, which is stored less 1.
-fn norm(weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
-    if !name.ends_with("norm") {
-        return Ok(None);
-    }
-    Ok(weights.find(name)?.map(|Stored { source, shape }| Stored {
-        source: Source::Plus(Box::new(source), 1.0),
-        shape,
-    }))
 }
 
 /// A stored weight, which must have so many rows.
