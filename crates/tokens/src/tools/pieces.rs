@@ -1,34 +1,73 @@
 //! Calls of tools as they are written: where in a text that is not whole yet the arguments of a call begin, and how far they go.
 
-use super::Body;
-use super::read::{Calls, Part, State};
+use super::read::{Calls, Look, Part, State, is_text, mark, overlap, typed};
+use super::{Body, Tool};
 
 /// A call whose arguments are on their way.
 #[derive(Debug, Clone)]
 pub(super) struct Begun {
     /// Bytes of the held text that were looked at.
     at: usize,
+    written: Written,
+}
+
+/// How the arguments are written.
+#[derive(Debug, Clone)]
+enum Written {
+    /// As one object, which is given as it stands.
+    Object(Object),
+    /// Each between marks of its own, which become fields of an object.
+    Fields {
+        /// The tool, which says what each is.
+        tool: Tool,
+        /// Whether there was one.
+        any: bool,
+        place: Place,
+    },
+}
+
+/// Where in an object a text has come to.
+#[derive(Debug, Clone, Default)]
+struct Object {
     /// Objects and lists that are open.
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Whether the arguments' own object has ended.
+    /// Whether it has ended itself.
     whole: bool,
 }
 
-impl Begun {
-    fn new(at: usize) -> Begun {
-        Begun { at, depth: 0, in_string: false, escaped: false, whole: false }
-    }
+/// Where between the marks of arguments a text has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Behind an argument, or before the first.
+    Between,
+    /// Where a text begins, of which a line break is none.
+    TextBegins,
+    /// In a text.
+    Text,
+    /// Behind the last one.
+    End,
+}
 
-    /// The bytes of arguments in a text up to its end, or up to theirs.
-    fn advance<'a>(&mut self, text: &'a str) -> &'a str {
-        let from = self.at;
-        for byte in &text.as_bytes()[from..] {
+/// The marks of arguments, and of their end.
+#[derive(Clone, Copy)]
+struct Marks {
+    argument: (&'static str, &'static str, &'static str),
+    end: &'static str,
+    /// Whether the end is a mark of the arguments' own, and not that of the call.
+    own: bool,
+}
+
+impl Object {
+    /// Bytes of it in a text: all, or those up to its end.
+    fn advance(&mut self, text: &str) -> usize {
+        let mut used = 0;
+        for byte in text.as_bytes() {
             if self.whole {
                 break;
             }
-            self.at += 1;
+            used += 1;
             match (self.in_string, byte) {
                 (true, _) if self.escaped => self.escaped = false,
                 (true, b'\\') => self.escaped = true,
@@ -43,8 +82,109 @@ impl Begun {
             }
         }
         // It ends behind a whole text, or behind a bracket.
-        &text[from..self.at]
+        used
     }
+}
+
+impl Begun {
+    /// More of the arguments, as JSON.
+    fn advance(&mut self, held: &str, marks: Option<Marks>) -> String {
+        let (tool, any, place) = match (&mut self.written, marks) {
+            (Written::Object(object), _) => {
+                let text = &held[self.at..];
+                let used = object.advance(text);
+                self.at += used;
+                return text[..used].to_string();
+            }
+            (Written::Fields { tool, any, place }, Some(_)) => (tool, any, place),
+            (Written::Fields { .. }, None) => return String::new(),
+        };
+        let mut given = String::new();
+        let Some(marks) = marks else { return given };
+        while let Some((json, used, next)) = field(&held[self.at..], tool, *any, *place, marks) {
+            given += &json;
+            self.at += used;
+            *any |= *place == Place::Between && next != Place::End;
+            *place = next;
+        }
+        given
+    }
+}
+
+/// What a text adds to the fields of an object at a place, how many of its bytes that takes, and where they lead; `None` where
+/// more of the text must come first.
+fn field(
+    text: &str,
+    tool: &Tool,
+    any: bool,
+    place: Place,
+    marks: Marks,
+) -> Option<(String, usize, Place)> {
+    let stop = marks.argument.2.trim();
+    match place {
+        Place::Between => {
+            match mark(text, marks.end.trim()) {
+                Look::Found((), used) => {
+                    let json = if any { "}" } else { "{}" };
+                    return Some((json.to_string(), if marks.own { used } else { 0 }, Place::End));
+                }
+                Look::More => return None,
+                Look::Wrong => {}
+            }
+            let found =
+                |look: Look<()>| if let Look::Found((), used) = look { Some(used) } else { None };
+            let mut at = found(mark(text, marks.argument.0))?;
+            let (key_end, begin) =
+                marks.argument.1.split_once('\n').unwrap_or((marks.argument.1, ""));
+            let length = text[at..].find(key_end)?;
+            let key = text[at..at + length].trim();
+            at += length + key_end.len();
+            at += found(mark(&text[at..], begin))?;
+            let schema = tool.argument(key);
+            let head = format!("{}{}:", if any { "," } else { "{" }, quoted(key));
+            if is_text(schema) {
+                return Some((head + "\"", at, Place::TextBegins));
+            }
+            let length = text[at..].find(stop)?;
+            let value = typed(one_line_less(&text[at..at + length]), schema);
+            Some((format!("{head}{value}"), at + length + stop.len(), Place::Between))
+        }
+        Place::TextBegins => {
+            let first = text.chars().next()?;
+            Some((String::new(), usize::from(first == '\n'), Place::Text))
+        }
+        Place::Text => match text.find(stop) {
+            Some(length) => {
+                let value = &text[..length];
+                let rest = escaped(value.strip_suffix('\n').unwrap_or(value));
+                Some((rest + "\"", length + stop.len(), Place::Between))
+            }
+            None => {
+                // What may be the mark, and a line break before it.
+                let certain = &text[..text.len() - overlap(text, stop)];
+                let certain = certain.strip_suffix('\n').unwrap_or(certain);
+                (!certain.is_empty()).then(|| (escaped(certain), certain.len(), Place::Text))
+            }
+        },
+        Place::End => None,
+    }
+}
+
+/// A value without the line breaks that set it apart from its marks.
+pub(super) fn one_line_less(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
+}
+
+/// A text as JSON.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A part of a text as it stands within JSON's quotation marks.
+fn escaped(text: &str) -> String {
+    let quoted = quoted(text);
+    quoted[1..quoted.len() - 1].to_string()
 }
 
 impl Calls {
@@ -55,17 +195,29 @@ impl Calls {
         }
         if self.begun.is_none() {
             let Some((name, at)) = self.beginning() else { return };
-            if !self.tools.iter().any(|tool| tool.name == name) {
-                return;
-            }
+            let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else { return };
+            let written = match self.format.body {
+                Body::Tagged { .. } => {
+                    Written::Fields { tool: tool.clone(), any: false, place: Place::Between }
+                }
+                _ => Written::Object(Object::default()),
+            };
             parts.push(Part::Begin(name));
-            self.begun = Some(Begun::new(at));
+            self.begun = Some(Begun { at, written });
         }
+        let marks = self.marks();
         let Some(begun) = &mut self.begun else { return };
-        let more = begun.advance(&self.held);
+        let more = begun.advance(&self.held, marks);
         if !more.is_empty() {
-            parts.push(Part::Arguments(more.to_string()));
+            parts.push(Part::Arguments(more));
         }
+    }
+
+    /// The marks of arguments that have some.
+    fn marks(&self) -> Option<Marks> {
+        let Body::Tagged { argument, end, .. } = self.format.body else { return None };
+        let own = !end.is_empty();
+        Some(Marks { argument, end: if own { end } else { self.format.call.1 }, own })
     }
 
     /// Ends a begun call that is broken or cut: what was given of it stays, and what follows is text.
@@ -78,7 +230,7 @@ impl Calls {
         true
     }
 
-    /// The name of the call that the held text begins with, and where the object of its arguments begins.
+    /// The name of the call that the held text begins with, and where its arguments begin.
     fn beginning(&self) -> Option<(String, usize)> {
         let separator = |c: char| c.is_whitespace() || c == ',' || c == ';';
         let mut rest = self.held.trim_start_matches(separator);
@@ -107,7 +259,16 @@ impl Calls {
                 rest = behind.trim_start().strip_prefix(':')?;
                 called
             }
-            Body::Tagged { .. } | Body::Harmony => return None,
+            Body::Tagged { name: (before, after), .. } => {
+                rest = rest.strip_prefix(before.trim())?;
+                let length = match after.trim() {
+                    "" => rest.find(['\n', '<']),
+                    after => rest.find(after),
+                }?;
+                let behind = &rest[length + after.trim().len()..];
+                return Some((rest[..length].trim().to_string(), self.held.len() - behind.len()));
+            }
+            Body::Harmony => return None,
         };
         let rest = rest.trim_start();
         rest.starts_with('{').then(|| (name, self.held.len() - rest.len()))

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::pieces::Begun;
+use super::pieces::{Begun, one_line_less};
 use super::{Body, Format, Tool, ToolCall};
 
 /// A part of an answer.
@@ -55,7 +55,7 @@ pub struct Calls {
 }
 
 /// The outcome of looking for something at the beginning of a text.
-enum Look<T> {
+pub(super) enum Look<T> {
     /// It is there, with this many bytes.
     Found(T, usize),
     /// It may come to be there.
@@ -356,9 +356,7 @@ impl Calls {
                 }
             }
             let Some(length) = text[at..].find(argument.2.trim()) else { return Look::More };
-            let value = &text[at..at + length];
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            let value = value.strip_suffix('\n').unwrap_or(value);
+            let value = one_line_less(&text[at..at + length]);
             let schema = tool.and_then(|tool| tool.argument(&key));
             arguments.insert(key, typed(value, schema));
             at += length + argument.2.trim().len();
@@ -403,7 +401,7 @@ fn named(text: &str, before: &str, after: &[&str], end: &str) -> Look<ToolCall> 
 }
 
 /// A mark at the beginning of a text, behind white space.
-fn mark(text: &str, mark: &str) -> Look<()> {
+pub(super) fn mark(text: &str, mark: &str) -> Look<()> {
     if mark.is_empty() {
         return Look::Found((), 0);
     }
@@ -445,17 +443,20 @@ fn unwrapped(arguments: Value) -> Value {
 }
 
 /// An argument's text as its schema says: text where that may be a string, else JSON.
-fn typed(text: &str, schema: Option<&Value>) -> Value {
-    let kind = schema.map(|schema| &schema["type"]);
-    let is_text = match kind {
-        Some(Value::String(kind)) => kind == "string",
-        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
-        _ => false,
-    };
-    if is_text {
+pub(super) fn typed(text: &str, schema: Option<&Value>) -> Value {
+    if is_text(schema) {
         return text.into();
     }
     serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into())
+}
+
+/// Whether an argument may be a string.
+pub(super) fn is_text(schema: Option<&Value>) -> bool {
+    match schema.map(|schema| &schema["type"]) {
+        Some(Value::String(kind)) => kind == "string",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
+        _ => false,
+    }
 }
 
 fn text(parts: &mut Vec<Part>, more: String) {
@@ -471,7 +472,7 @@ fn blank(text: &str) -> bool {
 }
 
 /// Bytes at the end of a text that a mark may begin with.
-fn overlap(text: &str, mark: &str) -> usize {
+pub(super) fn overlap(text: &str, mark: &str) -> usize {
     let longest = text.len().min(mark.len().saturating_sub(1));
     (1..=longest).rev().find(|n| text.as_bytes().ends_with(&mark.as_bytes()[..*n])).unwrap_or(0)
 }

@@ -102,29 +102,92 @@ fn arguments_come_as_they_are_written() {
     let object = format!(r#"{{"name": "get_weather", "arguments": {arguments}}}"#);
     let parameters = format!(r#"{{"name": "get_weather", "parameters": {arguments}}}"#);
     let other_order = format!(r#"{{"arguments": {arguments}, "name": "get_weather"}}"#);
+    // Texts, numbers and lists, each argument between marks of its own.
+    let tagged = |open: &str, name: [&str; 2], marks: [&str; 3], close: &str| {
+        let values = [("city", "a \"{ b\\"), ("days", "3"), ("units", "[\"x\", \"}\"]")];
+        let [before, between, behind] = marks;
+        let argument = |(key, value)| format!("{before}{key}{between}{value}{behind}");
+        let arguments: String = values.into_iter().map(argument).collect();
+        format!("Well.\n{open}{}get_weather{}{arguments}{close}", name[0], name[1])
+    };
+    let all = arguments.len() / 2;
     let cases = [
-        ("hermes", format!("Well.\n<tool_call>\n{object}\n</tool_call>"), true),
-        ("hermes", format!("Well.\n<tool_call>\n{other_order}\n</tool_call>"), false),
-        ("llama", parameters.clone(), true),
-        ("mistral", format!("[TOOL_CALLS][{object}, {object}]"), true),
-        ("mistral-v13", format!("[TOOL_CALLS]get_weather[ARGS]{arguments}"), true),
-        ("kimi", format!("<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"), true),
-        ("apertus", format!("<|tools_prefix|>[{{\"get_weather\": {arguments}}}]<|tools_suffix|>"), true),
-        ("qwen3-coder", "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>".to_string(), false),
-        ("hermes", "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {\"a\": 1}}\n</tool_call>".to_string(), false),
-        ("llama", "{\"city\": \"Rome\", \"days\": 3}".to_string(), false),
+        ("hermes", format!("Well.\n<tool_call>\n{object}\n</tool_call>"), all),
+        ("hermes", format!("Well.\n<tool_call>\n{other_order}\n</tool_call>"), 0),
+        ("llama", parameters.clone(), all),
+        ("mistral", format!("[TOOL_CALLS][{object}, {object}]"), all),
+        ("mistral-v13", format!("[TOOL_CALLS]get_weather[ARGS]{arguments}"), all),
+        (
+            "kimi",
+            format!(
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"
+            ),
+            all,
+        ),
+        (
+            "apertus",
+            format!("<|tools_prefix|>[{{\"get_weather\": {arguments}}}]<|tools_suffix|>"),
+            all,
+        ),
+        (
+            "qwen3-coder",
+            tagged(
+                "<tool_call>\n",
+                ["<function=", ">\n"],
+                ["<parameter=", ">\n", "\n</parameter>\n"],
+                "</function>\n</tool_call>",
+            ),
+            8,
+        ),
+        (
+            "glm",
+            tagged(
+                "<tool_call>",
+                ["", "\n"],
+                ["<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"],
+                "</tool_call>",
+            ),
+            8,
+        ),
+        (
+            "minimax",
+            tagged(
+                "<minimax:tool_call>\n",
+                ["<invoke name=\"", "\">\n"],
+                ["<parameter name=\"", "\">", "</parameter>\n"],
+                "</invoke>\n</minimax:tool_call>",
+            ),
+            8,
+        ),
+        (
+            "seed",
+            tagged(
+                "<seed:tool_call>\n",
+                ["<function=", ">\n"],
+                ["<parameter=", ">", "</parameter>\n"],
+                "</function>\n</seed:tool_call>",
+            ),
+            8,
+        ),
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {\"a\": 1}}\n</tool_call>"
+                .to_string(),
+            0,
+        ),
+        ("llama", "{\"city\": \"Rome\", \"days\": 3}".to_string(), 0),
     ];
-    for (name, text, piecewise) in &cases {
+    for (name, text, least) in &cases {
         let format = FORMATS.iter().find(|format| format.name == *name).unwrap();
         let letters = || text.chars().map(String::from);
         let whole = read(format, letters());
         let (calls, rest, count) = gathered(Calls::new(format, tools().0).piecewise(), letters());
         assert_eq!((&calls, &rest), (&whole.0, &whole.1), "{name}: {text}");
-        assert_eq!(count > arguments.len() / 2, *piecewise, "{name}: {count} pieces of {text}");
+        assert!(count >= *least && (count > 0) == (*least > 0), "{name}: {count} pieces of {text}");
         let once = std::iter::once(text.clone());
         let at_once = gathered(Calls::new(format, tools().0).piecewise(), once);
         assert_eq!((&at_once.0, &at_once.1), (&whole.0, &whole.1), "{name}: {text}");
-        assert!(!piecewise || whole.0[0].arguments == json, "{name}: {whole:?}");
+        assert!(*least == 0 || whole.0[0].arguments == json, "{name}: {whole:?}");
     }
     let format = FORMATS.iter().find(|format| format.name == "hermes").unwrap();
     let reader = || Calls::new(format, tools().0).piecewise();
@@ -132,6 +195,13 @@ fn arguments_come_as_they_are_written() {
     let (calls, text, _) = gathered(reader(), std::iter::once(cut.to_string()));
     assert_eq!((calls.len(), text.as_str()), (1, "Well."));
     assert_eq!(calls[0].arguments, r#"{"city": "a \"{ b\\", ""#);
+    let format = FORMATS.iter().find(|format| format.name == "qwen3-coder").unwrap();
+    let text = "<tool_call>\n<function=add>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\n\nSaint\n\n</par\n</parameter>\n</function>\n</tool_call>";
+    let letters = || text.chars().map(String::from);
+    let (calls, _, _) = gathered(Calls::new(format, tools().0).piecewise(), letters());
+    assert_eq!(calls, read(format, letters()).0);
+    let lines = json!({ "city": "\nSaint\n\n</par" });
+    assert_eq!(calls, [call("add", json!({})), call("get_weather", lines)]);
     // What is broken ends where it broke, and the rest is text.
     let broken = cases[0].1.replace("3,", "3 3,") + " So.";
     let (calls, text, _) = gathered(reader(), broken.chars().map(String::from));
