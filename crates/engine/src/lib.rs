@@ -46,6 +46,7 @@ pub use generate::{
 pub use load::{Engine, Info, LoadOptions, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
+pub use ops::softmax::log_sum_exp;
 pub use prefix::Miss;
 pub use prepare::Prepared;
 pub use profile::{Profiler, Step};

@@ -6,7 +6,7 @@
 //! ```
 
 use delft::tokens::Special;
-use delft::{Engine, Error, Session, check_logits};
+use delft::{Engine, Error, Session, check_logits, log_sum_exp};
 use serde_json::{Value, json};
 
 use crate::args::Compare;
@@ -139,17 +139,11 @@ fn window_of(
 
 /// Scores a token by both models' logits in front of it.
 fn scored(p: &[f32], q: &[f32], token: u32, at: usize) -> Scored {
-    // Logarithms of the sums of exponentials, by which logits become log-probabilities.
-    let norm = |logits: &[f32]| {
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&x| f64::from(x - largest).exp()).sum();
-        f64::from(largest) + sum.ln()
-    };
     let likeliest = |logits: &[f32]| {
         let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
         (0..logits.len()).fold(0, better) as u32
     };
-    let (p_norm, q_norm) = (norm(p), norm(q));
+    let (p_norm, q_norm) = (log_sum_exp(p), log_sum_exp(q));
     let term = |(&p, &q): (&f32, &f32)| {
         let (p, q) = (f64::from(p) - p_norm, f64::from(q) - q_norm);
         // A token that the reference rules out counts for nothing.

@@ -1,7 +1,7 @@
 //! `delft perplexity`: `exp` of the mean negative log-likelihood of a text's tokens, chunk by chunk.
 
 use delft::tokens::Special;
-use delft::{Error, Session, check_logits};
+use delft::{Error, Session, check_logits, log_sum_exp};
 use serde_json::{Value, json};
 
 use crate::args::Perplexity;
@@ -170,11 +170,9 @@ fn evaluate(session: &mut Session, window: &[u32], from: usize, score: &mut Scor
     Err(error.into())
 }
 
-/// `ln(sum(exp(logits))) - logits[token]`, in f64 and shifted by the largest so that nothing overflows.
+/// `ln(sum(exp(logits))) - logits[token]`.
 fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
-    f64::from(largest) + sum.ln()
+    log_sum_exp(logits)
         - logits.get(token as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit))
 }
 
