@@ -550,7 +550,7 @@ pub(crate) struct Pull {
 /// `delft serve`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "delft serve [OPTIONS] [[NAME=]MODEL]...",
+    override_usage = "delft serve [OPTIONS] [[NAME=]MODEL[@DEVICE]]...",
     after_help = SERVE_HELP
 )]
 pub(crate) struct Serve {
@@ -581,7 +581,7 @@ pub(crate) struct Serve {
     /// A host name of this server, beside localhost and addresses, for requests without a key
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
-    /// Requests that each model answers at the same time
+    /// Requests that each model answers at the same time on each of its devices
     #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = whole(1..=256), allow_negative_numbers = true)]
     pub(crate) parallel: u64,
     /// Requests that may wait for their turn; those beyond are refused
@@ -602,8 +602,8 @@ pub(crate) struct Serve {
     /// A file with keys of administrators, one on each line, who may change the store of models; without it, programs of this machine may
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_key_file: Vec<PathBuf>,
-    /// Add every request and its answer to a file, for delft replay; keys are not in it
-    #[arg(long, value_name = "FILE")]
+    /// Note every request and its answer in a new file of this folder, for delft replay; keys are not in it
+    #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
@@ -653,8 +653,8 @@ Asks each request of a file that delft serve --record wrote, one after the other
 and what was found in the cache aside, they are the same where the model, the build and the device are. Exit status 1 if any differs.
 
 Examples:
-  delft serve qwen3:0.6b --record asked.jsonl
-  delft replay asked.jsonl")]
+  delft serve qwen3:0.6b --record asked
+  delft replay asked/2026-11-23T18-30-00.000Z.jsonl")]
 pub(crate) struct Replay {
     /// The file of requests and answers
     pub(crate) file: PathBuf,
@@ -667,6 +667,8 @@ pub(crate) struct Replay {
 
 const SERVE_HELP: &str = "\
 Without a model it offers the bundled one and those that delft pull fetched, and loads what a request names; with models, these alone.
+Of NAME=MODEL a model has another name; MODEL@cuda:1 is loaded on that device. One name and model on several devices is one model, whose \
+requests they share.
 Listens at http://127.0.0.1:11435, where a web page to chat on is, with the interfaces of OpenAI (/v1/chat/completions, \
 /v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
 /apply-template, /props, /health, /ready, /metrics and /events. The first Ctrl-C lets requests finish, the second ends at once.
@@ -675,6 +677,7 @@ Examples:
   delft serve
   delft serve qwen3:0.6b
   delft serve small=qwen3:0.6b large=org/name-GGUF:Q4_K_M --parallel 8
+  delft serve qwen3:8b@cuda:0 qwen3:8b@cuda:1
   delft serve model.gguf --host 0.0.0.0 --api-key-file keys.txt";
 
 /// `delft show`.

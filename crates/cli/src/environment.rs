@@ -9,7 +9,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ),
     (
         "DELFT_CACHE",
-        "a folder for compiled GPU kernels [default: delft in XDG_CACHE_HOME or ~/.cache]",
+        "a folder for compiled GPU kernels, and for what delft serve found at its last good loads [default: delft in XDG_CACHE_HOME or ~/.cache]",
     ),
     (
         "DELFT_API_KEY",

@@ -116,6 +116,18 @@ pub(crate) fn engine_with(
     verbose: bool,
 ) -> Outcome<(Engine, Model)> {
     let model = find(&args.model)?;
+    Ok((found(args, model.clone(), context, sessions, embeds, verbose)?, model))
+}
+
+/// [`engine_with`] for a model that was found.
+pub(crate) fn found(
+    args: &LoadArgs,
+    model: Model,
+    context: Option<usize>,
+    sessions: Option<usize>,
+    embeds: Embeds,
+    verbose: bool,
+) -> Outcome<Engine> {
     let (ending, embeddings) = match embeds {
         Embeds::Always(form) => (Ending::Hidden, form),
         Embeds::IfStated if delft::read_embedding_form(&open(&model)?)?.is_some() => {
@@ -126,7 +138,7 @@ pub(crate) fn engine_with(
     let options = LoadOptions { ending, embeddings, ..options(args, context, sessions) };
     let prepared = Engine::prepare(&model.location, &options)?;
     has_dispatch(args, prepared.places())?;
-    load(args, model, prepared, verbose)
+    load(args, &model, prepared, verbose)
 }
 
 /// What the flags say of loading: with a context and a number of sessions that the caller chooses.
@@ -156,12 +168,7 @@ pub(crate) fn options(
 }
 
 /// Loads what was prepared. On a terminal a line tells how far it is.
-fn load(
-    args: &LoadArgs,
-    model: Model,
-    prepared: Prepared,
-    verbose: bool,
-) -> Outcome<(Engine, Model)> {
+fn load(args: &LoadArgs, model: &Model, prepared: Prepared, verbose: bool) -> Outcome<Engine> {
     if prepared.shortened() {
         aside(format_args!(
             "context {} instead of the model's own, for which memory is short (--ctx sets it)",
@@ -216,7 +223,7 @@ fn load(
         ));
     }
     warn(engine.warnings());
-    Ok((engine, model))
+    Ok(engine)
 }
 
 /// Says what is odd about a model's files.

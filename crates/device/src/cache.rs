@@ -28,15 +28,19 @@ pub(crate) fn key(parts: &[&str]) -> Key {
     hash.finalize().into()
 }
 
-/// Where the user's compiled kernels are kept: `kernels` in `DELFT_CACHE`, else in `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if
-/// the machine has no such place.
-pub(crate) fn folder_of_user() -> Option<PathBuf> {
+/// Where what can be made again is kept for the user: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if the
+/// machine has no such place.
+pub fn folder_of_user() -> Option<PathBuf> {
     let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = path("DELFT_CACHE").or_else(|| {
+    path("DELFT_CACHE").or_else(|| {
         let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
         Some(cache?.join("delft"))
-    });
-    Some(base?.join("kernels"))
+    })
+}
+
+/// Where the user's compiled kernels are kept. None if the machine has no such place.
+pub(crate) fn kernels_of_user() -> Option<PathBuf> {
+    Some(folder_of_user()?.join("kernels"))
 }
 
 /// A folder of compiled kernels.
@@ -46,10 +50,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The user's, in [`folder_of_user`]. None if the machine has no such place.
+    /// The user's, in [`kernels_of_user`]. None if the machine has no such place.
     #[cfg(any(feature = "cuda", all(feature = "metal", target_vendor = "apple")))]
     pub(crate) fn of_user() -> Option<Cache> {
-        Some(Cache { folder: folder_of_user()? })
+        Some(Cache { folder: kernels_of_user()? })
     }
 
     #[cfg(test)]

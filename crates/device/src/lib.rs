@@ -28,6 +28,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
+pub use cache::folder_of_user;
 pub use choose::{Outcome, Refusal};
 pub use cpu::free_memory;
 pub use formats::CacheType;
@@ -245,7 +246,7 @@ pub struct Limits {
 }
 
 /// What a device is. Displays as `cpu, 2 threads, avx512`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct About {
     /// Its kind: `cpu`.
     pub name: &'static str,
@@ -253,6 +254,8 @@ pub struct About {
     pub threads: usize,
     /// The instruction set it was found to have.
     pub isa: String,
+    /// The version of its driver; empty where there is none.
+    pub driver: String,
 }
 
 impl fmt::Display for About {

@@ -48,8 +48,7 @@ impl Ranks {
 
 impl Device for Ranks {
     fn about(&self) -> About {
-        let none = About { name: "none", threads: 0, isa: String::new() };
-        let first = self.devices.first().map_or(none, |device| device.about());
+        let first = self.devices.first().map_or_else(About::default, |device| device.about());
         let isa = format!("{}; {} devices share each layer", first.isa, self.devices.len());
         About { isa, ..first }
     }

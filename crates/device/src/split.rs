@@ -90,8 +90,7 @@ struct SplitExecutor {
 impl Device for Split {
     fn about(&self) -> About {
         let mut all = self.devices.iter().map(|device| device.about());
-        let mut first =
-            all.next().unwrap_or(About { name: "none", threads: 0, isa: String::new() });
+        let mut first = all.next().unwrap_or_default();
         let rest: Vec<About> = all.collect();
         let Some(second) = rest.first() else { return first };
         let many = if rest.len() > 1 { format!("{} of ", rest.len()) } else { String::new() };

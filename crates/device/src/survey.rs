@@ -79,7 +79,7 @@ pub fn survey() -> Survey {
         gpus.push(Gpus { kind: "metal", found, libraries: Vec::new() });
     }
     let preferred = crate::gpus();
-    Survey { processor, gpus, preferred, kernels: crate::cache::folder_of_user() }
+    Survey { processor, gpus, preferred, kernels: crate::cache::kernels_of_user() }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
 
 mod adapters;
+mod canary;
 mod choose;
 mod classify;
 mod constraint;
@@ -36,7 +37,8 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
-    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, free_memory, share_heaps, survey,
+    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, folder_of_user, free_memory,
+    share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use fingerprint::fingerprint;

@@ -1,9 +1,9 @@
 //! From a path to a running model.
 
-use crate::adapters::{Adapter, Adapters, Seats};
+use crate::adapters::{self, Adapter, Adapters, Seats};
 use crate::embed::EmbeddingForm;
 use crate::pool::Pool;
-use crate::prefix::Prefixes;
+use crate::prefix::{Key, Prefixes};
 use crate::prepare::Prepared;
 use crate::prompt::Prompt;
 use crate::session::Session;
@@ -314,6 +314,15 @@ impl Engine {
     /// Shape classes compiled so far.
     pub fn compiled(&self) -> usize {
         self.0.executor().compiled()
+    }
+
+    /// How many of a prompt's tokens, computed with an adapter or without, are in the cache already: what a request would not
+    /// have to compute. They may be given up before it comes.
+    pub fn cached(&self, tokens: &[u32], adapter: Option<&Adapter>) -> usize {
+        let (adapter, decoded) = (adapters::number(adapter), &vec![false; tokens.len()]);
+        let key = Key { adapter, tokens, images: &[], decoded };
+        // The last token is computed in any case: its logits are wanted.
+        self.0.prefixes.tree().look(&key, tokens.len().saturating_sub(1), false).len
     }
 
     /// A new, empty timeline.

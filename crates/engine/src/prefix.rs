@@ -188,6 +188,13 @@ impl PrefixTree {
     /// computed by a step of the same kind, so that nothing tells the cached bits from computed ones.
     pub(crate) fn find(&mut self, key: &Key<'_>, most: usize, exact: bool) -> Found {
         self.clock += 1;
+        let found = self.look(key, most, exact);
+        found.path.iter().for_each(|&node| self.touch(node));
+        found
+    }
+
+    /// [`find`](Self::find) for somebody who only wants to know, and uses nothing of it.
+    pub(crate) fn look(&self, key: &Key<'_>, most: usize, exact: bool) -> Found {
         let mut found = Found { len: 0, miss: None, path: Vec::new() };
         let most = most.min(key.tokens.len());
         let mut at = self.roots.get(&key.adapter).copied();
@@ -226,7 +233,6 @@ impl PrefixTree {
             found.miss = Some(Miss::Window { position: same });
         }
         found.path.truncate(found.len.div_ceil(BLOCK_TOKENS));
-        found.path.iter().for_each(|&node| self.touch(node));
         found
     }
 

@@ -28,6 +28,8 @@ use crate::metrics::Texts;
 use crate::models::{Model, Served};
 use crate::problem::Problem;
 
+/// What tells this program from others.
+const BUILD: &str = env!("CARGO_PKG_VERSION");
 /// Names that an error tells.
 const TOLD: usize = 20;
 
@@ -56,7 +58,7 @@ struct Loaded {
     named: Option<Named>,
     location: Location,
     files: Files,
-    engine: Engine,
+    engines: Vec<Engine>,
     /// Itself, then its adapters.
     models: Vec<Arc<Model>>,
     users: usize,
@@ -216,28 +218,40 @@ impl Catalogue {
 
     /// Adds a model that is loaded; it has no user yet.
     fn add(&self, served: Served, named: Option<Named>, keep: Keep) -> delft::Result<u64> {
-        let engine = served.engine.clone();
+        let engines = served.engines.clone();
+        engines.iter().for_each(|engine| self.compare(&served.name, engine));
         let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = |name: &str| texts.entry(name.to_string()).or_default().clone();
         let models = Model::all(served, self.limits, counts)?;
+        let first = &models[0].engine;
         let files = named.as_ref().map_or_else(
-            || Files { bytes: engine.info().file_bytes, ..Files::default() },
+            || Files { bytes: first.info().file_bytes, ..Files::default() },
             |named| Files::of(&named.model),
         );
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.loaded().push(Loaded {
             id,
-            location: named.as_ref().map_or(engine.location(), Named::location).clone(),
+            location: named.as_ref().map_or(first.location(), Named::location).clone(),
             files,
             models: models.into_iter().map(Arc::new).collect(),
             users: 0,
             last: Instant::now(),
             leaving: false,
             named,
-            engine,
+            engines,
             keep,
         });
         Ok(id)
+    }
+
+    /// Tells if a model computes something else than when it was loaded the last time.
+    fn compare(&self, name: &str, engine: &Engine) {
+        let Some(folder) = &self.library.canary else { return };
+        let told = engine.canary(folder, BUILD).unwrap_or_else(|error| Some(error.to_string()));
+        if let Some(told) = told {
+            Line::about("warning").with("model", name).with("text", &told).write();
+            self.events.tell("model.differs", json!({ "model": name, "text": told }));
+        }
     }
 
     /// The model of a name, which is loaded if it is not; `keep` is how long it stays loaded from now on.
@@ -365,7 +379,8 @@ impl Catalogue {
         };
         let known = self.stored()?.into_iter().find(|stored| stored.model == found);
         let name = known.map_or_else(|| name.to_string(), |stored| stored.name);
-        let named = Named { name: name.clone(), model: found, adapters: Vec::new() };
+        let (devices, adapters) = (Vec::new(), Vec::new());
+        let named = Named { name: name.clone(), model: found, devices, adapters };
         Ok(Target { named, wanted: name, keep: self.library.keep, of_store: true })
     }
 

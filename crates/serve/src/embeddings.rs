@@ -204,10 +204,14 @@ impl Ask {
         let _turn = self.model.generator.turn(deadline).await?;
         let mut all = Vec::with_capacity(self.texts.len());
         for texts in self.texts.chunks(TOGETHER) {
-            let (engine, texts) = (self.model.engine.clone(), texts.to_vec());
-            let (dimensions, adapter) = (self.dimensions, self.model.generator.adapter().cloned());
-            let options = EmbedOptions { dimensions, adapter };
-            let computed = tokio::task::spawn_blocking(move || engine.embed(&texts, &options));
+            let (first, texts) = (texts.first().map_or(&[][..], Vec::as_slice), texts.to_vec());
+            let place = self.model.generator.place(first);
+            let dimensions = self.dimensions;
+            let embed = move || {
+                let options = EmbedOptions { dimensions, adapter: place.adapter().cloned() };
+                place.engine().embed(&texts, &options)
+            };
+            let computed = tokio::task::spawn_blocking(embed);
             let computed = computed.await.map_err(|_| Problem::failed("a panic ended it"))?;
             all.extend(computed.map_err(|error| Problem::of_work(&error))?);
             if Instant::now() > deadline {

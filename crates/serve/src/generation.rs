@@ -1,8 +1,9 @@
 //! Between HTTP and the engine: texts are submitted to the engine's worker, which computes all of
 //! them together, and their tokens are polled; dropping a request gives its place up within a step.
 //!
-//! As many requests run at a time as a model was loaded for. Those beyond wait in a queue of
-//! bounded length. What a prompt shares with earlier ones is found in the engine's prefix tree.
+//! As many requests run at a time as a model was loaded for, on all of its engines together
+//! (`replicas.rs`). Those beyond wait in a queue of bounded length. What a prompt shares with
+//! earlier ones is found in the engine's prefix tree.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::metrics::Texts;
 use crate::problem::Problem;
+use crate::replicas::{Place, Replicas};
 
 /// A text to write: tokens to continue, and how.
 #[derive(Debug, Clone)]
@@ -43,11 +45,13 @@ pub(crate) struct Done {
     pub(crate) missed: Option<String>,
 }
 
-/// One engine with an adapter or none, and who may use it.
+/// A model's engines with an adapter or none, and who may use them.
 pub(crate) struct Generator {
-    engine: Engine,
-    adapter: Option<Adapter>,
-    /// Shared by all that use the engine.
+    /// Shared by all that use the engines.
+    replicas: Arc<Replicas>,
+    /// On each engine; none: the model as it is.
+    adapters: Vec<Adapter>,
+    /// Likewise.
     permits: Arc<Semaphore>,
     limits: Limits,
     running: AtomicUsize,
@@ -59,7 +63,7 @@ pub(crate) struct Generator {
 /// Bounds on what runs and waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests that are answered at the same time.
+    /// Requests that are answered at the same time by each engine of a model.
     pub parallel: usize,
     /// Requests that wait for their turn at most; those beyond are refused.
     pub queue: usize,
@@ -68,27 +72,33 @@ pub struct Limits {
 }
 
 impl Generator {
-    pub(crate) fn new(engine: Engine, limits: Limits, texts: Arc<Texts>) -> Self {
+    pub(crate) fn new(engines: Vec<Engine>, limits: Limits, texts: Arc<Texts>) -> Self {
         Generator {
-            permits: Arc::new(Semaphore::new(limits.parallel)),
+            permits: Arc::new(Semaphore::new(limits.parallel.saturating_mul(engines.len()))),
+            replicas: Arc::new(Replicas::new(engines, limits.parallel)),
             limits,
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             texts,
-            adapter: None,
-            engine,
+            adapters: Vec::new(),
         }
     }
 
-    /// The same engine with an adapter. Requests of both take turns.
-    pub(crate) fn with(&self, adapter: Adapter, texts: Arc<Texts>) -> Self {
-        let (permits, adapter) = (self.permits.clone(), Some(adapter));
-        Generator { permits, adapter, ..Generator::new(self.engine.clone(), self.limits, texts) }
+    /// The same engines with an adapter, which has a handle on each. Requests of both take turns.
+    pub(crate) fn with(&self, adapters: Vec<Adapter>, texts: Arc<Texts>) -> Self {
+        let (permits, replicas) = (self.permits.clone(), self.replicas.clone());
+        let (running, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Generator { replicas, adapters, permits, limits: self.limits, running, waiting, texts }
     }
 
-    /// The adapter that it computes with.
-    pub(crate) fn adapter(&self) -> Option<&Adapter> {
-        self.adapter.as_ref()
+    /// Whether it computes with an adapter.
+    pub(crate) fn adapts(&self) -> bool {
+        !self.adapters.is_empty()
+    }
+
+    /// A place on the engine that has the least to do for these tokens.
+    pub(crate) fn place(&self, tokens: &[u32]) -> Place {
+        self.replicas.place(tokens, &self.adapters)
     }
 
     /// Requests that run, and requests that wait.
@@ -184,7 +194,7 @@ impl Drop for Waiting<'_> {
 pub(crate) struct Generating {
     turn: Turn,
     /// By index of the text; the one that was heard last is the last to be asked.
-    running: VecDeque<(usize, delft::Generating)>,
+    running: VecDeque<(usize, delft::Generating, Place)>,
     /// Texts that start when another one has begun.
     later: Vec<(usize, Work)>,
     deadline: Instant,
@@ -192,10 +202,10 @@ pub(crate) struct Generating {
 
 impl Generating {
     fn submit(&mut self, index: usize, Work { prompt, options }: Work) -> Result<(), Problem> {
-        let Generator { engine, adapter, .. } = &*self.turn.generator;
-        let request = Request { adapter: adapter.clone(), ..Request::new(prompt, options) };
-        let running = engine.submit(request)?;
-        self.running.push_back((index, running));
+        let place = self.turn.generator.place(&prompt);
+        let (engine, adapter) = (place.engine(), place.adapter().cloned());
+        let running = engine.submit(Request { adapter, ..Request::new(prompt, options) })?;
+        self.running.push_back((index, running, place));
         Ok(())
     }
 
@@ -223,7 +233,7 @@ impl Generating {
 
     /// Gives up what is running, and counts it as far as it came.
     fn give_up(&mut self) {
-        for (_, text) in self.running.drain(..) {
+        for (_, text, _) in self.running.drain(..) {
             self.turn.generator.texts.count(&text.metrics());
         }
         self.later.clear();
@@ -234,14 +244,14 @@ impl Generating {
         let Generating { turn, running, .. } = self;
         poll_fn(move |context| {
             for _ in 0..running.len() {
-                let Some((index, mut text)) = running.pop_front() else { break };
+                let Some((index, mut text, place)) = running.pop_front() else { break };
                 let event = match text.poll_next(context) {
                     Poll::Pending => {
-                        running.push_back((index, text));
+                        running.push_back((index, text, place));
                         continue;
                     }
                     Poll::Ready(Some(Ok(token))) => {
-                        running.push_back((index, text));
+                        running.push_back((index, text, place));
                         Event::Token(token)
                     }
                     Poll::Ready(Some(Err(error))) => {

@@ -24,6 +24,7 @@ mod ollama;
 mod openai;
 mod page;
 mod problem;
+mod replicas;
 mod reply;
 mod router;
 mod server;

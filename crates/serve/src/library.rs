@@ -1,15 +1,18 @@
 //! What could be loaded: the models that a server was given by name, and those of the store that `delft pull` fills.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use delft::hub::{self, Hub, Kind};
 use delft::models::Ending;
 use delft::{
-    AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Prepared, Tensors,
+    Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Place,
+    Prepared, Tensors,
 };
 
 use crate::keep::Keep;
+use crate::models::Served;
 
 /// What a server loads when a request names it, and how.
 #[derive(Clone, Default)]
@@ -26,6 +29,9 @@ pub struct Library {
     pub templates: Option<BTreeMap<String, String>>,
     /// Most bytes that the loaded ones may take of each device's memory together; unset: what is free.
     pub memory: Option<u64>,
+    /// A folder that keeps what a few tokens' logits were at the last good load of each model, with which every load is compared;
+    /// unset: none is.
+    pub canary: Option<PathBuf>,
     /// How long the named ones stay loaded.
     pub keep_named: Keep,
     /// How long those of the store stay loaded.
@@ -39,6 +45,8 @@ pub struct Named {
     pub name: String,
     /// Where it lies.
     pub model: hub::Model,
+    /// Where it is loaded: on each of these, which then share its requests; none: as the library's models are.
+    pub devices: Vec<Place>,
     /// Adapters of it, each a model of its own name.
     pub adapters: Vec<(String, AdapterFile)>,
 }
@@ -55,13 +63,20 @@ impl Named {
 }
 
 impl Library {
-    /// Whether a model fits, with all of its context, beside others that are loaded.
+    /// Whether a model fits a device of its own, with all of its context, beside others that are loaded.
     ///
     /// # Errors
     /// Files that cannot be read, or of a model that cannot be run.
-    pub fn has_room(&self, named: &Named, loaded: &[Engine]) -> delft::Result<bool> {
-        let prepared = Engine::prepare(named.location().clone(), &self.options_of(named)?)?;
+    pub fn has_room(&self, named: &Named, device: Place, loaded: &[Engine]) -> delft::Result<bool> {
+        let options = self.options_of(named, device)?;
+        let prepared = Engine::prepare(named.location().clone(), &options)?;
         Ok(!prepared.shortened() && self.lack(&prepared, loaded).is_none())
+    }
+
+    /// The devices that a model is loaded on, at least one.
+    pub fn devices_of<'a>(&'a self, named: &'a Named) -> &'a [Place] {
+        let usual = std::slice::from_ref(&self.options.device);
+        if named.devices.is_empty() { usual } else { &named.devices }
     }
 
     /// Why a model does not fit beside those that are loaded: what is free is less than it needs and they may still take of
@@ -88,11 +103,21 @@ impl Library {
         })
     }
 
-    /// How a model is loaded: with its adapters, and for embeddings where it is made for them.
+    /// A model that was loaded, with its adapters by their names.
+    pub fn served(&self, named: &Named, engines: Vec<Engine>) -> Served {
+        let handles = |at: usize| -> Vec<Adapter> {
+            engines.iter().filter_map(|own| own.adapters().get(at)).cloned().collect()
+        };
+        let of = |(at, (name, _)): (usize, &(String, AdapterFile))| (name.clone(), handles(at));
+        let adapters = named.adapters.iter().enumerate().map(of).collect();
+        Served { name: named.name.clone(), templates: self.templates.clone(), adapters, engines }
+    }
+
+    /// How a model is loaded on a device: with its adapters, and for embeddings where it is made for them.
     ///
     /// # Errors
     /// Files that cannot be read.
-    pub(crate) fn options_of(&self, named: &Named) -> delft::Result<LoadOptions> {
+    pub(crate) fn options_of(&self, named: &Named, device: Place) -> delft::Result<LoadOptions> {
         let made_for_it = || {
             let tensors = Tensors::open(named.location().clone())?;
             Ok::<_, delft::Error>(delft::read_embedding_form(&tensors)?.is_some())
@@ -100,6 +125,7 @@ impl Library {
         let embeds = self.embeddings || made_for_it()?;
         let files = named.adapters.iter().map(|(_, file)| file.clone()).collect();
         Ok(LoadOptions {
+            device,
             ending: if embeds { Ending::Hidden } else { Ending::Logits },
             adapters: Adapters { files, ..self.options.adapters.clone() },
             ..self.options.clone()

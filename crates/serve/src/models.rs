@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use delft::structured::Grammars;
 use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
-use delft::{Adapter, Engine, Prompt};
+use delft::{Adapter, Engine, Error, Prompt};
 use serde_json::{Map, Value};
 
 use crate::generation::{Generator, Limits};
@@ -19,13 +19,13 @@ use crate::reply::call_id;
 pub struct Served {
     /// The name that requests give.
     pub name: String,
-    /// The model.
-    pub engine: Engine,
+    /// The model on each of the devices that share its requests, at least one.
+    pub engines: Vec<Engine>,
     /// Sources of chat templates to use instead of the model's own, by name; see
     /// [`ChatTemplate::new`].
     pub templates: Option<BTreeMap<String, String>>,
-    /// Adapters of the engine, each a model of its own name.
-    pub adapters: Vec<(String, Adapter)>,
+    /// Adapters, each a model of its own name, with a handle on each engine.
+    pub adapters: Vec<(String, Vec<Adapter>)>,
 }
 
 /// A model that is served.
@@ -33,7 +33,10 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// The name of the model that it is an adapter of.
     pub(crate) parent: Option<String>,
+    /// What it is: the first of its engines.
     pub(crate) engine: Engine,
+    /// All of them.
+    pub(crate) engines: Vec<Engine>,
     pub(crate) generator: Arc<Generator>,
     template: Option<ChatTemplate>,
     /// How it writes calls of tools, and who tells it of them.
@@ -64,12 +67,14 @@ impl Model {
         limits: Limits,
         mut counts: impl FnMut(&str) -> Arc<Texts>,
     ) -> delft::Result<Vec<Model>> {
-        let Served { name, engine, templates, adapters } = served;
+        let Served { name, engines, templates, adapters } = served;
+        let none = || Error::new(&name, "an engine", "none");
+        let engine = engines.first().cloned().ok_or_else(none)?;
         let longest = longest_prompt(&engine);
-        let plain = Generator::new(engine.clone(), limits, counts(&name));
-        let adapted = adapters.into_iter().map(|(name, adapter)| {
+        let plain = Generator::new(engines.clone(), limits, counts(&name));
+        let adapted = adapters.into_iter().map(|(name, handles)| {
             let counts = counts(&name);
-            (name, plain.with(adapter, counts))
+            (name, plain.with(handles, counts))
         });
         let mut generators: Vec<(String, Generator)> = adapted.collect();
         generators.insert(0, (name.clone(), plain));
@@ -78,12 +83,28 @@ impl Model {
             let template = template.map(|sources| ChatTemplate::new("chat template", sources));
             let template = template.transpose()?;
             let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
-            let parent = generator.adapter().map(|_| name.clone());
-            let (generator, engine) = (Arc::new(generator), engine.clone());
-            let grammars = OnceLock::new();
-            Ok(Model { name: own, parent, template, calls, longest, grammars, generator, engine })
+            let parent = generator.adapts().then(|| name.clone());
+            let (generator, engine, engines) =
+                (Arc::new(generator), engine.clone(), engines.clone());
+            Ok(Model {
+                name: own,
+                parent,
+                template,
+                calls,
+                longest,
+                grammars: OnceLock::new(),
+                generator,
+                engine,
+                engines,
+            })
         };
         generators.into_iter().map(model).collect()
+    }
+
+    /// The devices that it is on.
+    pub(crate) fn devices(&self) -> String {
+        let names = self.engines.iter().map(|engine| engine.info().device.to_string());
+        names.collect::<Vec<_>>().join(" + ")
     }
 
     /// Its chat template, if it has one.

@@ -103,7 +103,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             "parameters": info.parameters,
             "context": info.context,
             "trained_context": info.trained_context,
-            "device": info.device.to_string(),
+            "device": model.devices(),
             "chat_template": template.and_then(|template| template.source(None)),
             "thinking_switch": thinks,
             "embeds": model.engine.embedding_form().is_some(),

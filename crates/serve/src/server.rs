@@ -85,12 +85,12 @@ impl Server {
     ///
     /// # Errors
     /// An address that is in use, or that other machines reach while no key is asked for; two models of one name; a chat
-    /// template that cannot be read; a file for records that cannot be written.
+    /// template that cannot be read; a folder for records that cannot be written to.
     pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
         config.check()?;
         let Config { address, access, limits, drain, library, record, .. } = config;
         let models = Arc::new(Catalogue::new(library, models, limits)?);
-        let record = record.as_deref().map(Record::open).transpose()?;
+        let record = record.as_deref().map(Record::begin).transpose()?;
         let failed = |e| Error::io(address, e).hint("take another port");
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

@@ -2,11 +2,12 @@
 //! record of both for `delft replay`.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -32,8 +33,17 @@ pub(crate) struct Trail {
     pub(crate) seed: u64,
     /// Its body, where it is to be recorded.
     body: OnceLock<Bytes>,
-    /// The name and fingerprint of the model that answers it.
-    model: OnceLock<(String, String)>,
+    /// The model that answers it.
+    model: OnceLock<Answering>,
+}
+
+/// A model that answers, as a record tells of it.
+#[derive(Debug)]
+struct Answering {
+    name: String,
+    fingerprint: String,
+    /// What holds where a request says nothing.
+    settings: Value,
 }
 
 impl Trail {
@@ -44,8 +54,16 @@ impl Trail {
 
     /// Notes the model that answers.
     pub(crate) fn answers(&self, model: &Held) {
-        let names = || (model.name.clone(), model.engine.fingerprint().to_string());
-        self.model.get_or_init(names);
+        let answering = || Answering {
+            name: model.name.clone(),
+            fingerprint: model.engine.fingerprint().to_string(),
+            settings: json!({
+                "device": model.devices(),
+                "context": model.context(),
+                "sampling": model.engine.sampling_defaults().describe(),
+            }),
+        };
+        self.model.get_or_init(answering);
     }
 
     /// Notes the body.
@@ -58,17 +76,33 @@ impl Trail {
 pub(crate) struct Record(Mutex<File>);
 
 impl Record {
-    /// Opens a file to add to. It holds what people ask, so that only its owner may read it.
+    /// Begins a file in a folder, which is made if there is none. It is called after the time, and holds what people ask, so
+    /// that only its owner may read it.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn open(path: &Path) -> Result<Record> {
+    pub(crate) fn begin(folder: &Path) -> Result<Record> {
+        let mut make = std::fs::DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut make, 0o700);
+        let made = make.recursive(true).create(folder);
+        made.map_err(|error| Error::io(folder.display(), error))?;
         let mut options = File::options();
-        options.append(true).create(true);
+        options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.open(path).map_err(|error| Error::io(path.display(), error))?;
-        Ok(Record(Mutex::new(file)))
+        loop {
+            // Not every system allows colons in names.
+            let path = folder.join(format!("{}.jsonl", timestamp().replace(':', "-")));
+            match options.open(&path) {
+                Ok(file) => return Ok(Record(Mutex::new(file))),
+                // Another server began in the same millisecond.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(Error::io(path.display(), error)),
+            }
+        }
     }
 
     fn write(&self, line: &Value) {
@@ -165,7 +199,7 @@ impl Drop for Watched {
                 "path": path,
                 "status": status,
                 "ms": ms,
-                "model": model.map(|(name, _)| name),
+                "model": model.map(|own| &own.name),
                 "whole": whole,
             }),
         );
@@ -184,8 +218,9 @@ impl Drop for Watched {
             "path": path,
             // Beyond what numbers of many JSON readers hold.
             "seed": trail.seed.to_string(),
-            "model": model.map(|(name, _)| name),
-            "fingerprint": model.map(|(_, fingerprint)| fingerprint),
+            "model": model.map(|own| &own.name),
+            "fingerprint": model.map(|own| &own.fingerprint),
+            "settings": model.map(|own| &own.settings),
             "request": read(body),
             "status": status,
             "ms": ms,

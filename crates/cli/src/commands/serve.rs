@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use delft::Error;
 use delft::hub::{Hub, Model, Source};
+use delft::{Engine, Error, Place};
 use serve::{Access, Config, Keep, Library, Limits, Named, Served, Server};
 
-use crate::args::{ModelArg, Serve};
+use crate::args::{LoadArgs, ModelArg, Serve};
 use crate::load::{self, Embeds};
 use crate::terminal::{Outcome, Stop, aside, harmless, note, read_file};
 
@@ -60,9 +60,9 @@ fn library(args: &Serve) -> Outcome<Library> {
         let first = args.models.first().is_none_or(|first| *first == model);
         args.load.adapter.iter().filter(|_| first).map(of).collect()
     };
-    let mut named = Vec::new();
+    let mut named: Vec<Named> = Vec::new();
     for word in &args.models {
-        let (name, model) = alias(word);
+        let Word { name, model, device } = Word::of(word);
         let found =
             load::find(&ModelArg { model: Some(model.clone()), ..args.load.model.clone() })?;
         let own = || match found.source {
@@ -71,13 +71,25 @@ fn library(args: &Serve) -> Outcome<Library> {
             Source::Local | Source::Bundled => found.name(),
         };
         let name = name.unwrap_or_else(own);
-        named.push(Named { name, model: found, adapters: adapters(word) });
+        let again = named
+            .iter_mut()
+            .find(|named| named.name == name && named.model == found && !named.devices.is_empty());
+        match (again, device) {
+            (Some(named), Some(device)) => named.devices.push(device),
+            _ => named.push(Named {
+                name,
+                model: found,
+                devices: device.into_iter().collect(),
+                adapters: adapters(word),
+            }),
+        }
     }
     let hub = if args.models.is_empty() { Hub::from_env().ok() } else { None };
     if args.models.is_empty()
         && let Ok(model) = Model::bundled()
     {
-        named.push(Named { name: BUNDLED.to_string(), model, adapters: adapters("") });
+        let (name, devices) = (BUNDLED.to_string(), Vec::new());
+        named.push(Named { name, model, devices, adapters: adapters("") });
     }
     Ok(Library {
         named,
@@ -86,6 +98,7 @@ fn library(args: &Serve) -> Outcome<Library> {
         embeddings: args.embeddings,
         templates: args.template.as_deref().map(template).transpose()?,
         memory: args.memory,
+        canary: delft::folder_of_user(),
         keep_named: args.keep_alive.unwrap_or(Keep::Always),
         keep: args.keep_alive.unwrap_or(Keep::USUAL),
     })
@@ -95,39 +108,61 @@ fn library(args: &Serve) -> Outcome<Library> {
 fn load_named(args: &Serve, library: &Library, mut served: Vec<Served>) -> Outcome<Vec<Served>> {
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let embeds = if args.embeddings { Embeds::Always(None) } else { Embeds::IfStated };
-    for (named, word) in library.named.iter().zip(&args.models) {
-        let engines: Vec<_> = served.iter().map(|served| served.engine.clone()).collect();
-        let later = !engines.is_empty() && !library.has_room(named, &engines)?;
-        if later {
-            let name = harmless(&named.name);
-            aside(format_args!(
-                "{name}: loaded when a request names it, for which others give way"
-            ));
-            continue;
+    let mut others: Vec<Engine> = Vec::new();
+    for named in library.named.iter().filter(|_| !args.models.is_empty()) {
+        let mut engines = Vec::new();
+        for &device in library.devices_of(named) {
+            let first = others.is_empty() && engines.is_empty();
+            let loaded: Vec<_> = others.iter().chain(&engines).cloned().collect();
+            if !first && !library.has_room(named, device, &loaded)? {
+                let name = harmless(&named.name);
+                aside(format_args!(
+                    "{name}: loaded when a request names it, for which others give way"
+                ));
+                engines.clear();
+                break;
+            }
+            let mut load = LoadArgs { device, ..args.load.clone() };
+            if named.adapters.is_empty() {
+                load.adapter.clear();
+            }
+            let model = named.model.clone();
+            engines.push(load::found(&load, model, context, sessions, embeds, args.verbose)?);
         }
-        let mut load = args.load.clone();
-        load.model.model = Some(alias(word).1);
-        if named.adapters.is_empty() {
-            load.adapter.clear();
+        if !engines.is_empty() {
+            others.extend_from_slice(&engines);
+            served.push(library.served(named, engines));
         }
-        let (engine, _) = load::engine_with(&load, context, sessions, embeds, args.verbose)?;
-        let adapters = named.adapters.iter().zip(engine.adapters());
-        let adapters = adapters.map(|((name, _), adapter)| (name.clone(), adapter.clone()));
-        let (name, templates) = (named.name.clone(), library.templates.clone());
-        served.push(Served { name, adapters: adapters.collect(), templates, engine });
     }
     Ok(served)
 }
 
-/// `NAME=MODEL`, or a model alone. What is a file is no alias, whatever it is called.
-fn alias(word: &str) -> (Option<String>, String) {
-    match word.split_once('=') {
-        Some((name, model))
-            if !name.is_empty() && !name.contains('/') && !Path::new(word).exists() =>
-        {
-            (Some(name.to_string()), model.to_string())
-        }
-        _ => (None, word.to_string()),
+/// A model on the command line: `[NAME=]MODEL[@DEVICE]`.
+struct Word {
+    name: Option<String>,
+    model: String,
+    device: Option<Place>,
+}
+
+impl Word {
+    /// What is a file is neither an alias nor on a device, whatever it is called.
+    fn of(word: &str) -> Word {
+        let is_file = |word: &str| Path::new(word).exists();
+        let (name, rest) = match word.split_once('=') {
+            Some((name, rest)) if !name.is_empty() && !name.contains('/') && !is_file(word) => {
+                (Some(name.to_string()), rest)
+            }
+            _ => (None, word),
+        };
+        let (model, device) = match rest.rsplit_once('@') {
+            Some((model, place)) if !is_file(rest) => match place.parse() {
+                Ok(device) => (model, Some(device)),
+                // A revision of a repository.
+                Err(_) => (rest, None),
+            },
+            _ => (rest, None),
+        };
+        Word { name, model: model.to_string(), device }
     }
 }
 

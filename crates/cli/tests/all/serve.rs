@@ -154,8 +154,8 @@ fn a_server_is_asked_what_it_has_loaded_and_told_to_unload_it() {
 #[test]
 fn what_was_recorded_is_answered_the_same_again() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("asked.jsonl").display().to_string();
-    let serving = Serving::start(&["--record", &file]);
+    let asked = folder.path().join("asked");
+    let serving = Serving::start(&["--record", asked.to_str().unwrap()]);
     let chat = r#""messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 16"#;
     for (path, more) in [
         ("/v1/chat/completions", ""),
@@ -171,7 +171,8 @@ fn what_was_recorded_is_answered_the_same_again() {
         };
         serving.post(path, &format!("{{{chat}{more}}}"));
     }
-    let recorded = std::fs::read_to_string(&file).unwrap();
+    let file = std::fs::read_dir(&asked).unwrap().next().unwrap().unwrap().path();
+    let recorded = std::fs::read_to_string(file).unwrap();
     assert_eq!(recorded.lines().count(), 5);
     let copy = folder.path().join("copy.jsonl");
     std::fs::write(&copy, &recorded).unwrap();

@@ -47,7 +47,8 @@ pub fn free_memory() -> Option<usize> {
 
 impl Device for Cpu {
     fn about(&self) -> About {
-        About { name: "cpu", threads: self.team.count(), isa: self.isa.to_string() }
+        let (threads, isa) = (self.team.count(), self.isa.to_string());
+        About { name: "cpu", threads, isa, driver: String::new() }
     }
 
     fn check(&self, program: &Program) -> Result<()> {

@@ -64,7 +64,12 @@ impl Backend for Cuda {
 
     fn about(&self) -> About {
         let facts = self.gpu.facts();
-        About { name: "cuda", threads: facts.multiprocessors as usize, isa: facts.name.clone() }
+        About {
+            name: "cuda",
+            threads: facts.multiprocessors as usize,
+            isa: facts.name.clone(),
+            driver: facts.driver.clone(),
+        }
     }
 
     fn facts(&self) -> Facts {

@@ -299,7 +299,7 @@ impl Backend for Sim {
             Engine::Interpreter => "interpreter",
             Engine::Cuda => "CUDA text",
         };
-        About { name: "sim", threads: 1, isa: isa.to_owned() }
+        About { name: "sim", threads: 1, isa: isa.to_owned(), driver: String::new() }
     }
 
     fn facts(&self) -> Facts {

@@ -342,7 +342,8 @@ impl<A: Api> Backend for Driver<A> {
     fn about(&self) -> About {
         let facts = self.0.api.facts();
         let threads = plan::cores(&facts.name) as usize;
-        About { name: "metal", threads, isa: facts.name.clone() }
+        let (isa, driver) = (facts.name.clone(), facts.system.clone());
+        About { name: "metal", threads, isa, driver }
     }
 
     fn facts(&self) -> gpu::Facts {

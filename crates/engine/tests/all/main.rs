@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cached;
+mod canary;
 mod classify;
 #[path = "../common/mod.rs"]
 mod common;

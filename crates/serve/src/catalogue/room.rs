@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use delft::{Engine, Error};
+use delft::{Engine, Error, Place};
 use hyper::StatusCode;
 use serde_json::json;
 
@@ -11,7 +11,6 @@ use super::{Catalogue, Held, Loaded, Target};
 use crate::keep::Keep;
 use crate::library::{Named, held_bytes};
 use crate::log::Line;
-use crate::models::Served;
 use crate::problem::Problem;
 
 /// How long an engine that nobody uses any more may take to be gone.
@@ -34,41 +33,50 @@ impl Catalogue {
         begun: Instant,
         deadline: Instant,
     ) -> Result<Held, Problem> {
-        let Named { name, adapters, .. } = &target.named;
+        let name = &target.named.name;
         self.events.tell("model.loading", json!({ "model": name }));
-        let prepared = self.make_room(&target.named, deadline)?;
-        let engine = prepared.load(&mut |_, _| {}).map_err(|error| refused(&error))?;
-        for warning in engine.warnings() {
+        let mut engines = Vec::new();
+        for &device in self.library.devices_of(&target.named) {
+            let prepared = self.make_room(&target.named, device, &engines, deadline)?;
+            engines.push(prepared.load(&mut |_, _| {}).map_err(|error| refused(&error))?);
+        }
+        for warning in engines.first().map_or(&[][..], Engine::warnings) {
             Line::about("warning").with("model", name).with("text", warning).write();
         }
-        let seated = adapters.iter().zip(engine.adapters());
-        let adapters = seated.map(|((name, _), adapter)| (name.clone(), adapter.clone())).collect();
-        let templates = self.library.templates.clone();
-        let served = Served { name: name.clone(), engine: engine.clone(), templates, adapters };
+        let bytes: u64 = engines.iter().map(held_bytes).sum();
+        let served = self.library.served(&target.named, engines);
         let keep = keep.unwrap_or(target.keep);
         let id = self.add(served, Some(target.named.clone()), keep)?;
-        let (bytes, took) = (held_bytes(&engine), begun.elapsed());
+        let took = begun.elapsed();
+        let own = self.take(begun, None, |own| (own.id == id).then(|| own.of(target))?);
+        let held = own.ok_or_else(|| self.unknown(&target.wanted))?;
+        let (context, device) = (held.context(), held.devices());
         Line::about("loaded")
             .with("model", name)
             .with("ms", took.as_millis())
             .with("bytes", bytes)
-            .with("context", engine.info().context)
+            .with("context", context)
             .write();
         let seconds = took.as_secs_f64();
-        let told = json!({ "model": name, "seconds": seconds, "bytes": bytes, "device": engine.info().device.to_string() });
+        let told = json!({ "model": name, "seconds": seconds, "bytes": bytes, "device": device });
         self.events.tell("model.loaded", told);
-        drop(engine);
-        let held = self.take(begun, None, |own| (own.id == id).then(|| own.of(target))?);
-        held.ok_or_else(|| self.unknown(&target.wanted))
+        Ok(held)
     }
 
-    /// Plans a model, and unloads others until it fits beside what is left.
-    fn make_room(&self, named: &Named, deadline: Instant) -> Result<delft::Prepared, Problem> {
-        let options = self.library.options_of(named).map_err(|error| refused(&error))?;
+    /// Plans a model for a device, and unloads others until it fits beside what is left and `own`, where it is loaded already.
+    fn make_room(
+        &self,
+        named: &Named,
+        device: Place,
+        own: &[Engine],
+        deadline: Instant,
+    ) -> Result<delft::Prepared, Problem> {
+        let options = self.library.options_of(named, device).map_err(|error| refused(&error))?;
         loop {
             let prepared = Engine::prepare(named.location().clone(), &options);
             let prepared = prepared.map_err(|error| refused(&error))?;
-            let engines: Vec<Engine> = self.loaded().iter().map(|own| own.engine.clone()).collect();
+            let mut engines = own.to_vec();
+            self.loaded().iter().for_each(|other| engines.extend_from_slice(&other.engines));
             let lack = self.library.lack(&prepared, &engines);
             // They are given back before any of them is unloaded.
             drop(engines);
@@ -92,7 +100,7 @@ impl Catalogue {
         let cpu = |places: &[delft::Place]| places == [delft::Place::Cpu];
         options.device == delft::Place::Auto
             && cpu(prepared.places())
-            && self.loaded().iter().any(|own| !cpu(own.engine.places()))
+            && self.loaded().iter().any(|own| own.engines.iter().any(|own| !cpu(own.places())))
     }
 
     /// Unloads the model that was unused for longest, which may have to be waited for.
@@ -134,9 +142,9 @@ impl Catalogue {
     /// Gives a model's memory back.
     fn end(&self, own: Loaded, why: &str) {
         let name = own.name().to_string();
-        let Loaded { models, engine, .. } = own;
+        let Loaded { models, engines, .. } = own;
         drop(models);
-        let gone = engine.unload(GOING);
+        let gone = engines.into_iter().map(|engine| engine.unload(GOING)).fold(true, |a, b| a & b);
         Line::about("unloaded").with("model", &name).with("for", why).with("gone", gone).write();
         self.events.tell("model.unloaded", json!({ "model": name, "for": why }));
     }

@@ -10,7 +10,7 @@ use delft::formats::gguf;
 use delft::hub::{Hub, Progress};
 use delft::tokens::ChatTemplate;
 use delft::tokens::tools::{Described, Format};
-use delft::{Error, Tensors, models};
+use delft::{Engine, Error, Tensors, models};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -80,8 +80,10 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
         let residents = app.models.residents().into_iter();
         residents
             .map(|resident| {
-                let bytes = held_bytes(&resident.model.engine);
-                let cpu = resident.model.engine.info().device.name == "cpu";
+                let engines = &resident.model.engines;
+                let cpu = |engine: &&Engine| engine.info().device.name == "cpu";
+                let bytes: u64 = engines.iter().map(held_bytes).sum();
+                let on_cpu: u64 = engines.iter().filter(cpu).map(held_bytes).sum();
                 let known = Known {
                     name: resident.model.name.clone(),
                     parent: resident.model.parent.clone(),
@@ -91,9 +93,9 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
                 let mut object = listed(&app, &known);
                 let (running, waiting) = resident.model.generator.load();
                 object["size"] = bytes.into();
-                object["size_vram"] = (if cpu { 0 } else { bytes }).into();
+                object["size_vram"] = bytes.saturating_sub(on_cpu).into();
                 object["context_length"] = resident.model.context().into();
-                object["device"] = resident.model.engine.info().device.to_string().into();
+                object["device"] = resident.model.devices().into();
                 object["running"] = running.into();
                 object["waiting"] = waiting.into();
                 // One that stays for ever is told of as Ollama does: it expires in a far year.

@@ -20,9 +20,10 @@ fn each_adapter_is_a_model_of_its_name() {
     let options = LoadOptions { threads: Some(2), adapters, ..LoadOptions::default() };
     let engine = Engine::load(reference("models/llama3"), &options).unwrap();
     let names = ["first", "second"].map(String::from);
-    let adapters = names.into_iter().zip(engine.adapters().iter().cloned()).collect();
-    let served =
-        Served { name: "base".to_string(), engine: engine.clone(), templates: None, adapters };
+    let handles = engine.adapters().iter().map(|adapter| vec![adapter.clone()]);
+    let adapters = names.into_iter().zip(handles).collect();
+    let (name, engines) = ("base".to_string(), vec![engine.clone()]);
+    let served = Served { name, engines, templates: None, adapters };
     let running = serve_all(limits(), Access::default(), vec![served]);
     let address = running.address();
 

@@ -29,7 +29,7 @@ fn server() -> SocketAddr {
     *SERVER.get_or_init(|| {
         let served = |name: &str, engine| Served {
             name: name.to_string(),
-            engine,
+            engines: vec![engine],
             templates: None,
             adapters: Vec::new(),
         };

@@ -16,10 +16,10 @@ pub(crate) fn reference(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(path)
 }
 
-fn named(name: &str, path: PathBuf) -> Named {
+pub(crate) fn named(name: &str, path: PathBuf) -> Named {
     let kind = if path.is_dir() { Kind::Folder } else { Kind::GgufFile };
     let model = Model { location: Location::Path(path), kind, source: Source::Local };
-    Named { name: name.to_string(), model, adapters: Vec::new() }
+    Named { name: name.to_string(), model, devices: Vec::new(), adapters: Vec::new() }
 }
 
 pub(crate) fn options() -> LoadOptions {

@@ -9,5 +9,6 @@ mod manage;
 mod ollama;
 mod openai;
 mod record;
+mod replicas;
 mod safety;
 mod structured;

@@ -8,12 +8,12 @@ use crate::common::{config, engine, limits, receive, send};
 #[test]
 fn requests_are_recorded_with_what_answers_them_again() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("asked.jsonl");
+    let asked = folder.path().join("asked");
     let access = Access { keys: vec!["k-2718281828".to_string()], ..Access::default() };
-    let config = Config { record: Some(file.clone()), ..config(limits(), access) };
+    let config = Config { record: Some(asked.clone()), ..config(limits(), access) };
     let served = Served {
         name: "stories".to_string(),
-        engine: engine(),
+        engines: vec![engine()],
         templates: None,
         adapters: Vec::new(),
     };
@@ -32,6 +32,8 @@ fn requests_are_recorded_with_what_answers_them_again() {
     let refused = receive(send(running.address(), "POST", "/v1/completions", &[], &hot));
     assert_eq!(refused.status, 401);
 
+    let file = std::fs::read_dir(&asked).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(file.extension().unwrap(), "jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains("2718281828"));
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -41,6 +43,7 @@ fn requests_are_recorded_with_what_answers_them_again() {
     assert_eq!(first["request"], serde_json::from_str::<Value>(&hot).unwrap());
     assert_eq!(first["response"], whole.json());
     assert_eq!(first["fingerprint"], engine().fingerprint());
+    assert_eq!(first["settings"]["context"], engine().info().context);
     assert_eq!((&first["model"], &first["whole"]), (&json!("stories"), &json!(true)));
     assert_eq!(lines[1]["response"], streamed.body.as_str());
     assert_eq!((&lines[2]["request"], &lines[2]["status"]), (&json!("{"), &json!(400)));
@@ -64,7 +67,8 @@ fn requests_are_recorded_with_what_answers_them_again() {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&file), mode(&asked)), (0o600, 0o700));
     }
     running.stop().unwrap();
 }

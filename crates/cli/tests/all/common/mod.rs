@@ -34,6 +34,8 @@ pub(crate) fn delft_at(path: impl AsRef<OsStr>) -> Command {
     }
     command
         .env("HOME", &nowhere)
+        // Nothing is kept from one run to the next.
+        .env("DELFT_CACHE", "/dev/null/nowhere")
         .env("HF_HOME", nowhere)
         .env("HF_ENDPOINT", "http://127.0.0.1:9")
         .env("NO_COLOR", "1");

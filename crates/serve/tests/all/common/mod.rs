@@ -32,7 +32,7 @@ pub(crate) fn limits() -> Limits {
 
 pub(crate) fn serve(limits: Limits, access: Access) -> Running {
     let (name, adapters) = ("stories".to_string(), Vec::new());
-    let served = Served { name, engine: engine(), templates: None, adapters };
+    let served = Served { name, engines: vec![engine()], templates: None, adapters };
     serve_all(limits, access, vec![served])
 }
 
