@@ -256,7 +256,7 @@ fn the_reference_interpreter_agrees_with_peft() {
         let fused = program::fuse(&model.record(false).unwrap());
         let read = Base { config: model.config(), program: &fused, tensors: &tensors };
         let adapter = File::open(&fixtures().join(case)).unwrap().resolve(&read, 1.0).unwrap();
-        let program = fused.adapted(&|site| adapter.deltas.contains_key(site));
+        let program = fused.with_sites(&|site| adapter.deltas.contains_key(site)).adapted();
         program.verify().unwrap();
         assert_eq!(program.sites.len(), adapter.deltas.len());
         let truth = Safetensors::open(&fixtures().join(case).join("expected.safetensors")).unwrap();

@@ -161,8 +161,7 @@ impl Opened {
         let changed = |site: &str| {
             wanted.more > 0 || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
         };
-        let program = program.adapted(&changed);
-        program.verify()?;
+        let program = program.with_sites(&changed);
         Ok((Opened { resolved, seats }, program))
     }
 

@@ -34,24 +34,27 @@ pub fn gate_up(
     schedule: Schedule,
 ) {
     let norm = norm.then(Norm::declare);
-    let gate = Weights::declare("gate", format, width);
-    let up = Weights::declare("up", format, width);
+    let weights = ["gate", "up"].map(|name| Weights::declare(name, format, width)).to_vec();
     contract(&schedule, rows, &[("gate", format, "out"), ("up", format, "out")]);
     holds("y", dim("out") * rows);
     if norm.is_some() {
         holds("norm", dim("width"));
     }
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
-    let sweep = Sweep { weights: vec![gate, up], out };
+    let sweep = Sweep { weights, out };
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
-        let (gate, up) = (sums[0], sums[1]);
-        let gate = match act {
-            // A quotient costs nothing beside a row of weights, and is exact.
-            Unary::Silu => gate / ((-gate).exp() + 1.0),
-            _ => real::unary(act, gate),
-        };
-        y.set(output + out * row, gate * up);
+        y.set(output + out * row, gate(act, sums[0]) * sums[1]);
     });
+}
+
+/// The gate of what its matrix gives.
+#[track_caller]
+pub(crate) fn gate(act: Unary, x: Val<f32>) -> Val<f32> {
+    match act {
+        // A quotient costs nothing beside a row of weights, and is exact.
+        Unary::Silu => x / ((-x).exp() + 1.0),
+        _ => real::unary(act, x),
+    }
 }
 
 /// `x; (norm), gate[ff, width], up[ff, width] -> [rows, ff]`.

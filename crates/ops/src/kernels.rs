@@ -16,6 +16,7 @@ pub fn all() -> Vec<Spec> {
         crate::linear::KERNELS,
         crate::linear::gemm::KERNELS,
         crate::linear_add::KERNELS,
+        crate::low_rank::kernels::KERNELS,
         crate::map::KERNELS,
         crate::moe::KERNELS,
         crate::project::KERNELS,

@@ -6,6 +6,9 @@
 //!
 //! The factors are no weights of a Program: a device keeps them on numbered seats, which change without a compile.
 
+mod cases;
+pub mod kernels;
+
 use formats::{DType, Error, Result};
 
 use crate::operation::{Call, Operation, Precision, Sharding};
@@ -128,10 +131,6 @@ impl Operation for LowRank {
 
     fn site(&self) -> Option<usize> {
         Some(self.site)
-    }
-
-    fn set_site(&mut self, site: usize) {
-        self.site = site;
     }
 
     fn precision(&self) -> Precision {

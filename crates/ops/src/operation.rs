@@ -50,9 +50,6 @@ pub trait Operation: Debug {
         None
     }
 
-    /// Gives its site another number.
-    fn set_site(&mut self, _site: usize) {}
-
     /// Gives its cache layer another number.
     fn set_layer(&mut self, _layer: usize) {}
 

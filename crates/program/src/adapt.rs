@@ -86,16 +86,38 @@ impl Program {
         sites
     }
 
-    /// The same Program with a [`LowRank`] behind the product of every site whose name is `wanted`. It must be
-    /// [fused](crate::fuse); what was fused around such a site comes apart, without a change to any bit of the results.
-    pub fn adapted(&self, wanted: &dyn Fn(&str) -> bool) -> Program {
+    /// The same Program with every site whose name is `wanted` among its [`sites`](Program::sites).
+    pub fn with_sites(&self, wanted: &dyn Fn(&str) -> bool) -> Program {
         let sites = self.adaptable().into_iter().filter(|site| wanted(&site.name)).collect();
-        let whole = Program { nodes: Vec::new(), sites, ..self.clone() };
+        Program { sites, ..self.clone() }
+    }
+
+    /// The same Program with a [`LowRank`] behind the product of every site, for devices that compute adapters as operations of
+    /// their own. It must be [fused](crate::fuse); what was fused around a site comes apart, without a change to any bit of the
+    /// results.
+    pub fn adapted(&self) -> Program {
+        let whole = Program { nodes: Vec::new(), ..self.clone() };
         let mut adapting = Adapting { program: whole };
         for node in &self.nodes {
             adapting.node(node);
         }
         adapting.program
+    }
+}
+
+impl Node {
+    /// For each matrix that a node multiplies with, or whose rows its tokens pick, which of `sites` it is.
+    pub fn sites(&self, sites: &[Site]) -> Vec<Option<usize>> {
+        let one = |weight: WeightId, gathers: bool| {
+            sites.iter().position(|site| site.weight == weight && site.gathers == gathers)
+        };
+        match self.op.product(self.weights.len()) {
+            Some(product) => {
+                let weights = product.projections.iter().map(|p| self.weights[p.weight]);
+                weights.map(|weight| one(weight, false)).collect()
+            }
+            None => vec![table(self).and_then(|weight| one(weight, true))],
+        }
     }
 }
 
@@ -112,12 +134,6 @@ struct Adapting {
 }
 
 impl Adapting {
-    /// The site that has a matrix, as a product or as a table.
-    fn site(&self, weight: WeightId, gathers: bool) -> Option<usize> {
-        let own = |site: &Site| site.weight == weight && site.gathers == gathers;
-        self.program.sites.iter().position(own)
-    }
-
     fn value(&mut self, shape: Shape) -> ValueId {
         self.program.values.push(shape);
         ValueId(self.program.values.len() - 1)
@@ -141,13 +157,7 @@ impl Adapting {
 
     fn node(&mut self, node: &Node) {
         let product = node.op.product(node.weights.len());
-        let sites: Vec<Option<usize>> = match &product {
-            Some(product) => {
-                let weights = product.projections.iter().map(|p| node.weights[p.weight]);
-                weights.map(|weight| self.site(weight, false)).collect()
-            }
-            None => vec![table(node).and_then(|weight| self.site(weight, true))],
-        };
+        let sites = node.sites(&self.program.sites);
         if sites.iter().all(Option::is_none) {
             self.program.nodes.push(node.clone());
             return;

@@ -108,7 +108,8 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Cache layers, by the `layer` of the operations.
     pub layers: Vec<CacheLayer>,
-    /// Matrices that adapters can change, by the `site` of the operations.
+    /// Matrices that adapters can change: see [`Program::with_sites`]; by the `site` of the operations, once they are
+    /// [adapted](Program::adapted).
     pub sites: Vec<Site>,
     /// A value that every replay is given, of a row per token: what the part before this one computed.
     pub input: Option<ValueId>,

@@ -102,7 +102,7 @@ impl Program {
     /// Some nodes as a Program of their own.
     fn part(&self, nodes: &[Node], input: Option<ValueId>, results: &[ValueId]) -> Part {
         let mut part = Program::default();
-        let (mut values, mut weights, mut layers, mut sites) = (vec![], vec![], vec![], vec![]);
+        let (mut values, mut weights, mut layers) = (vec![], vec![], vec![]);
         // The number of `old` among those seen so far, which it joins.
         fn renumber(old: usize, seen: &mut Vec<usize>) -> usize {
             seen.iter().position(|s| *s == old).unwrap_or_else(|| {
@@ -119,14 +119,15 @@ impl Program {
             if let Some(layer) = node.op.layer() {
                 node.op.set_layer(renumber(layer, &mut layers));
             }
-            if let Some(site) = node.op.site() {
-                node.op.set_site(renumber(site, &mut sites));
-            }
             part.nodes.push(node);
         }
         part.results = results.iter().map(|v| ValueId(renumber(v.0, &mut values))).collect();
         part.values = values.into_iter().map(|v| self.values[v]).collect();
-        for site in sites {
+        let mut used: Vec<usize> =
+            nodes.iter().flat_map(|node| node.sites(&self.sites)).flatten().collect();
+        used.sort_unstable();
+        used.dedup();
+        for site in used {
             let site = &self.sites[site];
             let mut own = |weight: WeightId| WeightId(renumber(weight.0, &mut weights));
             let (weight, bias) = (own(site.weight), site.bias.map(&mut own));

@@ -74,7 +74,7 @@ impl Device for Cpu {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
-        Ok(vec![executor::plan(program, tensors, options, self.team.count())?])
+        Ok(vec![executor::plan(&program.adapted(), tensors, options, self.team.count())?])
     }
 
     fn load(
@@ -88,7 +88,7 @@ impl Device for Cpu {
         Ok(Box::new(executor::CpuExecutor::load(
             self.team.clone(),
             self.isa,
-            program,
+            program.adapted(),
             tensors,
             options,
             progress,

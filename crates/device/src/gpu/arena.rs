@@ -9,7 +9,7 @@ use ops::packed::Format;
 use program::{BLOCK_TOKENS, Kind, Node, Plan, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
-use super::lower::Lowering;
+use super::lower::{LOW, Lowering};
 
 /// Rows up to which products are of the matrix-vector kind.
 pub(super) const FEW: usize = 8;
@@ -157,6 +157,8 @@ pub(super) struct Layout {
     pub(super) scratch: [Range<usize>; 3],
     /// Working memory of mixtures of experts: see [`mixture`].
     pub(super) mixture: [Range<usize>; MIXTURE],
+    /// Working memory of adapters, as [`Lowering::adapters`] has its needs.
+    pub(super) low: [Range<usize>; LOW],
     /// Where values lie that the plan would write over an operand of another type.
     moved: Vec<(ValueId, usize)>,
     /// All of it.
@@ -198,6 +200,11 @@ impl Layout {
             end = start + 4 * words;
             start..end
         });
+        let low = lowering.adapters.needs(rows.tokens.max(rows.outputs)).map(|bytes| {
+            let start = end.next_multiple_of(256);
+            end = start + bytes;
+            start..end
+        });
         // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what others still want. Such
         // values take turns in one place: the next is made when attention has read the one before.
         let mut moved = Vec::new();
@@ -214,7 +221,7 @@ impl Layout {
         if !moved.is_empty() {
             end = end.next_multiple_of(256) + most;
         }
-        Layout { plan, rows, scratch, mixture, moved, bytes: end.max(256) }
+        Layout { plan, rows, scratch, mixture, low, moved, bytes: end.max(256) }
     }
 
     /// The bytes of a value.

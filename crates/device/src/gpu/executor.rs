@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
-use program::{BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
+use program::{Adapter, BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
 use tile::types::Scalar;
 
+use super::adapters::Adapters;
 use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::kv::{self, Layer};
-use super::lower::{self, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
+use super::lower::{self, Adapted, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
 use super::profile::Timed;
 use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
@@ -68,6 +69,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     pub(super) lowering: Lowering,
     pub(super) weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
+    pub(super) adapters: Adapters<B>,
     layers: Vec<Layer<B::Buffer>>,
     /// Blocks of each group that there is memory for, and those of one whole context.
     blocks: Vec<usize>,
@@ -147,6 +149,7 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let room = sizes::room(&lowering, &limits);
         let mut executor = GpuExecutor {
+            adapters: Adapters::new(&*backend, &lowering)?,
             frequencies: frequencies.collect::<Result<_>>()?,
             layers: layers.collect::<Result<_>>()?,
             arena: backend.buffer(sizes.arena)?,
@@ -201,6 +204,7 @@ impl<B: Backend> GpuExecutor<B> {
             strides: vec![stride(1, false); self.blocks.len()],
             length: BLOCK_TOKENS,
             samples: None,
+            adapted: Adapted::No,
         };
         let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let mut tried = Vec::new();
@@ -249,10 +253,15 @@ impl<B: Backend> GpuExecutor<B> {
             usual.extend([false, true].map(|filters| (Kind::Decode, 1, samples(filters))));
         }
         let length = if self.lowering.batched { LEAST_LENGTH } else { length };
-        for (kind, tokens, samples) in usual {
+        // With adapters, too, of which the first may come while others generate.
+        let adapted = [Adapted::No, Adapted::Plain];
+        let adapted = &adapted[..if self.lowering.adapters.count > 0 { 2 } else { 1 }];
+        let usual = usual.into_iter().flat_map(|usual| adapted.iter().map(move |a| (usual, *a)));
+        for ((kind, tokens, samples), adapted) in usual {
             let outputs = usize::from(self.chooses());
             let (kind, strides) = (self.kind(kind, tokens), strides.clone());
-            let key = Key { kind, tokens, outputs, sequences: 1, strides, length, samples };
+            let key =
+                Key { kind, tokens, outputs, sequences: 1, strides, length, samples, adapted };
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
         }
@@ -344,6 +353,7 @@ impl<B: Backend> GpuExecutor<B> {
 
     fn check(&self, step: &Step<'_>) -> Result<()> {
         step.check(&self.limits)?;
+        self.adapters.check(step)?;
         if let Some(sequence) = step.sequences.iter().find(|s| s.position != s.start) {
             let expected = format!("rotary position {}, the index in the cache", sequence.start);
             let error = Error::new("step", expected, sequence.position);
@@ -382,10 +392,11 @@ impl<B: Backend> GpuExecutor<B> {
         }));
         let (rows, outputs) = (step.tokens.len(), step.outputs.len());
         let length = end.next_power_of_two().max(BLOCK_TOKENS);
-        let kind = self.kind(step.kind, rows);
+        let (kind, adapted) = (self.kind(step.kind, rows), self.adapters.class(step));
         if !self.lowering.batched || kind != Kind::Decode {
             let (sequences, samples) = (step.sequences.len(), None);
-            return Key { kind, tokens: rows, outputs, sequences, strides, length, samples };
+            let tokens = rows;
+            return Key { kind, tokens, outputs, sequences, strides, length, samples, adapted };
         }
         // Few classes serve all: idle rows fill them up, of one more sequence.
         let tokens = decode_bucket(rows).min(sizes::decode_rows(&self.limits));
@@ -397,6 +408,7 @@ impl<B: Backend> GpuExecutor<B> {
             strides,
             length: length.max(LEAST_LENGTH),
             samples: None,
+            adapted,
         }
     }
 
@@ -463,6 +475,7 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Words(range) => self.backend.part(&self.words[key.region()], range.clone()),
             Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
+            Slot::Adapter(group, factor) => Ok(self.adapters.buffer(*group, *factor)),
             Slot::Cache(layer, array) => Ok(self.layers[*layer].array(*array)),
             Slot::Scratch(i) => Ok(self.scratch[*i].clone()),
             Slot::Sampling(part) => self.chooser.buffer(*part, seat),
@@ -527,6 +540,17 @@ impl<B: Backend> GpuExecutor<B> {
                 put(&word(&at.sequences, first + row as usize), &[number as u32]);
                 if self.lowering.batched {
                     put(&word(&at.slots, first + row as usize), &[sequence.slot]);
+                }
+            }
+            if sequence.adapter > 0 {
+                let [rows, outputs, order] = &at.adapters;
+                for row in first..first + sequence.rows as usize {
+                    put(&word(rows, row), &[sequence.adapter]);
+                    put(&word(order, row), &[sequence.adapter - 1]);
+                }
+                let own = first as u32..first as u32 + sequence.rows;
+                for (i, _) in step.outputs.iter().enumerate().filter(|(_, row)| own.contains(*row)) {
+                    put(&word(outputs, i), &[sequence.adapter]);
                 }
             }
             put(&word(&at.starts, number), &[first as u32, first as u32 + sequence.rows]);
@@ -755,6 +779,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         })
     }
 
+    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+        self.put_adapter(seat, adapter)
+    }
+
     fn follow(&mut self, before: &mut dyn Executor) -> bool {
         let Some(before) = before.any().and_then(|before| before.downcast_mut::<Self>()) else {
             return false;
@@ -775,7 +803,8 @@ impl<B: Backend> Executor for GpuExecutor<B> {
 
     fn memory(&self) -> Memory {
         Memory {
-            weights: self.weights.iter().map(|w| w.bytes).sum(),
+            weights: self.weights.iter().map(|w| w.bytes).sum::<usize>()
+                + self.lowering.adapters.bytes(),
             cache: self.layers.iter().map(Layer::bytes).sum(),
             arena: self.sizes.arena + self.sizes.working(),
             device: self.backend.usage(),

@@ -24,11 +24,13 @@ use super::arena::{self, FEW, Layout, bucket};
 use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::{CacheType, LoadOptions};
 
+mod adapters;
 mod attention;
 mod experts;
 mod products;
 mod sampling;
 
+pub(super) use adapters::{Adapted, Factor, LOW};
 pub(super) use attention::Scratch;
 pub(super) use sampling::{Room, SEATS, Sampling};
 
@@ -47,6 +49,8 @@ pub(super) enum Slot {
     Frequencies(usize),
     /// One of the arrays of a layer's cache: see [`kv::arrays`].
     Cache(usize, usize),
+    /// All seats' factors of a group of sites.
+    Adapter(usize, Factor),
     /// Working memory of attention: see [`Scratch`].
     Scratch(usize),
     /// Working memory of sampling: its run's, where each has its own.
@@ -82,6 +86,8 @@ pub(super) struct Key {
     pub(super) length: usize,
     /// Whether the step chooses its successor's token, and how.
     pub(super) samples: Option<Samples>,
+    /// Whether rows have adapters.
+    pub(super) adapted: Adapted,
 }
 
 /// How a step chooses.
@@ -97,7 +103,8 @@ impl Key {
     /// Where the words of its steps lie.
     pub(super) fn words(&self, batched: bool) -> Words {
         let strides = self.strides.iter().copied();
-        Words::new(batched, self.tokens, self.outputs, self.sequences, strides)
+        let adapted = self.adapted != Adapted::No;
+        Words::new([batched, adapted], self.tokens, self.outputs, self.sequences, strides)
     }
 
     /// The seat of the run whose steps these are.
@@ -127,6 +134,8 @@ pub(super) struct Words {
     /// that are chosen go.
     pub(super) slots: Range<usize>,
     pub(super) targets: Range<usize>,
+    /// Of steps with adapters: the seat of every row or 0, of every row with logits, and of every row from 0 on.
+    pub(super) adapters: [Range<usize>; 3],
     pub(super) bytes: usize,
 }
 
@@ -134,7 +143,7 @@ impl Words {
     /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many
     /// blocks.
     pub(super) fn new(
-        batched: bool,
+        [batched, adapted]: [bool; 2],
         tokens: usize,
         outputs: usize,
         sequences: usize,
@@ -159,6 +168,10 @@ impl Words {
             span: take(1),
             slots: if batched { take(rows) } else { 0..0 },
             targets: if batched { take(TARGETS as usize * choosing) } else { 0..0 },
+            adapters: match adapted {
+                true => [take(rows), take(bucket(outputs)), take(rows)],
+                false => [0..0, 0..0, 0..0],
+            },
             bytes: end,
         }
     }
@@ -227,6 +240,8 @@ pub(super) struct Lowering {
     few: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
+    /// Room for adapters.
+    pub(super) adapters: adapters::Room,
     /// Distinct rotations.
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
@@ -277,6 +292,7 @@ impl Lowering {
             batched,
             library: sequences > OWN_ROWS,
             few: false,
+            adapters: adapters::Room::new(&program, options.seats, &formats)?,
             formats,
             ropes: program.ropes(),
             groups: program.layer_groups(),
@@ -340,7 +356,9 @@ impl Lowering {
         known: &mut Kernels,
     ) -> Result<(Vec<Step>, Vec<Option<usize>>)> {
         let words = key.words(self.batched);
-        let mut recorder = Recorder { of: self, key, layout, words, known, steps: vec![] };
+        let steps = vec![];
+        let mut recorder =
+            Recorder { of: self, key, layout, words, known, steps, group: None, sorted: false };
         if self.batched && self.chooses() && key.kind == Kind::Decode {
             recorder.take_chosen()?;
         }
@@ -348,7 +366,10 @@ impl Lowering {
         for (number, node) in self.program.nodes.iter().enumerate() {
             let rows = node.outputs.first().or(node.inputs.first());
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
-                recorder.node(node)?;
+                match recorder.group(number) {
+                    Some(group) => recorder.adapted(group, node)?,
+                    None => recorder.plain(node)?,
+                }
             }
             nodes.resize(recorder.steps.len(), Some(number));
         }
@@ -368,6 +389,10 @@ struct Recorder<'a> {
     words: Words,
     known: &'a mut Kernels,
     steps: Vec<Step>,
+    /// The sites of the gate in hand.
+    group: Option<usize>,
+    /// Whether rows are sorted by their adapters.
+    sorted: bool,
 }
 
 /// A node whose operation is asked for its launches.
@@ -501,7 +526,8 @@ impl Recorder<'_> {
         Ok((format, weight.shape[0] as u32))
     }
 
-    fn node(&mut self, node: &Node) -> Result<()> {
+    /// A node as it is without adapters.
+    fn plain(&mut self, node: &Node) -> Result<()> {
         if node.op.launch(&mut Operands { recorder: self, node })? {
             return Ok(());
         }

@@ -7,6 +7,7 @@
 //! rows read weights as they are packed, once; products of many rows round both operands to 16 bits and add in f32. With
 //! an f32 cache nothing is rounded: that is for comparing with references.
 
+mod adapters;
 mod alike;
 mod arena;
 mod bridge;
@@ -372,9 +373,6 @@ impl<B: Backend> Device for GpuDevice<B> {
         let found = crate::check(self.backend.about().name, program, |op| {
             if op.cache().is_some_and(|cache| matches!(cache.access, Access::Carry { .. })) {
                 return Some("a state from token to token, which the CPU alone has so far".into());
-            }
-            if op.site().is_some() {
-                return Some("adapters, which the CPU alone has so far".to_owned());
             }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))

@@ -71,6 +71,8 @@ pub(super) struct Sampled<'a> {
 /// Steps that follow from one another.
 struct Run {
     slot: u32,
+    /// The seat of its adapter, or 0.
+    adapter: u32,
     key: Key,
     options: Options,
     /// The blocks of every table.
@@ -89,7 +91,8 @@ struct Run {
 impl Run {
     /// Whether a step is the one that this run comes to next.
     fn continues(&self, sequence: &Sequence<'_>) -> bool {
-        self.position == sequence.start as usize
+        self.adapter == sequence.adapter
+            && self.position == sequence.start as usize
             && self.position < self.end
             && self.tables.len() == sequence.tables.len()
             && self.tables.iter().zip(sequence.tables).all(|(a, b)| a == b.blocks)
@@ -266,6 +269,7 @@ impl<B: Backend> GpuExecutor<B> {
         let end = sequence.tables.iter().map(reach).min().unwrap_or(usize::MAX);
         self.chooser.seats[seat] = Some(Run {
             slot,
+            adapter: sequence.adapter,
             end: end.min(key.length).min(position + steps),
             options: options.clone(),
             tables: sequence.tables.iter().map(|t| t.blocks.to_vec()).collect(),

@@ -56,16 +56,20 @@ impl Sizes {
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
         // A table is as long as its group has blocks, rounded up.
         let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
+        let adapted = lowering.adapters.count > 0;
         let words = |tokens, sequences| {
             let outputs = limits.outputs.min(tokens);
-            Words::new(lowering.batched, tokens, outputs, sequences, tables()).bytes
+            Words::new([lowering.batched, adapted], tokens, outputs, sequences, tables()).bytes
         };
         let decode = if lowering.batched { decode_rows(limits) } else { 1 };
         let words = words(limits.tokens, limits.sequences).max(words(decode, decode));
         Sizes {
             arena: arena(Kind::Prompt, limits.tokens).max(arena(Kind::Decode, decode)),
             words,
-            seat: if lowering.batched { 4 } else { Words::new(false, 1, 1, 1, tables()).bytes },
+            seat: match lowering.batched {
+                true => 4,
+                false => Words::new([false, adapted], 1, 1, 1, tables()).bytes,
+            },
             slot: if ring::wanted(lowering, dispatch) { ring::slot(words) } else { 0 },
             scratch: lowering.scratch(limits.tokens, decode_rows(limits)),
             numbers: rows.max(limits.tokens),
@@ -109,7 +113,7 @@ pub(super) fn plan<B: Backend>(
     };
     Ok(Plan {
         host: false,
-        weights: weights::bytes(program, &lowering.formats),
+        weights: weights::bytes(program, &lowering.formats) + lowering.adapters.bytes(),
         cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * blocks(i)).sum(),
         arena: sizes.arena,
         working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),

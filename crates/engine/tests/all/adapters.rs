@@ -1,8 +1,9 @@
-//! Adapters on the CPU: against PEFT, beside each other in one step, and added while an engine runs.
+//! Adapters: against PEFT, beside each other in one step, and added while an engine runs; on the CPU and on a GPU, the
+//! simulated one unless `DELFT_TEST_DEVICE` names another.
 
 use crate::common::{Expected, error, load, root};
 use delft_engine::{
-    AdapterFile, Adapters, CacheType, Engine, GenerateOptions, LoadOptions, Request, Rows,
+    AdapterFile, Adapters, CacheType, Engine, GenerateOptions, LoadOptions, Place, Request, Rows,
     SamplingOptions, Session,
 };
 use std::path::{Path, PathBuf};
@@ -19,6 +20,12 @@ fn options(files: &[&str], more: usize) -> LoadOptions {
     let files = files.iter().map(file).collect();
     let adapters = Adapters { files, more, rank: 8 };
     LoadOptions { adapters, cache_type: CacheType::F32, ..LoadOptions::default() }
+}
+
+/// The same on a GPU.
+fn on_a_gpu(options: LoadOptions) -> LoadOptions {
+    let device = std::env::var("DELFT_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
+    LoadOptions { device: device.parse::<Place>().unwrap(), ..options }
 }
 
 /// A case, its base, and the adapter in each form that it is stored in.
@@ -50,28 +57,79 @@ fn both(engine: &Engine, adapter: Option<usize>, tokens: &[u32]) -> [Vec<f32>; 2
     [prompt, decoded]
 }
 
+/// An engine's logits with an adapter are PEFT's, and without one those of an engine that has no room for any, to the bit.
+fn compare(case: &str, base: &str, stored: &[&str], sizes: &[(Option<usize>, usize)], on: fn(LoadOptions) -> LoadOptions) {
+    let expected = Expected::open(&fixtures().join(case).join("expected.safetensors"));
+    let tokens = expected.ids("input_ids");
+    let want = expected.floats("logits").unwrap();
+    // Phi-3's rotation follows the context, and the prompts fill the shorter one.
+    let context = base.starts_with("phi3").then_some(tokens.len());
+    let options = |files: &[&str], more| on(LoadOptions { context, ..options(files, more) });
+    for (chunk, more) in sizes {
+        // What GPUs compute follows from how a prompt is cut.
+        let plain = LoadOptions { chunk: *chunk, ..options(&[], 0) };
+        let plain = both(&load(&root().join(base), &plain), None, &tokens);
+        for stored in stored {
+            let options = LoadOptions { chunk: *chunk, ..options(&[stored], *more) };
+            let engine = load(&root().join(base), &options);
+            for logits in both(&engine, Some(0), &tokens) {
+                let worst = error(&logits, &want);
+                assert!(worst <= 1e-4, "{base}, {stored}: {worst:e}");
+            }
+            let same = both(&engine, None, &tokens);
+            assert!(same == plain, "{base}, {stored}: bits without an adapter");
+        }
+    }
+}
+
 #[test]
 fn logits_are_pefts_and_without_an_adapter_the_bits_stay() {
     for (case, base, stored) in CASES {
-        let expected = Expected::open(&fixtures().join(case).join("expected.safetensors"));
-        let tokens = expected.ids("input_ids");
-        let want = expected.floats("logits").unwrap();
-        // Phi-3's rotation follows the context, and the prompts fill the shorter one.
-        let context = base.starts_with("phi3").then_some(tokens.len());
-        let options = |files: &[&str], more| LoadOptions { context, ..options(files, more) };
-        let plain = both(&load(&root().join(base), &options(&[], 0)), None, &tokens);
-        for stored in *stored {
-            for (chunk, more) in [(None, 0), (Some(7), 1)] {
-                let options = LoadOptions { chunk, ..options(&[stored], more) };
-                let engine = load(&root().join(base), &options);
-                for logits in both(&engine, Some(0), &tokens) {
-                    let worst = error(&logits, &want);
-                    assert!(worst <= 1e-4, "{base}, {stored}: {worst:e}");
-                }
-                let same = both(&engine, None, &tokens);
-                assert!(same == plain, "{base}, {stored}: bits without an adapter");
-            }
-        }
+        compare(case, base, stored, &[(None, 0), (Some(7), 1)], |options| options);
+    }
+}
+
+#[test]
+fn logits_on_a_gpu_are_pefts_too() {
+    for (case, base, stored) in CASES.iter().filter(|(_, base, _)| !base.contains('/')) {
+        compare(case, base, &stored[..1], &[(None, 0)], on_a_gpu);
+    }
+    compare("tables", "llama3", &["tables"], &[(Some(7), 1)], on_a_gpu);
+    // As for many sequences, few and more.
+    for sessions in [2, 9] {
+        let on: fn(LoadOptions) -> LoadOptions = match sessions {
+            2 => |options| LoadOptions { batched: true, sessions: 2, ..on_a_gpu(options) },
+            _ => |options| LoadOptions { batched: true, sessions: 9, ..on_a_gpu(options) },
+        };
+        compare("lora", "llama3", &["lora"], &[(None, 1)], on);
+        compare("dora", "llama-bias", &["dora"], &[(None, 0)], on);
+    }
+}
+
+#[test]
+fn adapters_are_shared_out_with_their_layers() {
+    let several = |options| LoadOptions { device: "sim,sim".parse().unwrap(), ..options };
+    compare("tables", "llama3", &["tables"], &[(None, 0)], several);
+    let behind = |options| LoadOptions {
+        device: "sim".parse().unwrap(),
+        gpu_layers: Some(1),
+        ..options
+    };
+    compare("lora", "llama3", &["lora"], &[(None, 1)], behind);
+}
+
+/// Models that are packed, whose activations are rounded to 16 bits.
+#[test]
+fn quantised_bases_on_a_gpu_keep_their_bits() {
+    let path = root().join("qwen3/model.q8_0.gguf");
+    let tokens: Vec<u32> = (0..30).map(|i| (i * 37 + 11) % 120 + 3).collect();
+    for (batched, sessions) in [(false, 1), (true, 2), (true, 12)] {
+        let of = |more| {
+            let options = LoadOptions { batched, sessions, ..options(&[], more) };
+            let options = LoadOptions { cache_type: CacheType::F16, ..options };
+            both(&load(&path, &on_a_gpu(options)), None, &tokens)
+        };
+        assert!(of(0) == of(2), "a model with room for adapters, {sessions} sessions");
     }
 }
 
@@ -95,7 +153,20 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 
 #[test]
 fn each_sequence_of_a_step_has_its_own() {
-    let engine = load(&root().join("llama3"), &options(&["lora", "rslora"], 0));
+    mix(&options(&["lora", "rslora"], 0));
+}
+
+/// Rows of several adapters and of none, in 16 bits and in 32, and as many as take other kernels.
+#[test]
+fn each_sequence_of_a_step_of_a_gpu_has_its_own() {
+    for (sessions, cache_type) in [(6, CacheType::F32), (4, CacheType::F16), (12, CacheType::BF16)] {
+        let options = LoadOptions { sessions, cache_type, batched: true, ..options(&["lora", "rslora"], 0) };
+        mix(&on_a_gpu(options));
+    }
+}
+
+fn mix(options: &LoadOptions) {
+    let engine = load(&root().join("llama3"), options);
     let prompt: Vec<u32> = (0..12).map(|i| i * 7 + 3).collect();
     let adapters = [None, Some(0), Some(1), Some(0), None];
     let mut sessions: Vec<Session> = adapters.iter().map(|a| session(&engine, *a)).collect();
@@ -145,7 +216,16 @@ fn each_sequence_of_a_step_has_its_own() {
 
 #[test]
 fn adapters_come_and_go_while_an_engine_runs() {
-    let engine = load(&root().join("llama3"), &options(&["lora"], 1));
+    come_and_go(|options| options);
+}
+
+#[test]
+fn adapters_come_and_go_while_a_gpu_runs() {
+    come_and_go(on_a_gpu);
+}
+
+fn come_and_go(on: fn(LoadOptions) -> LoadOptions) {
+    let engine = load(&root().join("llama3"), &on(options(&["lora"], 1)));
     let tokens: Vec<u32> = (0..9).map(|i| i * 11 + 4).collect();
     let logits = |adapter| {
         let mut session = engine.session();
@@ -154,10 +234,11 @@ fn adapters_come_and_go_while_an_engine_runs() {
     };
     let compiled = {
         logits(None);
+        logits(Some(engine.adapters()[0].clone()));
         engine.compiled()
     };
     let added = engine.adapt(&file("rslora")).unwrap();
-    let fixed = load(&root().join("llama3"), &options(&["rslora"], 0));
+    let fixed = load(&root().join("llama3"), &on(options(&["rslora"], 0)));
     let want = session(&fixed, Some(0)).logits(&tokens, Rows::All).unwrap().data;
     assert!(logits(Some(added.clone())) == want);
     let full = engine.adapt(&file("tables")).unwrap_err().to_string();

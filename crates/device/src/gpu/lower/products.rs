@@ -23,7 +23,7 @@ pub(super) struct Matrix {
 }
 
 /// Rows that one launch of a kernel of few rows computes.
-struct Turn {
+pub(super) struct Turn {
     first: usize,
     rows: u32,
     schedule: linear::Schedule,
@@ -73,7 +73,7 @@ impl Lowering {
 impl Recorder<'_> {
     /// The launches of a product of few rows. Those of many sequences take turns where not all rows' activations fit shared
     /// memory, and are shared so that a row's bits do not depend on how many there are.
-    fn turns(
+    pub(super) fn turns(
         &self,
         formats: &[Format],
         (width, out): (usize, u32),
@@ -206,7 +206,7 @@ impl Recorder<'_> {
     }
 
     /// An operand in the arena's scratch, of the type of products of many rows where there are many.
-    fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
+    pub(super) fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
         let many = !self.narrow(self.key.tokens) && !self.of.exact();
         let scalar = if many { self.of.wide } else { Scalar::F32 };
         let start = self.layout.scratch[i].start;
@@ -246,20 +246,21 @@ impl Recorder<'_> {
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let all = shapes.iter().map(|s| s.1).sum();
+        let to: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
         for turn in self.turns(&formats, (width, all), rows, self.scalar(x), false) {
-            self.project_turn(&turn, norm, x, &matrices, outputs)?;
+            self.project_turn(&turn, norm, x, &matrices, &to)?;
         }
         Ok(())
     }
 
     /// Some rows of projections, all in one launch.
-    fn project_turn(
+    pub(super) fn project_turn(
         &mut self,
         turn: &Turn,
         norm: Option<(f32, WeightId)>,
         x: ValueId,
         matrices: &[Matrix],
-        outputs: &[ValueId],
+        outputs: &[TypedSlot],
     ) -> Result<()> {
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
@@ -277,12 +278,12 @@ impl Recorder<'_> {
         let mut parts = Vec::new();
         for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(matrices).enumerate() {
             numbers.set(out, shapes[j].1);
-            bound.push((y, turn.of(&self.operand(outputs[j]), shapes[j].1 as usize)));
+            bound.push((y, turn.of(&outputs[j], shapes[j].1 as usize)));
             bound.push((weight, self.weight(matrix.weight)));
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
             parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
-        let (from, to) = (self.scalar(x), self.scalar(outputs[0]));
+        let (from, to) = (self.scalar(x), outputs[0].scalar);
         let kernel = project(from, to, &parts, norm.is_some(), turn.rows, turn.schedule);
         self.push(kernel, numbers, &bound)
     }
@@ -308,10 +309,14 @@ impl Recorder<'_> {
                 let matrix = Matrix { weight, bias: None };
                 self.linear(x.clone(), matrix, rows, width, false, y.clone())?;
             }
+            self.change(&x, &[a.clone(), b.clone()], y)?;
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
             let kernel = ops::gated::gated(self.scalar(y), op.act);
             return self.push(kernel, numbers, &bound);
+        }
+        if let Some(group) = self.group {
+            return self.adapted_gate(group, op, x, weights, y);
         }
         let (from, to) = (self.operand(x), self.operand(y));
         for turn in self.turns(&[format], (width, out), rows, from.scalar, true) {

@@ -1,0 +1,498 @@
+//! Adapters: launches around the products whose matrices have sites. See [`ops::low_rank::kernels`].
+//!
+//! A class of steps in which no row has an adapter is as if there were no sites. In the others a product is computed as it is
+//! there, so that a row without an adapter keeps its bits; `t = down x` is computed beside it and `scale up t` added to what
+//! it gives. Only a gate comes apart: it needs both its operands as they are changed.
+
+use formats::{Error, Result};
+use ops::linear::gemm::{self, Types};
+use ops::low_rank::kernels::{Ending, RANKS, low_rank_down, low_rank_pick, low_rank_up, schedule};
+use ops::moe::{moe_gemm, moe_group};
+use ops::packed::Format;
+use ops::{GateUp, Op, Rows, Unary};
+use program::{Kind, Node, Program, ValueId, WeightId};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::products::Matrix;
+use super::{Lowering, Recorder, Slot, TypedSlot};
+use crate::Seats;
+use crate::gpu::Facts;
+
+/// Rows of a prompt that a threadgroup changes, one after another.
+const BLOCK: u32 = 16;
+
+/// Arrays that adapters work with: see [`needs`].
+pub(in crate::gpu) const LOW: usize = 5;
+
+/// Whether rows of a class have adapters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(in crate::gpu) enum Adapted {
+    /// None has.
+    #[default]
+    No,
+    /// Some have, none of them DoRA's gains.
+    Plain,
+    /// Some may have gains.
+    Gains,
+}
+
+/// What an adapter has at a group of sites.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) enum Factor {
+    /// Every site's `down`, `[sites * rank, input]`; of a table `[input, rank]`.
+    Down,
+    /// Every site's `up`, one after another: `[outputs, rank]`.
+    Up,
+    /// A scale for each site, 0 where it changes nothing.
+    Scales,
+    /// A gain for each output, then what is added to it.
+    Gains,
+}
+
+impl Factor {
+    /// All of them, in the order of their numbers.
+    pub(in crate::gpu) const ALL: [Factor; 4] =
+        [Factor::Down, Factor::Up, Factor::Scales, Factor::Gains];
+}
+
+/// The sites of a node: their factors lie together, and are multiplied together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::gpu) struct Group {
+    /// Places of the matrices among those of the node, with their sites. Of a gate both are here, with a site or without.
+    matrices: Vec<(usize, Option<usize>)>,
+    /// Columns of each matrix; rows of a table.
+    input: usize,
+    /// Rows of each matrix; columns of a table.
+    outputs: Vec<usize>,
+    /// Whether it is a table, of which tokens pick rows.
+    gathers: bool,
+    /// What factors are kept as: f32 beside a matrix in f32, else bf16, which holds them exactly.
+    element: Scalar,
+}
+
+impl Group {
+    /// Ranks of all sites, each of which has room for `rank`.
+    fn ranks(&self, rank: usize) -> usize {
+        self.matrices.len() * rank
+    }
+
+    /// Outputs of all sites.
+    fn all(&self) -> usize {
+        self.outputs.iter().sum()
+    }
+
+    /// The sites with a place among the group's, and the first of their outputs among all.
+    pub(in crate::gpu) fn sites(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+        let starts = self.outputs.iter().scan(0, |end, out| {
+            *end += out;
+            Some(*end - out)
+        });
+        let all = self.matrices.iter().zip(starts).enumerate();
+        all.filter_map(|(place, ((_, site), first))| Some((place, (*site)?, first)))
+    }
+
+    /// What an adapter has here, for one seat: zeros, and bytes of an element.
+    pub(in crate::gpu) fn size(&self, factor: Factor, rank: usize) -> (usize, usize) {
+        let element = self.element.bytes();
+        match factor {
+            Factor::Down => (self.ranks(rank) * self.input, element),
+            Factor::Up => (self.all() * rank, element),
+            Factor::Scales => (self.matrices.len(), 4),
+            Factor::Gains => (2 * self.all(), 4),
+        }
+    }
+
+    /// Puts what a site's adapter has to its place in bytes of the whole group's.
+    pub(in crate::gpu) fn put(
+        &self,
+        factor: Factor,
+        rank: usize,
+        (place, first): (usize, usize),
+        delta: &ops::low_rank::Delta,
+        to: &mut [u8],
+    ) {
+        let own = delta.rank;
+        // Rows of the factor, their columns and those that there is room for, and the row from which on it has its place.
+        let (values, columns, room, from) = match factor {
+            Factor::Down if self.gathers => (&delta.down, own, rank, 0),
+            Factor::Down => (&delta.down, self.input, self.input, place * rank),
+            Factor::Up => (&delta.up, own, rank, first),
+            Factor::Scales => {
+                return put(to, Scalar::F32, place, std::slice::from_ref(&delta.scale));
+            }
+            Factor::Gains => {
+                let out = self.outputs[place];
+                match &delta.gain {
+                    Some(gain) => {
+                        put(to, Scalar::F32, first, &gain.gain);
+                        put(to, Scalar::F32, self.all() + first, &gain.offset);
+                    }
+                    None => put(to, Scalar::F32, first, &vec![1.0; out]),
+                }
+                return;
+            }
+        };
+        for (i, row) in values.chunks_exact(columns).enumerate() {
+            put(to, self.element, (from + i) * room, row);
+        }
+    }
+}
+
+/// Writes numbers as elements of a type, from one element on.
+fn put(to: &mut [u8], scalar: Scalar, from: usize, values: &[f32]) {
+    let size = scalar.bytes();
+    for (to, value) in to[from * size..].chunks_exact_mut(size).zip(values) {
+        match scalar {
+            // What bf16 is to hold it holds exactly: the lower half is zeros.
+            Scalar::BF16 => to.copy_from_slice(&value.to_le_bytes()[2..]),
+            _ => to.copy_from_slice(&value.to_le_bytes()),
+        }
+    }
+}
+
+/// Room for adapters, and where a Program has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::gpu) struct Room {
+    /// Adapters that there can be at a time.
+    pub(in crate::gpu) count: usize,
+    /// Ranks that each site has room for.
+    pub(in crate::gpu) rank: usize,
+    /// All groups.
+    pub(in crate::gpu) groups: Vec<Group>,
+    /// The group of each node.
+    nodes: Vec<Option<usize>>,
+}
+
+impl Room {
+    /// For so many adapters at a Program's sites.
+    ///
+    /// # Errors
+    /// Factors of more elements than kernels can count.
+    pub(in crate::gpu) fn new(
+        program: &Program,
+        seats: Seats,
+        formats: &[Option<Format>],
+    ) -> Result<Room> {
+        let rank = seats.rank.next_multiple_of(RANKS);
+        let mut room = Room { count: seats.count, rank, ..Room::default() };
+        if room.count == 0 {
+            return Ok(room);
+        }
+        for node in &program.nodes {
+            let sites = node.sites(&program.sites);
+            let keeps = |site: &Option<usize>| site.is_some() || matches!(node.op, Op::GateUp(_));
+            if sites.iter().all(Option::is_none) {
+                room.nodes.push(None);
+                continue;
+            }
+            let product = node.op.product(node.weights.len());
+            let gathers = product.is_none();
+            let weights: Vec<WeightId> = match product {
+                Some(product) => product.projections.iter().map(|p| node.weights[p.weight]).collect(),
+                None => vec![node.weights[0]],
+            };
+            let shape = |weight: WeightId| &program.weights[weight.0].shape;
+            let matrices: Vec<_> = sites.into_iter().enumerate().filter(|(_, s)| keeps(s)).collect();
+            let plain = |(place, _): &(usize, Option<usize>)| {
+                formats[weights[*place].0] == Some(Format::Dense(Scalar::F32))
+            };
+            let element = if matrices.iter().any(plain) { Scalar::F32 } else { Scalar::BF16 };
+            let (input, output) = if gathers { (0, 1) } else { (1, 0) };
+            let outputs = matrices.iter().map(|(place, _)| shape(weights[*place])[output]).collect();
+            let input = shape(weights[0])[input];
+            let group = Group { matrices, input, outputs, gathers, element };
+            for factor in Factor::ALL {
+                let elements = group.size(factor, rank).0.checked_mul(room.count);
+                if elements.is_none_or(|elements| elements >= u32::MAX as usize) {
+                    let expected = "less than 2^32 elements of adapters at a site";
+                    return Err(Error::new(&program.weights[weights[0].0].name, expected, "more"));
+                }
+            }
+            room.nodes.push(Some(room.groups.len()));
+            room.groups.push(group);
+        }
+        Ok(room)
+    }
+
+    /// Bytes of all seats.
+    pub(in crate::gpu) fn bytes(&self) -> usize {
+        let size = |factor| move |group: &Group| {
+            let (elements, bytes) = group.size(factor, self.rank);
+            elements * bytes
+        };
+        let all = Factor::ALL.map(|factor| self.groups.iter().map(size(factor)).sum::<usize>());
+        self.count * all.iter().sum::<usize>()
+    }
+
+    /// Bytes of each array that adapters work with in a class of so many rows: `t`; what products overwrite; rows by seat: where
+    /// each seat's begin, their order, blocks of them.
+    pub(in crate::gpu) fn needs(&self, rows: usize) -> [usize; LOW] {
+        if self.count == 0 {
+            return [0; LOW];
+        }
+        let most = |of: fn(&Group, usize) -> usize| {
+            self.groups.iter().map(|group| of(group, self.rank)).max().unwrap_or(0)
+        };
+        let (ranks, outputs) = (most(Group::ranks), most(|group, _| group.outputs[0]));
+        // No block has fewer than one row.
+        let words = [rows * ranks, rows * outputs, self.count + 1, rows, 2 * (rows + self.count)];
+        words.map(|words| 4 * words)
+    }
+}
+
+impl Lowering {
+    /// What factors are multiplied as in prompts: rounded to bf16, which nothing overflows, where anything is rounded.
+    fn low_operand(&self) -> Scalar {
+        if self.exact() { Scalar::F32 } else { Scalar::BF16 }
+    }
+}
+
+impl Recorder<'_> {
+    /// The group of sites of a node, where rows of this class have adapters.
+    pub(super) fn group(&self, node: usize) -> Option<usize> {
+        let adapted = self.key.adapted != Adapted::No;
+        self.of.adapters.nodes.get(node).copied().flatten().filter(|_| adapted)
+    }
+
+    /// A node with sites.
+    pub(super) fn adapted(&mut self, group: usize, node: &Node) -> Result<()> {
+        let (x, y) = (node.inputs.first().copied(), node.outputs[0]);
+        let Some(product) = node.op.product(node.weights.len()) else {
+            self.plain(node)?;
+            self.pick(group)?;
+            return self.up(group, &[self.operand(y)], y, None, false);
+        };
+        if product.gated {
+            // It comes back when its operands are there.
+            self.group = Some(group);
+            let done = self.plain(node);
+            self.group = None;
+            return done;
+        }
+        let x = x.ok_or_else(|| Error::new("low_rank", "an input", "none"))?;
+        let norm = product.norm.map(|eps| (eps, node.weights[0]));
+        let residual = product.residual.map(|input| self.operand(node.inputs[input]));
+        // A norm of many rows stays where the product read it.
+        let normed = norm.is_some() && !self.row_by_row(y);
+        if !normed {
+            self.down(group, (self.operand(x), norm), residual.clone(), y)?;
+        }
+        self.plain(node)?;
+        if normed {
+            let x = self.scratch(0, self.room(self.rows(x)) * self.width(x));
+            self.down(group, (x, None), None, y)?;
+        }
+        let places = self.of.adapters.groups[group].matrices.iter().map(|(place, _)| *place);
+        let ys: Vec<TypedSlot> = places.map(|place| self.operand(node.outputs[place])).collect();
+        self.up(group, &ys, y, None, residual.is_some())
+    }
+
+    /// Changes both operands of a gate, products of `x`.
+    pub(super) fn change(&mut self, x: &TypedSlot, operands: &[TypedSlot], y: ValueId) -> Result<()> {
+        let Some(group) = self.group else { return Ok(()) };
+        self.down(group, (x.clone(), None), None, y)?;
+        self.up(group, operands, y, None, false)
+    }
+
+    /// A gate of few rows: both products as the fused kernel computes them, then what is changed, and the gate.
+    pub(super) fn adapted_gate(
+        &mut self,
+        group: usize,
+        op: &GateUp,
+        x: ValueId,
+        weights: &[WeightId],
+        y: ValueId,
+    ) -> Result<()> {
+        let (rows, width) = (self.rows(x), self.width(x));
+        let norm = op.norm.map(|eps| (eps, weights[0]));
+        let matrices = &weights[weights.len() - 2..];
+        let (format, out) = self.matrix(matrices[0])?;
+        self.down(group, (self.operand(x), norm), None, y)?;
+        let operands = [1, 2].map(|i| self.scratch(i, self.room(rows) * out as usize));
+        let matrices: Vec<Matrix> =
+            matrices.iter().map(|&weight| Matrix { weight, bias: None }).collect();
+        for turn in self.turns(&[format], (width, out), rows, self.scalar(x), true) {
+            self.project_turn(&turn, norm, x, &matrices, &operands)?;
+        }
+        self.up(group, &operands, y, Some(op.act), false)
+    }
+
+    /// Whether rows of a value are computed one by one: those that decode, and those with logits.
+    fn row_by_row(&self, y: ValueId) -> bool {
+        self.key.kind == Kind::Decode || self.of.program.shape(y).rows == Rows::Outputs
+    }
+
+    /// The seats of a value's rows.
+    fn seats(&self, y: ValueId) -> Slot {
+        let [tokens, outputs, _] = &self.words.adapters;
+        let outputs_only = self.of.program.shape(y).rows == Rows::Outputs;
+        Slot::Words(if outputs_only { outputs } else { tokens }.clone())
+    }
+
+    /// One of the arrays of adapters' working memory, of so many words.
+    fn low(&self, i: usize, words: usize) -> Slot {
+        let start = self.layout.low[i].start;
+        Slot::Arena(start..start + 4 * words)
+    }
+
+    /// `t` of a table's rows.
+    fn pick(&mut self, group: usize) -> Result<()> {
+        let room = &self.of.adapters;
+        let Group { input, element, .. } = room.groups[group];
+        let rows = self.key.tokens;
+        let numbers = Numbers::new()
+            .with("vocab", input as u32)
+            .with("ranks", room.rank as u32)
+            .with("count", room.count as u32);
+        let bound = [
+            ("tokens", Slot::Words(self.words.tokens.clone())),
+            ("seats", Slot::Words(self.words.adapters[0].clone())),
+            ("down", Slot::Adapter(group, Factor::Down)),
+            ("t", self.low(0, rows * room.rank)),
+        ];
+        self.push(low_rank_pick(element), numbers.with("rows", rows as u32), &bound)
+    }
+
+    /// `t = down x` for the rows of a product's result `y`, which may overwrite the residual.
+    fn down(
+        &mut self,
+        group: usize,
+        (x, norm): (TypedSlot, Option<(f32, WeightId)>),
+        residual: Option<TypedSlot>,
+        y: ValueId,
+    ) -> Result<()> {
+        let room = &self.of.adapters;
+        let (sites, count) = (&room.groups[group], room.count as u32);
+        let (rows, width, ranks) = (self.rows(y), sites.input, sites.ranks(room.rank));
+        let (outer, element) = (sites.outputs[0], sites.element);
+        let gains = self.key.adapted == Adapted::Gains;
+        let residual = residual.filter(|_| gains);
+        if let Some(found) = residual.as_ref().filter(|r| r.scalar != Scalar::F32) {
+            let found = format!("{:?}", found.scalar);
+            return Err(Error::new("low_rank", "a residual of f32", found));
+        }
+        let kept = self.low(1, rows * outer);
+        let numbers = Numbers::new().with("width", width as u32);
+        let t = self.low(0, rows * ranks);
+        let down = Slot::Adapter(group, Factor::Down);
+        if self.row_by_row(y) {
+            let schedule = schedule(width as u32, ranks as u32, x.scalar, element);
+            let mut numbers = numbers
+                .with("rows", rows as u32)
+                .with("ranks", ranks as u32)
+                .with("count", count)
+                .with("groups", schedule.groups(ranks as u32, self.of.facts.processors));
+            let mut bound = vec![("x", x.slot), ("t", t), ("seats", self.seats(y)), ("down", down)];
+            if let Some((eps, weight)) = norm {
+                numbers = numbers.with_f32("eps", eps);
+                bound.push(("norm", self.weight(weight)));
+            }
+            let keeps = residual.is_some();
+            if let Some(residual) = residual {
+                numbers.set("outer", outer as u32);
+                bound.extend([("residual", residual.slot), ("kept", kept)]);
+            }
+            let kernel = low_rank_down(x.scalar, element, norm.is_some(), keeps, schedule);
+            return self.push(kernel, numbers, &bound);
+        }
+        if let Some(residual) = residual {
+            let (format, kept) = (Format::Dense(Scalar::F32), TypedSlot { slot: kept, ..residual });
+            self.gather(format, residual.slot, Slot::Numbers(rows), rows, outer, kept)?;
+        }
+        let operand = self.of.low_operand();
+        // One schedule's blocks for all groups: rows are sorted by seat once.
+        let schedule = self.low_schedule(rows);
+        let [offsets, order, blocks] = self.by_seat(rows, schedule.bm)?;
+        let types = Types { x: x.scalar, operand, y: Scalar::F32 };
+        let numbers = numbers
+            .with("pairs", rows as u32)
+            .with("out", ranks as u32)
+            .with("experts", count)
+            .with("share", 1);
+        let bound = [
+            ("x", x.slot),
+            ("y", t),
+            ("weight", down),
+            ("order", order),
+            ("offsets", offsets),
+            ("blocks", blocks),
+        ];
+        self.push(moe_gemm(types, Format::Dense(element), schedule), numbers, &bound)
+    }
+
+    /// How `down x` of many rows is computed: each row's terms are added in one order, however many there are.
+    fn low_schedule(&self, rows: usize) -> gemm::Schedule {
+        let Facts { shared, processors: parallel, .. } = self.of.facts;
+        let machine = gemm::Machine { shared, parallel, wgmma: false };
+        let room = &self.of.adapters;
+        let exact = self.of.exact();
+        let element = if exact { Scalar::F32 } else { Scalar::BF16 };
+        let ranks = (3 * room.rank) as u32;
+        let format = Format::Dense(element);
+        gemm::Schedule::alike((rows as u32, ranks), self.of.low_operand(), format, machine)
+    }
+
+    /// Rows in the order of their seats, in blocks of `block`: where each seat's begin, the order, the blocks.
+    fn by_seat(&mut self, rows: usize, block: u32) -> Result<[Slot; 3]> {
+        let count = self.of.adapters.count;
+        let tiles = rows.div_ceil(block as usize) + count;
+        let [offsets, order, blocks] =
+            [(2, count + 1), (3, rows), (4, 2 * tiles)].map(|(i, words)| self.low(i, words));
+        if !self.sorted {
+            let numbers = Numbers::new()
+                .with("pairs", rows as u32)
+                .with("experts", count as u32)
+                .with("block_rows", block);
+            let bound = [
+                ("ids", Slot::Words(self.words.adapters[2].clone())),
+                ("offsets", offsets.clone()),
+                ("order", order.clone()),
+                ("blocks", blocks.clone()),
+            ];
+            self.push(moe_group((count as u32).next_multiple_of(64)), numbers, &bound)?;
+            self.sorted = true;
+        }
+        Ok([offsets, order, blocks])
+    }
+
+    /// Adds `scale up t` to what products gave, and does to them what DoRA does; `gate` makes `y` of them then.
+    fn up(
+        &mut self,
+        group: usize,
+        products: &[TypedSlot],
+        y: ValueId,
+        gate: Option<Unary>,
+        residual: bool,
+    ) -> Result<()> {
+        let room = &self.of.adapters;
+        let (sites, rank) = (&room.groups[group], room.rank);
+        let (rows, element) = (self.rows(y), sites.element);
+        let ending = match (gate, self.key.adapted) {
+            (None, Adapted::Gains) => Ending::Gains { residual },
+            (None, _) => Ending::Plain,
+            (Some(act), Adapted::Gains) => Ending::GainsThenGate(act, self.scalar(y)),
+            (Some(act), _) => Ending::Gate(act, self.scalar(y)),
+        };
+        let mut numbers =
+            Numbers::new().with("rows", rows as u32).with("count", room.count as u32);
+        let names: Vec<[String; 2]> =
+            (0..products.len()).map(|j| ["out", "y"].map(|part| format!("{part}{j}"))).collect();
+        let mut bound = vec![
+            ("t", self.low(0, rows * sites.ranks(rank))),
+            ("up", Slot::Adapter(group, Factor::Up)),
+            ("scales", Slot::Adapter(group, Factor::Scales)),
+            ("seats", self.seats(y)),
+            ("gains", Slot::Adapter(group, Factor::Gains)),
+            ("kept", self.low(1, rows * sites.outputs[0])),
+            ("z", self.value(y)),
+        ];
+        for ([out, name], (product, width)) in names.iter().zip(products.iter().zip(&sites.outputs)) {
+            numbers.set(out, *width as u32);
+            bound.push((name.as_str(), product.slot.clone()));
+        }
+        let to: Vec<Scalar> = products.iter().map(|product| product.scalar).collect();
+        let block = if self.row_by_row(y) { 1 } else { BLOCK };
+        self.push(low_rank_up(&to, element, rank as u32, block, ending), numbers, &bound)
+    }
+}

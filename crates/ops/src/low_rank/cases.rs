@@ -1,0 +1,321 @@
+//! What the kernels of adapters are tested and timed with.
+
+use super::kernels::{Ending, low_rank_down, low_rank_pick, low_rank_up, schedule};
+use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, norm_scales};
+use crate::linear::reference;
+use crate::packed::Format;
+use crate::{Unary, gated};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use Scalar::{BF16, F16, F32, U32};
+
+const EPS: f32 = 1e-6;
+
+/// The seats of rows: none, one and another by turns.
+fn seats(rows: usize, count: usize) -> Vec<u32> {
+    (0..rows).map(|row| ((row * 2 + row / 3 + 1) % (count + 1)) as u32).collect()
+}
+
+/// Rows, columns, ranks of all sites, seats.
+type Shape = (usize, usize, usize, usize);
+
+fn down((rows, width, ranks, count): Shape, types: (Scalar, Scalar), norm: bool, outer: usize, why: &str) -> Case {
+    let (from, element) = types;
+    let matrix = Matrix::new(Format::Dense(element), 3, count * ranks, width);
+    let x = Buffer::floats(from, &noise(7, rows * width));
+    let (weight, seats) = (noise(13, width), seats(rows, count));
+    let scales = if norm { norm_scales(&x, width, EPS) } else { vec![1.0; rows] };
+    let mut seen = x.to_f32();
+    if norm {
+        seen.iter_mut().zip(weight.iter().cycle()).for_each(|(x, w)| *x *= w);
+        // A copy is kept in the activations' own type.
+        seen = Buffer::floats(from, &seen).to_f32();
+    }
+    let mut want = Vec::new();
+    for (row, x) in seen.chunks(width).enumerate() {
+        let seat = (seats[row] as usize).max(1) - 1;
+        let mut t = vec![0.0; ranks];
+        reference(x, &matrix.weights[seat * ranks * width..][..ranks * width], None, width, &mut t);
+        want.extend(t.iter().map(|t| f64::from(*t) * scales[row]));
+    }
+    let mut schedule = schedule(width as u32, ranks as u32, from, element);
+    schedule.threads = 64;
+    let mut buffers = vec![x, Buffer::zeros(F32, rows * ranks), Buffer::words(&seats)];
+    if norm {
+        buffers.push(Buffer::floats(F32, &weight));
+    }
+    buffers.push(matrix.buffer());
+    let mut expected = vec![(1, Expected::Near(want, tolerance(F32)))];
+    if outer > 0 {
+        let residual = noise(17, rows * outer);
+        let kept = residual.iter().map(|v| f64::from(*v)).collect();
+        buffers.extend([Buffer::floats(F32, &residual), Buffer::zeros(F32, rows * outer)]);
+        expected.push((buffers.len() - 1, Expected::Exact(kept)));
+    }
+    Case {
+        kernel: low_rank_down(from, element, norm, outer > 0, schedule).record(),
+        label: format!("{rows} x {width} -> {ranks}, {count} seats, {element}: {why}"),
+        numbers: down_numbers(width, ranks, count, 2).with("outer", outer as u32).with_f32("eps", EPS),
+        buffers,
+        expected,
+    }
+}
+
+fn down_numbers(width: usize, ranks: usize, count: usize, groups: u32) -> Numbers {
+    Numbers::new()
+        .with("width", width as u32)
+        .with("ranks", ranks as u32)
+        .with("count", count as u32)
+        .with("groups", groups)
+}
+
+pub(super) fn downs() -> Vec<Case> {
+    vec![
+        down((1, 520, 24, 1), (F32, BF16), true, 0, "one row, three sites behind a norm"),
+        down((5, 288, 8, 3), (F32, F32), false, 0, "rows of three seats and of none"),
+        down((3, 1024, 16, 2), (BF16, BF16), false, 40, "what a product overwrites is kept"),
+        down((2, 264, 72, 2), (F16, BF16), false, 0, "more ranks"),
+        down((4, 64, 8, 2), (F32, F32), true, 3, "norm and residual"),
+    ]
+}
+
+pub(super) fn down_benches() -> Vec<Bench> {
+    let bench = |(rows, width, ranks, count): Shape| {
+        let schedule = schedule(width as u32, ranks as u32, F32, BF16);
+        let groups = schedule.groups(ranks as u32, PROCESSORS);
+        let matrix = matrix_bytes(Format::Dense(BF16), count * ranks, width);
+        let seats: Vec<u32> = (0..rows).map(|row| 1 + (row % count) as u32).collect();
+        let buffers = vec![
+            Fill::Noise(F32, rows * width),
+            Fill::Zeros(F32, rows * ranks),
+            Fill::These(Buffer::words(&seats)),
+            Fill::Noise(F32, width),
+            Fill::Noise(U32, matrix / 4),
+        ];
+        Bench {
+            kernel: low_rank_down(F32, BF16, true, false, schedule).record(),
+            label: format!("{rows} x {width} -> {ranks}, {count} seats"),
+            numbers: down_numbers(width, ranks, count, groups).with_f32("eps", EPS),
+            buffers,
+            bytes: (matrix + 4 * rows * width) as u64,
+            flops: 2 * (rows * width * ranks) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    vec![bench((1, 4096, 48, 1)), bench((8, 4096, 48, 4))]
+}
+
+pub(super) fn picks() -> Vec<Case> {
+    let case = |(rows, vocab, ranks, count): Shape, element: Scalar| {
+        let down = Buffer::floats(element, &noise(5, count * vocab * ranks));
+        let (values, seats) = (down.to_f64(), seats(rows, count));
+        let tokens: Vec<u32> = (0..rows).map(|row| (row * 7 % vocab) as u32).collect();
+        let row = |(seat, token): (&u32, &u32)| {
+            let from = ((seat.max(&1) - 1) as usize * vocab + *token as usize) * ranks;
+            values[from..from + ranks].to_vec()
+        };
+        let want = seats.iter().zip(&tokens).flat_map(row).collect();
+        Case {
+            kernel: low_rank_pick(element).record(),
+            label: format!("{rows} of {vocab}, {ranks} ranks, {count} seats, {element}"),
+            numbers: pick_numbers(vocab, ranks, count),
+            buffers: vec![
+                Buffer::words(&tokens),
+                Buffer::words(&seats),
+                down,
+                Buffer::zeros(F32, rows * ranks),
+            ],
+            expected: vec![(3, Expected::Exact(want))],
+        }
+    };
+    vec![case((5, 11, 40, 2), BF16), case((1, 3, 8, 1), F32)]
+}
+
+fn pick_numbers(vocab: usize, ranks: usize, count: usize) -> Numbers {
+    Numbers::new()
+        .with("vocab", vocab as u32)
+        .with("ranks", ranks as u32)
+        .with("count", count as u32)
+}
+
+pub(super) fn pick_benches() -> Vec<Bench> {
+    let (rows, vocab, ranks, count) = (4096, 32768, 16, 2);
+    let tokens: Vec<u32> = (0..rows as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 17).collect();
+    let buffers = vec![
+        Fill::These(Buffer::words(&tokens)),
+        Fill::These(Buffer::words(&vec![1; rows])),
+        Fill::Noise(BF16, count * vocab * ranks),
+        Fill::Zeros(F32, rows * ranks),
+    ];
+    vec![Bench {
+        kernel: low_rank_pick(BF16).record(),
+        label: format!("{rows} rows of {ranks}"),
+        numbers: pick_numbers(vocab, ranks, count),
+        buffers,
+        bytes: (6 * rows * ranks + 8 * rows) as u64,
+        flops: 0,
+        roof: Roof::Memory,
+    }]
+}
+
+/// A launch of `low_rank_up`.
+struct Up<'a> {
+    rows: usize,
+    outs: &'a [usize],
+    to: &'a [Scalar],
+    element: Scalar,
+    rank: usize,
+    count: usize,
+    block: u32,
+    ending: Ending,
+    why: &'a str,
+}
+
+impl Up<'_> {
+    fn numbers(&self) -> Numbers {
+        let mut numbers = Numbers::new().with("rows", self.rows as u32).with("count", self.count as u32);
+        for (j, out) in self.outs.iter().enumerate() {
+            numbers.set(&format!("out{j}"), *out as u32);
+        }
+        numbers
+    }
+
+    fn label(&self) -> String {
+        let Up { rows, outs, element, rank, count, block, ending, why, .. } = self;
+        format!("{rows} x {rank} -> {outs:?}, {count} seats, {element}, blocks of {block}, {ending:?}: {why}")
+    }
+
+    fn kernel(&self) -> tile::Kernel {
+        low_rank_up(self.to, self.element, self.rank as u32, self.block, self.ending).record()
+    }
+
+    fn case(&self) -> Case {
+        let Up { rows, outs, to, element, rank, count, ending, .. } = *self;
+        let (sites, all): (usize, usize) = (outs.len(), outs.iter().sum());
+        let t = Buffer::floats(F32, &noise(3, rows * sites * rank));
+        let up = Buffer::floats(element, &noise(5, count * all * rank));
+        // The last site of the first seat is one that its adapter does not change.
+        let scale = |i: usize| if sites > 1 && i + 1 == sites { 0.0 } else { 0.5 + i as f32 };
+        let scales: Vec<f32> = (0..count * sites).map(scale).collect();
+        let seats = seats(rows, count);
+        let ys: Vec<Buffer> = (0..sites).map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j]))).collect();
+        let gains = matches!(ending, Ending::Gains { .. } | Ending::GainsThenGate(..)).then(|| noise(23, count * 2 * all));
+        let kept = matches!(ending, Ending::Gains { residual: true }).then(|| noise(29, rows * all));
+        let (low, factors) = (t.to_f64(), up.to_f64());
+        let mut want: Vec<Vec<f64>> = ys.iter().map(Buffer::to_f64).collect();
+        for row in 0..rows {
+            let Some(seat) = (seats[row] as usize).checked_sub(1) else { continue };
+            let mut first = 0;
+            for (j, out) in outs.iter().enumerate() {
+                let scale = f64::from(scales[seat * sites + j]);
+                for o in 0..if scale == 0.0 { 0 } else { *out } {
+                    let column = first + o;
+                    let terms = (0..rank).map(|k| {
+                        factors[(seat * all + column) * rank + k] * low[(row * sites + j) * rank + k]
+                    });
+                    let y = &mut want[j][row * out + o];
+                    *y += scale * terms.sum::<f64>();
+                    if let Some(gains) = &gains {
+                        let [gain, offset] = [0, 1].map(|i| f64::from(gains[(seat * 2 + i) * all + column]));
+                        let base = kept.as_ref().map_or(0.0, |kept| f64::from(kept[row * all + column]));
+                        *y = base + gain * (*y - base) + offset;
+                    }
+                }
+                first += out;
+            }
+        }
+        let mut buffers = vec![t, up, Buffer::floats(F32, &scales), Buffer::words(&seats)];
+        let first = buffers.len();
+        buffers.extend(ys);
+        buffers.extend(gains.map(|gains| Buffer::floats(F32, &gains)));
+        buffers.extend(kept.map(|kept| Buffer::floats(F32, &kept)));
+        let near = |(j, want): (usize, Vec<f64>)| (first + j, Expected::Near(want, tolerance(to[j])));
+        let expected = match ending {
+            Ending::Gate(act, scalar) | Ending::GainsThenGate(act, scalar) => {
+                let [gate, up] = [0, 1].map(|j| want[j].iter().map(|v| *v as f32).collect::<Vec<f32>>());
+                let mut z = vec![0.0; gate.len()];
+                gated::reference(act, &gate, &up, &mut z);
+                buffers.push(Buffer::zeros(scalar, z.len()));
+                let z = z.into_iter().map(f64::from).collect();
+                vec![(buffers.len() - 1, Expected::Near(z, tolerance(scalar)))]
+            }
+            Ending::Plain | Ending::Gains { .. } => want.into_iter().enumerate().map(near).collect(),
+        };
+        Case { kernel: self.kernel(), label: self.label(), numbers: self.numbers(), buffers, expected }
+    }
+
+    fn bench(&self) -> Bench {
+        let Up { rows, outs, to, rank, count, .. } = *self;
+        let (sites, all): (usize, usize) = (outs.len(), outs.iter().sum());
+        let mut buffers = vec![
+            Fill::Noise(F32, rows * sites * rank),
+            Fill::Noise(self.element, count * all * rank),
+            Fill::Noise(F32, count * sites),
+            Fill::These(Buffer::words(&vec![1; rows])),
+        ];
+        let ys = outs.iter().zip(to);
+        buffers.extend(ys.clone().map(|(out, to)| Fill::Noise(*to, rows * out)));
+        let moved: usize = ys.map(|(out, to)| 2 * rows * out * to.bytes()).sum();
+        if let Ending::Gate(_, scalar) = self.ending {
+            buffers.push(Fill::Zeros(scalar, rows * outs[0]));
+        }
+        Bench {
+            kernel: self.kernel(),
+            label: self.label(),
+            numbers: self.numbers(),
+            buffers,
+            bytes: (moved + all * rank * self.element.bytes()) as u64,
+            flops: 2 * (rows * all * rank) as u64,
+            roof: Roof::Memory,
+        }
+    }
+}
+
+pub(super) fn ups() -> Vec<Case> {
+    let up = Up {
+        rows: 5,
+        outs: &[130],
+        to: &[F32],
+        element: BF16,
+        rank: 8,
+        count: 2,
+        block: 1,
+        ending: Ending::Plain,
+        why: "",
+    };
+    let gate = Ending::Gate(Unary::Silu, BF16);
+    let gains = Ending::GainsThenGate(Unary::GeluTanh, F32);
+    [
+        Up { rows: 1, outs: &[96, 40, 24], to: &[F16; 3], rank: 16, why: "one row, three sites, one unchanged", ..up },
+        Up { outs: &[64, 8], to: &[F32, BF16], element: F32, count: 3, why: "unlike types", ..up },
+        Up { rows: 37, block: 16, rank: 24, why: "blocks of rows, the last ragged", ..up },
+        Up { rows: 6, rank: 72, block: 4, count: 1, why: "more ranks than registers hold", ..up },
+        Up { ending: Ending::Gains { residual: true }, why: "gains around a residual", ..up },
+        Up { outs: &[20, 30], to: &[F32; 2], block: 2, ending: Ending::Gains { residual: false }, why: "gains of two sites", ..up },
+        Up { outs: &[140, 140], to: &[F32; 2], ending: gate, why: "a gate of all rows", ..up },
+        Up { outs: &[72, 72], to: &[F32; 2], element: F32, block: 3, ending: gains, why: "gains, then a gate", ..up },
+    ]
+    .iter()
+    .map(Up::case)
+    .collect()
+}
+
+pub(super) fn up_benches() -> Vec<Bench> {
+    let up = Up {
+        rows: 1,
+        outs: &[4096, 1024, 1024],
+        to: &[F16; 3],
+        element: BF16,
+        rank: 16,
+        count: 1,
+        block: 1,
+        ending: Ending::Plain,
+        why: "queries, keys and values of an 8B model",
+    };
+    let gate = Ending::Gate(Unary::Silu, BF16);
+    let gated = Up { outs: &[14336; 2], to: &[F32; 2], ending: gate, why: "its gate", ..up };
+    let many = Up { rows: 2048, outs: &[4096], to: &[F32], block: 16, why: "a prompt", ..up };
+    [up, gated, many].iter().map(Up::bench).collect()
+}
