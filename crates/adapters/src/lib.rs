@@ -9,6 +9,7 @@ mod gguf;
 mod mlx;
 mod patterns;
 mod peft;
+mod provenance;
 mod resolve;
 mod settings;
 
@@ -16,6 +17,7 @@ use formats::{Error, Gguf, Result, Safetensors, Tensor};
 use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
+pub use provenance::MadeFor;
 pub use resolve::{Base, fused, lengths, shortened};
 
 /// Who wrote an adapter, which says how tensors are named and turned.
@@ -38,6 +40,7 @@ pub struct File {
     changes: Vec<Change>,
     /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor and the changed matrix's name.
     copies: Vec<(String, String)>,
+    made_for: Option<MadeFor>,
 }
 
 #[derive(Debug)]
@@ -87,10 +90,11 @@ impl File {
     /// What is missing, contradicts itself, or asks for something else than LoRA and DoRA, by file and key.
     pub fn open(path: &Path) -> Result<File> {
         if path.is_dir() {
-            return match settings::Settings::open(path)? {
+            let file = match settings::Settings::open(path)? {
                 settings if settings.is_peft() => peft::open(path, &settings),
                 settings => mlx::open(path, &settings),
             };
+            return Ok(File { made_for: provenance::read(path)?, ..file? });
         }
         if path.extension().is_some_and(|e| e == "safetensors") && path.is_file() {
             let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -106,6 +110,11 @@ impl File {
     /// Who wrote it.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The model that it was made for, if that is known: of adapters that `delft tune` wrote.
+    pub fn made_for(&self) -> Option<&MadeFor> {
+        self.made_for.as_ref()
     }
 
     /// Its file or folder.

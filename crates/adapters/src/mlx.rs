@@ -27,7 +27,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let parts = Parts { down: ".lora_a", up: ".lora_b", magnitude: &[".m"] };
     let (pairs, rest) = pairs(&file, &tensors.names(), &parts)?;
     let mut adapter =
-        File { kind: Kind::Mlx, path: file, tensors, changes: Vec::new(), copies: Vec::new() };
+        File { kind: Kind::Mlx, path: file, tensors, changes: vec![], copies: vec![], made_for: None };
     if let Some(name) = rest.first() {
         return Err(adapter.wrong(name, "factors of LoRA or DoRA", "another tensor"));
     }

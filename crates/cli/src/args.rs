@@ -186,6 +186,9 @@ pub(crate) struct LoadArgs {
     /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly. delft serve takes several, each a model of its NAME beside the one without
     #[arg(long, alias = "lora", value_name = "[NAME=]PATH[=SCALE]")]
     pub(crate) adapter: Vec<AdapterArg>,
+    /// Load an adapter of delft tune though it was made for another model, such as the one that this was quantised from
+    #[arg(long, requires = "adapter")]
+    pub(crate) any_base: bool,
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
@@ -726,6 +729,9 @@ pub(crate) struct Fuse {
     /// The adapter: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly
     #[arg(long, alias = "lora", value_name = "PATH[=SCALE]")]
     pub(crate) adapter: AdapterArg,
+    /// Merge an adapter of delft tune though it was made for another model
+    #[arg(long)]
+    pub(crate) any_base: bool,
     /// The folder to write, which is not there yet
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) output: PathBuf,

@@ -59,9 +59,9 @@ pub(crate) fn session(engine: &Engine) -> Outcome<Session> {
     Ok(session)
 }
 
-/// The adapter that an argument names.
-pub(crate) fn adapter(arg: &AdapterArg) -> AdapterFile {
-    AdapterFile { path: arg.path.clone(), scale: arg.scale }
+/// The adapter that an argument names; with `any_base` it may have been made for another model.
+pub(crate) fn adapter(arg: &AdapterArg, any_base: bool) -> AdapterFile {
+    AdapterFile { path: arg.path.clone(), scale: arg.scale, any_base }
 }
 
 /// The name of an adapter as a model: the one that it was given, or its file's.
@@ -160,7 +160,10 @@ pub(crate) fn options(
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         allow_nan: args.allow_nan,
         ignore_keys: args.ignore_key.clone(),
-        adapters: Adapters { files: args.adapter.iter().map(adapter).collect(), ..usual.adapters },
+        adapters: Adapters {
+            files: args.adapter.iter().map(|arg| adapter(arg, args.any_base)).collect(),
+            ..usual.adapters
+        },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,
         ..usual

@@ -69,6 +69,7 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::SplitMode => "--split-mode",
         Setting::AllowNan => "--allow-nan",
         Setting::IgnoreKey => "--ignore-key",
+        Setting::AnyBase => "--any-base",
     }
 }
 

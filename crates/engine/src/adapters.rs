@@ -2,9 +2,10 @@
 //!
 //! Each adapter has a number that no other ever has, by which sessions and the prefix tree tell what was computed with which.
 
+use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Shared};
-use adapters::{Base, File, shortened};
-use formats::{Error, ErrorKind, Location, Result, Tensors};
+use adapters::{Base, File, MadeFor, shortened};
+use formats::{Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
 use models::Config;
 use program::Program;
 use std::path::PathBuf;
@@ -17,6 +18,8 @@ pub struct AdapterFile {
     pub path: PathBuf,
     /// What its change is multiplied with; 1 as it was trained.
     pub scale: f64,
+    /// Whether it may say that it was made for another model.
+    pub any_base: bool,
 }
 
 /// The adapters that an engine is loaded with, and the room for more.
@@ -128,12 +131,33 @@ impl Seats {
     }
 }
 
+/// Opens an adapter. One that says that it was made for another model than that of `tensors` is refused, unless it may.
+fn open(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
+    let opened = File::open(&file.path)?;
+    let Some(MadeFor { name, fingerprint: made_for }) =
+        opened.made_for().filter(|_| !file.any_base)
+    else {
+        return Ok(opened);
+    };
+    let own = fingerprint(tensors);
+    if *made_for == own {
+        return Ok(opened);
+    }
+    let [own, other] = [&own, made_for].map(|all| all.chars().take(12).collect::<String>());
+    let name: String = name.chars().take(80).collect();
+    let expected = format!("an adapter made for this model, fingerprint {own}");
+    let error = Error::new(file.path.display(), expected, format!("one made for {name}, {other}"));
+    Err(error.hint(Hint::setting(Setting::AnyBase).and(" loads it all the same")))
+}
+
 /// Adapters before their model is loaded.
 pub(crate) struct Opened {
     /// Each with its file.
     resolved: Vec<(PathBuf, program::Adapter)>,
     /// Room on the device.
     pub(crate) seats: device::Seats,
+    /// A line for each that does not say which model it was made for.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Opened {
@@ -147,11 +171,17 @@ impl Opened {
         let count = wanted.files.len() + wanted.more;
         if count == 0 {
             let (resolved, seats) = (Vec::new(), device::Seats::default());
-            return Ok((Opened { resolved, seats }, program));
+            return Ok((Opened { resolved, seats, warnings: Vec::new() }, program));
         }
         let base = Base { config, program: &program, tensors };
+        let mut warnings = Vec::new();
         let resolve = |file: &AdapterFile| {
-            let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+            let opened = open(file, tensors)?;
+            let adapter = opened.resolve(&base, file.scale)?;
+            if opened.made_for().is_none() {
+                let path = file.path.display();
+                warnings.push(format!("{path}: does not say which model it was made for, but fits"));
+            }
             Ok((file.path.clone(), shortened(&base, adapter)?))
         };
         let resolved = wanted.files.iter().map(resolve).collect::<Result<Vec<_>>>()?;
@@ -162,7 +192,7 @@ impl Opened {
             wanted.more > 0 || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
         };
         let program = program.with_sites(&changed);
-        Ok((Opened { resolved, seats }, program))
+        Ok((Opened { resolved, seats, warnings }, program))
     }
 
     /// Puts them on the seats of a loaded engine.
@@ -203,7 +233,7 @@ impl Engine {
         };
         let program = program::fuse(&models::load(&tensors, &read)?.record(false)?);
         let base = Base { config: &shared.config, program: &program, tensors: &tensors };
-        let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+        let adapter = open(file, &tensors)?.resolve(&base, file.scale)?;
         let adapter = shortened(&base, adapter)?;
         tensors.whole()?;
         shared.executor().seat(seated.seat(), Some(&adapter))?;
@@ -226,6 +256,6 @@ pub fn fuse(
     let model = models::load(&tensors, &read)?;
     let program = program::fuse(&model.record(false)?);
     let base = Base { config: model.config(), program: &program, tensors: &tensors };
-    let adapter = File::open(&file.path)?.resolve(&base, file.scale)?;
+    let adapter = open(file, &tensors)?.resolve(&base, file.scale)?;
     adapters::fuse(&base, &adapter, to)
 }

@@ -39,6 +39,8 @@ pub enum Setting {
     AllowNan,
     /// Passing over a key of a model's configuration.
     IgnoreKey,
+    /// Loading an adapter that was made for another model.
+    AnyBase,
 }
 
 impl Setting {
@@ -52,6 +54,7 @@ impl Setting {
         Setting::SplitMode,
         Setting::AllowNan,
         Setting::IgnoreKey,
+        Setting::AnyBase,
     ];
 
     /// Its name in words, for faces that have no spelling of their own.
@@ -65,6 +68,7 @@ impl Setting {
             Setting::SplitMode => "split mode",
             Setting::AllowNan => "permission for NaN",
             Setting::IgnoreKey => "ignored key",
+            Setting::AnyBase => "permission for adapters of other models",
         }
     }
 }

@@ -13,7 +13,7 @@ fn fixtures() -> PathBuf {
 }
 
 fn file(path: impl AsRef<Path>) -> AdapterFile {
-    AdapterFile { path: fixtures().join(path), scale: 1.0 }
+    AdapterFile { path: fixtures().join(path), scale: 1.0, any_base: false }
 }
 
 fn options(files: &[&str], more: usize) -> LoadOptions {
@@ -264,4 +264,40 @@ fn a_session_that_changes_its_adapter_begins_anew() {
     one.set_adapter(None).unwrap();
     assert!(one.tokens().is_empty());
     assert!(one.logits(&tokens, Rows::Last(1)).unwrap().data != adapted);
+}
+
+#[test]
+fn an_adapter_that_says_so_is_its_models_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(fixtures().join("lora").join(name), folder.path().join(name)).unwrap();
+    }
+    let load = |any_base| {
+        let path = folder.path().to_owned();
+        let files = vec![AdapterFile { path, scale: 1.0, any_base }];
+        let adapters = Adapters { files, more: 0, rank: 0 };
+        Engine::load(root().join("llama3"), &LoadOptions { adapters, ..LoadOptions::default() })
+    };
+    let warned = |engine: &Engine| {
+        engine.info().warnings.iter().any(|line| line.contains("does not say which model"))
+    };
+    let engine = load(false).unwrap();
+    assert!(warned(&engine));
+    let made_for = |text: String| std::fs::write(folder.path().join("delft.json"), text).unwrap();
+    let says = |fingerprint: &str| {
+        format!(r#"{{"made_of": {{"model": "a llama", "model_fingerprint": "{fingerprint}"}}}}"#)
+    };
+    made_for(says(engine.fingerprint()));
+    assert!(!warned(&load(false).unwrap()));
+    made_for(says("0123456789abcdef"));
+    let why = load(false).err().unwrap().to_string();
+    for part in ["made for this model", "a llama, 0123456789ab", "adapters of other models"] {
+        assert!(why.contains(part) && !why.contains('\n'), "{why}");
+    }
+    assert!(!warned(&load(true).unwrap()));
+    for (text, part) in [("{", "JSON"), ("{}", "made_of.model_fingerprint")] {
+        made_for(text.to_owned());
+        let why = load(true).err().unwrap().to_string();
+        assert!(why.contains("delft.json") && why.contains(part), "{why}");
+    }
 }

@@ -15,7 +15,7 @@ fn reference(path: &str) -> PathBuf {
 #[test]
 fn each_adapter_is_a_model_of_its_name() {
     let files = ["adapters/lora", "adapters/rslora"];
-    let file = |path: &str| AdapterFile { path: reference(path), scale: 1.0 };
+    let file = |path: &str| AdapterFile { path: reference(path), scale: 1.0, any_base: false };
     let adapters = Adapters { files: files.map(file).to_vec(), ..Adapters::default() };
     let options = LoadOptions { threads: Some(2), adapters, ..LoadOptions::default() };
     let engine = Engine::load(reference("models/llama3"), &options).unwrap();

@@ -28,7 +28,7 @@ pub(crate) fn options() -> LoadOptions {
 
 fn library() -> Library {
     let tiny = named("tiny", reference("models/llama3"));
-    let adapter = AdapterFile { path: reference("adapters/lora"), scale: 1.0 };
+    let adapter = AdapterFile { path: reference("adapters/lora"), scale: 1.0, any_base: false };
     let tiny = Named { adapters: vec![("tuned".to_string(), adapter)], ..tiny };
     let named = vec![named("stories", bundled()), tiny, named("gone", reference("models/none"))];
     Library { named, options: options(), ..Library::default() }

@@ -207,7 +207,8 @@ impl Samples {
         }
         let mut session = match &self.base {
             Some(base) => {
-                let file = AdapterFile { path: folder.path().to_owned(), scale: 1.0 };
+                let path = folder.path().to_owned();
+                let file = AdapterFile { path, scale: 1.0, any_base: false };
                 let mut session = base.session();
                 session.set_adapter(Some(base.adapt(&file)?))?;
                 session

@@ -1,0 +1,42 @@
+//! `delft.json`, which `delft tune` writes beside an adapter: what it was made of. Of others' adapters nobody knows.
+
+use formats::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+const NAME: &str = "delft.json";
+/// No file of it is longer: it may have the number of every line that was held out.
+const MOST: u64 = 64 << 20;
+
+/// The model that an adapter was made for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MadeFor {
+    /// Its name then.
+    pub name: String,
+    /// Its fingerprint.
+    pub fingerprint: String,
+}
+
+/// What the file in an adapter's folder says, if there is one.
+pub(crate) fn read(folder: &Path) -> Result<Option<MadeFor>> {
+    let file = folder.join(NAME);
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let io = |e| Error::io(file.display(), e);
+    let size = std::fs::metadata(&file).map_err(io)?.len();
+    if size > MOST {
+        return Err(Error::new(file.display(), format!("at most {MOST} bytes"), size));
+    }
+    let text = std::fs::read_to_string(&file).map_err(io)?;
+    let json: Value = serde_json::from_str(&text)
+        .map_err(|e| Error::new(file.display(), "JSON", e.to_string()))?;
+    let said = |key: &str| json.get("made_of")?.get(key)?.as_str();
+    let wrong = |key: &str| {
+        let place = format!("{}: made_of.{key}", file.display());
+        Error::new(place, "the model that the adapter was made for", "none")
+    };
+    let fingerprint = said("model_fingerprint").ok_or_else(|| wrong("model_fingerprint"))?;
+    let name = said("model").ok_or_else(|| wrong("model"))?;
+    Ok(Some(MadeFor { name: name.to_owned(), fingerprint: fingerprint.to_owned() }))
+}
