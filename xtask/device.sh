@@ -6,6 +6,7 @@
 #   TILE            the `tile` program (default: .carry/tile, else target/release/tile)
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
 #   FIXTURES        the test program of the engine, to run on the GPU (default: .carry/all)
+#   DELFT_TEST_FIXTURES    only these folders of fixtures, with commas between
 #   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `several`
 #                   for machines with 2 or 4 GPUs)
 #   FILTER          only kernels whose name contains this, for the tests and the measurements

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! S' = g S,  S = S' + k (beta (v - k S')),  y = q S
-//! g = exp(-exp(decay) softplus(a + dt)),  beta = sigmoid(b)
+//! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
 //! Queries and keys are divided by their lengths, queries by the root of their width too. Columns of `S` do not touch
@@ -46,7 +46,7 @@ pub struct Head<'a> {
     pub a: &'a [f32],
     /// `[rows, heads]`: how much of its value each row writes.
     pub b: &'a [f32],
-    /// The logarithm of the rate of forgetting.
+    /// How fast it forgets: negative.
     pub decay: f32,
     /// Added to `a`.
     pub dt: f32,
@@ -195,7 +195,7 @@ fn gates(head: &Head<'_>, row: usize) -> (f32, f32) {
     let at = row * head.heads + head.head;
     let step = head.a[at] + head.dt;
     let step = if step > SOFTPLUS_LINEAR { step } else { step.exp().ln_1p() };
-    ((-head.decay.exp() * step).exp(), 1.0 / (1.0 + (-head.b[at]).exp()))
+    ((head.decay * step).exp(), 1.0 / (1.0 + (-head.b[at]).exp()))
 }
 
 /// # Safety

@@ -69,11 +69,6 @@ fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
     Ok(differences.fold(0.0, |a: f32, b| if b.is_nan() { b } else { a.max(b) }) / (high - low))
 }
 
-/// Whether a model carries states, which GPUs do not have so far.
-fn carries(case: &Path) -> bool {
-    layers(case).iter().any(|layer| layer.state > 0)
-}
-
 #[test]
 fn layers_on_several_devices_are_transformers() {
     for places in ["sim,sim", "sim,sim,sim"] {
@@ -81,11 +76,6 @@ fn layers_on_several_devices_are_transformers() {
         for case in cases() {
             for chunk in [512, 7] {
                 let worst = worst(&*device, &case, chunk);
-                if carries(&case) {
-                    let why = worst.unwrap_err().to_string();
-                    assert!(why.contains("a state from token to token"), "{why}");
-                    continue;
-                }
                 if layers(&case).len() + 1 < places.split(',').count() {
                     let why = worst.unwrap_err().to_string();
                     assert!(why.contains("one for each layer and the head"), "{why}");
@@ -117,6 +107,7 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
     };
     together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
     together::compare(case("mistral-long", CacheType::F16, 2e-2), &*sim, &[&*sim]);
+    together::compare(case("qwen3.5", CacheType::F32, 1e-5), &*sim, &[&*sim]);
 }
 
 /// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are: neither by the kernels of many rows,
@@ -137,6 +128,7 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
     for sequences in [together::SEQUENCES, 8, 3] {
         together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
     }
+    together::compare(case("qwen3.5-long", CacheType::F32, together::SEQUENCES), &*sim, &[&*sim]);
     for sequences in [together::SEQUENCES, 8] {
         together::compare(case("llama3", CacheType::F16, sequences), &*ranks, &[&*ranks]);
         together::compare(case("mistral-long", CacheType::F16, sequences), &*sim, &[&*sim]);
@@ -206,7 +198,6 @@ fn layers_shared_by_ranks_are_transformers() {
         let odd = layers(&case).iter().any(|layer| layer.kv_heads % 2 == 1);
         let expected = match (odd, case.ends_with("olmo2")) {
             (true, _) => Some("key/value heads that 2 GPUs can share"),
-            _ if carries(&case) => Some("a state from token to token"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
             (false, false) => None,
         };

@@ -2,7 +2,7 @@
 //!
 //! Rows stay as the file encodes them wherever a recipe keeps them whole: ranges of rows, permutations of rows, one weight below
 //! another, stacks, and columns that are cut between blocks. Nothing is decoded for those. What changes numbers goes
-//! through f32: [`Source::Plus`] gives f32. A recipe that would have to decode a quantised matrix is refused by name, since
+//! through f32: [`Source::Plus`] and [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by name, since
 //! the weight would then take several times the memory that its file promises: a transpose, a sum, a cut through blocks.
 //!
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just that.
@@ -44,6 +44,8 @@ pub enum Source {
     Stack(Vec<Source>),
     /// Every element plus a number, such as the 1 that Gemma's norms leave out.
     Plus(Box<Source>, f32),
+    /// Minus the exponential of every element: rates whose logarithms are stored.
+    NegExp(Box<Source>),
     /// Matrices `[b, a]` of matrices `[a, b]`, the two innermost axes.
     Transpose(Box<Source>),
     /// The same elements in the same order, of another shape: a stack of matrices as one. Of blocks, the innermost axis stays.
@@ -188,6 +190,7 @@ impl Source {
             Source::Tensor(name) => vec![name],
             Source::Rows { of, .. } | Source::Columns { of, .. } => of.tensors(),
             Source::Plus(of, _)
+            | Source::NegExp(of)
             | Source::Transpose(of)
             | Source::Permute(of, _)
             | Source::Reshape(of, _) => of.tensors(),
@@ -272,11 +275,11 @@ impl Source {
                 let shape = [&[parts.len()][..], &first.shape].concat();
                 Ok(Described::new(encoding, shape, parts.iter().map(|part| part.stored).sum()))
             }
-            Source::Plus(of, _) => {
+            Source::Plus(of, _) | Source::NegExp(of) => {
                 let all = of.describe(tensors)?;
                 if !all.encoding.is_float() || (all.encoding.is_quantised() && all.shape.len() > 1)
                 {
-                    return Err(Error::new(place(), "floats, to be added to", all));
+                    return Err(Error::new(place(), "floats, to be computed with", all));
                 }
                 Ok(Described { encoding: DType::F32.into(), ..all })
             }
@@ -407,6 +410,11 @@ impl Source {
                 values.iter_mut().for_each(|value| *value += add);
                 Ok(Cow::Owned(f32_bytes(&values)))
             }
+            Source::NegExp(of) => {
+                let mut values = of.read(tensors)?.to_f32()?;
+                values.iter_mut().for_each(|value| *value = -f64::from(*value).exp() as f32);
+                Ok(Cow::Owned(f32_bytes(&values)))
+            }
             Source::Transpose(of) => {
                 let all = of.read(tensors)?;
                 let size = all.encoding.block_bytes();
@@ -504,7 +512,7 @@ impl Source {
                 }
                 Ok(None)
             }
-            Source::Plus(of, _) => of.origin(tensors, element),
+            Source::Plus(of, _) | Source::NegExp(of) => of.origin(tensors, element),
             Source::Transpose(of) => {
                 let [.., columns, rows] = shape[..] else { return of.origin(tensors, element) };
                 let (matrix, within) = (element / (rows * columns), element % (rows * columns));

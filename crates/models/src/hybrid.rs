@@ -22,7 +22,7 @@ pub(crate) const NAMES: &[Row] = &[
     ("blocks.{}.delta.a", "model.layers.{}.linear_attn.in_proj_a", ""),
     ("blocks.{}.delta.b", "model.layers.{}.linear_attn.in_proj_b", ""),
     ("blocks.{}.delta.conv", "model.layers.{}.linear_attn.conv1d", ""),
-    ("blocks.{}.delta.decay", "model.layers.{}.linear_attn.A_log!", ""),
+    ("blocks.{}.delta.log_decay", "model.layers.{}.linear_attn.A_log!", ""),
     ("blocks.{}.delta.dt", "model.layers.{}.linear_attn.dt_bias!", ""),
     ("blocks.{}.delta.norm", "model.layers.{}.linear_attn.norm", ""),
     ("blocks.{}.delta.o", "model.layers.{}.linear_attn.out_proj", ""),
@@ -81,6 +81,7 @@ impl Hybrid {
             value_dim: size("linear_value_head_dim")?.within(1..=1 << 12)?,
             kernel: size("linear_conv_kernel_dim")?.within(2..=1 << 8)?,
             norm_eps: config.norm_eps,
+            tiled: false,
         };
         Ok(Hybrid { config, net, nets, bias })
     }
@@ -216,6 +217,10 @@ fn delta(
             shape[0] = if part == "z" { heads * value_dim } else { width };
             Ok(Some(Stored { source, shape }))
         }
+        "decay" => Ok(weights.find(&name("log_decay"))?.map(|Stored { source, shape }| Stored {
+            source: Source::NegExp(Box::new(source)),
+            shape,
+        })),
         "b" => by_turns(weights, &name("ba"), 0, [key_heads, each]),
         "a" => by_turns(weights, &name("ba"), 1, [key_heads, each]),
         "taps" => {

@@ -22,6 +22,8 @@ pub struct DeltaNetOptions {
     pub kernel: usize,
     /// eps of the norm of what a head gives.
     pub norm_eps: f32,
+    /// Which heads share a head of queries and keys: see [`ops::DeltaNet::tiled`].
+    pub tiled: bool,
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`, with a state that it carries from token to token.
@@ -46,8 +48,11 @@ impl DeltaNet {
     /// # Errors
     /// Weights that are missing, or of another shape.
     pub fn new(builder: &Builder<'_>, name: &str, options: &DeltaNetOptions) -> Result<Self> {
-        let &DeltaNetOptions { hidden, heads, key_heads, key_dim, value_dim, kernel, .. } = options;
-        let mut net = ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim };
+        let &DeltaNetOptions {
+            hidden, heads, key_heads, key_dim, value_dim, kernel, tiled, ..
+        } = options;
+        let mut net =
+            ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled };
         let mut conv = ShortConv { layer: 0, start: 0, width: net.width(), kernel };
         net.start = conv.elements();
         conv.layer = builder.cache_layer(CacheLayer::carried(net.start + net.elements()));

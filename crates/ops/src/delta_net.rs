@@ -3,18 +3,25 @@
 //!
 //! ```text
 //! S' = g S,  S = S' + k (beta (v - k S')),  y = q S
-//! g = exp(-exp(decay) softplus(a + dt)),  beta = sigmoid(b)
+//! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
-//! `q` and `k` are divided by their lengths first, and `q` by the root of its number of elements.
+//! `q` and `k` are divided by their lengths first, and `q` by the root of its number of elements. `decay` is negative.
 
-use formats::Result;
+use formats::{Error, ErrorKind, Result};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
 
+use crate::math::{sigmoid, softplus};
 use crate::operation::{Access, CacheUse, CachedWork, Call, Operation, Precision, Sharding};
+use crate::states::{States, Trial};
+use crate::sweep::{begin, load, require_vectors, when};
+use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
 
 /// `qkv[tokens, 2 * key_heads * key_dim + heads * value_dim], a[tokens, heads], b[tokens, heads];
-/// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Consecutive heads share a head of `q` and `k`.
+/// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Several heads share a head of `q` and `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNet {
     /// Index of the cache layer.
@@ -29,6 +36,9 @@ pub struct DeltaNet {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// Which heads share a head of queries and keys: every `key_heads`th, as GGUF files of Qwen3.5 have them, or those
+    /// beside each other.
+    pub tiled: bool,
 }
 
 /// Added to the square of the length of a query or key.
@@ -40,9 +50,31 @@ impl DeltaNet {
         2 * self.key_heads * self.key_dim + self.heads * self.value_dim
     }
 
+    /// The head of queries and keys that a head shares.
+    pub fn key_head(&self, head: usize) -> usize {
+        if self.tiled { head % self.key_heads } else { head / (self.heads / self.key_heads) }
+    }
+
     /// Elements of its part of the state.
     pub fn elements(&self) -> usize {
         self.heads * self.key_dim * self.value_dim
+    }
+
+    /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `qkv`, `a` and `b` are the
+    /// position's, `decay` and `dt` the weights.
+    fn position(&self, states: &mut [f64], [qkv, a, b, decay, dt]: [&[f32]; 5]) -> Vec<f64> {
+        let DeltaNet { key_heads, key_dim, value_dim, .. } = *self;
+        let matrices = states.chunks_exact_mut(key_dim * value_dim).enumerate();
+        let head = |(h, state): (usize, &mut [f64])| {
+            let of = self.key_head(h) * key_dim;
+            let (q, k) = (&qkv[of..][..key_dim], &qkv[key_heads * key_dim + of..][..key_dim]);
+            let v = &qkv[2 * key_heads * key_dim + h * value_dim..][..value_dim];
+            let step = (f64::from(a[h]) + f64::from(dt[h])).exp().ln_1p();
+            let gate = (f64::from(decay[h]) * step).exp();
+            let beta = 1.0 / (1.0 + (-f64::from(b[h])).exp());
+            self.advance(state, [q, k, v], gate, beta)
+        };
+        matrices.flat_map(head).collect()
     }
 
     /// Moves a head's matrix `[key_dim, value_dim]` one position on, and gives `y`; all in f64.
@@ -86,7 +118,7 @@ impl Operation for DeltaNet {
     }
 
     fn reference(&self, call: &mut Call<'_>) {
-        let DeltaNet { heads, key_heads, key_dim, value_dim, .. } = *self;
+        let heads = self.heads;
         // A row of the history: queries, keys and values, then a, then b.
         let (width, tokens) = (self.width(), call.positions.len());
         let row = |t: usize| {
@@ -97,23 +129,17 @@ impl Operation for DeltaNet {
         let each = width + 2 * heads;
         let history = call.cache[self.layer].note(self.start, call.positions, each, &rows);
         let Some(&last) = call.positions.last() else { return };
-        let (decay, dt) = (&call.weights[0], &call.weights[1]);
         let mut states = vec![0.0; self.elements()];
         for (position, row) in history.chunks_exact(each).enumerate().take(last as usize + 1) {
-            let t = call.positions.iter().position(|&p| p as usize == position);
-            for (h, state) in states.chunks_exact_mut(key_dim * value_dim).enumerate() {
-                let of = h / (heads / key_heads) * key_dim;
-                let (q, k) = (&row[of..][..key_dim], &row[key_heads * key_dim + of..][..key_dim]);
-                let v = &row[2 * key_heads * key_dim + h * value_dim..][..value_dim];
-                let (a, b) = (f64::from(row[width + h]), f64::from(row[width + heads + h]));
-                let step = (a + f64::from(dt[h])).exp().ln_1p();
-                let gate = (-f64::from(decay[h]).exp() * step).exp();
-                let beta = 1.0 / (1.0 + (-b).exp());
-                let y = self.advance(state, [q, k, v], gate, beta);
-                let Some(t) = t else { continue };
-                let out = &mut call.outputs[0][(t * heads + h) * value_dim..][..value_dim];
-                out.iter_mut().zip(y).for_each(|(out, y)| *out = y as f32);
-            }
+            let (qkv, gates) = row.split_at(width);
+            let (a, b) = gates.split_at(heads);
+            let of = [qkv, a, b, &call.weights[0], &call.weights[1]];
+            let y = self.position(&mut states, of);
+            let Some(t) = call.positions.iter().position(|&p| p as usize == position) else {
+                continue;
+            };
+            let out = &mut call.outputs[0][t * y.len()..][..y.len()];
+            out.iter_mut().zip(y).for_each(|(out, y)| *out = y as f32);
         }
     }
 
@@ -138,5 +164,392 @@ impl Operation for DeltaNet {
 
     fn precision(&self) -> Precision {
         Precision::Full
+    }
+}
+
+/// Lanes of a simdgroup that share a column, by keys; the others have other columns.
+const KEY_LANES: u32 = 8;
+/// Columns, or pairs of them, that a simdgroup has side by side.
+const COLUMN_LANES: u32 = 32 / KEY_LANES;
+/// The most elements of a query or key: a lane has its share of a column in registers.
+pub const MAX_KEY_DIM: usize = 256;
+
+/// What tells the kernels apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Elements of a query or key.
+    pub key_dim: u32,
+    /// Neighbouring elements of a key that a lane has: 4, or 1 where keys are no whole number of such vectors.
+    pub keys: u8,
+    /// Neighbouring columns that a lane has: 2, or 1 where a row of a matrix is no whole number of such vectors.
+    pub columns: u8,
+    /// Simdgroups of a group, each with columns of its own.
+    pub simds: u32,
+    /// See [`DeltaNet::tiled`].
+    pub tiled: bool,
+}
+
+impl Form {
+    /// For `op`, whose layer has states of `size` elements.
+    ///
+    /// # Errors
+    /// Keys that do not fit a simdgroup's registers.
+    pub fn of(op: &DeltaNet, size: usize) -> Result<Form> {
+        if op.key_dim > MAX_KEY_DIM {
+            let expected = format!("keys of up to {MAX_KEY_DIM} elements");
+            let error = Error::new("delta_net", expected, op.key_dim);
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+        let fours =
+            op.key_dim.is_multiple_of(4 * KEY_LANES as usize) && op.width().is_multiple_of(4);
+        let pairs = [op.value_dim, op.start, size, op.width()].iter().all(|n| n.is_multiple_of(2));
+        let columns = if pairs { 2 } else { 1 };
+        let several = op.value_dim.is_multiple_of(4 * (COLUMN_LANES as usize) * columns);
+        Ok(Form {
+            key_dim: op.key_dim as u32,
+            keys: if fours { 4 } else { 1 },
+            columns: columns as u8,
+            simds: if several { 4 } else { 1 },
+            tiled: op.tiled,
+        })
+    }
+
+    /// Elements of a key that a lane has.
+    fn own(self) -> u32 {
+        self.key_dim.div_ceil(KEY_LANES * u32::from(self.keys)) * u32::from(self.keys)
+    }
+
+    /// Columns that a group has.
+    fn group(self) -> u32 {
+        self.simds * COLUMN_LANES * u32::from(self.columns)
+    }
+}
+
+/// Moves the states of a step's sequences on, and asks them, on the device: `qkv` `[tokens, width]`, `a` and `b` `[tokens,
+/// heads]`, `y` `[tokens, heads * value_dim]`. A group has some columns of a head's matrix in registers while all rows of a
+/// sequence pass, whatever the step's kind. Idle rows become zeros.
+#[kernel]
+pub fn delta_net(
+    qkv: In<f32>,
+    a: In<f32>,
+    b: In<f32>,
+    decay: In<f32>,
+    dt: In<f32>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    starts: In<u32>,
+    table: In<u32>,
+    states: InOut<f32>,
+    y: Out<f32>,
+    tokens: Arg<u32>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    size: Const<u32>,
+    start: Const<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    value_dim: Const<u32>,
+    form: Form,
+) {
+    let groups = dim("value_dim").ceil_div(form.group());
+    launch(Mode::Row, [groups, dim("heads"), dim("batch")], 32 * form.simds);
+    let values = dim("heads") * dim("value_dim");
+    let gates = dim("tokens") * dim("heads");
+    require_vectors(&[
+        ("qkv", dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + values.clone())),
+        ("a", gates.clone()),
+        ("b", gates),
+        ("decay", dim("heads")),
+        ("dt", dim("heads")),
+        ("states", dim("size")),
+        ("y", dim("tokens") * values),
+    ]);
+    States::require();
+    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
+    let (head, sequence) = (group_id_of(1), group_id_of(2));
+    let wide = u32::from(form.columns);
+    let first = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
+    let column = first + lane_id() / KEY_LANES * wide;
+    let lane = Lane { form, states, head, key_heads, heads, value_dim, column };
+    let chunk = states.chunk(sequence);
+    let matrix = Regs::new(form.own() * wide, 0.0);
+    // An earlier step wrote it, before the kernel in front: it is asked for before that is done.
+    let begins = positions.get(chunk.first.min(tokens - 1u32));
+    let before = Order::lt(chunk.first, chunk.end) & Order::gt(begins, 0u32);
+    when(before, || lane.take_up(matrix, states.behind(&chunk, begins.max(1u32) - 1u32)));
+    begin();
+    // A sequence of no rows has an idle row to see to, perhaps.
+    when(chunk.is_empty() & Order::lt(sequence, tokens), || {
+        states.when_idle(sequence, || lane.put(y, sequence, &vec![0.0f32.val(); wide as usize]));
+    });
+    when(Order::lt(chunk.first, chunk.end), || {
+        let (decay, dt) = (decay.get(head), dt.get(head));
+        // A row is asked for before the one in front of it is dealt with.
+        let ahead = Regs::<f32>::uninit(2 * form.own() + wide + 2);
+        let ask = |row| {
+            let values = lane.row(Inputs { qkv, a, b }, row);
+            (0u32..).zip(values).for_each(|(i, x)| ahead.set(i, x));
+        };
+        ask(chunk.first);
+        range(chunk.first, chunk.end).each(|row| {
+            let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
+            ask((row + 1u32).min(chunk.end - 1u32));
+            lane.put(y, row, &lane.advance(matrix, &values, decay, dt));
+            let position = positions.get(row);
+            let last = Order::eq((position + 1u32) % block, 0u32);
+            when(last | Order::eq(row + 1u32, chunk.end), || {
+                lane.leave(matrix, states.behind(&chunk, position));
+            });
+        });
+    });
+}
+
+/// What a kernel reads of rows.
+#[derive(Clone, Copy)]
+struct Inputs {
+    qkv: In,
+    a: In,
+    b: In,
+}
+
+/// The sum over the lanes that share a column.
+#[track_caller]
+fn over_keys(x: Val<f32>) -> Val<f32> {
+    [1, 2, 4].into_iter().fold(x, |x, mask| x + shuffle_xor(x, mask))
+}
+
+/// A lane's part of a head's matrix.
+#[derive(Clone, Copy)]
+struct Lane {
+    form: Form,
+    states: States,
+    head: Val<u32>,
+    key_heads: Val<u32>,
+    heads: Val<u32>,
+    value_dim: Val<u32>,
+    /// Its first column.
+    column: Val<u32>,
+}
+
+impl Lane {
+    /// Calls `f` with the first of each of its runs of a key's elements, its number in registers, and whether it is one.
+    #[track_caller]
+    fn runs(&self, mut f: impl FnMut(Val<u32>, u32, Option<Val<bool>>)) {
+        let keys = u32::from(self.form.keys);
+        for run in 0..self.form.own() / keys {
+            let first = (lane_id() % KEY_LANES + run * KEY_LANES) * keys;
+            let whole = (run + 1) * KEY_LANES * keys <= self.form.key_dim;
+            f(first, run * keys, (!whole).then(|| Order::lt(first, self.form.key_dim)));
+        }
+    }
+
+    /// Its elements of a query or key; zeros behind the last.
+    #[track_caller]
+    fn key(&self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
+        let mut found = Vec::new();
+        self.runs(|first, _, exists| {
+            let first = exists.map_or(first, |exists| select(exists, first, 0u32));
+            let values = load(x, from + first, self.form.keys);
+            let kept = values
+                .into_iter()
+                .map(|value| exists.map_or(value, |exists| select(exists, value, 0.0)));
+            found.extend(kept);
+        });
+        found
+    }
+
+    /// What it reads of a row: its elements of the query and the key, of the values, `a` and `b`.
+    #[track_caller]
+    fn row(&self, inputs: Inputs, row: Val<u32>) -> Vec<Val<f32>> {
+        let (keys, all) = (self.key_heads * self.form.key_dim, self.heads * self.value_dim);
+        let first = row * (keys * 2u32 + all);
+        let of = match self.form.tiled {
+            true => self.head % self.key_heads,
+            false => self.head / (self.heads / self.key_heads),
+        };
+        let of = first + of * self.form.key_dim;
+        let exists = Order::lt(self.column, self.value_dim);
+        let column = self.head * self.value_dim + select(exists, self.column, 0u32);
+        let mut found = self.key(inputs.qkv, of);
+        found.extend(self.key(inputs.qkv, of + keys));
+        found.extend(load(inputs.qkv, first + keys * 2u32 + column, self.form.columns));
+        let gate = row * self.heads + self.head;
+        found.extend([inputs.a.get(gate), inputs.b.get(gate)]);
+        found
+    }
+
+    /// Moves a matrix on by what [`row`](Lane::row) gave of a position, and asks it.
+    #[track_caller]
+    fn advance(
+        &self,
+        matrix: Regs,
+        values: &[Val<f32>],
+        decay: Val<f32>,
+        dt: Val<f32>,
+    ) -> Vec<Val<f32>> {
+        let (own, wide) = (self.form.own() as usize, u32::from(self.form.columns));
+        let ([q, k], rest) = ([&values[..own], &values[own..2 * own]], &values[2 * own..]);
+        let (v, a, b) = (&rest[..wide as usize], rest[wide as usize], rest[wide as usize + 1]);
+        let gate = (decay * softplus(a + dt)).exp();
+        let [q_length, k_length] = [q, k].map(|x| {
+            let square = x.iter().fold(0.0f32.val(), |sum, &x| x.fma(x, sum));
+            (over_keys(square) + LENGTH_EPS).rsqrt()
+        });
+        let (left, written) = (gate * k_length, sigmoid(b) * k_length);
+        let said = self.ask(matrix, k).into_iter().zip(v);
+        let changes: Vec<Val<f32>> = said.map(|(said, &v)| (v - said * left) * written).collect();
+        for (i, &k) in (0u32..).zip(k) {
+            for (at, &change) in (i * wide..).zip(&changes) {
+                matrix.set(at, k.fma(change, matrix.get(at) * gate));
+            }
+        }
+        let scale = q_length * (1.0 / (self.form.key_dim as f32).sqrt());
+        self.ask(matrix, q).into_iter().map(|answer| answer * scale).collect()
+    }
+
+    /// What its columns say of a key, together with the lanes that share them.
+    #[track_caller]
+    fn ask(&self, matrix: Regs, x: &[Val<f32>]) -> Vec<Val<f32>> {
+        let wide = u32::from(self.form.columns);
+        let column = |c: u32| {
+            // Two sums hide the latency of the additions.
+            let mut sums = [0.0f32.val(), 0.0f32.val()];
+            for (i, &x) in (0u32..).zip(x) {
+                let sum = &mut sums[i as usize % 2];
+                *sum = matrix.get(i * wide + c).fma(x, *sum);
+            }
+            over_keys(sums[0] + sums[1])
+        };
+        (0..wide).map(column).collect()
+    }
+
+    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in registers.
+    #[track_caller]
+    fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
+        let from = state + self.head * self.form.key_dim * self.value_dim + self.column;
+        let column = Order::lt(self.column, self.value_dim);
+        self.runs(|first, number, exists| {
+            when(exists.map_or(column, |exists| exists & column), || {
+                for key in 0..u32::from(self.form.keys) {
+                    let at = from + (first + key) * self.value_dim;
+                    f(at, (number + key) * u32::from(self.form.columns));
+                }
+            });
+        });
+    }
+
+    /// Reads its part of a matrix from a state.
+    #[track_caller]
+    fn take_up(&self, matrix: Regs, state: Val<u32>) {
+        self.places(state, |at, number| {
+            let values = load(self.states.states, at, self.form.columns);
+            (number..).zip(values).for_each(|(i, value)| matrix.set(i, value));
+        });
+    }
+
+    /// Writes its part of a matrix to a state.
+    #[track_caller]
+    fn leave(&self, matrix: Regs, state: Val<u32>) {
+        let wide = u32::from(self.form.columns);
+        self.places(state, |at, number| {
+            let values: Vec<Val<f32>> = (number..number + wide).map(|i| matrix.get(i)).collect();
+            self.states.states.set_vec(at, &values);
+        });
+    }
+
+    /// Writes its columns of a row of `y`, which the lanes that share them have alike.
+    #[track_caller]
+    fn put(&self, y: Out, row: Val<u32>, values: &[Val<f32>]) {
+        let own = Order::eq(lane_id() % KEY_LANES, 0u32) & Order::lt(self.column, self.value_dim);
+        let at = (row * self.heads + self.head) * self.value_dim + self.column;
+        when(own, || y.set_vec(at, values));
+    }
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
+
+/// The numbers of a launch, with those of its step.
+pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
+    step.with("start", op.start as u32)
+        .with("heads", op.heads as u32)
+        .with("key_heads", op.key_heads as u32)
+        .with("value_dim", op.value_dim as u32)
+}
+
+fn cases() -> Vec<Case> {
+    let case = |(rows, sizes, why): (&[(u32, u32)], [usize; 4], &str)| {
+        let [heads, key_heads, key_dim, value_dim] = sizes;
+        let tiled = heads == 4;
+        let op = DeltaNet { layer: 0, start: 6, heads, key_heads, key_dim, value_dim, tiled };
+        let form = Form::of(&op, op.start + op.elements() + 2).expect("keys that fit");
+        let trial = Trial::of(rows, op.start + op.elements() + 2);
+        let tokens = rows.len();
+        let qkv = random(Scalar::F32, 1, tokens * op.width());
+        let [a, b] = [2, 3].map(|seed| scaled(Scalar::F32, seed, tokens * heads, 4.0));
+        let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
+        let dt = random(Scalar::F32, 4, heads);
+        let states = random(Scalar::F32, 5, trial.elements());
+        let [x, gates, rates, shifts] = [&qkv, &a, &b, &dt].map(Buffer::to_f32);
+        let part = op.start..op.start + op.elements();
+        let (after, y) = trial.walk(&states, part, heads * value_dim, |row, state| {
+            let of = |all: &'_ [f32], width: usize| all[row * width..][..width].to_vec();
+            let (x, a, b) = (of(&x, op.width()), of(&gates, heads), of(&rates, heads));
+            op.position(state, [&x, &a, &b, &decay, &shifts])
+        });
+        let mut buffers = vec![qkv, a, b, Buffer::floats(Scalar::F32, &decay), dt];
+        buffers.extend(trial.buffers());
+        buffers.extend([states, Buffer::zeros(Scalar::F32, tokens * heads * value_dim)]);
+        let near = |values| Expected::Near(values, tolerance(Scalar::F32));
+        Case {
+            kernel: delta_net(form).record(),
+            label: format!("{tokens} x {heads} of {key_dim} x {value_dim}, {why}"),
+            numbers: numbers(&op, trial.numbers()),
+            buffers,
+            expected: vec![(9, near(after)), (10, near(y))],
+        }
+    };
+    let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
+        positions.map(|position| (sequence, position)).collect()
+    };
+    let all = [chunk(0, 0..2), chunk(1, 30..35), chunk(2, 15..17), chunk(4, 0..2)].concat();
+    [
+        (&chunk(0, 7..8)[..], [4, 2, 32, 32], "one token, a key for two heads"),
+        (&chunk(1, 0..20), [2, 2, 64, 16], "a prompt over a block's end, small groups"),
+        (&all, [2, 1, 32, 8], "chunks of several sequences, and idle rows"),
+        (&all, [3, 3, 13, 7], "sizes that no vector divides"),
+        (&chunk(3, 16..18), [1, 1, 256, 4], "the longest keys, from a block's end on"),
+    ]
+    .into_iter()
+    .map(case)
+    .collect()
+}
+
+fn benches() -> Vec<Bench> {
+    let [heads, key_heads, key_dim, value_dim] = [32, 16, 128, 128];
+    let op = DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: false };
+    let bench = |tokens: usize| {
+        let trial = Trial::one(tokens, op.elements());
+        let noise = |len| Fill::Noise(Scalar::F32, len);
+        let gates = tokens * op.heads;
+        let mut buffers =
+            vec![noise(tokens * op.width()), noise(gates), noise(gates), noise(op.heads)];
+        buffers.push(noise(op.heads));
+        buffers.extend(trial.buffers().map(Fill::These));
+        buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
+        buffers.push(Fill::Zeros(Scalar::F32, gates * op.value_dim));
+        let kernel = delta_net(Form::of(&op, op.elements()).expect("keys that fit"));
+        let flops = 7 * (tokens * op.elements()) as u64;
+        let label = format!("{tokens} x 32 of 128 x 128");
+        memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
+    };
+    [1, 2048].map(bench).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

@@ -40,6 +40,7 @@ pub mod top_k;
 pub mod zip;
 
 mod real;
+mod states;
 mod trial;
 
 use std::ops::{Deref, DerefMut};

@@ -31,6 +31,16 @@ pub fn silu(x: Val<f32>) -> Val<f32> {
     x * sigmoid(x)
 }
 
+/// `ln(1 + exp(x))`, within a few parts in 10^6: as `max(x, 0) + ln(1 + e)`, `e = exp(-|x|)`, and for small `e`, whose sum with
+/// 1 would lose it, by the Maclaurin series (DLMF 4.6.1) to `e^6`, whose next term is below 1e-8 of the first.
+#[track_caller]
+pub fn softplus(x: Val<f32>) -> Val<f32> {
+    let e = (-x.abs()).exp();
+    let series = [1.0, -1.0 / 2.0, 1.0 / 3.0, -1.0 / 4.0, 1.0 / 5.0, -1.0 / 6.0];
+    let small = e * polynomial(e, &series);
+    x.max(0.0) + select(Order::lt(e, 0.0625), small, (e + 1.0).ln())
+}
+
 /// `x / 2 (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: the approximation of Hendrycks & Gimpel 2016.
 ///
 /// Written as `x / (1 + exp(-2 u))`, which is the same and keeps its relative accuracy where the sum would cancel.
@@ -194,6 +204,18 @@ mod tests {
         }
         println!("gelu: relative error {worst:.1e} down to -9");
         assert!(worst <= 1e-5, "{worst}");
+    }
+
+    #[test]
+    fn softplus_keeps_its_relative_accuracy() {
+        let xs: Vec<f32> = (-8000..=8000).map(|i| i as f32 * 0.01).collect();
+        let mut worst: f64 = 0.0;
+        for (y, &x) in evaluate(softplus, &xs).into_iter().zip(&xs) {
+            let want = f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p();
+            worst = worst.max((y - want).abs() / want);
+        }
+        println!("softplus: relative error {worst:.1e}");
+        assert!(worst <= 2e-6, "{worst}");
     }
 
     #[test]

@@ -2,8 +2,14 @@
 //! `x` is 0 in front of the sequence. What it carries are the last `kernel - 1` rows of `x`.
 
 use formats::{Error, Result};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
 
 use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
+use crate::states::{Chunk, States, Trial};
+use crate::sweep::{begin, load, require_vectors, when};
+use crate::trial::{memory, random};
 use crate::{Shape, arity, expect};
 
 /// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps are those of a row itself.
@@ -73,5 +79,232 @@ impl Operation for ShortConv {
 
     fn precision(&self) -> Precision {
         Precision::Full
+    }
+}
+
+/// What tells the kernels apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Elements that a thread has: 4, or 1 where a row or a state is no whole number of vectors.
+    pub lanes: u8,
+}
+
+impl Form {
+    /// For rows of `op`, whose layer has states of `size` elements.
+    pub fn of(op: &ShortConv, size: usize) -> Form {
+        let whole = [op.width, op.start, size].iter().all(|n| n.is_multiple_of(4));
+        Form { lanes: if whole { 4 } else { 1 } }
+    }
+}
+
+/// Threads of a group.
+const THREADS: u32 = 128;
+
+/// Convolves the rows `x` `[tokens, width]` of a step, on the device. A group has some columns of a row. The first row's group
+/// computes those rows of its sequence that see the state, and then replaces it; so nobody else reads or writes it. Idle rows
+/// become zeros.
+#[kernel]
+pub fn short_conv(
+    x: In<f32>,
+    taps: In<f32>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    starts: In<u32>,
+    table: In<u32>,
+    states: InOut<f32>,
+    y: Out<f32>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    size: Const<u32>,
+    start: Const<u32>,
+    width: Const<u32>,
+    mixed: Const<u32>,
+    form: Form,
+) {
+    let lanes = form.lanes;
+    let columns = THREADS * u32::from(lanes);
+    launch(Mode::Row, [dim("tokens"), dim("width").ceil_div(columns), fixed(1)], THREADS);
+    let rows = dim("tokens") * dim("width");
+    let taken = [("x", rows.clone()), ("taps", dim("mixed") * dim("width")), ("y", rows)];
+    require_vectors(&taken);
+    require_vectors(&[("states", dim("size"))]);
+    States::require();
+    begin();
+    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
+    let (row, column) = (group_id(), group_id_of(1) * columns + thread_id() * u32::from(lanes));
+    let chunk = states.chunk(sequences.get(row));
+    let columns = Columns { x, taps, y, states, width, mixed, column, lanes };
+    when(Order::lt(column, width), || {
+        let zeros = || columns.put(row, &vec![0.0f32.val(); usize::from(lanes)]);
+        let rows = || {
+            let own = row - chunk.first;
+            when(Order::eq(own, 0u32), || columns.first_rows(&chunk));
+            when(Order::ge(own, mixed - 1u32), || {
+                let sum = columns.sum(|j| columns.row(row + j + 1u32 - mixed));
+                columns.put(row, &sum);
+            });
+        };
+        test(chunk.is_empty()).then(zeros).otherwise(rows);
+    });
+}
+
+/// A thread's columns.
+#[derive(Clone, Copy)]
+struct Columns {
+    x: In,
+    taps: In,
+    y: Out,
+    states: States,
+    width: Val<u32>,
+    /// Rows that are mixed.
+    mixed: Val<u32>,
+    column: Val<u32>,
+    lanes: u8,
+}
+
+impl Columns {
+    /// Of a row of `x`.
+    #[track_caller]
+    fn row(&self, row: Val<u32>) -> Vec<Val<f32>> {
+        load(self.x, row * self.width + self.column, self.lanes)
+    }
+
+    #[track_caller]
+    fn put(&self, row: Val<u32>, values: &[Val<f32>]) {
+        self.y.set_vec(row * self.width + self.column, values);
+    }
+
+    /// The sum of the taps times the rows that `of` finds, in the order of positions.
+    #[track_caller]
+    fn sum(&self, of: impl Fn(Val<u32>) -> Vec<Val<f32>>) -> Vec<Val<f32>> {
+        let sums = Regs::new(u32::from(self.lanes), 0.0);
+        range(0u32, self.mixed).unroll().each(|j| {
+            let taps = load(self.taps, j * self.width + self.column, self.lanes);
+            for (i, (x, tap)) in (0u32..).zip(of(j).into_iter().zip(taps)) {
+                sums.set(i, x.fma(tap, sums.get(i)));
+            }
+        });
+        (0..u32::from(self.lanes)).map(|i| sums.get(i)).collect()
+    }
+
+    /// The rows of a chunk that see what was carried, and the states behind the chunk.
+    #[track_caller]
+    fn first_rows(&self, chunk: &Chunk) {
+        let carried = self.mixed - 1u32;
+        let begins = self.states.positions.get(chunk.first);
+        let last = begins + (chunk.end - chunk.first - 1u32);
+        // In front of the sequence all is zero; whatever is read there instead is dropped.
+        let fresh = Order::eq(begins, 0u32);
+        let before = self.states.behind(chunk, begins.max(1u32) - 1u32);
+        // Row `i` of what was carried and the chunk's own behind it.
+        let either = |i: Val<u32>| -> Vec<Val<f32>> {
+            let found = Regs::<f32>::uninit(u32::from(self.lanes));
+            let keep = |values: Vec<Val<f32>>| {
+                (0u32..).zip(values).for_each(|(at, value)| found.set(at, value));
+            };
+            let old = || {
+                let at = before + i * self.width + self.column;
+                let values = load(self.states.states, at, self.lanes);
+                keep(values.into_iter().map(|value| select(fresh, 0.0, value)).collect());
+            };
+            let own = || keep(self.row(chunk.first + i - carried));
+            test(Order::lt(i, carried)).then(old).otherwise(own);
+            (0..u32::from(self.lanes)).map(|at| found.get(at)).collect()
+        };
+        range(0u32, carried.min(chunk.end - chunk.first)).each(|own| {
+            let sum = self.sum(|j| either(own + j));
+            self.put(chunk.first + own, &sum);
+        });
+        // The first block may be the one that was read: it comes last, and its rows in ascending order, so that what is
+        // still to be read is not yet written over.
+        let (from, to) = (begins / self.states.block, last / self.states.block);
+        range(0u32, to + 1u32 - from).each(|turn| {
+            let at = to - turn;
+            let end = last.min((at + 1u32) * self.states.block - 1u32);
+            let place = self.states.behind(chunk, end);
+            range(0u32, carried).each(|j| {
+                let values = either(end - begins + 1u32 + j);
+                self.states.states.set_vec(place + j * self.width + self.column, &values);
+            });
+        });
+    }
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "short_conv", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    let case = |(rows, width, kernel, why): (&[(u32, u32)], usize, usize, &str)| {
+        let op = ShortConv { layer: 0, start: 4, width, kernel };
+        let trial = Trial::of(rows, op.start + op.elements() + 4);
+        let x = random(Scalar::F32, 1, rows.len() * width);
+        let taps = random(Scalar::F32, 2, kernel * width);
+        let states = random(Scalar::F32, 3, trial.elements());
+        let (values, weights) = (x.to_f64(), taps.to_f64());
+        let (after, y) =
+            trial.walk(&states, op.start..op.start + op.elements(), width, |row, state| {
+                state.extend_from_slice(&values[row * width..][..width]);
+                let mut y = vec![0.0; width];
+                let terms = weights.iter().zip(state.iter()).map(|(tap, x)| tap * x).enumerate();
+                terms.for_each(|(at, term)| y[at % width] += term);
+                state.drain(..width);
+                y
+            });
+        let mut buffers = vec![x, taps];
+        buffers.extend(trial.buffers());
+        buffers.extend([states, Buffer::zeros(Scalar::F32, rows.len() * width)]);
+        let near = |values| Expected::Near(values, tolerance(Scalar::F32));
+        Case {
+            kernel: short_conv(Form::of(&op, trial.size)).record(),
+            label: format!("{} x {width}, {kernel} taps, {why}", rows.len()),
+            numbers: numbers(&op, trial.numbers()),
+            buffers,
+            expected: vec![(6, near(after)), (7, near(y))],
+        }
+    };
+    let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
+        positions.map(|position| (sequence, position)).collect()
+    };
+    let all = [chunk(0, 0..2), chunk(1, 30..47), chunk(2, 15..17), chunk(4, 0..2)].concat();
+    [
+        (&chunk(0, 7..8)[..], 8, 4, "one token"),
+        (&chunk(0, 0..1), 520, 4, "the first token, more columns than a group has"),
+        (&all, 12, 4, "chunks of several sequences, over blocks' ends, and idle rows"),
+        (&all, 7, 3, "a width that no vector divides"),
+        (&chunk(1, 16..19), 4, 2, "one row carried, from a block's end on"),
+    ]
+    .into_iter()
+    .map(case)
+    .collect()
+}
+
+/// The numbers of a launch, with those of its step.
+pub fn numbers(op: &ShortConv, step: Numbers) -> Numbers {
+    step.with("start", op.start as u32)
+        .with("width", op.width as u32)
+        .with("mixed", op.kernel as u32)
+}
+
+fn benches() -> Vec<Bench> {
+    let op = ShortConv { layer: 0, start: 0, width: 8192, kernel: 4 };
+    let bench = |tokens: usize| {
+        let trial = Trial::one(tokens, op.elements());
+        let n = tokens * op.width;
+        let mut buffers = vec![Fill::Noise(Scalar::F32, n), Fill::Noise(Scalar::F32, 4 * op.width)];
+        buffers.extend(trial.buffers().map(Fill::These));
+        buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
+        buffers.push(Fill::Zeros(Scalar::F32, n));
+        let kernel = short_conv(Form::of(&op, op.elements()));
+        let numbers = numbers(&op, trial.numbers());
+        memory(kernel, &format!("{tokens} x 8192"), numbers, buffers, 8 * n as u64)
+    };
+    [1, 2048].map(bench).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

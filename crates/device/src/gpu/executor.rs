@@ -817,10 +817,11 @@ impl<B: Backend> Executor for GpuExecutor<B> {
 
     fn roof(&self) -> Roof {
         let read = self.weights.iter().zip(self.lowering.program.shares_read());
-        let layers = self.lowering.program.layers.iter();
+        let layers = self.lowering.program.layers.iter().filter(|layer| layer.state == 0);
+        let position = |layer| kv::block_bytes(self.lowering.cache, layer) / BLOCK_TOKENS;
         Roof {
             token_bytes: read.map(|(w, share)| (w.bytes as f64 * share) as usize).sum(),
-            position_bytes: layers.map(|l| kv::position_bytes(self.lowering.cache, l)).sum(),
+            position_bytes: layers.map(position).sum(),
             bytes_per_second: self.backend.read_rate(),
         }
     }

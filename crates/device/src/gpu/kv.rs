@@ -1,4 +1,5 @@
-//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks.
+//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks. Of a layer that
+//! carries states a block is one state, in f32.
 
 use formats::{Error, Hint, Result, Setting};
 use program::{BLOCK_TOKENS, CacheLayer};
@@ -6,11 +7,14 @@ use program::{BLOCK_TOKENS, CacheLayer};
 use super::Backend;
 use crate::CacheType;
 
-/// The arrays of a layer's cache: by which name kernels know each, and its bytes for a head of so many elements.
-pub(super) fn arrays(kind: CacheType, head_dim: usize) -> Vec<(&'static str, usize)> {
+/// The arrays of a layer's cache: by which name kernels know each, and its bytes for a block.
+pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, usize)> {
+    let &CacheLayer { kv_heads, head_dim, state, .. } = layer;
+    let heads = kv_heads * BLOCK_TOKENS;
     match kind {
+        _ if state > 0 => vec![("states", size_of::<f32>() * state)],
         CacheType::Q8_0 => {
-            let (codes, scales) = (head_dim, head_dim / 32 * 2);
+            let (codes, scales) = (heads * head_dim, heads * (head_dim / 32 * 2));
             vec![
                 ("key_codes", codes),
                 ("key_scales", scales),
@@ -18,7 +22,7 @@ pub(super) fn arrays(kind: CacheType, head_dim: usize) -> Vec<(&'static str, usi
                 ("value_scales", scales),
             ]
         }
-        plain => ["keys", "values"].map(|name| (name, plain.bytes(head_dim))).into(),
+        plain => ["keys", "values"].map(|name| (name, heads * plain.bytes(head_dim))).into(),
     }
 }
 
@@ -37,10 +41,9 @@ pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
     }
 }
 
-/// Bytes of a position in all arrays of a layer.
-pub(super) fn position_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
-    let heads: usize = arrays(kind, layer.head_dim).iter().map(|(_, bytes)| bytes).sum();
-    layer.kv_heads * heads
+/// Bytes of a block in all arrays of a layer.
+pub(super) fn block_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
+    arrays(kind, layer).iter().map(|(_, bytes)| bytes).sum()
 }
 
 /// Blocks to make room for where `needed` are: twice as many as before up to a whole context of `context`, then context by
@@ -57,8 +60,8 @@ pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
 pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usize {
     let before = if context > 1 { (context - 1).next_power_of_two() } else { 0 };
     let before = if before >= context { before / 2 } else { before };
-    let largest = arrays(kind, layer.head_dim).into_iter().map(|(_, bytes)| bytes).max();
-    largest.unwrap_or(0) * layer.kv_heads * before * BLOCK_TOKENS
+    let largest = arrays(kind, layer).into_iter().map(|(_, bytes)| bytes).max();
+    largest.unwrap_or(0) * before
 }
 
 /// An array and its bytes.
@@ -85,8 +88,7 @@ impl<T: Clone> Layer<T> {
         layer: &CacheLayer,
         blocks: usize,
     ) -> Result<Self> {
-        let block = |(_, bytes): (_, usize)| layer.kv_heads * bytes * BLOCK_TOKENS;
-        let each: Vec<usize> = arrays(kind, layer.head_dim).into_iter().map(block).collect();
+        let each: Vec<usize> = arrays(kind, layer).into_iter().map(|(_, bytes)| bytes).collect();
         let array = |bytes: &usize| {
             let bytes = sized(*bytes, blocks)?;
             Ok(Array { buffer: backend.buffer(bytes)?, bytes })
@@ -222,6 +224,9 @@ mod tests {
         let layer = CacheLayer::keys_values(2, 64, None);
         let of = |context| copied(CacheType::F16, &layer, context) / (2 * 64 * 2 * BLOCK_TOKENS);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 20].map(of), [0, 1, 2, 2, 4, 4, 8, 16]);
-        assert_eq!(position_bytes(CacheType::Q8_0, &layer), 2 * 2 * (64 + 4));
+        assert_eq!(block_bytes(CacheType::Q8_0, &layer), 2 * 2 * (64 + 4) * BLOCK_TOKENS);
+        let state = CacheLayer::carried(100);
+        assert_eq!(block_bytes(CacheType::Q8_0, &state), 400);
+        assert_eq!(copied(CacheType::F16, &state, 5), 4 * 400);
     }
 }

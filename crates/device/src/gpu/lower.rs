@@ -29,6 +29,7 @@ mod attention;
 mod experts;
 mod products;
 mod sampling;
+mod states;
 
 pub(super) use adapters::{Adapted, Factor, LOW};
 pub(super) use attention::Scratch;
@@ -543,6 +544,8 @@ impl Recorder<'_> {
             Op::Attention(attention) => {
                 self.attention(attention, inputs[0], weights.first().copied(), outputs[0])
             }
+            Op::ShortConv(conv) => self.short_conv(conv, inputs[0], weights[0], outputs[0]),
+            Op::DeltaNet(net) => self.delta_net(net, inputs, weights, outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
             Op::GateUp(op) => self.gate_up(op, inputs[0], weights, outputs[0]),
             Op::LinearAdd(_) => {

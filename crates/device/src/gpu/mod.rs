@@ -37,7 +37,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use formats::{Error, Hint, Result, Setting, Tensors};
-use ops::operation::Access;
+use ops::Op;
+use ops::delta_net::MAX_KEY_DIM;
 use ops::rope::MOST_PAIRS;
 use program::Program;
 use tile::Kernel;
@@ -371,8 +372,11 @@ impl<B: Backend> Device for GpuDevice<B> {
     fn check(&self, program: &Program) -> Result<()> {
         let most = MOST_PAIRS as usize;
         let found = crate::check(self.backend.about().name, program, |op| {
-            if op.cache().is_some_and(|cache| matches!(cache.access, Access::Carry { .. })) {
-                return Some("a state from token to token, which the CPU alone has so far".into());
+            if let Op::DeltaNet(net) = op
+                && net.key_dim > MAX_KEY_DIM
+            {
+                let found = format!("keys of {} elements, more than {MAX_KEY_DIM}", net.key_dim);
+                return Some(found);
             }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))

@@ -5,7 +5,7 @@
 use cpu_kernels::matmul::Unit;
 use formats::{Encoding, Result};
 use ops::Rows;
-use program::{Node, Step, WeightId};
+use program::{BLOCK_TOKENS, Node, Step, WeightId};
 use tile::types::Scalar;
 
 use super::Backend;
@@ -90,7 +90,8 @@ impl<B: Backend> GpuExecutor<B> {
             })
         };
         let program = &lowering.program;
-        let position = |layer: usize| kv::position_bytes(lowering.cache, &program.layers[layer]);
+        let position =
+            |layer: usize| kv::block_bytes(lowering.cache, &program.layers[layer]) / BLOCK_TOKENS;
         let groups = &lowering.groups[..];
         let costs = Costs { program, groups, matrix: &matrix, position: &position };
         let mut took = vec![0.0; program.nodes.len()];

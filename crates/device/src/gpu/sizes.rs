@@ -2,7 +2,7 @@
 
 use formats::Result;
 use ops::packed::Format;
-use program::{BLOCK_TOKENS, Kind, Limits};
+use program::{Kind, Limits};
 use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
@@ -99,7 +99,7 @@ pub(super) fn plan<B: Backend>(
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
     let blocks = |layer: usize| context(layer) + lowering.sinks();
     let layers = || program.layers.iter().enumerate();
-    let position = |layer| kv::position_bytes(options.cache_type, layer);
+    let block = |layer| kv::block_bytes(options.cache_type, layer);
     let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));
     let rotations: usize = lowering.ropes.iter().map(|rope| 4 * rope.frequencies.len()).sum();
     let sampling: usize = match lowering.chooses() {
@@ -114,7 +114,7 @@ pub(super) fn plan<B: Backend>(
     Ok(Plan {
         host: false,
         weights: weights::bytes(program, &lowering.formats) + lowering.adapters.bytes(),
-        cache: layers().map(|(i, layer)| position(layer) * BLOCK_TOKENS * blocks(i)).sum(),
+        cache: layers().map(|(i, layer)| block(layer) * blocks(i)).sum(),
         arena: sizes.arena,
         working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),
         active: backend.usage().map_or(0, |usage| usage.active),

@@ -136,8 +136,9 @@ fn everything() -> Result<Program> {
 fn carried() -> Result<Program> {
     let builder = Builder::new(&Any);
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
+    let [heads, key_heads, key_dim, value_dim] = [4, 2, 13, 43];
     let net =
-        ops::DeltaNet { layer: 0, start: 0, heads: 4, key_heads: 2, key_dim: 13, value_dim: 43 };
+        ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: true };
     let (width, start) = (net.width(), net.elements());
     let conv = ops::ShortConv { layer: 0, start, width, kernel: 3 };
     let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
@@ -166,7 +167,9 @@ fn tensors(program: &Program, folder: &std::path::Path) -> Tensors {
         .enumerate()
         .map(|(i, weight)| {
             let n = weight.shape.iter().product();
-            tile::case::noise(i as u64 + 1, n).iter().flat_map(|x| x.to_le_bytes()).collect()
+            let value = |x: &f32| if weight.name == "decay" { -x.abs() } else { *x };
+            let noise = tile::case::noise(i as u64 + 1, n);
+            noise.iter().flat_map(|x| value(x).to_le_bytes()).collect()
         })
         .collect();
     std::fs::write(folder.join("config.json"), "{}").unwrap();
@@ -346,18 +349,16 @@ fn states_agree_with_their_references() {
     let plain = carried().unwrap();
     let tensors = tensors(&plain, folder.path());
     let wanted = results(&plain, &tensors, None);
-    for threads in [1, 3] {
-        let device = "cpu".parse::<Place>().unwrap().open(Some(threads)).unwrap();
+    for (place, threads) in [("cpu", 1), ("cpu", 3), ("sim", 1)] {
+        let device = place.parse::<Place>().unwrap().open(Some(threads)).unwrap();
         for program in [&plain, &fuse(&plain)] {
-            let found = results(program, &tensors, Some((&*device, CacheType::F16)));
+            let found = results(program, &tensors, Some((&*device, CacheType::F32)));
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
                 let worst = worst(found, wanted);
-                assert!(worst <= 1e-5, "{threads} threads: {name}: {worst:e}");
+                assert!(worst <= 1e-5, "{place}, {threads} threads: {name}: {worst:e}");
             }
         }
     }
-    let why = "sim".parse::<Place>().unwrap().open(None).unwrap().check(&plain).unwrap_err();
-    assert!(why.to_string().contains("a state from token to token"), "{why}");
     let mut overlaps = plain;
     for node in &mut overlaps.nodes {
         if let Op::ShortConv(conv) = &mut node.op {

@@ -1,6 +1,6 @@
 //! Labels judged behind prompts, against logits that a session computes one after the other.
 
-use crate::common::{load, refused_for_its_state, root};
+use crate::common::{load, root};
 use delft_engine::models::Ending;
 use delft_engine::{CacheType, Engine, LoadOptions, Rows};
 
@@ -38,9 +38,6 @@ fn labels_have_the_probabilities_of_whole_sequences() {
                 sessions,
                 ..LoadOptions::default()
             };
-            if refused_for_its_state(&root().join(case), &options) {
-                continue;
-            }
             let engine = load(&root().join(case), &options);
             let prompts = prompts();
             let found = engine.classify(&prompts, &labels, None).unwrap();

@@ -34,6 +34,8 @@ fn a_fork_goes_its_own_way() {
         ("qwen3", "sim"),
         ("llama3", "batched sim"),
         ("qwen3.5", "cpu"),
+        ("qwen3.5", "sim"),
+        ("qwen3.5", "batched sim"),
     ] {
         let engine = engine(case, place, CacheType::F16);
         let (base, one, other) = (prompt(21), [5, 6, 7], [9, 8, 7]);
@@ -69,6 +71,7 @@ fn a_saved_session_goes_on_where_it_was() {
         ("gemma2", "cpu", CacheType::BF16),
         ("qwen3-next", "cpu", CacheType::F16),
         ("qwen3", "sim", CacheType::F16),
+        ("qwen3.5", "batched sim", CacheType::F16),
         ("llama3", "batched sim", CacheType::F16),
     ] {
         let engine = engine(case, place, cache_type);

@@ -57,22 +57,25 @@ fn a_shared_prefix_is_reused_and_changes_nothing() {
 
 #[test]
 fn a_state_goes_back_to_where_it_was_kept() {
-    for (case, chunk) in [("qwen3.5-long", 512), ("qwen3.5-long", 64), ("qwen3-next", 512)] {
+    for (case, chunk, device) in [
+        ("qwen3.5-long", 512, "cpu"),
+        ("qwen3.5-long", 64, "cpu"),
+        ("qwen3-next", 512, "cpu"),
+        ("qwen3.5-long", 64, "sim"),
+    ] {
         let (cache_type, chunk) = (CacheType::F32, Some(chunk));
+        let on = || LoadOptions::on(device.parse().unwrap());
         // The least that there can be: states that are kept must not keep it from going on.
         let sessions = 1;
         let context = Some(600);
-        let engine = engine(
-            case,
-            LoadOptions { cache_type, chunk, sessions, context, ..Default::default() },
-        );
+        let engine = engine(case, LoadOptions { cache_type, chunk, sessions, context, ..on() });
         let base = prompt(300);
         let mut session = engine.session();
         let mut turn = |tokens: &[u32], reused: usize, why: &str| {
             let mut generation = session.generate(tokens.to_vec(), &greedy(5)).unwrap();
             let told: Vec<u32> = generation.by_ref().map(|t| t.unwrap().id).collect();
             assert_eq!(generation.metrics().reused_tokens, reused, "{case}: {why}");
-            let options = LoadOptions { cache_type, context, ..Default::default() };
+            let options = LoadOptions { cache_type, context, ..on() };
             let fresh = load(&root().join(case), &options);
             assert_eq!(told, continuation(&fresh, tokens, 5), "{case}: {why}");
             told

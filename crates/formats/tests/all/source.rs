@@ -101,6 +101,12 @@ fn cases() -> Vec<Case> {
             Box::new(|i| [1.25, 0.75, 1.5, 2.0][i]),
         ),
         (
+            Source::NegExp(boxed(named("norm"))),
+            &[4],
+            float(DType::F32),
+            Box::new(|i| -[0.25_f64, -0.25, 0.5, 1.0][i].exp() as f32),
+        ),
+        (
             Source::Transpose(boxed(named("half"))),
             &[4, 2],
             float(DType::F16),
@@ -153,8 +159,12 @@ fn recipes_give_what_they_say() {
                 false => named(&origin.tensor),
             };
             let found = all.read(&tensors).unwrap().to_f32().unwrap()[origin.element];
-            let added = if let Source::Plus(_, added) = source { added } else { 0.0 };
-            assert_eq!(found + added, *value, "{source:?}: element {i}");
+            let made = match source {
+                Source::Plus(_, added) => found + added,
+                Source::NegExp(_) => -f64::from(found).exp() as f32,
+                _ => found,
+            };
+            assert_eq!(made, *value, "{source:?}: element {i}");
         }
         source.release(&tensors);
     }
@@ -200,7 +210,7 @@ fn quantised_blocks_stay_whole() {
         (Source::Transpose(Box::new(q())), "q: expected a matrix of numbers, to be transposed"),
         (Source::Reshape(Box::new(q()), vec![2, 128]), "q: expected elements of [2, 128]"),
         (Source::Reshape(Box::new(q()), vec![8, 64]), "q: expected elements of [8, 64]"),
-        (Source::Plus(Box::new(q()), 1.0), "q: expected floats, to be added to"),
+        (Source::Plus(Box::new(q()), 1.0), "q: expected floats, to be computed with"),
         (
             Source::Concat(vec![q(), Source::Zeros(vec![1, 64])]),
             "q: expected parts of one encoding",

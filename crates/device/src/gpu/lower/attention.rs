@@ -85,9 +85,9 @@ impl Recorder<'_> {
             ("sequences", Slot::Words(self.words.sequences.clone())),
             ("table", Slot::Words(self.words.tables[group].clone())),
         ];
-        let head_dim = self.of.program.layers[layer].head_dim;
-        let arrays = kv::arrays(self.of.cache, head_dim).into_iter().enumerate();
-        bound.extend(arrays.map(|(i, (name, _))| (name, Slot::Cache(layer, i))));
+        let arrays = kv::arrays(self.of.cache, &self.of.program.layers[layer]);
+        bound
+            .extend(arrays.iter().enumerate().map(|(i, (name, _))| (*name, Slot::Cache(layer, i))));
         (numbers, bound)
     }
 
