@@ -18,6 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 import models
 
 EXACT = {"f32", "f16", "bf16"}
+HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 PERMUTED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # families whose rows of q and k the converter reorders
 
 
@@ -63,6 +64,37 @@ def unpermute(x, heads):
     return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
+def delta_net(family, config, part, stored):
+    """A weight of a gated delta net as Transformers has it; `stored` gives those of the file."""
+    heads, key_heads, each = config.linear_num_value_heads, config.linear_num_key_heads, config.linear_value_head_dim
+    keys, shared = 2 * key_heads * config.linear_key_head_dim, heads // key_heads
+    tiled = family != "qwen3_next"  # heads that share keys lie apart
+
+    def beside(x, size):
+        return x.reshape(shared, key_heads, size, -1).swapaxes(0, 1).reshape(x.shape) if tiled else x
+
+    def mixed(x):
+        return torch.cat((x[:keys], beside(x[keys:], each)))
+
+    if part == "in_proj_qkvz":
+        q, k, v = stored("attn_qkv.weight").split((keys // 2, keys // 2, heads * each))
+        parts = [x.reshape(key_heads, -1, x.shape[-1]) for x in (q, k, v, stored("attn_gate.weight"))]
+        return torch.cat(parts, 1)
+    return {
+        "in_proj_ba": lambda: stored("ssm_ba.weight"),
+        "in_proj_qkv": lambda: mixed(stored("attn_qkv.weight")),
+        "in_proj_z": lambda: beside(stored("attn_gate.weight"), each),
+        "in_proj_a": lambda: beside(stored("ssm_alpha.weight"), 1),
+        "in_proj_b": lambda: beside(stored("ssm_beta.weight"), 1),
+        "conv1d": lambda: mixed(stored("ssm_conv1d.weight")),
+        # The checkpoint has it in 16 bits, which the logarithm comes back to.
+        "A_log": lambda: torch.log(-beside(stored("ssm_a"), 1)).bfloat16(),
+        "dt_bias": lambda: beside(stored("ssm_dt.bias"), 1),
+        "norm": lambda: stored("ssm_norm.weight"),
+        "out_proj": lambda: beside(stored("ssm_out.weight").mT.contiguous(), each).mT,
+    }[part]()
+
+
 def read_back(case, path):
     """The model's weights as the GGUF file has them, in float32, under Transformers' names."""
     config, reader = models.make_config(case), gguf.GGUFReader(path)
@@ -71,7 +103,8 @@ def read_back(case, path):
             "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "mixtral": gguf.MODEL_ARCH.LLAMA,
             "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
             "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
-            "glm4": gguf.MODEL_ARCH.GLM4, "gpt2": gguf.MODEL_ARCH.GPT2}[case.family]
+            "glm4": gguf.MODEL_ARCH.GLM4, "gpt2": gguf.MODEL_ARCH.GPT2, "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+            "qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
@@ -89,6 +122,10 @@ def read_back(case, path):
         return torch.stack([decoded(f"{block}.{part}.{i}.{end}") for i in range(config.num_local_experts)])
 
     for name, shape in ((name, p.shape) for name, p in models.build(case, torch.float32).state_dict().items()):
+        if ".linear_attn." in name:
+            block, part = f"blk.{name.split('.')[2]}", name.split("linear_attn.")[1].removesuffix(".weight")
+            weights[name] = delta_net(case.family, config, part, lambda own: decoded(f"{block}.{own}")).reshape(shape).float()
+            continue
         if ".experts." in name:
             block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
             if part.startswith("gate_up_proj"):
@@ -109,7 +146,7 @@ def read_back(case, path):
         projection = name.split(".")[-2]
         if case.family in PERMUTED and projection in heads:
             x = unpermute(x, heads[projection])
-        if case.family.startswith("gemma") and name.endswith("norm.weight"):
+        if (case.family in HYBRIDS or case.family.startswith("gemma")) and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()
@@ -148,7 +185,9 @@ def write(case, weights, folder, converter, quantize):
             out = folder / f"model.{kind.lower()}.gguf"
             outtype = kind.removesuffix("-split")
             if outtype in EXACT or outtype == "q8_0":
-                run(sys.executable, "-c", CONVERT, converter, source, "--outtype", outtype, "--outfile", out)
+                # Hybrids' further heads, which guess tokens ahead, are not in these checkpoints.
+                alone = ["--no-mtp"] if case.family in HYBRIDS else []
+                run(sys.executable, "-c", CONVERT, converter, source, "--outtype", outtype, "--outfile", out, *alone)
                 if outtype != kind:
                     split_experts(out)
             elif quantize:

@@ -11,10 +11,12 @@ import sys
 
 import numpy as np
 
-# architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms
+# architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms; of hybrids,
+# three of four layers of which are gated delta nets: heads of keys and of values, their sizes, rows that a convolution mixes
 SHAPES = {
     "llama-1b": ("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True, False),
     "qwen3-0.6b": ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 1e6, True, True),
+    "qwen3.5-4b": ("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, 1e7, True, True, 16, 32, 128, 128, 4),
     "llama-8b": ("llama", 32, 4096, 32, 8, 128, 14336, 128256, 5e5, False, False),
 }
 # ggml's type number, elements and bytes of a block
@@ -63,7 +65,7 @@ def value(key, x):
 
 
 def main(shape, kind, out):
-    arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms = SHAPES[shape]
+    arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms, *net = SHAPES[shape]
     # K-quantised models keep the matrices of both ends in six bits.
     ends = "q6_k" if kind == "q4_k" else kind
     tensors = [("token_embd.weight", (vocab, width), ends), ("output_norm.weight", (width,), "f32")]
@@ -73,14 +75,32 @@ def main(shape, kind, out):
         b = f"blk.{i}."
         tensors += [
             (b + "attn_norm.weight", (width,), "f32"),
-            (b + "attn_q.weight", (heads * head, width), kind),
-            (b + "attn_k.weight", (kv_heads * head, width), kind),
-            (b + "attn_v.weight", (kv_heads * head, width), kind),
-            (b + "attn_output.weight", (width, heads * head), kind),
-            (b + "ffn_norm.weight", (width,), "f32"),
+            (b + ("post_attention_norm.weight" if net else "ffn_norm.weight"), (width,), "f32"),
             (b + "ffn_gate.weight", (ff, width), kind),
             (b + "ffn_up.weight", (ff, width), kind),
             (b + "ffn_down.weight", (width, ff), kind),
+        ]
+        if net and (i + 1) % 4:
+            keys, values, key, size, mixed = net
+            joined = 2 * keys * key + values * size
+            tensors += [
+                (b + "attn_qkv.weight", (joined, width), kind),
+                (b + "attn_gate.weight", (values * size, width), kind),
+                (b + "ssm_alpha.weight", (values, width), kind),
+                (b + "ssm_beta.weight", (values, width), kind),
+                (b + "ssm_conv1d.weight", (joined, mixed), "f32"),
+                (b + "ssm_a", (values,), "f32"),
+                (b + "ssm_dt.bias", (values,), "f32"),
+                (b + "ssm_norm.weight", (size,), "f32"),
+                (b + "ssm_out.weight", (width, values * size), kind),
+            ]
+            continue
+        tensors += [
+            # Hybrids have a gate beside each head of q.
+            (b + "attn_q.weight", ((2 if net else 1) * heads * head, width), kind),
+            (b + "attn_k.weight", (kv_heads * head, width), kind),
+            (b + "attn_v.weight", (kv_heads * head, width), kind),
+            (b + "attn_output.weight", (width, heads * head), kind),
         ]
         if norms:
             tensors += [(b + n, (head,), "f32") for n in ("attn_q_norm.weight", "attn_k_norm.weight")]
@@ -97,9 +117,13 @@ def main(shape, kind, out):
         value(f"{arch}.attention.value_length", head),
         value(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
         value(f"{arch}.rope.freq_base", base),
-        value(f"{arch}.rope.dimension_count", head),
+        value(f"{arch}.rope.dimension_count", head // 4 if net else head),
         value(f"{arch}.vocab_size", vocab),
     ]
+    if net:
+        keys, values, key, size, mixed = net
+        sizes = {"group_count": keys, "time_step_rank": values, "state_size": key, "inner_size": values * size, "conv_kernel": mixed}
+        metadata += [value(f"{arch}.ssm.{name}", n) for name, n in sizes.items()]
     head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata)
     at, sizes = 0, []
     for name, dims, of in tensors:
@@ -115,7 +139,8 @@ def main(shape, kind, out):
         start = 0
         for (name, dims, of), bytes_ in zip(tensors, sizes):
             if of == "f32":
-                f.write(np.ones(dims, np.float32).tobytes())
+                # States forget.
+                f.write(np.full(dims, -1 if name.endswith("ssm_a") else 1, np.float32).tobytes())
             else:
                 pool, size = pools[of], TYPES[of][2]
                 start = (start + 1009 * size) % (len(pool) // size * size)

@@ -99,6 +99,7 @@ impl Raw {
         let usual = || hidden.value.checked_div(heads.value).unwrap_or(0);
         let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
         let rotation = scaling::read(files, width)?;
+        const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
         const EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let norm_eps = match keys.dialect() {
             Dialect::Gguf => keys.needed_number(EPS)?,
@@ -111,7 +112,13 @@ impl Raw {
             kv_heads: kv_heads.unwrap_or_else(|| heads.clone()),
             heads,
             head_dim,
-            feed_forward: keys.needed(Key("intermediate_size", "feed_forward_length"))?,
+            feed_forward: match keys.size(FEED_FORWARD)? {
+                Some(width) => width,
+                // A GGUF file of experts alone states their width.
+                None => keys
+                    .size(Key("", "expert_feed_forward_length"))?
+                    .ok_or_else(|| keys.wrong(FEED_FORWARD, "a whole number", "nothing"))?,
+            },
             vocab: match rows {
                 Some(rows) => keys.stated("vocab_size", rows),
                 None => keys.needed("vocab_size")?,

@@ -29,9 +29,19 @@ pub(crate) const NAMES: &[Row] = &[
 
 /// The names where all experts' gates and ups may be one tensor, and all downs another; or they are stored one by one.
 pub(crate) const STACKS: &[Row] = &[
-    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", ""),
-    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.mlp.experts.gate_up_proj!", ""),
-    ("blocks.{}.mlp.experts.down", "model.layers.{}.mlp.experts.down_proj!", ""),
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
+    (
+        "blocks.{}.mlp.experts.gate_up",
+        "model.layers.{}.mlp.experts.gate_up_proj!",
+        "blk.{}.ffn_gate_up_exps",
+    ),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.mlp.experts.down_proj!",
+        "blk.{}.ffn_down_exps",
+    ),
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
     ("blocks.{}.mlp.experts.{}.gate", "model.layers.{}.mlp.experts.{}.gate_proj", ""),
     ("blocks.{}.mlp.experts.{}.up", "model.layers.{}.mlp.experts.{}.up_proj", ""),
     ("blocks.{}.mlp.experts.{}.down", "model.layers.{}.mlp.experts.{}.down_proj", ""),

@@ -12,7 +12,7 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Config, Options, experts, scaling};
+use crate::{Config, Options, experts, hybrid, scaling};
 use formats::gguf::Value;
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use program::{Program, Weight};
@@ -81,8 +81,14 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context: None };
     let held = &model.layers.blank.weights;
     let count = experts::count(&files.keys)?;
-    let mut metadata = metadata(config, stated, held, count);
-    let mut weights = weights(config, held, count);
+    let (mut metadata, net) =
+        (metadata(config, stated, held, count), hybrid::metadata(&files, held)?);
+    metadata.extend(
+        net.into_iter().map(|(key, value)| (format!("{}.{key}", architecture.gguf), value)),
+    );
+    let key_heads = files.keys.size("linear_num_key_heads")?.map(|heads| heads.value);
+    let tiled = key_heads.filter(|_| architecture.name != hybrid::NEXT);
+    let mut weights = weights(config, held, [count, tiled.unwrap_or(0)]);
     let rotated = match config.rope {
         Some(_) => rotation(&files, config, &mut metadata)?,
         None => Vec::new(),
@@ -118,9 +124,11 @@ pub fn check(folder: &Tensors, file: &Tensors) -> Result<()> {
 fn difference(a: &Program, b: &Program) -> Option<(String, String)> {
     let weight = |weight: &Weight| format!("{} {}", weight.name, formats::shape(&weight.shape));
     let layer = |layer: &program::CacheLayer| format!("{layer:?}");
-    // Rows of q and k in another order rotate in other pairs.
-    let node =
-        |node: &program::Node| format!("{node:?}").replace("pairing: Adjacent", "pairing: Half");
+    // Rows of q and k in another order rotate in other pairs; heads of values in another order share other keys.
+    let node = |node: &program::Node| {
+        let text = format!("{node:?}").replace("pairing: Adjacent", "pairing: Half");
+        text.replace("tiled: true", "tiled: false")
+    };
     let texts = |program: &Program| -> Vec<String> {
         let weights = program.weights.iter().map(weight);
         let nodes = program.nodes.iter().map(node);
@@ -284,7 +292,7 @@ fn rotation(
 
 /// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or as
 /// parts of what is one there.
-fn weights(config: &Config, held: &[Weight], experts: usize) -> Vec<Exported> {
+fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -> Vec<Exported> {
     let tables = config.architecture.names;
     // Experts one by one are an older form.
     let rows: Vec<&str> = tables.iter().flat_map(|table| table.iter()).map(|r| r.0).collect();
@@ -299,7 +307,12 @@ fn weights(config: &Config, held: &[Weight], experts: usize) -> Vec<Exported> {
         for canonical in [canonical.clone(), format!("{canonical}.bias")] {
             let named = candidates(&canonical, Dialect::Gguf, tables);
             let Some(name) = named.into_iter().next() else { continue };
-            let Some((source, shape)) = made(held, &canonical, config, experts) else { continue };
+            let made =
+                match hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads)) {
+                    Some(made) => made,
+                    None => made(held, &canonical, config, experts),
+                };
+            let Some((source, shape)) = made else { continue };
             if !all.iter().any(|known| known.name == name) {
                 all.push(Exported { name, shape, from: From::Source(source) });
             }
@@ -339,7 +352,8 @@ fn made(
     let (block, part) = stem.rsplit_once('.')?;
     let parts: &[&str] = match part {
         "qkv" => &["q", "k", "v"],
-        "gate_up" => &["gate", "up"],
+        // Experts' are two stacks.
+        "gate_up" if !block.ends_with(".experts") => &["gate", "up"],
         _ => return None,
     };
     let parts: Vec<&Weight> =

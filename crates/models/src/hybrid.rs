@@ -5,28 +5,41 @@ use crate::config::{Config, LAYERS, Raw};
 use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
 use crate::gemma2::norm;
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use formats::{Error, Result, Source, shape};
 use nn::{AttentionOptions, Bias, DeltaNet, DeltaNetOptions, QkNorm, Stored, Weights};
 use std::sync::Arc;
 
-/// The names of the nets, and of attention's joined matrix.
+mod export;
+
+pub(crate) use export::{exported, metadata};
+
+/// The names of the nets, of attention's joined matrix, and of what GGUF calls otherwise here.
 pub(crate) const NAMES: &[Row] = &[
-    ("blocks.{}.attention.q_gate", "model.layers.{}.self_attn.q_proj", ""),
+    (
+        "blocks.{}.mlp_norm",
+        "model.layers.{}.post_attention_layernorm",
+        "blk.{}.post_attention_norm",
+    ),
+    ("blocks.{}.attention.q_gate", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
     ("blocks.{}.delta.qkvz", "model.layers.{}.linear_attn.in_proj_qkvz", ""),
-    ("blocks.{}.delta.ba", "model.layers.{}.linear_attn.in_proj_ba", ""),
-    ("blocks.{}.delta.qkv", "model.layers.{}.linear_attn.in_proj_qkv", ""),
-    ("blocks.{}.delta.z", "model.layers.{}.linear_attn.in_proj_z", ""),
-    ("blocks.{}.delta.a", "model.layers.{}.linear_attn.in_proj_a", ""),
-    ("blocks.{}.delta.b", "model.layers.{}.linear_attn.in_proj_b", ""),
-    ("blocks.{}.delta.conv", "model.layers.{}.linear_attn.conv1d", ""),
+    ("blocks.{}.delta.ba", "model.layers.{}.linear_attn.in_proj_ba", "blk.{}.ssm_ba"),
+    ("blocks.{}.delta.qkv", "model.layers.{}.linear_attn.in_proj_qkv", "blk.{}.attn_qkv"),
+    ("blocks.{}.delta.z", "model.layers.{}.linear_attn.in_proj_z", "blk.{}.attn_gate"),
+    ("blocks.{}.delta.a", "model.layers.{}.linear_attn.in_proj_a", "blk.{}.ssm_alpha"),
+    ("blocks.{}.delta.b", "model.layers.{}.linear_attn.in_proj_b", "blk.{}.ssm_beta"),
+    ("blocks.{}.delta.conv", "model.layers.{}.linear_attn.conv1d", "blk.{}.ssm_conv1d"),
     ("blocks.{}.delta.log_decay", "model.layers.{}.linear_attn.A_log!", ""),
-    ("blocks.{}.delta.dt", "model.layers.{}.linear_attn.dt_bias!", ""),
-    ("blocks.{}.delta.norm", "model.layers.{}.linear_attn.norm", ""),
-    ("blocks.{}.delta.o", "model.layers.{}.linear_attn.out_proj", ""),
+    ("blocks.{}.delta.decay", "", "blk.{}.ssm_a!"),
+    ("blocks.{}.delta.dt", "model.layers.{}.linear_attn.dt_bias!", "blk.{}.ssm_dt.bias!"),
+    ("blocks.{}.delta.norm", "model.layers.{}.linear_attn.norm", "blk.{}.ssm_norm"),
+    ("blocks.{}.delta.o", "model.layers.{}.linear_attn.out_proj", "blk.{}.ssm_out"),
 ];
+
+/// The hybrid whose projections are stored together.
+pub(crate) const NEXT: &str = "qwen3_next";
 
 /// A hybrid's configuration.
 pub(crate) struct Hybrid {
@@ -37,6 +50,8 @@ pub(crate) struct Hybrid {
     nets: Arc<[bool]>,
     /// Biases of attention.
     bias: Bias,
+    /// Whether the file is GGUF, whose norms are stored as they are used.
+    gguf: bool,
 }
 
 impl Hybrid {
@@ -61,29 +76,49 @@ impl Hybrid {
             return Err(keys.wrong("attn_output_gate", "true, as of this architecture", false));
         }
         keys.only(Key("mamba_ssm_dtype", ""), &["float32"])?;
-        // Further heads, which guess tokens ahead.
+        // Further heads, which guess tokens ahead: GGUF counts theirs among the blocks.
         keys.note("mtp_num_hidden_layers");
+        if let Some(guessing) = keys.size(Key("", "nextn_predict_layers"))? {
+            let guessing = guessing.within(0..=raw.layers.value.saturating_sub(1))?;
+            raw.layers.value -= guessing;
+        }
+        keys.note("rope.dimension_sections");
         let nets = nets(files, &raw.layers)?;
-        let size = |key: &'static str| keys.needed(Key(key, ""));
-        let (heads, key_heads) = (size("linear_num_value_heads")?, size("linear_num_key_heads")?);
+        let heads = keys.needed(Key("linear_num_value_heads", "ssm.time_step_rank"))?;
+        let key_heads = keys.needed(Key("linear_num_key_heads", "ssm.group_count"))?;
         let key_heads_within = key_heads.within(1..=1 << 12)?;
         if !heads.within(1..=1 << 12)?.is_multiple_of(key_heads_within) {
             let expected = format!("a multiple of {} = {key_heads_within}", key_heads.key());
             return Err(heads.wrong(expected, heads.value));
         }
+        let gguf = keys.dialect() == Dialect::Gguf;
+        let value_dim = match gguf {
+            false => keys.needed(Key("linear_value_head_dim", ""))?,
+            true => {
+                let all = keys.needed(Key("", "ssm.inner_size"))?;
+                if !all.value.is_multiple_of(heads.value) {
+                    let expected = format!("a multiple of {} = {}", heads.key(), heads.value);
+                    return Err(all.wrong(expected, all.value));
+                }
+                all.map(|all| all / heads.value)
+            }
+        };
+        let key_dim = keys.needed(Key("linear_key_head_dim", "ssm.state_size"))?;
+        let kernel = keys.needed(Key("linear_conv_kernel_dim", "ssm.conv_kernel"))?;
         let bias = files.bias("attention_bias")?;
         let config = raw.check()?;
         let net = DeltaNetOptions {
             hidden: config.hidden,
             heads: heads.value,
             key_heads: key_heads.value,
-            key_dim: size("linear_key_head_dim")?.within(1..=1 << 12)?,
-            value_dim: size("linear_value_head_dim")?.within(1..=1 << 12)?,
-            kernel: size("linear_conv_kernel_dim")?.within(2..=1 << 8)?,
+            key_dim: key_dim.within(1..=1 << 12)?,
+            value_dim: value_dim.within(1..=1 << 12)?,
+            kernel: kernel.within(2..=1 << 8)?,
             norm_eps: config.norm_eps,
-            tiled: false,
+            // llama.cpp's converter reorders the heads of Qwen3.5 alone.
+            tiled: gguf && heads.value != key_heads.value && config.architecture.name != NEXT,
         };
-        Ok(Hybrid { config, net, nets, bias })
+        Ok(Hybrid { config, net, nets, bias, gguf })
     }
 
     /// The parts of its decoder, with gated feed-forwards.
@@ -107,9 +142,11 @@ impl Hybrid {
     /// How weights are made of those that are stored.
     pub(crate) fn recipes(&self) -> impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + use<> {
         let (net, heads, head_dim) = (self.net, self.config.heads, self.config.head_dim);
+        // GGUF has them as they are.
+        let less_one = !self.gguf;
         move |weights: &dyn Weights, name: &str| {
             let Some((stem, part)) = name.rsplit_once('.') else {
-                return norm(weights, name, true);
+                return norm(weights, name, less_one);
             };
             if let Some(block) = stem.strip_suffix(".delta") {
                 return delta(weights, block, part, &net);
@@ -126,16 +163,24 @@ impl Hybrid {
                     let name = stem.replace(".attention.gate", ".attention.q_gate.bias");
                     by_turns(weights, &name, 1, [heads, head_dim])
                 }
-                _ => norm(weights, name, true),
+                _ => norm(weights, name, less_one),
             }
         }
     }
 }
 
-/// Whether each layer is a net: by `layer_types`, or all but every fourth.
+/// Whether each layer is a net: by `layer_types`, or all but every fourth; in GGUF by its weights.
 fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
     const TYPES: Key = Key("layer_types", "");
     let keys = &files.keys;
+    if keys.dialect() == Dialect::Gguf {
+        // The weights say it; the keys say it again.
+        keys.note("full_attention_interval");
+        keys.note("attention.recurrent_layers");
+        let net = |layer: usize| files.names.find(&format!("blocks.{layer}.delta.decay"));
+        let layers = 0..layers.value.min(LAYERS);
+        return layers.map(|layer| Ok(net(layer)?.is_some())).collect();
+    }
     let interval = keys.size(Key("full_attention_interval", ""))?;
     let interval = interval.map_or(Ok(4), |interval| interval.within(1..=LAYERS))?;
     let Some(types) = keys.get(TYPES) else {

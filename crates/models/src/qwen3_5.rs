@@ -9,7 +9,7 @@ use formats::Result;
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Qwen3.5, its text",
     name: "qwen3_5",
-    gguf: "",
+    gguf: "qwen35",
     class: "Qwen3_5ForConditionalGeneration",
     names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,

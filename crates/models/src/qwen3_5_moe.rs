@@ -5,7 +5,7 @@ use crate::{Architecture, experts, hybrid, llama, qwen2_moe, qwen3, qwen3_next};
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Qwen3.5-MoE, its text",
     name: "qwen3_5_moe",
-    gguf: "",
+    gguf: "qwen35moe",
     class: "Qwen3_5MoeForConditionalGeneration",
     names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS, experts::STACKS, qwen2_moe::SHARED],
     signs: None,

@@ -11,7 +11,7 @@ use formats::Result;
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Qwen3-Next",
     name: "qwen3_next",
-    gguf: "",
+    gguf: "qwen3next",
     class: "Qwen3NextForCausalLM",
     names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS, experts::STACKS, qwen2_moe::SHARED],
     signs: None,

@@ -42,9 +42,15 @@ pub(crate) fn check(
         prefix.is_some_and(|prefix| name.strip_prefix(prefix).is_some_and(|n| n.starts_with('.')))
     };
     let gguf = names.dialect == Dialect::Gguf;
-    let mut unread = tensors
-        .names()
-        .filter(|name| !used.contains(name) && !derived(name) && (gguf || of_blocks(name)));
+    // Blocks that guess tokens ahead, whose count a key states that their architecture reads.
+    let guesses = |name: &str| {
+        let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
+        let of = |block: &str| tensors.get(&format!("blk.{block}.nextn.eh_proj.weight")).is_some();
+        gguf && block.is_some_and(of)
+    };
+    let mut unread = tensors.names().filter(|name| {
+        !used.contains(name) && !derived(name) && !guesses(name) && (gguf || of_blocks(name))
+    });
     let Some(first) = unread.next() else { return Ok(None) };
     let more = match unread.count() {
         0 => String::new(),

@@ -57,6 +57,7 @@ macro_rules! fixtures {
             qwen3_5 "qwen3.5",
             qwen3_5_long "qwen3.5-long",
             qwen3_5_moe "qwen3.5-moe",
+            qwen3_5_shared "qwen3.5-shared",
             qwen3_moe "qwen3-moe",
             qwen3_moe_all "qwen3-moe-all",
             qwen3_next "qwen3-next",
@@ -90,7 +91,11 @@ macro_rules! fixtures {
             qwen2_yarn_beyond_f16 "qwen2-yarn-beyond/model.f16.gguf",
             qwen3_bf16 "qwen3/model.bf16.gguf",
             qwen3_q8_0 "qwen3/model.q8_0.gguf",
+            qwen3_5_moe_f32 "qwen3.5-moe/model.f32.gguf",
+            qwen3_5_shared_f32 "qwen3.5-shared/model.f32.gguf",
+            qwen3_5_shared_q8_0 "qwen3.5-shared/model.q8_0.gguf",
             qwen3_moe_all_f32 "qwen3-moe-all/model.f32.gguf",
+            qwen3_next_f32 "qwen3-next/model.f32.gguf",
             smollm3_f32 "smollm3/model.f32.gguf",
         );
     };
