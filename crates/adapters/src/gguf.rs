@@ -26,7 +26,8 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     let parts = Parts { down: ".weight.lora_a", up: ".weight.lora_b", magnitude: &[] };
     let (pairs, rest) = pairs(path, &tensors.names(), &parts)?;
     let (path, copies) = (path.to_owned(), Vec::new());
-    let mut adapter = File { kind: Kind::Gguf, path, tensors, changes: Vec::new(), copies, made_for: None };
+    let mut adapter =
+        File { kind: Kind::Gguf, path, tensors, changes: Vec::new(), copies, made_for: None };
     if let Some(name) = rest.first() {
         return Err(adapter.wrong(name, "factors of LoRA", "another tensor"));
     }

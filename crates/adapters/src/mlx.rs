@@ -26,8 +26,14 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let tensors = Stored::Safetensors(Safetensors::open(&file)?);
     let parts = Parts { down: ".lora_a", up: ".lora_b", magnitude: &[".m"] };
     let (pairs, rest) = pairs(&file, &tensors.names(), &parts)?;
-    let mut adapter =
-        File { kind: Kind::Mlx, path: file, tensors, changes: vec![], copies: vec![], made_for: None };
+    let mut adapter = File {
+        kind: Kind::Mlx,
+        path: file,
+        tensors,
+        changes: vec![],
+        copies: vec![],
+        made_for: None,
+    };
     if let Some(name) = rest.first() {
         return Err(adapter.wrong(name, "factors of LoRA or DoRA", "another tensor"));
     }

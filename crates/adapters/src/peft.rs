@@ -83,8 +83,14 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let (tables, rest) = pairs(&file, &tensors.names(), &table)?;
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let (linears, rest) = pairs(&file, &rest, &linear)?;
-    let mut adapter =
-        File { kind: Kind::Peft, path: file, tensors, changes: vec![], copies: vec![], made_for: None };
+    let mut adapter = File {
+        kind: Kind::Peft,
+        path: file,
+        tensors,
+        changes: vec![],
+        copies: vec![],
+        made_for: None,
+    };
     for (pair, gathers) in
         linears.iter().map(|pair| (pair, false)).chain(tables.iter().map(|pair| (pair, true)))
     {

@@ -180,7 +180,8 @@ impl Opened {
             let adapter = opened.resolve(&base, file.scale)?;
             if opened.made_for().is_none() {
                 let path = file.path.display();
-                warnings.push(format!("{path}: does not say which model it was made for, but fits"));
+                warnings
+                    .push(format!("{path}: does not say which model it was made for, but fits"));
             }
             Ok((file.path.clone(), shortened(&base, adapter)?))
         };

@@ -109,7 +109,13 @@ impl Prepared {
         });
         let embeds = stated.or(assumed.is_some().then_some(EmbeddingForm::ASSUMED));
         let of_tokenizer = tokenizer.as_ref().map_or(&[][..], Tokenizer::warnings);
-        let warnings = config.warnings.iter().chain(of_tokenizer).chain(&warnings).chain(&assumed).chain(&adapters.warnings);
+        let warnings = config
+            .warnings
+            .iter()
+            .chain(of_tokenizer)
+            .chain(&warnings)
+            .chain(&assumed)
+            .chain(&adapters.warnings);
         let warnings = warnings.map(|warning| brief(warning)).collect();
         let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
         let parameters = program.weights.iter().map(elements).sum();

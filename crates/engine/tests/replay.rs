@@ -45,7 +45,11 @@ fn decoding_allocates_nothing() {
         ("llama3", Some("lora")),
     ] {
         let path = |name| root().join("../adapters").join(name);
-        let files = adapter.iter().map(|name| AdapterFile { path: path(name), scale: 1.0, any_base: false });
+        let files = adapter.iter().map(|name| AdapterFile {
+            path: path(name),
+            scale: 1.0,
+            any_base: false,
+        });
         let adapters = Adapters { files: files.collect(), ..Adapters::default() };
         let options = LoadOptions { chunk: Some(64), adapters, ..Default::default() };
         let engine = load(&root().join(case), &options);

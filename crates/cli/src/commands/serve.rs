@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
 fn library(args: &Serve) -> Outcome<Library> {
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let adapters = |model: &str| -> Vec<_> {
-        let of = |arg| (load::adapter_name(arg), load::adapter(arg));
+        let of = |arg| (load::adapter_name(arg), load::adapter(arg, args.load.any_base));
         let first = args.models.first().is_none_or(|first| *first == model);
         args.load.adapter.iter().filter(|_| first).map(of).collect()
     };

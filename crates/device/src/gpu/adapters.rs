@@ -42,7 +42,8 @@ impl<B: Backend> Adapters<B> {
     /// Which class of steps these rows are of.
     pub(super) fn class(&self, step: &Step<'_>) -> Adapted {
         let seats = step.sequences.iter().map(|sequence| sequence.adapter);
-        let gains = seats.filter_map(|seat| self.seated.get((seat as usize).checked_sub(1)?).copied());
+        let gains =
+            seats.filter_map(|seat| self.seated.get((seat as usize).checked_sub(1)?).copied());
         gains.fold(Adapted::No, |class, seated| match (class, seated) {
             (Adapted::Gains, _) | (_, Some(true)) => Adapted::Gains,
             _ => Adapted::Plain,

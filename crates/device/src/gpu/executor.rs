@@ -549,7 +549,8 @@ impl<B: Backend> GpuExecutor<B> {
                     put(&word(order, row), &[sequence.adapter - 1]);
                 }
                 let own = first as u32..first as u32 + sequence.rows;
-                for (i, _) in step.outputs.iter().enumerate().filter(|(_, row)| own.contains(*row)) {
+                for (i, _) in step.outputs.iter().enumerate().filter(|(_, row)| own.contains(*row))
+                {
                     put(&word(outputs, i), &[sequence.adapter]);
                 }
             }

@@ -58,7 +58,13 @@ fn both(engine: &Engine, adapter: Option<usize>, tokens: &[u32]) -> [Vec<f32>; 2
 }
 
 /// An engine's logits with an adapter are PEFT's, and without one those of an engine that has no room for any, to the bit.
-fn compare(case: &str, base: &str, stored: &[&str], sizes: &[(Option<usize>, usize)], on: fn(LoadOptions) -> LoadOptions) {
+fn compare(
+    case: &str,
+    base: &str,
+    stored: &[&str],
+    sizes: &[(Option<usize>, usize)],
+    on: fn(LoadOptions) -> LoadOptions,
+) {
     let expected = Expected::open(&fixtures().join(case).join("expected.safetensors"));
     let tokens = expected.ids("input_ids");
     let want = expected.floats("logits").unwrap();
@@ -110,11 +116,8 @@ fn logits_on_a_gpu_are_pefts_too() {
 fn adapters_are_shared_out_with_their_layers() {
     let several = |options| LoadOptions { device: "sim,sim".parse().unwrap(), ..options };
     compare("tables", "llama3", &["tables"], &[(None, 0)], several);
-    let behind = |options| LoadOptions {
-        device: "sim".parse().unwrap(),
-        gpu_layers: Some(1),
-        ..options
-    };
+    let behind =
+        |options| LoadOptions { device: "sim".parse().unwrap(), gpu_layers: Some(1), ..options };
     compare("lora", "llama3", &["lora"], &[(None, 1)], behind);
 }
 
@@ -159,8 +162,10 @@ fn each_sequence_of_a_step_has_its_own() {
 /// Rows of several adapters and of none, in 16 bits and in 32, and as many as take other kernels.
 #[test]
 fn each_sequence_of_a_step_of_a_gpu_has_its_own() {
-    for (sessions, cache_type) in [(6, CacheType::F32), (4, CacheType::F16), (12, CacheType::BF16)] {
-        let options = LoadOptions { sessions, cache_type, batched: true, ..options(&["lora", "rslora"], 0) };
+    for (sessions, cache_type) in [(6, CacheType::F32), (4, CacheType::F16), (12, CacheType::BF16)]
+    {
+        let options =
+            LoadOptions { sessions, cache_type, batched: true, ..options(&["lora", "rslora"], 0) };
         mix(&on_a_gpu(options));
     }
 }
@@ -279,7 +284,7 @@ fn an_adapter_that_says_so_is_its_models_alone() {
         Engine::load(root().join("llama3"), &LoadOptions { adapters, ..LoadOptions::default() })
     };
     let warned = |engine: &Engine| {
-        engine.info().warnings.iter().any(|line| line.contains("does not say which model"))
+        engine.warnings().iter().any(|line| line.contains("does not say which model"))
     };
     let engine = load(false).unwrap();
     assert!(warned(&engine));

@@ -21,7 +21,13 @@ fn seats(rows: usize, count: usize) -> Vec<u32> {
 /// Rows, columns, ranks of all sites, seats.
 type Shape = (usize, usize, usize, usize);
 
-fn down((rows, width, ranks, count): Shape, types: (Scalar, Scalar), norm: bool, outer: usize, why: &str) -> Case {
+fn down(
+    (rows, width, ranks, count): Shape,
+    types: (Scalar, Scalar),
+    norm: bool,
+    outer: usize,
+    why: &str,
+) -> Case {
     let (from, element) = types;
     let matrix = Matrix::new(Format::Dense(element), 3, count * ranks, width);
     let x = Buffer::floats(from, &noise(7, rows * width));
@@ -57,7 +63,9 @@ fn down((rows, width, ranks, count): Shape, types: (Scalar, Scalar), norm: bool,
     Case {
         kernel: low_rank_down(from, element, norm, outer > 0, schedule).record(),
         label: format!("{rows} x {width} -> {ranks}, {count} seats, {element}: {why}"),
-        numbers: down_numbers(width, ranks, count, 2).with("outer", outer as u32).with_f32("eps", EPS),
+        numbers: down_numbers(width, ranks, count, 2)
+            .with("outer", outer as u32)
+            .with_f32("eps", EPS),
         buffers,
         expected,
     }
@@ -175,7 +183,8 @@ struct Up<'a> {
 
 impl Up<'_> {
     fn numbers(&self) -> Numbers {
-        let mut numbers = Numbers::new().with("rows", self.rows as u32).with("count", self.count as u32);
+        let mut numbers =
+            Numbers::new().with("rows", self.rows as u32).with("count", self.count as u32);
         for (j, out) in self.outs.iter().enumerate() {
             numbers.set(&format!("out{j}"), *out as u32);
         }
@@ -184,7 +193,9 @@ impl Up<'_> {
 
     fn label(&self) -> String {
         let Up { rows, outs, element, rank, count, block, ending, why, .. } = self;
-        format!("{rows} x {rank} -> {outs:?}, {count} seats, {element}, blocks of {block}, {ending:?}: {why}")
+        format!(
+            "{rows} x {rank} -> {outs:?}, {count} seats, {element}, blocks of {block}, {ending:?}: {why}"
+        )
     }
 
     fn kernel(&self) -> tile::Kernel {
@@ -200,9 +211,13 @@ impl Up<'_> {
         let scale = |i: usize| if sites > 1 && i + 1 == sites { 0.0 } else { 0.5 + i as f32 };
         let scales: Vec<f32> = (0..count * sites).map(scale).collect();
         let seats = seats(rows, count);
-        let ys: Vec<Buffer> = (0..sites).map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j]))).collect();
-        let gains = matches!(ending, Ending::Gains { .. } | Ending::GainsThenGate(..)).then(|| noise(23, count * 2 * all));
-        let kept = matches!(ending, Ending::Gains { residual: true }).then(|| noise(29, rows * all));
+        let ys: Vec<Buffer> = (0..sites)
+            .map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j])))
+            .collect();
+        let gains = matches!(ending, Ending::Gains { .. } | Ending::GainsThenGate(..))
+            .then(|| noise(23, count * 2 * all));
+        let kept =
+            matches!(ending, Ending::Gains { residual: true }).then(|| noise(29, rows * all));
         let (low, factors) = (t.to_f64(), up.to_f64());
         let mut want: Vec<Vec<f64>> = ys.iter().map(Buffer::to_f64).collect();
         for row in 0..rows {
@@ -213,13 +228,16 @@ impl Up<'_> {
                 for o in 0..if scale == 0.0 { 0 } else { *out } {
                     let column = first + o;
                     let terms = (0..rank).map(|k| {
-                        factors[(seat * all + column) * rank + k] * low[(row * sites + j) * rank + k]
+                        factors[(seat * all + column) * rank + k]
+                            * low[(row * sites + j) * rank + k]
                     });
                     let y = &mut want[j][row * out + o];
                     *y += scale * terms.sum::<f64>();
                     if let Some(gains) = &gains {
-                        let [gain, offset] = [0, 1].map(|i| f64::from(gains[(seat * 2 + i) * all + column]));
-                        let base = kept.as_ref().map_or(0.0, |kept| f64::from(kept[row * all + column]));
+                        let [gain, offset] =
+                            [0, 1].map(|i| f64::from(gains[(seat * 2 + i) * all + column]));
+                        let base =
+                            kept.as_ref().map_or(0.0, |kept| f64::from(kept[row * all + column]));
                         *y = base + gain * (*y - base) + offset;
                     }
                 }
@@ -231,19 +249,29 @@ impl Up<'_> {
         buffers.extend(ys);
         buffers.extend(gains.map(|gains| Buffer::floats(F32, &gains)));
         buffers.extend(kept.map(|kept| Buffer::floats(F32, &kept)));
-        let near = |(j, want): (usize, Vec<f64>)| (first + j, Expected::Near(want, tolerance(to[j])));
+        let near =
+            |(j, want): (usize, Vec<f64>)| (first + j, Expected::Near(want, tolerance(to[j])));
         let expected = match ending {
             Ending::Gate(act, scalar) | Ending::GainsThenGate(act, scalar) => {
-                let [gate, up] = [0, 1].map(|j| want[j].iter().map(|v| *v as f32).collect::<Vec<f32>>());
+                let [gate, up] =
+                    [0, 1].map(|j| want[j].iter().map(|v| *v as f32).collect::<Vec<f32>>());
                 let mut z = vec![0.0; gate.len()];
                 gated::reference(act, &gate, &up, &mut z);
                 buffers.push(Buffer::zeros(scalar, z.len()));
                 let z = z.into_iter().map(f64::from).collect();
                 vec![(buffers.len() - 1, Expected::Near(z, tolerance(scalar)))]
             }
-            Ending::Plain | Ending::Gains { .. } => want.into_iter().enumerate().map(near).collect(),
+            Ending::Plain | Ending::Gains { .. } => {
+                want.into_iter().enumerate().map(near).collect()
+            }
         };
-        Case { kernel: self.kernel(), label: self.label(), numbers: self.numbers(), buffers, expected }
+        Case {
+            kernel: self.kernel(),
+            label: self.label(),
+            numbers: self.numbers(),
+            buffers,
+            expected,
+        }
     }
 
     fn bench(&self) -> Bench {
@@ -288,14 +316,36 @@ pub(super) fn ups() -> Vec<Case> {
     let gate = Ending::Gate(Unary::Silu, BF16);
     let gains = Ending::GainsThenGate(Unary::GeluTanh, F32);
     [
-        Up { rows: 1, outs: &[96, 40, 24], to: &[F16; 3], rank: 16, why: "one row, three sites, one unchanged", ..up },
+        Up {
+            rows: 1,
+            outs: &[96, 40, 24],
+            to: &[F16; 3],
+            rank: 16,
+            why: "one row, three sites, one unchanged",
+            ..up
+        },
         Up { outs: &[64, 8], to: &[F32, BF16], element: F32, count: 3, why: "unlike types", ..up },
         Up { rows: 37, block: 16, rank: 24, why: "blocks of rows, the last ragged", ..up },
         Up { rows: 6, rank: 72, block: 4, count: 1, why: "more ranks than registers hold", ..up },
         Up { ending: Ending::Gains { residual: true }, why: "gains around a residual", ..up },
-        Up { outs: &[20, 30], to: &[F32; 2], block: 2, ending: Ending::Gains { residual: false }, why: "gains of two sites", ..up },
+        Up {
+            outs: &[20, 30],
+            to: &[F32; 2],
+            block: 2,
+            ending: Ending::Gains { residual: false },
+            why: "gains of two sites",
+            ..up
+        },
         Up { outs: &[140, 140], to: &[F32; 2], ending: gate, why: "a gate of all rows", ..up },
-        Up { outs: &[72, 72], to: &[F32; 2], element: F32, block: 3, ending: gains, why: "gains, then a gate", ..up },
+        Up {
+            outs: &[72, 72],
+            to: &[F32; 2],
+            element: F32,
+            block: 3,
+            ending: gains,
+            why: "gains, then a gate",
+            ..up
+        },
     ]
     .iter()
     .map(Up::case)

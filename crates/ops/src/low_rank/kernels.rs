@@ -223,7 +223,8 @@ pub fn low_rank_up(
                 if let Some(gains) = gains {
                     let at = seat * (factors.all * 2u32) + column;
                     let base = kept.map_or(0.0f32.val(), |kept| kept.get(row * end + column));
-                    let shifted = gains.get(at) * (changed.get() - base) + gains.get(at + factors.all);
+                    let shifted =
+                        gains.get(at) * (changed.get() - base) + gains.get(at + factors.all);
                     changed.set(base + shifted);
                 }
             });
@@ -245,7 +246,8 @@ pub fn low_rank_up(
         }
         None => {
             for (j, site) in outputs.iter().enumerate() {
-                let inside = Order::ge(column, site.first) & Order::lt(column, site.first + site.width);
+                let inside =
+                    Order::ge(column, site.first) & Order::lt(column, site.first + site.width);
                 // What is not changed is not written either.
                 when(inside & Order::gt(seats.get(row), 0u32), || {
                     let at = row * site.width + (column - site.first);

@@ -107,13 +107,13 @@ impl Weights {
             to.vector = vec![0.0; shape.iter().product()];
             return encoding.decode(bytes, &mut to.vector);
         };
-        if to.uses.experts > 0 {
+        let each = |all: usize| all.checked_div(to.uses.experts);
+        if let Some((rows, size)) = each(rows).zip(each(bytes.len())) {
             let uses = Uses { experts: 0, ..to.uses };
             let mut all = Weights::default();
-            let own = (rows / to.uses.experts, bytes.len() / to.uses.experts);
-            for bytes in bytes.chunks_exact(own.1.max(1)) {
+            for bytes in bytes.chunks_exact(size.max(1)) {
                 all.all.push(Loaded { uses, ..Loaded::default() });
-                all.pack(all.all.len() - 1, encoding, &[own.0, columns], bytes, team)?;
+                all.pack(all.all.len() - 1, encoding, &[rows, columns], bytes, team)?;
             }
             to.of_experts = all.all;
             return Ok(());

@@ -189,17 +189,21 @@ impl Room {
             let product = node.op.product(node.weights.len());
             let gathers = product.is_none();
             let weights: Vec<WeightId> = match product {
-                Some(product) => product.projections.iter().map(|p| node.weights[p.weight]).collect(),
+                Some(product) => {
+                    product.projections.iter().map(|p| node.weights[p.weight]).collect()
+                }
                 None => vec![node.weights[0]],
             };
             let shape = |weight: WeightId| &program.weights[weight.0].shape;
-            let matrices: Vec<_> = sites.into_iter().enumerate().filter(|(_, s)| keeps(s)).collect();
+            let matrices: Vec<_> =
+                sites.into_iter().enumerate().filter(|(_, s)| keeps(s)).collect();
             let plain = |(place, _): &(usize, Option<usize>)| {
                 formats[weights[*place].0] == Some(Format::Dense(Scalar::F32))
             };
             let element = if matrices.iter().any(plain) { Scalar::F32 } else { Scalar::BF16 };
             let (input, output) = if gathers { (0, 1) } else { (1, 0) };
-            let outputs = matrices.iter().map(|(place, _)| shape(weights[*place])[output]).collect();
+            let outputs =
+                matrices.iter().map(|(place, _)| shape(weights[*place])[output]).collect();
             let input = shape(weights[0])[input];
             let group = Group { matrices, input, outputs, gathers, element };
             for factor in Factor::ALL {
@@ -217,9 +221,11 @@ impl Room {
 
     /// Bytes of all seats.
     pub(in crate::gpu) fn bytes(&self) -> usize {
-        let size = |factor| move |group: &Group| {
-            let (elements, bytes) = group.size(factor, self.rank);
-            elements * bytes
+        let size = |factor| {
+            move |group: &Group| {
+                let (elements, bytes) = group.size(factor, self.rank);
+                elements * bytes
+            }
         };
         let all = Factor::ALL.map(|factor| self.groups.iter().map(size(factor)).sum::<usize>());
         self.count * all.iter().sum::<usize>()
@@ -289,7 +295,12 @@ impl Recorder<'_> {
     }
 
     /// Changes both operands of a gate, products of `x`.
-    pub(super) fn change(&mut self, x: &TypedSlot, operands: &[TypedSlot], y: ValueId) -> Result<()> {
+    pub(super) fn change(
+        &mut self,
+        x: &TypedSlot,
+        operands: &[TypedSlot],
+        y: ValueId,
+    ) -> Result<()> {
         let Some(group) = self.group else { return Ok(()) };
         self.down(group, (x.clone(), None), None, y)?;
         self.up(group, operands, y, None, false)
@@ -474,8 +485,7 @@ impl Recorder<'_> {
             (Some(act), Adapted::Gains) => Ending::GainsThenGate(act, self.scalar(y)),
             (Some(act), _) => Ending::Gate(act, self.scalar(y)),
         };
-        let mut numbers =
-            Numbers::new().with("rows", rows as u32).with("count", room.count as u32);
+        let mut numbers = Numbers::new().with("rows", rows as u32).with("count", room.count as u32);
         let names: Vec<[String; 2]> =
             (0..products.len()).map(|j| ["out", "y"].map(|part| format!("{part}{j}"))).collect();
         let mut bound = vec![
@@ -487,7 +497,8 @@ impl Recorder<'_> {
             ("kept", self.low(1, rows * sites.outputs[0])),
             ("z", self.value(y)),
         ];
-        for ([out, name], (product, width)) in names.iter().zip(products.iter().zip(&sites.outputs)) {
+        for ([out, name], (product, width)) in names.iter().zip(products.iter().zip(&sites.outputs))
+        {
             numbers.set(out, *width as u32);
             bound.push((name.as_str(), product.slot.clone()));
         }
