@@ -11,6 +11,7 @@
 //! each step may take: whatever goes beyond is an error of that request alone.
 
 mod gbnf;
+mod schema;
 mod tools;
 
 use engine::reasoning::Opening;
@@ -45,8 +46,7 @@ const LONGEST_REASON: usize = 300;
 pub enum Grammar {
     /// A JSON object.
     Json,
-    /// JSON that a JSON schema (draft 2020-12, as far as llguidance knows it) allows. Keywords that
-    /// are not known are refused.
+    /// JSON that a JSON schema (draft 2020-12) allows. Keywords that cannot be followed are refused.
     Schema(Value),
     /// A text that all of this regular expression matches.
     Regex(String),
@@ -273,6 +273,9 @@ fn laid_out(schema: &Value) -> Result<Value> {
     let values = fields.values().map(values).sum::<usize>();
     if values > MOST_VALUES {
         return Err(Error::new("schema", format!("at most {MOST_VALUES} values"), values));
+    }
+    if let Value::Object(plain) = schema::plain(&Value::Object(fields.clone()))? {
+        fields = plain;
     }
     fields.insert("x-guidance".to_string(), layout);
     Ok(Value::Object(fields))

@@ -98,3 +98,87 @@ fn reasoning_may_come_before() {
         assert!(!takes(&own, &with(opened), object), "{grammar:?}");
     }
 }
+
+#[test]
+fn keywords_are_put_into_others() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let kind = json!({ "enum": ["a", "b"] });
+    let cases = [
+        (
+            json!({ "type": "object", "properties": { "k": kind, "n": { "type": "integer" } }, "required": ["k"],
+                "if": { "properties": { "k": { "const": "a" } } }, "then": { "required": ["n"] } }),
+            vec![r#"{"k": "a", "n": 1}"#, r#"{"k": "b"}"#],
+            vec![r#"{"k": "a"}"#],
+        ),
+        (
+            json!({ "type": "object", "properties": { "a": { "type": "null" }, "b": { "type": "null" } },
+                "additionalProperties": false, "dependentRequired": { "a": ["b"] } }),
+            vec![r#"{"b": null}"#, "{}", r#"{"a": null, "b": null}"#],
+            vec![r#"{"a": null}"#],
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "$ref": "#/$defs/names" },
+                "additionalProperties": { "type": "integer" }, "$defs": { "names": { "enum": ["x.y", "z"] } } }),
+            vec![r#"{"x.y": 1, "z": 2}"#],
+            vec![r#"{"xqy": 1}"#, r#"{"z": "1"}"#],
+        ),
+        (
+            json!({ "allOf": [{ "type": "object", "properties": { "a": { "type": "null" } } }],
+                "properties": { "b": { "type": "null" } }, "unevaluatedProperties": false }),
+            vec![r#"{"a": null}"#, r#"{"b": null}"#],
+            vec![r#"{"c": null}"#],
+        ),
+        (
+            json!({ "type": "array", "prefixItems": [{ "type": "null" }], "unevaluatedItems": false }),
+            vec!["[null]", "[]"],
+            vec!["[null, 1]"],
+        ),
+        (
+            json!({ "type": "array", "items": { "type": "integer" }, "contains": { "minimum": 9 } }),
+            vec!["[9]", "[1, 2, 9, 3]"],
+            vec!["[]", "[\"9\"]"],
+        ),
+        (
+            json!({ "not": { "type": ["object", "array", "string"] } }),
+            vec!["1.5", "null"],
+            vec!["{", "\""],
+        ),
+        (json!({ "type": "boolean", "not": { "const": true } }), vec!["false"], vec!["true"]),
+        (
+            json!({ "oneOf": [{ "type": "integer", "minimum": 0, "maximum": 9 },
+                { "type": "integer", "minimum": 5, "maximum": 20 }] }),
+            vec!["3", "15"],
+            vec!["7", "30"],
+        ),
+        (
+            json!({ "$id": "http://a.b/c", "$defs": { "n": { "$anchor": "number", "type": "integer" },
+                "m": { "$id": "d", "$defs": { "o~p": { "type": "null" } }, "$ref": "#/$defs/o~0p" } },
+                "type": "array", "prefixItems": [{ "$ref": "#number" }, { "$ref": "d" }], "items": false }),
+            vec!["[1, null]"],
+            vec!["[null", "[1, 1"],
+        ),
+        (json!({ "type": "string", "format": "json-pointer" }), vec!["\"/a/~0\""], vec!["\"a"]),
+        (json!({ "type": "string", "maxLength": 2.0 }), vec!["\"ab\""], vec!["\"abc\""]),
+    ];
+    for (schema, good, bad) in cases {
+        let source = grammars.compile(&Grammar::Schema(schema.clone()), Opening::Answer).unwrap();
+        for text in good {
+            assert!(takes(&own, &source, text), "{schema}: {text}");
+        }
+        for text in bad {
+            assert!(!takes(&own, &source, text), "{schema}: {text}");
+        }
+    }
+    // What cannot be said otherwise is refused by its name, and what is not there by its own.
+    for (schema, name) in [
+        (json!({ "type": "array", "uniqueItems": true }), "uniqueItems"),
+        (json!({ "not": { "pattern": "a" } }), "not"),
+        (json!({ "type": "array", "contains": { "const": 1 }, "maxContains": 1 }), "maxContains"),
+        (json!({ "$ref": "other.json" }), "other.json"),
+        (json!({ "$ref": "#nowhere" }), "#nowhere"),
+    ] {
+        let refused = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap_err();
+        assert!(refused.to_string().contains(name), "{refused}");
+    }
+}

@@ -1,0 +1,421 @@
+//! JSON schemas in the keywords that llguidance follows. What others say is said in these, alike, or where that cannot be, in a
+//! way that allows less:
+//!
+//! - `contains` is met by one of the first [`PLACES`] items;
+//! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf` names, not what all that fit do;
+//! - formats of names and addresses in any script are those in ASCII.
+//!
+//! So whatever is written is valid by the schema as it was given. A keyword that can be put into no other stays, and llguidance
+//! refuses it by its name.
+
+mod evaluated;
+mod negation;
+mod references;
+
+use formats::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+/// A schema that is no boolean.
+type Object = Map<String, Value>;
+
+/// Items of which one meets `contains`.
+const PLACES: usize = 4;
+/// Dependencies of one schema, each of which doubles its alternatives.
+const MOST_DEPENDENCIES: usize = 6;
+/// Branches of `oneOf` that are told apart by what the others are not.
+const MOST_BRANCHES: usize = 4;
+/// By how many times a schema may become longer.
+const MOST_TIMES: usize = 8;
+
+/// Keywords whose value is a schema, a list of schemas, and schemas by names.
+const ONE: [&str; 12] = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+const LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
+const NAMED: [&str; 6] =
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+
+/// Keywords that say nothing about what is valid.
+const NOTES: [&str; 17] = [
+    "$anchor",
+    "$comment",
+    "$defs",
+    "$dynamicAnchor",
+    "$id",
+    "$schema",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "examples",
+    "readOnly",
+    "title",
+    "writeOnly",
+];
+
+/// Formats that are not followed, and what is: another, which allows less, or a pattern.
+const FORMATS: [(&str, &str); 5] = [
+    ("idn-email", "email"),
+    ("idn-hostname", "hostname"),
+    ("iri", "uri"),
+    ("iri-reference", "uri"),
+    ("uri-reference", "uri"),
+];
+const PATTERNS: [(&str, &str); 4] = [
+    ("json-pointer", "^(/([^~/]|~[01])*)*$"),
+    ("relative-json-pointer", "^(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)$"),
+    ("regex", "^[A-Za-z0-9 _-]*$"),
+    ("uri-template", "^[A-Za-z0-9/_.-]*(\\{[A-Za-z0-9_]+\\}[A-Za-z0-9/_.-]*)*$"),
+];
+
+/// A schema in the keywords that llguidance follows.
+///
+/// # Errors
+/// References to what is not part of it; one that would become too long.
+pub(crate) fn plain(schema: &Value) -> Result<Value> {
+    let mut plain = references::resolved(schema)?;
+    let whole = plain.clone();
+    Rewriter { whole: &whole }.schema(&mut plain);
+    let (long, most) = (plain.to_string().len(), schema.to_string().len() * MOST_TIMES + 4096);
+    if long > most {
+        let expected = format!("conditions that take at most {most} bytes as alternatives");
+        return Err(Error::new("schema", expected, long).of(ErrorKind::Unsupported));
+    }
+    Ok(plain)
+}
+
+/// The parts of a schema that are schemas, as JSON pointers from it.
+fn parts(schema: &Value) -> Vec<String> {
+    let Value::Object(fields) = schema else { return Vec::new() };
+    let mut all = Vec::new();
+    for (key, value) in fields {
+        let key: &str = key;
+        match value {
+            Value::Array(list) if LISTS.contains(&key) => {
+                all.extend((0..list.len()).map(|i| format!("/{key}/{i}")));
+            }
+            Value::Object(named) if NAMED.contains(&key) => {
+                let schemas = named.iter().filter(|(_, value)| is_schema(value));
+                all.extend(
+                    schemas.map(|(name, _)| format!("/{key}/{}", references::segment(name))),
+                );
+            }
+            value if ONE.contains(&key) && is_schema(value) => all.push(format!("/{key}")),
+            _ => {}
+        }
+    }
+    all
+}
+
+fn is_schema(value: &Value) -> bool {
+    value.is_object() || value.is_boolean()
+}
+
+/// Adds a schema that has to be met as well.
+fn also(schema: &mut Object, more: Value) {
+    let all = schema.entry("allOf").or_insert_with(|| json!([]));
+    if let Value::Array(all) = all {
+        all.push(more);
+    }
+}
+
+struct Rewriter<'a> {
+    /// The schema that references are into.
+    whole: &'a Value,
+}
+
+impl Rewriter<'_> {
+    /// The schema itself, or the one that it refers to and nothing else.
+    fn followed<'s>(&'s self, schema: &'s Value) -> &'s Value {
+        let mut at = schema;
+        // A reference that leads to itself leads nowhere.
+        for _ in 0..16 {
+            let Some(to) = at.get("$ref").and_then(Value::as_str) else { return at };
+            let more = |fields: &Object| {
+                fields.keys().any(|key| key != "$ref" && !NOTES.contains(&key.as_str()))
+            };
+            match to.strip_prefix('#').and_then(|pointer| self.whole.pointer(pointer)) {
+                Some(found) if !at.as_object().is_some_and(more) => at = found,
+                _ => return at,
+            }
+        }
+        schema
+    }
+
+    /// Rewrites a schema and all of its parts.
+    fn schema(&self, schema: &mut Value) {
+        if let Value::Object(fields) = schema {
+            self.evaluated(fields);
+            // What is said about what is not met comes before anything is said in a way that allows less.
+            self.conditions(fields);
+            self.exclusions(fields);
+            dependencies(fields);
+            contained(fields);
+            self.names(fields);
+            details(fields);
+        }
+        for part in parts(schema) {
+            if let Some(part) = schema.pointer_mut(&part) {
+                self.schema(part);
+            }
+        }
+    }
+
+    /// `if`, `then` and `else` as alternatives.
+    fn conditions(&self, fields: &mut Object) {
+        let Some(condition) = fields.get("if") else {
+            fields.remove("then");
+            fields.remove("else");
+            return;
+        };
+        if !fields.contains_key("then") && !fields.contains_key("else") {
+            fields.remove("if");
+            return;
+        }
+        let known = Value::Object(fields.clone());
+        let Some(otherwise) = self.negated(condition, Some(&known)) else { return };
+        let condition = condition.clone();
+        let mut outcome = |key: &str| fields.remove(key).unwrap_or(Value::Bool(true));
+        let (then, other) = (outcome("then"), outcome("else"));
+        fields.remove("if");
+        also(
+            fields,
+            json!({ "anyOf": [{ "allOf": [condition, then] }, { "allOf": [otherwise, other] }] }),
+        );
+    }
+
+    /// `not`, and `oneOf` whose branches say what they are not.
+    fn exclusions(&self, fields: &mut Object) {
+        if !fields.contains_key("not") && !fields.contains_key("oneOf") {
+            return;
+        }
+        let known = Value::Object(fields.clone());
+        if let Some(excluded) = fields.get("not")
+            && let Some(rest) = self.negated(excluded, Some(&known))
+        {
+            fields.remove("not");
+            also(fields, rest);
+        }
+        let Some(Value::Array(branches)) = fields.get("oneOf") else { return };
+        if !(2..=MOST_BRANCHES).contains(&branches.len()) {
+            return;
+        }
+        let negated: Option<Vec<Value>> =
+            branches.iter().map(|branch| self.negated(branch, Some(&known))).collect();
+        let Some(negated) = negated else { return };
+        let alone = |i: usize| {
+            let others = negated.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, n)| n);
+            let all: Vec<&Value> = std::iter::once(&branches[i]).chain(others).collect();
+            json!({ "allOf": all })
+        };
+        let alternatives: Vec<Value> = (0..branches.len()).map(alone).collect();
+        fields.remove("oneOf");
+        also(fields, json!({ "anyOf": alternatives }));
+    }
+
+    /// `propertyNames` as patterns of properties.
+    fn names(&self, fields: &mut Object) {
+        let Some(names) = fields.get("propertyNames") else { return };
+        let rule = match self.followed(names) {
+            Value::Bool(true) => None,
+            Value::Bool(false) => {
+                fields.remove("propertyNames");
+                also(fields, json!({ "maxProperties": 0 }));
+                return;
+            }
+            names => match Names::of(names) {
+                Some(rule) => Some(rule),
+                None => return,
+            },
+        };
+        if let Some(rule) = rule {
+            if fields.contains_key("patternProperties") {
+                return;
+            }
+            let listed = fields.get("properties").and_then(Value::as_object);
+            let listed: Vec<String> = listed.into_iter().flat_map(Object::keys).cloned().collect();
+            let fits: Option<Vec<bool>> = listed.iter().map(|name| rule.fits(name)).collect();
+            let Some(fits) = fits else { return };
+            if let Some(Value::Object(properties)) = fields.get_mut("properties") {
+                for (name, _) in listed.iter().zip(&fits).filter(|(_, fits)| !**fits) {
+                    properties.insert(name.clone(), Value::Bool(false));
+                }
+            }
+            let others = fields.remove("additionalProperties").unwrap_or(Value::Bool(true));
+            if others != Value::Bool(false) {
+                fields.insert("patternProperties".to_string(), json!({ rule.pattern(): others }));
+            }
+            fields.insert("additionalProperties".to_string(), Value::Bool(false));
+        }
+        fields.remove("propertyNames");
+    }
+}
+
+/// What names of properties must be.
+enum Names {
+    These(Vec<String>),
+    Long(u64, Option<u64>),
+    Pattern(String),
+}
+
+impl Names {
+    /// What a schema says of names, if it is one thing.
+    fn of(schema: &Value) -> Option<Names> {
+        let fields = schema.as_object()?;
+        let says = |key: &&String| !NOTES.contains(&key.as_str()) && *key != "type";
+        if fields.get("type").is_some_and(|kind| kind != "string") {
+            return None;
+        }
+        let keys: Vec<&str> = fields.keys().filter(says).map(String::as_str).collect();
+        let number = |key: &str| fields.get(key).map(|number| whole(number).as_u64());
+        match keys[..] {
+            [] => Some(Names::Long(0, None)),
+            ["enum"] => {
+                let names = fields["enum"].as_array()?.iter().filter_map(Value::as_str);
+                Some(Names::These(names.map(str::to_string).collect()))
+            }
+            ["const"] => Some(Names::These(vec![fields["const"].as_str()?.to_string()])),
+            ["pattern"] => Some(Names::Pattern(fields["pattern"].as_str()?.to_string())),
+            _ if keys.iter().all(|key| ["minLength", "maxLength"].contains(key)) => {
+                let least = number("minLength").unwrap_or(Some(0))?;
+                let most = match number("maxLength") {
+                    Some(most) => Some(most?),
+                    None => None,
+                };
+                Some(Names::Long(least, most))
+            }
+            _ => None,
+        }
+    }
+
+    fn pattern(&self) -> String {
+        match self {
+            Names::These(names) => {
+                let escape = |c: char| match c {
+                    c if c.is_alphanumeric() || c == '_' => c.to_string(),
+                    c => format!("\\u{{{:x}}}", u32::from(c)),
+                };
+                let names = names.iter().map(|name| name.chars().map(escape).collect::<String>());
+                format!("^({})$", names.collect::<Vec<_>>().join("|"))
+            }
+            Names::Long(least, most) => {
+                let most = most.map_or(String::new(), |most| most.to_string());
+                format!("^(?s:.){{{least},{most}}}$")
+            }
+            Names::Pattern(pattern) => pattern.clone(),
+        }
+    }
+
+    /// Whether a name is such a one; `None` where that is not known here.
+    fn fits(&self, name: &str) -> Option<bool> {
+        let long = name.chars().count() as u64;
+        match self {
+            Names::These(names) => Some(names.iter().any(|own| own == name)),
+            Names::Long(least, most) => {
+                Some(long >= *least && most.is_none_or(|most| long <= most))
+            }
+            Names::Pattern(_) => None,
+        }
+    }
+}
+
+/// `dependentRequired`, `dependentSchemas` and what `dependencies` said before them: each property is absent, or what depends on it
+/// holds.
+fn dependencies(fields: &mut Object) {
+    for key in ["dependencies", "dependentRequired", "dependentSchemas"] {
+        let Some(Value::Object(all)) = fields.get(key) else { continue };
+        if all.len() > MOST_DEPENDENCIES {
+            continue;
+        }
+        let either = |(name, what): (&String, &Value)| {
+            let absent = json!({ "properties": { name: false } });
+            let holds = match what {
+                Value::Array(names) => {
+                    let names: Vec<Value> = std::iter::once(name.as_str().into())
+                        .chain(names.iter().cloned())
+                        .collect();
+                    json!({ "required": names })
+                }
+                schema => json!({ "allOf": [{ "required": [name] }, schema] }),
+            };
+            json!({ "anyOf": [absent, holds] })
+        };
+        let all: Vec<Value> = all.iter().map(either).collect();
+        fields.remove(key);
+        all.into_iter().for_each(|either| also(fields, either));
+    }
+}
+
+/// `contains` as alternatives of items, where no number of them is too many.
+fn contained(fields: &mut Object) {
+    let Some(wanted) = fields.get("contains").cloned() else {
+        fields.remove("minContains");
+        fields.remove("maxContains");
+        return;
+    };
+    if fields.contains_key("maxContains") || fields.contains_key("unevaluatedItems") {
+        return;
+    }
+    let least = match fields.get("minContains").map(whole) {
+        None => 1,
+        Some(least) => match least.as_u64() {
+            Some(least @ 0..=64) => least as usize,
+            _ => return,
+        },
+    };
+    fields.remove("contains");
+    fields.remove("minContains");
+    let with = |before: usize| {
+        let mut items = vec![Value::Bool(true); before];
+        items.extend(vec![wanted.clone(); least]);
+        json!({ "minItems": items.len(), "prefixItems": items })
+    };
+    match least {
+        0 => {}
+        1 => also(fields, json!({ "anyOf": (0..PLACES).map(with).collect::<Vec<_>>() })),
+        _ => also(fields, with(0)),
+    }
+}
+
+/// Whole numbers that are written as fractions, and formats.
+fn details(fields: &mut Object) {
+    for key in ["Items", "Length", "Properties"]
+        .iter()
+        .flat_map(|of| [format!("min{of}"), format!("max{of}")])
+    {
+        if let Some(number) = fields.get_mut(&key) {
+            *number = whole(number);
+        }
+    }
+    let Some(format) = fields.get("format").and_then(Value::as_str) else { return };
+    if let Some((_, other)) = FORMATS.iter().find(|(name, _)| *name == format) {
+        fields.insert("format".to_string(), (*other).into());
+    } else if let Some((_, pattern)) = PATTERNS.iter().find(|(name, _)| *name == format) {
+        fields.remove("format");
+        also(fields, json!({ "pattern": pattern }));
+    }
+}
+
+/// A number that may be written as a fraction of one, as a whole one.
+fn whole(number: &Value) -> Value {
+    match number.as_f64() {
+        Some(value) if value.fract() == 0.0 && (0.0..=9e15).contains(&value) => {
+            Value::from(value as u64)
+        }
+        _ => number.clone(),
+    }
+}

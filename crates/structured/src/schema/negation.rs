@@ -1,0 +1,149 @@
+//! What a schema does not allow, as a schema, where that can be said without `not`.
+
+use serde_json::{Value, json};
+
+use super::{NOTES, Object, Rewriter, whole};
+
+/// References that are followed.
+const DEEPEST: usize = 16;
+
+const TYPES: [&str; 6] = ["array", "boolean", "null", "number", "object", "string"];
+
+impl Rewriter<'_> {
+    /// A schema that is met only where `schema` is not, and by as much of that as can be said; `None` where that cannot be. `known`
+    /// is met in any case.
+    pub(super) fn negated(&self, schema: &Value, known: Option<&Value>) -> Option<Value> {
+        self.without(schema, known, DEEPEST)
+    }
+
+    fn without(&self, schema: &Value, known: Option<&Value>, deep: usize) -> Option<Value> {
+        let deep = deep.checked_sub(1)?;
+        let fields = match schema {
+            Value::Bool(all) => return Some(Value::Bool(!all)),
+            Value::Object(fields) => fields,
+            _ => return None,
+        };
+        // It is not met where any of its keywords is not.
+        let mut ways = Vec::new();
+        for (key, value) in fields.iter().filter(|(key, _)| !NOTES.contains(&key.as_str())) {
+            self.way(key, value, known, deep, &mut ways)?;
+        }
+        ways.retain(|way| *way != Value::Bool(false));
+        Some(match ways.len() {
+            0 => Value::Bool(false),
+            1 => ways.remove(0),
+            _ => json!({ "anyOf": ways }),
+        })
+    }
+
+    /// Adds the ways in which a keyword is not met.
+    fn way(
+        &self,
+        key: &str,
+        value: &Value,
+        known: Option<&Value>,
+        deep: usize,
+        ways: &mut Vec<Value>,
+    ) -> Option<()> {
+        match (key, value) {
+            ("$ref", Value::String(to)) => {
+                let found = self.whole.pointer(to.strip_prefix('#')?)?;
+                ways.push(self.without(found, known, deep)?);
+            }
+            ("not", schema) => ways.push(schema.clone()),
+            ("required", Value::Array(names)) => {
+                for name in names {
+                    let absent = json!({ name.as_str()?: false });
+                    ways.push(json!({ "type": "object", "properties": absent }));
+                }
+            }
+            ("properties", Value::Object(properties)) => {
+                for (name, schema) in properties {
+                    let known = known.and_then(|known| self.property(known, name));
+                    let other = self.without(schema, known, deep)?;
+                    if other != Value::Bool(false) {
+                        let properties = json!({ name: other });
+                        ways.push(json!({ "type": "object", "required": [name], "properties": properties }));
+                    }
+                }
+            }
+            ("const", value) => ways.push(self.others(std::slice::from_ref(value), known)?),
+            ("enum", Value::Array(values)) => ways.push(self.others(values, known)?),
+            ("type", names) => ways.push(other_types(names)?),
+            ("allOf", Value::Array(all)) => {
+                for schema in all {
+                    ways.push(self.without(schema, known, deep)?);
+                }
+            }
+            ("anyOf", Value::Array(any)) => {
+                let none: Option<Vec<Value>> =
+                    any.iter().map(|schema| self.without(schema, known, deep)).collect();
+                ways.push(json!({ "allOf": none? }));
+            }
+            (key, number) => ways.push(beyond(key, number)?),
+        }
+        Some(())
+    }
+
+    /// What is known of a property.
+    fn property<'s>(&'s self, known: &'s Value, name: &str) -> Option<&'s Value> {
+        self.followed(known).get("properties")?.get(name)
+    }
+
+    /// All values but these, of those that are known to be possible.
+    fn others(&self, values: &[Value], known: Option<&Value>) -> Option<Value> {
+        let known = self.followed(known?).as_object()?;
+        let rest: Vec<Value> =
+            possible(known)?.into_iter().filter(|value| !values.contains(value)).collect();
+        Some(if rest.is_empty() { Value::Bool(false) } else { json!({ "enum": rest }) })
+    }
+}
+
+/// The values that a schema allows, if they are few.
+fn possible(schema: &Object) -> Option<Vec<Value>> {
+    match (schema.get("enum"), schema.get("const"), schema.get("type").and_then(Value::as_str)) {
+        (Some(Value::Array(values)), _, _) => Some(values.clone()),
+        (_, Some(value), _) => Some(vec![value.clone()]),
+        (_, _, Some("boolean")) => Some(vec![false.into(), true.into()]),
+        (_, _, Some("null")) => Some(vec![Value::Null]),
+        _ => None,
+    }
+}
+
+/// Values of other types. Numbers that are no integers are left out with the integers.
+fn other_types(names: &Value) -> Option<Value> {
+    let names: Vec<&str> = match names {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().map(Value::as_str).collect::<Option<_>>()?,
+        _ => return None,
+    };
+    let is = |kind: &str| names.contains(&kind) || kind == "number" && names.contains(&"integer");
+    let rest: Vec<&str> = TYPES.into_iter().filter(|kind| !is(kind)).collect();
+    Some(if rest.is_empty() { Value::Bool(false) } else { json!({ "type": rest }) })
+}
+
+/// Values beyond a bound.
+fn beyond(key: &str, bound: &Value) -> Option<Value> {
+    let number = |other: &str| Some(json!({ "type": "number", other: bound }));
+    let counted = whole(bound).as_u64();
+    let fewer = |kind: &str, of: &str| match counted? {
+        0 => Some(Value::Bool(false)),
+        least => Some(json!({ "type": kind, format!("max{of}"): least - 1 })),
+    };
+    let more = |kind: &str, of: &str| {
+        Some(json!({ "type": kind, format!("min{of}"): counted?.checked_add(1)? }))
+    };
+    match key {
+        "minimum" => number("exclusiveMaximum"),
+        "maximum" => number("exclusiveMinimum"),
+        "exclusiveMinimum" => number("maximum"),
+        "exclusiveMaximum" => number("minimum"),
+        "minLength" => fewer("string", "Length"),
+        "maxLength" => more("string", "Length"),
+        "minItems" => fewer("array", "Items"),
+        "maxItems" => more("array", "Items"),
+        "minProperties" => fewer("object", "Properties"),
+        "maxProperties" => more("object", "Properties"),
+        _ => None,
+    }
+}

@@ -1,0 +1,222 @@
+//! References to parts of a schema by anchors, by names of their own (`$id`), or by pointers that need decoding, as plain pointers
+//! to definitions.
+
+use std::collections::{BTreeMap, HashMap};
+
+use formats::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
+
+use super::parts;
+
+/// Where the parts of a schema are, by JSON pointers.
+#[derive(Default)]
+struct Index {
+    /// Schemas with names of their own.
+    names: HashMap<String, String>,
+    /// Anchors, each within a schema of such a name.
+    anchors: HashMap<(String, String), String>,
+    /// Anchors that are looked for from without first.
+    dynamic: HashMap<String, Vec<String>>,
+    /// The schemas that refer to others: where, by which keyword, from within which name, and to what.
+    references: Vec<(String, &'static str, String, String)>,
+}
+
+/// A schema whose references are plain pointers: the same one where they are already.
+///
+/// # Errors
+/// References to what is not part of it.
+pub(super) fn resolved(schema: &Value) -> Result<Value> {
+    let mut index = Index::default();
+    index.names.insert(String::new(), String::new());
+    index.walk(schema, String::new(), String::new());
+    let named = index.names.len() > 1 || !index.anchors.is_empty() || !index.dynamic.is_empty();
+    let is_plain = |(_, key, _, to): &(String, &str, String, String)| {
+        let pointer = to.strip_prefix('#');
+        let odd = to.contains(['%', '~']) || *key != "$ref";
+        !odd && pointer.is_some_and(|pointer| schema.pointer(pointer).is_some())
+    };
+    if !named && index.references.iter().all(is_plain) {
+        return Ok(schema.clone());
+    }
+    let mut plain = schema.clone();
+    let taken = schema.get("$defs").and_then(Value::as_object);
+    let mut targets: BTreeMap<String, String> = BTreeMap::new();
+    for (at, key, base, to) in &index.references {
+        let Some(target) = index.target(schema, key, base, to)? else { continue };
+        let mut free = (targets.len()..).map(|n| format!("part{n}"));
+        let mut fresh = || free.find(|name| taken.is_none_or(|taken| !taken.contains_key(name)));
+        let pointer = if target.is_empty() {
+            "#".to_string()
+        } else {
+            let name = match targets.get(&target) {
+                Some(name) => name.clone(),
+                None => fresh().unwrap_or_default(),
+            };
+            targets.insert(target, name.clone());
+            format!("#/$defs/{name}")
+        };
+        if let Some(Value::Object(fields)) = plain.pointer_mut(at) {
+            fields.remove(*key);
+            fields.insert("$ref".to_string(), pointer.into());
+        }
+    }
+    anonymous(&mut plain);
+    let parts: Vec<(String, Value)> = targets
+        .into_iter()
+        .filter_map(|(target, name)| Some((name, plain.pointer(&target)?.clone())))
+        .collect();
+    if let Value::Object(fields) = &mut plain {
+        let all = fields.entry("$defs").or_insert_with(|| json!({}));
+        if let Value::Object(all) = all {
+            all.extend(parts);
+        }
+    }
+    Ok(plain)
+}
+
+impl Index {
+    fn walk(&mut self, schema: &Value, at: String, base: String) {
+        let text = |key: &str| schema.get(key).and_then(Value::as_str);
+        let base = match text("$id").or(text("id")) {
+            Some(id) => {
+                let name = joined(&base, id.split('#').next().unwrap_or_default());
+                self.names.entry(name.clone()).or_insert_with(|| at.clone());
+                name
+            }
+            None => base,
+        };
+        if let Some(anchor) = text("$anchor") {
+            self.anchors.insert((base.clone(), anchor.to_string()), at.clone());
+        }
+        if let Some(anchor) = text("$dynamicAnchor") {
+            self.anchors.insert((base.clone(), anchor.to_string()), at.clone());
+            self.dynamic.entry(anchor.to_string()).or_default().push(at.clone());
+        }
+        for key in ["$ref", "$dynamicRef"] {
+            if let Some(to) = text(key) {
+                self.references.push((at.clone(), key, base.clone(), to.to_string()));
+            }
+        }
+        for part in parts(schema) {
+            if let Some(inner) = schema.pointer(&part) {
+                self.walk(inner, format!("{at}{part}"), base.clone());
+            }
+        }
+    }
+
+    /// Where a reference leads; `None` where that depends on how it was come by.
+    fn target(&self, schema: &Value, key: &str, base: &str, to: &str) -> Result<Option<String>> {
+        let (name, fragment) = to.split_once('#').unwrap_or((to, ""));
+        if key == "$dynamicRef" && self.dynamic.get(fragment).is_none_or(|all| all.len() != 1) {
+            return Ok(None);
+        }
+        let name = if name.is_empty() { base.to_string() } else { joined(base, name) };
+        let unknown = || {
+            let error = Error::new("schema", "references to parts of itself", to);
+            error.of(ErrorKind::Unsupported)
+        };
+        let root = self.names.get(&name).ok_or_else(unknown)?;
+        let fragment = decoded(fragment);
+        let target = match fragment.strip_prefix('/') {
+            Some(_) => format!("{root}{fragment}"),
+            None if fragment.is_empty() => root.clone(),
+            None => self.anchors.get(&(name, fragment)).ok_or_else(unknown)?.clone(),
+        };
+        schema.pointer(&target).ok_or_else(unknown)?;
+        Ok(Some(target))
+    }
+}
+
+/// Takes names and anchors away, which nothing refers to any more.
+fn anonymous(schema: &mut Value) {
+    if let Value::Object(fields) = schema {
+        for key in ["$id", "$anchor", "$dynamicAnchor"] {
+            fields.remove(key);
+        }
+    }
+    for part in parts(schema) {
+        if let Some(part) = schema.pointer_mut(&part) {
+            anonymous(part);
+        }
+    }
+}
+
+/// A name relative to another, as RFC 3986 (5.2) joins them.
+fn joined(base: &str, name: &str) -> String {
+    let has_scheme = name.split_once(':').is_some_and(|(scheme, _)| {
+        let mut letters = scheme.chars();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+        letters.next().is_some_and(|c| c.is_ascii_alphabetic()) && letters.all(plain)
+    });
+    if has_scheme || base.is_empty() {
+        return name.to_string();
+    }
+    let authority = base.find("://").map(|at| at + 3);
+    let path = match authority {
+        Some(from) => base[from..].find('/').map_or(base.len(), |at| from + at),
+        None => 0,
+    };
+    if name.starts_with("//") {
+        return format!("{}{name}", &base[..authority.unwrap_or(0).saturating_sub(2)]);
+    }
+    let folder = match name.starts_with('/') {
+        true => path,
+        false => base[path..].rfind('/').map_or(path, |at| path + at + 1),
+    };
+    let mut segments: Vec<&str> = Vec::new();
+    // An authority without a path has the root's.
+    let root = if path == base.len() && !name.starts_with('/') { "/" } else { "" };
+    let whole = format!("{root}{}{name}", &base[path..folder]);
+    for segment in whole.split('/') {
+        match segment {
+            "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    format!("{}{}", &base[..path], segments.join("/"))
+}
+
+/// A fragment without its percent signs; one that is not UTF-8 stays.
+fn decoded(fragment: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), fragment.as_bytes());
+    while let [first, tail @ ..] = rest {
+        let code = match (first, tail) {
+            (b'%', [a, b, ..]) => {
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                digit(*a).zip(digit(*b)).map(|(a, b)| (16 * a + b) as u8)
+            }
+            _ => None,
+        };
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| fragment.to_string())
+}
+
+/// A key as a JSON pointer has it.
+pub(super) fn segment(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_joined_as_addresses_are() {
+        for (base, name, whole) in [
+            ("http://a.b/c/d.json", "e.json", "http://a.b/c/e.json"),
+            ("http://a.b/c/d.json", "/e.json", "http://a.b/e.json"),
+            ("http://a.b/c/d/", "../e", "http://a.b/c/e"),
+            ("http://a.b", "e", "http://a.b/e"),
+            ("http://a.b/c", "urn:x:y", "urn:x:y"),
+            ("http://a.b/c", "//d/e", "http://d/e"),
+            ("", "tree", "tree"),
+            ("tree", "node", "node"),
+        ] {
+            assert_eq!(joined(base, name), whole, "{base} {name}");
+        }
+        assert_eq!(decoded("/a%25b%zz%"), "/a%b%zz%");
+    }
+}
