@@ -73,6 +73,10 @@ pub enum Binary {
     Shr,
     /// The upper 32 bits of a product: u32.
     MulHi,
+    /// Both as f16, rounded to nearest even, in a word: `a` in the low half. f32.
+    PackF16,
+    /// The same as bf16.
+    PackBf16,
     /// `a == b` to bool.
     Eq,
     /// `a != b` to bool.
@@ -189,7 +193,7 @@ impl Unary {
 
 impl Binary {
     /// All of them, in the order of the table.
-    pub const ALL: [Binary; 19] = [
+    pub const ALL: [Binary; 21] = [
         Binary::Add,
         Binary::Sub,
         Binary::Mul,
@@ -203,6 +207,8 @@ impl Binary {
         Binary::Shl,
         Binary::Shr,
         Binary::MulHi,
+        Binary::PackF16,
+        Binary::PackBf16,
         Binary::Eq,
         Binary::Ne,
         Binary::Lt,
@@ -229,6 +235,8 @@ impl Binary {
             Binary::Shl => sign("shl", "<<"),
             Binary::Shr => sign("shr", ">>"),
             Binary::MulHi => ("mulhi", Call("mulhi"), Call("__umulhi")),
+            Binary::PackF16 => ("pack_f16", Call("tk_f16x2_from"), Call("tk_f16x2_from")),
+            Binary::PackBf16 => ("pack_bf16", Call("tk_bf16x2_from"), Call("tk_bf16x2_from")),
             Binary::Eq => sign("eq", "=="),
             Binary::Ne => sign("ne", "!="),
             Binary::Lt => sign("lt", "<"),
@@ -253,6 +261,7 @@ impl Binary {
             Binary::Rem | Binary::Shl | Binary::Shr => integer,
             Binary::And | Binary::Or | Binary::Xor => integer || scalar == Scalar::Bool,
             Binary::MulHi => scalar == Scalar::U32,
+            Binary::PackF16 | Binary::PackBf16 => scalar == Scalar::F32,
             Binary::Eq | Binary::Ne => scalar.computes(),
             Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => integer || scalar == Scalar::F32,
         }
@@ -265,7 +274,11 @@ impl Binary {
 
     /// The element type of the result.
     pub fn result(self, operand: Scalar) -> Scalar {
-        if self.compares() { Scalar::Bool } else { operand }
+        match self {
+            Binary::PackF16 | Binary::PackBf16 => Scalar::U32,
+            _ if self.compares() => Scalar::Bool,
+            _ => operand,
+        }
     }
 
     /// Its meaning for operands of a type.
@@ -287,6 +300,8 @@ impl Binary {
             Binary::Div => a / b,
             Binary::Min => a.min(b),
             Binary::Max => a.max(b),
+            Binary::PackF16 => return Some(halves(Scalar::F16, a, b)),
+            Binary::PackBf16 => return Some(halves(Scalar::BF16, a, b)),
             _ => return self.compare(a.partial_cmp(&b)),
         };
         Some(value.to_bits())
@@ -346,6 +361,11 @@ impl Binary {
         };
         Some(u32::from(truth))
     }
+}
+
+/// Two numbers in 16 bits each, the first in the low half.
+fn halves(to: Scalar, a: f32, b: f32) -> u32 {
+    cast(Scalar::F32, to, a.to_bits()) | cast(Scalar::F32, to, b.to_bits()) << 16
 }
 
 /// The meaning of a cast: register bits of one type to those of another. Storage types keep their bits in the low end,

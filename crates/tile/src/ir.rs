@@ -319,6 +319,11 @@ pub enum Inst {
     TileLoad { ty: Type, place: Place, index: Value, stride: Value, transposed: bool },
     /// An accumulator to memory, element `(r, c)` to `index + r * stride + c`.
     TileStore { place: Place, index: Value, stride: Value, value: Value },
+    /// An operand of a product from the lanes' own words, each two elements that are neighbours along the sum, the first in
+    /// the low half. With `g = lane / 4` and `t = 2 (lane % 4)`, the four words of a left operand are `(g, t)`, `(g + 8, t)`,
+    /// `(g, t + 8)` and `(g + 8, t + 8)`; of a right one `(t, g)`, `(t + 8, g)`, `(t, g + 8)` and `(t + 8, g + 8)`. Tiles
+    /// of 8 rows have the first word alone.
+    TileOf(Type, Vec<Value>),
     /// `c + a b`, summed in f32.
     Mma { a: Value, b: Value, c: Value },
     /// Begins the product of a warpgroup, four simdgroups from a multiple of four on: all registers of `sum`, accumulators
@@ -397,7 +402,9 @@ impl Inst {
                 each(&mut [a, b, c]);
             }
             Inst::Select { cond, yes, no } => each(&mut [cond, yes, no]),
-            Inst::Pack(values) => values.iter_mut().for_each(|v| *v = f(*v)),
+            Inst::Pack(values) | Inst::TileOf(_, values) => {
+                values.iter_mut().for_each(|v| *v = f(*v))
+            }
             Inst::Load { index, .. } => each(&mut [index]),
             Inst::Store { index, value, .. } | Inst::Atomic { index, value, .. } => {
                 each(&mut [index, value]);
@@ -457,6 +464,7 @@ impl Inst {
                 | Inst::GridTrigger
                 | Inst::GridWait
                 | Inst::TileLoad { .. }
+                | Inst::TileOf(..)
                 | Inst::TileStore { .. }
                 | Inst::Mma { .. }
                 | Inst::Wgmma { .. }

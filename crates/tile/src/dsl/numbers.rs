@@ -333,6 +333,20 @@ impl Val<f32> {
     pub fn fma(self, b: impl IntoVal<f32>, c: impl IntoVal<f32>) -> Val<f32> {
         Val::wrap(define(Inst::Fma(self.value, b.val().value, c.val().value), Scalar::F32))
     }
+
+    /// This number and the next in one word, rounded to f16 or bf16, this one in the low half.
+    ///
+    /// # Panics
+    /// For other types.
+    #[track_caller]
+    pub fn pack(self, next: Val<f32>, scalar: Scalar) -> Val<u32> {
+        let op = match scalar {
+            Scalar::F16 => Binary::PackF16,
+            Scalar::BF16 => Binary::PackBf16,
+            _ => panic!("f16 or bf16 expected, found {scalar}"),
+        };
+        Val::wrap(define(Inst::Binary(op, self.value, next.value), Scalar::U32))
+    }
 }
 
 impl Val<u32> {

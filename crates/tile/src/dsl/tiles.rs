@@ -70,6 +70,26 @@ impl Frag {
         Frag::define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
     }
 
+    /// A left operand `[16, 16]` of the lanes' own words, each two neighbours along its rows: with `g = lane / 4` and
+    /// `t = 2 (lane % 4)`, `(g, t)`, `(g + 8, t)`, `(g, t + 8)` and `(g + 8, t + 8)`.
+    #[track_caller]
+    pub fn left_of(scalar: Scalar, words: [Val<u32>; 4]) -> Frag {
+        Frag::of(Tile::new(scalar, Role::A), words)
+    }
+
+    /// A right operand `[16, 16]` likewise, of neighbours along its columns: `(t, g)`, `(t + 8, g)`, `(t, g + 8)` and
+    /// `(t + 8, g + 8)`.
+    #[track_caller]
+    pub fn right_of(scalar: Scalar, words: [Val<u32>; 4]) -> Frag {
+        Frag::of(Tile::new(scalar, Role::B), words)
+    }
+
+    #[track_caller]
+    fn of(tile: Tile, words: [Val<u32>; 4]) -> Frag {
+        let ty = Type::Tile(tile);
+        Frag::define(Inst::TileOf(ty, words.iter().map(|word| word.value).collect()), ty)
+    }
+
     /// An f32 accumulator with one value everywhere.
     #[track_caller]
     pub fn filled(value: impl IntoVal<f32>) -> Frag {

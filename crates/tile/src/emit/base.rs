@@ -32,7 +32,7 @@ pub(super) fn print(
     kernel.visit(&mut |node| {
         let needed: &[Builtin] = match &node.inst {
             Inst::Builtin(builtin) => &[*builtin],
-            Inst::TileRow(_) | Inst::TileCol(_) => &[Builtin::Lane],
+            Inst::TileRow(_) | Inst::TileCol(_) | Inst::TileOf(..) => &[Builtin::Lane],
             _ => &[],
         };
         for builtin in needed {
@@ -348,6 +348,13 @@ impl Printer<'_> {
                 let text = self.text(*stride);
                 let access = self.access(*ty, *place, *index, *stride, &text, *transposed)?;
                 whole_tile(language.tile_load(&access)?)
+            }
+            Inst::TileOf(to, words) => {
+                let Some(to) = to.tile() else {
+                    return Err(format!("expected a tile, found {to}").into());
+                };
+                let words: Vec<Text> = words.iter().map(|v| self.text(*v)).collect();
+                whole_tile(language.tile_of(to, &words)?)
             }
             Inst::Mma { a, b, c } => {
                 let Some(left) = self.ty(*a).tile() else {

@@ -437,6 +437,13 @@ impl Language for Cuda {
         })
     }
 
+    fn tile_of(&self, _: Tile, words: &[Text]) -> Result<Text, String> {
+        let [a, b, c, d] = words else {
+            return Err(format!("expected four words for an operand, found {}", words.len()));
+        };
+        Ok(call("tk_operand_of", &[a, b, c, d]))
+    }
+
     fn to_left(&self, to: Tile, value: &str) -> Text {
         Text::primary(format!("tk_to_left_{}({value})", self.scalar(to.scalar)))
     }

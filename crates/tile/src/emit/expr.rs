@@ -129,6 +129,8 @@ pub(super) trait Language {
     fn hold(&self, sum: &str) -> String;
     /// Each row combined.
     fn row_reduce(&self, op: Reduce, value: &str) -> Text;
+    /// An operand from the lanes' own words.
+    fn tile_of(&self, to: Tile, words: &[Text]) -> Result<Text, String>;
     /// An accumulator as a left operand.
     fn to_left(&self, to: Tile, value: &str) -> Text;
 }

@@ -392,6 +392,14 @@ impl Language for Metal {
         })
     }
 
+    fn tile_of(&self, to: Tile, words: &[Text]) -> Result<Text, String> {
+        let [word] = words else {
+            return Err(format!("expected one word for an operand, found {}", words.len()));
+        };
+        let function = if to.role == Role::A { "tk_left_of" } else { "tk_right_of" };
+        Ok(Text::primary(format!("{function}<{}>({}, lane)", self.scalar(to.scalar), word.text)))
+    }
+
     fn to_left(&self, to: Tile, value: &str) -> Text {
         let ty = self.scalar(to.scalar);
         Text::primary(format!("{ty}2({ty}({value}.x), {ty}({value}.y))"))

@@ -279,6 +279,11 @@ template <class T> TK_INLINE T tk_simd_prefix(T x) {
 struct tk_operand {
   uint word[4];
 };
+TK_INLINE tk_operand tk_operand_of(uint a, uint b, uint c, uint d) {
+  tk_operand to;
+  to.word[0] = a, to.word[1] = b, to.word[2] = c, to.word[3] = d;
+  return to;
+}
 template <class T, int N> struct tk_frag {
   T element[N];
   TK_MEMBER T& operator[](uint e) { return element[e]; }

@@ -43,6 +43,10 @@ static inline int tk_dot4(uint a, uint b, int acc) {
   return int(uint(acc) + uint(sum));
 }
 
+// Two numbers in a word, the first in the low half.
+static inline uint tk_f16x2_from(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
+static inline uint tk_bf16x2_from(float low, float high) { return as_type<uint>(bfloat2(bfloat(low), bfloat(high))); }
+
 // A bit per lane.
 static inline uint tk_ballot(bool c) {
   return uint(static_cast<simd_vote::vote_t>(simd_ballot(c)));
@@ -93,6 +97,20 @@ static inline vec<T, 2> tk_tile_load_t(P from, uint stride) {
 template <typename T, typename P>
 static inline void tk_tile_store(P to, uint stride, vec<T, 2> v) {
   simdgroup_store(tk_matrix(v), to, stride);
+}
+
+// Operands from words of two elements along the sum, of which lane l has those at row (of a right operand: column) l / 4 and
+// at 2 (l % 4) of the sum.
+template <typename T>
+static inline vec<T, 2> tk_left_of(uint word, uint lane) {
+  return as_type<vec<T, 2>>(simd_shuffle(word, ushort(tk_tile_row(lane) * 4 + tk_tile_col(lane) / 2)));
+}
+
+template <typename T>
+static inline vec<T, 2> tk_right_of(uint word, uint lane) {
+  uint k = tk_tile_row(lane), from = tk_tile_col(lane) * 4 + k / 2;
+  uint left = simd_shuffle(word, ushort(from)), right = simd_shuffle(word, ushort(from + 4));
+  return as_type<vec<T, 2>>(k % 2 == 0 ? (left & 0xffffu) | right << 16 : left >> 16 | (right & 0xffff0000u));
 }
 
 // c + a b.

@@ -129,7 +129,7 @@ pub(super) fn binary(
         };
     }
     table! {
-        F32: Add Sub Mul Div Min Max Eq Ne Lt Le Gt Ge;
+        F32: Add Sub Mul Div Min Max PackF16 PackBf16 Eq Ne Lt Le Gt Ge;
         I32: Add Sub Mul Min Max And Or Xor Eq Ne Lt Le Gt Ge;
         U32: Add Sub Mul Min Max And Or Xor MulHi Eq Ne Lt Le Gt Ge;
         Bool: And Or Xor Eq Ne;

@@ -411,6 +411,18 @@ impl Compiler<'_> {
                 let [index, stride] = [*index, *stride].map(|v| self.scalar(v, Scalar::U32));
                 Op::TileStore { tile, to, index: index?, stride: stride?, v }
             }
+            Inst::TileOf(ty, words) => {
+                let tile = ty.tile().ok_or("words make a tile")?;
+                if words.len() * 64 != tile.elements() {
+                    return Err(format!("{ty} of {} words", words.len()));
+                }
+                let first = self.scalar(words[0], Scalar::U32)?;
+                let mut all = [first; 4];
+                for (col, word) in all.iter_mut().zip(words) {
+                    *col = self.scalar(*word, Scalar::U32)?;
+                }
+                Op::TileOf { tile, words: all, d: self.define_tile(node)? }
+            }
             Inst::Mma { a, b, c } => {
                 let ((a, left), (b, right), (c, sum)) =
                     (self.tile(*a)?, self.tile(*b)?, self.tile(*c)?);

@@ -181,6 +181,12 @@ pub(super) enum Op {
         transposed: bool,
         d: Slot,
     },
+    /// Of four words; tiles of 8 rows have the first alone.
+    TileOf {
+        tile: Tile,
+        words: [Col; 4],
+        d: Slot,
+    },
     TileStore {
         tile: Tile,
         to: Array,
@@ -294,6 +300,10 @@ impl Op {
                 f(d, Tile);
             }
             Op::Position { d, .. } => f(d, Tile),
+            Op::TileOf { words, d, .. } => {
+                words.iter_mut().for_each(|word| f(word, Column));
+                f(d, Tile);
+            }
             Op::TileLoad { index, stride, d: t, .. }
             | Op::TileStore { index, stride, v: t, .. } => {
                 f(index, Column);

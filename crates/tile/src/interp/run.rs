@@ -494,6 +494,11 @@ impl<'a> State<'a> {
                 }
                 Op::Across { tile, d, a } => tiles.across(simd, *tile, *d, *a),
                 Op::Position { tile, column, d } => tiles.position(simd, *tile, *column, *d),
+                Op::TileOf { tile, words, d } => {
+                    let word =
+                        |i: usize, lane: usize| self.columns.of(words[i])[simd * SIMD + lane].get();
+                    tiles.gather(simd, *tile, *d, word);
+                }
                 Op::Mma { left, right, d, a, b, c } => {
                     tiles.mma(simd, *left, *right, *d, [*a, *b, *c]);
                 }

@@ -6,7 +6,7 @@ use super::arith::{fused, widen_f16};
 use super::ops::Slot;
 use crate::instr::{Binary, Unary, cast};
 use crate::ir::Reduce;
-use crate::types::{Scalar, Tile};
+use crate::types::{Role, Scalar, Tile};
 
 /// Elements of the largest tile.
 pub(super) const ELEMENTS: usize = 256;
@@ -111,6 +111,23 @@ impl Tiles {
         let cols = usize::from(tile.cols).max(1);
         for (i, d) in self.of(d, simd).iter().take(tile.elements()).enumerate() {
             d.set(if column { i % cols } else { i / cols } as u32);
+        }
+    }
+
+    /// An operand of the lanes' words, of which `word` gives the `i`th of a lane: see [`crate::ir::Inst::TileOf`].
+    pub(super) fn gather(
+        &self,
+        simd: usize,
+        tile: Tile,
+        d: Slot,
+        word: impl Fn(usize, usize) -> u32,
+    ) {
+        let cols = usize::from(tile.cols);
+        for (i, cell) in self.of(d, simd).iter().take(tile.elements()).enumerate() {
+            let (row, col) = (i / cols, i % cols);
+            let (other, k) = if tile.role == Role::A { (row, col) } else { (col, row) };
+            let bits = word(row / 8 + col / 8 * 2, other % 8 * 4 + k % 8 / 2);
+            cell.set(if k % 2 == 0 { bits & 0xFFFF } else { bits >> 16 });
         }
     }
 

@@ -368,7 +368,11 @@ pub(crate) fn is_removable(inst: &Inst) -> bool {
     !inst.has_effect()
         || matches!(
             inst,
-            Inst::Simd(..) | Inst::TileLoad { .. } | Inst::Mma { .. } | Inst::RowReduce(..)
+            Inst::Simd(..)
+                | Inst::TileLoad { .. }
+                | Inst::TileOf(..)
+                | Inst::Mma { .. }
+                | Inst::RowReduce(..)
         )
 }
 

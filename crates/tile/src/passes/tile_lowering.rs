@@ -217,6 +217,11 @@ impl Split {
                 let right = eight_more(r, left, small);
                 vec![left, right, left, right]
             }
+            Inst::TileOf(_, words) => {
+                // Words go down the rows first, quarters along them.
+                let word = |q: usize| vec![words[q / 2 + q % 2 * 2]];
+                (0..count).map(|q| r.define(Inst::TileOf(small, word(q)), small)).collect()
+            }
             Inst::ToLeft(_, c) => {
                 let quarter = |q| r.define(Inst::ToLeft(small, self.part(*c, q)), small);
                 (0..count).map(quarter).collect()

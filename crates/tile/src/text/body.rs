@@ -245,13 +245,8 @@ impl<'p, 't> Body<'p, 't> {
                 let [a, b, acc] = self.values(words)?;
                 Inst::Dot4 { a, b, acc }
             }
-            "pack" => {
-                let mut values = vec![self.value(words)?];
-                while words.take(",") {
-                    values.push(self.value(words)?);
-                }
-                Inst::Pack(values)
-            }
+            "pack" => Inst::Pack(self.list(words)?),
+            "tile_of" => Inst::TileOf(typed()?, self.list(words)?),
             "extract" => {
                 let vector = self.value(words)?;
                 words.expect(",")?;
@@ -346,6 +341,15 @@ impl<'p, 't> Body<'p, 't> {
             "to_left" => Inst::ToLeft(typed()?, self.value(words)?),
             other => return Err(unknown("instruction", other)),
         })
+    }
+
+    /// One value or more.
+    fn list(&mut self, words: &mut Words<'t>) -> Found<Vec<Value>> {
+        let mut values = vec![self.value(words)?];
+        while words.take(",") {
+            values.push(self.value(words)?);
+        }
+        Ok(values)
     }
 
     fn atomic(&mut self, op: AtomicOp, words: &mut Words<'t>) -> Found<Inst> {

@@ -108,6 +108,7 @@ pub(crate) fn name(inst: &Inst) -> &'static str {
         Inst::GridWait => "grid_wait",
         Inst::Splat(..) => "splat",
         Inst::TileLoad { .. } => "tile_load",
+        Inst::TileOf(..) => "tile_of",
         Inst::TileStore { .. } => "tile_store",
         Inst::Mma { .. } => "mma",
         Inst::Wgmma { .. } => "wgmma",

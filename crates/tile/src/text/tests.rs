@@ -75,13 +75,14 @@ fn every_instruction_reads_back() {
             Inst::WgmmaCommit => 41,
             Inst::WgmmaWait(_) => 42,
             Inst::AsyncFence => 43,
+            Inst::TileOf(..) => 44,
         }
     }
     let kernel = parse(every()).unwrap();
     verify(&kernel).unwrap();
-    let mut seen = [false; 44];
+    let mut seen = [false; 45];
     kernel.visit(&mut |node| seen[number(&node.inst)] = true);
-    assert_eq!(seen, [true; 44]);
+    assert_eq!(seen, [true; 45]);
     same(&kernel);
     let printed = kernel.to_string();
     assert!(every().contains(&printed), "{printed}");

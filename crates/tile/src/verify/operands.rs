@@ -76,6 +76,7 @@ impl<'k> Operands<'k> {
             Inst::TileLoad { ty, place, index, stride, .. } => {
                 self.tile_load(*ty, *place, *index, *stride)
             }
+            Inst::TileOf(ty, words) => self.tile_of(*ty, words),
             Inst::TileStore { place, index, stride, value } => {
                 self.tile_store(*place, *index, *stride, *value)
             }

@@ -19,6 +19,8 @@ pub(crate) fn all() -> Vec<Kernel> {
         product(Scalar::BF16).record(),
         attention(Scalar::F16).record(),
         warpgroups().record(),
+        words(Scalar::F16).record(),
+        words(Scalar::BF16).record(),
     ];
     // The language has no way to load an accumulator yet, the representation has: f32 operands become some.
     retype(&mut kernels, &|tile| match (tile.role, tile.scalar) {
@@ -51,6 +53,10 @@ fn retype(kernels: &mut [Kernel], f: &dyn Fn(Tile) -> Tile) {
                 | Inst::TileRow(ty)
                 | Inst::TileCol(ty)
                 | Inst::ToLeft(ty, _) => change(ty),
+                Inst::TileOf(ty, words) => {
+                    change(ty);
+                    words.truncate(ty.tile().map_or(4, |tile| tile.elements() / 64));
+                }
                 _ => {}
             }
             node.inst.blocks_mut().into_iter().for_each(|block| walk(block, change));
@@ -539,4 +545,17 @@ fn attention(
     let total = weights.reduce_rows(Reduce::Sum);
     let mixed = Frag::filled(0.0).mma(weights.to_left(scalar), Frag::right(values, 0u32, 16u32));
     (mixed / total.across()).store(y, 0u32, 16u32);
+}
+
+/// A product whose operands are the lanes' own words.
+#[kernel]
+fn words(x: In<f32>, y: Out<f32>, scalar: Scalar) {
+    launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
+    let word = |i: u32| {
+        let at = i * 64 + lane_id() * 2;
+        x[at].pack(x[at + 1], scalar)
+    };
+    let left = Frag::left_of(scalar, [word(0), word(1), word(2), word(3)]);
+    let right = Frag::right_of(scalar, [word(4), word(5), word(6), word(7)]);
+    Frag::filled(0.0).mma(left, right).store(y, 0u32, 16u32);
 }

@@ -32,6 +32,22 @@ impl Operands<'_> {
         Ok(Some(ty))
     }
 
+    /// An f16 or bf16 operand of a product, of four words or, if it has 8 rows, of one.
+    pub(super) fn tile_of(&self, ty: Type, words: &[Value]) -> Computed {
+        let to = role(ty, &[Role::A, Role::B])?;
+        if !matches!(to.scalar, Scalar::F16 | Scalar::BF16) {
+            return Err(format!("an operand of f16 or bf16 expected, found {ty}"));
+        }
+        let wanted = to.elements() / 64;
+        if words.len() != wanted {
+            return Err(format!("{wanted} words for {ty} expected, found {}", words.len()));
+        }
+        for word in words {
+            self.is("a word", *word, Scalar::U32)?;
+        }
+        Ok(Some(ty))
+    }
+
     /// An accumulator to a buffer or shared array of its element type.
     pub(super) fn tile_store(
         &self,
