@@ -16,6 +16,7 @@ pub fn all() -> Vec<Spec> {
         crate::layer_norm::KERNELS,
         crate::linear::KERNELS,
         crate::linear::gemm::KERNELS,
+        crate::linear::stream::KERNELS,
         crate::linear_add::KERNELS,
         crate::low_rank::kernels::KERNELS,
         crate::map::KERNELS,

@@ -31,6 +31,7 @@ use tile::launch::Extent;
 use tile::types::Scalar;
 
 pub use pack::{Mlx, pack, pack_into, pack_mlx};
+pub(crate) use weights::halves;
 pub use weights::{Run, Scaled, Supers, Weights};
 
 /// How the elements of a matrix are stored.

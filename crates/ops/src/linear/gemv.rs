@@ -231,48 +231,48 @@ pub(crate) fn product(
 
 /// A step of a block of rows.
 #[derive(Clone, Copy)]
-struct Place {
-    block: Val<u32>,
-    step: Val<u32>,
+pub(super) struct Place {
+    pub(super) block: Val<u32>,
+    pub(super) step: Val<u32>,
 }
 
 /// A place that changes.
-struct Cursor {
+pub(super) struct Cursor {
     block: Var<u32>,
     step: Var<u32>,
 }
 
 impl Cursor {
     #[track_caller]
-    fn new(at: Place) -> Self {
+    pub(super) fn new(at: Place) -> Self {
         Cursor { block: Var::new(at.block), step: Var::new(at.step) }
     }
 
     #[track_caller]
-    fn get(&self) -> Place {
+    pub(super) fn get(&self) -> Place {
         Place { block: self.block.get(), step: self.step.get() }
     }
 
     #[track_caller]
-    fn set(&self, to: Place) {
+    pub(super) fn set(&self, to: Place) {
         self.block.set(to.block);
         self.step.set(to.step);
     }
 }
 
-/// A simdgroup's share of a sweep.
-struct Span {
+/// The share of a sweep of a simdgroup, or of a threadgroup.
+pub(super) struct Span {
     /// Its first block.
-    start: Val<u32>,
+    pub(super) start: Val<u32>,
     /// How many blocks it takes.
-    trips: Val<u32>,
-    /// Whether it is the simdgroup's first of all.
-    first: Val<bool>,
+    pub(super) trips: Val<u32>,
+    /// Whether it is the first of all that it takes.
+    pub(super) first: Val<bool>,
 }
 
-/// Blocks are numbered through all sweeps and dealt out in turn, so that no simdgroup gets more than one more than another.
+/// Blocks are numbered through all sweeps and dealt out in turn, so that nobody gets more than one more than another.
 #[track_caller]
-fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
+pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
     let mut begin: Option<Val<u32>> = None;
     let mut spans = Vec::new();
     for sweep in sweeps {

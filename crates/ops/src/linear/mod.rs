@@ -4,6 +4,7 @@ pub(crate) mod cases;
 pub mod gemm;
 mod gemv;
 mod input;
+pub mod stream;
 
 use crate::gradient::{Forward, Reverse, linear_jvp, linear_vjp};
 use crate::operation::{Call, Operand, Operation, Product, Sharding};

@@ -92,6 +92,47 @@ impl Weights {
         words
     }
 
+    /// Begins to copy what [`Weights::load`] reads to shared memory, where a simdgroup's 32 lanes have [`Format::words`] words each
+    /// from `to` on: plane after plane, lane after lane.
+    #[track_caller]
+    pub fn copy(
+        &self,
+        row: Val<u32>,
+        run: impl IntoVal<u32>,
+        (shared, to): (Shared<u32>, Val<u32>),
+    ) {
+        let run = run.val();
+        let per = self.format.per_word();
+        let mut before = 0;
+        for (plane, count) in self.format.counts().into_iter().enumerate().filter(|(_, n)| *n > 0) {
+            let shared_by = per[plane] / self.format.run();
+            let index = if shared_by > 1 { run / shared_by } else { run * count };
+            let from = row + self.starts[plane] + index;
+            copy_async(
+                shared,
+                to + lane_id() * count + before,
+                self.words,
+                from,
+                count as u8,
+                None,
+            );
+            before += 32 * count;
+        }
+    }
+
+    /// What [`Weights::copy`] brought this lane, as [`Weights::load`] would have returned it.
+    #[track_caller]
+    pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
+        let mut words = Vec::new();
+        let mut before = 0;
+        for count in self.format.counts().into_iter().filter(|n| *n > 0) {
+            let at = from + lane_id() * count + before;
+            words.extend(shared.get_vec(at, count as u8, Hint::None));
+            before += 32 * count;
+        }
+        words
+    }
+
     /// What [`Weights::load`] returned for run `run`, ready to be taken apart.
     #[track_caller]
     pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> Run {
@@ -140,6 +181,15 @@ impl Run {
             Some(Scaled { scale, offset: Some(offset), .. }) => *scale * *code + *offset,
         };
         codes.iter().enumerate().map(weight).collect()
+    }
+
+    /// The weights rounded to f16 or bf16, two neighbours a word, the first in the low half.
+    #[track_caller]
+    pub fn pairs(&self, scalar: Scalar) -> Vec<Val<u32>> {
+        if self.format == Format::Dense(scalar) {
+            return self.base.clone();
+        }
+        self.floats().chunks_exact(2).map(|two| two[0].pack(two[1], scalar)).collect()
     }
 
     /// The codes less the format's zero, as f32; of a dense matrix, the weights.
@@ -289,7 +339,7 @@ fn half(scalar: Scalar, word: Val<u32>) -> Val<f32> {
 
 /// Both halves of a word, the lower first.
 #[track_caller]
-fn halves(scalar: Scalar, word: Val<u32>) -> [Val<f32>; 2] {
+pub(crate) fn halves(scalar: Scalar, word: Val<u32>) -> [Val<f32>; 2] {
     match scalar {
         Scalar::BF16 => [(word << 16u32).bits(), (word & 0xffff_0000).bits()],
         _ => [half(scalar, word), half(scalar, word >> 16u32)],

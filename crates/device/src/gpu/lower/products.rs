@@ -1,8 +1,9 @@
 //! Products with matrices: our kernels and the vendor's.
 
-use formats::Result;
+use formats::{Error, Result};
 use ops::gate_up::gate_up;
 use ops::linear::gemm::{self, gemm};
+use ops::linear::stream::{End, Job, Tiling, Types, stream};
 use ops::linear::{self, Task, gemv};
 use ops::packed::Format;
 use ops::project::{Part, Project, Projection, project};
@@ -109,6 +110,9 @@ impl Recorder<'_> {
         if !precise && self.is_vendors(matrix, rows, width, y.scalar)? {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
+        if !precise && self.streams(&[matrix], width)? {
+            return self.stream(x, &[matrix], rows, width, End::Store, None, &[y]);
+        }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let (from, to) = (x.slot.clone(), y.slot.clone());
         let mut bound = vec![("x", from), ("y", to), ("weight", self.weight(matrix.weight))];
@@ -131,6 +135,87 @@ impl Recorder<'_> {
         numbers.set("rows", rows as u32);
         let types = gemm::Types { x: x.scalar, operand, y: y.scalar };
         self.push(gemm(types, format, bias, schedule), numbers, &bound)
+    }
+
+    /// Whether these matrices go to the kernel of rows that decode together, in one launch.
+    fn streams(&self, matrices: &[Matrix], width: usize) -> Result<bool> {
+        let many = self.of.batched && !self.of.few && self.key.kind == Kind::Decode;
+        if !many || self.of.exact() {
+            return Ok(false);
+        }
+        let mut formats = Vec::new();
+        for matrix in matrices {
+            // Whose results do not matter here.
+            if self.is_vendors(*matrix, 1, width, Scalar::F32)? {
+                return Ok(false);
+            }
+            formats.push(self.matrix(matrix.weight)?.0);
+        }
+        let taken = formats.iter().all(|format| Tiling::takes(*format, self.of.wide));
+        // Whether two are read side by side takes more room: what has that has room for either.
+        let job = self.job(&formats, 1, 1, matrices.len() == 2);
+        Ok(taken && Tiling::pick(&job).is_some())
+    }
+
+    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
+        let Facts { shared, processors, .. } = self.of.facts;
+        Job { formats, out, rows, pair, shared, processors }
+    }
+
+    /// Products of rows that decode together, which read each matrix once for many of them: see [`stream`].
+    #[allow(clippy::too_many_arguments, reason = "what a product is made of")]
+    fn stream(
+        &mut self,
+        x: TypedSlot,
+        matrices: &[Matrix],
+        rows: usize,
+        width: usize,
+        end: End,
+        residual: Option<Slot>,
+        results: &[TypedSlot],
+    ) -> Result<()> {
+        let x = match x.scalar {
+            Scalar::F16 | Scalar::BF16 => x,
+            _ => self.rounded(x, rows, width)?,
+        };
+        let shapes: Vec<(Format, u32)> =
+            matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
+        let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
+        let pair = matches!(end, End::Gate(_));
+        let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
+        let job = self.job(&formats, out, rows as u32, pair);
+        let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
+        let tiling = Tiling::pick(&job).ok_or_else(none)?;
+        let mut numbers = Numbers::new()
+            .with("rows", rows as u32)
+            .with("width", width as u32)
+            .with("groups", tiling.groups(&job));
+        let names: Vec<[String; 4]> = (0..matrices.len())
+            .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
+            .collect();
+        let mut bound = vec![("x", x.slot)];
+        bound.extend(residual.map(|residual| ("residual", residual)));
+        let mut parts = Vec::new();
+        for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(matrices).enumerate() {
+            if let Some(result) = results.get(j) {
+                numbers.set(out, shapes[j].1);
+                bound.push((y, result.slot.clone()));
+            }
+            bound.push((weight, self.weight(matrix.weight)));
+            bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
+            parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
+        }
+        let types = Types { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
+        self.push(stream(types, &parts, end, tiling), numbers, &bound)
+    }
+
+    /// Activations in the type of operands of products of many rows, in the arena's scratch.
+    fn rounded(&mut self, x: TypedSlot, rows: usize, width: usize) -> Result<TypedSlot> {
+        let wide = self.of.wide;
+        let start = self.layout.scratch[0].start;
+        let to = Slot::Arena(start..start + self.room(rows) * width * wide.bytes());
+        self.unpack(Format::Dense(x.scalar), x.slot, rows, width, to.clone())?;
+        Ok(TypedSlot { slot: to, scalar: wide })
     }
 
     /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking. In
@@ -163,15 +248,7 @@ impl Recorder<'_> {
         let (format, out) = self.matrix(weight)?;
         let wide = self.of.wide;
         let all = if self.of.batched { self.room(rows) } else { rows };
-        let x = if x.scalar == wide {
-            x.slot
-        } else {
-            let start = self.layout.scratch[0].start;
-            let cast = Slot::Arena(start..start + all * width * wide.bytes());
-            let format = Format::Dense(x.scalar);
-            self.unpack(format, x.slot, rows, width, cast.clone())?;
-            cast
-        };
+        let x = if x.scalar == wide { x.slot } else { self.rounded(x, rows, width)?.slot };
         let w = if format == Format::Dense(wide) {
             self.weight(weight)
         } else {
@@ -237,6 +314,11 @@ impl Recorder<'_> {
         let norm = op.norm.map(|eps| (eps, weights[0]));
         if !self.narrow(rows) {
             let x = self.normed(norm, x)?;
+            let precise = outputs.iter().any(|y| self.of.scores[y.0]);
+            if !precise && self.streams(&matrices, width)? {
+                let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
+                return self.stream(x, &matrices, rows, width, End::Store, None, &results);
+            }
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
             }
@@ -301,6 +383,11 @@ impl Recorder<'_> {
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
         if !self.narrow(rows) || format != other {
             let x = self.normed(norm, x)?;
+            let both = [gate, up].map(|weight| Matrix { weight, bias: None });
+            if format == other && self.streams(&both, width)? {
+                let end = End::Gate(op.act);
+                return self.stream(x, &both, rows, width, end, None, &[self.operand(y)]);
+            }
             let elements = rows * out as usize;
             // More rows may be computed than there are.
             let room = self.room(rows) * out as usize;
@@ -356,6 +443,11 @@ impl Recorder<'_> {
             if self.is_vendors(matrix, rows, width, to.scalar)? {
                 let add = Some(self.value(residual));
                 return self.product(self.operand(x), matrix.weight, rows, width, add, to);
+            }
+            if self.streams(&[matrix], width)? {
+                let residual = Some(self.value(residual));
+                let x = self.operand(x);
+                return self.stream(x, &[matrix], rows, width, End::Add, residual, &[to]);
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);

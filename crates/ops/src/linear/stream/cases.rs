@@ -1,0 +1,210 @@
+//! What the products of many sequences are tested and timed with.
+
+use super::{End, Job, Tiling, Types, stream};
+use crate::Unary;
+use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, products};
+use crate::linear::gemm::cases::rounded;
+use crate::packed::Format;
+use crate::project::Part;
+use formats::DType;
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+/// Shared memory of a group on an H200.
+const SHARED: u32 = 227 << 10;
+
+/// One launch to describe.
+struct Shape {
+    rows: usize,
+    /// Rows of each matrix.
+    outs: &'static [usize],
+    width: usize,
+    groups: u32,
+    why: &'static str,
+}
+
+const fn shape(
+    rows: usize,
+    outs: &'static [usize],
+    width: usize,
+    groups: u32,
+    why: &'static str,
+) -> Shape {
+    Shape { rows, outs, width, groups, why }
+}
+
+/// Biases stand beside every other matrix.
+fn case(types: Types, formats: &[Format], shape: &Shape, end: End, tiling: Tiling) -> Case {
+    let &Shape { rows, outs, width, groups, why } = shape;
+    let values = noise(9, rows * width);
+    let x = Buffer::floats(types.x, &values);
+    let seen = rounded(&x.to_f32(), types.operand);
+    let mut numbers =
+        Numbers::new().with("rows", rows as u32).with("width", width as u32).with("groups", groups);
+    let gate = matches!(end, End::Gate(_));
+    let (mut parts, mut sums, mut weights, mut results) = (vec![], vec![], vec![], vec![]);
+    for (j, (&format, &out)) in formats.iter().zip(outs).enumerate() {
+        let bias = j % 2 == 0;
+        let mut matrix = Matrix::new(format, 5 + j as u64, out, width);
+        weights.push(matrix.buffer());
+        matrix.weights = rounded(&matrix.weights, types.operand);
+        let biases = noise(11 + j as u64, out);
+        if bias {
+            weights.push(Buffer::floats(Scalar::F32, &biases));
+        }
+        sums.push(products(&seen, &matrix, bias.then_some(&biases), &vec![1.0; rows], width));
+        parts.push(Part { format, bias });
+        if !(gate && j % 2 == 1) {
+            numbers.set(&format!("out{j}"), out as u32);
+            results.push(Buffer::zeros(types.y, rows * out));
+        }
+    }
+    let mut buffers = vec![Buffer::raw(Scalar::U32, x.bytes)];
+    match end {
+        End::Store => {}
+        End::Add => {
+            let residual = Buffer::floats(types.y, &noise(21, rows * outs[0]));
+            let old = residual.to_f64();
+            sums[0].iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
+            buffers.push(residual);
+        }
+        End::Gate(act) => {
+            let ups = sums.pop().unwrap_or_default();
+            sums[0].iter_mut().zip(ups).for_each(|(gate, up)| *gate = act.apply(*gate) * up);
+        }
+    }
+    // Parameters stand in the order in which they are declared: a result before its matrix.
+    let mut weights = weights.into_iter();
+    let mut expected = vec![];
+    let mut results = results.into_iter().zip(sums);
+    for (j, part) in parts.iter().enumerate() {
+        if !(gate && j % 2 == 1)
+            && let Some((result, want)) = results.next()
+        {
+            expected.push((buffers.len(), Expected::Near(want, tolerance(types.y))));
+            buffers.push(result);
+        }
+        buffers.extend(weights.by_ref().take(1 + usize::from(part.bias)));
+    }
+    let names: Vec<String> = formats.iter().map(|format| format.name()).collect();
+    Case {
+        kernel: stream(types, &parts, end, tiling).record(),
+        label: format!(
+            "{rows} x {width} -> {outs:?}, {}, {}: {why}",
+            names.join(", "),
+            tiling.name()
+        ),
+        numbers,
+        buffers,
+        expected,
+    }
+}
+
+/// Every format with rows and columns that no block divides, every end, and tilings of all kinds.
+pub(super) fn cases() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let all = [
+        Types { x: BF16, operand: BF16, y: F32 },
+        Types { x: F16, operand: F16, y: F16 },
+        Types { x: F16, operand: BF16, y: F32 },
+        Types { x: BF16, operand: BF16, y: BF16 },
+    ];
+    let tiling =
+        |tiles, rows| Tiling { tiles, rows, stages: if tiles + rows == 9 { 3 } else { 2 } };
+    let mut cases = Vec::new();
+    for (f, format) in Format::all().into_iter().filter(|f| Tiling::takes(*f, BF16)).enumerate() {
+        let step = format.step() as usize;
+        let width = 320usize.next_multiple_of(step) + step;
+        let shapes = [
+            shape(5, &[37], width, 2, "rows and columns that no block divides"),
+            shape(3, &[16], step, 1, "one block a row"),
+        ];
+        let end = if f % 2 == 0 { End::Store } else { End::Add };
+        cases.push(case(all[f % 4], &[format], &shapes[f % 2], end, tiling(1 + f as u32 % 2, 8)));
+    }
+    let [bf16, q4_k, q6_k, q8_0] = [
+        Format::Dense(BF16),
+        Format::Block(DType::Q4K),
+        Format::Block(DType::Q6K),
+        Format::Block(DType::Q8_0),
+    ];
+    let several = shape(9, &[40, 17, 5], 2304, 2, "steps ahead across the ends of matrices");
+    cases.push(case(all[0], &[q4_k, q4_k, q6_k], &several, End::Store, tiling(2, 16)));
+    let one = shape(2, &[24, 8, 8], 1600, 1, "one group for all");
+    cases.push(case(all[0], &[bf16, bf16, bf16], &one, End::Store, tiling(1, 8)));
+    let gates = shape(8, &[48, 48], 1280, 2, "two matrices side by side");
+    for (format, act) in [(bf16, Unary::Silu), (q4_k, Unary::GeluTanh), (q8_0, Unary::Silu)] {
+        cases.push(case(all[3], &[format; 2], &gates, End::Gate(act), tiling(1, 8)));
+    }
+    for (rows, tiles, most) in [(30, 1, 32), (70, 1, 48), (40, 3, 16), (17, 1, 8)] {
+        let many = shape(rows, &[70], 640, 1, "many rows, in turns");
+        cases.push(case(all[0], &[bf16], &many, End::Add, tiling(tiles, most)));
+        let many = shape(rows, &[70], 768, 2, "many rows, in turns, converted");
+        cases.push(case(all[2], &[q4_k], &many, End::Store, tiling(tiles, most.min(32))));
+    }
+    cases
+}
+
+/// The matrices of an 8B model, for 8 and 32 rows.
+pub(super) fn benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    let usual = [DType::BF16, DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of);
+    for format in usual.into_iter().flatten() {
+        for rows in [8, 32] {
+            for (end, outs, width) in [
+                (End::Store, &[4096, 1024, 1024][..], 4096),
+                (End::Add, &[4096], 4096),
+                (End::Gate(Unary::Silu), &[14336, 14336], 4096),
+                (End::Add, &[4096], 14336),
+            ] {
+                benches.push(bench(format, rows, end, outs, width));
+            }
+        }
+    }
+    benches
+}
+
+fn bench(format: Format, rows: usize, end: End, outs: &[usize], width: usize) -> Bench {
+    let gate = matches!(end, End::Gate(_));
+    let formats = vec![format; outs.len()];
+    let all: usize = outs.iter().sum();
+    let job = Job {
+        formats: &formats,
+        out: if gate { outs[0] } else { all } as u32,
+        rows: rows as u32,
+        pair: gate,
+        shared: SHARED,
+        processors: PROCESSORS,
+    };
+    let tiling = Tiling::pick(&job).expect("eight rows fit");
+    let y = if gate { Scalar::BF16 } else { Scalar::F32 };
+    let types = Types { x: Scalar::BF16, operand: Scalar::BF16, y };
+    let parts = vec![Part { format, bias: false }; outs.len()];
+    let mut numbers = Numbers::new()
+        .with("rows", rows as u32)
+        .with("width", width as u32)
+        .with("groups", tiling.groups(&job));
+    let mut buffers = vec![Fill::Noise(Scalar::U32, rows * width / 2)];
+    if end == End::Add {
+        buffers.push(Fill::Noise(y, rows * outs[0]));
+    }
+    let mut bytes = 0;
+    for (j, &out) in outs.iter().enumerate() {
+        if !(gate && j == 1) {
+            numbers.set(&format!("out{j}"), out as u32);
+            buffers.push(Fill::Zeros(y, rows * out));
+        }
+        bytes += matrix_bytes(format, out, width);
+        buffers.push(Fill::Noise(Scalar::U32, matrix_bytes(format, out, width) / 4));
+    }
+    Bench {
+        kernel: stream(types, &parts, end, tiling).record(),
+        label: format!("{} {rows} x {width} -> {outs:?}", format.name()),
+        numbers,
+        buffers,
+        bytes: (bytes + 2 * rows * width) as u64,
+        flops: 2 * (rows * all * width) as u64,
+        roof: Roof::Memory,
+    }
+}
