@@ -22,6 +22,7 @@ mod split;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod train;
 mod work;
 
 use std::any::Any;
@@ -41,6 +42,7 @@ pub use plan::Plan;
 use program::{Adapter, Program, Step};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
+pub use train::{PackedRows, Precision, TrainOptions, Trainer};
 
 /// Slots of an executor, in which sequences carry something from step to step: a slot takes no
 /// memory before it is used.
@@ -302,6 +304,16 @@ pub trait Device: Send + Sync {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>>;
+
+    /// Loads Programs to be trained.
+    ///
+    /// # Errors
+    /// A device that does not train, an operation that it has not in training, and what [`Device::load`] refuses.
+    fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
+        let _ = (tensors, options);
+        let found = self.about().name;
+        Err(Error::new("train", "a device that trains", found).of(ErrorKind::Unsupported))
+    }
 }
 
 /// Refuses the first operation of which `lack` says what the device has not.

@@ -147,6 +147,10 @@ pub enum Bound {
     Positions,
     /// Row numbers whose logits are wanted.
     Picks,
+    /// In training, what each row is to predict.
+    Targets,
+    /// In training, how much each row's prediction counts, in f32.
+    Counts,
 }
 
 /// A node in the hands of a device's lowering, which takes the launches that make it up.

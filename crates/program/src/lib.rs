@@ -21,7 +21,7 @@ use std::fmt;
 
 pub use adapt::{Adapter, Site};
 pub use fuse::fuse;
-pub use plan::{Plan, plan_memory};
+pub use plan::{Plan, plan_memory, plan_sizes};
 pub use split::Part;
 pub use step::{
     CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table, recycle,

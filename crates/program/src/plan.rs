@@ -1,6 +1,7 @@
 //! Memory planning: every activation gets an offset in one arena, and values whose lives do not overlap share bytes.
 
-use crate::Program;
+use crate::{Program, ValueId};
+use ops::Shape;
 
 /// Alignment of every activation, a cache line.
 const ALIGN: usize = 64;
@@ -20,6 +21,15 @@ pub struct Plan {
 ///
 /// First fit over live intervals, largest values first; an elementwise operation takes over its dying input.
 pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
+    let size = |v: ValueId| {
+        let Shape { rows, width } = program.shape(v);
+        rows.count(tokens, outputs) * width * size_of::<f32>()
+    };
+    plan_sizes(program, &size)
+}
+
+/// As [`plan_memory`], with values of these sizes in bytes.
+pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
     let count = program.values.len();
     let mut last = vec![0; count];
     let mut first = vec![usize::MAX; count];
@@ -53,10 +63,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
         first[r] = first[r].min(first[v]);
         last[r] = last[r].max(last[v]);
     }
-    let size = |v: usize| {
-        let rows = program.values[v].rows.count(tokens, outputs);
-        (rows * program.values[v].width * size_of::<f32>()).next_multiple_of(ALIGN)
-    };
+    let size = |v: usize| bytes(ValueId(v)).next_multiple_of(ALIGN);
     let mut order: Vec<usize> =
         (0..count).filter(|&v| root[v] == v && first[v] != usize::MAX).collect();
     order.sort_by_key(|&v| (std::cmp::Reverse(size(v)), first[v]));

@@ -1,5 +1,5 @@
 //! Dense matrix products by cuBLASLt: `y = x w^T`, or that plus a matrix, with `x` `[rows, width]`, `w` `[out, width]`, `y`
-//! `[rows, out]`, summed in f32.
+//! `[rows, out]`, summed in f32; `x` and `w` may lie as their transposes.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl Gpu {
     /// Without cuBLASLt, or for a type or shape that it does not do.
     pub fn matmul(&self, scalar: Scalar, rows: u32, out: u32, width: u32) -> Result<Matmul> {
         let (operand, result) = (scalar, scalar);
-        let shape = ProductShape { rows, out, width, operand, result, adds: false, alike: false };
+        let shape = ProductShape::plain([rows, out, width], operand, result);
         self.cublaslt()?.matmul(&shape)
     }
 }
@@ -116,6 +116,7 @@ impl CublasLt {
     /// For a type or shape that the library does not do.
     pub fn matmul(&self, shape: &ProductShape) -> Result<Matmul> {
         let ProductShape { rows, out, width, operand, result: sum, alike, .. } = *shape;
+        let ProductShape { x_turned, w_turned, .. } = *shape;
         let kind = |scalar| match scalar {
             Scalar::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
             Scalar::BF16 => Ok(sys::cudaDataType::CUDA_R_16BF),
@@ -134,17 +135,23 @@ impl CublasLt {
         // The library counts column by column, where a row-major matrix is its own transpose: y^T = w x^T.
         // `CUBLAS_OP_T`, which these bindings do not name.
         let transposed = 1_i32;
-        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let bytes = size_of_val(&transposed);
-        // SAFETY: the descriptor lives, and the attribute is copied from a value of its type.
-        unsafe {
-            let value = std::ptr::from_ref(&transposed).cast::<c_void>();
-            result::set_matmul_desc_attribute(inner.product, attribute, value, bytes)
+        let of_w = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        let of_x = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
+        for (attribute, wanted) in [(of_w, !w_turned), (of_x, x_turned)] {
+            if !wanted {
+                continue;
+            }
+            // SAFETY: the descriptor lives, and the attribute is copied from a value of its type.
+            unsafe {
+                let value = std::ptr::from_ref(&transposed).cast::<c_void>();
+                result::set_matmul_desc_attribute(inner.product, attribute, value, bytes)
+            }
+            .map_err(fault)?;
         }
-        .map_err(fault)?;
-        for ((fast, slow), kind) in
-            [(width, out), (width, rows), (out, rows)].into_iter().zip(kinds)
-        {
+        let turn = |(fast, slow), turned| if turned { (slow, fast) } else { (fast, slow) };
+        let lain = [turn((width, out), w_turned), turn((width, rows), x_turned), (out, rows)];
+        for ((fast, slow), kind) in lain.into_iter().zip(kinds) {
             let (fast, slow) = (u64::from(fast), u64::from(slow));
             let layout = result::create_matrix_layout(kind, fast, slow, fast as i64);
             inner.layouts.push(layout.map_err(fault)?);

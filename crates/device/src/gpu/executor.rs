@@ -18,7 +18,7 @@ use super::profile::Timed;
 use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
-use super::weights::{self, Weight};
+use super::weights::{self, Wanted, Weight};
 use super::{Backend, Dispatch, LIBRARY_ROWS, alike};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
@@ -117,7 +117,7 @@ impl<B: Backend> GpuExecutor<B> {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let formats = weights::formats(&program, tensors)?;
+        let formats = weights::formats(&program, tensors, &[])?;
         let lowering = Lowering::new(program, backend.facts(), &options, formats)?;
         let planned = sizes::plan(&*backend, &lowering, &options)?;
         plan::check(backend.about().name, &options, &planned, &|options| {
@@ -129,7 +129,9 @@ impl<B: Backend> GpuExecutor<B> {
             return Err(Error::new("cache", "blocks for every group", limits.blocks.len()));
         }
         let sizes = Sizes::new(&lowering, &limits, options.dispatch);
-        let weights = weights::load(&*backend, &lowering, tensors, &options, progress)?;
+        let formats = &lowering.formats[..];
+        let wanted = Wanted { formats, trained: &[], allow_nan: options.allow_nan };
+        let weights = weights::load(&*backend, &lowering.program, tensors, &wanted, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };
@@ -422,17 +424,7 @@ impl<B: Backend> GpuExecutor<B> {
             self.sizes.arena = layout.bytes;
         }
         let (steps, _) = self.lowering.launches(key, &layout, &mut self.kernels)?;
-        let first = self.pipelines.len();
-        let sources = self.kernels.sources[first..].iter();
-        let built: Vec<_> = sources.map(|(k, numbers)| self.backend.built(k, numbers)).collect();
-        let new = || self.kernels.all[first..].iter().zip(&built);
-        let missing: Vec<&tile::Kernel> =
-            new().filter(|(_, built)| built.is_none()).map(|(kernel, _)| kernel).collect();
-        self.backend.ahead(&missing);
-        for (kernel, built) in new() {
-            let built = built.clone().map_or_else(|| self.backend.load(kernel), Ok)?;
-            self.pipelines.push(built);
-        }
+        self.kernels.load(&*self.backend, &mut self.pipelines)?;
         let work = match self.dispatch {
             Dispatch::Eager => Work::Loose { steps, key: key.clone() },
             // What is seen once is not worth recording.

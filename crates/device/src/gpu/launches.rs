@@ -47,7 +47,10 @@ pub(super) fn note(kernel: &Kernel, numbers: &Numbers) -> Result<()> {
 /// If the file cannot be written.
 pub(super) fn note_product(shape: &ProductShape) -> Result<()> {
     // What is only sometimes asked for is noted where it is.
-    line(|| Ok(format!("product {shape:?}").replace(", alike: false", "")))
+    line(|| {
+        let rare = [", alike: false", ", x_turned: false", ", w_turned: false"];
+        Ok(rare.iter().fold(format!("product {shape:?}"), |line, rare| line.replace(rare, "")))
+    })
 }
 
 fn line(make: impl FnOnce() -> Result<String>) -> Result<()> {

@@ -21,7 +21,7 @@ use tile::passes;
 use tile::types::Scalar;
 
 use super::arena::{self, FEW, Layout, bucket};
-use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
+use super::{Backend, Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::{CacheType, LoadOptions};
 
 mod adapters;
@@ -216,6 +216,47 @@ impl Kernels {
         self.sources.push((source.clone(), numbers.clone()));
         self.known.insert((key, constants), self.all.len() - 1);
         Ok((self.all.len() - 1, source))
+    }
+
+    /// The launch of a kernel with these buffers, by the names that it has for them.
+    pub(super) fn step(
+        &mut self,
+        recipe: Recipe,
+        numbers: Numbers,
+        facts: Facts,
+        bound: &[(&str, Slot)],
+    ) -> Result<Step> {
+        let (kernel, source) = self.get(recipe, &numbers, facts)?;
+        let buffers = source
+            .params
+            .iter()
+            .filter(|p| matches!(p.kind, ParamKind::Buffer { .. }))
+            .map(|p| {
+                let slot = bound.iter().find(|(name, _)| *name == p.name);
+                let missing = || Error::new(&source.name, format!("a buffer `{}`", p.name), "none");
+                slot.map(|(_, slot)| slot.clone()).ok_or_else(missing)
+            })
+            .collect::<Result<_>>()?;
+        Ok(Step::Kernel { kernel, numbers, buffers })
+    }
+
+    /// Loads those that have no pipeline yet.
+    pub(super) fn load<B: Backend>(
+        &self,
+        backend: &B,
+        pipelines: &mut Vec<B::Pipeline>,
+    ) -> Result<()> {
+        let first = pipelines.len();
+        let sources = self.sources[first..].iter();
+        let built: Vec<_> = sources.map(|(k, numbers)| backend.built(k, numbers)).collect();
+        let new = || self.all[first..].iter().zip(&built);
+        let missing: Vec<&Kernel> =
+            new().filter(|(_, built)| built.is_none()).map(|(kernel, _)| kernel).collect();
+        backend.ahead(&missing);
+        for (kernel, built) in new() {
+            pipelines.push(built.clone().map_or_else(|| backend.load(kernel), Ok)?);
+        }
+        Ok(())
     }
 }
 
@@ -440,21 +481,26 @@ impl Launches for Operands<'_, '_> {
         bound: &[(&str, Bound)],
     ) -> Result<()> {
         let recorder = &*self.recorder;
-        let slot = |bound: Bound| match bound {
-            Bound::Value(operand) => recorder.value(self.value(operand)),
-            Bound::Weight(index) => recorder.weight(self.node.weights[index]),
-            Bound::Frequencies => {
-                let rope = self.node.op.rope();
-                Slot::Frequencies(
-                    recorder.of.ropes.iter().position(|r| Some(r) == rope).unwrap_or(0),
-                )
-            }
-            Bound::Tokens => Slot::Words(recorder.words.tokens.clone()),
-            Bound::Positions => Slot::Words(recorder.words.positions.clone()),
-            Bound::Picks => Slot::Words(recorder.words.outputs.clone()),
+        let slot = |bound: Bound| {
+            Ok(match bound {
+                Bound::Value(operand) => recorder.value(self.value(operand)),
+                Bound::Weight(index) => recorder.weight(self.node.weights[index]),
+                Bound::Frequencies => {
+                    let rope = self.node.op.rope();
+                    let ropes = &recorder.of.ropes;
+                    Slot::Frequencies(ropes.iter().position(|r| Some(r) == rope).unwrap_or(0))
+                }
+                Bound::Tokens => Slot::Words(recorder.words.tokens.clone()),
+                Bound::Positions => Slot::Words(recorder.words.positions.clone()),
+                Bound::Picks => Slot::Words(recorder.words.outputs.clone()),
+                Bound::Targets | Bound::Counts => {
+                    let expected = "what a step of sequences has";
+                    return Err(Error::new(self.node.op.name(), expected, "what rows predict"));
+                }
+            })
         };
         let bound: Vec<(&str, Slot)> =
-            bound.iter().map(|&(name, bound)| (name, slot(bound))).collect();
+            bound.iter().map(|&(name, bound)| Ok((name, slot(bound)?))).collect::<Result<_>>()?;
         self.recorder.push(kernel, numbers, &bound)
     }
 }
@@ -468,18 +514,8 @@ struct TypedSlot {
 
 impl Recorder<'_> {
     fn push(&mut self, recipe: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
-        let (kernel, source) = self.known.get(recipe, &numbers, self.of.facts)?;
-        let buffers = source
-            .params
-            .iter()
-            .filter(|p| matches!(p.kind, ParamKind::Buffer { .. }))
-            .map(|p| {
-                let slot = bound.iter().find(|(name, _)| *name == p.name);
-                let missing = || Error::new(&source.name, format!("a buffer `{}`", p.name), "none");
-                slot.map(|(_, slot)| slot.clone()).ok_or_else(missing)
-            })
-            .collect::<Result<_>>()?;
-        self.steps.push(Step::Kernel { kernel, numbers, buffers });
+        let step = self.known.step(recipe, numbers, self.of.facts, bound)?;
+        self.steps.push(step);
         Ok(())
     }
 

@@ -31,6 +31,7 @@ mod sizes;
 mod stage;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
+mod train;
 mod weights;
 
 use std::ops::Range;
@@ -46,7 +47,7 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 use tile::types::Scalar;
 
-use crate::{About, Device, Executor, LoadOptions, Plan, Usage};
+use crate::{About, Device, Executor, LoadOptions, Plan, TrainOptions, Trainer, Usage};
 
 pub use stage::Stage;
 
@@ -91,8 +92,21 @@ pub struct ProductShape {
     pub result: Scalar,
     /// Whether something is added.
     pub adds: bool,
+    /// Whether `x` lies as its transpose, `[width, rows]`.
+    pub x_turned: bool,
+    /// Whether `w` lies as its transpose, `[width, out]`.
+    pub w_turned: bool,
     /// Whether a row must have the same bits as in a product of any other number of rows.
     pub alike: bool,
+}
+
+impl ProductShape {
+    /// Of `rows`, `out` and `width`, to which nothing is added, of matrices that lie as they are.
+    pub fn plain([rows, out, width]: [u32; 3], operand: Scalar, result: Scalar) -> ProductShape {
+        let (x_turned, w_turned) = (false, false);
+        let (adds, alike) = (false, false);
+        ProductShape { rows, out, width, operand, result, adds, x_turned, w_turned, alike }
+    }
 }
 
 /// What a GPU device does itself. Everything is done in the order in which it is asked for.
@@ -391,7 +405,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
-        let formats = weights::formats(program, tensors)?;
+        let formats = weights::formats(program, tensors, &[])?;
         let (program, facts) = (program.clone(), self.backend.facts());
         let lowering = lower::Lowering::new(program, facts, options, formats)?;
         Ok(vec![sizes::plan(&*self.backend, &lowering, options)?])
@@ -408,5 +422,10 @@ impl<B: Backend> Device for GpuDevice<B> {
         let backend = Arc::clone(&self.backend);
         let loaded = executor::GpuExecutor::load(backend, program, tensors, options, progress)?;
         Ok(Box::new(loaded))
+    }
+
+    fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
+        let backend = Arc::clone(&self.backend);
+        Ok(Box::new(train::GpuTrainer::load(backend, tensors, options)?))
     }
 }

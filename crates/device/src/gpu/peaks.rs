@@ -103,7 +103,7 @@ fn product<B: Backend>(backend: &B, operand: Scalar, edge: u32) -> Result<(B::La
     if facts.products.is_some() {
         let (rows, out, width) = (edge, edge, edge);
         let result = operand;
-        let shape = ProductShape { rows, out, width, operand, result, adds: false, alike: false };
+        let shape = ProductShape::plain([rows, out, width], operand, result);
         return Ok((backend.product(&shape, &x, &w, None, &y)?, y));
     }
     let machine =

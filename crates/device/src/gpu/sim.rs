@@ -170,7 +170,15 @@ impl Product {
             let bytes = buffer.to_vec()[..len * Scalar::bytes(scalar)].to_vec();
             case::Buffer::raw(scalar, bytes).to_f32()
         };
-        let (x, w) = (read(&self.x, operand, rows * width), read(&self.w, operand, out * width));
+        let side = |buffer: &Buffer, lines: usize, turned: bool| {
+            let values = read(buffer, operand, lines * width);
+            if !turned {
+                return values;
+            }
+            (0..lines * width).map(|i| values[i % width * lines + i / width]).collect()
+        };
+        let x = side(&self.x, rows, self.shape.x_turned);
+        let w = side(&self.w, out, self.shape.w_turned);
         let add = self.add.as_ref().map(|add| read(add, result, rows * out));
         let mut y = vec![0.0; rows * out];
         ops::linear::reference(&x, &w, None, width, &mut y);

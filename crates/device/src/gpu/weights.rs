@@ -8,11 +8,10 @@ mod packer;
 
 use formats::{Encoded, Encoding, Error, NotFinite, Result, Tensors};
 use ops::packed::{Format, Layout};
-use program::Program;
+use program::{Program, WeightId};
 
-use super::lower::Lowering;
 use super::{Backend, Stage};
-use crate::{LoadOptions, finite};
+use crate::finite;
 use packer::Packer;
 
 /// Bytes of a stage, unless a row or all weights need another size: enough that a copy takes longer than to begin one.
@@ -26,12 +25,19 @@ pub(super) struct Weight<B> {
     pub(super) encoding: Option<Encoding>,
 }
 
-/// How each weight will be packed: as its recipe encodes it.
+/// How each matrix will be packed: as its recipe encodes it; none for those that are `trained`.
 ///
 /// # Errors
 /// If a weight is missing, or is a matrix of an encoding or shape that cannot be packed.
-pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option<Format>>> {
-    let one = |weight: &program::Weight| {
+pub(super) fn formats(
+    program: &Program,
+    tensors: &Tensors,
+    trained: &[WeightId],
+) -> Result<Vec<Option<Format>>> {
+    let one = |(id, weight): (usize, &program::Weight)| {
+        if trained.contains(&WeightId(id)) {
+            return Ok(None);
+        }
         let encoding = weight.describe(tensors)?.encoding;
         let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
         let unknown = || Error::new(&weight.name, "a type of matrices", encoding);
@@ -39,7 +45,7 @@ pub(super) fn formats(program: &Program, tensors: &Tensors) -> Result<Vec<Option
         Layout::new(format, rows, cols).map_err(|e| weight.named(e))?;
         Ok(Some(format))
     };
-    program.weights.iter().map(one).collect()
+    program.weights.iter().enumerate().map(one).collect()
 }
 
 /// How a weight lies on the device, if it is a matrix.
@@ -70,27 +76,41 @@ fn portion(program: &Program, formats: &[Option<Format>]) -> usize {
     PORTION.min(whole).max(least.max().unwrap_or(0))
 }
 
-/// Reads, packs and uploads the weights of a lowering's Program.
+/// What of a Program's weights is loaded, and how.
+pub(super) struct Wanted<'a> {
+    /// How each matrix is packed.
+    pub(super) formats: &'a [Option<Format>],
+    /// Those that are not read: they are zeros, in f32.
+    pub(super) trained: &'a [WeightId],
+    /// Whether they may be NaN or infinite.
+    pub(super) allow_nan: bool,
+}
+
+/// Reads, packs and uploads the weights of a Program.
 ///
 /// # Errors
 /// Weights that cannot be read, or are not finite where they must be; what the device refuses.
 pub(super) fn load<B: Backend>(
     backend: &B,
-    lowering: &Lowering,
+    program: &Program,
     tensors: &Tensors,
-    options: &LoadOptions,
+    &Wanted { formats, trained, allow_nan }: &Wanted<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
-    let (program, formats) = (&lowering.program, &lowering.formats);
     let total = program.stored_bytes(tensors)?;
     let mut loader = Loader {
         backend,
         stages: backend.stages(portion(program, formats))?,
-        packer: Packer::new(bytes(program, formats), !options.allow_nan)?,
+        packer: Packer::new(bytes(program, formats), !allow_nan)?,
     };
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
-    for (weight, format) in program.weights.iter().zip(formats) {
+    for (id, (weight, format)) in program.weights.iter().zip(formats).enumerate() {
+        if trained.contains(&WeightId(id)) {
+            let bytes = size(weight, None);
+            weights.push(Weight { buffer: backend.buffer(bytes)?, bytes, encoding: None });
+            continue;
+        }
         let read = weight.read(tensors)?;
         let buffer = backend.buffer(size(weight, *format))?;
         let found = match layout(weight, *format) {

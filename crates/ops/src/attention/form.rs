@@ -17,7 +17,7 @@ pub(super) const FLOOR: f32 = -1.0e30;
 /// What of an attention layer is fixed when its kernels are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
-    /// Elements per head, a multiple of 16.
+    /// Elements per head, a multiple of 16 but among packed rows.
     pub head_dim: u32,
     /// Query heads per key/value head.
     pub group: u32,
@@ -37,7 +37,7 @@ impl Form {
 
     /// Declares what only some forms bind, after all else.
     #[track_caller]
-    pub(super) fn extras(self) -> Extras {
+    pub(crate) fn extras(self) -> Extras {
         let sinks = self.sinks.then(|| <In>::declare("sinks"));
         let heads = dim("kv_heads") * self.group;
         if self.sinks {
@@ -53,16 +53,16 @@ impl Form {
 
 /// What only some forms have.
 #[derive(Clone, Copy)]
-pub(super) struct Extras {
-    pub(super) sinks: Option<In>,
-    pub(super) window: Option<Val<u32>>,
-    pub(super) cap: Option<Val<f32>>,
+pub(crate) struct Extras {
+    pub(crate) sinks: Option<In>,
+    pub(crate) window: Option<Val<u32>>,
+    pub(crate) cap: Option<Val<f32>>,
 }
 
 impl Extras {
     /// The first position that the query before `end` sees.
     #[track_caller]
-    pub(super) fn first(&self, end: Val<u32>) -> Val<u32> {
+    pub(crate) fn first(&self, end: Val<u32>) -> Val<u32> {
         match self.window {
             Some(window) => end - window.min(end),
             None => 0u32.val(),
@@ -71,7 +71,7 @@ impl Extras {
 
     /// What multiplies `q . k`, and what multiplies the result (after the cap, if there is one) to make it an exponent of two.
     #[track_caller]
-    pub(super) fn scales(&self, scale: Val<f32>) -> (Val<f32>, Val<f32>) {
+    pub(crate) fn scales(&self, scale: Val<f32>) -> (Val<f32>, Val<f32>) {
         let log2e = std::f32::consts::LOG2_E;
         match self.cap {
             Some(cap) => (scale / cap, cap * log2e),
@@ -89,7 +89,7 @@ pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
 
 /// One of a layer's two caches, as a kernel reads it: numbers, or codes of q8_0 with a factor for each block.
 #[derive(Clone, Copy)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     /// `[slots, kv_heads, head_dim]` numbers or codes.
     pub(super) array: In,
     /// `[slots, kv_heads, head_dim / 32]`, of codes.
@@ -97,7 +97,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub(super) fn numbers(array: In) -> Stored {
+    pub(crate) fn numbers(array: In) -> Stored {
         Stored { array, scales: None }
     }
 
@@ -119,6 +119,6 @@ impl Stored {
 }
 
 /// Requires that buffers are aligned for 16-byte vectors.
-pub(super) fn require_aligned(names: &[&str]) {
+pub(crate) fn require_aligned(names: &[&str]) {
     names.iter().for_each(|name| require(Requirement::Aligned((*name).to_owned(), 16)));
 }

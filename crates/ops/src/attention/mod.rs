@@ -19,6 +19,7 @@ use formats::Result;
 use tile::case::Spec;
 
 pub use form::Form;
+pub(crate) use form::{Stored, require_aligned};
 
 /// The kernels, their cases and benchmarks.
 pub const KERNELS: &[Spec] = &[

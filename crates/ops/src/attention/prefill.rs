@@ -92,7 +92,7 @@ pub fn attention_prefill(
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["keys", "values"]);
-    let step = Step { q, y, positions, starts, kv_heads, scale };
+    let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
     let [keys, values] = [keys, values].map(Stored::numbers);
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
@@ -123,7 +123,7 @@ pub fn attention_prefill_q8_0(
     require_aligned(&["key_codes", "value_codes"]);
     let keys = Stored::codes(key_codes, key_scales);
     let values = Stored::codes(value_codes, value_scales);
-    let step = Step { q, y, positions, starts, kv_heads, scale };
+    let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
 
@@ -148,10 +148,37 @@ pub fn attention_dense(
     require_aligned(&["keys", "values"]);
     let size = dim("batch") * dim("length") * (dim("kv_heads") * form.head_dim);
     require_lengths(&[("keys", size.clone()), ("values", size)]);
-    let step = Step { q, y, positions, starts, kv_heads, scale };
+    let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
     let dense = Dense { layout, length, kv_heads, head_dim: form.head_dim };
     let [keys, values] = [keys, values].map(Stored::numbers);
     prefill(form, tiling, step, keys, values, dense);
+}
+
+/// As [`attention_prefill`], among the rows of whole sequences that lie one behind the other, as a model is trained: keys and values
+/// are rows of their own, and `lse` `[tokens, kv_heads * group]` is the logarithm of each softmax's denominator.
+#[kernel]
+pub fn attention_packed(
+    q: In<{ scalar }>,
+    keys: In<{ scalar }>,
+    values: In<{ scalar }>,
+    positions: In<u32>,
+    starts: In<u32>,
+    y: Out<{ scalar }>,
+    lse: Out<f32>,
+    kv_heads: Const<u32>,
+    scale: Const<f32>,
+    scalar: Scalar,
+    form: Form,
+    tiling: Tiling,
+) {
+    require_aligned(&["keys", "values"]);
+    let size = dim("tokens") * (dim("kv_heads") * form.head_dim);
+    require_lengths(&[("keys", size.clone()), ("values", size)]);
+    require_lengths(&[("lse", dim("tokens") * (dim("kv_heads") * form.group))]);
+    let step = Step { q, y, lse: Some(lse), positions, starts, kv_heads, scale };
+    let packed = Packed { kv_heads, head_dim: form.head_dim };
+    let [keys, values] = [keys, values].map(Stored::numbers);
+    prefill(form, tiling, step, keys, values, packed);
 }
 
 /// What all kernels bind.
@@ -159,6 +186,8 @@ pub fn attention_dense(
 struct Step {
     q: In,
     y: Out,
+    /// Where the logarithms of denominators go, if they are wanted.
+    lse: Option<Out>,
     positions: In<u32>,
     starts: In<u32>,
     kv_heads: Val<u32>,
@@ -167,6 +196,9 @@ struct Step {
 
 /// Where keys lie.
 trait Rows: Copy {
+    /// States what the launch contract says of it.
+    fn contract(self) {}
+
     /// How many keys there are at most, if that is less than queries could see.
     fn limit(self) -> Option<Val<u32>>;
 
@@ -186,6 +218,10 @@ trait Rows: Copy {
 struct Paged(Cache);
 
 impl Rows for Paged {
+    fn contract(self) {
+        require(Requirement::Divisible(dim("block"), 16));
+    }
+
     fn limit(self) -> Option<Val<u32>> {
         None
     }
@@ -250,6 +286,33 @@ impl Rows for Dense {
     }
 }
 
+/// In the rows of the queries' own sequence, of several that lie one behind the other.
+#[derive(Clone, Copy)]
+struct Packed {
+    kv_heads: Val<u32>,
+    head_dim: u32,
+}
+
+impl Rows for Packed {
+    fn limit(self) -> Option<Val<u32>> {
+        None
+    }
+
+    #[track_caller]
+    fn slabs(
+        self,
+        first_row: Val<u32>,
+        head: Val<u32>,
+        start: Val<u32>,
+        slabs: Regs<u32>,
+    ) -> Val<u32> {
+        let row = self.kv_heads * self.head_dim;
+        let first = (first_row + start) * row + head * self.head_dim;
+        (0..slabs.len()).for_each(|i| slabs.set(i, first + row * (16 * i)));
+        row
+    }
+}
+
 /// Begins to bring eight elements of keys or values, from `from` on, to shared memory; zeros unless `keep`.
 #[track_caller]
 fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<bool>) {
@@ -269,8 +332,8 @@ fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<boo
 
 /// Brings the rows whose first elements `from` gives to consecutive rows of `to`, those below `left`.
 #[track_caller]
-fn bring(
-    tiling: Tiling,
+pub(crate) fn bring(
+    threads: u32,
     d: u32,
     rows: u32,
     stored: Stored,
@@ -289,17 +352,17 @@ fn bring(
                 let to_at = at + (row + 16 * slab) * (d + PAD) + element;
                 stage(stored, to, to_at, from(slab, row) + element, keep);
             };
-            match done + tiling.threads() <= 16 * per_row {
+            match done + threads <= 16 * per_row {
                 true => one(),
                 false => when(Order::lt(i, 16 * per_row), one),
             }
-            done += tiling.threads();
+            done += threads;
         }
     }
 }
 
 /// Elements between rows in shared memory: eight rows of 16 bytes then lie in different banks.
-const PAD: u32 = 8;
+pub(crate) const PAD: u32 = 8;
 
 /// The body of all kernels.
 fn prefill(form: Form, tiling: Tiling, step: Step, keys: Stored, values: Stored, place: impl Rows) {
@@ -315,9 +378,7 @@ fn prefill(form: Form, tiling: Tiling, step: Step, keys: Stored, values: Stored,
         ("starts", dim("batch") + 1),
     ]);
     require_aligned(&["q", "y"]);
-    if place.limit().is_none() {
-        require(Requirement::Divisible(dim("block"), 16));
-    }
+    place.contract();
     let extras = form.extras();
     begin();
     let chunk = group_id_of(2);
@@ -364,7 +425,7 @@ impl Flash {
         let row_of =
             |row: Val<u32>| ((self.first_row + self.offset + row) * heads + group_id()) * d;
         bring(
-            self.tiling,
+            self.tiling.threads(),
             d,
             rows,
             Stored::numbers(self.step.q),
@@ -389,7 +450,8 @@ impl Flash {
         let fetch = |stored: Stored, at: u32, start: Val<u32>| {
             let row = place.slabs(self.first_row, head, start, slabs);
             let from = |slab: u32, r: Val<u32>| slabs.get(slab) + r * row;
-            bring(self.tiling, d, step, stored, (staging, at), from, end - start);
+            let threads = self.tiling.threads();
+            bring(threads, d, step, stored, (staging, at), from, end - start);
             copy_commit();
         };
         let (inner, outer) = self.extras.scales(self.step.scale);
@@ -427,6 +489,9 @@ impl Flash {
         });
         barrier();
         self.store(&running, query, own);
+        if let Some(lse) = self.step.lse {
+            self.store_lse(&running, lse, own, outer);
+        }
     }
 
     /// An array of shared memory for operands.
@@ -576,6 +641,28 @@ impl Flash {
                 self.step.y.set_raw_vec((token * heads + group_id()) * d + element, &values);
             });
         });
+    }
+}
+
+impl Flash {
+    /// Writes the natural logarithms of the denominators of the rows that there are.
+    fn store_lse(&self, running: &Running, lse: Out, own: Val<u32>, outer: Val<f32>) {
+        let heads = self.step.kv_heads * self.form.group;
+        let through = Shared::<f32>::named("denominators", self.tiling.simds * 256);
+        let place = simd_id() * 256u32;
+        for r in 0..self.tiling.tiles {
+            let top = running.top.get(r) * Frag::rows(outer);
+            let log = running.sum.get(r).map(Unary::Log2) + top;
+            let log = log * Frag::rows(std::f32::consts::LN_2);
+            log.across().store(through, place, 16u32);
+            simd_barrier();
+            let row = own + 16 * r + lane_id();
+            when(Order::lt(lane_id(), 16u32) & Order::lt(row, self.left), || {
+                let token = self.first_row + self.offset + row;
+                lse.set(token * heads + group_id(), through.get(place + lane_id() * 16u32));
+            });
+            simd_barrier();
+        }
     }
 }
 

@@ -4,11 +4,18 @@
 //! With `p = exp(s - lse)` the weights and `D = dy . y` (Dao et al., FlashAttention, 2022, appendix B):
 //! `dv = p' dy`, `ds = p (dy v' - D)`, `dq = scale ds k`, `dk = scale ds' q`; a sink's own is `-p_sink D`.
 
+pub mod kernels;
+pub mod tiles;
+
+mod cases;
+
 use super::{AttendTangent, Forward, Reverse, Wrt, one, zeros};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Attention, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result};
 use std::ops::RangeInclusive;
+
+pub use cases::KERNELS;
 
 /// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's denominator.
 #[derive(Debug, Clone, PartialEq)]

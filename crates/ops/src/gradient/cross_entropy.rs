@@ -3,8 +3,13 @@
 
 use super::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::operation::{Call, Operation, Sharding};
+use crate::sweep::{Team, begin, lanes_of_both, load, require_lengths, require_vectors};
+use crate::trial::{memory, near, scaled};
 use crate::{Op, Rows, ScaleRows, Shape, arity, linear};
 use formats::{Error, ErrorKind, Result};
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
 
 /// `x[outputs, width]; head[vocab, width], (bias[vocab]) -> losses[outputs, 1], (dx), (dhead), (dbias)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -135,5 +140,183 @@ impl Operation for CrossEntropy {
         let product = mul(at, slope, dx)?;
         let dy = one(at, SumColumns, &[product], &[])?;
         at.add(0, dy)
+    }
+}
+
+/// Threads of a row.
+const THREADS: u32 = 512;
+
+/// A chunk of rows of `products` `[rows, vocab]` of a head: their losses, from number `start` on, and where `gradient` the
+/// losses' gradients with respect to the products, on the device. `picks` has the token behind each row.
+#[kernel]
+pub fn cross_entropy(
+    products: In<f32>,
+    picks: In<u32>,
+    targets: In<u32>,
+    counts: In<f32>,
+    losses: InOut<f32>,
+    start: Arg<u32>,
+    vocab: Const<u32>,
+    scale: Const<f32>,
+    gradient: Option<Scalar>,
+    bounded: bool,
+) {
+    let team = Team::Group;
+    launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], THREADS);
+    let size = dim("rows") * dim("vocab");
+    require_vectors(&[("products", size.clone())]);
+    require_lengths(&[
+        ("picks", dim("outputs")),
+        ("losses", dim("outputs")),
+        ("targets", dim("tokens")),
+        ("counts", dim("tokens")),
+    ]);
+    let slopes = gradient.map(|scalar| {
+        require_vectors(&[("slopes", size)]);
+        <Out>::stored("slopes", scalar)
+    });
+    let cap = bounded.then(|| Const::<f32>::declare("cap"));
+    begin();
+    let first = group_id() * vocab;
+    let number = start + group_id();
+    let token = picks.get(number);
+    let (target, count) = (targets.get(token), counts.get(token));
+    // A logit, and its derivative with respect to the product.
+    let logit = |product: Val<f32>| match cap {
+        Some(cap) => {
+            let tanh = (product * scale / cap).tanh();
+            (tanh * cap, scale * (1.0 - tanh * tanh))
+        }
+        None => (product * scale, scale),
+    };
+    let lanes = lanes_of_both(Scalar::F32, gradient.unwrap_or(Scalar::F32));
+    // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
+    let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
+    team.sweep(vocab, lanes, |at, lanes| {
+        let loaded: Vec<_> = at.iter().map(|&i| load(products, first + i, lanes)).collect();
+        let logits: Vec<Val<f32>> = loaded.into_iter().flatten().map(|p| logit(p).0).collect();
+        let before = largest.get();
+        let now = logits.iter().fold(before, |largest, l| largest.max(*l));
+        let kept = sum.get() * (before - now).exp();
+        sum.set(logits.iter().fold(kept, |sum, l| sum + (*l - now).exp()));
+        largest.set(now);
+    });
+    let peak = group_max(largest.get());
+    let total = group_sum(sum.get() * (largest.get() - peak).exp());
+    let lse = peak + total.ln();
+    if thread_id().eq(0u32) {
+        losses[number] = count * (lse - logit(products.get(first + target)).0);
+    }
+    if let Some(slopes) = slopes {
+        team.sweep(vocab, lanes, |at, lanes| {
+            for &i in at {
+                let each = load(products, first + i, lanes).into_iter().zip(0u32..);
+                let values: Vec<Val<f32>> = each
+                    .map(|(product, k)| {
+                        let (logit, slope) = logit(product);
+                        let hit = select(Order::eq(i + k, target), 1.0, 0.0);
+                        count * slope * ((logit - lse).exp() - hit)
+                    })
+                    .collect();
+                slopes.set_vec(first + i, &values);
+            }
+        });
+    }
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "cross_entropy", cases, benches }];
+
+/// The numbers of a launch of `rows` rows from `start` on, of so many with losses, in a step of so many tokens.
+pub fn numbers(
+    of: &CrossEntropy,
+    vocab: usize,
+    (start, rows): (usize, usize),
+    (outputs, tokens): (usize, usize),
+) -> Numbers {
+    let numbers = Numbers::new()
+        .with("rows", rows as u32)
+        .with("start", start as u32)
+        .with("outputs", outputs as u32)
+        .with("tokens", tokens as u32)
+        .with("vocab", vocab as u32)
+        .with_f32("scale", of.scale);
+    match of.cap {
+        Some(cap) => numbers.with_f32("cap", cap),
+        None => numbers,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let case = |vocab: usize, cap: Option<f32>, gradient: Option<Scalar>, why: &str| {
+        let of = CrossEntropy::new(0.75, cap);
+        let (picks, start, rows) = ([0u32, 2, 3, 5], 1, 3);
+        let counts = [1.0, 0.0, 0.5, 1.0, 0.0, 2.0f32];
+        let targets = [0, 1, 2, 3, 4, 5].map(|i| (i * 7919 % vocab) as u32);
+        let products = scaled(Scalar::F32, vocab as u64, rows * vocab, 8.0);
+        let (mut losses, mut slopes) = (vec![0f32; 4], Vec::new());
+        for (r, products) in products.to_f32().chunks_exact(vocab).enumerate() {
+            let token = picks[start + r] as usize;
+            let (target, count) = (targets[token] as usize, f64::from(counts[token]));
+            let each: Vec<_> = products.iter().map(|p| of.logit(f64::from(*p))).collect();
+            let lse = each.iter().map(|(logit, _)| logit.exp()).sum::<f64>().ln();
+            losses[start + r] = (count * (lse - each[target].0)) as f32;
+            slopes.extend(each.iter().enumerate().map(|(o, (logit, slope))| {
+                let hit = f64::from(u8::from(o == target));
+                (count * slope * ((logit - lse).exp() - hit)) as f32
+            }));
+        }
+        let counts = Buffer::floats(Scalar::F32, &counts);
+        let mut buffers = vec![products, Buffer::words(&picks), Buffer::words(&targets), counts];
+        buffers.push(Buffer::zeros(Scalar::F32, 4));
+        let mut expected = vec![(4, near(Scalar::F32, &losses))];
+        if let Some(scalar) = gradient {
+            buffers.push(Buffer::zeros(scalar, rows * vocab));
+            expected.push((5, near(scalar, &slopes)));
+        }
+        let to = gradient.map_or("losses alone".to_owned(), |scalar| format!("to {scalar}"));
+        Case {
+            kernel: cross_entropy(gradient, cap.is_some()).record(),
+            label: format!("3 of 4 x {vocab} {to}, {why}"),
+            numbers: numbers(&of, vocab, (start, rows), (4, 6)),
+            buffers,
+            expected,
+        }
+    };
+    let (f32, bf16) = (Some(Scalar::F32), Some(Scalar::BF16));
+    vec![
+        case(7, None, f32, "less than a vector"),
+        case(129, None, f32, "a width no vector divides"),
+        case(128, None, None, "no gradient"),
+        case(512, Some(5.0), f32, "bounded"),
+        case(4104, None, bf16, "several vectors per thread and a remainder"),
+        case(4096, Some(30.0), bf16, "bounded, rounded"),
+    ]
+}
+
+fn benches() -> Vec<Bench> {
+    let (rows, vocab) = (1024, 128_256);
+    let words = |of: &dyn Fn(u32) -> u32| {
+        Fill::These(Buffer::words(&(0..rows as u32).map(of).collect::<Vec<u32>>()))
+    };
+    let n = rows * vocab;
+    let buffers = vec![
+        Fill::Noise(Scalar::F32, n),
+        words(&|i| i),
+        words(&|_| 1),
+        Fill::Noise(Scalar::F32, rows),
+        Fill::Zeros(Scalar::F32, rows),
+        Fill::Zeros(Scalar::BF16, n),
+    ];
+    let numbers = numbers(&CrossEntropy::new(1.0, None), vocab, (0, rows), (rows, rows));
+    let kernel = cross_entropy(Some(Scalar::BF16), false);
+    vec![memory(kernel, &format!("{rows} x {vocab}"), numbers, buffers, 12 * n as u64)]
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

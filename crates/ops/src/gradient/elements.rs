@@ -1,11 +1,15 @@
 //! Gradients of single elements: `dx = f'(x) dy`, and values that are one number.
 
 use super::{Forward, Reverse};
-use crate::operation::{Call, Operation, Sharding};
-use crate::{Shape, Unary, alike, arity};
+use crate::operation::{Call, Launches, Operation, Sharding, X, Y, launch_flat};
+use crate::trial::{every_float, flat, flat_bench};
+use crate::{Shape, Unary, alike, arity, math, sweep};
 use formats::Result;
 use formats::elementwise::erf;
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
+use tile::case::{Bench, Case, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
 
 /// A value of this shape, all of whose elements are `value`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,6 +69,12 @@ impl Operation for Fill {
         Sharding::OfRank
     }
 
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let numbers = Numbers::new().with_f32("value", self.value);
+        let kernel = fill(to.scalar(Y));
+        launch_flat(to, kernel, numbers, &[])
+    }
+
     fn vjp(&self, _: &mut dyn Reverse) -> Result<()> {
         Ok(())
     }
@@ -86,10 +96,7 @@ impl Operation for MapBackward {
     }
 
     fn reference(&self, call: &mut Call<'_>) {
-        let (x, dy) = (call.inputs[0], call.inputs[1]);
-        for (i, dx) in call.outputs[0].iter_mut().enumerate() {
-            *dx = (derivative(self.0, f64::from(x[i])) * f64::from(dy[i])) as f32;
-        }
+        reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -98,5 +105,118 @@ impl Operation for MapBackward {
 
     fn overwrites(&self) -> Option<usize> {
         Some(1)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = map_backward(to.scalar(X), self.0);
+        launch_flat(to, kernel, Numbers::new(), &["x", "dy"])
+    }
+}
+
+fn reference(f: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    for (i, dx) in dx.iter_mut().enumerate() {
+        *dx = (derivative(f, f64::from(x[i])) * f64::from(dy[i])) as f32;
+    }
+}
+
+/// `f'(x)` on the device, as [`derivative`].
+#[track_caller]
+fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
+    let root = (2.0 / PI).sqrt() as f32;
+    match f {
+        Unary::Silu => {
+            let s = math::sigmoid(x);
+            s * (x * (1.0 - s) + 1.0)
+        }
+        Unary::GeluTanh => {
+            let t = ((x * x * x).fma(0.044_715, x) * root).tanh();
+            let inner = (x * x).fma(3.0 * 0.044_715, 1.0) * root;
+            (t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner
+        }
+        Unary::GeluErf => {
+            let density = (x * x * -0.5).exp() * (1.0 / (2.0 * PI).sqrt()) as f32;
+            x.fma(density, (math::erf(x * std::f32::consts::FRAC_1_SQRT_2) + 1.0) * 0.5)
+        }
+        Unary::QuickGelu => {
+            let s = math::sigmoid(x * 1.702);
+            (x * 1.702 * s).fma(1.0 - s, s)
+        }
+        Unary::Tanh => {
+            let t = x.tanh();
+            1.0 - t * t
+        }
+        Unary::Sigmoid => {
+            let s = math::sigmoid(x);
+            s * (1.0 - s)
+        }
+        Unary::Exp => x.exp(),
+        Unary::Relu => select(Order::gt(x, 0.0), 1.0, 0.0),
+        Unary::Square => x * 2.0,
+    }
+}
+
+/// `dx = f'(x) dy`, on the device: `n` elements. `dx` may be `dy`.
+#[kernel]
+pub fn map_backward(
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    n: Arg<u32>,
+    scalar: Scalar,
+    f: Unary,
+) {
+    sweep::map(["x", "dy"], [x, dy], y, n, |[x, dy]| slope(f, x) * dy);
+}
+
+/// `n` elements that are one number, on the device.
+#[kernel]
+pub fn fill(y: Out<{ scalar }>, n: Arg<u32>, value: Const<f32>, scalar: Scalar) {
+    sweep::map([], [], y, n, |[]| value);
+}
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "fill", cases: fill_cases, benches: fill_benches },
+    Spec { name: "map_backward", cases, benches },
+];
+
+fn fill_cases() -> Vec<Case> {
+    every_float(|scalar| {
+        let numbers = Numbers::new().with_f32("value", 1.5);
+        flat(scalar, fill(scalar), &numbers, 0, 1.0, |_, y| y.fill(1.5))
+    })
+}
+
+fn fill_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        vec![flat_bench(scalar, fill(scalar), Numbers::new().with_f32("value", 0.0), 0, 0)]
+    })
+}
+
+fn cases() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
+        let of = |&f: &Unary| {
+            let kernel = map_backward(scalar, f);
+            flat(scalar, kernel, &Numbers::new(), 2, f.range().min(4.0), move |x, dx| {
+                reference(f, &x[0], &x[1], dx);
+            })
+        };
+        Unary::ALL.iter().flat_map(of).collect()
+    }
+    every_float(of)
+}
+
+fn benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let kernel = map_backward(scalar, Unary::Silu);
+        vec![flat_bench(scalar, kernel, Numbers::new(), 2, 8)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

@@ -4,14 +4,16 @@
 //! (the derivatives of a loss with respect to them) and records operations that make those of its inputs and weights. A value
 //! with the shape of a weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
-mod attend;
-mod columns;
-mod cross_entropy;
-mod elements;
+pub mod attend;
+pub mod columns;
+pub mod cross_entropy;
+pub mod elements;
+pub mod matmul;
+pub mod norms;
+pub mod products;
+pub mod rows;
+
 mod experts;
-mod norms;
-mod products;
-mod rows;
 mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};
@@ -26,7 +28,7 @@ pub use tangents::{AttendTangent, NormTangent};
 
 pub(crate) use products::{linear_jvp, linear_vjp};
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Call, Launches, Operation, Sharding};
 use crate::{Binary, Op, Shape, Zip};
 use formats::Result;
 
@@ -236,6 +238,10 @@ impl Operation for Gradient {
 
     fn overwrites(&self) -> Option<usize> {
         self.inner().overwrites()
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        self.inner().launch(to)
     }
 
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {

@@ -1,9 +1,14 @@
 //! Gradients of norms. With `n` the normed row before its weight and `g = dy weight`:
 //! `dx = (g - n mean(g n)) / rms` of an RMS norm, `dx = (g - mean(g) - n mean(g n)) / deviation` of a layer norm.
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
+use crate::rms_norm::{launch_numbers, team};
+use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors};
+use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Rows, Shape, arity, expect, rms_norm};
 use formats::Result;
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
 
 /// `x, dy; weight[group] -> dx, (dweight)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,6 +86,10 @@ impl Operation for RmsNormBackward {
         reference(call, (self.eps, false));
     }
 
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        Ok(!self.weight && launch(to, self.eps, false)?)
+    }
+
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
     }
@@ -108,11 +117,167 @@ impl Operation for LayerNormBackward {
         reference(call, (self.eps, true));
     }
 
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        Ok(!self.weight && launch(to, self.eps, true)?)
+    }
+
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
     }
 
     fn overwrites(&self) -> Option<usize> {
         Some(1)
+    }
+}
+
+fn launch(to: &mut dyn Launches, eps: f32, centred: bool) -> Result<bool> {
+    let width = to.weight(0).map_or(to.width(X), |weight| weight[0]);
+    let rows = to.rows(X) * (to.width(X) / width);
+    let bound = [
+        ("x", Bound::Value(X)),
+        ("dy", Bound::Value(Operand::Input(1))),
+        ("weight", Bound::Weight(0)),
+        ("dx", Bound::Value(Y)),
+    ];
+    let kernel = norm_backward(to.scalar(X), team(width), centred);
+    to.push(kernel, launch_numbers(rows, width, eps), &bound)?;
+    Ok(true)
+}
+
+/// `dx` of norms of rows of `width` elements, on the device; `weight` is `[width]`. `dx` may be `dy`.
+#[kernel]
+pub fn norm_backward(
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    weight: In<f32>,
+    dx: Out<{ scalar }>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    team: Team,
+    centred: bool,
+) {
+    team.launch(256);
+    let size = dim("rows") * dim("width");
+    require_vectors(&[
+        ("x", size.clone()),
+        ("dy", size.clone()),
+        ("weight", dim("width")),
+        ("dx", size),
+    ]);
+    begin();
+    let lanes = team.lanes(lanes_of_both(scalar, Scalar::F32));
+    let own: Vec<Row> = team.rows(rows, width);
+    let mean = |row: &Row| {
+        let sum = Var::new(0.0);
+        team.sweep(width, lanes, |at, lanes| {
+            for value in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
+                sum.set(sum.get() + value);
+            }
+        });
+        team.sum(sum.get()) / width.f32()
+    };
+    let nothing = 0.0f32.val();
+    let means: Vec<Val<f32>> =
+        own.iter().map(|row| if centred { mean(row) } else { nothing }).collect();
+    // The row without its mean, and `dy weight`.
+    let read = |row: &Row, mean: Val<f32>, i: Val<u32>, lanes: u8| -> Vec<(Val<f32>, Val<f32>)> {
+        let (x, dy) = (load(x, row.first + i, lanes), load(dy, row.first + i, lanes));
+        let each = x.into_iter().zip(dy).zip(load(weight, i, lanes));
+        each.map(|((x, dy), w)| (if centred { x - mean } else { x }, dy * w)).collect()
+    };
+    let sums: Vec<[Var<f32>; 3]> = own.iter().map(|_| [(); 3].map(|()| Var::new(0.0))).collect();
+    team.sweep(width, lanes, |at, lanes| {
+        for ((row, mean), [squares, along, level]) in own.iter().zip(&means).zip(&sums) {
+            for (x, g) in at.iter().flat_map(|&i| read(row, *mean, i, lanes)) {
+                squares.set(x.fma(x, squares.get()));
+                along.set(g.fma(x, along.get()));
+                if centred {
+                    level.set(level.get() + g);
+                }
+            }
+        }
+    });
+    let shares: Vec<[Val<f32>; 3]> = sums
+        .iter()
+        .map(|[squares, along, level]| {
+            let scale = (team.sum(squares.get()) / width.f32() + eps).rsqrt();
+            let along = team.sum(along.get()) * scale * scale / width.f32();
+            let level = if centred { team.sum(level.get()) / width.f32() } else { nothing };
+            [scale, along, level]
+        })
+        .collect();
+    team.sweep(width, lanes, |at, lanes| {
+        for ((row, mean), [scale, along, level]) in own.iter().zip(&means).zip(&shares) {
+            for &i in at {
+                let each = read(row, *mean, i, lanes).into_iter();
+                let values: Vec<Val<f32>> = each
+                    .map(|(x, g)| {
+                        let g = if centred { g - *level } else { g };
+                        (g - x * *along) * *scale
+                    })
+                    .collect();
+                row.keep(|| dx.set_vec(row.first + i, &values));
+            }
+        }
+    });
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "norm_backward", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    const EPS: f32 = 1e-5;
+    let case = |scalar: Scalar, (rows, width, team, why): (usize, usize, Team, &str), centred| {
+        let x = scaled(scalar, rows as u64 * 31 + width as u64, rows * width, 3.0);
+        let dy = random(scalar, width as u64 + 7, rows * width);
+        let weight = random(Scalar::F32, width as u64 + 1, width);
+        let (all, gradients, weights) = (x.to_f32(), dy.to_f32(), weight.to_f32());
+        let mut dx = Vec::new();
+        let mut unused = [vec![0.0; width], vec![0.0; width]];
+        for (x, dy) in all.chunks_exact(width).zip(gradients.chunks_exact(width)) {
+            let [a, b] = &mut unused;
+            let found = row(x, dy, &weights, (EPS, centred), [a, b]);
+            dx.extend(found.into_iter().map(|dx| dx as f32));
+        }
+        let centre = if centred { "centred, " } else { "" };
+        Case {
+            kernel: norm_backward(scalar, team, centred).record(),
+            label: format!("{rows} x {width} {scalar}, {centre}{why}"),
+            numbers: launch_numbers(rows, width, EPS),
+            buffers: vec![x, dy, weight, Buffer::zeros(scalar, rows * width)],
+            expected: vec![(3, near(scalar, &dx))],
+        }
+    };
+    let of = |scalar: Scalar| {
+        // A row of one element has a gradient of nothing but rounding.
+        let shapes = rms_norm::SHAPES.into_iter().skip(1);
+        let each = shapes.flat_map(|shape| [false, true].map(|centred| (shape, centred)));
+        // Nor has one of two elements without their mean.
+        let each = each.filter(|(shape, centred)| !centred || shape.1 > 2);
+        each.map(|(shape, centred)| case(scalar, shape, centred)).collect()
+    };
+    every_float(of)
+}
+
+fn benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let n = rows * width;
+        let noise = |n| Fill::Noise(scalar, n);
+        let buffers =
+            vec![noise(n), noise(n), Fill::Noise(Scalar::F32, width), Fill::Zeros(scalar, n)];
+        let kernel = norm_backward(scalar, Team::Group, false);
+        let numbers = launch_numbers(rows, width, 1e-5);
+        vec![memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 8 * n as u64)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

@@ -1,9 +1,14 @@
 //! What gradients of products are made of: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
-use super::{Forward, Reverse, Var, Wrt, give, one, zeros};
-use crate::operation::{Call, Operation, Sharding};
+use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::sweep::{begin, require_lengths, when};
+use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Rows, Shape, arity, expect};
 use formats::{Error, Result};
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
 
 /// `dy[rows, out]; weight[out, in] -> [rows, in]`: `dx[t, i] = sum_o dy[t, o] weight[o, i]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +27,7 @@ pub struct SumRows;
 pub struct SumColumns;
 
 /// The rule of `y = x W' + b`, whose cotangent is `dy`: the weight is the node's first, the bias its second.
-pub(crate) fn linear_vjp(at: &mut dyn Reverse, dy: Var) -> Result<()> {
+pub(crate) fn linear_vjp(at: &mut dyn Reverse, dy: Value) -> Result<()> {
     let x = at.input(0);
     give(at, Wrt::Input(0), |at| one(at, LinearBackward, &[dy], &[0]))?;
     give(at, Wrt::Weight(0), |at| one(at, Outer, &[dy, x], &[]))?;
@@ -45,7 +50,7 @@ pub(crate) fn linear_jvp(at: &mut dyn Forward) -> Result<()> {
     at.add(0, dy)
 }
 
-fn linear_tangent(at: &mut dyn Forward, x: Option<Var>, weight: Option<usize>) -> Result<()> {
+fn linear_tangent(at: &mut dyn Forward, x: Option<Value>, weight: Option<usize>) -> Result<()> {
     let (Some(x), Some(weight)) = (x, weight) else { return Ok(()) };
     let dy = one(at, crate::Linear, &[x], &[weight])?;
     at.add(0, dy)
@@ -128,14 +133,18 @@ impl Operation for SumRows {
     }
 
     fn reference(&self, call: &mut Call<'_>) {
-        let (x, width) = (call.inputs[0], call.widths[0]);
-        for (i, y) in call.outputs[0].iter_mut().enumerate() {
-            *y = x.iter().skip(i).step_by(width).map(|x| f64::from(*x)).sum::<f64>() as f32;
-        }
+        sum_of_rows(call.inputs[0], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = sum_rows(to.scalar(X), to.scalar(Y));
+        let bound = [("x", Bound::Value(X)), ("y", Bound::Value(Y))];
+        to.push(kernel, numbers(to.rows(X), to.width(X)), &bound)?;
+        Ok(true)
     }
 }
 
@@ -158,5 +167,89 @@ impl Operation for SumColumns {
 
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
+    }
+}
+
+/// `y[i] = sum_t x[t, i]`, in f64.
+fn sum_of_rows(x: &[f32], y: &mut [f32]) {
+    let width = y.len();
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = x.iter().skip(i).step_by(width).map(|x| f64::from(*x)).sum::<f64>() as f32;
+    }
+}
+
+/// Columns of a threadgroup, and threads that share each: one has every eighth row.
+const COLUMNS: u32 = 32;
+const SHARES: u32 = 8;
+
+/// `y[i] = sum_t x[t, i]`, summed in f32 in an order that follows from the number of rows alone, on the device.
+#[kernel]
+pub fn sum_rows(
+    x: In<{ from }>,
+    y: Out<{ to }>,
+    rows: Arg<u32>,
+    width: Arg<u32>,
+    from: Scalar,
+    to: Scalar,
+) {
+    let groups = dim("width").ceil_div(COLUMNS);
+    launch(Mode::Tile, [groups, fixed(1), fixed(1)], COLUMNS * SHARES);
+    require_lengths(&[("x", dim("rows") * dim("width")), ("y", dim("width"))]);
+    begin();
+    let (share, own) = (thread_id() / COLUMNS, thread_id() % COLUMNS);
+    let column = group_id() * COLUMNS + own;
+    let read = column.min(width - 1u32);
+    let sum = Var::new(0.0);
+    range(share, rows).step(SHARES).each(|row| sum.set(sum.get() + x.get(row * width + read)));
+    let shares = Shared::<f32>::new(COLUMNS * SHARES);
+    shares.set(thread_id(), sum.get());
+    barrier();
+    when(Order::lt(thread_id(), COLUMNS) & Order::lt(column, width), || {
+        let each = (0..SHARES).map(|i| shares.get(own + i * COLUMNS));
+        if let Some(sum) = each.reduce(|sum, share| sum + share) {
+            y.set(column, sum);
+        }
+    });
+}
+
+fn numbers(rows: usize, width: usize) -> Numbers {
+    Numbers::new().with("rows", rows as u32).with("width", width as u32)
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "sum_rows", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str)| {
+        let x = random(scalar, rows as u64 + 3, rows * width);
+        let mut y = vec![0.0; width];
+        sum_of_rows(&x.to_f32(), &mut y);
+        Case {
+            kernel: sum_rows(scalar, Scalar::F32).record(),
+            label: format!("{rows} x {width} {scalar}, {why}"),
+            numbers: numbers(rows, width),
+            buffers: vec![x, Buffer::zeros(Scalar::F32, width)],
+            expected: vec![(1, near(Scalar::F32, &y))],
+        }
+    };
+    let shapes =
+        [(1, 1, "one element"), (5, 33, "fewer rows than shares"), (129, 64, "a ragged share")];
+    every_float(|scalar| shapes.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(Scalar::F32, width)];
+        let (kernel, flops) = (sum_rows(scalar, Scalar::F32), (rows * width) as u64);
+        vec![memory(kernel, &format!("{rows} x {width}"), numbers(rows, width), buffers, flops)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

@@ -1,10 +1,16 @@
 //! Rows that go back where they were taken from: of a table by token, of a value by selection.
 
+use super::elements::fill;
 use super::{Reverse, Wrt, give, one};
-use crate::embed::Index;
-use crate::operation::{Call, Operation, Sharding};
+use crate::embed::{Index, PICKS, WIDTHS};
+use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y, launch_flat};
+use crate::sweep::{Team, begin, lanes, load, require_lengths, require_vectors};
+use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Select, Shape, arity};
 use formats::{Error, Result};
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::{Mode, Numbers};
 
 /// `dy[tokens, width] -> [table, width]`: row `r` is the sum of the rows of `dy` whose tokens picked `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +78,91 @@ impl Operation for Spread {
         Sharding::OfRank
     }
 
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let scalar = to.scalar(X);
+        launch_flat(to, fill(scalar), Numbers::new().with_f32("value", 0.0), &[])?;
+        let bound = [("picks", Bound::Picks), ("dy", Bound::Value(X)), ("dx", Bound::Value(Y))];
+        to.push(spread_rows(scalar), numbers(to.rows(X), to.rows(Y), to.width(X)), &bound)?;
+        Ok(true)
+    }
+
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         give(at, Wrt::Input(0), |at| one(at, Select, &[dy], &[]))
+    }
+}
+
+/// `dx[picks[i]] = dy[i]`, on the device; other rows stay. No two rows go to one.
+#[kernel]
+pub fn spread_rows(
+    picks: In<u32>,
+    dy: In<{ scalar }>,
+    dx: InOut<{ scalar }>,
+    width: Const<u32>,
+    scalar: Scalar,
+) {
+    launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
+    require_lengths(&[("picks", dim("rows"))]);
+    require_vectors(&[("dy", dim("rows") * dim("width")), ("dx", dim("tokens") * dim("width"))]);
+    begin();
+    let (from, to) = (group_id() * width, picks.get(group_id()) * width);
+    Team::Group.sweep(width, lanes(scalar), |at, lanes| {
+        let loaded: Vec<_> = at.iter().map(|&i| load(dy, from + i, lanes)).collect();
+        for (&i, values) in at.iter().zip(loaded) {
+            dx.set_vec(to + i, &values);
+        }
+    });
+}
+
+fn numbers(rows: usize, tokens: usize, width: usize) -> Numbers {
+    let numbers = Numbers::new().with("rows", rows as u32).with("tokens", tokens as u32);
+    numbers.with("width", width as u32)
+}
+
+/// The kernel, its cases and benchmarks.
+pub const KERNELS: &[Spec] = &[Spec { name: "spread_rows", cases, benches }];
+
+fn cases() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
+        let case = |(width, why): (usize, &str)| {
+            // Those of the gather, each once.
+            let picks = &PICKS[..3];
+            let dy = random(scalar, width as u64 + 50, 3 * width);
+            let mut dx = vec![0.0; 5 * width];
+            for (&row, dy) in picks.iter().zip(dy.to_f32().chunks_exact(width)) {
+                dx[row as usize * width..][..width].copy_from_slice(dy);
+            }
+            Case {
+                kernel: spread_rows(scalar).record(),
+                label: format!("3 of 5 x {width} {scalar}, {why}"),
+                numbers: numbers(3, 5, width),
+                buffers: vec![Buffer::words(picks), dy, Buffer::zeros(scalar, 5 * width)],
+                expected: vec![(2, exact(scalar, &dx))],
+            }
+        };
+        WIDTHS.into_iter().map(case).collect()
+    }
+    every_float(of)
+}
+
+fn benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let picks: Vec<u32> = (0..rows as u32).collect();
+        let buffers = vec![
+            Fill::These(Buffer::words(&picks)),
+            Fill::Noise(scalar, rows * width),
+            Fill::Zeros(scalar, rows * width),
+        ];
+        let numbers = numbers(rows, rows, width);
+        vec![memory(spread_rows(scalar), &format!("{rows} x {width}"), numbers, buffers, 0)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

@@ -57,6 +57,27 @@ impl Frag {
         Frag::load(from, index, stride, Role::B, false)
     }
 
+    /// An accumulator `[16, 16]` from memory of f32: `(r, c)` at `index + r * stride + c`. With a stride of 0 all rows are one.
+    #[track_caller]
+    pub fn accumulator(
+        from: impl Memory<f32>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) -> Frag {
+        Frag::load(from, index, stride, Role::C, false)
+    }
+
+    /// An accumulator `[16, 16]` from memory of f32 that holds its transpose: `(r, c)` at `index + c * stride + r`. With a stride of
+    /// 0 all columns are one.
+    #[track_caller]
+    pub fn accumulator_transposed(
+        from: impl Memory<f32>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) -> Frag {
+        Frag::load(from, index, stride, Role::C, true)
+    }
+
     #[track_caller]
     fn load(
         from: impl Memory<f32>,

@@ -257,13 +257,9 @@ impl Recorder<'_> {
             to
         };
         let shape = ProductShape {
-            rows: all as u32,
-            out,
-            width: width as u32,
-            operand: wide,
-            result: y.scalar,
             adds: add.is_some(),
             alike: self.of.batched,
+            ..ProductShape::plain([all as u32, out, width as u32], wide, y.scalar)
         };
         self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
         Ok(())

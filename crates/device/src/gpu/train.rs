@@ -1,0 +1,376 @@
+//! Programs in training: their weights, the arena, and the shape classes seen so far.
+//!
+//! A batch is a replay of one Program, all of whose launches are bound when its class is first seen. Values lie in
+//! an arena that is planned for each class; results lie one behind the other at its end and are read at once. Nothing is added
+//! up by atomics, so that bits follow from the batch and the device alone.
+
+mod layout;
+mod lower;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
+use ops::packed::Format;
+use ops::{Rope, embed};
+use program::{Program, WeightId};
+use tile::types::Scalar;
+
+use super::Backend;
+use super::lower::{Kernels, Slot, Step};
+use super::weights::{self, Wanted, Weight};
+use crate::{Memory, PackedRows, Precision, TrainOptions, Trainer};
+use layout::{Counts, Layout, Words};
+use lower::Lowering;
+
+/// Bytes that the place of a trained weight is a multiple of: vectors may begin there.
+const ALIGN: usize = 256;
+
+/// Classes that are kept bound: batches of a run are mostly of a few.
+const KEPT: usize = 8;
+
+/// Launches of a Program for batches of one class.
+struct Class<B: Backend> {
+    number: usize,
+    counts: Counts,
+    launches: Vec<B::Launch>,
+    /// The operation of each.
+    names: Vec<&'static str>,
+    layout: Layout,
+}
+
+/// See [`Trainer`].
+pub(super) struct GpuTrainer<B: Backend> {
+    backend: Arc<B>,
+    lowerings: Vec<Lowering>,
+    /// Where the values of each trained weight lie.
+    trained: Vec<(WeightId, Range<usize>)>,
+    /// Values of all trained weights, in f32: each begins at a multiple of [`ALIGN`]. And the same on the host, if they have
+    /// changed.
+    master: B::Buffer,
+    values: Vec<u8>,
+    changed: bool,
+    /// Rounds them to the type of operands.
+    rounds: Vec<B::Launch>,
+    weights: Vec<Weight<B::Buffer>>,
+    frequencies: Vec<B::Buffer>,
+    /// The numbers from 0 on, and where matrices are unpacked to.
+    numbers: B::Buffer,
+    unpacked: B::Buffer,
+    arena: B::Buffer,
+    arena_bytes: usize,
+    words: B::Buffer,
+    words_bytes: usize,
+    kernels: Kernels,
+    pipelines: Vec<B::Pipeline>,
+    /// The latest last.
+    classes: Vec<Class<B>>,
+    /// Tokens of the last batch, and those that predicted something.
+    rows: [usize; 2],
+    staged: Vec<u8>,
+    results: Vec<f32>,
+}
+
+impl<B: Backend> GpuTrainer<B> {
+    pub(super) fn load(
+        backend: Arc<B>,
+        tensors: &Tensors,
+        options: TrainOptions,
+    ) -> Result<GpuTrainer<B>> {
+        let TrainOptions { programs, trained, precision } = options;
+        let facts = backend.facts();
+        let scalar = match precision {
+            Precision::F32 => Scalar::F32,
+            Precision::BF16 => Scalar::BF16,
+        };
+        let whole = programs.last().ok_or_else(|| Error::new("train", "a Program", "none"))?;
+        let mut formats = weights::formats(whole, tensors, &trained)?;
+        room(&*backend, whole, &formats)?;
+        let wanted = Wanted { formats: &formats, trained: &trained, allow_nan: false };
+        let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
+        let shape = |id: &WeightId| &whole.weights[id.0].shape;
+        let mut end = 0;
+        let place = |id: &WeightId| {
+            let start = end;
+            let elements: usize = shape(id).iter().product();
+            end = (start + 4 * elements).next_multiple_of(ALIGN);
+            (*id, start..start + 4 * elements)
+        };
+        let places: Vec<(WeightId, Range<usize>)> = trained.iter().map(place).collect();
+        let master = backend.buffer(end.max(ALIGN))?;
+        let mut masters = Vec::new();
+        for (id, range) in &places {
+            let own = backend.part(&master, range.clone())?;
+            let matrix = shape(id).len() == 2;
+            formats[id.0] = matrix.then_some(Format::Dense(scalar));
+            loaded[id.0].buffer = own.clone();
+            if matrix && scalar != Scalar::F32 {
+                loaded[id.0].buffer = backend.buffer(range.len() / 4 * scalar.bytes())?;
+                masters.push((*id, own));
+            }
+        }
+        let lowering =
+            |program| Lowering::new(program, facts, scalar, formats.clone(), trained.clone());
+        let lowerings = programs.into_iter().map(lowering).collect::<Result<Vec<_>>>()?;
+        let empty = backend.buffer(256)?;
+        let mut trainer = GpuTrainer {
+            lowerings,
+            trained: places,
+            values: vec![0; end.max(ALIGN)],
+            changed: true,
+            master,
+            rounds: Vec::new(),
+            weights: loaded,
+            frequencies: Vec::new(),
+            numbers: empty.clone(),
+            unpacked: empty.clone(),
+            arena: empty.clone(),
+            arena_bytes: 0,
+            words: empty,
+            words_bytes: 0,
+            kernels: Kernels::default(),
+            pipelines: Vec::new(),
+            classes: Vec::new(),
+            rows: [0; 2],
+            staged: Vec::new(),
+            results: Vec::new(),
+            backend,
+        };
+        trainer.make_room()?;
+        trainer.round(masters)?;
+        Ok(trainer)
+    }
+
+    /// Makes what all classes of all Programs share.
+    fn make_room(&mut self) -> Result<()> {
+        let mut ropes: Vec<Rope> = Vec::new();
+        for rope in self.lowerings.iter().flat_map(|lowering| lowering.program.ropes()) {
+            if !ropes.contains(&rope) {
+                ropes.push(rope);
+            }
+        }
+        let upload = |rope: &Rope| {
+            let bytes: Vec<u8> = rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
+            self.backend.upload(&bytes)
+        };
+        self.frequencies = ropes.iter().map(upload).collect::<Result<_>>()?;
+        let [unpacked, rows] = self.lowerings[0].unpacked();
+        self.unpacked = self.backend.buffer(unpacked.max(4))?;
+        let numbers: Vec<u8> = (0..rows.max(1) as u32).flat_map(u32::to_le_bytes).collect();
+        self.numbers = self.backend.upload(&numbers)?;
+        self.lowerings.iter_mut().for_each(|lowering| lowering.ropes.clone_from(&ropes));
+        Ok(())
+    }
+
+    /// Binds what rounds trained matrices, whose values in f32 are given.
+    fn round(&mut self, masters: Vec<(WeightId, B::Buffer)>) -> Result<()> {
+        for (id, master) in masters {
+            let lowering = &self.lowerings[0];
+            let &[rows, columns] = lowering.program.weights[id.0].shape.as_slice() else {
+                continue;
+            };
+            let recipe = embed::kernel(Format::Dense(Scalar::F32), lowering.scalar);
+            let numbers = embed::numbers(rows, columns);
+            let (kernel, _) = self.kernels.get(recipe, &numbers, lowering.facts)?;
+            self.kernels.load(&*self.backend, &mut self.pipelines)?;
+            let picks = self.backend.part(&self.numbers, 0..4 * rows)?;
+            let buffers = [picks, master, self.weights[id.0].buffer.clone()];
+            self.rounds.push(self.backend.bind(&self.pipelines[kernel], &numbers, &buffers)?);
+        }
+        Ok(())
+    }
+
+    /// The class of batches of a Program, bound; it becomes the latest.
+    fn class(&mut self, number: usize, counts: Counts) -> Result<()> {
+        let known = self.classes.iter().position(|c| c.number == number && c.counts == counts);
+        if let Some(known) = known {
+            let class = self.classes.remove(known);
+            self.classes.push(class);
+            return Ok(());
+        }
+        let lowering = &self.lowerings[number];
+        let layout = Layout::new(lowering, counts);
+        let words = Words::new(counts).bytes;
+        if layout.bytes > self.arena_bytes || words > self.words_bytes {
+            // Whatever is bound has the old addresses.
+            self.classes.clear();
+            let (arena, words) = (layout.bytes.max(self.arena_bytes), words.max(self.words_bytes));
+            let small = self.backend.buffer(256)?;
+            (self.arena, self.words) = (small.clone(), small);
+            (self.arena_bytes, self.words_bytes) = (0, 0);
+            self.arena = self.backend.buffer(arena)?;
+            self.words = self.backend.buffer(words)?;
+            (self.arena_bytes, self.words_bytes) = (arena, words);
+        }
+        let (steps, names) = lowering.steps(counts, &layout, &mut self.kernels)?;
+        self.kernels.load(&*self.backend, &mut self.pipelines)?;
+        let launches = steps.iter().map(|step| self.bind(step)).collect::<Result<_>>()?;
+        if self.classes.len() >= KEPT {
+            self.classes.remove(0);
+        }
+        self.classes.push(Class { number, counts, launches, names, layout });
+        Ok(())
+    }
+
+    fn bind(&self, step: &Step) -> Result<B::Launch> {
+        let buffer = |slot: &Slot| match slot {
+            Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
+            Slot::Words(range) => self.backend.part(&self.words, range.clone()),
+            Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
+            Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
+            Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
+            Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
+            Slot::Cache(..) | Slot::Scratch(_) | Slot::Sampling(_) => {
+                Err(Error::new("train", "a value of a batch", format!("{slot:?}")))
+            }
+        };
+        match step {
+            Step::Kernel { kernel, numbers, buffers } => {
+                let buffers = buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
+                self.backend.bind(&self.pipelines[*kernel], numbers, &buffers)
+            }
+            Step::Product { shape, x, w, add, y } => {
+                let add = add.as_ref().map(buffer).transpose()?;
+                self.backend.product(shape, &buffer(x)?, &buffer(w)?, add.as_ref(), &buffer(y)?)
+            }
+            Step::AllReduce { x, y, count } => {
+                self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
+            }
+        }
+    }
+
+    /// Writes what kernels read of a batch. Rows that it has less than its class are a sequence of their own, which predicts nothing.
+    fn stage(&mut self, rows: &PackedRows<'_>, counts: Counts) -> Result<()> {
+        let words = Words::new(counts);
+        self.staged.clear();
+        self.staged.resize(words.bytes, 0);
+        let (own, all) = (rows.tokens.len() as u32, counts.tokens as u32);
+        let filled = |values: &[u32], rest: &dyn Fn(u32) -> u32| -> Vec<u32> {
+            values.iter().copied().chain((own..all).map(rest)).collect()
+        };
+        let first = filled(rows.first, &|_| own);
+        let mut ends = vec![all; first.len()];
+        // The end of a sequence is where the next one begins.
+        for row in (1..ends.len()).rev() {
+            ends[row - 1] = if first[row] == first[row - 1] { ends[row] } else { row as u32 };
+        }
+        let mut starts = first.clone();
+        starts.dedup();
+        // Those that there are not have no rows.
+        starts.resize(counts.sequences + 1, all);
+        let mut predicts = vec![false; first.len()];
+        rows.picks.iter().for_each(|row| predicts[*row as usize] = true);
+        let idle = (0..all).filter(|row| !predicts[*row as usize]);
+        let picks: Vec<u32> = rows.picks.iter().copied().chain(idle).take(counts.outputs).collect();
+        let shares: Vec<u32> = rows.counts.iter().map(|count| count.to_bits()).collect();
+        let parts = [
+            (&words.tokens, filled(rows.tokens, &|_| 0)),
+            (&words.positions, filled(rows.positions, &|row| row - own)),
+            (&words.first, first),
+            (&words.ends, ends),
+            (&words.targets, filled(rows.targets, &|_| 0)),
+            (&words.counts, filled(&shares, &|_| 0)),
+            (&words.picks, picks),
+            (&words.starts, starts),
+        ];
+        for (range, values) in parts {
+            let to = self.staged[range.clone()].chunks_exact_mut(4);
+            to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
+        }
+        self.rows = [rows.tokens.len(), rows.picks.len()];
+        self.backend.write(&self.words, &self.staged)
+    }
+}
+
+/// Refuses weights for which there is no room.
+fn room<B: Backend>(backend: &B, program: &Program, formats: &[Option<Format>]) -> Result<()> {
+    let needed = weights::bytes(program, formats);
+    match backend.free()? {
+        Some(free) if free < needed => {
+            let expected = format!("{needed} bytes of its memory for weights");
+            let error = Error::new(backend.about().name, expected, format!("{free} free"));
+            Err(error.of(ErrorKind::NoMemory).hint(Hint::set(Setting::Place, "cpu")))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl<B: Backend> Trainer for GpuTrainer<B> {
+    fn set(&mut self, weight: WeightId, values: &[f32]) -> Result<()> {
+        let place = self.trained.iter().find(|(id, _)| *id == weight);
+        let range = place.map_or(0..0, |(_, range)| range.clone());
+        if range.len() != 4 * values.len() || values.is_empty() {
+            let expected = format!("{} values of a trained weight", range.len() / 4);
+            return Err(Error::new("train", expected, values.len()));
+        }
+        let words = self.values[range].as_chunks_mut().0;
+        words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_le_bytes());
+        self.changed = true;
+        Ok(())
+    }
+
+    fn replace(&mut self, number: usize, program: Program) -> Result<()> {
+        let own = &self.lowerings[number];
+        let (formats, trained) = (own.formats.clone(), own.trained.clone());
+        self.lowerings[number] = Lowering::new(program, own.facts, own.scalar, formats, trained)?;
+        self.classes.clear();
+        self.make_room()
+    }
+
+    fn run(&mut self, number: usize, rows: &PackedRows<'_>) -> Result<()> {
+        let counts = Counts::new(rows.first, rows.picks.len());
+        self.class(number, counts)?;
+        self.stage(rows, counts)?;
+        if self.changed {
+            self.backend.write(&self.master, &self.values)?;
+            self.backend.submit(&self.rounds)?;
+            self.changed = false;
+        }
+        let Some(class) = self.classes.last() else { return Ok(()) };
+        self.backend.submit(&class.launches)
+    }
+
+    fn results(&mut self) -> Result<Vec<&[f32]>> {
+        let Some(class) = self.classes.last() else { return Ok(Vec::new()) };
+        let region = class.layout.results.clone();
+        self.staged.clear();
+        self.staged.resize(region.len(), 0);
+        self.backend.read(&self.backend.part(&self.arena, region.clone())?, &mut self.staged)?;
+        let floats = self.staged.as_chunks().0;
+        self.results.clear();
+        self.results.extend(floats.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        let lowering = &self.lowerings[class.number];
+        let place = |v| {
+            let start = (class.layout.value(lowering, v).start - region.start) / 4;
+            let shape = lowering.program.shape(v);
+            let elements = shape.rows.count(self.rows[0], self.rows[1]) * shape.width;
+            &self.results[start..start + elements]
+        };
+        Ok(lowering.program.results.iter().map(|v| place(*v)).collect())
+    }
+
+    fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>> {
+        let Some(class) = self.classes.last() else { return Ok(None) };
+        let Some(each) = self.backend.time(&class.launches)? else { return Ok(None) };
+        let mut all = BTreeMap::new();
+        for (name, seconds) in class.names.iter().zip(each) {
+            *all.entry(*name).or_default() += seconds;
+        }
+        Ok(Some(all))
+    }
+
+    fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
+        let counts = Counts::most(tokens, outputs);
+        Layout::new(&self.lowerings[number], counts).bytes + Words::new(counts).bytes
+    }
+
+    fn free(&self) -> Result<Option<usize>> {
+        Ok(self.backend.free()?.map(|free| free + self.arena_bytes + self.words_bytes))
+    }
+
+    fn memory(&self) -> Memory {
+        let weights = self.weights.iter().map(|weight| weight.bytes).sum();
+        Memory { weights, cache: 0, arena: self.arena_bytes, device: self.backend.usage() }
+    }
+}

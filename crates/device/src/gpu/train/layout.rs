@@ -1,0 +1,163 @@
+//! Where a batch's values and words lie, and of what type values are.
+
+use std::ops::Range;
+
+use ops::gradient::Gradient;
+use ops::{Op, Rows};
+use program::{Plan, Program, ValueId, plan_sizes};
+use tile::types::Scalar;
+
+use super::lower::Lowering;
+
+/// Alignment of scratch and of results.
+const ALIGN: usize = 256;
+
+/// Types of all values: that of activations, or f32 for what has the shape of a weight and for what belongs to a row or a head as
+/// one number.
+pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
+    let fixed = |v: &ops::Shape| matches!(v.rows, Rows::Fixed(_));
+    let of = |v| if fixed(v) { Scalar::F32 } else { scalar };
+    let mut types: Vec<Scalar> = program.values.iter().map(of).collect();
+    for node in &program.nodes {
+        match &node.op {
+            Op::Gradient(Gradient::Attend(_)) => types[node.outputs[1].0] = Scalar::F32,
+            Op::Gradient(Gradient::CrossEntropy(_)) => types[node.outputs[0].0] = Scalar::F32,
+            _ => {}
+        }
+    }
+    types
+}
+
+/// What tells the classes of batches apart: all rounded up, so that batches share classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) tokens: usize,
+    /// Those that predict something.
+    pub(super) outputs: usize,
+    pub(super) sequences: usize,
+    /// Rows of the longest sequence.
+    pub(super) longest: usize,
+}
+
+impl Counts {
+    /// For so many tokens, as sequences whose first rows are given.
+    pub(super) fn new(first: &[u32], outputs: usize) -> Counts {
+        let lengths = first.chunk_by(|a, b| a == b).map(<[u32]>::len);
+        let (sequences, longest) = (lengths.clone().count(), lengths.max().unwrap_or(0));
+        Counts::whole([first.len(), outputs], sequences, longest)
+    }
+
+    /// For as many sequences as there can be of so many tokens.
+    pub(super) fn most(tokens: usize, outputs: usize) -> Counts {
+        Counts::whole([tokens, outputs], tokens, tokens)
+    }
+
+    fn whole(rows: [usize; 2], sequences: usize, longest: usize) -> Counts {
+        let up = |n: usize| n.next_multiple_of(if n > 256 { 128 } else { 16 });
+        let [tokens, outputs] = rows.map(up);
+        // What is filled up with is a sequence of its own.
+        let sequences = (sequences + 1).next_power_of_two();
+        let longest = longest.max(tokens - rows[0]).next_power_of_two();
+        Counts { tokens, outputs: outputs.min(tokens), sequences, longest }
+    }
+
+    /// Rows that a value has.
+    pub(super) fn rows(self, rows: Rows) -> usize {
+        rows.count(self.tokens, self.outputs)
+    }
+}
+
+/// Where the words of a batch lie, in bytes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Words {
+    pub(super) tokens: Range<usize>,
+    pub(super) positions: Range<usize>,
+    pub(super) first: Range<usize>,
+    pub(super) ends: Range<usize>,
+    pub(super) targets: Range<usize>,
+    pub(super) counts: Range<usize>,
+    pub(super) picks: Range<usize>,
+    /// The first row of each sequence, and the end.
+    pub(super) starts: Range<usize>,
+    /// As many zeros as there are tokens.
+    pub(super) zeros: Range<usize>,
+    pub(super) bytes: usize,
+}
+
+impl Words {
+    pub(super) fn new(counts: Counts) -> Words {
+        let Counts { tokens, outputs, sequences, .. } = counts;
+        let mut end = 0;
+        let mut take = |words: usize| {
+            let start: usize = end;
+            end = (start + 4 * words.max(1)).next_multiple_of(64);
+            start..start + 4 * words
+        };
+        let mut words = Words {
+            tokens: take(tokens),
+            positions: take(tokens),
+            first: take(tokens),
+            ends: take(tokens),
+            targets: take(tokens),
+            counts: take(tokens),
+            picks: take(outputs),
+            starts: take(sequences + 1),
+            zeros: take(tokens),
+            bytes: 0,
+        };
+        words.bytes = end;
+        words
+    }
+}
+
+/// The arena of a Program for so many rows.
+pub(super) struct Layout {
+    plan: Plan,
+    counts: Counts,
+    /// Where each result lies.
+    placed: Vec<(ValueId, usize)>,
+    /// Products with the head, their gradients, and what attention's gradients pass on.
+    pub(super) products: Range<usize>,
+    pub(super) slopes: Range<usize>,
+    pub(super) along: Range<usize>,
+    /// All results.
+    pub(super) results: Range<usize>,
+    pub(super) bytes: usize,
+}
+
+impl Layout {
+    pub(super) fn new(lowering: &Lowering, counts: Counts) -> Layout {
+        let program = &lowering.program;
+        let size = |v: ValueId| {
+            let shape = program.shape(v);
+            let elements = counts.rows(shape.rows) * shape.width;
+            elements * lowering.types[v.0].bytes()
+        };
+        let inside = |v: ValueId| if program.results.contains(&v) { 0 } else { size(v) };
+        let plan = plan_sizes(program, &inside);
+        let mut end = plan.bytes.next_multiple_of(ALIGN);
+        let mut take = |bytes: usize| {
+            let start: usize = end;
+            end = (start + bytes).next_multiple_of(ALIGN);
+            start..start + bytes
+        };
+        let [products, slopes, along] = lowering.scratch(counts).map(&mut take);
+        let mut placed: Vec<(ValueId, usize)> = Vec::new();
+        for v in &program.results {
+            if placed.iter().all(|(known, _)| known != v) {
+                placed.push((*v, take(size(*v)).start));
+            }
+        }
+        let results = placed.first().map_or(end, |(_, start)| *start)..end;
+        Layout { plan, counts, placed, products, slopes, along, results, bytes: end.max(ALIGN) }
+    }
+
+    /// The bytes of a value.
+    pub(super) fn value(&self, lowering: &Lowering, v: ValueId) -> Range<usize> {
+        let shape = lowering.program.shape(v);
+        let elements = self.counts.rows(shape.rows) * shape.width;
+        let placed = self.placed.iter().find(|(of, _)| *of == v);
+        let start = placed.map_or(self.plan.offsets[v.0], |(_, start)| *start);
+        start..start + elements * lowering.types[v.0].bytes()
+    }
+}

@@ -1,0 +1,537 @@
+//! From the operations of a Program in training to launches.
+//!
+//! Products go to the vendor's library where there is one, operands are rounded and sizes are those of whole vectors; the rest go
+//! to `matmul`. Matrices that are packed, or of another type than activations, are unpacked before each product with them.
+
+use formats::{Error, ErrorKind, Hint, Result, Setting};
+use ops::attention::prefill::{Tiling, attention_packed};
+use ops::gradient::attend::{kernels as attend, tiles};
+use ops::gradient::matmul::{self, matmul};
+use ops::gradient::{CrossEntropy, Gradient, cross_entropy};
+use ops::operation::{Bound, Launches, Operand};
+use ops::packed::Format;
+use ops::rope::MOST_PAIRS;
+use ops::{Attention, Binary, Op, Rope, Zip, embed};
+use program::{Node, Program, ValueId, WeightId};
+use tile::dsl::Recipe;
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::layout::{Counts, Layout, Words, types};
+use crate::gpu::lower::{Kernels, Slot, Step};
+use crate::gpu::{Facts, ProductShape};
+
+/// Products with a head that are in memory at once, at most, and rows of them.
+const PRODUCTS: usize = 1 << 27;
+const ROWS: [usize; 2] = [16, 4096];
+
+/// A Program and what its lowering depends on.
+pub(super) struct Lowering {
+    pub(super) program: Program,
+    pub(super) facts: Facts,
+    /// The type of activations, and of matrices that are multiplied with them.
+    pub(super) scalar: Scalar,
+    /// The types of all values.
+    pub(super) types: Vec<Scalar>,
+    /// How matrices are packed.
+    pub(super) formats: Vec<Option<Format>>,
+    pub(super) trained: Vec<WeightId>,
+    /// Distinct rotations of all Programs.
+    pub(super) ropes: Vec<Rope>,
+}
+
+/// Refuses the first operation that has no kernels in training.
+fn check(program: &Program) -> Result<()> {
+    for node in &program.nodes {
+        let known = match &node.op {
+            Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
+                true
+            }
+            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Select(_) => true,
+            Op::Rope(rope) => rope.frequencies.len() <= MOST_PAIRS as usize,
+            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
+            Op::Gradient(op) => match op {
+                Gradient::RmsNormBackward(norm) => !norm.weight,
+                Gradient::LayerNormBackward(norm) => !norm.weight,
+                Gradient::AttendBackward(of) => !of.0.sinks,
+                // Of a head's bias.
+                Gradient::CrossEntropy(of) => !(of.head && node.weights.len() > 1),
+                Gradient::Attend(_) | Gradient::Fill(_) | Gradient::MapBackward(_) => true,
+                Gradient::LinearBackward(_) | Gradient::Outer(_) | Gradient::SumRows(_) => true,
+                Gradient::Spread(_) | Gradient::ScaleColumns(_) => true,
+                _ => false,
+            },
+            _ => false,
+        };
+        if !known {
+            let expected = "operations that a GPU has in training";
+            let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);
+            return Err(error.hint(Hint::set(Setting::Place, "cpu")));
+        }
+    }
+    Ok(())
+}
+
+impl Lowering {
+    /// # Errors
+    /// An operation that GPUs have not in training.
+    pub(super) fn new(
+        program: Program,
+        facts: Facts,
+        scalar: Scalar,
+        formats: Vec<Option<Format>>,
+        trained: Vec<WeightId>,
+    ) -> Result<Lowering> {
+        check(&program)?;
+        let types = types(&program, scalar);
+        Ok(Lowering { program, facts, scalar, types, formats, trained, ropes: Vec::new() })
+    }
+
+    /// Bytes of the largest matrix that is unpacked, and the most rows of one that is or that is rounded.
+    pub(super) fn unpacked(&self) -> [usize; 2] {
+        let mut most = [0; 2];
+        for (id, (weight, format)) in self.program.weights.iter().zip(&self.formats).enumerate() {
+            let (&[rows, columns], Some(format)) = (weight.shape.as_slice(), format) else {
+                continue;
+            };
+            if *format != Format::Dense(self.scalar) {
+                most[0] = most[0].max(rows * columns * self.scalar.bytes());
+                most[1] = most[1].max(rows);
+            } else if self.trained.contains(&WeightId(id)) {
+                most[1] = most[1].max(rows);
+            }
+        }
+        most
+    }
+
+    /// Rows of a head's products that are made at once.
+    fn chunk(&self, head: WeightId, rows: usize) -> usize {
+        let vocab = self.program.weights[head.0].shape[0];
+        (PRODUCTS / vocab).clamp(ROWS[0], ROWS[1]).min(rows.max(1))
+    }
+
+    /// Bytes of a head's products, of their gradients, and of a number for each head of every row.
+    pub(super) fn scratch(&self, counts: Counts) -> [usize; 3] {
+        let mut most = [0; 3];
+        for node in &self.program.nodes {
+            match &node.op {
+                Op::Gradient(Gradient::CrossEntropy(of)) => {
+                    let vocab = self.program.weights[node.weights[0].0].shape[0];
+                    let elements = self.chunk(node.weights[0], counts.outputs) * vocab;
+                    most[0] = most[0].max(Scalar::F32.bytes() * elements);
+                    let back = if of.hidden { self.scalar.bytes() } else { 0 };
+                    most[1] = most[1].max(back * elements);
+                }
+                Op::Gradient(Gradient::AttendBackward(of)) => {
+                    most[2] = most[2].max(Scalar::F32.bytes() * counts.tokens * of.0.heads);
+                }
+                _ => {}
+            }
+        }
+        most
+    }
+
+    /// The launches of a class, and the operation of each.
+    ///
+    /// # Errors
+    /// A kernel that cannot be built.
+    pub(super) fn steps(
+        &self,
+        counts: Counts,
+        layout: &Layout,
+        known: &mut Kernels,
+    ) -> Result<(Vec<Step>, Vec<&'static str>)> {
+        let words = Words::new(counts);
+        let mut recorder = Recorder { of: self, counts, layout, words, known, steps: Vec::new() };
+        let mut names = Vec::new();
+        for node in &self.program.nodes {
+            recorder.node(node)?;
+            names.resize(recorder.steps.len(), node.op.name());
+        }
+        Ok((recorder.steps, names))
+    }
+}
+
+/// The launches of one class in the making.
+struct Recorder<'a> {
+    of: &'a Lowering,
+    counts: Counts,
+    layout: &'a Layout,
+    words: Words,
+    known: &'a mut Kernels,
+    steps: Vec<Step>,
+}
+
+/// A node whose operation is asked for its launches.
+struct Operands<'a, 'b> {
+    recorder: &'a mut Recorder<'b>,
+    node: &'a Node,
+}
+
+impl Operands<'_, '_> {
+    fn value(&self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Input(i) => self.node.inputs[i],
+            Operand::Output(i) => self.node.outputs[i],
+        }
+    }
+}
+
+impl Launches for Operands<'_, '_> {
+    fn rows(&self, operand: Operand) -> usize {
+        self.recorder.count(self.value(operand))
+    }
+
+    fn width(&self, operand: Operand) -> usize {
+        self.recorder.width(self.value(operand))
+    }
+
+    fn scalar(&self, operand: Operand) -> Scalar {
+        self.recorder.of.types[self.value(operand).0]
+    }
+
+    fn weight(&self, index: usize) -> Option<&[usize]> {
+        let weight = self.node.weights.get(index)?;
+        Some(&self.recorder.of.program.weights[weight.0].shape)
+    }
+
+    fn format(&self, weight: usize) -> Result<Format> {
+        self.recorder.format(self.node.weights[weight])
+    }
+
+    fn push(
+        &mut self,
+        kernel: Recipe<'static>,
+        numbers: Numbers,
+        bound: &[(&str, Bound)],
+    ) -> Result<()> {
+        let recorder = &*self.recorder;
+        let words = &recorder.words;
+        let slot = |bound: Bound| match bound {
+            Bound::Value(operand) => recorder.value(self.value(operand)).slot(),
+            Bound::Weight(index) => Slot::Weight(self.node.weights[index].0),
+            Bound::Frequencies => {
+                let rope = self.node.op.rope();
+                let ropes = &recorder.of.ropes;
+                Slot::Frequencies(ropes.iter().position(|r| Some(r) == rope).unwrap_or(0))
+            }
+            Bound::Tokens => Slot::Words(words.tokens.clone()),
+            Bound::Positions => Slot::Words(words.positions.clone()),
+            Bound::Picks => Slot::Words(words.picks.clone()),
+            Bound::Targets => Slot::Words(words.targets.clone()),
+            Bound::Counts => Slot::Words(words.counts.clone()),
+        };
+        let bound: Vec<(&str, Slot)> =
+            bound.iter().map(|&(name, bound)| (name, slot(bound))).collect();
+        self.recorder.push(kernel, numbers, &bound)
+    }
+}
+
+/// Where a matrix begins and the type of its elements: part of the arena, or a weight.
+#[derive(Clone)]
+struct Matrix {
+    /// As many elements as it has.
+    slot: Slot,
+    scalar: Scalar,
+}
+
+impl Matrix {
+    fn slot(&self) -> Slot {
+        self.slot.clone()
+    }
+
+    /// So many of its elements from one on.
+    fn part(&self, first: usize, elements: usize) -> Matrix {
+        let Slot::Arena(range) = &self.slot else { return self.clone() };
+        let start = range.start + first * self.scalar.bytes();
+        let slot = Slot::Arena(start..start + elements * self.scalar.bytes());
+        Matrix { slot, scalar: self.scalar }
+    }
+}
+
+/// One side of a product, and whether it lies turned: `[terms, rows]`.
+struct Side {
+    matrix: Matrix,
+    turned: bool,
+}
+
+/// What a product is added to.
+#[derive(Default)]
+struct Added {
+    bias: Option<WeightId>,
+    matrix: Option<Slot>,
+}
+
+impl Recorder<'_> {
+    fn push(&mut self, recipe: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
+        let step = self.known.step(recipe, numbers, self.of.facts, bound)?;
+        self.steps.push(step);
+        Ok(())
+    }
+
+    fn count(&self, v: ValueId) -> usize {
+        self.counts.rows(self.of.program.shape(v).rows)
+    }
+
+    fn width(&self, v: ValueId) -> usize {
+        self.of.program.shape(v).width
+    }
+
+    fn value(&self, v: ValueId) -> Matrix {
+        let slot = Slot::Arena(self.layout.value(self.of, v));
+        Matrix { slot, scalar: self.of.types[v.0] }
+    }
+
+    fn format(&self, weight: WeightId) -> Result<Format> {
+        let named = || Error::new(&self.of.program.weights[weight.0].name, "a matrix", "a vector");
+        self.of.formats[weight.0].ok_or_else(named)
+    }
+
+    /// A matrix in the type of activations: it is unpacked unless it has that type.
+    fn matrix(&mut self, weight: WeightId) -> Result<Matrix> {
+        let (format, scalar) = (self.format(weight)?, self.of.scalar);
+        if format == Format::Dense(scalar) {
+            return Ok(Matrix { slot: Slot::Weight(weight.0), scalar });
+        }
+        let &[rows, columns] = self.of.program.weights[weight.0].shape.as_slice() else {
+            return Err(Error::new("train", "a matrix", "a vector"));
+        };
+        let slot = Slot::Unpacked(rows * columns * scalar.bytes());
+        let bound = [
+            ("tokens", Slot::Numbers(rows)),
+            ("table", Slot::Weight(weight.0)),
+            ("y", slot.clone()),
+        ];
+        self.push(embed::kernel(format, scalar), embed::numbers(rows, columns), &bound)?;
+        Ok(Matrix { slot, scalar })
+    }
+
+    fn node(&mut self, node: &Node) -> Result<()> {
+        let first = node.outputs.first().or(node.inputs.first());
+        if first.is_some_and(|v| self.count(*v) == 0) {
+            return Ok(());
+        }
+        if node.op.launch(&mut Operands { recorder: self, node })? {
+            return Ok(());
+        }
+        let Node { op, inputs, weights, outputs } = node;
+        match op {
+            Op::Linear(_) | Op::LinearAdd(_) => {
+                let matrix = inputs.get(1).map(|v| self.value(*v).slot());
+                let added = Added { bias: weights.get(1).copied(), matrix };
+                self.linear(inputs[0], weights[0], false, added, outputs[0])
+            }
+            Op::Gradient(Gradient::LinearBackward(_)) => {
+                self.linear(inputs[0], weights[0], true, Added::default(), outputs[0])
+            }
+            Op::Gradient(Gradient::Outer(_)) => {
+                let sizes = [self.width(inputs[0]), self.width(inputs[1]), self.count(inputs[0])];
+                let turned = |matrix| Side { matrix, turned: true };
+                let (dy, x) = (turned(self.value(inputs[0])), turned(self.value(inputs[1])));
+                self.product(sizes, dy, x, Added::default(), self.value(outputs[0]))
+            }
+            Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
+            Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
+            Op::Gradient(Gradient::CrossEntropy(of)) => self.losses(of, node),
+            _ => Err(Error::new("train", "an operation that GPUs have", op.name())),
+        }
+    }
+
+    /// The product of a value with a matrix, or with its transpose if that is `turned`.
+    fn linear(
+        &mut self,
+        x: ValueId,
+        weight: WeightId,
+        turned: bool,
+        added: Added,
+        y: ValueId,
+    ) -> Result<()> {
+        let sizes = [self.count(x), self.width(y), self.width(x)];
+        let side = Side { matrix: self.matrix(weight)?, turned };
+        let x = Side { matrix: self.value(x), turned: false };
+        self.product(sizes, x, side, added, self.value(y))
+    }
+
+    /// `y[rows, columns] = sum over terms of a(row, term) b(column, term)`, plus what is added.
+    fn product(
+        &mut self,
+        [rows, columns, terms]: [usize; 3],
+        a: Side,
+        b: Side,
+        added: Added,
+        y: Matrix,
+    ) -> Result<()> {
+        if self.is_vendors([rows, columns, terms], &a, &b, &added, y.scalar) {
+            let mut add = added.matrix;
+            if let Some(bias) = added.bias {
+                // Every row begins as the bias.
+                let zeros = Slot::Words(self.words.zeros.start..self.words.zeros.start + 4 * rows);
+                let bound = [("tokens", zeros), ("table", Slot::Weight(bias.0)), ("y", y.slot())];
+                let kernel = embed::kernel(Format::Dense(Scalar::F32), y.scalar);
+                self.push(kernel, embed::numbers(rows, columns), &bound)?;
+                add = Some(y.slot());
+            }
+            let shape = ProductShape {
+                rows: rows as u32,
+                out: columns as u32,
+                width: terms as u32,
+                operand: a.matrix.scalar,
+                result: y.scalar,
+                adds: add.is_some(),
+                x_turned: a.turned,
+                w_turned: b.turned,
+                alike: false,
+            };
+            let (x, w) = (a.matrix.slot, b.matrix.slot);
+            self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
+            return Ok(());
+        }
+        let types = matmul::Types { a: a.matrix.scalar, b: b.matrix.scalar, y: y.scalar };
+        let form = matmul::Form {
+            a_turned: a.turned,
+            b_turned: b.turned,
+            bias: added.bias.is_some(),
+            adds: added.matrix.is_some(),
+        };
+        let mut bound = vec![("a", a.matrix.slot), ("b", b.matrix.slot), ("y", y.slot)];
+        bound.extend(added.bias.map(|bias| ("bias", Slot::Weight(bias.0))));
+        bound.extend(added.matrix.map(|matrix| ("add", matrix)));
+        let kernel = matmul(types, form, matmul::Tiling::pick(rows, columns));
+        self.push(kernel, matmul::numbers([rows, columns, terms]), &bound)
+    }
+
+    /// Whether a product is one for the vendor's library: of 16-bit operands, and whole vectors of each row that it reads.
+    fn is_vendors(
+        &self,
+        [rows, columns, terms]: [usize; 3],
+        a: &Side,
+        b: &Side,
+        added: &Added,
+        y: Scalar,
+    ) -> bool {
+        let half = a.matrix.scalar;
+        let types = half != Scalar::F32 && half == b.matrix.scalar;
+        // Elements from row to row.
+        let strides =
+            [if a.turned { rows } else { terms }, if b.turned { columns } else { terms }, columns];
+        let whole = strides.iter().all(|stride| stride.is_multiple_of(8));
+        let one = added.bias.is_none() || added.matrix.is_none();
+        self.of.facts.products.is_some() && types && whole && one && (y == half || y == Scalar::F32)
+    }
+
+    /// Whether the matrix units' kernels take an attention.
+    fn on_tiles(&self, of: &Attention) -> bool {
+        self.of.scalar != Scalar::F32 && of.head_dim.is_multiple_of(16) && of.head_dim <= 128
+    }
+
+    fn attend_numbers(&self, of: &Attention) -> Numbers {
+        let Counts { tokens, sequences, longest, .. } = self.counts;
+        let numbers = attend::numbers(of, tokens);
+        match self.on_tiles(of) {
+            true => numbers.with("batch", sequences as u32).with("longest", longest as u32),
+            false => numbers,
+        }
+    }
+
+    fn attend(&mut self, of: &Attention, node: &Node) -> Result<()> {
+        let value = |v: ValueId| self.value(v).slot();
+        let [q, k, v] = [0, 1, 2].map(|i| value(node.inputs[i]));
+        let mut bound =
+            vec![("q", q), ("y", value(node.outputs[0])), ("lse", value(node.outputs[1]))];
+        bound.extend(node.weights.first().map(|sinks| ("sinks", Slot::Weight(sinks.0))));
+        let (form, numbers) = (attend::form(of), self.attend_numbers(of));
+        if !self.on_tiles(of) {
+            bound.extend([("k", k), ("v", v), ("first", Slot::Words(self.words.first.clone()))]);
+            return self.push(attend::attend(self.of.scalar, form), numbers, &bound);
+        }
+        let Words { positions, starts, .. } = self.words.clone();
+        bound.extend([("keys", k), ("values", v)]);
+        bound.extend([("positions", Slot::Words(positions)), ("starts", Slot::Words(starts))]);
+        let tiling = match self.of.facts.roomy() {
+            true => Tiling::large(form.head_dim),
+            false => Tiling::small(form.head_dim),
+        };
+        self.push(attention_packed(self.of.scalar, form, tiling), numbers, &bound)
+    }
+
+    fn attend_backward(&mut self, of: &Attention, node: &Node) -> Result<()> {
+        let value = |v: ValueId| self.value(v).slot();
+        let (start, items) = (self.layout.along.start, self.counts.tokens * of.heads);
+        let along = Slot::Arena(start..start + 4 * items);
+        let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| value(node.inputs[i]));
+        let [dq, dk, dv] = [0, 1, 2].map(|i| value(node.outputs[i]));
+        let (form, numbers) = (attend::form(of), self.attend_numbers(of));
+        let (scalar, words) = (self.of.scalar, self.words.clone());
+        let mut shared = vec![("q", q), ("k", k), ("v", v), ("lse", lse)];
+        shared.extend([("dy", dy.clone()), ("along", along.clone())]);
+        if !self.on_tiles(of) {
+            let first = Slot::Words(words.first);
+            let queries = [&shared[..], &[("y", y), ("first", first), ("dq", dq)]].concat();
+            self.push(attend::attend_queries(scalar, form), numbers.clone(), &queries)?;
+            let ends = Slot::Words(words.ends);
+            let keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
+            return self.push(attend::attend_keys(scalar, form), numbers, &keys);
+        }
+        let sizes = Numbers::new().with("items", items as u32);
+        let sizes = sizes.with("head_dim", of.head_dim as u32);
+        let bound = [("y", y), ("dy", dy), ("along", along)];
+        self.push(tiles::attend_along(scalar), sizes, &bound)?;
+        shared.push(("starts", Slot::Words(words.starts)));
+        let queries = [&shared[..], &[("dq", dq)]].concat();
+        self.push(tiles::attend_tile_queries(scalar, form), numbers.clone(), &queries)?;
+        let keys = [&shared[..], &[("dk", dk), ("dv", dv)]].concat();
+        self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)
+    }
+
+    /// Losses, some rows at a time: products with the head become their own gradients, and are multiplied back.
+    fn losses(&mut self, of: &CrossEntropy, node: &Node) -> Result<()> {
+        let (x, head, scalar) = (node.inputs[0], node.weights[0], self.of.scalar);
+        let (rows, width) = (self.count(x), self.width(x));
+        let vocab = self.of.program.weights[head.0].shape[0];
+        let each = self.of.chunk(head, rows);
+        let matrix = self.matrix(head)?;
+        let scratch = |range: &std::ops::Range<usize>, scalar: Scalar| Matrix {
+            slot: Slot::Arena(range.clone()),
+            scalar,
+        };
+        let products = scratch(&self.layout.products, Scalar::F32);
+        let slopes = scratch(&self.layout.slopes, scalar);
+        let losses = self.value(node.outputs[0]).slot();
+        for start in (0..rows).step_by(each) {
+            let count = each.min(rows - start);
+            let side = |matrix: Matrix, turned| Side { matrix, turned };
+            let own = self.value(x).part(start * width, count * width);
+            let (products, slopes) =
+                (products.part(0, count * vocab), slopes.part(0, count * vocab));
+            let added = Added { bias: node.weights.get(1).copied(), matrix: None };
+            let (left, right) = (side(own.clone(), false), side(matrix.clone(), false));
+            self.product([count, vocab, width], left, right, added, products.clone())?;
+            let mut bound = vec![
+                ("products", products.slot()),
+                ("picks", Slot::Words(self.words.picks.clone())),
+                ("targets", Slot::Words(self.words.targets.clone())),
+                ("counts", Slot::Words(self.words.counts.clone())),
+                ("losses", losses.clone()),
+            ];
+            bound.extend(of.hidden.then(|| ("slopes", slopes.slot())));
+            let gradient = of.hidden.then_some(scalar);
+            let kernel = cross_entropy::cross_entropy(gradient, of.cap.is_some());
+            let counts = (rows, self.counts.tokens);
+            let numbers = cross_entropy::numbers(of, vocab, (start, count), counts);
+            self.push(kernel, numbers, &bound)?;
+            if of.hidden {
+                let dx = self.value(node.outputs[1]).part(start * width, count * width);
+                let (left, right) = (side(slopes.clone(), false), side(matrix.clone(), true));
+                self.product([count, width, vocab], left, right, Added::default(), dx)?;
+            }
+            if of.head {
+                let dhead = self.value(node.outputs[2]);
+                let matrix = (start > 0).then(|| dhead.slot());
+                let (left, right) = (side(slopes, true), side(own, true));
+                let added = Added { bias: None, matrix };
+                self.product([vocab, width, count], left, right, added, dhead)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,388 @@
+//! What the kernels of attention among packed rows are tested and timed with.
+
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, tolerance};
+use tile::dsl::Scalar;
+
+use super::kernels::{attend, attend_keys, attend_queries, form, numbers};
+use super::tiles::{attend_along, attend_tile_keys, attend_tile_queries};
+use super::{Attend, AttendBackward};
+use crate::Attention;
+use crate::attention::Form;
+use crate::attention::prefill::{Tiling, attention_packed};
+use crate::operation::{Call, Operation, Packed};
+use crate::trial::{near, scaled};
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "attend", cases: || cases(0), benches: || benches(0) },
+    Spec { name: "attend_queries", cases: || cases(1), benches: || benches(1) },
+    Spec { name: "attend_keys", cases: || cases(2), benches: || benches(2) },
+    Spec { name: "attend_along", cases: || tile_cases(0), benches: || tile_benches(0) },
+    Spec { name: "attend_tile_queries", cases: || tile_cases(1), benches: || tile_benches(1) },
+    Spec { name: "attend_tile_keys", cases: || tile_cases(2), benches: || tile_benches(2) },
+    Spec { name: "attention_packed", cases: || tile_cases(3), benches: || tile_benches(3) },
+];
+
+/// Heads, key/value heads, elements of a head.
+fn plain([heads, kv_heads, head_dim]: [usize; 3]) -> Attention {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let (window, cap, sinks) = (None, None, false);
+    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, cap, sinks }
+}
+
+/// Lengths of sequences, the layer, and why.
+fn layers() -> Vec<(&'static [usize], Attention, &'static str)> {
+    vec![
+        (&[1, 2], plain([1, 1, 16]), "one token, and two"),
+        (&[5, 1, 9], plain([4, 2, 16]), "short sequences, heads in pairs"),
+        (&[70, 3], plain([2, 1, 40]), "more keys than lanes, a head that lanes do not divide"),
+        (&[40], Attention { window: Some(7), ..plain([2, 2, 64]) }, "a window"),
+        (&[33, 2], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
+        (&[9, 35], Attention { sinks: true, ..plain([3, 1, 8]) }, "sinks, small heads"),
+    ]
+}
+
+/// As [`layers`], of heads that matrix units take.
+fn tile_layers() -> Vec<(&'static [usize], Attention, &'static str)> {
+    vec![
+        (&[1, 2], plain([1, 1, 16]), "one token, and two"),
+        (&[37, 70], plain([4, 2, 32]), "ragged blocks, heads in pairs"),
+        (&[130], plain([1, 1, 64]), "several blocks"),
+        (&[3, 90], Attention { window: Some(20), ..plain([2, 2, 16]) }, "a window"),
+        (&[66], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
+        (&[40], plain([1, 1, 128]), "large heads"),
+    ]
+}
+
+/// A layer's operands, and what the references make of them.
+struct Setting {
+    attention: Attention,
+    scalar: Scalar,
+    first: Vec<u32>,
+    ends: Vec<u32>,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    dy: Buffer,
+    sinks: Vec<f32>,
+    y: Buffer,
+    lse: Buffer,
+}
+
+impl Setting {
+    fn new(lengths: &[usize], attention: Attention, scalar: Scalar) -> Setting {
+        let rows: usize = lengths.iter().sum();
+        let (mut first, mut ends) = (Vec::new(), Vec::new());
+        for &length in lengths {
+            let start = first.len();
+            first.extend(vec![start as u32; length]);
+            ends.extend(vec![(start + length) as u32; length]);
+        }
+        let Attention { heads, kv_heads, head_dim, .. } = attention;
+        let sinks = vec![0.5, -1.0, 2.0];
+        let fill = |seed, heads, by| scaled(scalar, seed, rows * heads * head_dim, by);
+        let [wide, narrow] = [heads, kv_heads];
+        let mut setting = Setting {
+            q: fill(1, wide, 4.0),
+            k: fill(2, narrow, 1.0),
+            v: fill(3, narrow, 1.0),
+            dy: fill(4, wide, 1.0),
+            y: Buffer::zeros(scalar, 0),
+            lse: Buffer::zeros(Scalar::F32, 0),
+            sinks: if attention.sinks { sinks[..heads].to_vec() } else { Vec::new() },
+            attention,
+            scalar,
+            first,
+            ends,
+        };
+        let found = setting.call(
+            &Attend(setting.attention.clone()),
+            &[&setting.q, &setting.k, &setting.v],
+            &[rows * heads * head_dim, rows * heads],
+        );
+        setting.y = Buffer::floats(scalar, &found[0]);
+        setting.lse = Buffer::floats(Scalar::F32, &found[1]);
+        setting
+    }
+
+    fn rows(&self) -> usize {
+        self.first.len()
+    }
+
+    fn call(&self, op: &dyn Operation, inputs: &[&Buffer], outputs: &[usize]) -> Vec<Vec<f32>> {
+        let inputs: Vec<Vec<f32>> = inputs.iter().map(|buffer| buffer.to_f32()).collect();
+        let rows = self.rows();
+        let weights = if self.sinks.is_empty() { vec![] } else { vec![self.sinks.clone()] };
+        let mut call = Call {
+            widths: inputs.iter().map(|input| input.len() / rows).collect(),
+            inputs: inputs.iter().map(Vec::as_slice).collect(),
+            weights: &weights,
+            outputs: outputs.iter().map(|len| vec![0.0; *len]).collect(),
+            tokens: &[],
+            positions: &[],
+            picks: &[],
+            deltas: Vec::new(),
+            cache: &mut [],
+            packed: Packed { first: &self.first, ..Packed::default() },
+        };
+        op.reference(&mut call);
+        call.outputs
+    }
+
+    /// `dq`, `dk`, `dv`.
+    fn gradients(&self) -> Vec<Vec<f32>> {
+        let (wide, narrow) = (self.q.len(), self.k.len());
+        let mut outputs = vec![wide, narrow, narrow];
+        outputs.extend(self.attention.sinks.then_some(self.attention.heads));
+        let op = AttendBackward(self.attention.clone());
+        let inputs = [&self.q, &self.k, &self.v, &self.y, &self.lse, &self.dy];
+        self.call(&op, &inputs, &outputs)
+    }
+
+    /// `dy . y` of each head.
+    fn along(&self) -> Vec<f32> {
+        let d = self.attention.head_dim;
+        let (dy, y) = (self.dy.to_f64(), self.y.to_f64());
+        let dots = dy.chunks_exact(d).zip(y.chunks_exact(d));
+        dots.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>() as f32).collect()
+    }
+
+    fn zeros(&self, like: &Buffer) -> Buffer {
+        Buffer::zeros(self.scalar, like.len())
+    }
+
+    /// The case of the kernel of this number.
+    fn case(&self, kernel: usize, why: &str) -> Case {
+        let (rows, scalar, of) = (self.rows(), self.scalar, &self.attention);
+        let form = form(of);
+        let back = Form { sinks: false, ..form };
+        let clone = |all: &[&Buffer]| all.iter().map(|b| (*b).clone()).collect::<Vec<Buffer>>();
+        let (first, ends) = (Buffer::words(&self.first), Buffer::words(&self.ends));
+        let along = Buffer::floats(Scalar::F32, &self.along());
+        let (kernel, buffers, expected): (_, Vec<Buffer>, Vec<(usize, Expected)>) = match kernel {
+            0 => {
+                let mut buffers = clone(&[&self.q, &self.k, &self.v, &first]);
+                let lse = Buffer::zeros(Scalar::F32, rows * of.heads);
+                buffers.extend([self.zeros(&self.q), lse]);
+                if of.sinks {
+                    buffers.push(Buffer::floats(Scalar::F32, &self.sinks));
+                }
+                let lse = near(Scalar::F32, &self.lse.to_f32());
+                let expected = vec![(4, near(scalar, &self.y.to_f32())), (5, lse)];
+                (attend(scalar, form), buffers, expected)
+            }
+            1 => {
+                let inputs = [&self.q, &self.k, &self.v, &self.y, &self.lse, &self.dy, &first];
+                let mut buffers = clone(&inputs);
+                buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
+                let dq = near(scalar, &self.gradients()[0]);
+                let along = near(Scalar::F32, &self.along());
+                (attend_queries(scalar, back), buffers, vec![(7, dq), (8, along)])
+            }
+            _ => {
+                let inputs = [&self.q, &self.k, &self.v, &self.lse, &self.dy, &along, &ends];
+                let mut buffers = clone(&inputs);
+                buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
+                let found = self.gradients();
+                let expected = vec![(7, near(scalar, &found[1])), (8, near(scalar, &found[2]))];
+                (attend_keys(scalar, back), buffers, expected)
+            }
+        };
+        let Attention { heads, kv_heads, head_dim, .. } = of;
+        Case {
+            kernel: kernel.record(),
+            label: format!("{rows} x {heads}/{kv_heads} x {head_dim} {scalar}, {why}"),
+            numbers: numbers(of, rows),
+            buffers,
+            expected,
+        }
+    }
+}
+
+impl Setting {
+    /// Where each sequence begins, and the end.
+    fn starts(&self) -> Vec<u32> {
+        let mut starts = self.first.clone();
+        starts.dedup();
+        starts.push(self.rows() as u32);
+        starts
+    }
+
+    /// The case of the matrix units' kernel of this number.
+    fn tile_case(&self, kernel: usize, why: &str) -> Case {
+        let (rows, scalar, of) = (self.rows(), self.scalar, &self.attention);
+        let form = form(of);
+        let Attention { heads, kv_heads, head_dim, .. } = *of;
+        let (starts, along) = (self.starts(), Buffer::floats(Scalar::F32, &self.along()));
+        let longest = starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
+        let numbers = numbers(of, rows)
+            .with("batch", starts.len() as u32 - 1)
+            .with("longest", longest)
+            .with("items", (rows * heads) as u32)
+            .with("head_dim", head_dim as u32);
+        let starts = Buffer::words(&starts);
+        // Weights and slopes are rounded before they are added up.
+        let close = |want: &[f32]| {
+            let want = want.iter().map(|value| f64::from(*value)).collect();
+            Expected::Near(want, 2.0 * tolerance(scalar))
+        };
+        let clone = |all: &[&Buffer]| all.iter().map(|b| (*b).clone()).collect::<Vec<Buffer>>();
+        let shared = [&self.q, &self.k, &self.v, &self.lse, &self.dy, &along, &starts];
+        let (kernel, buffers, expected) = match kernel {
+            0 => {
+                let mut buffers = clone(&[&self.y, &self.dy]);
+                buffers.push(Buffer::zeros(Scalar::F32, along.len()));
+                let expected = vec![(2, near(Scalar::F32, &self.along()))];
+                (attend_along(scalar), buffers, expected)
+            }
+            1 => {
+                let mut buffers = clone(&shared);
+                buffers.push(self.zeros(&self.q));
+                let expected = vec![(7, close(&self.gradients()[0]))];
+                (attend_tile_queries(scalar, form), buffers, expected)
+            }
+            2 => {
+                let mut buffers = clone(&shared);
+                buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
+                let found = self.gradients();
+                let expected = vec![(7, close(&found[1])), (8, close(&found[2]))];
+                (attend_tile_keys(scalar, form), buffers, expected)
+            }
+            _ => {
+                let rows = self.first.iter().zip(0u32..);
+                let positions: Vec<u32> = rows.map(|(first, row)| row - first).collect();
+                let mut buffers = clone(&[&self.q, &self.k, &self.v]);
+                buffers.extend([Buffer::words(&positions), starts]);
+                buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
+                let (y, lse) = (self.y.to_f32(), self.lse.to_f32());
+                let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
+                let tiling = Tiling::small(form.head_dim);
+                (attention_packed(scalar, form, tiling), buffers, expected)
+            }
+        };
+        Case {
+            kernel: kernel.record(),
+            label: format!("{rows} x {heads}/{kv_heads} x {head_dim} {scalar}, {why}"),
+            numbers,
+            buffers,
+            expected,
+        }
+    }
+}
+
+fn tile_cases(kernel: usize) -> Vec<Case> {
+    let case = |scalar: Scalar| {
+        let layers = tile_layers().into_iter();
+        layers.map(move |(lengths, attention, why)| {
+            Setting::new(lengths, attention, scalar).tile_case(kernel, why)
+        })
+    };
+    [Scalar::F16, Scalar::BF16].into_iter().flat_map(case).collect()
+}
+
+fn tile_benches(kernel: usize) -> Vec<Bench> {
+    let (rows, of, scalar) = (4096, plain([32, 8, 64]), Scalar::BF16);
+    let (wide, narrow) = (rows * 2048, rows * 512);
+    let noise = |n| Fill::Noise(scalar, n);
+    let zeros = |n| Fill::Zeros(scalar, n);
+    let heads = || Fill::Zeros(Scalar::F32, rows * of.heads);
+    let starts = || Fill::These(Buffer::words(&[0, 1024, 2048, 3072, 4096]));
+    let shared = || {
+        let (q, dy) = (noise(wide), noise(wide));
+        vec![q, noise(narrow), noise(narrow), heads(), dy, heads(), starts()]
+    };
+    let form = form(&of);
+    let (kernel, buffers, products) = match kernel {
+        0 => (attend_along(scalar), vec![noise(wide), noise(wide), heads()], 0),
+        1 => {
+            let mut buffers = shared();
+            buffers.push(zeros(wide));
+            (attend_tile_queries(scalar, form), buffers, 3)
+        }
+        2 => {
+            let mut buffers = shared();
+            buffers.extend([zeros(narrow), zeros(narrow)]);
+            (attend_tile_keys(scalar, form), buffers, 4)
+        }
+        _ => {
+            let positions: Vec<u32> = (0..rows as u32).map(|row| row % 1024).collect();
+            let mut buffers = vec![noise(wide), noise(narrow), noise(narrow)];
+            buffers.extend([Fill::These(Buffer::words(&positions)), starts()]);
+            buffers.extend([zeros(wide), heads()]);
+            (attention_packed(scalar, form, Tiling::large(64)), buffers, 2)
+        }
+    };
+    let numbers = numbers(&of, rows)
+        .with("batch", 4)
+        .with("longest", 1024)
+        .with("items", (rows * of.heads) as u32)
+        .with("head_dim", 64);
+    vec![Bench {
+        kernel: kernel.record(),
+        label: "4 x 1024 x 32/8 x 64".to_owned(),
+        numbers,
+        buffers,
+        bytes: 2 * (2 * wide + 2 * narrow) as u64,
+        flops: products * (rows * 1024 * 2048) as u64,
+        roof: if products == 0 { Roof::Memory } else { Roof::Matrix },
+    }]
+}
+
+fn cases(kernel: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for scalar in [Scalar::F32, Scalar::BF16] {
+        for (lengths, attention, why) in layers() {
+            cases.push(Setting::new(lengths, attention, scalar).case(kernel, why));
+        }
+    }
+    cases
+}
+
+fn benches(kernel: usize) -> Vec<Bench> {
+    let (rows, of) = (1024, plain([32, 8, 64]));
+    let (wide, narrow) = (rows * 2048, rows * 512);
+    let scalar = Scalar::BF16;
+    let noise = |n| Fill::Noise(scalar, n);
+    let zeros = |n| Fill::Zeros(scalar, n);
+    let heads = || Fill::Zeros(Scalar::F32, rows * of.heads);
+    let words = |value| Fill::These(Buffer::words(&vec![value; rows]));
+    let form = form(&of);
+    let (name, buffers, products) = match kernel {
+        0 => {
+            let buffers =
+                vec![noise(wide), noise(narrow), noise(narrow), words(0), zeros(wide), heads()];
+            (attend(scalar, form), buffers, 2)
+        }
+        1 => {
+            let [k, v] = [noise(narrow), noise(narrow)];
+            let (y, dy, first) = (noise(wide), noise(wide), words(0));
+            let buffers = vec![noise(wide), k, v, y, heads(), dy, first, zeros(wide), heads()];
+            (attend_queries(scalar, form), buffers, 3)
+        }
+        _ => {
+            let [k, v] = [noise(narrow), noise(narrow)];
+            let (dy, ends) = (noise(wide), words(rows as u32));
+            let (dk, dv) = (zeros(narrow), zeros(narrow));
+            let buffers = vec![noise(wide), k, v, heads(), dy, heads(), ends, dk, dv];
+            (attend_keys(scalar, form), buffers, 4)
+        }
+    };
+    vec![Bench {
+        kernel: name.record(),
+        label: "1024 x 32/8 x 64".to_owned(),
+        numbers: numbers(&of, rows),
+        buffers,
+        bytes: 2 * (2 * wide + 2 * narrow) as u64,
+        // A query sees half of the keys on average.
+        flops: products * (rows * rows * 2048) as u64,
+        roof: Roof::Matrix,
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
+    }
+}
