@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use delft::train::Schedule;
+use delft::Place;
+use delft::train::{Precision, Schedule};
 
 use crate::args::{LoadArgs, MOST, ModelArg, above_zero, at_least_zero, positive, whole};
 
@@ -64,6 +65,12 @@ pub(crate) struct Tune {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads: Option<u64>,
+    /// Where to compute: cpu, cuda, cuda:N, or auto (a GPU if there is one)
+    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
+    pub(crate) device: Place,
+    /// Precision of activations; what is trained is f32 always [default: bf16 on a GPU]
+    #[arg(long, value_enum)]
+    pub(crate) precision: Option<PrecisionArg>,
     /// Print one JSON object at the end
     #[arg(long)]
     pub(crate) json: bool,
@@ -138,6 +145,24 @@ pub(crate) struct UpdateArgs {
     /// Seed of the order of examples, of what is held out and of what the factors begin with: the same one gives the same bytes
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+/// A precision by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrecisionArg {
+    /// Nothing is rounded: the CPU has this alone
+    F32,
+    /// Activations and operands of products have 16 bits, sums and losses 32
+    Bf16,
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(arg: PrecisionArg) -> Precision {
+        match arg {
+            PrecisionArg::F32 => Precision::F32,
+            PrecisionArg::Bf16 => Precision::BF16,
+        }
+    }
 }
 
 /// A schedule by name.

@@ -49,6 +49,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "delft-program",
             "delft-nn",
             "delft-cpu-kernels",
+            "delft-device",
             "delft-models",
             "delft-adapters",
             "delft-tokens",

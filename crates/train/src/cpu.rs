@@ -10,5 +10,5 @@ mod losses;
 mod products;
 mod weights;
 
-pub use executor::{Executor, check};
+pub use executor::{Executor, Results, check};
 pub use weights::Weights;

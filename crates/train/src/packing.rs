@@ -2,6 +2,9 @@
 
 use crate::Batch;
 use formats::{Error, Result};
+use ops::embed::Index;
+use ops::{Gradient, Op};
+use program::Program;
 
 /// What rows of packed sequences know of themselves.
 #[derive(Debug, Clone, Default)]
@@ -50,5 +53,37 @@ impl Packing {
         let counts = (0..rows).filter(|&row| batch.weights[row] != 0.0);
         packing.picks = counts.map(|row| row as u32).collect();
         Ok(packing)
+    }
+
+    /// The numbers that pick rows of a table.
+    pub(crate) fn picked<'a>(&'a self, batch: &'a Batch, index: Index) -> &'a [u32] {
+        match index {
+            Index::Token => &batch.tokens,
+            Index::Position => &self.positions,
+        }
+    }
+
+    /// Whether tokens and targets are rows of a Program's tables.
+    ///
+    /// # Errors
+    /// The first that is none.
+    pub(crate) fn fits(&self, program: &Program, batch: &Batch) -> Result<()> {
+        let targets = |row: &u32| batch.targets[*row as usize];
+        for node in &program.nodes {
+            let rows = |i: usize| program.weights[node.weights[i].0].shape[0] as u32;
+            let odd = match &node.op {
+                Op::Embed(op) => {
+                    self.picked(batch, op.index).iter().find(|t| **t >= rows(0)).copied()
+                }
+                Op::Gradient(Gradient::CrossEntropy(_)) => {
+                    self.picks.iter().map(targets).find(|t| *t >= rows(0))
+                }
+                _ => None,
+            };
+            if let Some(odd) = odd {
+                return Err(Error::new("batch", format!("numbers below {}", rows(0)), odd));
+            }
+        }
+        Ok(())
     }
 }

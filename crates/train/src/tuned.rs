@@ -1,12 +1,13 @@
-//! A model that is tuned: its recorded Program, differentiated, on the CPU.
+//! A model that is tuned: its recorded Program, differentiated.
 
-use crate::cpu::{Executor, Weights, check};
 use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
-use crate::{Batch, Loss, Model, Parameter, full, peft};
+use crate::runner::{Hardware, Runner};
+use crate::{Batch, Loss, Model, Parameter, Usage, full, peft};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
 use program::{Program, Site, Weight, WeightId};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// How a model is adapted by low-rank factors (Hu et al. 2021).
@@ -127,33 +128,33 @@ fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
     all
 }
 
-/// A model in training on the CPU.
+/// The Programs of a model in training: the losses alone, and with the gradients.
+const LOSSES: usize = 0;
+const GRADIENTS: usize = 1;
+
+/// A model in training.
 pub struct Tuned {
     tensors: Tensors,
     config: Config,
     kind: Kind,
-    executor: Executor,
-    weights: Weights,
-    /// The losses alone, and with the gradients.
-    losses: Program,
-    gradient: Program,
+    runner: Runner,
     trained: Vec<Trained>,
     parameters: Vec<Parameter>,
+    /// Whether parameters may have changed since the runner was given them.
+    stale: bool,
 }
 
 impl Tuned {
     /// The model in a folder or a GGUF file, of any encoding, with low-rank factors that are trained beside its matrices. `down`
     /// begins as PEFT's does, uniform within `1 / sqrt(in)`; `up` begins with zeros, so that nothing is changed at first.
     ///
-    /// `threads`: `None` is one for each physical core.
-    ///
     /// # Errors
-    /// A model that cannot be read or has an operation that has no gradient; sites that it has not; options out of range; too
-    /// little memory.
+    /// A model that cannot be read or has an operation that has no gradient on the device; sites that it has not; options out of
+    /// range; too little memory.
     pub fn lora(
         model: impl Into<Location>,
         options: &LoraOptions,
-        threads: Option<usize>,
+        hardware: impl Into<Hardware>,
     ) -> Result<Tuned> {
         let whole = options.alpha.is_finite() && options.alpha > 0.0;
         if options.rank == 0 || options.rank > 4096 || !whole {
@@ -175,16 +176,14 @@ impl Tuned {
         let trained = trained(&factors, options);
         let sites = modules.into_iter().map(|(site, _)| site).collect();
         let kind = Kind::Lora { options: options.clone(), sites, factors };
-        Tuned::new((tensors, config, kind), &adapted, (trained, parameters), threads)
+        Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware.into())
     }
 
     /// The model in a folder, all of whose weights are trained. They must be of 16 or 32 bits; what is trained is kept in f32.
     ///
-    /// `threads`: `None` is one for each physical core.
-    ///
     /// # Errors
-    /// A model that cannot be read, is quantised or has an operation that has no gradient; too little memory.
-    pub fn full(model: impl Into<Location>, threads: Option<usize>) -> Result<Tuned> {
+    /// A model that cannot be read, is quantised or has an operation that has no gradient on the device; too little memory.
+    pub fn full(model: impl Into<Location>, hardware: impl Into<Hardware>) -> Result<Tuned> {
         let tensors = Tensors::open(model)?;
         let model = models::load(&tensors, &models::Options::default())?;
         let packed = pack(&model.record(false)?)?;
@@ -196,32 +195,21 @@ impl Tuned {
         };
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
-        Tuned::new((tensors, config, Kind::Full), &packed, (trained, parameters), threads)
+        let all = (trained, parameters);
+        Tuned::new((tensors, config, Kind::Full), &packed, all, hardware.into())
     }
 
     fn new(
         (tensors, config, kind): (Tensors, Config, Kind),
         program: &Program,
         (trained, parameters): (Vec<Trained>, Vec<Parameter>),
-        threads: Option<usize>,
+        hardware: Hardware,
     ) -> Result<Tuned> {
         let losses = losses(program)?;
         let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
         let gradient = differentiate(&losses, &wrt)?;
-        check(&gradient)?;
-        let executor = Executor::new(threads)?;
-        let weights = Weights::read(&[&losses, &gradient], &tensors, &wrt, executor.team())?;
-        Ok(Tuned {
-            tensors,
-            config,
-            kind,
-            executor,
-            weights,
-            losses,
-            gradient,
-            trained,
-            parameters,
-        })
+        let runner = Runner::new(vec![losses, gradient], &tensors, wrt, hardware)?;
+        Ok(Tuned { tensors, config, kind, runner, trained, parameters, stale: true })
     }
 
     /// The model's hyperparameters.
@@ -231,20 +219,47 @@ impl Tuned {
 
     /// Bytes of activations and gradients that a batch of so many tokens takes, of which so many are to predict something.
     pub fn activation_bytes(&self, tokens: usize, predicted: usize) -> usize {
-        Executor::bytes(&self.gradient, tokens, predicted)
+        self.runner.bytes(GRADIENTS, tokens, predicted)
+    }
+
+    /// Bytes of the device's own memory that are left for that; none where it is the machine's memory, or cannot be told.
+    ///
+    /// # Errors
+    /// If the device does not answer.
+    pub fn free_memory(&self) -> Result<Option<usize>> {
+        self.runner.free()
+    }
+
+    /// The seconds that each operation of the last batch takes, by name; none on the CPU.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>> {
+        self.runner.time()
+    }
+
+    /// What this process takes of the device's own memory; none where it is the machine's.
+    pub fn memory(&self) -> Option<Usage> {
+        self.runner.usage()
     }
 
     /// From now on activations are computed again for their gradients, a block of the model at a time: about a third more work,
     /// in a fraction of the [memory](Tuned::activation_bytes). No bit of the results changes.
-    pub fn recompute(&mut self) {
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub fn recompute(&mut self) -> Result<()> {
         // Two sublayers are a block.
-        self.gradient = checkpoint(&self.gradient, 2);
+        self.runner.replace(GRADIENTS, checkpoint(self.runner.program(GRADIENTS), 2))
     }
 
-    /// Packs the parameters, which may have changed.
+    /// Gives the runner the parameters, if they may have changed.
     fn refresh(&mut self) -> Result<()> {
-        let weights = &self.losses.weights;
+        if !self.stale {
+            return Ok(());
+        }
         for own in &mut self.trained {
+            let weights = &self.runner.program(LOSSES).weights;
             let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
             let named = |e: Error| Error { place: format!("{}: {}", parameter.name, e.place), ..e };
             let plus = match &self.kind {
@@ -261,9 +276,10 @@ impl Tuned {
                 let each = values.to_mut().iter_mut().zip(&lengths.values);
                 each.for_each(|(value, length)| *value = (f64::from(*value) / length) as f32);
             }
-            let team = self.executor.team();
-            self.weights.set(own.weight, &weight.shape, &values, team).map_err(named)?;
+            let shape = weight.shape.clone();
+            self.runner.set(own.weight, &shape, &values).map_err(named)?;
         }
+        self.stale = false;
         Ok(())
     }
 }
@@ -290,6 +306,7 @@ impl Model for Tuned {
     }
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
+        self.stale = true;
         &mut self.parameters
     }
 
@@ -298,7 +315,7 @@ impl Model for Tuned {
             return Ok(Loss::default());
         }
         self.refresh()?;
-        let results = self.executor.run(&self.losses, &self.weights, batch)?;
+        let results = self.runner.run(LOSSES, batch)?;
         loss(batch, results.get(0))
     }
 
@@ -313,7 +330,7 @@ impl Model for Tuned {
             return Ok(Loss::default());
         }
         self.refresh()?;
-        let results = self.executor.run(&self.gradient, &self.weights, batch)?;
+        let results = self.runner.run(GRADIENTS, batch)?;
         let loss = loss(batch, results.get(0))?;
         for (i, own) in self.trained.iter().enumerate() {
             let sums = &mut gradients[own.parameter][own.elements.clone()];
@@ -334,13 +351,14 @@ impl Model for Tuned {
             let expected = "numbers that are finite";
             return Err(Error::new(&odd.name, expected, "others"));
         }
+        let program = self.runner.program(LOSSES);
         match &self.kind {
             Kind::Full => {
                 let weights: Vec<WeightId> = self.trained.iter().map(|own| own.weight).collect();
-                full::export(&self.losses, &self.tensors, &weights, &self.parameters)
+                full::export(program, &self.tensors, &weights, &self.parameters)
             }
             Kind::Lora { options, sites, factors } => {
-                let (config, program) = (&self.config, &self.losses);
+                let config = &self.config;
                 let base = adapters::Base { config, program, tensors: &self.tensors };
                 peft::export(&base, sites, factors, &self.parameters, options)
             }

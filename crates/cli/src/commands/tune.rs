@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use delft::hub::Model;
 use delft::train::run::{self, End, Intervals, Length, Summary};
 use delft::train::{
-    AdamW, Data, Example, Language, LoraOptions, Model as _, Reader, Run, Settings, Tuned,
+    AdamW, Data, Example, Hardware, Language, LoraOptions, Model as _, Reader, Run, Settings, Tuned,
 };
-use delft::{Error, ErrorKind};
+use delft::{Error, ErrorKind, Place, Usage};
 use serde_json::json;
 
 use super::eval;
@@ -17,7 +17,7 @@ use crate::load;
 use crate::terminal::{
     Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
 };
-use crate::tuning::{HeldOut, Tune};
+use crate::tuning::{HeldOut, PrecisionArg, Tune};
 
 /// Tokens of a batch unless said otherwise, at most.
 const BATCH: usize = 2048;
@@ -39,18 +39,22 @@ pub(crate) fn run(args: &Tune) -> Outcome {
     let examples = Examples::read(args, &language, context)?;
     examples.tell(args);
     let lora = lora(args);
-    let (location, threads) = (model.location.clone(), args.threads.map(|n| n as usize));
+    let (location, hardware) = (model.location.clone(), hardware(args));
     let mut tuned = match &lora {
-        Some(lora) => Tuned::lora(location, lora, threads)?,
-        None => Tuned::full(location, threads)?,
+        Some(lora) => Tuned::lora(location, lora, hardware)?,
+        None => Tuned::full(location, hardware)?,
     };
     let settings = settings(args, &examples, tuned.config().hidden)?;
     let updates = settings.updates(&examples.training.examples)?;
     make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
-    plan(&tuned, &settings, updates);
+    plan(&tuned, &settings, updates)?;
     let mut identity = identity(&model, &examples, context)?;
     let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
     identity.push(("trained".to_owned(), trained));
+    if hardware.place != Place::Cpu {
+        let device = format!("{}, {:?}", hardware.place, hardware.precision);
+        identity.push(("device".to_owned(), device));
+    }
     let sample = if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
     let checkpoint =
         or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
@@ -66,7 +70,7 @@ pub(crate) fn run(args: &Tune) -> Outcome {
     let mut shown = show::Shown::new(args, &model, &language, lora.as_ref())?;
     let summary = run.train(&mut tuned, &mut shown)?;
     let speed = shown.end();
-    report(args, &folder, &summary, speed)
+    report(args, &folder, &summary, speed, tuned.memory())
 }
 
 /// The folder of the run.
@@ -143,6 +147,17 @@ impl Examples {
     }
 }
 
+/// What the model is trained on.
+fn hardware(args: &Tune) -> Hardware {
+    let gpu = args.device != Place::Cpu;
+    let usual = if gpu { PrecisionArg::Bf16 } else { PrecisionArg::F32 };
+    Hardware {
+        place: args.device,
+        threads: args.threads.map(|n| n as usize),
+        precision: args.precision.unwrap_or(usual).into(),
+    }
+}
+
 /// The adapter that is trained; none where all weights are.
 fn lora(args: &Tune) -> Option<LoraOptions> {
     let lora = &args.lora;
@@ -211,29 +226,43 @@ fn two_digits(x: f64) -> f64 {
     format!("{x:.1e}").parse().unwrap_or(x)
 }
 
-/// Bytes that a run takes beside the weights.
-fn needed(tuned: &Tuned, batch_tokens: usize) -> u64 {
-    run::memory(tuned.parameters()) + tuned.activation_bytes(batch_tokens, batch_tokens) as u64
+/// Bytes that a run takes beside the weights, of the memory that [`free`] tells of.
+fn needed(tuned: &Tuned, batch_tokens: usize) -> Outcome<u64> {
+    let batch = tuned.activation_bytes(batch_tokens, batch_tokens) as u64;
+    // Parameters and their moments are the host's.
+    let parameters =
+        if tuned.free_memory()?.is_some() { 0 } else { run::memory(tuned.parameters()) };
+    Ok(parameters + batch)
+}
+
+/// Memory that is left where batches are computed; none where that cannot be told.
+fn free(tuned: &Tuned) -> Outcome<Option<usize>> {
+    Ok(tuned.free_memory()?.or_else(delft::free_memory))
 }
 
 /// Has activations computed again if that was asked for or memory is short. Refuses a run for which memory is short even so,
 /// with the batch that would fit.
 fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: bool) -> Outcome {
     if recompute {
-        tuned.recompute();
+        tuned.recompute()?;
     }
-    let Some(free) = delft::free_memory() else { return Ok(()) };
-    if !recompute && needed(tuned, settings.batch_tokens) > free as u64 {
-        tuned.recompute();
+    let Some(free) = free(tuned)? else { return Ok(()) };
+    if !recompute && needed(tuned, settings.batch_tokens)? > free as u64 {
+        tuned.recompute()?;
         aside(format_args!("memory is short: activations are computed again for their gradients"));
     }
-    let needed_for = |batch_tokens| needed(tuned, batch_tokens);
-    let wanted = needed_for(settings.batch_tokens);
+    let wanted = needed(tuned, settings.batch_tokens)?;
     if wanted <= free as u64 {
         return Ok(());
     }
     let halves = std::iter::successors(Some(settings.batch_tokens / 2), |n| Some(n / 2));
-    let fits = halves.take_while(|n| *n >= longest).find(|n| needed_for(*n) <= free as u64);
+    let mut fits = None;
+    for tokens in halves.take_while(|tokens| *tokens >= longest) {
+        if needed(tuned, tokens)? <= free as u64 {
+            fits = Some(tokens);
+            break;
+        }
+    }
     let hint = match fits {
         Some(fits) => {
             format!("--batch-tokens {fits} would fit, with --accumulate for as large updates")
@@ -246,7 +275,7 @@ fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: 
 }
 
 /// Says what is going to be done, and the memory for it.
-fn plan(tuned: &Tuned, settings: &Settings, updates: u64) {
+fn plan(tuned: &Tuned, settings: &Settings, updates: u64) -> Outcome {
     let parameters: u64 = tuned.parameters().iter().map(|p| p.values.len() as u64).sum();
     aside(format_args!(
         "{updates} updates of {} tokens at most, learning rate {}, {} parameters are trained",
@@ -254,13 +283,13 @@ fn plan(tuned: &Tuned, settings: &Settings, updates: u64) {
         settings.rate,
         count(parameters),
     ));
-    let free =
-        delft::free_memory().map_or(String::new(), |n| format!(", {} free", bytes(n as u64)));
+    let free = free(tuned)?.map_or(String::new(), |n| format!(", {} free", bytes(n as u64)));
     aside(format_args!(
         "memory: {} for parameters, gradients and moments, {} for a batch{free}",
         bytes(run::memory(tuned.parameters())),
         bytes(tuned.activation_bytes(settings.batch_tokens, settings.batch_tokens) as u64),
     ));
+    Ok(())
 }
 
 /// The model and the data, from which the result follows beside the settings.
@@ -279,7 +308,13 @@ fn identity(model: &Model, examples: &Examples, context: usize) -> Outcome<Vec<(
 }
 
 /// Tells the result of the run, and the command that uses it.
-fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> Outcome {
+fn report(
+    args: &Tune,
+    folder: &Path,
+    summary: &Summary,
+    speed: show::Speed,
+    device: Option<Usage>,
+) -> Outcome {
     let Summary { end, step, tokens, best, curve } = summary;
     if *end == End::Cancelled {
         note(format_args!("stopped behind update {step}: --resume goes on from there"));
@@ -301,6 +336,7 @@ fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> 
             "seconds": speed.seconds,
             "tok_s": speed.rate(),
             "peak_rss_bytes": peak,
+            "device_peak_bytes": device.map(|usage| usage.peak),
         }));
     }
     if *end == End::Early {
@@ -316,11 +352,13 @@ fn report(args: &Tune, folder: &Path, summary: &Summary, speed: show::Speed) -> 
     };
     let name = harmless(&folder.display().to_string());
     aside(format_args!("wrote {name}{of}"));
+    let device = device.map(|usage| format!(", the device's {}", bytes(usage.peak as u64)));
     aside(format_args!(
-        "{} tokens, {:.0} a second; memory {} at its peak",
+        "{} tokens, {:.0} a second; memory {} at its peak{}",
         count(*tokens),
         speed.rate(),
-        bytes(peak)
+        bytes(peak),
+        device.unwrap_or_default()
     ));
     let model = args.model.model.as_deref().map_or(String::new(), |model| format!("{model} "));
     match args.lora.full {

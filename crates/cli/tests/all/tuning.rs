@@ -273,3 +273,41 @@ fn a_run_that_was_interrupted_ends_in_the_same_bytes() {
         assert!(read(&whole) == read(&cut), "{name}");
     }
 }
+
+/// A simulated GPU learns what the CPU does, and writes the same bytes again.
+#[test]
+fn a_gpu_learns_as_the_cpu_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (tiny(folder.path()), texts(folder.path()));
+    let begin = ["tune", "-m", &model, "--data", &data, "--held-out", "none"];
+    let tune = |name: &str, more: &[&str]| {
+        let out = folder.path().join(name);
+        let few = ["--steps", "2", "--lr", "1e-2", "--batch-tokens", "96", "--json", "--out"];
+        let report = object(&[&begin[..], &few, &[out.to_str().unwrap()], more].concat());
+        let log = std::fs::read_to_string(out.join("loss.jsonl")).unwrap();
+        let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let losses: Vec<f64> = lines.filter_map(|line| line["loss"].as_f64()).collect();
+        let bytes = std::fs::read(out.join("adapter_model.safetensors")).unwrap();
+        (losses, bytes, report["device_peak_bytes"].as_u64())
+    };
+    let (cpu, _, none) = tune("cpu", &[]);
+    assert!(cpu.len() == 2 && none.is_none());
+    let exact = ["--device", "sim", "--precision", "f32"];
+    let gpu = tune("gpu", &exact);
+    let near = |losses: &[f64], bound: f64| {
+        losses.len() == 2 && losses.iter().zip(&cpu).all(|(a, b)| (a / b - 1.0).abs() < bound)
+    };
+    assert!(near(&gpu.0, 1e-4) && gpu.2 > Some(0), "{gpu:?} {cpu:?}");
+    assert!(tune("again", &exact) == gpu);
+    let (rounded, ..) = tune("rounded", &["--device", "sim"]);
+    assert!(near(&rounded, 0.02), "{rounded:?} {cpu:?}");
+    for (more, expected) in [
+        (&["--device", "sim", "--full"][..], "operations that a GPU has in training"),
+        (&["--precision", "bf16"], "activations of f32"),
+    ] {
+        let out = folder.path().join("refused");
+        let (code, _, stderr) =
+            run(&[&begin[..], more, &["--out", out.to_str().unwrap()]].concat());
+        assert!(code == 1 && stderr.contains(expected), "{more:?}: {stderr}");
+    }
+}

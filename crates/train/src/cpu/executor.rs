@@ -129,6 +129,7 @@ impl Executor {
         batch: &'a Batch,
     ) -> Result<Results<'a>> {
         let packing = Packing::new(batch)?;
+        packing.fits(program, batch)?;
         let rows = [batch.tokens.len(), packing.picks.len()];
         let plan = plan_memory(program, rows[0], rows[1]);
         if self.arena.len() < plan.bytes {
@@ -145,7 +146,6 @@ impl Executor {
         let of: &'a Executor = self;
         let angles = program.ropes().into_iter().map(|rope| angles(rope, &packing)).collect();
         let run = Run { of, program, weights, batch, packing, plan, values, angles };
-        run.check()?;
         for (index, node) in program.nodes.iter().enumerate() {
             run.node(index, node)?;
         }
@@ -180,30 +180,8 @@ fn angles(rope: Rope, packing: &Packing) -> (Rope, Vec<f32>, Vec<f32>) {
 }
 
 impl<'a> Run<'a> {
-    /// Whether tokens and targets are rows of their tables.
-    fn check(&self) -> Result<()> {
-        let targets = |row: &u32| self.batch.targets[*row as usize];
-        for node in &self.program.nodes {
-            let rows = |i: usize| self.program.weights[node.weights[i].0].shape[0] as u32;
-            let odd = match &node.op {
-                Op::Embed(op) => self.picked(op.index).iter().find(|t| **t >= rows(0)).copied(),
-                Op::Gradient(Gradient::CrossEntropy(_)) => {
-                    self.packing.picks.iter().map(targets).find(|t| *t >= rows(0))
-                }
-                _ => None,
-            };
-            if let Some(odd) = odd {
-                return Err(Error::new("batch", format!("numbers below {}", rows(0)), odd));
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn picked(&self, index: ops::embed::Index) -> &[u32] {
-        match index {
-            ops::embed::Index::Token => &self.batch.tokens,
-            ops::embed::Index::Position => &self.packing.positions,
-        }
+        self.packing.picked(self.batch, index)
     }
 
     pub(super) fn rows(&self, value: ValueId) -> usize {

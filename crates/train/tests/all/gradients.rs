@@ -1,4 +1,5 @@
 //! Losses and gradients against PyTorch, finite differences and identities.
 
+mod devices;
 mod models;
 mod operations;

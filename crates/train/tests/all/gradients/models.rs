@@ -1,7 +1,7 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
 
 use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
-use delft_train::{Batch, LoraOptions, Model, Parameter, Tuned};
+use delft_train::{Batch, Hardware, LoraOptions, Model, Parameter, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
@@ -9,14 +9,14 @@ use std::path::PathBuf;
 const OPTIONS: LoraOptions =
     LoraOptions { rank: 3, alpha: 6.0, stabilised: false, dora: false, sites: Vec::new(), seed: 7 };
 
-struct Case {
+pub(super) struct Case {
     model: PathBuf,
     options: LoraOptions,
     file: Safetensors,
 }
 
 impl Case {
-    fn open(name: &str) -> Case {
+    pub(super) fn open(name: &str) -> Case {
         let bare = name.strip_suffix("-dora");
         let model = testing::models().join(bare.unwrap_or(name));
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
@@ -43,7 +43,7 @@ impl Case {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     }
 
-    fn batch(&self) -> Batch {
+    pub(super) fn batch(&self) -> Batch {
         let tokens = self.whole("tokens");
         let mut targets = tokens[1..].to_vec();
         targets.push(0);
@@ -56,8 +56,8 @@ impl Case {
     }
 
     /// The model with the script's factors.
-    fn lora(&self, threads: usize) -> Tuned {
-        let mut model = Tuned::lora(&self.model, &self.options, Some(threads)).unwrap();
+    pub(super) fn lora(&self, hardware: impl Into<Hardware>) -> Tuned {
+        let mut model = Tuned::lora(&self.model, &self.options, hardware).unwrap();
         for parameter in model.parameters_mut() {
             let initial = self.floats(&format!("initial.{}", parameter.name));
             assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
@@ -67,12 +67,12 @@ impl Case {
     }
 }
 
-fn zeros(model: &Tuned) -> Vec<Vec<f32>> {
+pub(super) fn zeros(model: &Tuned) -> Vec<Vec<f32>> {
     model.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect()
 }
 
 /// The length of the difference, relative to what is wanted.
-fn distance(found: &[f32], want: &[f32]) -> f64 {
+pub(super) fn distance(found: &[f32], want: &[f32]) -> f64 {
     assert_eq!(found.len(), want.len());
     let square = |v: f64| v * v;
     let gap: f64 = found.iter().zip(want).map(|(f, w)| square(f64::from(f - w))).sum();
@@ -92,7 +92,7 @@ fn compare(names: &str, parameters: &[Parameter], gradients: &[Vec<f32>], case: 
 
 fn agrees(name: &str) {
     let case = Case::open(name);
-    let mut model = case.lora(2);
+    let mut model = case.lora(Some(2));
     let batch = case.batch();
     let mut gradients = zeros(&model);
     let loss = model.gradients(&batch, &mut gradients).unwrap();
@@ -188,7 +188,7 @@ fn an_export_of_all_weights_is_the_model() {
 #[test]
 fn a_hundred_steps_of_adamw_go_where_pytorchs_go() {
     let case = Case::open("llama3");
-    let (mut model, batch) = (case.lora(2), case.batch());
+    let (mut model, batch) = (case.lora(Some(2)), case.batch());
     let [mut first, mut second] = [zeros(&model), zeros(&model)];
     for (step, want) in case.doubles("losses").into_iter().enumerate() {
         let mut gradients = zeros(&model);
@@ -214,7 +214,7 @@ fn a_hundred_steps_of_adamw_go_where_pytorchs_go() {
 fn bits_do_not_follow_from_the_number_of_threads() {
     let case = Case::open("qwen3");
     let run = |threads| {
-        let mut model = case.lora(threads);
+        let mut model = case.lora(Some(threads));
         let mut gradients = zeros(&model);
         let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
         (loss.sum.to_bits(), gradients)
@@ -229,11 +229,11 @@ fn bits_do_not_follow_from_the_number_of_threads() {
 fn what_is_computed_again_has_the_same_bits_in_less_memory() {
     for name in ["smollm3", "gemma3"] {
         let case = Case::open(name);
-        let mut model = case.lora(2);
+        let mut model = case.lora(Some(2));
         let [mut once, mut again] = [zeros(&model), zeros(&model)];
         let whole = model.activation_bytes(1024, 512);
         let loss = model.gradients(&case.batch(), &mut once).unwrap();
-        model.recompute();
+        model.recompute().unwrap();
         let less = model.activation_bytes(1024, 512);
         assert!(less < whole * 2 / 3, "{name}: {less} of {whole}");
         assert_eq!(model.gradients(&case.batch(), &mut again).unwrap(), loss);
@@ -244,7 +244,7 @@ fn what_is_computed_again_has_the_same_bits_in_less_memory() {
 #[test]
 fn gradients_add_up_over_batches() {
     let case = Case::open("llama3");
-    let (mut model, batch) = (case.lora(1), case.batch());
+    let (mut model, batch) = (case.lora(Some(1)), case.batch());
     let mut once = zeros(&model);
     let whole = model.gradients(&batch, &mut once).unwrap();
     let mut sums = zeros(&model);
@@ -392,7 +392,7 @@ fn an_export_is_the_adapter_that_was_trained() {
 fn what_does_not_fit_is_refused() {
     let case = Case::open("llama3");
     let refused = |change: &dyn Fn(&mut Batch), why: &str| {
-        let (mut model, mut batch) = (case.lora(1), case.batch());
+        let (mut model, mut batch) = (case.lora(Some(1)), case.batch());
         change(&mut batch);
         let error = model.loss(&batch).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

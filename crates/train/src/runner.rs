@@ -1,0 +1,185 @@
+//! Where Programs in training are run: on the CPU, or on another device.
+
+use crate::packing::Packing;
+use crate::{Batch, cpu};
+use device::{PackedRows, Place, Precision, TrainOptions, Trainer};
+use formats::{Error, ErrorKind, Result, Tensors};
+use program::{Program, WeightId};
+use std::collections::BTreeMap;
+
+/// What a model is trained on. A number of threads is the CPU with so many; `None` one for each physical core.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Hardware {
+    /// The device; `auto` is a GPU if there is one.
+    pub place: Place,
+    /// Threads of the CPU.
+    pub threads: Option<usize>,
+    /// The precision of activations; the CPU has f32 alone.
+    pub precision: Precision,
+}
+
+impl From<Option<usize>> for Hardware {
+    fn from(threads: Option<usize>) -> Hardware {
+        Hardware { threads, ..Hardware::default() }
+    }
+}
+
+/// Programs of the same weights on a device, by their numbers.
+pub(crate) enum Runner {
+    Cpu { executor: Box<cpu::Executor>, weights: cpu::Weights, programs: Vec<Program> },
+    Device { trainer: Box<dyn Trainer>, programs: Vec<Program> },
+}
+
+/// The results of a run.
+pub(crate) enum Results<'a> {
+    Cpu(cpu::Results<'a>),
+    Device(Vec<&'a [f32]>),
+}
+
+impl Results<'_> {
+    /// A result, row-major.
+    pub(crate) fn get(&self, index: usize) -> &[f32] {
+        match self {
+            Results::Cpu(results) => results.get(index),
+            Results::Device(results) => results[index],
+        }
+    }
+}
+
+impl Runner {
+    /// Loads Programs, of which the last has all weights; those that are `trained` are [set](Runner::set).
+    ///
+    /// # Errors
+    /// A device that there is not, an operation that it has not in training, weights that cannot be read, too little memory.
+    pub(crate) fn new(
+        programs: Vec<Program>,
+        tensors: &Tensors,
+        trained: Vec<WeightId>,
+        hardware: Hardware,
+    ) -> Result<Runner> {
+        let Hardware { place, threads, precision } = hardware;
+        let gpu = || device::gpus().first().copied().unwrap_or(Place::Cpu);
+        let place = if place == Place::Auto { gpu() } else { place };
+        if let Place::Several(_) = place {
+            let error = Error::new("train", "one device", place);
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+        if place != Place::Cpu {
+            let options = TrainOptions { programs: programs.clone(), trained, precision };
+            let trainer = place.open(threads)?.train(tensors, options)?;
+            return Ok(Runner::Device { trainer, programs });
+        }
+        if precision != Precision::F32 {
+            let expected = "activations of f32, which are all that the CPU has";
+            let error = Error::new("train", expected, "bf16");
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+        programs.iter().try_for_each(cpu::check)?;
+        let executor = Box::new(cpu::Executor::new(threads)?);
+        let read: Vec<&Program> = programs.iter().collect();
+        let weights = cpu::Weights::read(&read, tensors, &trained, executor.team())?;
+        Ok(Runner::Cpu { executor, weights, programs })
+    }
+
+    /// A Program.
+    pub(crate) fn program(&self, number: usize) -> &Program {
+        match self {
+            Runner::Cpu { programs, .. } | Runner::Device { programs, .. } => &programs[number],
+        }
+    }
+
+    /// Puts another Program of the same weights in the place of one.
+    ///
+    /// # Errors
+    /// An operation that the device has not.
+    pub(crate) fn replace(&mut self, number: usize, program: Program) -> Result<()> {
+        let programs = match self {
+            Runner::Cpu { programs, .. } => programs,
+            Runner::Device { trainer, programs } => {
+                trainer.replace(number, program.clone())?;
+                programs
+            }
+        };
+        programs[number] = program;
+        Ok(())
+    }
+
+    /// Gives a trained weight its values, row-major.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub(crate) fn set(&mut self, id: WeightId, shape: &[usize], values: &[f32]) -> Result<()> {
+        match self {
+            Runner::Cpu { executor, weights, .. } => {
+                weights.set(id, shape, values, executor.team())
+            }
+            Runner::Device { trainer, .. } => trainer.set(id, values),
+        }
+    }
+
+    /// Runs a Program.
+    ///
+    /// # Errors
+    /// Too little memory; tokens outside the tables; a batch whose parts do not agree.
+    pub(crate) fn run<'a>(&'a mut self, number: usize, batch: &'a Batch) -> Result<Results<'a>> {
+        match self {
+            Runner::Cpu { executor, weights, programs } => {
+                Ok(Results::Cpu(executor.run(&programs[number], weights, batch)?))
+            }
+            Runner::Device { trainer, programs } => {
+                let packing = Packing::new(batch)?;
+                packing.fits(&programs[number], batch)?;
+                let rows = PackedRows {
+                    tokens: &batch.tokens,
+                    positions: &packing.positions,
+                    first: &packing.first,
+                    targets: &batch.targets,
+                    counts: &batch.weights,
+                    picks: &packing.picks,
+                };
+                trainer.run(number, &rows)?;
+                Ok(Results::Device(trainer.results()?))
+            }
+        }
+    }
+
+    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many are to predict something.
+    pub(crate) fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
+        match self {
+            Runner::Cpu { programs, .. } => {
+                cpu::Executor::bytes(&programs[number], tokens, outputs)
+            }
+            Runner::Device { trainer, .. } => trainer.bytes(number, tokens, outputs),
+        }
+    }
+
+    /// Bytes of the device's own memory that are left for runs; none where that is the machine's, or cannot be told.
+    ///
+    /// # Errors
+    /// If the device does not answer.
+    pub(crate) fn free(&self) -> Result<Option<usize>> {
+        match self {
+            Runner::Cpu { .. } => Ok(None),
+            Runner::Device { trainer, .. } => trainer.free(),
+        }
+    }
+
+    /// The seconds that each operation of the last run takes; none where that cannot be told.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>> {
+        match self {
+            Runner::Cpu { .. } => Ok(None),
+            Runner::Device { trainer, .. } => trainer.time(),
+        }
+    }
+
+    /// What the device's own memory holds, and held at its peak.
+    pub(crate) fn usage(&self) -> Option<device::Usage> {
+        match self {
+            Runner::Cpu { .. } => None,
+            Runner::Device { trainer, .. } => trainer.memory().device,
+        }
+    }
+}
