@@ -108,6 +108,8 @@ pub(crate) enum Command {
     /// Write a model as a GGUF file with smaller types
     #[command(alias = "quantise")]
     Quantize(Quantize),
+    /// Measure over a text how much each weight matters, for quantize --imatrix
+    Imatrix(Imatrix),
     /// Tell what was found on this machine, what will be used, and why
     Doctor(Doctor),
     /// Print a completion script for a shell
@@ -192,9 +194,9 @@ pub(crate) struct LoadArgs {
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
-    /// Whether every layer's values are kept, as a command and no flag has it.
+    /// The values that are kept, as a command and no flag has it.
     #[arg(skip)]
-    pub(crate) trace: bool,
+    pub(crate) trace: delft::Trace,
 }
 
 impl Command {
@@ -210,6 +212,7 @@ impl Command {
             Command::WhySlow(args) => Some(&mut args.load),
             Command::Perplexity(args) => Some(&mut args.load),
             Command::Compare(args) => Some(&mut args.load),
+            Command::Imatrix(args) => Some(&mut args.load),
             Command::Verify(args) => Some(&mut args.load),
             Command::Embed(args) => Some(&mut args.load),
             Command::Classify(args) => Some(&mut args.load),
@@ -227,6 +230,7 @@ impl Command {
             Command::WhySlow(args) => args.json,
             Command::Perplexity(args) => args.json,
             Command::Compare(args) => args.json,
+            Command::Imatrix(args) => args.json,
             Command::Verify(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Embed(_) | Command::Classify(_) => true,
@@ -1141,7 +1145,8 @@ The same input gives the same bytes.
 Examples:
   delft quantize model-bf16.gguf q4_k_m -o model-q4_k_m.gguf
   delft quantize ./Qwen3-0.6B q8_0 -o qwen3-q8_0.gguf
-  delft quantize model.gguf q4_0 --role attn_v=q8_0 --role output.weight=q8_0 -o model-q4_0.gguf"
+  delft quantize model.gguf q4_0 --role attn_v=q8_0 --role output.weight=q8_0 -o model-q4_0.gguf
+  delft quantize model.gguf q3_k_m --imatrix model.imatrix.gguf -o model-q3_k_m.gguf"
 )]
 pub(crate) struct Quantize {
     #[command(flatten)]
@@ -1149,8 +1154,44 @@ pub(crate) struct Quantize {
     /// The type of matrices; see below
     #[arg(value_name = "TYPE", index = 2)]
     pub(crate) kind: String,
+    /// How much each weight matters, as delft imatrix or llama-imatrix wrote it: errors count by that
+    #[arg(long, value_name = "FILE")]
+    pub(crate) imatrix: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+/// `delft imatrix`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
+The model reads the text in windows of --ctx tokens (512), the first replaced by its beginning-of-text token where it has one. What each \
+product multiplies with is squared and summed, for each expert by itself. The file is as llama.cpp's llama-imatrix writes it. Some hundred \
+windows of the kind of text that the model is for are enough. Mixtures of experts run on the CPU for this.
+
+Examples:
+  delft imatrix model-bf16.gguf calibration.txt -o model.imatrix.gguf
+  delft quantize model-bf16.gguf q3_k_m --imatrix model.imatrix.gguf -o model-q3_k_m.gguf"
+)]
+pub(crate) struct Imatrix {
+    /// The text file; `-` is standard input
+    #[arg(value_name = "FILE", index = 2)]
+    pub(crate) file: PathBuf,
+    /// The file to write; it takes its name when it is whole
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Replace a file that is there
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Stop after so many windows
+    #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
+    pub(crate) chunks: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
 }
 
 /// `delft doctor`.

@@ -127,6 +127,7 @@ fn run(command: Command) -> Outcome {
         Command::Verify(args) => commands::verify::run(&args),
         Command::Convert(args) => commands::convert::convert_to_gguf(&args),
         Command::Quantize(args) => commands::convert::quantize(&args),
+        Command::Imatrix(args) => commands::imatrix::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Man { folder } => commands::man::run(&folder),
         Command::Completions { shell } => {

@@ -70,6 +70,7 @@ impl Command {
             Command::Verify(args) => args.load.model.settle(),
             Command::Convert(args) => args.model.settle(),
             Command::Quantize(args) => args.model.settle(),
+            Command::Imatrix(args) => args.load.model.settle(),
             Command::Pull(_)
             | Command::List(_)
             | Command::Rm(_)

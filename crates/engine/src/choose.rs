@@ -4,7 +4,7 @@
 //! shorter one where memory is short; one that was asked for does not.
 
 use crate::adapters::Adapters;
-use crate::load::{LoadOptions, OUTPUT_ROWS};
+use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
 use crate::pool::most;
 use crate::session::GROUPS;
 use device::{Device, Place, Plan, Split, SplitMode};
@@ -174,6 +174,7 @@ fn lay_out(
 /// The device, or the CPU and GPUs for the last of so many layers; and each of them.
 fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
     let LoadOptions { device, threads, trace, .. } = *options;
+    let trace = trace != Trace::Nothing;
     let tensor = options.split_mode == SplitMode::Tensor;
     if tensor && options.adapters != Adapters::default() {
         let error = Error::new("split mode tensor", "a model without adapters", "adapters");

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use formats::gguf::{TensorSpec, Value, Writer};
-use formats::{DType, Encoding, Error, Hint, Result, Source, Tensors};
+use formats::{DType, Encoded, Encoding, Error, Hint, Importance, Result, Source, Tensors};
 use models::{Export, Exported, From};
 
 use crate::CancelToken;
@@ -20,6 +20,8 @@ pub struct Types {
     pub whole: Option<Mix>,
     /// What tensors become whose names contain a text; the last that fits counts.
     pub roles: Vec<(String, DType)>,
+    /// An importance matrix, by which errors of blocks' weights count, and the name of its file.
+    pub importance: Option<(String, Importance)>,
     /// Threads; 0: as many as the machine has.
     pub threads: usize,
 }
@@ -145,6 +147,15 @@ pub fn convert(
         set("general.file_type", Value::U32(mix.file_type));
     }
     set("general.quantization_version", Value::U32(2));
+    if let Some((file, importance)) = &types.importance {
+        warnings.extend(check_importance(&jobs, file, importance)?);
+        // As llama.cpp's llama-quantize states it.
+        set("quantize.imatrix.file", Value::String(file.clone()));
+        set("quantize.imatrix.dataset", Value::String(importance.texts.join(", ")));
+        let entries = u32::try_from(importance.tensors.len()).unwrap_or(u32::MAX);
+        set("quantize.imatrix.entries_count", Value::U32(entries));
+        set("quantize.imatrix.chunks_count", Value::U32(importance.chunks));
+    }
     let specs: Vec<TensorSpec> = jobs.iter().map(|job| job.spec.clone()).collect();
     let mut writer = Writer::create(out, &metadata, &specs)?;
     let total: u64 = jobs.iter().map(elements).sum();
@@ -167,7 +178,8 @@ pub fn convert(
                 false => Ok(()),
             }
         };
-        write(job, tensors, threads, &mut writer, &mut told)?;
+        let importance = types.importance.as_ref().map(|(_, importance)| importance);
+        write(job, tensors, importance, threads, &mut writer, &mut told)?;
         done += elements(job);
         // What was beyond a file's end would have been read as zeros.
         tensors.whole()?;
@@ -312,6 +324,41 @@ fn fitting(asked: DType, columns: usize) -> DType {
     [asked, smaller].into_iter().find(|dtype| fits(*dtype)).unwrap_or(DType::F16)
 }
 
+/// How much the columns of a tensor's matrices matter, one matrix behind the other, if anything is known of them; the tensor's own name
+/// and shape where that is of other sizes.
+fn columns_of(job: &Job, importance: &Importance) -> Result<Option<Vec<f32>>> {
+    let TensorSpec { name, shape, dtype } = &job.spec;
+    let known = importance.tensors.get(name).filter(|_| dtype.is_block());
+    let Some(inputs) = known else { return Ok(None) };
+    let [outer @ .., _, columns] = &shape[..] else { return Ok(None) };
+    let found = inputs.columns(outer.iter().product(), *columns).ok_or_else(|| {
+        let found = format!("{} numbers", inputs.squares.len());
+        let expected = format!("importance for {}", formats::shape(shape));
+        Error::new(name, expected, found).hint("take the importance matrix of this model")
+    })?;
+    Ok(Some(found))
+}
+
+/// Checks that an importance matrix is this model's; a warning where it knows nothing of some matrices of blocks.
+fn check_importance(jobs: &[Job], file: &str, importance: &Importance) -> Result<Option<String>> {
+    let (mut used, mut unknown) = (0, Vec::new());
+    for job in jobs.iter().filter(|job| job.spec.dtype.is_block()) {
+        match columns_of(job, importance)? {
+            Some(_) => used += 1,
+            None if job.spec.name.starts_with("blk.") => unknown.push(job.spec.name.as_str()),
+            None => {}
+        }
+    }
+    if used == 0 && !unknown.is_empty() {
+        let known = importance.tensors.keys().next().map_or("nothing", String::as_str);
+        let expected = format!("importance of {}, or of others like it", unknown[0]);
+        return Err(Error::new(file, expected, format!("that of {known}")));
+    }
+    let count = unknown.len();
+    let said = |name: &&str| format!("{file} says nothing of {count} matrices, {name} the first");
+    Ok(unknown.first().map(said))
+}
+
 /// Elements that a thread takes at a time.
 const PORTION: usize = 1 << 20;
 
@@ -319,6 +366,7 @@ const PORTION: usize = 1 << 20;
 fn write(
     job: &Job,
     tensors: &Tensors,
+    importance: Option<&Importance>,
     threads: usize,
     writer: &mut Writer,
     told: &mut dyn FnMut(u64) -> Result<()>,
@@ -346,36 +394,67 @@ fn write(
         let place = format!("{}: element {}", job.spec.name, found.element);
         return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
     }
-    // Portions are whole blocks of both types.
-    let block = read.encoding.block_elements().max(dtype.block_elements());
-    let portion = PORTION.next_multiple_of(block);
-    let bytes_per = |elements: usize, encoding: Encoding| encoding.bytes_for(elements).unwrap_or(0);
-    let step = bytes_per(portion, read.encoding);
+    let importance = importance.map(|known| columns_of(job, known)).transpose()?.flatten();
+    let columns = job.spec.shape.last().copied().unwrap_or(1);
+    let matrix = columns * job.spec.shape.iter().rev().nth(1).copied().unwrap_or(1);
+    // Elements of columns by their places in the tensor.
+    let importance_at = |start: usize, count: usize| -> Option<Vec<f32>> {
+        let importance = importance.as_ref()?;
+        let of = |at: usize| importance[at / matrix * columns + at % columns];
+        Some((start..start + count).map(of).collect())
+    };
+    let encode =
+        |start: usize, values: &[f32], bytes: &mut [u8]| match importance_at(start, values.len()) {
+            Some(importance) => dtype.encode_by(values, &importance, bytes),
+            None => dtype.encode(values, bytes),
+        };
     let mut done = 0;
-    for round in read.bytes.chunks(step.max(1) * threads) {
-        let one = |bytes: &[u8]| -> Result<(usize, Vec<u8>)> {
+    let mut take = |elements: usize, bytes: &[u8]| {
+        writer.write(bytes)?;
+        done += elements as u64;
+        told(done)
+    };
+    portions(&read, dtype.into(), threads, &encode, &mut take).map_err(named)?;
+    source.release(tensors);
+    Ok(())
+}
+
+/// Encodes a weight in portions, several at a time: `encode(start, values, bytes)` for each, whose first element is number `start`;
+/// `take(elements, bytes)` is given them in order.
+fn portions(
+    read: &Encoded<'_>,
+    to: Encoding,
+    threads: usize,
+    encode: &(dyn Fn(usize, &[f32], &mut [u8]) -> Result<()> + Sync),
+    take: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
+    // Portions are whole blocks of both types.
+    let block = read.encoding.block_elements().max(to.block_elements());
+    let portion = PORTION.next_multiple_of(block);
+    let step = read.encoding.bytes_for(portion).unwrap_or(0).max(1);
+    let mut done = 0;
+    for round in read.bytes.chunks(step * threads) {
+        let one = |(i, bytes): (usize, &[u8])| -> Result<(usize, Vec<u8>)> {
             let elements =
                 bytes.len() / read.encoding.block_bytes() * read.encoding.block_elements();
             let mut values = vec![0.0; elements];
             read.encoding.decode(bytes, &mut values)?;
-            let mut encoded = vec![0; bytes_per(elements, dtype.into())];
-            dtype.encode(&values, &mut encoded)?;
+            let mut encoded = vec![0; to.bytes_for(elements).unwrap_or(0)];
+            encode(done + i * portion, &values, &mut encoded)?;
             Ok((elements, encoded))
         };
         let one = &one;
         let parts: Vec<Result<(usize, Vec<u8>)>> = std::thread::scope(|scope| {
-            let all: Vec<_> =
-                round.chunks(step.max(1)).map(|bytes| scope.spawn(move || one(bytes))).collect();
+            let pieces = round.chunks(step).enumerate();
+            let all: Vec<_> = pieces.map(|piece| scope.spawn(move || one(piece))).collect();
             let lost = || Error::new("quantise", "a portion", "a thread that ended early");
             all.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
         });
         for part in parts {
-            let (elements, bytes) = part.map_err(named)?;
-            writer.write(&bytes)?;
-            done += elements as u64;
+            let (elements, bytes) = part?;
+            take(elements, &bytes)?;
+            done += elements;
         }
-        told(done)?;
     }
-    source.release(tensors);
     Ok(())
 }

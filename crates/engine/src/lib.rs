@@ -14,6 +14,7 @@ mod defaults;
 mod embed;
 mod fingerprint;
 mod generate;
+pub mod importance;
 mod load;
 mod pool;
 mod prefix;
@@ -45,7 +46,7 @@ pub use fingerprint::fingerprint;
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };
-pub use load::{Engine, Info, LoadOptions, read_template, read_tokenizer};
+pub use load::{Engine, Info, LoadOptions, Trace, read_template, read_tokenizer};
 pub use models;
 pub use ops::sample::Options as SamplingOptions;
 pub use ops::softmax::log_sum_exp;

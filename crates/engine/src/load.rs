@@ -50,8 +50,8 @@ pub struct LoadOptions {
     pub ending: Ending,
     /// How embeddings are made; `None`: as the model's files say.
     pub embeddings: Option<EmbeddingForm>,
-    /// Keeps named intermediate values, for inspection.
-    pub trace: bool,
+    /// The intermediate values that are kept.
+    pub trace: Trace,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
     /// Keys of the model's configuration that are passed over though nothing reads them; else they are refused, since they may
@@ -59,6 +59,18 @@ pub struct LoadOptions {
     pub ignore_keys: Vec<String>,
     /// Adapters on top of the model.
     pub adapters: Adapters,
+}
+
+/// Intermediate values that are kept, for [`Session::traced`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Trace {
+    /// None.
+    #[default]
+    Nothing,
+    /// What each layer gives, for inspection.
+    Layers,
+    /// What products multiply with, for an importance matrix; see [`crate::importance`].
+    Inputs,
 }
 
 impl Default for LoadOptions {
@@ -77,7 +89,7 @@ impl Default for LoadOptions {
             chunk: None,
             ending: Ending::Logits,
             embeddings: None,
-            trace: false,
+            trace: Trace::Nothing,
             allow_nan: false,
             ignore_keys: Vec::new(),
             adapters: Adapters::default(),
@@ -154,6 +166,7 @@ pub(crate) struct Shared {
     pub(crate) layers: Vec<CacheLayer>,
     pub(crate) fingerprint: String,
     pub(crate) traces: Vec<String>,
+    pub(crate) inputs: Vec<program::Input>,
     pub(crate) config: Config,
     pub(crate) options: LoadOptions,
     pub(crate) info: Info,

@@ -5,14 +5,14 @@ use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
 use crate::embed::{EmbeddingForm, read_embedding_form};
 use crate::fingerprint::fingerprint;
-use crate::load::{Engine, Info, LoadOptions, Shared, read_template, read_tokenizer};
+use crate::load::{Engine, Info, LoadOptions, Shared, Trace, read_template, read_tokenizer};
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
 use crate::slots::Slots;
 use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
 use models::{Config, Ending};
-use program::Program;
+use program::{Input, Program};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tokens::Tokenizer;
@@ -22,6 +22,7 @@ pub struct Prepared {
     start: Instant,
     tensors: Tensors,
     traces: Vec<String>,
+    inputs: Vec<Input>,
     config: Config,
     chosen: Chosen,
     adapters: Opened,
@@ -31,7 +32,8 @@ impl Prepared {
     pub(crate) fn new(model: Location, options: &LoadOptions) -> Result<Prepared> {
         let start = Instant::now();
         let tensors = Tensors::open(model)?;
-        let (mut config, traces, mut program) = record(&tensors, options, options.context)?;
+        let Read { mut config, traces, inputs, mut program } =
+            record(&tensors, options, options.context)?;
         let opened = Opened::open(&options.adapters, &config, program, &tensors)?;
         let mut adapters = opened.0;
         program = opened.1;
@@ -53,14 +55,14 @@ impl Prepared {
         if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
             // Memory is short: the rotation follows the shorter context, and nothing else does.
             let context = Some(chosen.context);
-            (config, _, program) = record(&tensors, options, context)?;
+            Read { config, program, .. } = record(&tensors, options, context)?;
             (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
             let (trained, seats) = (config.context, adapters.seats);
             let recorded = Recorded { tensors: &tensors, program: &program, trained, seats };
             chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
             chosen.options.context = options.context;
         }
-        Ok(Prepared { start, tensors, traces, config, chosen, adapters })
+        Ok(Prepared { start, tensors, traces, inputs, config, chosen, adapters })
     }
 
     /// What loading it, and using it with a whole context, will take of the memory of each device.
@@ -93,7 +95,7 @@ impl Prepared {
     /// # Errors
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
-        let Prepared { start, mut tensors, traces, config, chosen, adapters } = self;
+        let Prepared { start, mut tensors, traces, inputs, config, chosen, adapters } = self;
         let Chosen { program, options, device, load, plan, places, context, .. } = chosen;
         let tokenizer = read_tokenizer(&tensors)?;
         let template = read_template(&tensors)?;
@@ -161,6 +163,7 @@ impl Prepared {
             layers,
             fingerprint,
             traces,
+            inputs,
             config,
             options,
             info,
@@ -179,23 +182,33 @@ impl Prepared {
     }
 }
 
-/// The configuration of a model that is going to have so many positions, the names of its traces, and its Program.
-fn record(
-    tensors: &Tensors,
-    options: &LoadOptions,
-    context: Option<usize>,
-) -> Result<(Config, Vec<String>, Program)> {
+/// What a model's files say.
+struct Read {
+    config: Config,
+    /// Names of traced values.
+    traces: Vec<String>,
+    /// What those are, where they are the inputs of products.
+    inputs: Vec<Input>,
+    program: Program,
+}
+
+/// Reads a model that is going to have so many positions.
+fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> Result<Read> {
     let read = models::Options {
         ignore_keys: options.ignore_keys.clone(),
         context,
         ending: options.ending,
     };
     let model = models::load(tensors, &read)?;
-    let recorded = model.record(options.trace)?;
+    let recorded = model.record(options.trace == Trace::Layers)?;
+    let (recorded, inputs) = match options.trace {
+        Trace::Inputs => recorded.observed(),
+        _ => (recorded, Vec::new()),
+    };
     let traces = recorded.traces.iter().map(|(name, _)| name.clone()).collect();
     let program = program::fuse(&recorded);
     program.verify()?;
-    Ok((model.config().clone(), traces, program))
+    Ok(Read { config: model.config().clone(), traces, inputs, program })
 }
 
 /// A warning as one short line, whatever names of the file are in it.

@@ -339,6 +339,26 @@ impl DType {
         Ok(())
     }
 
+    /// As [`DType::encode`], where the squared error of each value counts by its importance: a positive number for each, as a block
+    /// type's [`encode_by`](crate::quant::Block::encode_by) takes it.
+    ///
+    /// # Errors
+    /// As for [`DType::decode`], and another number of importances than values.
+    pub fn encode_by(self, values: &[f32], importance: &[f32], bytes: &mut [u8]) -> Result<()> {
+        self.check_sizes("encode", bytes.len(), values.len())?;
+        if importance.len() != values.len() {
+            let expected = format!("{} importances", values.len());
+            return Err(Error::new(format!("encode {self}"), expected, importance.len()));
+        }
+        with_block!(self, B => {
+            let values = values.chunks_exact(B::ELEMENTS).zip(importance.chunks_exact(B::ELEMENTS));
+            for (b, (w, by)) in bytes.chunks_exact_mut(B::BYTES).zip(values) {
+                B::encode_by(w, by, b);
+            }
+        }, else => return self.encode(values, bytes));
+        Ok(())
+    }
+
     fn check_sizes(self, doing: &str, bytes: usize, elements: usize) -> Result<()> {
         match self.bytes_for(elements as u64) {
             Some(expected) if expected == bytes as u64 => Ok(()),

@@ -49,7 +49,7 @@ impl Experts {
             let name = format!("{name}.experts.{part}.bias");
             weights.push(builder.weight(&name, &[experts * out])?);
         }
-        let op = ops::Experts { routing: options.routing, gate: options.gate };
+        let op = ops::Experts { routing: options.routing, gate: options.gate, inner: false };
         Ok(Experts { router, weights, op })
     }
 

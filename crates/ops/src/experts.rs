@@ -67,13 +67,15 @@ impl Gate {
 }
 
 /// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width], down[experts * width, ff],
-/// (gate bias[experts * ff], up bias[experts * ff], down bias[experts * width]) -> [rows, width]`.
+/// (gate bias[experts * ff], up bias[experts * ff], down bias[experts * width]) -> [rows, width], (inner[rows, used * ff])`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// How scores are read.
     pub routing: Routing,
     /// How experts gate.
     pub gate: Gate,
+    /// Whether there is a second output: what each row's experts multiply with their second matrices, best expert first.
+    pub inner: bool,
 }
 
 /// Sizes of a mixture.
@@ -142,7 +144,8 @@ impl Operation for Experts {
                 .get(weight)
                 .map_or(Ok(()), |found| expect("experts", operand, found, &shape))?;
         }
-        Ok(vec![inputs[0]])
+        let inner = Shape { width: self.routing.used * ff, ..inputs[0] };
+        Ok(if self.inner { vec![inputs[0], inner] } else { vec![inputs[0]] })
     }
 
     fn reference(&self, call: &mut Call<'_>) {
@@ -162,6 +165,9 @@ impl Operation for Experts {
         let [gate, up] = [0, 1].map(|i| product(call.inputs[0], i, (width, ff, self.routing.used)));
         let mut inner = vec![0.0; gate.len()];
         self.gate.apply(&gate, &up, &mut inner);
+        if self.inner {
+            call.outputs[1].copy_from_slice(&inner);
+        }
         let outer = product(&inner, 2, (ff, width, 1));
         let shares: Vec<f32> = routes.weights.iter().map(|w| *w as f32).collect();
         let y = moe::combine(&outer, &shares, self.routing.used, width);
@@ -227,10 +233,12 @@ mod tests {
     #[test]
     fn operands_that_are_not_of_one_mixture_are_refused() {
         let routing = Routing { used: 2, odds: Odds::Softmax, normalised: true, scale: 1.0 };
-        let op = Experts { routing, gate: Gate::Plain(Unary::Silu) };
+        let op = Experts { routing, gate: Gate::Plain(Unary::Silu), inner: false };
         let inputs = |experts| [Shape::tokens(8), Shape::tokens(experts)];
         let fine: [&[usize]; 3] = [&[12, 8], &[12, 8], &[32, 3]];
         assert_eq!(op.infer(&inputs(4), &fine).unwrap(), [Shape::tokens(8)]);
+        let seen = Experts { inner: true, ..op };
+        assert_eq!(seen.infer(&inputs(4), &fine).unwrap()[1], Shape::tokens(2 * 3));
         for (experts, weights, expected) in [
             (5, fine, "rows of gate modulo experts"),
             (1, fine, "1 to 1 experts for each token"),

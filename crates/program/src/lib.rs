@@ -6,6 +6,7 @@
 
 mod adapt;
 mod fuse;
+mod observe;
 mod plan;
 pub mod reference;
 mod shard;
@@ -21,6 +22,7 @@ use std::fmt;
 
 pub use adapt::{Adapter, Site};
 pub use fuse::fuse;
+pub use observe::{Input, Routed};
 pub use plan::{Plan, plan_memory, plan_sizes};
 pub use split::Part;
 pub use step::{

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use delft::convert::{MIXES, Mix, Summary, Types, Written, convert};
+use delft::formats::Importance;
 use delft::{DType, Error, Tensors};
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -18,11 +19,11 @@ use crate::terminal::{
 };
 
 pub(crate) fn convert_to_gguf(args: &Convert) -> Outcome {
-    run(&args.model, args.kind.as_deref(), &args.output)
+    run(&args.model, args.kind.as_deref(), None, &args.output)
 }
 
 pub(crate) fn quantize(args: &Quantize) -> Outcome {
-    run(&args.model, Some(&args.kind), &args.output)
+    run(&args.model, Some(&args.kind), args.imatrix.as_deref(), &args.output)
 }
 
 /// A bar over all elements, where somebody watches.
@@ -49,10 +50,17 @@ impl Drop for Bar {
     }
 }
 
-fn run(model: &ModelArg, kind: Option<&str>, output: &Output) -> Outcome {
+/// An importance matrix, and its file's name.
+fn importance(path: &Path) -> Outcome<(String, Importance)> {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    Ok((name, Importance::open(path)?))
+}
+
+fn run(model: &ModelArg, kind: Option<&str>, imatrix: Option<&Path>, output: &Output) -> Outcome {
     let types = Types {
         whole: kind.map(mix).transpose()?,
         roles: output.role.iter().map(|role| self::role(role)).collect::<Outcome<_>>()?,
+        importance: imatrix.map(importance).transpose()?,
         threads: output.threads.unwrap_or(0) as usize,
     };
     let out = output.out.as_path();

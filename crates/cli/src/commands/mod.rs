@@ -12,6 +12,7 @@ pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod fuse;
 mod head;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;

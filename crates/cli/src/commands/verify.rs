@@ -29,7 +29,7 @@ struct Stage {
 
 pub(crate) fn run(args: &Verify) -> Outcome {
     let mut load = args.load.clone();
-    load.trace = true;
+    load.trace = delft::Trace::Layers;
     let (engine, _) = load::engine(&load, false)?;
     match (&args.make, &args.against) {
         (Some(path), _) => make(&engine, args, path),

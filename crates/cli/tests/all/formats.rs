@@ -49,6 +49,24 @@ fn a_folder_becomes_a_file_that_computes_the_same() {
 }
 
 #[test]
+fn importance_is_measured_over_a_text() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let (file, matrix, small) = (path("text.txt"), path("matrix.gguf"), path("small.gguf"));
+    std::fs::write(&file, "the quick brown fox jumps over the lazy dog\n".repeat(8)).unwrap();
+    let model = fixture("qwen3/model.bf16.gguf");
+    let rest = ["-o", &matrix, "--ctx", "32", "--chunks", "2"];
+    let run = |more: &str| delft().args(["imatrix", &model, &file]).args(rest).arg(more).output();
+    let made = json(&run("--json").unwrap());
+    assert_eq!((&made["tensors"], &made["tokens"]), (&Value::from(14), &Value::from(64)));
+    assert!(text(&run("--json").unwrap().stderr).contains("--force replaces it"));
+    let quantize = ["quantize", &model, "q4_0", "-o", &small, "--imatrix"];
+    assert_eq!(status(&delft().args(quantize).arg(&matrix).output().unwrap()), 0);
+    let wrong = delft().args(quantize).args([&small, "--force"]).output().unwrap();
+    assert!(text(&wrong.stderr).contains("no sums of squares"), "{}", text(&wrong.stderr));
+}
+
+#[test]
 fn models_are_compared_over_a_text() {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("text");

@@ -273,6 +273,17 @@ impl Replay<'_> {
             }
         });
         worker.barrier();
+        if let Some(&seen) = node.outputs.get(1) {
+            for pair in worker.split(pairs) {
+                let at = all.places[pair] as usize * inner;
+                // SAFETY: each worker has its own pairs of the output; rows between matrices are only read.
+                let (from, to) = unsafe {
+                    let to = self.floats(self.offset(seen), pair * ff..(pair + 1) * ff);
+                    (self.floats(gate.start, at..at + ff), to)
+                };
+                to.copy_from_slice(from);
+            }
+        }
         quantise(gate, ff, 2);
         worker.barrier();
         self.deal(&all, matrix(2), experts, worker, |expert, places, panels| {

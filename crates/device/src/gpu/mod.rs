@@ -392,6 +392,9 @@ impl<B: Backend> Device for GpuDevice<B> {
                 let found = format!("keys of {} elements, more than {MAX_KEY_DIM}", net.key_dim);
                 return Some(found);
             }
+            if matches!(op, Op::Experts(experts) if experts.inner) {
+                return Some("what lies between experts' matrices, which the CPU alone has".into());
+            }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))
         });

@@ -11,6 +11,7 @@ mod damage;
 mod devices;
 mod embed;
 mod failures;
+mod importance;
 mod memory;
 mod not_finite;
 mod quantised;

@@ -2,7 +2,7 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions, SplitMode,
+    CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions, SplitMode, Trace,
 };
 
 fn sim() -> Place {
@@ -120,10 +120,10 @@ fn what_makes_no_sense_is_refused() {
     let gpu_layers = Some(1);
     let why = refused(LoadOptions { gpu_layers, ..LoadOptions::default() });
     assert!(why.contains("a GPU to put layers on"), "{why}");
-    let why = refused(LoadOptions { gpu_layers, trace: true, ..LoadOptions::on(sim()) });
+    let why = refused(LoadOptions { gpu_layers, trace: Trace::Layers, ..LoadOptions::on(sim()) });
     assert!(why.contains("one device"), "{why}");
     let several = || "sim,sim".parse().unwrap();
-    let why = refused(LoadOptions { trace: true, ..LoadOptions::on(several()) });
+    let why = refused(LoadOptions { trace: Trace::Layers, ..LoadOptions::on(several()) });
     assert!(why.contains("one device"), "{why}");
     let why = refused(LoadOptions::on("sim,sim,sim,sim".parse().unwrap()));
     assert!(why.contains("1 to 3 devices"), "{why}");

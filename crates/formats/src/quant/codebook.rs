@@ -72,15 +72,17 @@ fn finite_f16(x: f32) -> u16 {
     f32_to_f16(x.clamp(-65504.0, 65504.0))
 }
 
-/// Squared error of `x ~ s * number(code)` with the nearest codes.
-fn error(x: &[f32], s: f32) -> f32 {
+/// Squared error of `x ~ s * number(code)` with the nearest codes, each weight's times its
+/// importance.
+fn error(x: &[f32], importance: &[f32], s: f32) -> f32 {
     let inverse = super::inverse(s);
-    x.iter().map(|&x| (s * number(nearest(x * inverse)) - x).powi(2)).sum()
+    let of = |(&x, by): (&f32, &f32)| by * (s * number(nearest(x * inverse)) - x).powi(2);
+    x.iter().zip(importance).map(of).sum()
 }
 
 /// The best real `s`, of either sign, for `x ~ s * number(code)`: the largest weight goes near
 /// either end of the table.
-fn fit(x: &[f32]) -> f32 {
+fn fit(x: &[f32], importance: &[f32]) -> f32 {
     let peak = super::peak(x);
     let (mut best, mut most) = (0.0, 0.0);
     if peak == 0.0 {
@@ -92,10 +94,10 @@ fn fit(x: &[f32]) -> f32 {
             // With codes held, s = sum xq / sum qq lowers the squared error from sum xx by (sum
             // xq)^2 / sum qq.
             let (mut sum_xq, mut sum_qq) = (0.0, 0.0);
-            for &x in x {
+            for (&x, by) in x.iter().zip(importance) {
                 let q = number(nearest(x * inverse));
-                sum_xq += x * q;
-                sum_qq += q * q;
+                sum_xq += by * (x * q);
+                sum_qq += by * (q * q);
             }
             let gain = sum_xq * sum_xq * super::inverse(sum_qq);
             if gain > most {
@@ -107,9 +109,9 @@ fn fit(x: &[f32]) -> f32 {
 }
 
 /// `d` and codes for 32 weights `w = d * number(code)`.
-pub(super) fn alone(weights: &[f32]) -> Parts {
+pub(super) fn alone(weights: &[f32], importance: &[f32]) -> Parts {
     let x = &clean(weights)[..32];
-    let mut parts = Parts { d: finite_f16(fit(x)), ..Parts::default() };
+    let mut parts = Parts { d: finite_f16(fit(x, importance)), ..Parts::default() };
     let inverse = super::inverse(f16_to_f32(parts.d));
     parts.codes.iter_mut().zip(x).for_each(|(code, x)| *code = nearest(x * inverse));
     parts
@@ -117,10 +119,11 @@ pub(super) fn alone(weights: &[f32]) -> Parts {
 
 /// `d`, scales (-32 to 31) and codes for 256 weights in sub-blocks of 32: `w = d * scale *
 /// number(code)`.
-pub(super) fn together(weights: &[f32]) -> Parts {
+pub(super) fn together(weights: &[f32], importance: &[f32]) -> Parts {
     let x = clean(weights);
+    let subs = || x.chunks_exact(32).zip(importance.chunks_exact(32));
     let mut fits = [0.0; 8];
-    fits.iter_mut().zip(x.chunks_exact(32)).for_each(|(fit, x)| *fit = self::fit(x));
+    fits.iter_mut().zip(subs()).for_each(|(fit, (x, by))| *fit = self::fit(x, by));
     let largest = super::peak(&fits);
     // The largest scale becomes -32, the integer furthest from zero, or one beside it, since `d` is
     // rounded.
@@ -128,10 +131,10 @@ pub(super) fn together(weights: &[f32]) -> Parts {
         let d = finite_f16(largest / (below as f32 - 32.0));
         let (mut scales, mut sum) = ([0i8; 16], 0.0);
         let (step, inverse) = (f16_to_f32(d), super::inverse(f16_to_f32(d)));
-        for ((x, &fit), scale) in x.chunks_exact(32).zip(&fits).zip(&mut scales) {
+        for (((x, by), &fit), scale) in subs().zip(&fits).zip(&mut scales) {
             let centre = (fit * inverse).round();
             let near = [0.0, -1.0, 1.0].map(|by| (centre + by).clamp(-32.0, 31.0));
-            let errors = near.map(|scale| (error(x, step * scale), scale));
+            let errors = near.map(|scale| (error(x, by, step * scale), scale));
             let least = errors.into_iter().reduce(|a, b| if b.0 < a.0 { b } else { a });
             let (error, nearest) = least.unwrap_or_default();
             *scale = nearest as i8;

@@ -8,7 +8,7 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles};
+use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale; codes index a table.
 pub struct Iq4Nl;
@@ -31,7 +31,11 @@ impl Block for Iq4Nl {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts = codebook::alone(weights);
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = codebook::alone(weights, importance);
         put_bits(block, 0, parts.d);
         nibbles::pack(&mut block[2..18], |i| parts.codes[i]);
     }

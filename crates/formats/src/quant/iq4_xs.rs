@@ -10,7 +10,7 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles};
+use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, search};
 
 /// 256 weights, 4 bits each, 6-bit scales per 32; codes index a table.
 pub struct Iq4Xs;
@@ -33,7 +33,11 @@ impl Block for Iq4Xs {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts = codebook::together(weights);
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = codebook::together(weights, importance);
         let scale = |i: usize| (i16::from(parts.scales[i]) + 32) as u16;
         put_bits(block, 0, parts.d);
         put_bits(block, 2, (0..8).fold(0, |bits, i| bits | scale(i) >> 4 << (2 * i)));

@@ -164,6 +164,13 @@ pub trait Block: 'static {
     /// without meaning, but no panic.
     fn encode(weights: &[f32], block: &mut [u8]);
 
+    /// As [`Block::encode`], where the squared error of each weight counts by its importance (`ELEMENTS`, positive). Blocks of so
+    /// many bits that nothing is gained are the same for every importance.
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let _ = importance;
+        Self::encode(weights, block);
+    }
+
     /// Block bytes to integer codes and scales, such that [`Block::AFFINE`] applied to them equals `decode`.
     fn split(block: &[u8], parts: &mut Parts);
 

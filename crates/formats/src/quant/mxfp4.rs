@@ -22,6 +22,29 @@ impl Mxfp4 {
             e => u16::from(e - 1) << 7,
         }
     }
+
+    /// The usual `e` of weights: the largest float is 1.5 * 2^2, so the block's power is two below
+    /// the largest weight's.
+    fn exponent(weights: &[f32]) -> u8 {
+        let peak = super::peak(weights).abs().min(f32::MAX);
+        let exponent = (peak.to_bits() >> 23) as i32 - 127;
+        if peak == 0.0 { 0 } else { (exponent - 2 + 127).clamp(0, 254) as u8 }
+    }
+}
+
+/// How far a weight is from what a code stands for.
+fn distance(w: f32, code: u8, power: f32) -> f32 {
+    let number = f32::from(E2M1[usize::from(code)]) - f32::from(E2M1_ZERO);
+    (power * number - w).abs()
+}
+
+/// The first of the nearest codes, so that half way goes to the smaller, and zero to the code
+/// without a sign.
+fn nearest(w: f32, power: f32) -> u8 {
+    (1..16).fold(0, |best, code| match distance(w, code, power) < distance(w, best, power) {
+        true => code,
+        false => best,
+    })
 }
 
 impl Block for Mxfp4 {
@@ -43,24 +66,25 @@ impl Block for Mxfp4 {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let peak = super::peak(weights).abs().min(f32::MAX);
-        // The largest float is 1.5 * 2^2: the block's power is two below the largest weight's.
-        let exponent = (peak.to_bits() >> 23) as i32 - 127;
-        block[0] = if peak == 0.0 { 0 } else { (exponent - 2 + 127).clamp(0, 254) as u8 };
+        block[0] = Self::exponent(weights);
         let power = plain::bf16_to_f32(Self::power(block[0]));
-        let distance = |w: f32, code: u8| {
-            let number = f32::from(E2M1[usize::from(code)]) - f32::from(E2M1_ZERO);
-            (power * number - w).abs()
+        nibbles::pack(&mut block[1..17], |i| nearest(weights[i], power));
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        // A smaller power cuts the largest weights, a larger one is coarser for the others.
+        let usual = Self::exponent(weights);
+        let near = [usual, usual.saturating_sub(1), usual.saturating_add(1).min(254)];
+        let lost = |e: u8| -> f32 {
+            let power = plain::bf16_to_f32(Self::power(e));
+            let of = |(&w, by): (&f32, &f32)| by * distance(w, nearest(w, power), power).powi(2);
+            weights[..32].iter().zip(importance).map(of).sum()
         };
-        // The first of the nearest, so that half way goes to the smaller, and zero to the code
-        // without a sign.
-        let nearest = |w: f32| {
-            (1..16).fold(0, |best, code| match distance(w, code) < distance(w, best) {
-                true => code,
-                false => best,
-            })
-        };
-        nibbles::pack(&mut block[1..17], |i| nearest(weights[i]));
+        let all = near.map(|e| (lost(e), e));
+        let least = all.into_iter().reduce(|a, b| if b.0 < a.0 { b } else { a });
+        block[0] = least.map_or(usual, |(_, e)| e);
+        let power = plain::bf16_to_f32(Self::power(block[0]));
+        nibbles::pack(&mut block[1..17], |i| nearest(weights[i], power));
     }
 
     fn split(block: &[u8], parts: &mut Parts) {

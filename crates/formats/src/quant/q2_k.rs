@@ -34,7 +34,15 @@ impl Block for Q2K {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts = search::affine(weights, &search::Grid { sub: 16, codes: 3.0, scales: 15.0 });
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = search::affine(
+            weights,
+            importance,
+            &search::Grid { sub: 16, codes: 3.0, scales: 15.0 },
+        );
         for i in 0..16 {
             block[i] = parts.scales[i] as u8 | (parts.mins[i] as u8) << 4;
         }

@@ -45,7 +45,15 @@ impl Block for Q3K {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts = search::symmetric(weights, &search::Grid { sub: 16, codes: 4.0, scales: 32.0 });
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = search::symmetric(
+            weights,
+            importance,
+            &search::Grid { sub: 16, codes: 4.0, scales: 32.0 },
+        );
         for (l, b) in block[..32].iter_mut().enumerate() {
             *b = (0..8).fold(0, |bits, i| bits | parts.codes[32 * i + l] >> 2 << i);
         }

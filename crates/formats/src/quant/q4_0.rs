@@ -5,9 +5,8 @@
 //! 2..18  codes: byte j holds element j (low nibble) and element 16 + j (high nibble)
 //! ```
 
-use super::nibbles;
-use super::plain::{bits_at, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale};
+use super::plain::{bits_at, f16_to_f32, f32_to_f16, half_at, put_bits};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale.
 pub struct Q4_0;
@@ -34,6 +33,13 @@ impl Block for Q4_0 {
         let d = super::peak(weights) / -8.0;
         let inverse = super::inverse(d);
         put_bits(block, 0, f32_to_f16(d));
+        nibbles::pack(&mut block[2..18], |i| ((weights[i] * inverse + 8.5) as u8).min(15));
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let d = search::alone_symmetric(weights, importance, 8.0);
+        let inverse = super::inverse(f16_to_f32(d));
+        put_bits(block, 0, d);
         nibbles::pack(&mut block[2..18], |i| ((weights[i] * inverse + 8.5) as u8).min(15));
     }
 

@@ -6,9 +6,8 @@
 //! 4..20  codes: byte j holds element j (low nibble) and element 16 + j (high nibble)
 //! ```
 
-use super::nibbles;
-use super::plain::{bits_at, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale};
+use super::plain::{bits_at, f16_to_f32, f32_to_f16, half_at, put_bits};
+use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale and one min.
 pub struct Q4_1;
@@ -37,6 +36,14 @@ impl Block for Q4_1 {
         put_bits(block, 0, f32_to_f16(d));
         put_bits(block, 2, f32_to_f16(min));
         nibbles::pack(&mut block[4..20], |i| (((weights[i] - min) * inverse + 0.5) as u8).min(15));
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let (d, min) = search::alone_affine(weights, importance, 15.0);
+        let (inverse, m) = (super::inverse(f16_to_f32(d)), f16_to_f32(min));
+        put_bits(block, 0, d);
+        put_bits(block, 2, min);
+        nibbles::pack(&mut block[4..20], |i| (((weights[i] - m) * inverse + 0.5) as u8).min(15));
     }
 
     fn split(block: &[u8], parts: &mut Parts) {

@@ -34,7 +34,15 @@ impl Block for Q4K {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts = search::affine(weights, &search::Grid { sub: 32, codes: 15.0, scales: 63.0 });
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = search::affine(
+            weights,
+            importance,
+            &search::Grid { sub: 32, codes: 15.0, scales: 63.0 },
+        );
         put_bits(block, 0, parts.d);
         put_bits(block, 2, parts.min);
         scales::put(&parts.scales, &parts.mins, &mut block[4..16]);

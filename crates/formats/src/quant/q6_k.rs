@@ -38,8 +38,15 @@ impl Block for Q6K {
     }
 
     fn encode(weights: &[f32], block: &mut [u8]) {
-        let parts =
-            search::symmetric(weights, &search::Grid { sub: 16, codes: 32.0, scales: 128.0 });
+        Self::encode_by(weights, &search::EVEN, block);
+    }
+
+    fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
+        let parts = search::symmetric(
+            weights,
+            importance,
+            &search::Grid { sub: 16, codes: 32.0, scales: 128.0 },
+        );
         for (i, b) in block[..128].iter_mut().enumerate() {
             let at = i / 64 * 128 + i % 64;
             *b = parts.codes[at] & 15 | parts.codes[at + 64] << 4;

@@ -1,4 +1,4 @@
-//! The search for scales that the 256-element blocks share: minimise the plain squared error of the decoded weights.
+//! The search for scales: minimise the squared error of the decoded weights, each counted by its importance.
 //!
 //! Four steps, each only ever kept when it lowers the error:
 //! 1. every sub-block alone: try about twenty grids around the obvious one, and fit scale (and min) to the codes that
@@ -8,8 +8,8 @@
 //! 3. with integers and codes held, fit `d` (and `min`) by least squares, and return to 2;
 //! 4. where there is a `min`: with integers held, try the f16 neighbours of `d` and `min` together.
 //!
-//! No weight counts for more than another: there is no importance matrix here. Weights that are not finite are
-//! clamped, a NaN counts as zero.
+//! Where nothing is known of importance, all weights count alike ([`EVEN`]). An importance is positive and finite.
+//! Weights that are not finite are clamped, a NaN counts as zero.
 
 use super::Parts;
 use super::plain::{f16_to_f32, f32_to_f16};
@@ -33,6 +33,9 @@ struct Choice {
     mins: [f32; 16],
     error: f32,
 }
+
+/// The importance of weights of which nothing is known: all count alike.
+pub(super) const EVEN: [f32; 256] = [1.0; 256];
 
 /// How often steps 2 and 3 repeat at most.
 const ROUNDS: usize = 4;
@@ -65,41 +68,69 @@ fn reciprocal(x: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Squared error of `x ~ s * q - m` with `q` the nearest code in `low..=high`.
+/// Squared error of `x ~ s * q - m` with `q` the nearest code in `low..=high`, each weight's times its importance.
 #[inline]
-fn error(x: &[f32], s: f32, m: f32, low: f32, high: f32) -> f32 {
+fn error((x, importance): Counted<'_>, s: f32, m: f32, low: f32, high: f32) -> f32 {
     let inverse = reciprocal(s);
     // Eight running sums let the loop run eight elements at a time.
     let mut sums = [0.0f32; 8];
-    for x in x.chunks_exact(8) {
-        for (sum, &x) in sums.iter_mut().zip(x) {
+    for (x, by) in x.chunks_exact(8).zip(importance.chunks_exact(8)) {
+        for ((sum, &x), &by) in sums.iter_mut().zip(x).zip(by) {
             let q = nearest((x + m) * inverse, low, high);
             let e = s * q - m - x;
-            *sum += e * e;
+            *sum += by * (e * e);
         }
     }
     sums.iter().sum()
 }
 
+/// Weights, and how much the error of each counts.
+type Counted<'a> = (&'a [f32], &'a [f32]);
+/// The same of a whole block.
+type Block<'a> = (&'a [f32; 256], &'a [f32]);
+
+/// The sub-blocks of a block.
+fn subs<'a>((x, importance): Block<'a>, grid: &Grid) -> impl Iterator<Item = Counted<'a>> {
+    x.chunks_exact(grid.sub).zip(importance.chunks_exact(grid.sub))
+}
+
+/// `d` as f16 bits for weights `w = d * (code - codes)`, codes below `2 * codes`, of a block that has one scale.
+pub(super) fn alone_symmetric(weights: &[f32], importance: &[f32], codes: f32) -> u16 {
+    finite_f16(fit_symmetric((&clean(weights)[..weights.len()], importance), codes))
+}
+
+/// `d` and `min` as f16 bits for weights `w = d * code + min`, codes up to `codes`, of a block that has one of each.
+pub(super) fn alone_affine(weights: &[f32], importance: &[f32], codes: f32) -> (u16, u16) {
+    let x = (&clean(weights)[..weights.len()], importance);
+    let (least, most) = super::range(x.0);
+    let (s, m) = fit_affine(x, codes);
+    let both = [((most - least) / codes, least), (s, -m)];
+    let both = both.map(|(d, min)| (finite_f16(d), finite_f16(min)));
+    let [plain, fitted] =
+        both.map(|(d, min)| error(x, f16_to_f32(d), -f16_to_f32(min), 0.0, codes));
+    // The fit keeps zero among what codes stand for; weights that are all far from it lose by that.
+    if fitted < plain { both[1] } else { both[0] }
+}
+
 /// Scales, mins and codes for `w = d * scale * code - min * m` with codes, scales and mins from zero up.
-pub(super) fn affine(weights: &[f32], grid: &Grid) -> Parts {
-    let x = clean(weights);
+pub(super) fn affine(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts {
+    let x = &(&clean(weights), importance);
     let mut fits = [(0.0f32, 0.0f32); 16];
     let (mut largest_scale, mut largest_min) = (0.0f32, 0.0f32);
-    for (fit, x) in fits.iter_mut().zip(x.chunks_exact(grid.sub)) {
+    for (fit, x) in fits.iter_mut().zip(subs(*x, grid)) {
         *fit = fit_affine(x, grid.codes);
         largest_scale = largest_scale.max(fit.0);
         largest_min = largest_min.max(fit.1);
     }
     let mut best = assign_affine(
-        &x,
+        x,
         grid,
         finite_f16(largest_scale / grid.scales),
         finite_f16(largest_min / grid.scales),
         &fits,
     );
     for _ in 0..ROUNDS {
-        let (d, min) = refit_affine(&x, grid, &best);
+        let (d, min) = refit_affine(x, grid, &best);
         if (d, min) == (best.d, best.min) {
             break;
         }
@@ -107,17 +138,17 @@ pub(super) fn affine(weights: &[f32], grid: &Grid) -> Parts {
         for (i, fit) in fits.iter_mut().enumerate() {
             *fit = (best.scales[i] * step, best.mins[i] * min_step);
         }
-        let next = assign_affine(&x, grid, d, min, &fits);
+        let next = assign_affine(x, grid, d, min, &fits);
         if next.error >= best.error {
             break;
         }
         best = next;
     }
-    polish_affine(&x, grid, &mut best);
+    polish_affine(x, grid, &mut best);
     let mut parts = Parts { d: best.d, min: best.min, ..Parts::default() };
     let (d, min) = (f16_to_f32(best.d), f16_to_f32(best.min));
     for (i, (x, codes)) in
-        x.chunks_exact(grid.sub).zip(parts.codes.chunks_exact_mut(grid.sub)).enumerate()
+        x.0.chunks_exact(grid.sub).zip(parts.codes.chunks_exact_mut(grid.sub)).enumerate()
     {
         let (s, m) = (d * best.scales[i], min * best.mins[i]);
         let inverse = reciprocal(s);
@@ -130,27 +161,27 @@ pub(super) fn affine(weights: &[f32], grid: &Grid) -> Parts {
 }
 
 /// Step 1: the best real `(s, m)` with `m >= 0` for `x ~ s * q - m`.
-fn fit_affine(x: &[f32], codes: f32) -> (f32, f32) {
+fn fit_affine((x, importance): Counted<'_>, codes: f32) -> (f32, f32) {
     let low = x.iter().copied().fold(0.0, f32::min);
     let high = x.iter().copied().fold(f32::MIN, f32::max);
     if high <= low {
         return (0.0, -low);
     }
-    let n = x.len() as f32;
-    let sum_x: f32 = x.iter().sum();
+    let n: f32 = importance.iter().sum();
+    let sum_x: f32 = x.iter().zip(importance).map(|(x, by)| by * x).sum();
     let mut best = ((high - low) / codes, -low);
     // Grids that differ only by rounding noise are no better: keep the one that uses every code.
     let noise = 1e-12 * n * (high - low) * (high - low);
-    let mut best_error = error(x, best.0, best.1, 0.0, codes) - noise;
+    let mut best_error = error((x, importance), best.0, best.1, 0.0, codes) - noise;
     for step in -10..=10 {
         let inverse = (codes + 0.1 * step as f32) / (high - low);
         let (mut sum_q, mut sum_qq, mut sum_xq) = ([0.0f32; 8], [0.0f32; 8], [0.0f32; 8]);
-        for x in x.chunks_exact(8) {
-            for (i, &x) in x.iter().enumerate() {
+        for (x, by) in x.chunks_exact(8).zip(importance.chunks_exact(8)) {
+            for (i, (&x, &by)) in x.iter().zip(by).enumerate() {
                 let q = nearest((x - low) * inverse, 0.0, codes);
-                sum_q[i] += q;
-                sum_qq[i] += q * q;
-                sum_xq[i] += x * q;
+                sum_q[i] += by * q;
+                sum_qq[i] += by * (q * q);
+                sum_xq[i] += by * (x * q);
             }
         }
         let (sum_q, sum_qq) = (sum_q.iter().sum::<f32>(), sum_qq.iter().sum::<f32>());
@@ -162,7 +193,7 @@ fn fit_affine(x: &[f32], codes: f32) -> (f32, f32) {
             s = sum_xq * reciprocal(sum_qq);
         }
         if s > 0.0 {
-            let e = error(x, s, m, 0.0, codes);
+            let e = error((x, importance), s, m, 0.0, codes);
             if e < best_error {
                 (best, best_error) = ((s, m), e - noise);
             }
@@ -173,7 +204,7 @@ fn fit_affine(x: &[f32], codes: f32) -> (f32, f32) {
 
 /// Step 2: the integers near each wanted `(s, m)` that lose least.
 fn assign_affine(
-    x: &[f32; 256],
+    x: &Block<'_>,
     grid: &Grid,
     d_bits: u16,
     min_bits: u16,
@@ -182,7 +213,7 @@ fn assign_affine(
     let (d, min) = (f16_to_f32(d_bits), f16_to_f32(min_bits));
     let mut choice =
         Choice { d: d_bits, min: min_bits, scales: [0.0; 16], mins: [0.0; 16], error: 0.0 };
-    for (i, x) in x.chunks_exact(grid.sub).enumerate() {
+    for (i, x) in subs(*x, grid).enumerate() {
         let centre = nearest(wanted[i].0 * reciprocal(d), 0.0, grid.scales);
         let centre_min = nearest(wanted[i].1 * reciprocal(min), 0.0, grid.scales);
         let mut least = f32::INFINITY;
@@ -204,20 +235,20 @@ fn assign_affine(
 }
 
 /// Step 3: `d` and `min` by least squares over the block, as f16 bits.
-fn refit_affine(x: &[f32; 256], grid: &Grid, choice: &Choice) -> (u16, u16) {
+fn refit_affine(x: &Block<'_>, grid: &Grid, choice: &Choice) -> (u16, u16) {
     let (d, min) = (f16_to_f32(choice.d), f16_to_f32(choice.min));
     // Normal equations of sum (x - d a + min b)^2 with a = scale * code and b = m.
     let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for (i, x) in x.chunks_exact(grid.sub).enumerate() {
+    for (i, x) in subs(*x, grid).enumerate() {
         let (scale, b) = (choice.scales[i], choice.mins[i]);
         let (inverse, m) = (reciprocal(d * scale), min * b);
-        for &x in x {
+        for (&x, &by) in x.0.iter().zip(x.1) {
             let a = scale * nearest((x + m) * inverse, 0.0, grid.codes);
-            aa += a * a;
-            ab += a * b;
-            bb += b * b;
-            xa += x * a;
-            xb += x * b;
+            aa += by * (a * a);
+            ab += by * (a * b);
+            bb += by * (b * b);
+            xa += by * (x * a);
+            xb += by * (x * b);
         }
     }
     let determinant = aa * bb - ab * ab;
@@ -231,14 +262,14 @@ fn refit_affine(x: &[f32; 256], grid: &Grid, choice: &Choice) -> (u16, u16) {
 
 /// Step 4: the f16 neighbours of `d` and `min`, with the integers held. Least squares rounds each alone, but where a
 /// sub-block has few distinct weights the two roundings must cancel.
-fn polish_affine(x: &[f32; 256], grid: &Grid, best: &mut Choice) {
+fn polish_affine(x: &Block<'_>, grid: &Grid, best: &mut Choice) {
     for _ in 0..ROUNDS {
         let (d_bits, min_bits, before) = (best.d, best.min, best.error);
         for d in d_bits.saturating_sub(1)..=d_bits.saturating_add(1) {
             for min in min_bits.saturating_sub(1)..=min_bits.saturating_add(1) {
                 let (step, min_step) = (f16_to_f32(d), f16_to_f32(min));
                 let mut sum = 0.0;
-                for (i, x) in x.chunks_exact(grid.sub).enumerate() {
+                for (i, x) in subs(*x, grid).enumerate() {
                     sum +=
                         error(x, step * best.scales[i], min_step * best.mins[i], 0.0, grid.codes);
                 }
@@ -254,25 +285,25 @@ fn polish_affine(x: &[f32; 256], grid: &Grid, best: &mut Choice) {
 }
 
 /// Scales and codes for `w = d * scale * (code - codes)` with signed scales; `grid.codes` is the zero point.
-pub(super) fn symmetric(weights: &[f32], grid: &Grid) -> Parts {
-    let x = clean(weights);
+pub(super) fn symmetric(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts {
+    let x = &(&clean(weights), importance);
     let mut fits = [0.0f32; 16];
-    for (fit, x) in fits.iter_mut().zip(x.chunks_exact(grid.sub)) {
+    for (fit, x) in fits.iter_mut().zip(subs(*x, grid)) {
         *fit = fit_symmetric(x, grid.codes);
     }
     // The largest scale becomes -scales, the integer furthest from zero, or one of those beside it: a few starts, for
     // d is rounded to f16 and the outliers of a block feel that most.
     let largest = super::peak(&fits);
-    let mut best = assign_symmetric(&x, grid, finite_f16(largest / -grid.scales), &fits);
+    let mut best = assign_symmetric(x, grid, finite_f16(largest / -grid.scales), &fits);
     for below in 1..4 {
         let d = finite_f16(largest / (below as f32 - grid.scales));
-        let next = assign_symmetric(&x, grid, d, &fits);
+        let next = assign_symmetric(x, grid, d, &fits);
         if next.error < best.error {
             best = next;
         }
     }
     for _ in 0..ROUNDS {
-        let d = refit_symmetric(&x, grid, &best);
+        let d = refit_symmetric(x, grid, &best);
         if d == best.d {
             break;
         }
@@ -280,7 +311,7 @@ pub(super) fn symmetric(weights: &[f32], grid: &Grid) -> Parts {
         for (fit, scale) in fits.iter_mut().zip(best.scales) {
             *fit = scale * step;
         }
-        let next = assign_symmetric(&x, grid, d, &fits);
+        let next = assign_symmetric(x, grid, d, &fits);
         if next.error >= best.error {
             break;
         }
@@ -289,7 +320,7 @@ pub(super) fn symmetric(weights: &[f32], grid: &Grid) -> Parts {
     let mut parts = Parts { d: best.d, ..Parts::default() };
     let d = f16_to_f32(best.d);
     for (i, (x, codes)) in
-        x.chunks_exact(grid.sub).zip(parts.codes.chunks_exact_mut(grid.sub)).enumerate()
+        x.0.chunks_exact(grid.sub).zip(parts.codes.chunks_exact_mut(grid.sub)).enumerate()
     {
         let inverse = reciprocal(d * best.scales[i]);
         for (&x, code) in x.iter().zip(codes) {
@@ -301,7 +332,7 @@ pub(super) fn symmetric(weights: &[f32], grid: &Grid) -> Parts {
 }
 
 /// Step 1: the best real `s`, of either sign, for `x ~ s * q`.
-fn fit_symmetric(x: &[f32], codes: f32) -> f32 {
+fn fit_symmetric((x, importance): Counted<'_>, codes: f32) -> f32 {
     let peak = super::peak(x);
     if peak == 0.0 {
         return 0.0;
@@ -314,11 +345,11 @@ fn fit_symmetric(x: &[f32], codes: f32) -> f32 {
             let inverse = (end + 0.1 * step as f32) / peak;
             // With codes held, s = sum xq / sum qq lowers the squared error from sum xx by (sum xq)^2 / sum qq.
             let (mut sum_qq, mut sum_xq) = ([0.0f32; 8], [0.0f32; 8]);
-            for x in x.chunks_exact(8) {
-                for (i, &x) in x.iter().enumerate() {
+            for (x, by) in x.chunks_exact(8).zip(importance.chunks_exact(8)) {
+                for (i, (&x, &by)) in x.iter().zip(by).enumerate() {
                     let q = nearest(x * inverse, low, high);
-                    sum_qq[i] += q * q;
-                    sum_xq[i] += x * q;
+                    sum_qq[i] += by * (q * q);
+                    sum_xq[i] += by * (x * q);
                 }
             }
             let sum_xq: f32 = sum_xq.iter().sum();
@@ -334,10 +365,10 @@ fn fit_symmetric(x: &[f32], codes: f32) -> f32 {
 }
 
 /// Step 2: the integers near each wanted `s` that lose least.
-fn assign_symmetric(x: &[f32; 256], grid: &Grid, d_bits: u16, wanted: &[f32; 16]) -> Choice {
+fn assign_symmetric(x: &Block<'_>, grid: &Grid, d_bits: u16, wanted: &[f32; 16]) -> Choice {
     let d = f16_to_f32(d_bits);
     let mut choice = Choice { d: d_bits, min: 0, scales: [0.0; 16], mins: [0.0; 16], error: 0.0 };
-    for (i, x) in x.chunks_exact(grid.sub).enumerate() {
+    for (i, x) in subs(*x, grid).enumerate() {
         let centre = nearest(wanted[i] * reciprocal(d), -grid.scales, grid.scales - 1.0);
         let mut least = f32::INFINITY;
         for step in [0.0, -1.0, 1.0] {
@@ -356,15 +387,15 @@ fn assign_symmetric(x: &[f32; 256], grid: &Grid, d_bits: u16, wanted: &[f32; 16]
 }
 
 /// Step 3: `d` by least squares over the block, as f16 bits.
-fn refit_symmetric(x: &[f32; 256], grid: &Grid, choice: &Choice) -> u16 {
+fn refit_symmetric(x: &Block<'_>, grid: &Grid, choice: &Choice) -> u16 {
     let d = f16_to_f32(choice.d);
     let (mut aa, mut xa) = (0.0, 0.0);
-    for (i, x) in x.chunks_exact(grid.sub).enumerate() {
+    for (i, x) in subs(*x, grid).enumerate() {
         let inverse = reciprocal(d * choice.scales[i]);
-        for &x in x {
+        for (&x, &by) in x.0.iter().zip(x.1) {
             let a = choice.scales[i] * nearest(x * inverse, -grid.codes, grid.codes - 1.0);
-            aa += a * a;
-            xa += x * a;
+            aa += by * (a * a);
+            xa += by * (x * a);
         }
     }
     finite_f16(xa * reciprocal(aa))

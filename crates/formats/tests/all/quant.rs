@@ -219,6 +219,38 @@ fn any_weights_encode_and_any_bytes_decode() {
     }
 }
 
+/// Errors that count more are smaller, and no kind of importance gives bytes that mean nothing.
+#[test]
+fn errors_count_by_importance() {
+    let mut byte = noise(11);
+    let mut number = move || (0..4).map(|_| f32::from(byte()) - 127.5).sum::<f32>() / 100.0;
+    let weights: Vec<f32> = (0..16 * 256).map(|_| number()).collect();
+    // One column in eight matters.
+    let importance: Vec<f32> =
+        (0..weights.len()).map(|i| if i % 8 == 3 { 6.0 } else { 0.3 }).collect();
+    for dtype in blocks() {
+        let lost = |bytes: &[u8]| -> f64 {
+            let errors = decoded(dtype, bytes).into_iter().zip(&weights);
+            let errors = errors.zip(&importance);
+            errors.map(|((a, b), by)| f64::from(by * (a - b).powi(2))).sum()
+        };
+        let mut bytes = vec![0xA5; dtype.bytes_for(weights.len() as u64).unwrap() as usize];
+        dtype.encode_by(&weights, &importance, &mut bytes).unwrap();
+        let (by, plain) = (lost(&bytes), lost(&encoded(dtype, &weights)));
+        // Of eight bits nothing is to be gained.
+        assert!(
+            if dtype == DType::Q8_0 { by == plain } else { by < plain },
+            "{dtype}: {by} {plain}"
+        );
+        for odd in [[f32::NAN; 256], [0.0; 256], [f32::MAX; 256]] {
+            let bytes = &mut bytes[..256 / dtype.block_elements() * dtype.block_bytes()];
+            dtype.encode_by(&odd, &importance[..256], bytes).unwrap();
+            dtype.encode_by(&weights[..256], &[1e-4; 256], bytes).unwrap();
+        }
+        assert!(dtype.encode_by(&weights, &importance[1..], &mut bytes).is_err(), "{dtype}");
+    }
+}
+
 #[test]
 fn plain_types_round_trip() {
     let values = [0.0, -1.5, 3.25, 1e-3, 65504.0, -2.0];
