@@ -2,15 +2,12 @@
 
 use crate::Base;
 use formats::safetensors::{self, Safetensors};
-use formats::{DType, Error, ErrorKind, Result, Source, Tensor};
+use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, Tensor};
 use ops::low_rank::Delta;
 use program::{Adapter, Site};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// Files beside weights that are no weights themselves.
-const OTHER_WEIGHTS: &[&str] = &["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth"];
 
 /// A part of a stored tensor that changes: from a row on.
 struct Part<'a> {
@@ -31,19 +28,9 @@ pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
             .of(ErrorKind::Unsupported)
             .hint("fuse into the model's folder on the hub, then convert")
     })?;
-    if to.exists() {
-        return Err(Error::new(to.display(), "a folder that is not there yet", "one that is"));
-    }
     let sites = base.program.adaptable();
     let parts = parts(base, &sites, adapter)?;
-    let mut aside = to.as_os_str().to_owned();
-    aside.push(".part");
-    let aside = Aside(PathBuf::from(aside));
-    let io = |path: &Path| {
-        let place = path.display().to_string();
-        move |e| Error::io(place, e)
-    };
-    std::fs::create_dir(&aside.0).map_err(io(&aside.0))?;
+    let aside = AsideFolder::create(to)?;
     let mut files: Vec<PathBuf> = base
         .tensors
         .iter()
@@ -53,29 +40,11 @@ pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
     files.dedup();
     for file in &files {
         let Some(name) = file.file_name() else { continue };
-        write(file, &parts, &aside.0.join(name))?;
+        write(file, &parts, &aside.path().join(name))?;
     }
-    for entry in std::fs::read_dir(folder.path()).map_err(io(folder.path()))? {
-        let path = entry.map_err(io(folder.path()))?.path();
-        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let weights = ending == "safetensors" || OTHER_WEIGHTS.contains(&ending);
-        let adapters = path.file_name().is_some_and(|name| name == "adapter_config.json");
-        if let Some(name) = path.file_name().filter(|_| path.is_file() && !weights && !adapters) {
-            std::fs::copy(&path, aside.0.join(name)).map_err(io(&path))?;
-        }
-    }
+    aside.copy_all_but_weights(folder.path())?;
     base.tensors.whole()?;
-    std::fs::rename(&aside.0, to).map_err(io(to))
-}
-
-/// A folder that is removed unless it was renamed.
-struct Aside(PathBuf);
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        // It is not there any more if all went well.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    aside.finish()
 }
 
 /// What changes of each tensor.

@@ -1091,16 +1091,19 @@ pub(crate) struct Verify {
     pub(crate) load: LoadArgs,
 }
 
-/// Where a GGUF file goes, and how.
+/// Where a model goes, and how.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Output {
-    /// The file to write; it takes its name when it is whole
-    #[arg(short, long, value_name = "FILE")]
+    /// The file to write, or of MLX's types the folder; it takes its name when it is whole
+    #[arg(short, long, value_name = "PATH")]
     pub(crate) out: PathBuf,
     /// Another type for tensors whose name contains NAME; may be given several times, the last that
     /// fits counts
     #[arg(long, value_name = "NAME=TYPE")]
     pub(crate) role: Vec<String>,
+    /// Elements that share a scale in MLX's types: 32, 64 or 128 [default: 64]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
+    pub(crate) group_size: Option<u64>,
     /// Threads [default: all]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u64>,
@@ -1140,12 +1143,13 @@ pub(crate) struct Convert {
     after_help = "\
 Types: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k_s q3_k_m q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs mxfp4. \
 Norms and biases stay f32, and the head gets q6_k or better. Rows that are no whole blocks of a type get the nearest that fits. \
-The same input gives the same bytes.
+The same input gives the same bytes. mlx2 mlx3 mlx4 mlx5 mlx6 mlx8 mlx-mxfp4 make of a Hugging Face folder a folder as MLX has it.
 
 Examples:
   delft quantize model-bf16.gguf q4_k_m -o model-q4_k_m.gguf
   delft quantize ./Qwen3-0.6B q8_0 -o qwen3-q8_0.gguf
   delft quantize model.gguf q4_0 --role attn_v=q8_0 --role output.weight=q8_0 -o model-q4_0.gguf
+  delft quantize ./Qwen3-0.6B mlx4 --group-size 32 -o ./Qwen3-0.6B-4bit
   delft quantize model.gguf q3_k_m --imatrix model.imatrix.gguf -o model-q3_k_m.gguf"
 )]
 pub(crate) struct Quantize {

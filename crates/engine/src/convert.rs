@@ -1,4 +1,4 @@
-//! Models written as GGUF files: a folder in the terms of GGUF, or a GGUF file with other types.
+//! Models written as GGUF files: a folder in the terms of GGUF, or a GGUF file with other types. Folders as MLX has them: [`mlx`].
 //!
 //! Tensors are read, changed and written some rows at a time, on several threads; what is held in
 //! memory is bounded by the largest tensor. The same input gives the same bytes, however many
@@ -12,6 +12,8 @@ use formats::{DType, Encoded, Encoding, Error, Hint, Importance, Result, Source,
 use models::{Export, Exported, From};
 
 use crate::CancelToken;
+
+pub mod mlx;
 
 /// What tensors become.
 #[derive(Debug, Clone, Default)]
@@ -97,7 +99,7 @@ pub struct Summary {
     /// Bytes of tensors in the source, and in the file.
     pub bytes: [u64; 2],
     /// Tensors and elements by type, most elements first.
-    pub types: Vec<(DType, usize, u64)>,
+    pub types: Vec<(Encoding, usize, u64)>,
     /// What was assumed or done otherwise than asked, one line each.
     pub warnings: Vec<String>,
 }
@@ -160,10 +162,7 @@ pub fn convert(
     let mut writer = Writer::create(out, &metadata, &specs)?;
     let total: u64 = jobs.iter().map(elements).sum();
     let mut done = 0;
-    let threads = match types.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
+    let threads = threads(types.threads);
     let mut checked = tensors.gguf().is_some();
     for job in &jobs {
         // What is made of the configuration comes first; then the file says all that it says of it.
@@ -185,15 +184,29 @@ pub fn convert(
         tensors.whole()?;
     }
     writer.finish()?;
-    let mut by_type: HashMap<DType, (usize, u64)> = HashMap::new();
-    for job in &jobs {
-        let entry = by_type.entry(job.spec.dtype).or_default();
-        *entry = (entry.0 + 1, entry.1 + elements(job));
-    }
-    let mut all: Vec<_> = by_type.into_iter().map(|(dtype, (n, all))| (dtype, n, all)).collect();
-    all.sort_by_key(|(dtype, _, all)| (std::cmp::Reverse(*all), dtype.name()));
+    let types = by_type(jobs.iter().map(|job| (job.spec.dtype.into(), elements(job))));
     let after = jobs.iter().filter_map(|j| j.spec.dtype.bytes_for(elements(j))).sum();
-    Ok(Summary { bytes: [before, after], types: all, warnings })
+    Ok(Summary { bytes: [before, after], types, warnings })
+}
+
+/// Tensors and elements by type, most elements first.
+fn by_type(tensors: impl Iterator<Item = (Encoding, u64)>) -> Vec<(Encoding, usize, u64)> {
+    let mut by_type: HashMap<Encoding, (usize, u64)> = HashMap::new();
+    for (encoding, elements) in tensors {
+        let entry = by_type.entry(encoding).or_default();
+        *entry = (entry.0 + 1, entry.1 + elements);
+    }
+    let mut all: Vec<_> = by_type.into_iter().map(|(kind, (n, all))| (kind, n, all)).collect();
+    all.sort_by_key(|(kind, _, all)| (std::cmp::Reverse(*all), kind.to_string()));
+    all
+}
+
+/// So many threads, or as many as the machine has.
+fn threads(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
 }
 
 fn elements(job: &Job) -> u64 {

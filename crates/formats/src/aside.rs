@@ -1,4 +1,4 @@
-//! Files written aside and renamed into place, so that a reader never sees half a file.
+//! Files and folders written aside and renamed into place, so that a reader never sees half of one.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -86,5 +86,75 @@ impl Drop for Aside {
         if self.out.take().is_some() {
             self.discard();
         }
+    }
+}
+
+/// A folder under way: `NAME.PID.tmp` beside its target, removed again when dropped unfinished.
+#[derive(Debug)]
+pub struct AsideFolder {
+    target: PathBuf,
+    temporary: PathBuf,
+}
+
+impl AsideFolder {
+    /// Starts a folder that will become `target`.
+    ///
+    /// # Errors
+    /// One that is there already, a path that names none, or one that cannot be made.
+    pub fn create(target: &Path) -> Result<AsideFolder> {
+        if target.exists() {
+            let expected = "a folder that is not there yet";
+            return Err(Error::new(target.display(), expected, "one that is"));
+        }
+        let Some(name) = target.file_name() else {
+            return Err(Error::new(target.display(), "a path that ends in a name", "none"));
+        };
+        let mut name = name.to_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = target.with_file_name(name);
+        fs::create_dir(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        Ok(AsideFolder { target: target.to_path_buf(), temporary })
+    }
+
+    /// Where it is until it takes its name.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Copies the files of a model's folder that are no weights: configuration, tokenizer, template, licence.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn copy_all_but_weights(&self, from: &Path) -> Result<()> {
+        let io = |path: &Path, e| Error::io(path.display(), e);
+        for entry in fs::read_dir(from).map_err(|e| io(from, e))? {
+            let path = entry.map_err(|e| io(from, e))?.path();
+            let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+            let name = path.file_name().unwrap_or_default();
+            let weights = WEIGHTS.contains(&ending) || name == "adapter_config.json";
+            if path.is_file() && !weights {
+                fs::copy(&path, self.temporary.join(name)).map_err(|e| io(&path, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// If that fails: nothing is left then.
+    pub fn finish(self) -> Result<()> {
+        fs::rename(&self.temporary, &self.target).map_err(|e| Error::io(self.target.display(), e))
+    }
+}
+
+/// Endings of files of weights.
+const WEIGHTS: &[&str] =
+    &["safetensors", "bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth"];
+
+impl Drop for AsideFolder {
+    fn drop(&mut self) {
+        // It is not there any more if all went well.
+        drop(fs::remove_dir_all(&self.temporary));
     }
 }

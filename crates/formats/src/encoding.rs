@@ -5,7 +5,7 @@
 //! Groups   affine groups, one after another: the codes as a little-endian stream of bits, then the scale, then the offset
 //! ```
 
-use crate::quant::plain;
+use crate::quant::{plain, search};
 use crate::{DType, Error, NotFinite, Result};
 use std::fmt;
 
@@ -66,6 +66,31 @@ impl Groups {
         match self.scale {
             DType::BF16 => plain::bf16_to_f32(bits),
             _ => plain::f16_to_f32(bits),
+        }
+    }
+
+    /// A group's bytes of its weights: the scale and the offset by which their squared error is least.
+    fn encode(&self, weights: &[f32], bytes: &mut [u8]) {
+        let bits = |number: f32| match self.scale {
+            DType::BF16 => plain::f32_to_bf16(number),
+            _ => plain::f32_to_f16(number),
+        };
+        let most = ((1u32 << self.bits) - 1) as f32;
+        let (scale, offset) = search::group(weights, most, |number| self.number(bits(number)));
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        bytes.fill(0);
+        for (i, w) in weights.iter().enumerate() {
+            let code = ((w - offset) * inverse).round_ties_even().clamp(0.0, most) as u16;
+            let (byte, shift) = (i * self.bits / 8, i * self.bits % 8);
+            let [low, high] = (code << shift).to_le_bytes();
+            bytes[byte] |= low;
+            if shift + self.bits > 8 {
+                bytes[byte + 1] |= high;
+            }
+        }
+        let at = self.code_bytes();
+        for (at, number) in [(at, scale), (at + 2, offset)] {
+            bytes[at..at + 2].copy_from_slice(&bits(number).to_le_bytes());
         }
     }
 
@@ -149,6 +174,24 @@ impl Encoding {
         }
         let blocks = bytes.chunks_exact(groups.bytes());
         blocks.zip(values.chunks_exact_mut(groups.group)).for_each(|(b, w)| groups.decode(b, w));
+        Ok(())
+    }
+
+    /// f32 to bytes of whole blocks.
+    ///
+    /// # Errors
+    /// As for [`Encoding::decode`], and groups of a length that is no multiple of 8.
+    pub fn encode(self, values: &[f32], bytes: &mut [u8]) -> Result<()> {
+        let groups = match self {
+            Encoding::Stored(dtype) => return dtype.encode(values, bytes),
+            Encoding::Groups(groups) => groups,
+        };
+        if self.bytes_for(values.len()) != Some(bytes.len()) || !groups.group.is_multiple_of(8) {
+            let expected = format!("the bytes of {} elements", values.len());
+            return Err(Error::new(format!("encode {self}"), expected, bytes.len()));
+        }
+        let blocks = bytes.chunks_exact_mut(groups.bytes());
+        blocks.zip(values.chunks_exact(groups.group)).for_each(|(b, w)| groups.encode(w, b));
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub mod safetensors;
 mod source;
 mod tensors;
 
-pub use aside::Aside;
+pub use aside::{Aside, AsideFolder};
 pub use cache_type::CacheType;
 pub use caught::{caught, words_of};
 pub use dtype::DType;

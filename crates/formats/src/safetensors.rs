@@ -14,6 +14,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::aside::Aside;
 use crate::error::{clipped, shape};
+use crate::gguf::TensorSpec;
 use crate::map::Map;
 use crate::tensors::{Tensor, sorted_unique};
 use crate::{DType, Error, Result};
@@ -297,47 +298,110 @@ pub fn write<'a>(
     metadata: &[(&str, &str)],
     tensors: impl IntoIterator<Item = Tensor<'a>>,
 ) -> Result<()> {
-    let place = path.display().to_string();
     let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
-    sorted_unique(tensors.iter().collect(), |tensor| tensor.name, &place)?;
-    let mut header = serde_json::Map::new();
-    if !metadata.is_empty() {
-        let pairs: serde_json::Map<_, _> =
-            metadata.iter().map(|&(k, v)| (k.to_string(), v.into())).collect();
-        header.insert("__metadata__".to_string(), pairs.into());
-    }
-    let mut end = 0u64;
-    for tensor in &tensors {
-        let at = || format!("{place}: tensor {}", clipped(tensor.name));
-        if tensor.dtype.is_block() || tensor.name == "__metadata__" {
-            return Err(Error::new(at(), "a name and a type that safetensors has", tensor.dtype));
-        }
-        let elements = tensor.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64));
-        let expected = elements.and_then(|n| tensor.dtype.bytes_for(n));
-        if expected != Some(tensor.bytes.len() as u64) {
+    let spec = |tensor: &Tensor<'_>| TensorSpec {
+        name: tensor.name.to_owned(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.to_vec(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    for (tensor, spec) in tensors.iter().zip(&specs) {
+        if byte_len(spec) != Some(tensor.bytes.len() as u64) {
+            let place = format!("{}: tensor {}", path.display(), clipped(tensor.name));
             let expected = format!("the bytes of {} {}", tensor.dtype, shape(tensor.shape));
-            return Err(Error::new(at(), expected, format!("{} bytes", tensor.bytes.len())));
+            return Err(Error::new(place, expected, format!("{} bytes", tensor.bytes.len())));
         }
-        let begin = end;
-        end += tensor.bytes.len() as u64;
-        let dtype = tensor.dtype.name().to_ascii_uppercase();
-        let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end] });
-        header.insert(tensor.name.to_string(), entry);
     }
-    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > MAX_HEADER {
-        return Err(Error::new(
+    let mut writer = Writer::create(path, metadata, &specs)?;
+    tensors.iter().try_for_each(|tensor| writer.write(tensor.bytes))?;
+    writer.finish()
+}
+
+/// Bytes of a tensor; none if they do not fit 64 bits, or are no whole blocks.
+fn byte_len(spec: &TensorSpec) -> Option<u64> {
+    let elements = spec.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64));
+    elements.and_then(|n| spec.dtype.bytes_for(n))
+}
+
+/// A file under way. It is written aside and takes its name in [`Writer::finish`]; dropped before that, it leaves nothing
+/// behind.
+pub struct Writer {
+    out: Aside,
+    place: String,
+    /// Bytes of data that are still to come.
+    left: u64,
+}
+
+impl Writer {
+    /// Writes the header. The tensors' data then follow through [`Writer::write`], in their order.
+    ///
+    /// # Errors
+    /// Names that come twice, a type that safetensors does not have, a header that is too large, I/O.
+    pub fn create(
+        path: &Path,
+        metadata: &[(&str, &str)],
+        tensors: &[TensorSpec],
+    ) -> Result<Writer> {
+        let place = path.display().to_string();
+        sorted_unique(
+            tensors.iter().collect(),
+            |tensor: &TensorSpec| tensor.name.as_str(),
             &place,
-            format!("a header of at most {MAX_HEADER} bytes"),
-            header.len(),
-        ));
+        )?;
+        let mut header = serde_json::Map::new();
+        if !metadata.is_empty() {
+            let pairs: serde_json::Map<_, _> =
+                metadata.iter().map(|&(k, v)| (k.to_string(), v.into())).collect();
+            header.insert("__metadata__".to_string(), pairs.into());
+        }
+        let mut end = 0u64;
+        for tensor in tensors {
+            let at = || format!("{place}: tensor {}", clipped(&tensor.name));
+            if tensor.dtype.is_block() || tensor.name == "__metadata__" {
+                let expected = "a name and a type that safetensors has";
+                return Err(Error::new(at(), expected, tensor.dtype));
+            }
+            let begin = end;
+            let after = byte_len(tensor).and_then(|len| begin.checked_add(len));
+            end = after
+                .ok_or_else(|| Error::new(at(), "a size that fits 64 bits", "a larger one"))?;
+            let dtype = tensor.dtype.name().to_ascii_uppercase();
+            let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end] });
+            header.insert(tensor.name.clone(), entry);
+        }
+        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        if header.len() as u64 > MAX_HEADER {
+            let expected = format!("a header of at most {MAX_HEADER} bytes");
+            return Err(Error::new(&place, expected, header.len()));
+        }
+        let mut out = Aside::create(path)?;
+        out.write(&(header.len() as u64).to_le_bytes())?;
+        out.write(&header)?;
+        Ok(Writer { out, place, left: end })
     }
-    let mut out = Aside::create(path)?;
-    out.write(&(header.len() as u64).to_le_bytes())?;
-    out.write(&header)?;
-    for tensor in &tensors {
-        out.write(tensor.bytes)?;
+
+    /// Appends data, in pieces of any size.
+    ///
+    /// # Errors
+    /// More data than the tensors hold, I/O.
+    pub fn write(&mut self, data: &[u8]) -> Result<()> {
+        let left = self.left.checked_sub(data.len() as u64);
+        self.left = left.ok_or_else(|| {
+            let found = format!("{} bytes", data.len());
+            Error::new(&self.place, format!("at most {} bytes more", self.left), found)
+        })?;
+        self.out.write(data)
     }
-    out.finish()
+
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// Data that did not all come, I/O.
+    pub fn finish(self) -> Result<()> {
+        if self.left > 0 {
+            return Err(Error::new(&self.place, "all data", format!("{} bytes less", self.left)));
+        }
+        self.out.finish()
+    }
 }

@@ -1,12 +1,13 @@
-//! `delft convert` and `delft quantize`: a model as a GGUF file, with types of choice.
+//! `delft convert` and `delft quantize`: a model as a GGUF file, or a folder as MLX has it, with types of choice.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::time::Instant;
 
+use delft::convert::mlx::{self, Form};
 use delft::convert::{MIXES, Mix, Summary, Types, Written, convert};
 use delft::formats::Importance;
-use delft::{DType, Error, Tensors};
+use delft::{CancelToken, DType, Error, Tensors};
 use indicatif::ProgressBar;
 use serde_json::json;
 
@@ -57,6 +58,14 @@ fn importance(path: &Path) -> Outcome<(String, Importance)> {
 }
 
 fn run(model: &ModelArg, kind: Option<&str>, imatrix: Option<&Path>, output: &Output) -> Outcome {
+    let group = output.group_size.map(|size| size as usize);
+    if let Some(form) = kind.map(|kind| Form::named(kind, group)).transpose()?.flatten() {
+        return to_mlx(model, form, imatrix, output);
+    }
+    if let Some(group) = group {
+        let error = Error::new("--group-size", "a type of MLX, whose groups have sizes", group);
+        return Err(error.hint("mlx4, for example").into());
+    }
     let types = Types {
         whole: kind.map(mix).transpose()?,
         roles: output.role.iter().map(|role| self::role(role)).collect::<Outcome<_>>()?,
@@ -68,18 +77,40 @@ fn run(model: &ModelArg, kind: Option<&str>, imatrix: Option<&Path>, output: &Ou
         let error = Error::new(out.display(), "a file that is not there yet", "one that is");
         return Err(error.hint("--force replaces it").into());
     }
+    write(model, output, |tensors, cancel, progress| {
+        convert(tensors, out, &types, cancel, progress)
+    })
+}
+
+/// Writes a folder as MLX has it.
+fn to_mlx(model: &ModelArg, form: Form, imatrix: Option<&Path>, output: &Output) -> Outcome {
+    let given = [("--imatrix", imatrix.is_some()), ("--role", !output.role.is_empty())];
+    if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+        return Err(Error::new(flag, "a GGUF file to be written", "a folder as MLX has it").into());
+    }
+    let threads = output.threads.unwrap_or(0) as usize;
+    write(model, output, |tensors, cancel, progress| {
+        mlx::write(tensors, &output.out, form, threads, cancel, progress)
+    })
+}
+
+/// Opens the model, has it written, and tells of it.
+fn write(
+    model: &ModelArg,
+    output: &Output,
+    make: impl FnOnce(&Tensors, &CancelToken, &mut dyn FnMut(Written<'_>)) -> delft::Result<Summary>,
+) -> Outcome {
     let model = load::find(model)?;
     let tensors = Tensors::open(model.location.clone())?;
     let began = Instant::now();
     let generating = Generating::begin();
     let bar = RefCell::new(Bar(None));
-    let made =
-        convert(&tensors, out, &types, &generating.0, &mut |written| bar.borrow_mut().at(written));
+    let made = make(&tensors, &generating.0, &mut |written| bar.borrow_mut().at(written));
     drop(bar);
     if made.is_err() && generating.0.is_cancelled() {
         return Err(Stop::Interrupted);
     }
-    report(out, &made?, began.elapsed().as_secs_f64(), output.json)
+    report(&output.out, &made?, began.elapsed().as_secs_f64(), output.json)
 }
 
 /// The mix of that name.
@@ -107,8 +138,8 @@ fn report(out: &Path, made: &Summary, seconds: f64, as_json: bool) -> Outcome {
         let types: Vec<_> = made
             .types
             .iter()
-            .map(|(dtype, tensors, elements)| {
-                json!({ "type": dtype.name(), "tensors": tensors, "elements": elements })
+            .map(|(encoding, tensors, elements)| {
+                json!({ "type": encoding.to_string(), "tensors": tensors, "elements": elements })
             })
             .collect();
         return print_json(&json!({
@@ -123,8 +154,8 @@ fn report(out: &Path, made: &Summary, seconds: f64, as_json: bool) -> Outcome {
     let rows: Vec<Vec<String>> = made
         .types
         .iter()
-        .map(|(dtype, tensors, elements)| {
-            vec![dtype.name().to_owned(), tensors.to_string(), count(*elements)]
+        .map(|(encoding, tensors, elements)| {
+            vec![encoding.to_string(), tensors.to_string(), count(*elements)]
         })
         .collect();
     print(&table(&["type", "tensors", "parameters"], &[false, true, true], &rows))?;

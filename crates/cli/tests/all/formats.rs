@@ -49,7 +49,7 @@ fn a_folder_becomes_a_file_that_computes_the_same() {
 }
 
 #[test]
-fn importance_is_measured_over_a_text() {
+fn importance_is_measured_over_a_text_and_folders_are_made_for_mlx() {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
     let (file, matrix, small) = (path("text.txt"), path("matrix.gguf"), path("small.gguf"));
@@ -64,6 +64,14 @@ fn importance_is_measured_over_a_text() {
     assert_eq!(status(&delft().args(quantize).arg(&matrix).output().unwrap()), 0);
     let wrong = delft().args(quantize).args([&small, "--force"]).output().unwrap();
     assert!(text(&wrong.stderr).contains("no sums of squares"), "{}", text(&wrong.stderr));
+    let folder = path("mlx");
+    let quantize = ["quantize", &fixture("qwen3"), "mlx4", "-o", &folder, "--json"];
+    let made = json(&delft().args(quantize).args(["--group-size", "32"]).output().unwrap());
+    assert_eq!(made["types"][0]["type"], "affine4_32_bf16");
+    let again = delft().args(quantize).output().unwrap();
+    assert!(text(&again.stderr).contains("a folder that is not there yet"));
+    let group = ["quantize", &model, "q8_0", "-o", &small, "--group-size", "32"];
+    assert!(text(&delft().args(group).output().unwrap().stderr).contains("a type of MLX"));
 }
 
 #[test]

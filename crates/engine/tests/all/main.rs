@@ -13,6 +13,7 @@ mod embed;
 mod failures;
 mod importance;
 mod memory;
+mod mlx;
 mod not_finite;
 mod quantised;
 mod real_data;

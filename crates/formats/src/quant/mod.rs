@@ -22,7 +22,7 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod scales;
-mod search;
+pub(crate) mod search;
 
 pub use group::Group;
 pub use iq4_nl::Iq4Nl;

@@ -160,6 +160,28 @@ pub(super) fn affine(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts 
     parts
 }
 
+/// Scale and offset of a group, whose length is a multiple of 8, for weights `w = scale * code + offset` with codes up to
+/// `codes`: numbers that `stored` gives back, which rounds them to what is stored.
+pub(crate) fn group(weights: &[f32], codes: f32, stored: impl Fn(f32) -> f32) -> (f32, f32) {
+    let even = vec![1.0; weights.len()];
+    let x = (weights, &even[..]);
+    let (least, most) = super::range(weights);
+    let (s, m) = fit_affine(x, codes);
+    let mut best = (0.0, stored(least));
+    let mut smallest = f32::INFINITY;
+    for (scale, offset) in [((most - least) / codes, least), (s, -m)] {
+        // A scale that is rounded down cuts the ends off, which costs most where there are many codes.
+        for by in [1.0, 1.0 + 1.0 / 256.0, 1.0 - 1.0 / 256.0] {
+            let (scale, offset) = (stored(scale * by), stored(offset));
+            let e = error(x, scale, -offset, 0.0, codes);
+            if e < smallest && scale.is_finite() && offset.is_finite() {
+                (best, smallest) = ((scale, offset), e);
+            }
+        }
+    }
+    best
+}
+
 /// Step 1: the best real `(s, m)` with `m >= 0` for `x ~ s * q - m`.
 fn fit_affine((x, importance): Counted<'_>, codes: f32) -> (f32, f32) {
     let low = x.iter().copied().fold(0.0, f32::min);
