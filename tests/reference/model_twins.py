@@ -103,7 +103,7 @@ def read_back(case, path):
             "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "mixtral": gguf.MODEL_ARCH.LLAMA,
             "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
             "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
-            "glm4": gguf.MODEL_ARCH.GLM4, "gpt2": gguf.MODEL_ARCH.GPT2, "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+            "glm4": gguf.MODEL_ARCH.GLM4, "llama4": gguf.MODEL_ARCH.LLAMA4, "gpt2": gguf.MODEL_ARCH.GPT2, "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
             "qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
@@ -134,7 +134,7 @@ def read_back(case, path):
                 x = torch.stack((gate, up), 2).flatten(1, 2) if case.family == "gpt_oss" else torch.cat((gate, up), 1)
             else:
                 x = stack(block, "ffn_down", end)
-            weights[name] = (x.mT if case.family == "gpt_oss" and end == "weight" else x).reshape(shape).float()
+            weights[name] = (x.mT if case.family in ("gpt_oss", "llama4") and end == "weight" else x).reshape(shape).float()
             continue
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
                             else names.get_name(name, try_suffixes=(".weight", ".bias")), None)

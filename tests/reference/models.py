@@ -15,7 +15,7 @@ import contextlib
 import json
 import shutil
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ class Case:
     folder: bool = True  # False: only the GGUF twins are kept, not the checkpoint
     tower: bool = False  # config.json has the decoder's part under `text_config`, and weights of a tower are beside it
     stacked: bool = False  # all experts of a layer in two tensors, as the model holds them
+    context: int | None = None  # positions for which a rotation is made that follows the context
     mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
 
 
@@ -183,6 +184,11 @@ CASES = [
          shape(64, 4, 2, 32, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rms_norm_eps=1e-5,
                **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                       original_max_position_embeddings=64)), prompt=14, gguf=("f32",)),
+    Case("llama4", "llama4", "bfloat16", "1 of 4 experts that read weighed rows, in every other block, beside one that all share; q and k of "
+         "one length in rotated layers; the fourth layer is not rotated",
+         dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=24, intermediate_size_mlp=48,
+              num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2, pad_token_id=0,
+              rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)), prompt=12, gguf=("f32",)),
     Case("smollm3", "smollm3", "bfloat16", "every fourth layer is not rotated, tied",
          shape(64, 4, 1, 64, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0, **rope(10000.0)), gguf=("f32",)),
     Case("granite", "granite", "bfloat16", "multipliers of embeddings, scores, residuals and logits; tied",
@@ -207,6 +213,9 @@ CASES = [
          prompt=50, keep=8, gguf=("f16",)),
     Case("llama-proportional", "llama", "bfloat16", "proportional rope: of eight pairs the first three turn, as they would if all did",
          shape(32, 2, 1, 64, num_hidden_layers=1, head_dim=16, **rope(1000.0, rope_type="proportional", partial_rotary_factor=0.4, factor=2.0))),
+    Case("llama-dynamic-beyond", "llama", "bfloat16", "dynamic rope scaling: the base for a context of 128, four times that of 32 positions",
+         shape(48, 4, 2, 64, num_hidden_layers=2, max_position_embeddings=32, **rope(200.0, rope_type="dynamic", factor=2.0)),
+         prompt=90, keep=8, context=128),
     Case("qwen2-yarn-beyond", "qwen2", "bfloat16", "yarn rope scaling by 4, three times beyond the first 32 positions",
          shape(32, 2, 1, 64, num_hidden_layers=1, max_position_embeddings=128,
                **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), prompt=90, keep=8, gguf=("f16",)),
@@ -248,12 +257,12 @@ def widened():
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
-            "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
+            "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
-    config = stem + "Text" if family in ("gemma3", "qwen3_5", "qwen3_5_moe") else stem
+    config = stem + "Text" if family in ("gemma3", "llama4", "qwen3_5", "qwen3_5_moe") else stem
     head = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
     return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
 
@@ -264,8 +273,15 @@ def make_config(case):
 
 def build(case, dtype):
     """An empty model in eager attention, evaluating."""
-    return model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager",
+    model = model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager",
                                             experts_implementation="eager", dtype=dtype).eval()
+    if case.context:
+        # The base for that many positions, from the first token on.
+        rotary = model.model.rotary_emb
+        rule = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rotary.rope_type]
+        rotary.inv_freq, rotary.attention_scaling = rule(model.config, "cpu", seq_len=case.context)
+        rotary.rope_type = "default"
+    return model
 
 
 def random_weight(case_name, name, size):
@@ -367,8 +383,10 @@ def record(model, ids):
     # What a model multiplies its embeddings with is in the input to the first layer.
     hooks.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     routed = [1e9]
-    routers = [part for part in model.modules() if type(part).__name__.endswith("TopKRouter")]
-    watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, out[0]))) for part in routers]
+    routers = [part for part in model.modules() if type(part).__name__.endswith(("TopKRouter", "Llama4Router"))]
+    # Llama 4's gives its scores behind the odds.
+    scores = lambda part, out: out["Llama4" in type(part).__name__]
+    watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, scores(part, out)))) for part in routers]
     out = model(input_ids=ids[None], use_cache=True)
     for hook in hooks:
         hook.remove()
@@ -424,6 +442,16 @@ def check_cache(model, ids, seen):
     assert difference < 1e-9, f"cached and uncached logits differ by {difference}"
 
 
+def check_context(case, weights, model):
+    """A text of just so many tokens has the rotation of its own accord."""
+    own = with_weights(replace(case, context=None), weights, torch.float64)
+    ids = torch.arange(case.context)[None] % model.config.vocab_size
+    with torch.no_grad():
+        difference = (own(input_ids=ids, use_cache=False).logits - model(input_ids=ids, use_cache=False).logits).abs().max().item()
+    # Transformers computes the base in float32 there.
+    assert difference < 1e-4, f"the rotation for {case.context} positions differs by {difference}"
+
+
 def expected(case, weights):
     """Tensors and metadata of expected.safetensors."""
     with widened():
@@ -431,6 +459,8 @@ def expected(case, weights):
         ids, seen = choose_prompt(case, model)
         assert all(x.dtype == torch.float64 for name, x in seen.items() if name != "decode.tokens")
         check_cache(model, ids, seen)
+        if case.context:
+            check_context(case, weights, model)
     single, _ = record(with_weights(case, weights, torch.float32), ids)
     assert torch.equal(single["decode.tokens"], seen["decode.tokens"])
     apart = max((single[k].double() - seen[k]).abs().max().item() for k in ("logits", "decode.logits"))

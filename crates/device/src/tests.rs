@@ -30,9 +30,7 @@ fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     };
     let tensors = Tensors::open(case).unwrap();
-    // The context for which this fixture's rotation is the one that it expects.
-    let context = case.ends_with("phi3-short").then_some(32);
-    let options = models::Options { context, ..Default::default() };
+    let options = models::Options { context: testing::context(case), ..Default::default() };
     let program = program::fuse(&models::load(&tensors, &options).unwrap().record(false).unwrap());
     let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
     let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);

@@ -97,11 +97,19 @@ fn add_routed<'a>(
     &Routed { experts, op, apart, .. }: &Routed,
 ) {
     let (routes, used) = (route(scores, experts, &op.routing), op.routing.used);
-    for (row, ids) in rows.zip(routes.ids.chunks_exact(used)) {
+    let chosen = routes.ids.chunks_exact(used).zip(routes.weights.chunks_exact(used));
+    for (row, (ids, weights)) in rows.zip(chosen) {
         let width = if apart { row.len() / used } else { row.len() };
-        for (i, expert) in ids.iter().enumerate() {
+        for (i, (expert, weight)) in ids.iter().zip(weights).enumerate() {
             let start = if apart { i * width } else { 0 };
-            sums.add(*expert as usize, experts, &row[start..start + width]);
+            let read = &row[start..start + width];
+            match op.weighs_inputs && !apart {
+                true => {
+                    let weighed: Vec<f32> = read.iter().map(|x| x * *weight as f32).collect();
+                    sums.add(*expert as usize, experts, &weighed);
+                }
+                false => sums.add(*expert as usize, experts, read),
+            }
         }
     }
 }

@@ -152,6 +152,7 @@ pub(crate) fn read(
         biases: false,
         routing: Routing { used, odds: Odds::Softmax, normalised, scale: 1.0 },
         gate: Gate::Plain(Unary::Silu),
+        weighs_inputs: false,
     })
 }
 

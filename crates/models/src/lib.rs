@@ -20,6 +20,7 @@ mod harmless;
 mod hybrid;
 mod keys;
 mod llama;
+mod llama4;
 mod ministral;
 mod mistral;
 mod mixtral;
@@ -81,6 +82,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
     &llama::ARCHITECTURE,
+    &llama4::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,

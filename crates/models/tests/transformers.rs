@@ -12,8 +12,7 @@ fn options() -> delft_models::Options {
 
 /// With the context for which a fixture's rotation is the one that it expects, where that follows the context.
 fn options_of(path: &Path) -> delft_models::Options {
-    let short = path.components().any(|part| part.as_os_str() == "phi3-short");
-    delft_models::Options { context: short.then_some(32), ..options() }
+    delft_models::Options { context: testing::context(path), ..options() }
 }
 
 fn cases() -> Vec<PathBuf> {

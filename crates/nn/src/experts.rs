@@ -23,6 +23,8 @@ pub struct ExpertsOptions {
     pub routing: Routing,
     /// How experts gate.
     pub gate: Gate,
+    /// Whether a row's weights multiply what its experts read, and not what they give.
+    pub weighs_inputs: bool,
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores choose.
@@ -49,7 +51,8 @@ impl Experts {
             let name = format!("{name}.experts.{part}.bias");
             weights.push(builder.weight(&name, &[experts * out])?);
         }
-        let op = ops::Experts { routing: options.routing, gate: options.gate, inner: false };
+        let ExpertsOptions { routing, gate, weighs_inputs, .. } = *options;
+        let op = ops::Experts { routing, gate, weighs_inputs, inner: false };
         Ok(Experts { router, weights, op })
     }
 

@@ -74,6 +74,8 @@ pub struct Experts {
     pub routing: Routing,
     /// How experts gate.
     pub gate: Gate,
+    /// Whether a row's weights multiply what its experts read, and not what they give.
+    pub weighs_inputs: bool,
     /// Whether there is a second output: what each row's experts multiply with their second matrices, best expert first.
     pub inner: bool,
 }
@@ -123,6 +125,12 @@ fn trained() -> Error {
     Error::new("experts", expected, "some that are trained").of(ErrorKind::Unsupported)
 }
 
+/// Why a mixture has no gradient whose experts read weighed rows.
+fn weighed() -> Error {
+    let expected = "experts whose results are weighed";
+    Error::new("experts", expected, "some that read weighed rows").of(ErrorKind::Unsupported)
+}
+
 impl Operation for Experts {
     fn name(&self) -> &'static str {
         "experts"
@@ -152,7 +160,17 @@ impl Operation for Experts {
         let weights: Vec<&[f32]> = call.weights.iter().map(Vec::as_slice).collect();
         let [width, experts] = [call.widths[0], call.widths[1]];
         let ff = weights[0].len() / (experts * width);
-        let routes = moe::route(call.inputs[1], experts, &self.routing);
+        let mut routes = moe::route(call.inputs[1], experts, &self.routing);
+        let (mut x, mut share) = (call.inputs[0].to_vec(), self.routing.used);
+        if self.weighs_inputs {
+            // Each expert has a row of its own, and what it gives is added as it is.
+            let weighed = |(pair, weight): (usize, &f64)| {
+                let row = &x[pair / share * width..][..width];
+                row.iter().map(|x| (f64::from(*x) * weight) as f32).collect::<Vec<f32>>()
+            };
+            x = routes.weights.iter().enumerate().flat_map(weighed).collect();
+            (share, routes.weights) = (1, vec![1.0; routes.weights.len()]);
+        }
         let product = |x: &[f32], weight: usize, (width, out, share): (usize, usize, usize)| {
             let y = moe::product(x, weights[weight], &routes.ids, (width, out, share));
             let bias = weights.get(weight + 3);
@@ -162,7 +180,7 @@ impl Operation for Experts {
             };
             y.into_iter().enumerate().map(add).collect::<Vec<f32>>()
         };
-        let [gate, up] = [0, 1].map(|i| product(call.inputs[0], i, (width, ff, self.routing.used)));
+        let [gate, up] = [0, 1].map(|i| product(&x, i, (width, ff, share)));
         let mut inner = vec![0.0; gate.len()];
         self.gate.apply(&gate, &up, &mut inner);
         if self.inner {
@@ -177,6 +195,9 @@ impl Operation for Experts {
     /// The matrices stay as they are; scores and the input have gradients.
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        if self.weighs_inputs {
+            return Err(weighed());
+        }
         let weights: Vec<usize> = (0..6).filter(|i| at.weight(*i).is_some()).collect();
         if weights.iter().any(|i| at.wants(Wrt::Weight(*i))) {
             return Err(trained());
@@ -192,6 +213,9 @@ impl Operation for Experts {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        if self.weighs_inputs {
+            return Err(weighed());
+        }
         let weights: Vec<usize> = (0..6).filter(|i| at.has_weight(*i)).collect();
         if weights.iter().any(|i| at.weight_tangent(*i).is_some()) {
             return Err(trained());
@@ -233,7 +257,8 @@ mod tests {
     #[test]
     fn operands_that_are_not_of_one_mixture_are_refused() {
         let routing = Routing { used: 2, odds: Odds::Softmax, normalised: true, scale: 1.0 };
-        let op = Experts { routing, gate: Gate::Plain(Unary::Silu), inner: false };
+        let op =
+            Experts { routing, gate: Gate::Plain(Unary::Silu), weighs_inputs: false, inner: false };
         let inputs = |experts| [Shape::tokens(8), Shape::tokens(experts)];
         let fine: [&[usize]; 3] = [&[12, 8], &[12, 8], &[32, 3]];
         assert_eq!(op.infer(&inputs(4), &fine).unwrap(), [Shape::tokens(8)]);

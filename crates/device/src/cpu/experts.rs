@@ -239,7 +239,20 @@ impl Replay<'_> {
         let (wide, inner) = (width.next_multiple_of(ROWS), ff.next_multiple_of(ROWS));
         let x = of(place.x, width);
         let (gate, up, y) = (of(place.gate, inner), of(place.up, inner), of(place.y, wide));
-        for at in worker.split(pairs) {
+        if op.weighs_inputs {
+            for pair in worker.split(pairs) {
+                let (from, at) = (pair / used * width, all.places[pair] as usize);
+                // SAFETY: each worker has its own pairs, and so its own places; the input is only read.
+                let (from, to) = unsafe {
+                    let from = self.floats(self.offset(node.inputs[0]), from..from + width);
+                    (from, self.floats(x.start, at * width..(at + 1) * width))
+                };
+                let weight = all.weights[pair];
+                to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * *x);
+            }
+            worker.barrier();
+        }
+        for at in worker.split(if op.weighs_inputs { 0 } else { pairs }) {
             let from = all.tokens[at] as usize * width;
             // SAFETY: each worker has its own places; the input is only read.
             let (from, to) = unsafe {
@@ -301,7 +314,7 @@ impl Replay<'_> {
                 let at = all.places[pair] as usize * wide;
                 // SAFETY: as above.
                 let from = unsafe { self.floats(y.start, at..at + width) };
-                let weight = all.weights[pair];
+                let weight = if op.weighs_inputs { 1.0 } else { all.weights[pair] };
                 to.iter_mut().zip(from).for_each(|(to, y)| *to += weight * *y);
             }
         }

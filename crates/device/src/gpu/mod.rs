@@ -392,6 +392,12 @@ impl<B: Backend> Device for GpuDevice<B> {
                 let found = format!("keys of {} elements, more than {MAX_KEY_DIM}", net.key_dim);
                 return Some(found);
             }
+            if matches!(op, Op::Experts(experts) if experts.weighs_inputs && experts.routing.used > 1)
+            {
+                let found =
+                    "several experts that read weighed rows, which the CPU alone has so far";
+                return Some(found.into());
+            }
             if matches!(op, Op::Experts(experts) if experts.inner) {
                 return Some("what lies between experts' matrices, which the CPU alone has".into());
             }

@@ -32,7 +32,7 @@ fn folders_compute_the_same_as_files() {
         }
         let expected = Expected::open(&case.join("expected.safetensors"));
         let (tokens, want) = (expected.ids("input_ids"), expected.floats("logits").unwrap());
-        let context = name.contains("phi3-short").then_some(32);
+        let context = testing::context(&case);
         let engine = load(&file, &LoadOptions { context, ..options.clone() });
         let rows = want.len() / engine.info().vocab;
         let got = engine.session().logits(&tokens, Rows::Last(rows)).unwrap();
@@ -46,6 +46,7 @@ fn folders_compute_the_same_as_files() {
         "gemma2-scalar",
         "gemma3-vision",
         "gpt2-scaled",
+        "llama-dynamic-beyond",
         "llama-proportional",
         "ministral",
         "phimoe",

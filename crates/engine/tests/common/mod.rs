@@ -87,13 +87,8 @@ pub(crate) fn twin_truth(path: &Path) -> Option<(PathBuf, bool)> {
     Some((truth, stored == "f32"))
 }
 
-/// The context with which a fixture's rotation is the one that it expects, where that follows the context.
-fn context(path: &Path) -> Option<usize> {
-    path.components().any(|part| part.as_os_str() == "phi3-short").then_some(32)
-}
-
 pub(crate) fn load(path: &Path, options: &LoadOptions) -> Engine {
-    let context = options.context.or_else(|| context(path));
+    let context = options.context.or_else(|| testing::context(path));
     let threads = options.threads.or(Some(2));
     let options = LoadOptions { threads, context, ..options.clone() };
     Engine::load(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))

@@ -22,12 +22,8 @@ pub fn check(program: &Program) -> Result<()> {
         match &node.op {
             Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
             }
-            Op::Experts(_)
-            | Op::Map(_)
-            | Op::Scale(_)
-            | Op::ScaleRows(_)
-            | Op::Rope(_)
-            | Op::Select(_) => {}
+            Op::Experts(experts) if !experts.weighs_inputs => {}
+            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => {}
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => {}
             // Forward mode is for the references alone.
             Op::Gradient(op)

@@ -2,13 +2,14 @@
 
 use formats::{Error, Result};
 use ops::Experts;
-use ops::experts::{Gate, Sizes};
+use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
 use ops::linear::gemm::{self, Types};
 use ops::linear::{Schedule, Task};
 use ops::moe::{
     clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
 };
+use ops::scale_rows::scale_rows;
 use program::{Node, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -45,14 +46,28 @@ impl Recorder<'_> {
             .with("tokens", rows as u32)
             .with("experts", experts as u32)
             .with("top_k", used as u32);
-        let kernel = moe_route(self.scalar(scores), experts.div_ceil(32) as u32, op.routing);
+        let kernel = |routing| moe_route(self.scalar(scores), experts.div_ceil(32) as u32, routing);
+        let (kernel, added) = (
+            kernel(op.routing),
+            kernel(Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing }),
+        );
         let bound =
             [("logits", self.value(scores)), ("ids", ids.clone()), ("weights", weights.clone())];
-        self.push(kernel, numbers, &bound)?;
+        self.push(kernel, numbers.clone(), &bound)?;
+        let mut x = self.operand(node.inputs[0]);
+        if op.weighs_inputs {
+            // Each row has one expert, and its own weight; where results lie later, weighed rows lie until they are read. Of one
+            // expert alone, the softmax is 1: what it gives is added as it is.
+            let weighed = self.array(8, pairs * width);
+            let sizes = Numbers::new().with("rows", rows as u32).with("width", width as u32);
+            let of = [("x", x.slot), ("s", weights.clone()), ("y", weighed.clone())];
+            self.push(scale_rows(x.scalar, Scalar::F32), sizes, &of)?;
+            x = TypedSlot { slot: weighed, scalar: x.scalar };
+            self.push(added, numbers, &bound)?;
+        }
 
         let inner = |i: usize| self.array(5 + i, pairs * ff);
         let (gate, up, act, outer) = (inner(0), inner(1), inner(2), self.array(8, pairs * width));
-        let x = self.operand(node.inputs[0]);
         for (i, to) in [(0, &gate), (1, &up)] {
             let (x, y, bias) = (x.clone(), to.clone(), node.weights.get(i + 3).copied());
             let weight = node.weights[i];

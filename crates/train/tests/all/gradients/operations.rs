@@ -305,8 +305,11 @@ fn experts() {
         let shapes: [&[usize]; 6] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30]];
         let shapes = &shapes[..if biases { 6 } else { 3 }];
         let frozen: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
-        let y =
-            built.push(Experts { routing, gate, inner: false }, &[x, scores], frozen.clone())[0];
+        let y = built.push(
+            Experts { routing, gate, weighs_inputs: false, inner: false },
+            &[x, scores],
+            frozen.clone(),
+        )[0];
         prove_but(&format!("{routing:?} {gate:?}"), &built.finish(y), &frozen);
     }
 }

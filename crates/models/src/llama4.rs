@@ -1,0 +1,217 @@
+//! Llama 4's text (Meta 2025): Llama with a mixture in some blocks, whose experts read rows multiplied by their odds,
+//! beside one that every token goes through. Rows of q and k are made of one length, and every fourth layer knows no
+//! positions.
+//!
+//! Beyond 8,191 positions its rotated layers attend in chunks, and the others stretch their scores by position: a
+//! context that long is refused.
+
+use crate::config::{Config, LAYERS, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, experts, llama};
+use formats::{Error, Hint, Result, Setting, Source};
+use nn::{AttentionOptions, Bias, Experts, Mlp, Odds, Pairing, QkNorm, Stored, Weights};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.feed_forward.router", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.feed_forward.experts.gate_up_proj!", ""),
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.feed_forward.experts.down_proj!",
+        "blk.{}.ffn_down_exps",
+    ),
+    (
+        "blocks.{}.mlp.shared.gate",
+        "model.layers.{}.feed_forward.shared_expert.gate_proj",
+        "blk.{}.ffn_gate_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared.up",
+        "model.layers.{}.feed_forward.shared_expert.up_proj",
+        "blk.{}.ffn_up_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.feed_forward.shared_expert.down_proj",
+        "blk.{}.ffn_down_shexp",
+    ),
+    ("blocks.{}.mlp.gate", "model.layers.{}.feed_forward.gate_proj", "blk.{}.ffn_gate"),
+    ("blocks.{}.mlp.up", "model.layers.{}.feed_forward.up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.feed_forward.down_proj", "blk.{}.ffn_down"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Llama 4, its text",
+    name: "llama4",
+    gguf: "llama4",
+    class: "Llama4ForCausalLM",
+    names: &[NAMES, llama::NAMES],
+    signs: None,
+    experts: true,
+    open,
+};
+
+/// What GGUF does not state, and all published models have.
+const CHUNK: usize = 8192;
+const EVERY: usize = 4;
+/// The larger model's experts, by which GGUF's readers tell that it has no norms of q and k.
+const MAVERICK: usize = 128;
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.pairing = Pairing::Adjacent;
+    let width = raw.feed_forward.clone();
+    if hugging_face {
+        raw.feed_forward = keys.needed("intermediate_size_mlp")?;
+    }
+    let layers = raw.layers.within(1..=LAYERS)?;
+    let (turned, sparse) = (rotated(files, layers)?, sparse(files, layers)?);
+    let bias = files.bias("attention_bias")?;
+    // Noise on scores, for training.
+    keys.number(Key("router_jitter_noise", ""))?;
+    let most = positions(files)?;
+    raw.context.value = raw.context.value.min(most);
+    if let Some(asked) = files.context.filter(|context| *context > most) {
+        let expected =
+            format!("at most {most} tokens of this model, which attends in chunks beyond");
+        return Err(Error::new("context", expected, asked).hint(Hint::set(Setting::Context, most)));
+    }
+    let config = raw.check()?;
+    let count = experts::count(keys)?;
+    let normed = match hugging_face {
+        true => keys.flag("use_qk_norm")?.unwrap_or(true),
+        false => count != MAVERICK,
+    };
+    let mut options = experts::read(files, config.hidden, width.within(1..=1 << 20)?)?;
+    options.routing.odds = Odds::Sigmoid;
+    options.weighs_inputs = true;
+    let attention = move |config: &Config, layer: usize| {
+        let plain = config.attention(layer);
+        // A rotation leaves lengths as they are: norms in front of it are those behind it.
+        let normed = normed && turned[layer];
+        AttentionOptions {
+            qkv_bias: bias,
+            output_bias: bias,
+            qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
+            rope: plain.rope.clone().filter(|_| turned[layer]),
+            ..plain
+        }
+    };
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
+        if !sparse[i] {
+            return decoder::gated(builder, config, i, Bias::Never);
+        }
+        let name = format!("blocks.{i}.mlp");
+        let experts = Experts::new(builder, &name, &options)?;
+        let sizes = [options.hidden, options.feed_forward];
+        let one = Mlp::new(builder, &format!("{name}.shared"), sizes[0], sizes[1], Bias::Never)?;
+        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+    });
+    let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
+    let head_dim = config.head_dim;
+    let stored = move |_: &Config, weights: &dyn Weights, name: &str| {
+        made(weights, name, (count, head_dim), hugging_face)
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// Which layers are rotated.
+fn rotated(files: &Files<'_>, layers: usize) -> Result<Vec<bool>> {
+    let keys = &files.keys;
+    let usual = |every: usize| (0..layers).map(|i| !(i + 1).is_multiple_of(every)).collect();
+    if keys.dialect() == Dialect::Gguf {
+        let chunked = keys.size(Key("", "attention.sliding_window"))?;
+        let none = chunked.is_some_and(|chunk| chunk.value == 0);
+        return Ok(usual(if none { LAYERS + 1 } else { EVERY }));
+    }
+    let every = keys.size("no_rope_layer_interval")?;
+    let every = every.map_or(Ok(EVERY), |every| every.within(1..=LAYERS))?;
+    match keys.numbers("no_rope_layers")? {
+        Some(list) if list.len() == layers => Ok(list.iter().map(|turns| *turns != 0.0).collect()),
+        Some(list) if !list.is_empty() => {
+            let expected = format!("{layers} entries, one for each layer");
+            Err(keys.wrong("no_rope_layers", expected, list.len()))
+        }
+        _ => Ok(usual(every)),
+    }
+}
+
+/// Which blocks have experts.
+fn sparse(files: &Files<'_>, layers: usize) -> Result<Vec<bool>> {
+    const STEP: Key = Key("interleave_moe_layer_step", "interleave_moe_layer_step");
+    let keys = &files.keys;
+    let step = keys.size(STEP)?.map_or(Ok(1), |step| step.within(1..=LAYERS))?;
+    let by_step = |i: usize| (i + 1).is_multiple_of(step);
+    let listed = match keys.dialect() {
+        Dialect::HuggingFace => keys.numbers("moe_layers")?,
+        Dialect::Gguf => None,
+    };
+    let has = |i: usize| match &listed {
+        Some(list) => list.contains(&(i as f32)),
+        None => by_step(i),
+    };
+    Ok((0..layers).map(has).collect())
+}
+
+/// Positions up to which every layer attends to all that came before, with scores as they are.
+fn positions(files: &Files<'_>) -> Result<usize> {
+    let keys = &files.keys;
+    if keys.dialect() == Dialect::Gguf {
+        return Ok(CHUNK - 1);
+    }
+    let whole = |key: &'static str| -> Result<usize> {
+        keys.size(key)?.map_or(Ok(CHUNK), |size| size.within(1..=1 << 28))
+    };
+    // Which layers those are follows from the rotation; the lists are read for the sake of what they might say.
+    let (chunk, floor) = (whole("attention_chunk_size")?, whole("floor_scale")?);
+    keys.get("layer_types");
+    keys.number("attn_scale")?;
+    // Older files have a number there.
+    keys.get("attn_temperature_tuning");
+    Ok(chunk.min(floor - 1).max(1))
+}
+
+/// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face stores the other way
+/// round than everywhere else, each one's gate beside its up.
+fn made(
+    weights: &dyn Weights,
+    name: &str,
+    (count, head_dim): (usize, usize),
+    hugging_face: bool,
+) -> Result<Option<Stored>> {
+    if name.ends_with(".q_norm") || name.ends_with(".k_norm") {
+        let source = Source::Plus(Box::new(Source::Zeros(vec![head_dim])), 1.0);
+        return Ok(Some(Stored { source, shape: vec![head_dim] }));
+    }
+    let Some((block, part)) = name.split_once(".experts.").filter(|_| hugging_face) else {
+        return experts::joined(weights, name, count);
+    };
+    let gate_up = matches!(part, "gate" | "up");
+    let stored = match gate_up {
+        true => weights.find(&format!("{block}.experts.gate_up"))?,
+        false => weights.find(name)?,
+    };
+    let Some(Stored { source, mut shape }) = stored.filter(|stored| stored.shape.len() == 3) else {
+        return Ok(None);
+    };
+    shape.swap(1, 2);
+    let turned = Stored { source: Source::Transpose(Box::new(source)), shape };
+    let Stored { source, mut shape } = experts::flat(weights, name, turned)?;
+    if !gate_up {
+        return Ok(Some(Stored { source, shape }));
+    }
+    let each = shape[0] / 2 / count.max(1);
+    if shape[0] != 2 * each * count {
+        let expected = format!("the gates and ups of {count} experts");
+        return Err(Error::new(weights.place(name), expected, formats::shape(&shape)));
+    }
+    shape[0] = count * each;
+    let apart = Source::Permute(Box::new(source), [1, count, 2, each]);
+    let start = if part == "gate" { 0 } else { shape[0] };
+    Ok(Some(Stored { source: apart.rows(start, shape[0]), shape }))
+}
