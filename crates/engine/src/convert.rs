@@ -432,13 +432,16 @@ fn write(
     Ok(())
 }
 
+/// Encodes a portion, whose first element is of this number.
+type Encode<'a> = dyn Fn(usize, &[f32], &mut [u8]) -> Result<()> + Sync + 'a;
+
 /// Encodes a weight in portions, several at a time: `encode(start, values, bytes)` for each, whose first element is number `start`;
 /// `take(elements, bytes)` is given them in order.
 fn portions(
     read: &Encoded<'_>,
     to: Encoding,
     threads: usize,
-    encode: &(dyn Fn(usize, &[f32], &mut [u8]) -> Result<()> + Sync),
+    encode: &Encode<'_>,
     take: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {
     // Portions are whole blocks of both types.

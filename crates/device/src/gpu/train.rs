@@ -221,7 +221,7 @@ impl<B: Backend> GpuTrainer<B> {
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
-            Slot::Cache(..) | Slot::Scratch(_) | Slot::Sampling(_) => {
+            Slot::Adapter(..) | Slot::Cache(..) | Slot::Scratch(_) | Slot::Sampling(_) => {
                 Err(Error::new("train", "a value of a batch", format!("{slot:?}")))
             }
         };

@@ -79,7 +79,7 @@ impl Setting {
             ends.extend(vec![(start + length) as u32; length]);
         }
         let Attention { heads, kv_heads, head_dim, .. } = attention;
-        let sinks = vec![0.5, -1.0, 2.0];
+        let sinks = [0.5, -1.0, 2.0];
         let fill = |seed, heads, by| scaled(scalar, seed, rows * heads * head_dim, by);
         let [wide, narrow] = [heads, kv_heads];
         let mut setting = Setting {
