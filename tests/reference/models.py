@@ -214,7 +214,7 @@ CASES = [
     Case("llama-proportional", "llama", "bfloat16", "proportional rope: of eight pairs the first three turn, as they would if all did",
          shape(32, 2, 1, 64, num_hidden_layers=1, head_dim=16, **rope(1000.0, rope_type="proportional", partial_rotary_factor=0.4, factor=2.0))),
     Case("llama-dynamic-beyond", "llama", "bfloat16", "dynamic rope scaling: the base for a context of 128, four times that of 32 positions",
-         shape(48, 4, 2, 64, num_hidden_layers=2, max_position_embeddings=32, **rope(200.0, rope_type="dynamic", factor=2.0)),
+         shape(32, 4, 2, 64, num_hidden_layers=1, max_position_embeddings=32, **rope(200.0, rope_type="dynamic", factor=2.0)),
          prompt=90, keep=8, context=128),
     Case("qwen2-yarn-beyond", "qwen2", "bfloat16", "yarn rope scaling by 4, three times beyond the first 32 positions",
          shape(32, 2, 1, 64, num_hidden_layers=1, max_position_embeddings=128,
