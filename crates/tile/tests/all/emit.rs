@@ -113,9 +113,9 @@ const LAUNCHES: &[Launch] = &[
         lengths: &[256, 256, 256, 256],
         numbers: &[("limit", 13), ("scale", 0x3E80_0000)],
     },
+    Launch { kernel: "warpgroups", lengths: &[8192, 3072, 6144], numbers: &[] },
     Launch { kernel: "words_f16", lengths: &[512, 256], numbers: &[] },
     Launch { kernel: "words_bf16", lengths: &[512, 256], numbers: &[] },
-    Launch { kernel: "warpgroups", lengths: &[8192, 3072, 6144], numbers: &[] },
 ];
 
 impl Launch {

@@ -417,8 +417,8 @@ fn folding_keeps_every_bit() {
         for (first, second) in ops.iter().flat_map(|a| ops.iter().map(move |b| (a, b))) {
             for (m, n, side) in (0..50).map(|i| (literals[i % 5], literals[i / 5 % 5], i / 25 == 1))
             {
-                // A truth value takes no second operation of these.
-                let second = (!first.compares()).then_some(second);
+                // A result of another type, a truth value or a word of two numbers, takes no second operation of these.
+                let second = (first.result(scalar) == scalar).then_some(second);
                 let kernel = pair(ty, *first, second.copied(), m, n, side);
                 let folded = Pass::ConstFold.apply(&kernel, Target::Interpreter).expect("valid");
                 changed += usize::from(folded != kernel);
@@ -450,7 +450,8 @@ fn folding_keeps_every_bit() {
 /// `y = (x first m) second n`, or `n second (m first x)`.
 fn pair(ty: &str, first: Binary, second: Option<Binary>, m: &str, n: &str, left: bool) -> Kernel {
     let order = |a: u32, b: u32| if left { format!("%{b}, %{a}") } else { format!("%{a}, %{b}") };
-    let type_of = |op: Binary| if op.compares() { "bool" } else { ty };
+    let scalar = Scalar::ALL.into_iter().find(|s| s.name() == ty).expect("a type");
+    let type_of = |op: Binary| op.result(scalar).name();
     let last = second.unwrap_or(first);
     let second = second.map_or(String::new(), |op| {
         format!("%6: {ty} = {n}\n%7: {} = {} {}", type_of(op), op.name(), order(5, 6))
