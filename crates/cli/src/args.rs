@@ -77,8 +77,6 @@ pub(crate) enum Command {
     Rm(Rm),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),
-    //@    /// Teach a model from examples: writes an adapter
-    //@    Tune(Tune),
     /// Teach a model from examples: writes an adapter
     Tune(Tune),
     /// Measure a model over examples: loss, exact answers, multiple choice

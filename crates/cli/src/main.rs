@@ -112,7 +112,6 @@ fn run(command: Command) -> Outcome {
         Command::Show(args) => commands::show::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
-        //@        Command::Tune(args) => commands::tune::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Fuse(args) => commands::fuse::run(&args),

@@ -49,7 +49,6 @@ impl Command {
             }
             Command::Inspect(args) => args.model.settle(),
             Command::Fuse(args) => args.model.settle(),
-            //@            Command::Tune(args) => args.model.settle(),
             Command::Tune(args) => args.model.settle(),
             Command::Eval(args) => args.load.model.settle(),
             Command::Show(args) => args.model.settle(),
