@@ -209,7 +209,10 @@ impl Up<'_> {
         let up = Buffer::floats(element, &noise(5, count * all * rank));
         // The last site of the first seat is one that its adapter does not change.
         let scale = |i: usize| if sites > 1 && i + 1 == sites { 0.0 } else { 0.5 + i as f32 };
-        let scales: Vec<f32> = (0..count * sites).map(scale).collect();
+        // Not every seat has gains.
+        let gained = |i: usize| i.is_multiple_of(2);
+        let about = |i: usize| [scale(i), f32::from(u8::from(gained(i)))];
+        let scales: Vec<f32> = (0..count * sites).flat_map(about).collect();
         let seats = seats(rows, count);
         let ys: Vec<Buffer> = (0..sites)
             .map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j])))
@@ -224,7 +227,7 @@ impl Up<'_> {
             let Some(seat) = (seats[row] as usize).checked_sub(1) else { continue };
             let mut first = 0;
             for (j, out) in outs.iter().enumerate() {
-                let scale = f64::from(scales[seat * sites + j]);
+                let scale = f64::from(scales[2 * (seat * sites + j)]);
                 for o in 0..if scale == 0.0 { 0 } else { *out } {
                     let column = first + o;
                     let terms = (0..rank).map(|k| {
@@ -233,7 +236,7 @@ impl Up<'_> {
                     });
                     let y = &mut want[j][row * out + o];
                     *y += scale * terms.sum::<f64>();
-                    if let Some(gains) = &gains {
+                    if let Some(gains) = gains.as_ref().filter(|_| gained(seat * sites + j)) {
                         let [gain, offset] =
                             [0, 1].map(|i| f64::from(gains[(seat * 2 + i) * all + column]));
                         let base =
@@ -280,7 +283,7 @@ impl Up<'_> {
         let mut buffers = vec![
             Fill::Noise(F32, rows * sites * rank),
             Fill::Noise(self.element, count * all * rank),
-            Fill::Noise(F32, count * sites),
+            Fill::Noise(F32, 2 * count * sites),
             Fill::These(Buffer::words(&vec![1; rows])),
         ];
         let ys = outs.iter().zip(to);

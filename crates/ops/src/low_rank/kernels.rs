@@ -157,12 +157,12 @@ impl Ending {
     }
 }
 
-/// `yJ[r, o] += scales[s, J] sum_k up[s, o of J, k] t[r, k of J]`, `s` the seat of row `r`, for each output `yJ`
+/// `yJ[r, o] += scales[s, J, 0] sum_k up[s, o of J, k] t[r, k of J]`, `s` the seat of row `r`, for each output `yJ`
 /// `[rows, outJ]` of a type of `to`, and what `ending` says. A site that a seat's adapter does not change has the scale 0. A
 /// threadgroup takes `block` rows, one after another.
 ///
-/// `t` `[rows, sites * rank]`, `up` `[count, all, rank]`, `scales` `[count, sites]`, `seats` `[rows]`, `all` being the sum of
-/// all `outJ`. With gains: `gains` `[count, 2, all]`, the gains and the offsets. With a gate the results are `z` `[rows, out0]`.
+/// `t` `[rows, sites * rank]`, `up` `[count, all, rank]`, `scales` `[count, sites, 2]`: scales, and whether there are gains; `seats` `[rows]`,
+/// `all` being the sum of all `outJ`. With gains: `gains` `[count, 2, all]`, the gains and the offsets. With a gate the results are `z` `[rows, out0]`.
 #[kernel]
 pub fn low_rank_up(
     t: In<f32>,
@@ -190,7 +190,7 @@ pub fn low_rank_up(
     }
     holds("t", dim("rows") * (sites * rank));
     holds("up", dim("count") * all.clone() * rank);
-    holds("scales", dim("count") * sites);
+    holds("scales", dim("count") * (2 * sites));
     holds("seats", dim("rows"));
     if gains.is_some() {
         holds("gains", dim("count") * all * 2);
@@ -216,18 +216,20 @@ pub fn low_rank_up(
         let at = seats.get(row);
         when(Order::gt(at, 0u32), || {
             let seat = at.min(count) - 1u32;
-            let scale = scales.get(seat * sites + site);
-            when(Order::ne(scale, 0.0f32), || {
+            let own = (seat * sites + site) * 2u32;
+            let (scale, gained) = (scales.get(own), Order::ne(scales.get(own + 1u32), 0.0f32));
+            when(Order::ne(scale, 0.0f32) | gained, || {
                 let low = factors.sum(row, seat, site, column, held);
                 changed.set(scale * low + y);
-                if let Some(gains) = gains {
+            });
+            if let Some(gains) = gains {
+                when(gained, || {
                     let at = seat * (factors.all * 2u32) + column;
                     let base = kept.map_or(0.0f32.val(), |kept| kept.get(row * end + column));
-                    let shifted =
-                        gains.get(at) * (changed.get() - base) + gains.get(at + factors.all);
-                    changed.set(base + shifted);
-                }
-            });
+                    let (gain, offset) = (gains.get(at), gains.get(at + factors.all));
+                    changed.set(base + (gain * (changed.get() - base) + offset));
+                });
+            }
         });
         changed.get()
     };

@@ -44,7 +44,7 @@ pub(in crate::gpu) enum Factor {
     Down,
     /// Every site's `up`, one after another: `[outputs, rank]`.
     Up,
-    /// A scale for each site, 0 where it changes nothing.
+    /// For each site a scale, 0 where it changes nothing, and whether it has gains.
     Scales,
     /// A gain for each output, then what is added to it.
     Gains,
@@ -98,7 +98,7 @@ impl Group {
         match factor {
             Factor::Down => (self.ranks(rank) * self.input, element),
             Factor::Up => (self.all() * rank, element),
-            Factor::Scales => (self.matrices.len(), 4),
+            Factor::Scales => (2 * self.matrices.len(), 4),
             Factor::Gains => (2 * self.all(), 4),
         }
     }
@@ -119,16 +119,13 @@ impl Group {
             Factor::Down => (&delta.down, self.input, self.input, place * rank),
             Factor::Up => (&delta.up, own, rank, first),
             Factor::Scales => {
-                return put(to, Scalar::F32, place, std::slice::from_ref(&delta.scale));
+                let gains = f32::from(u8::from(delta.gain.is_some()));
+                return put(to, Scalar::F32, 2 * place, &[delta.scale, gains]);
             }
             Factor::Gains => {
-                let out = self.outputs[place];
-                match &delta.gain {
-                    Some(gain) => {
-                        put(to, Scalar::F32, first, &gain.gain);
-                        put(to, Scalar::F32, self.all() + first, &gain.offset);
-                    }
-                    None => put(to, Scalar::F32, first, &vec![1.0; out]),
+                if let Some(gain) = &delta.gain {
+                    put(to, Scalar::F32, first, &gain.gain);
+                    put(to, Scalar::F32, self.all() + first, &gain.offset);
                 }
                 return;
             }
