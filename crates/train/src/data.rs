@@ -1,8 +1,8 @@
 //! Examples to learn from: files of JSON lines or plain text, as tokens of which some are to be predicted.
 //!
-//! A line is `messages` (as OpenAI's interface has them, through the model's chat template), `prompt` with `completion`, or
-//! `text`. Of messages the assistant's answers count, of a prompt with its completion the completion, of a text every token.
-//! What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
+//! A line is `messages` (as OpenAI's interface has them, through the model's chat template), `prompt` with `completion` or with
+//! `chosen` and `rejected`, or `text`. Of messages the assistant's answers count, of a prompt with its completion the completion,
+//! of a text every token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
 
 mod chat;
 mod choices;
@@ -25,6 +25,8 @@ pub enum Form {
     Text,
     /// Prompts, and answers that count.
     Answers,
+    /// A prompt with two answers, of which the better counts here and the worse in [`Example::rejected`].
+    Preference,
 }
 
 /// A sequence to learn from.
@@ -40,17 +42,26 @@ pub struct Example {
     /// The line of the file that it comes from, from 1; the piece of a plain text. What has one line in common is held out
     /// together.
     pub line: usize,
+    /// The same with the worse answer, of a [`Form::Preference`].
+    pub rejected: Option<Box<Example>>,
 }
 
 impl Example {
     /// An example of which one run of tokens counts.
     pub fn of(tokens: Vec<u32>, counted: Range<usize>, form: Form, line: usize) -> Example {
-        Example { tokens, counted: std::iter::once(counted).collect(), form, line }
+        let counted = std::iter::once(counted).collect();
+        Example { tokens, counted, form, line, rejected: None }
     }
 
     /// How many tokens count.
     pub fn answer_tokens(&self) -> usize {
-        self.counted.iter().map(Range::len).sum()
+        let own: usize = self.counted.iter().map(Range::len).sum();
+        own + self.rejected.as_ref().map_or(0, |rejected| rejected.answer_tokens())
+    }
+
+    /// How many tokens it has.
+    pub fn length(&self) -> usize {
+        self.tokens.len() + self.rejected.as_ref().map_or(0, |rejected| rejected.length())
     }
 }
 
@@ -68,7 +79,7 @@ pub struct Data {
 impl Data {
     /// Tokens of all examples.
     pub fn tokens(&self) -> usize {
-        self.examples.iter().map(|example| example.tokens.len()).sum()
+        self.examples.iter().map(Example::length).sum()
     }
 
     /// Tokens that count.
@@ -78,7 +89,27 @@ impl Data {
 
     /// Tokens of the longest example.
     pub fn longest(&self) -> usize {
-        self.examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0)
+        self.examples.iter().map(Example::length).max().unwrap_or(0)
+    }
+
+    /// Whether examples are pairs of answers; none where there are no examples.
+    ///
+    /// # Errors
+    /// Some that are and some that are not.
+    pub fn are_pairs(&self) -> Result<Option<bool>> {
+        let pair = |example: &Example| example.rejected.is_some();
+        let Some(first) = self.examples.first() else { return Ok(None) };
+        match self.examples.iter().find(|example| pair(example) != pair(first)) {
+            None => Ok(Some(pair(first))),
+            Some(odd) => {
+                let [own, others] = match pair(odd) {
+                    true => ["chosen and rejected answers", "single ones"],
+                    false => ["none", "chosen and rejected answers"],
+                };
+                let expected = format!("{others}, as line {} has", first.line);
+                Err(Error::new(format!("line {}", odd.line), expected, own))
+            }
+        }
     }
 
     /// Takes a share of the lines away, chosen by `seed`: at least one, and leaves at least one.

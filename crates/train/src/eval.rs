@@ -93,6 +93,49 @@ impl Scores {
     }
 }
 
+/// What was found over pairs of answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Preferred {
+    /// Pairs.
+    pub pairs: usize,
+    /// Those whose better answer is the likelier.
+    pub likelier: usize,
+    /// Those whose better answer gained more by the adapter.
+    pub gained: usize,
+    /// The sum of how much more it gained, in nats.
+    pub margins: f64,
+}
+
+impl Preferred {
+    /// Adds what the model makes of a pair, with the session's adapter and without.
+    ///
+    /// # Errors
+    /// An example that is no pair or does not fit the context; logits that are not finite.
+    pub fn add(&mut self, session: &mut Session, example: &Example) -> Result<()> {
+        let Some(rejected) = &example.rejected else {
+            let place = format!("line {}", example.line);
+            return Err(Error::new(place, "a chosen and a rejected answer", "one answer"));
+        };
+        let lead = |session: &mut Session| -> Result<f64> {
+            let [mut better, mut worse] = [Scores::default(); 2];
+            better.add(session, &[], example)?;
+            worse.add(session, &[], rejected)?;
+            Ok(worse.loss.sum - better.loss.sum)
+        };
+        let own = lead(session)?;
+        self.pairs += 1;
+        self.likelier += usize::from(own > 0.0);
+        let Some(adapter) = session.adapter().cloned() else { return Ok(()) };
+        session.set_adapter(None)?;
+        let base = lead(session);
+        session.set_adapter(Some(adapter))?;
+        let margin = own - base?;
+        self.gained += usize::from(margin > 0.0);
+        self.margins += margin;
+        Ok(())
+    }
+}
+
 /// The loss of a token, and whether no other is as likely, but for later ones.
 fn judge(logits: &[f32], target: usize) -> (f64, bool) {
     let Some(&own) = logits.get(target) else { return (f64::INFINITY, false) };

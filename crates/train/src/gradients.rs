@@ -19,7 +19,7 @@ use ops::{Op, Shape};
 use program::{Node, Program, ValueId, WeightId};
 
 /// Appends an operation, and gives its outputs.
-fn push(
+pub(crate) fn push(
     program: &mut Program,
     op: Op,
     inputs: Vec<ValueId>,

@@ -1,7 +1,8 @@
 //! Training. A [`Model`] has parameters and gives the gradients of a loss on a [`Batch`]; what updates them, where the
 //! data come from and what is written when, it does not know.
 //!
-//! [`Tuned`] is the one that there is: a model's recorded Program, differentiated ([`gradients`]) and run on the CPU ([`cpu`]) or a GPU.
+//! [`Tuned`] is a model's recorded Program, differentiated ([`gradients`]) and run on the CPU ([`cpu`]) or a GPU; [`Preference`]
+//! trains one by pairs of answers.
 //! [`data`] makes examples of files, [`pack`] batches of examples, [`AdamW`] updates of gradients, and [`run`] does all of it in
 //! turn, so that it can be stopped and resumed. [`eval`] measures what came of it.
 
@@ -12,11 +13,13 @@ mod curve;
 pub mod data;
 pub mod eval;
 mod full;
+pub mod function;
 pub mod gradients;
 mod model;
 pub mod pack;
 mod packing;
 mod peft;
+mod preference;
 pub mod run;
 mod runner;
 mod tuned;
@@ -26,6 +29,7 @@ pub use curve::Curve;
 pub use data::{Data, Example, Language, Reader};
 pub use device::{Place, Precision, Usage};
 pub use model::{Batch, Loss, Model, Parameter};
+pub use preference::Preference;
 pub use run::{Run, Settings};
 pub use runner::Hardware;
 pub use tuned::{LoraOptions, Tuned};

@@ -10,7 +10,8 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// What each token is to predict; of a sequence's last token it is not read.
     pub targets: Vec<u32>,
-    /// How much each prediction counts: 0 for a prompt's tokens and a sequence's last, 1 for an answer's.
+    /// How much each prediction counts: 0 for a prompt's tokens and a sequence's last, 1 for an answer's; less than 0 where it is to
+    /// become less likely.
     pub weights: Vec<f32>,
     /// Where each sequence lies: ranges that follow one another and cover all tokens.
     pub sequences: Vec<Range<usize>>,

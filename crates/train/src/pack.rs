@@ -25,7 +25,7 @@ pub fn shuffled(count: usize, seed: u64, stream: u32) -> Vec<usize> {
 pub fn runs(examples: &[Example], order: &[usize], budget: usize) -> Result<Vec<Range<usize>>> {
     let (mut runs, mut start, mut tokens) = (Vec::new(), 0, 0);
     for (at, &i) in order.iter().enumerate() {
-        let length = examples[i].tokens.len();
+        let length = examples[i].length();
         if length > budget {
             let expected = format!("examples of at most {budget} tokens");
             return Err(Error::new("a batch", expected, format!("one of {length}")));
@@ -42,10 +42,11 @@ pub fn runs(examples: &[Example], order: &[usize], budget: usize) -> Result<Vec<
     Ok(runs)
 }
 
-/// The examples of these numbers behind each other.
+/// The examples of these numbers behind each other; of pairs the chosen one, then the rejected one.
 pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
     let mut batch = Batch::default();
-    for example in numbers.iter().map(|i| &examples[*i]) {
+    let each = numbers.iter().map(|i| &examples[*i]);
+    for example in each.flat_map(|one| std::iter::once(one).chain(one.rejected.as_deref())) {
         let start = batch.tokens.len();
         batch.tokens.extend(&example.tokens);
         batch.targets.extend(example.tokens.iter().skip(1));

@@ -19,7 +19,7 @@ pub(crate) struct Packing {
 
 impl Packing {
     /// # Errors
-    /// Parts of other lengths, sequences that do not cover all tokens in order, weights that are no numbers from 0 on, or a last
+    /// Parts of other lengths, sequences that do not cover all tokens in order, weights that are not finite, or a last
     /// token that is to predict something.
     pub(crate) fn new(batch: &Batch) -> Result<Packing> {
         let rows = batch.tokens.len();
@@ -27,8 +27,8 @@ impl Packing {
             let found = format!("{} and {}", batch.targets.len(), batch.weights.len());
             return Err(Error::new("batch", format!("{rows} targets and weights"), found));
         }
-        if let Some(odd) = batch.weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
-            return Err(Error::new("batch", "weights from 0 on", odd));
+        if let Some(odd) = batch.weights.iter().find(|w| !w.is_finite()) {
+            return Err(Error::new("batch", "weights that are finite", odd));
         }
         let mut packing = Packing::default();
         for sequence in &batch.sequences {

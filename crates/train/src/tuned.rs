@@ -66,6 +66,8 @@ struct Trained {
     elements: Range<usize>,
     /// What the elements are divided by.
     lengths: Option<Lengths>,
+    /// What they all are where the adapter is left out; none where that does not matter.
+    without: Option<f32>,
 }
 
 /// The lengths of a matrix's rows, its factors' product included. They count as constants in gradients, as DoRA has it.
@@ -109,19 +111,19 @@ impl Lengths {
 fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
     let (rank, scale) = (options.rank, options.scale());
     let mut all = Vec::new();
-    let mut push = |weight, parameter, elements, lengths| {
-        all.push(Trained { weight, parameter, elements, lengths });
+    let mut push = |weight, parameter, elements, lengths, without| {
+        all.push(Trained { weight, parameter, elements, lengths, without });
     };
     for (module, factors) in factors.iter().enumerate() {
         let first = module * peft::count(options);
-        push(factors.down, first, 0..rank * factors.input, None);
+        push(factors.down, first, 0..rank * factors.input, None, None);
         for part in &factors.parts {
             let rows = part.first_row..part.first_row + part.rows;
-            push(part.up, first + 1, rows.start * rank..rows.end * rank, None);
+            push(part.up, first + 1, rows.start * rank..rows.end * rank, None, Some(0.0));
             if let Some(gain) = part.gain {
                 let (matrix, factors) = (part.matrix, [first, first + 1]);
                 let lengths = Lengths { matrix, factors, scale, values: Vec::new() };
-                push(gain, first + 2, rows, Some(lengths));
+                push(gain, first + 2, rows, Some(lengths), Some(1.0));
             }
         }
     }
@@ -140,8 +142,8 @@ pub struct Tuned {
     runner: Runner,
     trained: Vec<Trained>,
     parameters: Vec<Parameter>,
-    /// Whether parameters may have changed since the runner was given them.
-    stale: bool,
+    /// Whether the runner was last given the parameters, or what leaves the adapter out; none where parameters may have changed.
+    given: Option<bool>,
 }
 
 impl Tuned {
@@ -191,7 +193,7 @@ impl Tuned {
         let whole = |(parameter, weight): (usize, WeightId)| {
             let parameters: &[Parameter] = &parameters;
             let elements = 0..parameters[parameter].values.len();
-            Trained { weight, parameter, elements, lengths: None }
+            Trained { weight, parameter, elements, lengths: None, without: None }
         };
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
@@ -209,7 +211,7 @@ impl Tuned {
         let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
         let gradient = differentiate(&losses, &wrt)?;
         let runner = Runner::new(vec![losses, gradient], &tensors, wrt, hardware)?;
-        Ok(Tuned { tensors, config, kind, runner, trained, parameters, stale: true })
+        Ok(Tuned { tensors, config, kind, runner, trained, parameters, given: None })
     }
 
     /// The model's hyperparameters.
@@ -253,11 +255,50 @@ impl Tuned {
         self.runner.replace(GRADIENTS, checkpoint(self.runner.program(GRADIENTS), 2))
     }
 
-    /// Gives the runner the parameters, if they may have changed.
-    fn refresh(&mut self) -> Result<()> {
-        if !self.stale {
+    /// Whether what is trained is an adapter.
+    pub fn is_adapter(&self) -> bool {
+        matches!(self.kind, Kind::Lora { .. })
+    }
+
+    /// The loss of each sequence of a batch.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    pub fn sequence_losses(&mut self, batch: &Batch) -> Result<Vec<f64>> {
+        self.refresh(true)?;
+        self.each_loss(batch)
+    }
+
+    /// The loss that each sequence of a batch has without the adapter.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    pub fn base_losses(&mut self, batch: &Batch) -> Result<Vec<f64>> {
+        self.refresh(false)?;
+        self.each_loss(batch)
+    }
+
+    fn each_loss(&mut self, batch: &Batch) -> Result<Vec<f64>> {
+        if is_idle(batch) {
+            return Ok(vec![0.0; batch.sequences.len()]);
+        }
+        let results = self.runner.run(LOSSES, batch)?;
+        let losses = results.get(0);
+        loss(batch, losses)?;
+        let mut rest = losses.iter();
+        let sequences = batch.sequences.iter().map(|rows| {
+            let counted = batch.weights[rows.clone()].iter().filter(|weight| **weight != 0.0);
+            rest.by_ref().take(counted.count()).map(|loss| f64::from(*loss)).sum::<f64>()
+        });
+        Ok(sequences.collect())
+    }
+
+    /// Gives the runner the parameters, or what leaves the adapter out, if it has not got that already.
+    fn refresh(&mut self, adapted: bool) -> Result<()> {
+        if self.given == Some(adapted) {
             return Ok(());
         }
+        self.given = None;
         for own in &mut self.trained {
             let weights = &self.runner.program(LOSSES).weights;
             let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
@@ -267,6 +308,12 @@ impl Tuned {
                 Kind::Lora { .. } => 0.0,
             };
             let mut values = Cow::from(&parameter.values[own.elements.clone()]);
+            if let Some(without) = own.without.filter(|_| !adapted) {
+                values.to_mut().fill(without);
+                let shape = weight.shape.clone();
+                self.runner.set(own.weight, &shape, &values).map_err(named)?;
+                continue;
+            }
             if plus != 0.0 {
                 values.to_mut().iter_mut().for_each(|value| *value += plus);
             }
@@ -279,7 +326,7 @@ impl Tuned {
             let shape = weight.shape.clone();
             self.runner.set(own.weight, &shape, &values).map_err(named)?;
         }
-        self.stale = false;
+        self.given = Some(adapted);
         Ok(())
     }
 }
@@ -306,7 +353,7 @@ impl Model for Tuned {
     }
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.stale = true;
+        self.given = None;
         &mut self.parameters
     }
 
@@ -314,7 +361,7 @@ impl Model for Tuned {
         if is_idle(batch) {
             return Ok(Loss::default());
         }
-        self.refresh()?;
+        self.refresh(true)?;
         let results = self.runner.run(LOSSES, batch)?;
         loss(batch, results.get(0))
     }
@@ -329,7 +376,7 @@ impl Model for Tuned {
         if is_idle(batch) {
             return Ok(Loss::default());
         }
-        self.refresh()?;
+        self.refresh(true)?;
         let results = self.runner.run(GRADIENTS, batch)?;
         let loss = loss(batch, results.get(0))?;
         for (i, own) in self.trained.iter().enumerate() {

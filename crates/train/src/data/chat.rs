@@ -84,7 +84,7 @@ impl Reader<'_> {
                     turn.answer.start.min(all)..turn.answer.end.min(all)
                 };
                 let counted = turns.iter().filter(|turn| turn.counts).map(within).collect();
-                vec![Example { tokens, counted, form: Form::Answers, line }]
+                vec![Example { tokens, counted, form: Form::Answers, line, rejected: None }]
             }
             false => {
                 let each = turns.into_iter().filter(|turn| turn.counts);

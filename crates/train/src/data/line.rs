@@ -41,22 +41,54 @@ impl Reader<'_> {
         }
     }
 
+    /// A prompt with what follows it: one completion, or a better and a worse one.
     fn completion(
         &self,
         object: &Map<String, Value>,
         line: usize,
         remarks: &mut Remarks,
     ) -> Result<Vec<Example>> {
-        let completion = object
-            .get("completion")
-            .ok_or_else(|| Error::new("completion", "beside prompt", "none"))?;
+        let pair = ["chosen", "rejected"];
+        if !pair.iter().any(|key| object.contains_key(*key)) {
+            return self.followed(object, "completion", line, remarks);
+        }
+        if object.contains_key("completion") {
+            return Err(Error::new("completion", "none beside chosen and rejected", "one"));
+        }
+        let mut answers = Vec::new();
+        for key in pair {
+            let mut examples = self.followed(object, key, line, remarks)?;
+            if examples.len() > 1 {
+                let found = format!("{} answers", examples.len());
+                return Err(Error::new(key, "one answer", found));
+            }
+            answers.extend(examples.pop());
+        }
+        // Where nothing is left of one, there is nothing to compare.
+        let Ok([mut chosen, mut rejected]) = <[Example; 2]>::try_from(answers) else {
+            return Ok(Vec::new());
+        };
+        (chosen.form, rejected.form) = (Form::Preference, Form::Preference);
+        chosen.rejected = Some(Box::new(rejected));
+        Ok(vec![chosen])
+    }
+
+    /// A prompt and what `key` has to follow it.
+    fn followed(
+        &self,
+        object: &Map<String, Value>,
+        key: &str,
+        line: usize,
+        remarks: &mut Remarks,
+    ) -> Result<Vec<Example>> {
+        let completion = object.get(key).ok_or_else(|| Error::new(key, "beside prompt", "none"))?;
         if let (Value::Array(prompt), Value::Array(completion)) = (&object["prompt"], completion) {
             let before = prompt.len();
             let messages: Vec<Value> = prompt.iter().chain(completion).cloned().collect();
             let counts = |i: usize| i >= before;
             return self.chat_counting(&messages, &extra(object)?, line, &counts, remarks);
         }
-        let (prompt, completion) = (string(object, "prompt")?, string(object, "completion")?);
+        let (prompt, completion) = (string(object, "prompt")?, string(object, key)?);
         if self.template.is_some() && !self.raw {
             let message = |role: &str, text: &str| json!({ "role": role, "content": text });
             let messages = [message("user", prompt), message("assistant", completion)];

@@ -157,6 +157,36 @@ fn prompts_and_texts_are_tokens_of_which_some_count() {
 }
 
 #[test]
+fn pairs_are_two_answers_to_one_prompt() {
+    let language = stories();
+    let line = |chosen: &str, rejected: &str| {
+        serde_json::json!({ "prompt": "Once", "chosen": chosen, "rejected": rejected }).to_string()
+    };
+    let data = read(&reader(&language), "a.jsonl", line(" upon", " a time")).unwrap();
+    assert_eq!(data.are_pairs().unwrap(), Some(true));
+    let answer = |key: &str| {
+        let single = line(" upon", " a time").replace(key, "completion");
+        let other = if key == "chosen" { "rejected" } else { "chosen" };
+        let single = single.replace(other, "unused");
+        read(&reader(&language), "b.jsonl", single).unwrap().examples.remove(0)
+    };
+    let (chosen, rejected) = (answer("chosen"), answer("rejected"));
+    let pair = &data.examples[0];
+    let other = pair.rejected.as_deref().unwrap();
+    assert_eq!((&pair.tokens, &pair.counted), (&chosen.tokens, &chosen.counted));
+    assert_eq!((&other.tokens, &other.counted), (&rejected.tokens, &rejected.counted));
+    assert_eq!((pair.form, other.form), (Form::Preference, Form::Preference));
+    assert_eq!(data.longest(), chosen.tokens.len() + rejected.tokens.len());
+    let batch = delft_train::pack::batch(&data.examples, &[0]);
+    assert_eq!(batch.sequences, [0..chosen.tokens.len(), chosen.tokens.len()..data.longest()]);
+    assert_eq!(batch.weights.iter().sum::<f32>() as usize, data.answer_tokens());
+    // What is no pair beside others is told by line.
+    let mixed = format!("{}\n{{\"text\": \"A fox.\"}}\n", line(" upon", " a time"));
+    let error = read(&reader(&language), "c.jsonl", mixed).unwrap().are_pairs().unwrap_err();
+    assert!(error.to_string().starts_with("line 2: expected chosen and rejected"), "{error}");
+}
+
+#[test]
 fn long_texts_are_cut_so_that_each_token_is_predicted_once() {
     let language = stories();
     let text = "The fox went home. ".repeat(60);
@@ -207,6 +237,15 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
         ("{}".into(), "one of messages, prompt with completion, or text, found none"),
         ("{\"text\": \"x\", \"prompt\": \"y\"}".into(), "found prompt and text"),
         ("{\"text\": 7}".into(), "text: expected a text, found a number"),
+        (
+            "{\"prompt\": \"x\", \"chosen\": \"y\"}".into(),
+            "rejected: expected beside prompt, found none",
+        ),
+        (
+            "{\"prompt\": \"x\", \"chosen\": \"y\", \"rejected\": \"z\", \"completion\": \"y\"}"
+                .into(),
+            "completion: expected none beside chosen and rejected, found one",
+        ),
         ("{\"prompt\": \"x\"}".into(), "completion: expected beside prompt, found none"),
         (
             "{\"prompt\": \"x\", \"completion\": null}".into(),

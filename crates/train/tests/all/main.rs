@@ -3,6 +3,7 @@
 mod adamw;
 mod data;
 mod eval;
+mod function;
 mod gradients;
 mod resume;
 mod run;

@@ -1,7 +1,7 @@
 //! Models on simulated GPUs against the CPU, which has PyTorch's gradients: `models.rs`.
 
 use super::models::{Case, distance, zeros};
-use delft_train::{Hardware, Model, Precision};
+use delft_train::{Hardware, Model, Precision, Preference};
 
 fn hardware(place: &str, precision: Precision) -> Hardware {
     Hardware { place: place.parse().unwrap(), threads: Some(1), precision }
@@ -51,6 +51,25 @@ cases! {
     qwen2 "qwen2" "sim" F32 1e-4,
     qwen2_rounded "qwen2" "sim" BF16 0.2,
     qwen3 "qwen3" "sim" F32 1e-4,
+}
+
+/// Weights below zero, and the model without its adapter.
+#[test]
+fn preferences() {
+    let case = Case::open("llama3-dpo");
+    let batch = case.batch();
+    let find = |hardware: Hardware| {
+        let mut model = Preference::new(case.lora(hardware), 0.3).unwrap();
+        let mut gradients = zeros(&model);
+        let loss = model.gradients(&batch, &mut gradients).unwrap();
+        (loss, gradients)
+    };
+    let (loss, want) = find(Some(1).into());
+    let (own, found) = find(hardware("sim", Precision::F32));
+    assert!((own.sum / loss.sum - 1.0).abs() < 1e-4, "{own:?} {loss:?}");
+    for (found, want) in found.iter().zip(&want) {
+        assert!(distance(found, want) < 1e-4);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
 
 use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
-use delft_train::{Batch, Hardware, LoraOptions, Model, Parameter, Tuned};
+use delft_train::{Batch, Hardware, LoraOptions, Model, Parameter, Preference, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
@@ -17,15 +17,16 @@ pub(super) struct Case {
 
 impl Case {
     pub(super) fn open(name: &str) -> Case {
-        let bare = name.strip_suffix("-dora");
-        let model = testing::models().join(bare.unwrap_or(name));
+        let dora = name.ends_with("-dora");
+        let bare = name.trim_end_matches("-dora").trim_end_matches("-dpo");
+        let model = testing::models().join(bare);
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
         let sites: &[&str] = match name {
             "qwen2-moe" => &["q", "k", "v", "o", "gate", "up", "down", "shared_gate"],
             _ => &[],
         };
         let sites = sites.iter().map(|site| (*site).to_owned()).collect();
-        let options = LoraOptions { dora: bare.is_some(), sites, ..OPTIONS };
+        let options = LoraOptions { dora, sites, ..OPTIONS };
         Case { model, options, file: Safetensors::open(&file).unwrap() }
     }
 
@@ -67,7 +68,7 @@ impl Case {
     }
 }
 
-pub(super) fn zeros(model: &Tuned) -> Vec<Vec<f32>> {
+pub(super) fn zeros(model: &dyn Model) -> Vec<Vec<f32>> {
     model.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect()
 }
 
@@ -85,7 +86,7 @@ fn compare(names: &str, parameters: &[Parameter], gradients: &[Vec<f32>], case: 
         let want = case.floats(&format!("{names}.{}", parameter.name));
         let off = distance(found, &want);
         // PyTorch's own gradients in float32 are as far off.
-        let bound = case.doubles("float32")[0].max(1e-5);
+        let bound = case.file.get("float32").map_or(0.0, |_| case.doubles("float32")[0]).max(1e-5);
         assert!(off < bound, "{}: {off:e} of {bound:e}", parameter.name);
     }
 }
@@ -134,6 +135,41 @@ cases! {
     qwen3 "qwen3",
     qwen3_moe "qwen3-moe",
     smollm3 "smollm3",
+}
+
+/// As TRL computes them, with a reference of no adapter.
+#[test]
+fn preferences() {
+    let case = Case::open("llama3-dpo");
+    let (mut model, batch) = (Preference::new(case.lora(Some(2)), 0.3).unwrap(), case.batch());
+    let mut gradients = zeros(&model);
+    let loss = model.gradients(&batch, &mut gradients).unwrap();
+    let want = case.doubles("loss")[0];
+    assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+    assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
+    compare("gradient", model.parameters(), &gradients, &case);
+    // Pairs by themselves add up to the same.
+    let mut sum = delft_train::Loss::default();
+    for rows in [0..32, 32..60] {
+        let first = rows.start;
+        let own = batch.sequences.iter().filter(|sequence| rows.contains(&sequence.start));
+        let part = Batch {
+            tokens: batch.tokens[rows.clone()].to_vec(),
+            targets: batch.targets[rows.clone()].to_vec(),
+            weights: batch.weights[rows.clone()].to_vec(),
+            sequences: own.map(|own| own.start - first..own.end - first).collect(),
+        };
+        sum += model.loss(&part).unwrap();
+    }
+    assert!((sum.sum - loss.sum).abs() < 1e-5 * want);
+    let mut odd = batch;
+    odd.sequences = vec![0..19, 19..32, 32..60];
+    let error = model.loss(&odd).unwrap_err().to_string();
+    assert!(error.contains("a chosen and a rejected sequence in turn"), "{error}");
+    let full = Tuned::full(&case.model, Some(1)).unwrap();
+    let error = Preference::new(full, 0.3).err().unwrap().to_string();
+    assert!(error.contains("all weights"), "{error}");
+    assert!(Preference::new(case.lora(Some(1)), 0.0).is_err());
 }
 
 #[test]
@@ -399,7 +435,7 @@ fn what_does_not_fit_is_refused() {
     };
     refused(&|b| b.tokens[2] = 128, "numbers below 128");
     refused(&|b| b.targets[5] = 1 << 20, "numbers below 128");
-    refused(&|b| b.weights[5] = f32::NAN, "weights from 0 on");
+    refused(&|b| b.weights[5] = f32::NAN, "weights that are finite");
     refused(&|b| b.weights[18] = 1.0, "a last token of weight 0");
     refused(&|b| b.sequences.truncate(1), "sequences of all 32 tokens");
     refused(&|b| b.sequences[1].end = 99, "32 tokens");
