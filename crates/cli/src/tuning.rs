@@ -13,7 +13,7 @@ use crate::args::{LoadArgs, MOST, ModelArg, above_zero, at_least_zero, positive,
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-or {\"text\": ..}; any other file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
+{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}; any other file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
 completion, of texts every token. An answer of \"weight\": 0 is only read.
 
 The folder gets the adapter (as PEFT has it; with --full a model), delft.json, which says what it was made of, loss.jsonl, loss.svg, and a checkpoint, \
@@ -24,17 +24,17 @@ Examples:
   delft tune qwen3:0.6b --data talks.jsonl --out my-style
   delft run qwen3:0.6b --adapter my-style \"Who are you?\"
   delft tune --data stories.txt --steps 200 --sample \"Once upon a time\"
-  delft tune qwen3:0.6b --data talks.jsonl --out my-style --resume")]
+  delft tune --resume --out my-style")]
 pub(crate) struct Tune {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// The examples: a .jsonl file, or plain text
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) data: PathBuf,
+    #[arg(short, long, value_name = "FILE", required_unless_present = "resume")]
+    pub(crate) data: Option<PathBuf>,
     /// The folder to write [default: the name of the data with -lora behind it, -tuned with --full]
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
-    /// Go on with the run in that folder
+    /// Go on with the run in that folder, with the flags that it was begun with
     #[arg(long)]
     pub(crate) resume: bool,
     /// What is only measured: a share of the examples (5%), a file of its own, or none [default: 5% of twenty examples or more]
@@ -99,6 +99,12 @@ pub(crate) struct LoraArgs {
     /// those of attention]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
+    /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) dpo: bool,
+    /// With --dpo, how close the adapter stays to the model: more is closer
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo")]
+    pub(crate) beta: f32,
 }
 
 /// How the parameters are updated.
@@ -121,7 +127,7 @@ pub(crate) struct UpdateArgs {
     /// Batches of an update
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
     pub(crate) accumulate: u64,
-    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full]
+    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full or --dpo]
     #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
     pub(crate) lr: Option<f32>,
     /// How the learning rate goes on from there

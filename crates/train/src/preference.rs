@@ -38,6 +38,11 @@ impl Preference {
         Ok(Preference { model, beta, bases: HashMap::new() })
     }
 
+    /// What is trained.
+    pub fn model(&self) -> &Tuned {
+        &self.model
+    }
+
     /// The margin of each pair of a batch.
     ///
     /// # Errors

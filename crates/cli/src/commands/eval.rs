@@ -3,7 +3,7 @@
 use delft::Engine;
 use delft::hub::Model;
 use delft::train::data::{self, Question};
-use delft::train::eval::{Chosen, Scores};
+use delft::train::eval::{Chosen, Preferred, Scores};
 use delft::train::{Data, Reader};
 use serde_json::{Value, json};
 
@@ -67,6 +67,9 @@ fn foresee(args: &Eval, limit: usize) -> Outcome {
     let (engine, model) =
         load::engine_with(&args.load, Some(data.longest()), None, Embeds::Never, false)?;
     let report = Report::new(args, &engine, &model);
+    if data.are_pairs()? == Some(true) {
+        return prefer(&report, &engine, &data);
+    }
     let found = SoFar::<(usize, Scores)>::default();
     let words = {
         let (report, found) = (report.clone(), found.clone());
@@ -77,13 +80,34 @@ fn foresee(args: &Eval, limit: usize) -> Outcome {
     let (mut scores, mut done, all) = (Scores::default(), 0, data.tokens());
     for (i, example) in data.examples.iter().enumerate() {
         scores.add(&mut session, engine.end_tokens(), example)?;
-        done += example.tokens.len();
+        done += example.length();
         waiting.at(done, Some(all));
         found.update(|found| *found = (i + 1, scores));
     }
     waiting.end();
     drop(words);
     report.scores((data.examples.len(), scores), false)
+}
+
+/// Which answers of pairs the model prefers.
+fn prefer(report: &Report, engine: &Engine, data: &Data) -> Outcome {
+    let found = SoFar::<Preferred>::default();
+    let words = {
+        let (report, found) = (report.clone(), found.clone());
+        LastWords::prepare(move || report.preferred(found.get(), true))
+    };
+    let mut session = load::session(engine)?;
+    let mut waiting = Waiting::begin("reading");
+    let (mut preferred, mut done, all) = (Preferred::default(), 0, data.tokens());
+    for example in &data.examples {
+        preferred.add(&mut session, example)?;
+        done += example.length();
+        waiting.at(done, Some(all));
+        found.update(|found| *found = preferred);
+    }
+    waiting.end();
+    drop(words);
+    report.preferred(preferred, false)
 }
 
 fn choose(args: &Eval, questions: &[Question]) -> Outcome {
@@ -172,6 +196,37 @@ impl Report {
             vec!["right".to_owned(), share(right, questions)],
             vec!["right by length".to_owned(), share(right_by_length, questions)],
         ];
+        self.table(&rows, interrupted)
+    }
+
+    fn preferred(&self, preferred: Preferred, interrupted: bool) -> Outcome {
+        let Preferred { pairs, likelier, gained, margins } = preferred;
+        let adapted = self.head.get("adapter").is_some_and(|adapter| !adapter.is_null());
+        let mean = margins / pairs.max(1) as f64;
+        if self.json {
+            let of = |count: usize| count as f64 / pairs.max(1) as f64;
+            let of_adapter = |value: Value| if adapted { value } else { Value::Null };
+            return self.object(
+                json!({
+                    "pairs": pairs,
+                    "likelier": likelier,
+                    "likelier_share": of(likelier),
+                    "gained": of_adapter(gained.into()),
+                    "accuracy": of_adapter(of(gained).into()),
+                    "margin": of_adapter(mean.into()),
+                }),
+                interrupted,
+            );
+        }
+        let row = |name: &str, value: String| vec![name.to_owned(), value];
+        let mut rows = vec![
+            row("pairs", pairs.to_string()),
+            row("chosen answer likelier", share(likelier, pairs)),
+        ];
+        if adapted {
+            rows.push(row("chosen answer gained more", share(gained, pairs)));
+            rows.push(row("mean margin", format!("{mean:.4}")));
+        }
         self.table(&rows, interrupted)
     }
 

@@ -1,13 +1,15 @@
 //! `delft tune`: an adapter, or all weights of a model, from examples.
 
+pub(super) mod begun;
 mod show;
 
 use std::path::{Path, PathBuf};
 
 use delft::hub::Model;
-use delft::train::run::{self, End, Intervals, Length, Summary};
+use delft::train::run::{self, End, Intervals, Length, Summary, Watcher};
 use delft::train::{
-    AdamW, Data, Example, Hardware, Language, LoraOptions, Model as _, Reader, Run, Settings, Tuned,
+    AdamW, Data, Example, Hardware, Language, LoraOptions, Model as _, Preference, Reader, Run,
+    Settings, Tuned,
 };
 use delft::{Error, ErrorKind, Place, Usage};
 use serde_json::json;
@@ -25,59 +27,116 @@ const BATCH: usize = 2048;
 const HELD_OUT: (f64, usize) = (0.05, 20);
 
 pub(crate) fn run(args: &Tune) -> Outcome {
-    let model = load::find(&args.model)?;
-    let folder = folder(args);
+    let folder = folder(args)?;
     // Before anything that takes long.
     if run::checkpointed(&folder) != args.resume {
         return Err(misplaced(&folder, args.resume).into());
     }
-    let language = Language {
-        tokenizer: load::tokenizer(&model)?,
-        template: delft::read_template(&load::open(&model)?)?,
-    };
-    let context = eval::context(&model, args.context, &args.data, &[])?;
-    let examples = Examples::read(args, &language, context)?;
-    examples.tell(args);
-    let lora = lora(args);
-    let (location, hardware) = (model.location.clone(), hardware(args));
-    let mut tuned = match &lora {
-        Some(lora) => Tuned::lora(location, lora, hardware)?,
-        None => Tuned::full(location, hardware)?,
-    };
-    let settings = settings(args, &examples, tuned.config().hidden)?;
-    let updates = settings.updates(&examples.training.examples)?;
-    make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
-    plan(&tuned, &settings, updates)?;
-    let mut identity = identity(&model, &examples, context)?;
-    let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
-    identity.push(("trained".to_owned(), trained));
-    if hardware.place != Place::Cpu {
-        let device = format!("{}, {:?}", hardware.place, hardware.precision);
-        identity.push(("device".to_owned(), device));
+    let begun = if args.resume { begun::resumed(args, &folder)? } else { None };
+    let args = begun.as_ref().unwrap_or(args);
+    let prepared = Prepared::new(args, &folder)?;
+    let (model, language) = (&prepared.model, &prepared.language);
+    let mut shown = show::Shown::new(args, model, language, prepared.lora.as_ref())?;
+    if !args.resume {
+        begun::note(&folder, std::env::args_os())?;
     }
-    let sample = if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
-    let checkpoint =
-        or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
-    let run = Run {
-        settings: &settings,
-        intervals: Intervals { checkpoint, sample },
-        training: &examples.training.examples,
-        held_out: &examples.held_out.examples,
-        identity: &identity,
-        folder: &folder,
-        resume: args.resume,
-    };
-    let mut shown = show::Shown::new(args, &model, &language, lora.as_ref())?;
-    let summary = run.train(&mut tuned, &mut shown)?;
+    let (summary, memory) = prepared.train(&folder, args.resume, &mut shown)?;
     let speed = shown.end();
-    report(args, &folder, &summary, speed, tuned.memory())
+    report(args, &folder, &summary, speed, memory)
+}
+
+/// A run that could begin.
+pub(super) struct Prepared {
+    model: Model,
+    language: Language,
+    /// The adapter that is trained; none where all weights are.
+    lora: Option<LoraOptions>,
+    /// DPO's beta.
+    beta: Option<f64>,
+    examples: Examples,
+    tuned: Tuned,
+    settings: Settings,
+    identity: Vec<(String, String)>,
+    intervals: Intervals,
+}
+
+impl Prepared {
+    /// Reads the model and the examples, and says what is going to be done.
+    pub(super) fn new(args: &Tune, folder: &Path) -> Outcome<Prepared> {
+        let data = args.data.as_deref();
+        let missing = || Error::new(folder.display(), "--data, the examples", "none");
+        let data = data.ok_or_else(missing)?;
+        let model = load::find(&args.model)?;
+        let language = Language {
+            tokenizer: load::tokenizer(&model)?,
+            template: delft::read_template(&load::open(&model)?)?,
+        };
+        let context = eval::context(&model, args.context, data, &[])?;
+        let examples = Examples::read(args, data, &language, context)?;
+        examples.tell(data);
+        let lora = lora(args);
+        let (location, hardware) = (model.location.clone(), hardware(args));
+        let mut tuned = match &lora {
+            Some(lora) => Tuned::lora(location, lora, hardware)?,
+            None => Tuned::full(location, hardware)?,
+        };
+        let settings = settings(args, &examples, tuned.config().hidden)?;
+        let updates = settings.updates(&examples.training.examples)?;
+        make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
+        plan(&tuned, &settings, updates)?;
+        let mut identity = identity(&model, &examples, context)?;
+        let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
+        identity.push(("trained".to_owned(), trained));
+        if hardware.place != Place::Cpu {
+            let device = format!("{}, {:?}", hardware.place, hardware.precision);
+            identity.push(("device".to_owned(), device));
+        }
+        let beta = args.lora.dpo.then(|| exact(args.lora.beta));
+        identity.extend(beta.map(|beta| ("objective".to_owned(), format!("DPO, beta {beta}"))));
+        let sample =
+            if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
+        let checkpoint =
+            or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
+        let intervals = Intervals { checkpoint, sample };
+        Ok(Prepared { model, language, lora, beta, examples, tuned, settings, identity, intervals })
+    }
+
+    /// Trains; tells what the device's own memory held, too.
+    pub(super) fn train(
+        self,
+        folder: &Path,
+        resume: bool,
+        watcher: &mut dyn Watcher,
+    ) -> Outcome<(Summary, Option<Usage>)> {
+        let run = Run {
+            settings: &self.settings,
+            intervals: self.intervals,
+            training: &self.examples.training.examples,
+            held_out: &self.examples.held_out.examples,
+            identity: &self.identity,
+            folder,
+            resume,
+        };
+        let mut tuned = self.tuned;
+        let Some(beta) = self.beta else {
+            let summary = run.train(&mut tuned, watcher)?;
+            return Ok((summary, tuned.memory()));
+        };
+        let mut preference = Preference::new(tuned, beta)?;
+        let summary = run.train(&mut preference, watcher)?;
+        Ok((summary, preference.model().memory()))
+    }
 }
 
 /// The folder of the run.
-fn folder(args: &Tune) -> PathBuf {
-    let stem = args.data.file_stem().unwrap_or_default().to_string_lossy();
+pub(super) fn folder(args: &Tune) -> Outcome<PathBuf> {
+    if let Some(folder) = &args.out {
+        return Ok(folder.clone());
+    }
+    let none = || Stop::Usage("--out or --data: expected one of them, found none".to_owned());
+    let stem = args.data.as_ref().ok_or_else(none)?.file_stem().unwrap_or_default();
     let kind = if args.lora.full { "tuned" } else { "lora" };
-    args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}-{kind}")))
+    Ok(PathBuf::from(format!("{}-{kind}", stem.to_string_lossy())))
 }
 
 /// The error of a folder that has a run though none is resumed, or none though one is.
@@ -100,7 +159,7 @@ struct Examples {
 }
 
 impl Examples {
-    fn read(args: &Tune, language: &Language, context: usize) -> Outcome<Examples> {
+    fn read(args: &Tune, file: &Path, language: &Language, context: usize) -> Outcome<Examples> {
         let reader = Reader {
             tokenizer: &language.tokenizer,
             template: language.template.as_ref(),
@@ -108,7 +167,7 @@ impl Examples {
             context,
             truncate: args.truncate,
         };
-        let mut training = reader.read(&args.data)?;
+        let mut training = reader.read(file)?;
         let seed = args.updates.seed;
         let held_out = match &args.held_out {
             Some(HeldOut::File(path)) => {
@@ -122,6 +181,9 @@ impl Examples {
             }
             Some(HeldOut::None) | None => Data::default(),
         };
+        for data in [&training, &held_out] {
+            paired(args.lora.dpo, file, data)?;
+        }
         if held_out.examples.is_empty() && args.updates.patience.is_some() {
             let error = Error::new("--patience", "held-out examples", "none");
             return Err(error.hint("--held-out 5%").into());
@@ -133,8 +195,8 @@ impl Examples {
         self.training.longest().max(self.held_out.longest())
     }
 
-    fn tell(&self, args: &Tune) {
-        eval::tell(&self.training, &args.data);
+    fn tell(&self, file: &Path) {
+        eval::tell(&self.training, file);
         let one = |data: &Data| {
             let examples = data.examples.len();
             let (all, own) = (data.tokens() as u64, data.answer_tokens() as u64);
@@ -155,6 +217,25 @@ fn hardware(args: &Tune) -> Hardware {
         place: args.device,
         threads: args.threads.map(|n| n as usize),
         precision: args.precision.unwrap_or(usual).into(),
+    }
+}
+
+/// Refuses pairs of answers where single ones are learned, and the other way round.
+fn paired(wanted: bool, file: &Path, data: &Data) -> Outcome {
+    let place = harmless(&file.display().to_string());
+    let named = |e: Error| Error { place: format!("{place}: {}", e.place), ..e };
+    match (data.are_pairs().map_err(named)?, wanted) {
+        (Some(true), false) => {
+            let error = Error::new(place, "single answers", "chosen and rejected ones");
+            Err(error.hint("--dpo learns from pairs").into())
+        }
+        (Some(false), true) => {
+            let error = Error::new(place, "chosen and rejected answers, for --dpo", "single ones");
+            Err(error
+                .hint("{\"prompt\": .., \"chosen\": .., \"rejected\": ..} on each line")
+                .into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -194,8 +275,8 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         (Some(steps), _) => Length::Updates(steps),
         (None, epochs) => Length::Epochs(epochs.unwrap_or(3) as u32),
     };
-    // Narrow models take greater steps than wide ones, and factors than the weights themselves.
-    let most = if args.lora.full { 2e-5 } else { 2e-4 };
+    // Narrow models take greater steps than wide ones, factors than the weights themselves, and answers than pairs of them.
+    let most = if args.lora.full || args.lora.dpo { 2e-5 } else { 2e-4 };
     let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
     let clip = (given.clip > 0.0).then(|| exact(given.clip));

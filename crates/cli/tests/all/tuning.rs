@@ -132,9 +132,16 @@ fn an_adapter_is_made_and_used_at_once() {
     let (code, _, stderr) =
         run(&["run", "-m", MODEL, "--adapter", out, "The zebra", "-n", "4", "--raw"]);
     assert_eq!(code, 0, "{stderr}");
-    // The run is finished: to go on with it changes nothing, and other settings make it another run.
+    // The run is finished: to go on with it changes nothing, with its flags or without, and other settings make it another run.
     let again = object(&[&begin[..], &FEW, &["--resume", "--json"]].concat());
     assert_eq!((&again["updates"], &again["end"]), (&4.into(), &"done".into()));
+    assert_eq!(object(&["tune", "--resume", "--out", out, "--json"])["tokens"], again["tokens"]);
+    let (code, _, stderr) = run(&["tune", "--resume", "--out", out, "--lr", "1e-3"]);
+    assert!(
+        code == 1 && stderr.contains("a run is resumed with what it was begun with"),
+        "{stderr}"
+    );
+    assert_eq!(run(&["tune", "--resume"]).0, 2);
     let others: &[(&[&str], &str)] = &[
         (&[], "expected a folder without a run"),
         (&["--resume", "--seed", "1"], "a run is resumed with what it was begun with"),
@@ -143,6 +150,47 @@ fn an_adapter_is_made_and_used_at_once() {
     for (more, expected) in others {
         let (code, stdout, stderr) = run(&[&begin[..], &FEW, more].concat());
         assert!(code == 1 && stdout.is_empty() && stderr.contains(expected), "{more:?}: {stderr}");
+    }
+}
+
+/// Of two answers, the one that was chosen gains, by LoRA and by DoRA.
+#[test]
+fn pairs_teach_which_answer_is_better() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |i: usize| {
+        let [chosen, rejected] = [" A fox ran home.", " It was sunny."];
+        let prompt = format!("Story {i}.");
+        let pair = serde_json::json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected });
+        format!("{pair}\n")
+    };
+    let data = file(folder.path(), "pairs.jsonl", &(0..6).map(line).collect::<String>());
+    let eval = |args: &[&str]| {
+        object(&[&["eval", "-m", MODEL, "--data", &data, "--raw", "--json"][..], args].concat())
+    };
+    let before = eval(&[]);
+    assert_eq!((&before["pairs"], &before["accuracy"]), (&6.into(), &Value::Null));
+    for more in [&["--dpo"][..], &["--dpo", "--dora", "--beta", "0.2"]] {
+        let out = folder.path().join(format!("out-{}", more.len())).to_str().unwrap().to_owned();
+        let begin = ["tune", "-m", MODEL, "--data", &data, "--out", &out, "--raw", "--steps", "6"];
+        let (code, _, stderr) = run(&[&begin[..], &["--lr", "5e-3"], more].concat());
+        assert_eq!(code, 0, "{stderr}");
+        let after = eval(&["--adapter", &out]);
+        assert_eq!(after["accuracy"], 1.0, "{after}");
+        assert!(after["margin"].as_f64().unwrap() > 1.0, "{after}");
+        let log = std::fs::read_to_string(Path::new(&out).join("loss.jsonl")).unwrap();
+        let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+        // Nothing has been learned: both answers are as likely as without the adapter. DoRA's lengths, which are rounded to f32, move
+        // the quantised products a little.
+        let bound = if more.contains(&"--dora") { 0.02 } else { 1e-6 };
+        assert!((first["loss"].as_f64().unwrap() - 2f64.ln()).abs() < bound, "{first}");
+    }
+    let texts = texts(folder.path());
+    for (args, expected) in [
+        (&["--data", &data][..], "--dpo learns from pairs"),
+        (&["--data", &texts, "--dpo"], "expected chosen and rejected answers, for --dpo"),
+    ] {
+        let (code, _, stderr) = run(&[&["tune", "-m", MODEL][..], args].concat());
+        assert!(code == 1 && stderr.contains(expected), "{args:?}: {stderr}");
     }
 }
 
