@@ -613,6 +613,15 @@ pub(crate) struct Serve {
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
+    /// Tune an adapter of the model from these examples meanwhile, as delft tune does; it is served under its folder's name, as it stands
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tune: Option<PathBuf>,
+    /// That adapter's folder [default: the name of the examples with -lora behind it]
+    #[arg(long, value_name = "FOLDER", requires = "tune")]
+    pub(crate) tune_out: Option<PathBuf>,
+    /// Flags of delft tune for it, in one word, such as "--rank 16 --steps 500"
+    #[arg(long, value_name = "FLAGS", requires = "tune", allow_hyphen_values = true)]
+    pub(crate) tune_flags: Option<String>,
     /// Say what is in effect: the models and their memory
     #[arg(short, long)]
     pub(crate) verbose: bool,

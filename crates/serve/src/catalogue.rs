@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use delft::hub::Hub;
-use delft::{Engine, Error, Location};
+use delft::{Adapter, Engine, Error, Location};
 use hyper::StatusCode;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -254,6 +254,35 @@ impl Catalogue {
         }
     }
 
+    /// Puts an adapter, with its handle on each engine, behind a name beside the loaded model `of`, in the place of the one of
+    /// that name.
+    ///
+    /// # Errors
+    /// A model that is not loaded; a name that another model has.
+    pub(crate) fn put(&self, of: &str, name: &str, adapters: Vec<Adapter>) -> delft::Result<()> {
+        let counts = {
+            let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+            texts.entry(name.to_string()).or_default().clone()
+        };
+        let mut loaded = self.loaded();
+        let taken = |own: &Loaded| {
+            let replaced = |one: &Model| same(own.name(), of) && one.parent.is_some();
+            own.models.iter().any(|one| same(&one.name, name) && !replaced(one))
+        };
+        if loaded.iter().any(taken) {
+            return Err(Error::new("adapter", "a name that no model has", name));
+        }
+        let missing = || Error::new("adapter", "a model that is loaded", of);
+        let own = loaded.iter_mut().find(|own| same(own.name(), of)).ok_or_else(missing)?;
+        let first = own.models.first().cloned().ok_or_else(missing)?;
+        let model = first.adapted(name, adapters, counts, self.library.templates.clone())?;
+        match own.models.iter_mut().find(|one| same(&one.name, name)) {
+            Some(before) => *before = Arc::new(model),
+            None => own.models.push(Arc::new(model)),
+        }
+        Ok(())
+    }
+
     /// The model of a name, which is loaded if it is not; `keep` is how long it stays loaded from now on.
     ///
     /// # Errors
@@ -418,6 +447,11 @@ impl Catalogue {
                 files: files.clone(),
                 loaded: resident.and_then(|own| own.model(name)).cloned(),
             }));
+            // Those that came while it was served.
+            if let Some(resident) = resident {
+                let came = |one: &&Arc<Model>| !named.names().any(|name| same(name, &one.name));
+                all.extend(resident.models.iter().filter(came).map(|one| resident.known(one)));
+            }
         }
         // A store that cannot be read offers nothing; a request for a model of it says why.
         for stored in self.stored().unwrap_or_default() {

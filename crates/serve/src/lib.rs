@@ -37,4 +37,4 @@ pub use generation::Limits;
 pub use keep::Keep;
 pub use library::{Library, Named};
 pub use models::Served;
-pub use server::{Config, Running, Server};
+pub use server::{Adapted, Config, Running, Server};

@@ -117,7 +117,7 @@ impl Library {
     ///
     /// # Errors
     /// Files that cannot be read.
-    pub(crate) fn options_of(&self, named: &Named, device: Place) -> delft::Result<LoadOptions> {
+    pub fn options_of(&self, named: &Named, device: Place) -> delft::Result<LoadOptions> {
         let made_for_it = || {
             let tensors = Tensors::open(named.location().clone())?;
             Ok::<_, delft::Error>(delft::read_embedding_form(&tensors)?.is_some())

@@ -107,6 +107,28 @@ impl Model {
         names.collect::<Vec<_>>().join(" + ")
     }
 
+    /// The same with an adapter, under a name of its own.
+    pub(crate) fn adapted(
+        &self,
+        name: &str,
+        adapters: Vec<Adapter>,
+        counts: Arc<Texts>,
+        templates: Option<BTreeMap<String, String>>,
+    ) -> delft::Result<Model> {
+        let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
+        Ok(Model {
+            name: name.to_owned(),
+            parent: Some(self.name.clone()),
+            engine: self.engine.clone(),
+            engines: self.engines.clone(),
+            generator: Arc::new(self.generator.with(adapters, counts)),
+            template: template.transpose()?,
+            calls: self.calls,
+            longest: self.longest,
+            grammars: OnceLock::new(),
+        })
+    }
+
     /// Its chat template, if it has one.
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref().or(self.engine.chat_template())

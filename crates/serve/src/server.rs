@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use delft::{Error, Result};
+use delft::{Adapter, Error, Result};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -113,6 +113,11 @@ impl Server {
         self.listener.local_addr().map_err(|e| Error::io("the socket", e))
     }
 
+    /// What changes adapters of its models while it serves.
+    pub fn adapted(&self) -> Adapted {
+        Adapted(self.app.models.clone())
+    }
+
     /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the second ends at once. Calls
     /// `ready` when it heeds signals and is about to answer.
     ///
@@ -212,6 +217,21 @@ impl Server {
             () = at_once => Line::about("stopped").with("signal", 2).write(),
         }
         Ok(())
+    }
+}
+
+/// The adapters of a server's models, while it serves.
+#[derive(Clone)]
+pub struct Adapted(Arc<Catalogue>);
+
+impl Adapted {
+    /// Puts an adapter, with its handle on each of the model's engines, behind a name of its own beside the loaded model `of`,
+    /// in the place of the one of that name. Requests that are under way keep the one that they began with.
+    ///
+    /// # Errors
+    /// A model that is not loaded; a name that another model has.
+    pub fn put(&self, of: &str, name: &str, adapters: Vec<Adapter>) -> Result<()> {
+        self.0.put(of, name, adapters)
     }
 }
 

@@ -1,5 +1,7 @@
 //! `delft serve`: models over HTTP, until a signal ends it.
 
+mod tuned;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,13 +45,27 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     };
     let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
     config.check().map_err(|error| error.hint(keys))?;
-    let (config, served) = (Config { library: library(args)?, ..config }, Vec::new());
-    let served = load_named(args, &config.library, served)?;
-    let shown: Vec<String> =
+    let tuning = tuned::Tuning::of(args)?;
+    let mut library = library(args)?;
+    if let Some(tuning) = &tuning {
+        tuning.room(&mut library.options.adapters);
+    }
+    let config = Config { library, ..config };
+    let served = load_named(args, &config.library, tuning.is_some(), Vec::new())?;
+    let mut shown: Vec<String> =
         config.library.named.iter().flat_map(Named::names).map(|name| harmless(name)).collect();
+    shown.extend(tuning.as_ref().map(|tuning| harmless(&tuning.name())));
+    let first = served.first().map(|first| (first.engines.clone(), first.name.clone()));
     let server = Server::bind(config, served)?;
     let line = format!("serving {} at http://{}", shown.join(", "), server.address()?);
-    Ok(server.run(|| note(line))?)
+    let begun = tuning
+        .zip(first)
+        .map(|(tuning, (engines, of))| tuning.begin(engines, server.adapted(), of));
+    let outcome = server.run(|| note(line));
+    if let Some(begun) = begun {
+        begun.end();
+    }
+    Ok(outcome?)
 }
 
 /// The models that may be loaded: those that the command line names, else the bundled one and the store.
@@ -105,9 +121,21 @@ fn library(args: &Serve) -> Outcome<Library> {
 }
 
 /// Loads the models that the command line names, the later ones as far as there is memory beside the first.
-fn load_named(args: &Serve, library: &Library, mut served: Vec<Served>) -> Outcome<Vec<Served>> {
+fn load_named(
+    args: &Serve,
+    library: &Library,
+    tuned: bool,
+    mut served: Vec<Served>,
+) -> Outcome<Vec<Served>> {
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let embeds = if args.embeddings { Embeds::Always(None) } else { Embeds::IfStated };
+    if let Some(named) = library.named.first().filter(|_| tuned) {
+        let load = |&device: &Place| {
+            Engine::load(named.model.location.clone(), &library.options_of(named, device)?)
+        };
+        let engines = library.devices_of(named).iter().map(load).collect::<delft::Result<_>>()?;
+        return Ok(vec![library.served(named, engines)]);
+    }
     let mut others: Vec<Engine> = Vec::new();
     for named in library.named.iter().filter(|_| !args.models.is_empty()) {
         let mut engines = Vec::new();

@@ -101,6 +101,13 @@ impl Prepared {
         Ok(Prepared { model, language, lora, beta, examples, tuned, settings, identity, intervals })
     }
 
+    /// Has the watcher given what the parameters make, twenty times in a run.
+    pub(super) fn offer(&mut self) -> Outcome {
+        let updates = self.settings.updates(&self.examples.training.examples)?;
+        self.intervals.sample = or_share(None, updates, 20);
+        Ok(())
+    }
+
     /// Trains; tells what the device's own memory held, too.
     pub(super) fn train(
         self,

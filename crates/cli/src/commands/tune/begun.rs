@@ -50,7 +50,7 @@ fn flags(command: &str, matches: &ArgMatches) -> Outcome<Flags> {
 }
 
 /// Writes the flags of a run that begins, by its command line.
-pub(super) fn note(folder: &Path, words: impl Iterator<Item = OsString>) -> Outcome {
+pub(in crate::commands) fn note(folder: &Path, words: impl Iterator<Item = OsString>) -> Outcome {
     let io = |e| Error::io(folder.join(FILE).display(), e);
     std::fs::create_dir_all(folder).map_err(io)?;
     let flags =
