@@ -2,7 +2,7 @@
 //! of a multiple of 16 elements. The forward pass is [`attention_packed`](crate::attention::prefill::attention_packed).
 //!
 //! A threadgroup owns 64 rows of one head of one sequence, a simdgroup 16 of them: query rows for `dq`, key rows for `dk` and `dv`.
-//! Rows of the other side pass through shared memory, [`STEP`] at a time; scores are computed again and become weights and
+//! Rows of the other side pass through shared memory, `STEP` at a time; scores are computed again and become weights and
 //! slopes in registers, which meet the other side as they are, rounded to its type. Key rows have the heads of their group
 //! one after another, so that everything is added up by one simdgroup in one order.
 
