@@ -162,9 +162,7 @@ fn read(path: &Path) -> Option<Load> {
 fn write(path: &Path, load: &Load) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(|error| Error::io(folder.display(), error))?;
-    let mut file = Aside::create(path)?;
-    file.write(load.to_json().to_string().as_bytes())?;
-    file.finish()
+    Aside::whole(path, load.to_json().to_string().as_bytes())
 }
 
 #[cfg(test)]

@@ -15,6 +15,16 @@ pub struct Aside {
 }
 
 impl Aside {
+    /// Writes a whole file: the one that was there stays until all is on the disk.
+    ///
+    /// # Errors
+    /// If that fails: the one that was there, if any, is as it was.
+    pub fn whole(target: &Path, bytes: &[u8]) -> Result<()> {
+        let mut out = Aside::create(target)?;
+        out.write(bytes)?;
+        out.finish()
+    }
+
     /// Starts a file that will become `target`.
     ///
     /// # Errors

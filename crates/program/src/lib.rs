@@ -17,6 +17,7 @@ mod weight;
 
 use formats::{Result, Tensors};
 use ops::embed::Index;
+use ops::operation::Operand;
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
@@ -49,6 +50,16 @@ pub struct Node {
     pub weights: Vec<WeightId>,
     /// Activations written.
     pub outputs: Vec<ValueId>,
+}
+
+impl Node {
+    /// The activation at a place among its inputs or outputs, which it has.
+    pub fn value(&self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Input(i) => self.inputs[i],
+            Operand::Output(i) => self.outputs[i],
+        }
+    }
 }
 
 /// One layer of the cache that a Program reads and writes: keys and values of every position, or a

@@ -275,10 +275,10 @@ impl Catalogue {
         let missing = || Error::new("adapter", "a model that is loaded", of);
         let own = loaded.iter_mut().find(|own| same(own.name(), of)).ok_or_else(missing)?;
         let first = own.models.first().cloned().ok_or_else(missing)?;
-        let model = first.adapted(name, adapters, counts, self.library.templates.clone())?;
+        let model = Arc::new(first.adapted(name, adapters, counts));
         match own.models.iter_mut().find(|one| same(&one.name, name)) {
-            Some(before) => *before = Arc::new(model),
-            None => own.models.push(Arc::new(model)),
+            Some(before) => *before = model,
+            None => own.models.push(model),
         }
         Ok(())
     }

@@ -91,11 +91,6 @@ impl Generator {
         Generator { replicas, adapters, permits, limits: self.limits, running, waiting, texts }
     }
 
-    /// Whether it computes with an adapter.
-    pub(crate) fn adapts(&self) -> bool {
-        !self.adapters.is_empty()
-    }
-
     /// A place on the engine that has the least to do for these tokens.
     pub(crate) fn place(&self, tokens: &[u32]) -> Place {
         self.replicas.place(tokens, &self.adapters)

@@ -38,7 +38,7 @@ pub(crate) struct Model {
     /// All of them.
     pub(crate) engines: Vec<Engine>,
     pub(crate) generator: Arc<Generator>,
-    template: Option<ChatTemplate>,
+    template: Option<Arc<ChatTemplate>>,
     /// How it writes calls of tools, and who tells it of them.
     calls: (&'static Format, Described),
     /// Bytes of a text beyond which no prompt can fit the context.
@@ -71,34 +71,25 @@ impl Model {
         let none = || Error::new(&name, "an engine", "none");
         let engine = engines.first().cloned().ok_or_else(none)?;
         let longest = longest_prompt(&engine);
-        let plain = Generator::new(engines.clone(), limits, counts(&name));
-        let adapted = adapters.into_iter().map(|(name, handles)| {
-            let counts = counts(&name);
-            (name, plain.with(handles, counts))
-        });
-        let mut generators: Vec<(String, Generator)> = adapted.collect();
-        generators.insert(0, (name.clone(), plain));
-        let model = |(own, generator): (String, Generator)| {
-            let template = templates.clone();
-            let template = template.map(|sources| ChatTemplate::new("chat template", sources));
-            let template = template.transpose()?;
-            let calls = Format::or_described(template.as_ref().or(engine.chat_template()));
-            let parent = generator.adapts().then(|| name.clone());
-            let (generator, engine, engines) =
-                (Arc::new(generator), engine.clone(), engines.clone());
-            Ok(Model {
-                name: own,
-                parent,
-                template,
-                calls,
-                longest,
-                grammars: OnceLock::new(),
-                generator,
-                engine,
-                engines,
-            })
+        let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
+        let template = template.transpose()?.map(Arc::new);
+        let plain = Model {
+            generator: Arc::new(Generator::new(engines.clone(), limits, counts(&name))),
+            parent: None,
+            calls: Format::or_described(template.as_deref().or(engine.chat_template())),
+            name,
+            template,
+            longest,
+            grammars: OnceLock::new(),
+            engine,
+            engines,
         };
-        generators.into_iter().map(model).collect()
+        let adapted = |(name, handles): (String, Vec<Adapter>)| {
+            let counts = counts(&name);
+            plain.adapted(&name, handles, counts)
+        };
+        let adapted: Vec<Model> = adapters.into_iter().map(adapted).collect();
+        Ok(std::iter::once(plain).chain(adapted).collect())
     }
 
     /// The devices that it is on.
@@ -108,30 +99,23 @@ impl Model {
     }
 
     /// The same with an adapter, under a name of its own.
-    pub(crate) fn adapted(
-        &self,
-        name: &str,
-        adapters: Vec<Adapter>,
-        counts: Arc<Texts>,
-        templates: Option<BTreeMap<String, String>>,
-    ) -> delft::Result<Model> {
-        let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
-        Ok(Model {
+    pub(crate) fn adapted(&self, name: &str, adapters: Vec<Adapter>, counts: Arc<Texts>) -> Model {
+        Model {
             name: name.to_owned(),
             parent: Some(self.name.clone()),
             engine: self.engine.clone(),
             engines: self.engines.clone(),
             generator: Arc::new(self.generator.with(adapters, counts)),
-            template: template.transpose()?,
+            template: self.template.clone(),
             calls: self.calls,
             longest: self.longest,
             grammars: OnceLock::new(),
-        })
+        }
     }
 
     /// Its chat template, if it has one.
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref().or(self.engine.chat_template())
+        self.template.as_deref().or(self.engine.chat_template())
     }
 
     /// How it writes calls of tools, and who tells it of them.

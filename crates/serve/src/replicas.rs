@@ -44,6 +44,12 @@ impl Offer {
     }
 }
 
+/// The place of the offer that ranks first; 0 of none.
+fn least(offers: impl Iterator<Item = Offer>, parallel: usize) -> usize {
+    let ranks = offers.map(|offer| offer.rank(parallel)).enumerate();
+    ranks.min_by_key(|(_, rank)| *rank).map_or(0, |(at, _)| at)
+}
+
 impl Replicas {
     /// Of at least one engine.
     pub(crate) fn new(engines: Vec<Engine>, parallel: usize) -> Replicas {
@@ -69,11 +75,7 @@ impl Replicas {
         };
         let at = match self.engines.len() {
             1 => 0,
-            _ => {
-                let ranks = self.engines.iter().enumerate().map(offer);
-                let ranks = ranks.map(|offer| offer.rank(self.parallel)).enumerate();
-                ranks.min_by_key(|(_, rank)| *rank).map_or(0, |(at, _)| at)
-            }
+            _ => least(self.engines.iter().enumerate().map(offer), self.parallel),
         };
         let prompt: Arc<[u32]> = prompt.into();
         let adapter = adapter.map(Path::to_path_buf);
@@ -122,9 +124,7 @@ mod tests {
 
     /// The engine that is chosen, of some with so many tokens to compute and so many texts under way.
     fn chosen(offers: &[(usize, usize)]) -> usize {
-        let rank = |&(rest, others)| Offer { rest, others }.rank(4);
-        let ranks = offers.iter().map(rank).enumerate();
-        ranks.min_by_key(|(_, rank)| *rank).unwrap().0
+        least(offers.iter().map(|&(rest, others)| Offer { rest, others }), 4)
     }
 
     #[test]

@@ -9,8 +9,8 @@ mod running;
 use crate::checkpoint::{self, State};
 use crate::pack::Epoch;
 use crate::{AdamW, Curve, Example, Model, Moments, Parameter, Schedule};
-use formats::{Error, Result};
-use running::{Running, write_aside};
+use formats::{Aside, Error, Result};
+use running::Running;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -269,7 +269,7 @@ impl Run<'_> {
         running.checkpoint()?;
         let log = std::fs::read_to_string(self.folder.join(LOG));
         let curve = Curve::of_log(&log.map_err(|e| Error::io(self.folder.join(LOG).display(), e))?);
-        write_aside(&self.folder.join("loss.svg"), curve.svg().as_bytes())?;
+        Aside::whole(&self.folder.join("loss.svg"), curve.svg().as_bytes())?;
         let State { step, tokens, best, .. } = running.state;
         let best = best.map(|(step, bits)| (step, f64::from_bits(bits)));
         Ok(Summary { end, step, tokens, best, curve })

@@ -443,26 +443,17 @@ struct Operands<'a, 'b> {
     node: &'a Node,
 }
 
-impl Operands<'_, '_> {
-    fn value(&self, operand: Operand) -> ValueId {
-        match operand {
-            Operand::Input(i) => self.node.inputs[i],
-            Operand::Output(i) => self.node.outputs[i],
-        }
-    }
-}
-
 impl Launches for Operands<'_, '_> {
     fn rows(&self, operand: Operand) -> usize {
-        self.recorder.rows(self.value(operand))
+        self.recorder.rows(self.node.value(operand))
     }
 
     fn width(&self, operand: Operand) -> usize {
-        self.recorder.width(self.value(operand))
+        self.recorder.width(self.node.value(operand))
     }
 
     fn scalar(&self, operand: Operand) -> Scalar {
-        self.recorder.scalar(self.value(operand))
+        self.recorder.scalar(self.node.value(operand))
     }
 
     fn weight(&self, index: usize) -> Option<&[usize]> {
@@ -483,7 +474,7 @@ impl Launches for Operands<'_, '_> {
         let recorder = &*self.recorder;
         let slot = |bound: Bound| {
             Ok(match bound {
-                Bound::Value(operand) => recorder.value(self.value(operand)),
+                Bound::Value(operand) => recorder.value(self.node.value(operand)),
                 Bound::Weight(index) => recorder.weight(self.node.weights[index]),
                 Bound::Frequencies => {
                     let rope = self.node.op.rope();

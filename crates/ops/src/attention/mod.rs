@@ -19,7 +19,7 @@ use formats::Result;
 use tile::case::Spec;
 
 pub use form::Form;
-pub(crate) use form::{Stored, require_aligned};
+pub(crate) use form::{Extras, Stored, require_aligned};
 
 /// The kernels, their cases and benchmarks.
 pub const KERNELS: &[Spec] = &[

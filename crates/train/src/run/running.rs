@@ -8,7 +8,6 @@ use formats::{Aside, Error, Result};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 
 /// A run under way.
 pub(super) struct Running<'a> {
@@ -152,7 +151,7 @@ impl Running<'_> {
     fn export(&mut self, held_out: Option<f64>) -> Result<()> {
         let folder = self.run.folder;
         for (name, bytes) in self.model.export()? {
-            write_aside(&folder.join(name), &bytes)?;
+            Aside::whole(&folder.join(name), &bytes)?;
         }
         let identity = self.state.identity.iter();
         let made: serde_json::Map<String, Value> =
@@ -164,7 +163,7 @@ impl Running<'_> {
             "held_out": held_out,
             "made_of": made,
         });
-        write_aside(&folder.join("delft.json"), format!("{provenance:#}\n").as_bytes())
+        Aside::whole(&folder.join("delft.json"), format!("{provenance:#}\n").as_bytes())
     }
 
     /// Writes a checkpoint, if there is none of this update.
@@ -183,10 +182,4 @@ impl Running<'_> {
         self.watcher.event(&Event::Written(step));
         Ok(())
     }
-}
-
-pub(super) fn write_aside(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut out = Aside::create(path)?;
-    out.write(bytes)?;
-    out.finish()
 }

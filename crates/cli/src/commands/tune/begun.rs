@@ -8,6 +8,7 @@ use std::path::Path;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, Parser};
 use delft::Error;
+use delft::formats::Aside;
 
 use crate::args::{Cli, Command, spelled};
 use crate::terminal::{Outcome, Stop, read_file};
@@ -55,7 +56,7 @@ pub(in crate::commands) fn note(folder: &Path, words: impl Iterator<Item = OsStr
     std::fs::create_dir_all(folder).map_err(io)?;
     let flags =
         serde_json::to_string_pretty(&given(words)?).map_err(|e| Error::new(FILE, "flags", e))?;
-    Ok(std::fs::write(folder.join(FILE), flags + "\n").map_err(io)?)
+    Ok(Aside::whole(&folder.join(FILE), (flags + "\n").as_bytes())?)
 }
 
 /// What the run in a folder was begun with, where the command line says nothing else; the command line alone where the folder has

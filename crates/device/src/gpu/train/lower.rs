@@ -168,26 +168,17 @@ struct Operands<'a, 'b> {
     node: &'a Node,
 }
 
-impl Operands<'_, '_> {
-    fn value(&self, operand: Operand) -> ValueId {
-        match operand {
-            Operand::Input(i) => self.node.inputs[i],
-            Operand::Output(i) => self.node.outputs[i],
-        }
-    }
-}
-
 impl Launches for Operands<'_, '_> {
     fn rows(&self, operand: Operand) -> usize {
-        self.recorder.count(self.value(operand))
+        self.recorder.count(self.node.value(operand))
     }
 
     fn width(&self, operand: Operand) -> usize {
-        self.recorder.width(self.value(operand))
+        self.recorder.width(self.node.value(operand))
     }
 
     fn scalar(&self, operand: Operand) -> Scalar {
-        self.recorder.of.types[self.value(operand).0]
+        self.recorder.of.types[self.node.value(operand).0]
     }
 
     fn weight(&self, index: usize) -> Option<&[usize]> {
@@ -208,7 +199,7 @@ impl Launches for Operands<'_, '_> {
         let recorder = &*self.recorder;
         let words = &recorder.words;
         let slot = |bound: Bound| match bound {
-            Bound::Value(operand) => recorder.value(self.value(operand)).slot(),
+            Bound::Value(operand) => recorder.value(self.node.value(operand)).slot(),
             Bound::Weight(index) => Slot::Weight(self.node.weights[index].0),
             Bound::Frequencies => {
                 let rope = self.node.op.rope();

@@ -9,7 +9,7 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::Attention;
-use crate::attention::Form;
+use crate::attention::{Extras, Form};
 use crate::sweep::{begin, require_lengths, when};
 
 /// Simdgroups of a threadgroup.
@@ -116,6 +116,10 @@ struct Layer {
 }
 
 impl Layer {
+    fn new(extras: &Extras, scale: Val<f32>) -> Layer {
+        Layer { scale, window: extras.window, cap: extras.cap }
+    }
+
     /// A score of a product `q . k`.
     #[track_caller]
     fn score(&self, product: Val<f32>) -> Val<f32> {
@@ -191,7 +195,7 @@ pub fn attend(
     lengths(form, &["q", "y"], &["k", "v"]);
     require_lengths(&[("first", dim("tokens"))]);
     let extras = form.extras();
-    let layer = Layer { scale, window: extras.window, cap: extras.cap };
+    let layer = Layer::new(&extras, scale);
     let heads = kv_heads * form.group;
     let own = Own::launch(tokens, heads, dim("kv_heads") * form.group);
     begin();
@@ -250,7 +254,7 @@ pub fn attend_queries(
     let all = dim("tokens") * dim("kv_heads") * form.group;
     require_lengths(&[("first", dim("tokens")), ("along", all)]);
     let extras = form.extras();
-    let layer = Layer { scale, window: extras.window, cap: extras.cap };
+    let layer = Layer::new(&extras, scale);
     let heads = kv_heads * form.group;
     let own = Own::launch(tokens, heads, dim("kv_heads") * form.group);
     begin();
@@ -301,7 +305,7 @@ pub fn attend_keys(
     let all = dim("tokens") * dim("kv_heads") * form.group;
     require_lengths(&[("ends", dim("tokens")), ("along", all)]);
     let extras = form.extras();
-    let layer = Layer { scale, window: extras.window, cap: extras.cap };
+    let layer = Layer::new(&extras, scale);
     let heads = kv_heads * form.group;
     let own = Own::launch(tokens, kv_heads, dim("kv_heads"));
     begin();

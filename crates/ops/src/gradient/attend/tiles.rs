@@ -11,7 +11,7 @@ use tile::instr::Unary;
 use tile::launch::{Mode, Requirement};
 
 use crate::attention::prefill::{PAD, bring};
-use crate::attention::{Form, Stored, require_aligned};
+use crate::attention::{Extras, Form, Stored, require_aligned};
 use crate::sweep::{begin, require_lengths, when};
 
 /// Simdgroups of a threadgroup.
@@ -111,6 +111,17 @@ impl Staged {
         );
     }
 
+    /// This simdgroup's sixteen of a threadgroup's rows, as left operands in registers.
+    fn hold(self, array: In, from: Val<u32>, row: Val<u32>, left: Val<u32>) -> Vec<Frag> {
+        self.bring(ROWS, array, from, row, left);
+        copy_commit();
+        copy_wait(0);
+        barrier();
+        let held = self.left(simd_id() * 16u32);
+        barrier();
+        held
+    }
+
     /// Sixteen rows from one on, as left operands.
     fn left(self, row: Val<u32>) -> Vec<Frag> {
         let first = row * self.stride() + self.at;
@@ -167,6 +178,12 @@ struct Scores {
 }
 
 impl Scores {
+    #[track_caller]
+    fn new(extras: &Extras, scale: Val<f32>) -> Scores {
+        let (inner, outer) = extras.scales(scale);
+        Scores { inner, outer, scale, cap: extras.cap, window: extras.window }
+    }
+
     /// `exp(score - lse)`, zero where a query does not see a key; and `f'` of the score. `base` is `lse` in powers of two.
     fn weights(&self, products: Frag, base: Frag, seen: Frag) -> (Frag, Frag) {
         let (bounded, slope) = match self.cap {
@@ -188,6 +205,13 @@ impl Scores {
             None => seen,
         }
     }
+}
+
+/// The first row of this threadgroup's sequence, and how many rows it has.
+#[track_caller]
+fn sequence(starts: In<u32>) -> (Val<u32>, Val<u32>) {
+    let first = starts.get(group_id_of(2));
+    (first, starts.get(group_id_of(2) + 1u32) - first)
 }
 
 /// `dq` of attention among packed rows; `starts` has the first row of each sequence, and the end.
@@ -212,12 +236,10 @@ pub fn attend_tile_queries(
     require_lengths(&[("dq", dim("tokens") * (dim("kv_heads") * form.group) * form.head_dim)]);
     let extras = form.extras();
     begin();
-    let first = starts.get(group_id_of(2));
-    let count = starts.get(group_id_of(2) + 1u32) - first;
+    let (first, count) = sequence(starts);
     // The last rows see the most keys: they go first.
     let offset = (groups(1) - 1u32 - group_id_of(1)) * ROWS;
-    let (inner, outer) = extras.scales(scale);
-    let scores = Scores { inner, outer, scale, cap: extras.cap, window: extras.window };
+    let scores = Scores::new(&extras, scale);
     when(Order::lt(offset, count), || queries(of, dq, scores, first, offset, count));
 }
 
@@ -237,16 +259,8 @@ fn queries(
     let of_group = first * narrow + group_id() / of.form.group * d;
     let staging = Shared::<f32>::stored(of.q.scalar(), "staging", ROWS.max(2 * STEP) * (d + PAD));
     let rows = Staged { rows: staging, at: 0, head_dim: d };
-    let hold = |array: In| {
-        rows.bring(ROWS, array, own, wide, left);
-        copy_commit();
-        copy_wait(0);
-        barrier();
-        let held = rows.left(simd_id() * 16u32);
-        barrier();
-        held
-    };
-    let (query, cotangent) = (hold(of.q), hold(of.dy));
+    let query = rows.hold(of.q, own, wide, left);
+    let cotangent = rows.hold(of.dy, own, wide, left);
     let marks = Marks::new(ROWS);
     marks.bring(of, ROWS, (first + offset) * heads + group_id(), heads, left);
     barrier();
@@ -341,12 +355,10 @@ pub fn attend_tile_keys(
     require_lengths(&[("dk", size.clone()), ("dv", size)]);
     let extras = form.extras();
     begin();
-    let first = starts.get(group_id_of(2));
-    let count = starts.get(group_id_of(2) + 1u32) - first;
+    let (first, count) = sequence(starts);
     // The first rows are seen by the most queries, and go first.
     let offset = group_id_of(1) * ROWS;
-    let (inner, outer) = extras.scales(scale);
-    let scores = Scores { inner, outer, scale, cap: extras.cap, window: extras.window };
+    let scores = Scores::new(&extras, scale);
     when(Order::lt(offset, count), || keys(of, [dk, dv], scores, first, offset, count));
 }
 
@@ -365,16 +377,8 @@ fn keys(
     let own = (first + offset) * narrow + group_id() * d;
     let staging = Shared::<f32>::stored(of.q.scalar(), "staging", ROWS.max(2 * STEP) * (d + PAD));
     let rows = Staged { rows: staging, at: 0, head_dim: d };
-    let hold = |array: In| {
-        rows.bring(ROWS, array, own, narrow, left);
-        copy_commit();
-        copy_wait(0);
-        barrier();
-        let held = rows.left(simd_id() * 16u32);
-        barrier();
-        held
-    };
-    let (key, value) = (hold(of.k), hold(of.v));
+    let key = rows.hold(of.k, own, narrow, left);
+    let value = rows.hold(of.v, own, narrow, left);
     let marks = Marks::new(STEP);
     let mine = offset + simd_id() * 16u32;
     let (by_key, by_value) = (Frags::accumulators(d / 16, 0.0), Frags::accumulators(d / 16, 0.0));
