@@ -2,7 +2,9 @@
 //! way that allows less:
 //!
 //! - `contains` is met by one of the first [`PLACES`] items;
+//! - an array of which no more than some items may meet `contains` begins with those that do;
 //! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf` names, not what all that fit do;
+//! - arrays of different items are those of the few values that a schema lists, in every order;
 //! - formats of names and addresses in any script are those in ASCII.
 //!
 //! So whatever is written is valid by the schema as it was given. A keyword that can be put into no other stays, and llguidance
@@ -20,6 +22,8 @@ type Object = Map<String, Value>;
 
 /// Items of which one meets `contains`.
 const PLACES: usize = 4;
+/// Arrays that are listed in place of `uniqueItems`.
+const MOST_ARRAYS: usize = 400;
 /// Dependencies of one schema, each of which doubles its alternatives.
 const MOST_DEPENDENCIES: usize = 6;
 /// Branches of `oneOf` that are told apart by what the others are not.
@@ -164,7 +168,8 @@ impl Rewriter<'_> {
             self.conditions(fields);
             self.exclusions(fields);
             dependencies(fields);
-            contained(fields);
+            self.contained(fields);
+            unique(fields);
             self.names(fields);
             details(fields);
         }
@@ -224,6 +229,47 @@ impl Rewriter<'_> {
         };
         let alternatives: Vec<Value> = (0..branches.len()).map(alone).collect();
         fields.remove("oneOf");
+        also(fields, json!({ "anyOf": alternatives }));
+    }
+
+    /// `contains` as alternatives of items.
+    fn contained(&self, fields: &mut Object) {
+        let Some(wanted) = fields.get("contains").cloned() else {
+            fields.remove("minContains");
+            fields.remove("maxContains");
+            return;
+        };
+        let count = |key: &str| fields.get(key).map(|number| whole(number).as_u64());
+        let least = match count("minContains").unwrap_or(Some(1)) {
+            Some(least @ 0..=64) => least as usize,
+            _ => return,
+        };
+        let alternatives: Vec<Value> = match count("maxContains") {
+            None if least == 0 => vec![Value::Bool(true)],
+            None => {
+                let with = |before: usize| {
+                    let items = [vec![Value::Bool(true); before], vec![wanted.clone(); least]];
+                    json!({ "minItems": before + least, "prefixItems": items.concat() })
+                };
+                (0..if least == 1 { PLACES } else { 1 }).map(with).collect()
+            }
+            Some(None) => return,
+            Some(Some(most)) => {
+                let item = fields.get("items").unwrap_or(&Value::Bool(true));
+                let Some(others) = self.negated(&wanted, Some(item)) else { return };
+                let most = (most as usize).min(least + PLACES);
+                let with = |some: usize| {
+                    let first = vec![wanted.clone(); some];
+                    json!({ "minItems": some, "prefixItems": first, "items": others })
+                };
+                let mut all: Vec<Value> = (least..=most).map(with).collect();
+                all.push(json!({ "type": ["boolean", "null", "number", "object", "string"] }));
+                all
+            }
+        };
+        for key in ["contains", "maxContains", "minContains"] {
+            fields.remove(key);
+        }
         also(fields, json!({ "anyOf": alternatives }));
     }
 
@@ -360,35 +406,52 @@ fn dependencies(fields: &mut Object) {
     }
 }
 
-/// `contains` as alternatives of items, where no number of them is too many.
-fn contained(fields: &mut Object) {
-    let Some(wanted) = fields.get("contains").cloned() else {
-        fields.remove("minContains");
-        fields.remove("maxContains");
-        return;
-    };
-    if fields.contains_key("maxContains") || fields.contains_key("unevaluatedItems") {
+/// `uniqueItems`, where there are few values that an item may have.
+fn unique(fields: &mut Object) {
+    if fields.get("uniqueItems") == Some(&Value::Bool(false)) {
+        fields.remove("uniqueItems");
+    }
+    let whole = |key: &str| fields.get(key).map(whole).and_then(|number| number.as_u64());
+    let (least, most) = (whole("minItems").unwrap_or(0), whole("maxItems").unwrap_or(u64::MAX));
+    if fields.get("uniqueItems") != Some(&Value::Bool(true)) || most <= 1 {
+        fields.remove("uniqueItems");
         return;
     }
-    let least = match fields.get("minContains").map(whole) {
-        None => 1,
-        Some(least) => match least.as_u64() {
-            Some(least @ 0..=64) => least as usize,
-            _ => return,
-        },
+    let values = |schema: &Value| schema.as_object().and_then(negation::possible);
+    let first = fields.get("prefixItems").and_then(Value::as_array);
+    let Some(first) = first.into_iter().flatten().map(values).collect::<Option<Vec<_>>>() else {
+        return;
     };
-    fields.remove("contains");
-    fields.remove("minContains");
-    let with = |before: usize| {
-        let mut items = vec![Value::Bool(true); before];
-        items.extend(vec![wanted.clone(); least]);
-        json!({ "minItems": items.len(), "prefixItems": items })
+    let rest = match fields.get("items").map(values) {
+        Some(Some(rest)) => rest,
+        // Those behind may be anything, or nothing: they are left out.
+        _ if !first.is_empty() => Vec::new(),
+        _ => return,
     };
-    match least {
-        0 => {}
-        1 => also(fields, json!({ "anyOf": (0..PLACES).map(with).collect::<Vec<_>>() })),
-        _ => also(fields, with(0)),
+    // All arrays of different values, by length.
+    let (mut all, mut longest): (Vec<Vec<Value>>, Vec<Vec<Value>>) = (Vec::new(), vec![Vec::new()]);
+    for length in 0.. {
+        if length >= least {
+            all.extend(longest.iter().cloned());
+        }
+        let next = first.get(length as usize).unwrap_or(&rest);
+        let longer = |array: &Vec<Value>| {
+            let new = next.iter().filter(|value| !array.contains(value));
+            new.map(|value| [array, std::slice::from_ref(value)].concat()).collect::<Vec<_>>()
+        };
+        longest = longest.iter().flat_map(longer).collect();
+        if longest.is_empty() || length >= most {
+            break;
+        }
+        if all.len() + longest.len() > MOST_ARRAYS {
+            return;
+        }
     }
+    for key in ["items", "maxItems", "minItems", "prefixItems", "uniqueItems"] {
+        fields.remove(key);
+    }
+    let others = ["boolean", "null", "number", "object", "string"];
+    also(fields, json!({ "anyOf": [{ "enum": all }, { "type": others }] }));
 }
 
 /// Whole numbers that are written as fractions, and formats.

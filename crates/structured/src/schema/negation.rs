@@ -1,6 +1,6 @@
 //! What a schema does not allow, as a schema, where that can be said without `not`.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{NOTES, Object, Rewriter, whole};
 
@@ -67,8 +67,8 @@ impl Rewriter<'_> {
                     }
                 }
             }
-            ("const", value) => ways.push(self.others(std::slice::from_ref(value), known)?),
-            ("enum", Value::Array(values)) => ways.push(self.others(values, known)?),
+            ("const", value) => ways.push(self.others(std::slice::from_ref(value), known)),
+            ("enum", Value::Array(values)) => ways.push(self.others(values, known)),
             ("type", names) => ways.push(other_types(names)?),
             ("allOf", Value::Array(all)) => {
                 for schema in all {
@@ -90,17 +90,64 @@ impl Rewriter<'_> {
         self.followed(known).get("properties")?.get(name)
     }
 
-    /// All values but these, of those that are known to be possible.
-    fn others(&self, values: &[Value], known: Option<&Value>) -> Option<Value> {
-        let known = self.followed(known?).as_object()?;
+    /// All values but these, of those that are known to be possible; where that is not known, most others.
+    fn others(&self, values: &[Value], known: Option<&Value>) -> Value {
+        let known = known.and_then(|known| self.followed(known).as_object());
+        let Some(possible) = known.and_then(possible) else { return unlike(values) };
         let rest: Vec<Value> =
-            possible(known)?.into_iter().filter(|value| !values.contains(value)).collect();
-        Some(if rest.is_empty() { Value::Bool(false) } else { json!({ "enum": rest }) })
+            possible.into_iter().filter(|value| !values.contains(value)).collect();
+        if rest.is_empty() { Value::Bool(false) } else { json!({ "enum": rest }) }
     }
 }
 
+/// Values that are none of these: of other types, numbers between them, and strings, arrays and objects that are longer than all.
+fn unlike(values: &[Value]) -> Value {
+    let longest = |of: fn(&Value) -> Option<usize>| values.iter().filter_map(of).max();
+    let text = longest(|value| value.as_str().map(|text| text.chars().count()));
+    let array = longest(|value| value.as_array().map(Vec::len));
+    let object = longest(|value| value.as_object().map(Map::len));
+    let truths = values.iter().any(Value::is_boolean);
+    let mut numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
+    numbers.sort_by(f64::total_cmp);
+    let mut ways = Vec::new();
+    let taken = [
+        ("array", array.is_some()),
+        ("boolean", truths),
+        ("null", values.contains(&Value::Null)),
+        ("number", !numbers.is_empty()),
+        ("object", object.is_some()),
+        ("string", text.is_some()),
+    ];
+    let free: Vec<&str> = taken.iter().filter(|(_, taken)| !taken).map(|(kind, _)| *kind).collect();
+    if !free.is_empty() {
+        ways.push(json!({ "type": free }));
+    }
+    let longer = [
+        ("array", "minItems", array),
+        ("object", "minProperties", object),
+        ("string", "minLength", text),
+    ];
+    for (kind, key, longest) in longer {
+        ways.extend(longest.map(|longest| json!({ "type": kind, key: longest + 1 })));
+    }
+    if truths {
+        let rest =
+            [false, true].map(Value::from).into_iter().filter(|value| !values.contains(value));
+        ways.extend(rest.map(|value| json!({ "const": value })));
+    }
+    if let (Some(first), Some(last)) = (numbers.first(), numbers.last()) {
+        ways.push(json!({ "type": "number", "exclusiveMaximum": first }));
+        ways.push(json!({ "type": "number", "exclusiveMinimum": last }));
+        let between = numbers.windows(2).filter(|pair| pair[0] < pair[1]);
+        ways.extend(between.map(|pair| {
+            json!({ "type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": pair[1] })
+        }));
+    }
+    json!({ "anyOf": ways })
+}
+
 /// The values that a schema allows, if they are few.
-fn possible(schema: &Object) -> Option<Vec<Value>> {
+pub(super) fn possible(schema: &Object) -> Option<Vec<Value>> {
     match (schema.get("enum"), schema.get("const"), schema.get("type").and_then(Value::as_str)) {
         (Some(Value::Array(values)), _, _) => Some(values.clone()),
         (_, Some(value), _) => Some(vec![value.clone()]),

@@ -15,8 +15,11 @@ struct Index {
     names: HashMap<String, String>,
     /// Anchors, each within a schema of such a name.
     anchors: HashMap<(String, String), String>,
-    /// Anchors that are looked for from without first.
-    dynamic: HashMap<String, Vec<String>>,
+    /// Anchors that are looked for from without first: where they are, and whether that is in no schema of another name than the
+    /// whole one's.
+    dynamic: HashMap<String, Vec<(String, bool)>>,
+    /// The whole schema's name.
+    root: String,
     /// The schemas that refer to others: where, by which keyword, from within which name, and to what.
     references: Vec<(String, &'static str, String, String)>,
 }
@@ -85,12 +88,16 @@ impl Index {
             }
             None => base,
         };
+        if at.is_empty() {
+            self.root.clone_from(&base);
+        }
         if let Some(anchor) = text("$anchor") {
             self.anchors.insert((base.clone(), anchor.to_string()), at.clone());
         }
         if let Some(anchor) = text("$dynamicAnchor") {
             self.anchors.insert((base.clone(), anchor.to_string()), at.clone());
-            self.dynamic.entry(anchor.to_string()).or_default().push(at.clone());
+            let outermost = base == self.root;
+            self.dynamic.entry(anchor.to_string()).or_default().push((at.clone(), outermost));
         }
         for key in ["$ref", "$dynamicRef"] {
             if let Some(to) = text(key) {
@@ -107,9 +114,6 @@ impl Index {
     /// Where a reference leads; `None` where that depends on how it was come by.
     fn target(&self, schema: &Value, key: &str, base: &str, to: &str) -> Result<Option<String>> {
         let (name, fragment) = to.split_once('#').unwrap_or((to, ""));
-        if key == "$dynamicRef" && self.dynamic.get(fragment).is_none_or(|all| all.len() != 1) {
-            return Ok(None);
-        }
         let name = if name.is_empty() { base.to_string() } else { joined(base, name) };
         let unknown = || {
             let error = Error::new("schema", "references to parts of itself", to);
@@ -120,10 +124,16 @@ impl Index {
         let target = match fragment.strip_prefix('/') {
             Some(_) => format!("{root}{fragment}"),
             None if fragment.is_empty() => root.clone(),
-            None => self.anchors.get(&(name, fragment)).ok_or_else(unknown)?.clone(),
+            None => self.anchors.get(&(name, fragment.clone())).ok_or_else(unknown)?.clone(),
         };
         schema.pointer(&target).ok_or_else(unknown)?;
-        Ok(Some(target))
+        let same = match self.dynamic.get(&fragment) {
+            Some(same) if key == "$dynamicRef" && same.iter().any(|(at, _)| *at == target) => same,
+            _ => return Ok(Some(target)),
+        };
+        // The outermost of the schemas that led here decides, and the whole one leads everywhere.
+        let outermost = same.iter().find(|(_, outermost)| *outermost || same.len() == 1);
+        Ok(outermost.map(|(at, _)| at.clone()))
     }
 }
 

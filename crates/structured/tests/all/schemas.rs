@@ -140,6 +140,50 @@ fn keywords_are_put_into_others() {
             vec!["[]", "[\"9\"]"],
         ),
         (
+            json!({ "type": "array", "contains": { "const": 1 }, "minContains": 1, "maxContains": 2 }),
+            vec!["[1]", "[1, 0, 2.5]", "[1, 1, \"a\"]"],
+            vec!["[]", "[0]", "[1, 1, 1"],
+        ),
+        (
+            json!({ "type": "array", "items": { "enum": ["a", "b", 1] }, "uniqueItems": true, "minItems": 2 }),
+            vec![r#"["a", "b"]"#, r#"[1, "b", "a"]"#],
+            vec![r#"["a"]"#, r#"["a", "a""#],
+        ),
+        (
+            json!({ "type": "object", "properties": { "kind": { "enum": ["a", "b"] } }, "required": ["kind"],
+                "if": { "properties": { "kind": { "const": "a" } } }, "then": { "properties": { "x": { "type": "null" } } },
+                "else": { "properties": { "y": { "type": "null" } } }, "unevaluatedProperties": false }),
+            vec![r#"{"kind": "a", "x": null}"#, r#"{"kind": "b", "y": null}"#],
+            vec![r#"{"kind": "a", "y": null}"#, r#"{"kind": "b", "z"#],
+        ),
+        (
+            json!({ "type": "object", "unevaluatedProperties": false, "oneOf": [
+                { "properties": { "a": { "const": 1 } }, "required": ["a"] },
+                { "properties": { "b": { "const": 2 } }, "required": ["b"] } ] }),
+            vec![r#"{"a": 1}"#, r#"{"b": 2}"#],
+            vec![r#"{"a": 1, "b": 2}"#, "{}"],
+        ),
+        (
+            json!({ "type": "object", "properties": { "a": { "type": "null" } }, "unevaluatedProperties": false,
+                "dependentSchemas": { "a": { "properties": { "b": { "type": "null" } } } } }),
+            vec![r#"{"a": null, "b": null}"#, "{}"],
+            vec![r#"{"b": null}"#],
+        ),
+        (
+            json!({ "type": "array", "prefixItems": [{ "type": "null" }], "contains": { "type": "integer" },
+                "unevaluatedItems": false }),
+            vec!["[null, 1]", "[null, 1, 2]"],
+            vec!["[null]", "[null, \""],
+        ),
+        (
+            json!({ "$id": "http://a.b/tree", "$dynamicAnchor": "node", "type": "object", "additionalProperties": false,
+                "properties": { "left": { "$ref": "inner" }, "n": { "type": "null" } },
+                "$defs": { "inner": { "$id": "inner", "$dynamicAnchor": "node", "type": "array",
+                    "items": { "$dynamicRef": "#node" } } } }),
+            vec![r#"{"left": [{"n": null}]}"#],
+            vec![r#"{"left": [["#],
+        ),
+        (
             json!({ "not": { "type": ["object", "array", "string"] } }),
             vec!["1.5", "null"],
             vec!["{", "\""],
@@ -172,9 +216,15 @@ fn keywords_are_put_into_others() {
     }
     // What cannot be said otherwise is refused by its name, and what is not there by its own.
     for (schema, name) in [
-        (json!({ "type": "array", "uniqueItems": true }), "uniqueItems"),
+        (
+            json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }),
+            "uniqueItems",
+        ),
         (json!({ "not": { "pattern": "a" } }), "not"),
-        (json!({ "type": "array", "contains": { "const": 1 }, "maxContains": 1 }), "maxContains"),
+        (
+            json!({ "type": "array", "contains": { "pattern": "a" }, "maxContains": 1 }),
+            "maxContains",
+        ),
         (json!({ "$ref": "other.json" }), "other.json"),
         (json!({ "$ref": "#nowhere" }), "#nowhere"),
     ] {
