@@ -275,10 +275,8 @@ pub(super) struct Lowering {
     /// Whether every row is computed as in a step of many: see
     /// [`LoadOptions::batched`](crate::LoadOptions::batched).
     pub(super) batched: bool,
-    /// Whether rows that decode go to the vendor's library where they are batched: it is the faster
-    /// one for many, and all rows must go one way.
-    pub(super) library: bool,
-    /// Whether they go to the kernels of a few rows there, however many they are: those are faster for so few sequences.
+    /// Whether rows that decode go to the kernels of a few rows there, however many they are: those are faster for so few
+    /// sequences.
     few: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
@@ -293,10 +291,6 @@ pub(super) struct Lowering {
     /// The most elements that any matrix of many rows has, and the most rows.
     pub(super) unpacked: (usize, usize),
 }
-
-/// Sequences up to which our products of 16-bit matrices are faster than the vendor's, whose fewest
-/// rows are [`LIBRARY_ROWS`].
-const OWN_ROWS: usize = 64;
 
 /// Sequences up to which rows that decode go to the kernels of a few rows even where those read some matrices more than once
 /// for so many: mostly fewer are there. Of matrices in 16 bits, and where all are packed: unpacking them for tiles takes longer.
@@ -332,7 +326,6 @@ impl Lowering {
             half,
             cache,
             batched,
-            library: sequences > OWN_ROWS,
             few: false,
             adapters: adapters::Room::new(&program, options.seats, &formats)?,
             formats,

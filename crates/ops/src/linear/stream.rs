@@ -18,7 +18,7 @@ mod cases;
 
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
-use crate::packed::{Format, Weights};
+use crate::packed::{Format, Run, Scaled, Weights};
 use crate::project::Part;
 use crate::{Unary, real};
 use tile::case::Spec;
@@ -42,6 +42,8 @@ pub struct Tiling {
     pub tiles: u32,
     /// Rows of activations that a threadgroup takes together: a multiple of 8.
     pub rows: u32,
+    /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room for more rows.
+    pub loads: u32,
     /// Steps in shared memory, one of them in use: at least 2.
     pub stages: u32,
 }
@@ -65,6 +67,10 @@ pub struct Job<'a> {
 
 /// Steps in shared memory at most.
 const STAGES: u32 = 6;
+/// Stages of long steps, if not of shorter ones.
+const ENOUGH: u32 = 4;
+/// Tiles of sums at most: of 16 x 16, eight registers each.
+const SUMS: u32 = 16;
 
 impl Job<'_> {
     /// Matrices that are read side by side.
@@ -80,11 +86,11 @@ impl Job<'_> {
     }
 
     /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many rounds as the busiest
-    /// multiprocessor has blocks, each with the activations to be read besides.
+    /// multiprocessor has blocks, each with the activations to be read besides. Turns share the multiprocessors.
     fn cost(&self, tiling: &Tiling) -> u32 {
         let bits = |f: &Format| 32 * f.words() / f.run();
         let bits = self.formats.iter().map(bits).min().unwrap_or(16).max(1);
-        let rounds = self.out.div_ceil(EDGE * tiling.tiles).div_ceil(self.processors.max(1));
+        let rounds = self.out.div_ceil(EDGE * tiling.tiles).div_ceil(tiling.apart(self));
         rounds * (100 * tiling.tiles * self.matrices() + 60 * tiling.rows / bits)
     }
 }
@@ -98,21 +104,24 @@ impl Tiling {
     /// The best of those measured on an H200, of those that fit; none if none fits.
     pub fn pick(job: &Job) -> Option<Tiling> {
         let fits = |tiling: &Tiling| job.bytes(tiling) <= job.shared;
-        let smallest = |rows| Tiling { tiles: 1, rows, stages: 2 };
+        let smallest = |rows| Tiling { tiles: 1, rows, loads: 1, stages: 2 };
         let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| fits(&smallest(*rows)))?;
         // As few turns as that allows, each with as few rows.
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
         // More sums do not fit registers.
-        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= 8;
+        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS;
         let tiling = [1, 2, 4]
             .map(|tiles| Tiling { tiles, ..smallest(rows) })
             .into_iter()
             .filter(|tiling| fits(tiling) && few(tiling))
             .min_by_key(|tiling| job.cost(tiling))?;
-        let stages =
-            (2..=STAGES).rev().find(|stages| fits(&Tiling { stages: *stages, ..tiling }))?;
-        Some(Tiling { stages, ..tiling })
+        let deepest = |loads: u32| {
+            let of = |stages| Tiling { loads, stages, ..tiling };
+            (2..=STAGES).rev().map(of).find(fits)
+        };
+        // Long steps, of which there is room for enough to wait for.
+        deepest(2).filter(|tiling| tiling.stages >= ENOUGH).or_else(|| deepest(1))
     }
 
     /// Threads of a group.
@@ -122,20 +131,50 @@ impl Tiling {
 
     /// How many groups to launch: as many as are resident, one on each multiprocessor, or as have work. Any number is right.
     pub fn groups(&self, job: &Job) -> u32 {
-        let work = job.out.div_ceil(EDGE * self.tiles);
-        let turns = job.rows.div_ceil(self.rows).max(1);
-        work.min((job.processors / turns).max(1)).max(1)
+        job.out.div_ceil(EDGE * self.tiles).min(self.apart(job)).max(1)
+    }
+
+    /// Multiprocessors that a turn has.
+    fn apart(&self, job: &Job) -> u32 {
+        (job.processors / job.rows.div_ceil(self.rows).max(1)).max(1)
     }
 
     /// For a label.
     pub(crate) fn name(&self) -> String {
-        format!("{}x{}_s{}", self.tiles, self.rows, self.stages)
+        format!("{}x{}_l{}_s{}", self.tiles, self.rows, self.loads, self.stages)
     }
 
     /// Words of a simdgroup's stage: activations, then the words of each half of a tile and matrix of a block.
     fn stage(&self, format: Format, matrices: u32) -> u32 {
-        let halves = 2 * self.tiles * matrices * loads(format);
-        self.rows * stride(format) + halves * 32 * format.words()
+        let halves = 2 * self.tiles * matrices * self.per_step(format);
+        self.rows * self.stride(format) + halves * 32 * format.words()
+    }
+
+    /// Runs of a lane in a step.
+    fn per_step(&self, format: Format) -> u32 {
+        loads(format).min(self.loads)
+    }
+
+    /// Steps in which a simdgroup takes the neighbouring terms that are its own.
+    fn parts(&self, format: Format) -> u32 {
+        loads(format) / self.per_step(format)
+    }
+
+    /// Terms that a simdgroup adds in a step.
+    fn terms(&self, format: Format) -> u32 {
+        4 * format.run() * self.per_step(format)
+    }
+
+    /// Words between rows of activations in shared memory, of which two are one: so much more than a row that those of
+    /// neighbours lie in other banks, as far as whole sectors of 32 bytes allow, which are copied at once.
+    fn stride(&self, format: Format) -> u32 {
+        let words = self.terms(format) / 2;
+        let apart = match words {
+            16 => 0,
+            _ if format.run() == UNIT => 16,
+            _ => 8,
+        };
+        words + apart
     }
 
     /// Tiles along the rows of activations.
@@ -144,20 +183,9 @@ impl Tiling {
     }
 }
 
-/// Runs of 16 bytes that a lane copies per matrix row and step: few where runs are long.
+/// Neighbouring runs of 16 bytes that a lane has of a matrix row: few where runs are long.
 fn loads(format: Format) -> u32 {
     if format.run() < 32 { 2 } else { 1 }
-}
-
-/// Terms that a simdgroup adds in a step.
-fn terms(format: Format) -> u32 {
-    4 * format.run() * loads(format)
-}
-
-/// Words between rows of activations in shared memory, of which two are one: so much more than a row that those of neighbours
-/// lie in other banks, as far as whole sectors of 32 bytes allow, which are copied at once.
-fn stride(format: Format) -> u32 {
-    terms(format) / 2 + if format.run() == UNIT { 16 } else { 8 }
 }
 
 /// Types of activations, operands and results.
@@ -371,7 +399,7 @@ impl Walk {
                     })
                     .otherwise(|| {});
                 copy_commit();
-                for load in 0..loads(sweep.weights[0].format()) {
+                for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
                     self.sum(sweep, at.step, load, t % self.tiling.stages, sums);
                 }
                 test((at.step + 1u32).eq(self.steps(sweep)))
@@ -427,15 +455,29 @@ impl Walk {
     /// Steps of a row.
     #[track_caller]
     fn steps(&self, sweep: &Sweep) -> Val<u32> {
-        let terms = SIMDS * terms(sweep.weights[0].format());
-        (self.width + (terms - 1)) / terms
+        let format = sweep.weights[0].format();
+        let (parts, terms) = (self.tiling.parts(format), SIMDS * self.tiling.terms(format));
+        match parts {
+            1 => (self.width + (terms - 1)) / terms,
+            _ => (self.width + (parts * terms - 1)) / (parts * terms) * parts,
+        }
+    }
+
+    /// The place of a step's terms among those of all simdgroups, in steps.
+    #[track_caller]
+    fn place_of(&self, format: Format, step: Val<u32>) -> Val<u32> {
+        match self.tiling.parts(format) {
+            1 => step * SIMDS + simd_id(),
+            parts => (step / parts * SIMDS + simd_id()) * parts + step % parts,
+        }
     }
 
     /// This lane's run for a load of a step.
     #[track_caller]
     fn run(&self, sweep: &Sweep, step: Val<u32>, load: u32) -> Val<u32> {
-        let loads = loads(sweep.weights[0].format());
-        (step * SIMDS + simd_id()) * (4 * loads) + (lane_id() % 4u32 + 4 * load)
+        let format = sweep.weights[0].format();
+        let runs = 4 * self.tiling.per_step(format);
+        self.place_of(format, step) * runs + (lane_id() % 4u32 + 4 * load)
     }
 
     /// Begins to copy the weights of a step to a stage, for all rows of a block. Rows and runs past the end are replaced by the
@@ -444,7 +486,7 @@ impl Walk {
     fn load(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
         let format = sweep.weights[0].format();
         let first = at.block * (EDGE * self.tiling.tiles) + lane_id() / 4u32;
-        for load in 0..loads(format) {
+        for load in 0..self.tiling.per_step(format) {
             let run = self.run(sweep, at.step, load).min(self.runs(sweep) - 1u32);
             for half in 0..2 * self.tiling.tiles {
                 let row = (first + EDGE / 2 * half).min(sweep.out - 1u32);
@@ -462,7 +504,7 @@ impl Walk {
         let format = sweep.weights[0].format();
         let matrices = sweep.weights.len() as u32;
         let before = (load * 2 * self.tiling.tiles + half) * matrices + m;
-        let activations = self.tiling.rows * stride(format);
+        let activations = self.tiling.rows * self.tiling.stride(format);
         self.own + stage * self.stage + (activations + before * 32 * format.words())
     }
 
@@ -470,10 +512,10 @@ impl Walk {
     #[track_caller]
     fn copy(&self, sweep: &Sweep, step: Val<u32>, stage: Val<u32>) {
         let format = sweep.weights[0].format();
-        let (terms, stride) = (terms(format), stride(format));
+        let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
         let per_row = terms / UNIT;
         let (unit, row) = (lane_id() % per_row, lane_id() / per_row);
-        let column = (step * SIMDS + simd_id()) * terms + unit * UNIT;
+        let column = self.place_of(format, step) * terms + unit * UNIT;
         let inside = column.lt(self.width);
         let apart = 32 / per_row;
         for pass in 0..self.tiling.rows.div_ceil(apart) {
@@ -490,20 +532,20 @@ impl Walk {
     fn sum(&self, sweep: &Sweep, step: Val<u32>, load: u32, stage: Val<u32>, sums: Frags) {
         let format = sweep.weights[0].format();
         let run = self.run(sweep, step, load);
-        // Of each tile and matrix, the pairs of the two matrix rows that this lane has.
+        // Of each tile and matrix, the runs of the two matrix rows that this lane has.
         let mut tiles = Vec::new();
         for tile in 0..self.tiling.tiles {
             for (m, weights) in sweep.weights.iter().enumerate() {
-                let pairs = |half: u32| {
+                tiles.push([0, 1].map(|half| {
                     let from = self.place(sweep, stage, load, 2 * tile + half, m as u32);
                     let words = weights.copied(self.ring, from);
-                    weights.run(&words, run).pairs(self.types.operand)
-                };
-                tiles.push((pairs(0), pairs(1)));
+                    let run = weights.run(&words, run);
+                    (run.scaled(), run)
+                }));
             }
         }
         let wide = self.tiling.wide();
-        let (stride, units) = (stride(format), format.run() / UNIT);
+        let (stride, units) = (self.tiling.stride(format), format.run() / UNIT);
         let base = self.own + stage * self.stage + lane_id() / 4u32 * stride;
         for unit in 0..units {
             let at = base + (lane_id() % 4u32 * units + (load * 4 * units + unit)) * (UNIT / 2);
@@ -515,20 +557,22 @@ impl Walk {
                 words.into_iter().map(|word| self.rounded(word)).collect()
             };
             let right: Vec<Vec<Val<u32>>> = (0..2 * wide).map(read).collect();
-            for half in 0..2usize {
-                // Four terms of each of four lanes: two words.
-                let first = 2 * half;
-                let rights: Vec<Frag> = right
-                    .chunks(2)
-                    .map(|two| {
-                        let [a, b] = [&two[0], &two[1]];
-                        let words = [a[first], a[first + 1], b[first], b[first + 1]];
-                        Frag::right_of(self.types.operand, words)
-                    })
-                    .collect();
-                for (i, (upper, lower)) in tiles.iter().enumerate() {
-                    let pair = (unit * UNIT / 2) as usize + first;
-                    let words = [upper[pair], lower[pair], upper[pair + 1], lower[pair + 1]];
+            // Four terms of each of four lanes are two words: half of a unit.
+            let rights = [0, 2].map(|first| -> Vec<Frag> {
+                let of = |two: &[Vec<Val<u32>>]| {
+                    let [a, b] = [&two[0], &two[1]];
+                    let words = [a[first], a[first + 1], b[first], b[first + 1]];
+                    Frag::right_of(self.types.operand, words)
+                };
+                right.chunks(2).map(of).collect()
+            });
+            for (i, runs) in tiles.iter().enumerate() {
+                let octet = |(scaled, run): &(Vec<Scaled>, Run)| {
+                    run.octet(scaled, unit, self.types.operand)
+                };
+                let [upper, lower] = runs.each_ref().map(octet);
+                for (first, rights) in [0, 2].into_iter().zip(&rights) {
+                    let words = [upper[first], lower[first], upper[first + 1], lower[first + 1]];
                     let left = Frag::left_of(self.types.operand, words);
                     for (j, right) in rights.iter().enumerate() {
                         let sum = i as u32 * wide + j as u32;
@@ -627,15 +671,17 @@ mod tests {
                 let [_, y, _] = buffers;
                 y.bytes
             };
-            let alone = run(1, Tiling { tiles: 1, rows: 8, stages: 2 }, 3);
-            for (rows, tiles, together, stages, groups) in [
-                (1, 2, 16, 3, 1),
-                (3, 1, 8, 4, 2),
-                (9, 4, 24, 2, 1),
-                (21, 2, 32, 2, 2),
-                (21, 1, 8, 5, 1),
+            let alone = run(1, Tiling { tiles: 1, rows: 8, loads: 2, stages: 2 }, 3);
+            // Tilings of few rows and of many, and launches in several turns.
+            for (rows, tiles, together, loads, stages, groups) in [
+                (1, 2, 16, 2, 3, 1),
+                (3, 1, 8, 2, 4, 2),
+                (9, 4, 24, 2, 2, 1),
+                (21, 2, 32, 1, 2, 2),
+                (21, 1, 8, 1, 5, 1),
+                (21, 4, 24, 1, 2, 1),
             ] {
-                let all = run(rows, Tiling { tiles, rows: together, stages }, groups);
+                let all = run(rows, Tiling { tiles, rows: together, loads, stages }, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
             }
         }
@@ -651,6 +697,8 @@ mod tests {
                     let tiling = Tiling::pick(&job).expect("eight rows fit");
                     assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
                     assert!(tiling.rows.is_multiple_of(8) && tiling.rows <= 64, "{tiling:?}");
+                    let dense = formats.iter().all(|format| format.run() == UNIT);
+                    assert!(!dense || rows != 200 || tiling.rows > 40, "few turns: {tiling:?}");
                 }
                 let job = Job { formats, out: 64, rows, pair, shared: 32 << 10, processors: 8 };
                 assert_eq!(Tiling::pick(&job), None, "little shared memory");

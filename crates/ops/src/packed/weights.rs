@@ -4,6 +4,8 @@
 //! kept in registers while other loads are under way; [`Weights::run`] then makes a [`Run`] of them, which yields weights
 //! as f32 ([`Run::floats`]) or bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
 
+use std::ops::Range;
+
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -27,6 +29,15 @@ pub struct Scaled {
     pub zero: f32,
     /// Is added; none is 0.
     pub offset: Option<Val<f32>>,
+}
+
+impl Scaled {
+    /// The weight of a code less its zero.
+    #[track_caller]
+    fn weight(&self, code: Val<f32>) -> Val<f32> {
+        let scaled = self.scale * code;
+        self.offset.map_or(scaled, |offset| scaled + offset)
+    }
 }
 
 /// What the [`Scaled`]s of a run are made of where a block has numbers of its own: `scale = d * byte`, `offset = -min * byte`.
@@ -175,21 +186,25 @@ impl Run {
     pub fn floats(&self) -> Vec<Val<f32>> {
         let codes = self.codes();
         let scaled = self.scaled();
-        let weight = |(i, code): (usize, &Val<f32>)| match scaled.get(i / self.part()) {
-            None => *code,
-            Some(Scaled { scale, offset: None, .. }) => *scale * *code,
-            Some(Scaled { scale, offset: Some(offset), .. }) => *scale * *code + *offset,
+        let weight = |(i, code): (usize, Val<f32>)| {
+            scaled.get(i / self.part()).map_or(code, |part| part.weight(code))
         };
-        codes.iter().enumerate().map(weight).collect()
+        codes.into_iter().enumerate().map(weight).collect()
     }
 
-    /// The weights rounded to f16 or bf16, two neighbours a word, the first in the low half.
+    /// Eight neighbours rounded to f16 or bf16, two a word, the first in the low half: the weights from `8 * octet` on, of a run
+    /// whose [`Run::scaled`] is `scaled`. So few at a time keep registers free for sums.
     #[track_caller]
-    pub fn pairs(&self, scalar: Scalar) -> Vec<Val<u32>> {
+    pub fn octet(&self, scaled: &[Scaled], octet: u32, scalar: Scalar) -> Vec<Val<u32>> {
         if self.format == Format::Dense(scalar) {
-            return self.base.clone();
+            let first = 4 * octet as usize;
+            return self.base[first..first + 4].to_vec();
         }
-        self.floats().chunks_exact(2).map(|two| two[0].pack(two[1], scalar)).collect()
+        let codes = self.codes_of(2 * octet as usize..2 * octet as usize + 2);
+        let part = scaled.get(8 * octet as usize / self.part());
+        let weights: Vec<Val<f32>> =
+            codes.into_iter().map(|code| part.map_or(code, |part| part.weight(code))).collect();
+        weights.chunks_exact(2).map(|two| two[0].pack(two[1], scalar)).collect()
     }
 
     /// The codes less the format's zero, as f32; of a dense matrix, the weights.
@@ -197,27 +212,43 @@ impl Run {
     pub fn codes(&self) -> Vec<Val<f32>> {
         let Some(p) = self.format.packing() else { return self.dense() };
         // One plane is read where it lies; two are first joined, which leaves a code in each byte.
-        let (words, bits, fields) = match p.bits {
-            8 => (self.base.iter().map(|w| *w ^ 0x8080_8080).collect(), 8, 1),
-            _ if p.high() > 0 => (self.quads(), p.bits, 1),
-            _ => (self.base.clone(), p.bits, 8 / p.bits),
+        let (words, fields) = match p.bits {
+            8 => (self.base.iter().map(|w| *w ^ 0x8080_8080).collect(), 1),
+            _ if p.high() > 0 => (self.quads(), 1),
+            _ => (self.base.clone(), 8 / p.bits),
         };
         let mut codes = Vec::new();
         for word in words {
             let upper = word >> 16u32;
-            for k in 0..fields {
-                for i in 0..4 {
-                    let at = 8 * i + bits * k;
-                    // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed; above
-                    // bit 22 there is no mantissa.
-                    let (word, at) = if at + bits <= 23 { (word, at) } else { (upper, at - 16) };
-                    let exponent = (127 + 23 - at) << 23;
-                    let float = (word & (((1 << bits) - 1) << at) | exponent).bits::<f32>();
-                    codes.push(float - (f32::from_bits(exponent) + p.zero as f32));
-                }
-            }
+            (0..fields).for_each(|k| codes.extend(four(&p, [word, upper], k)));
         }
         codes
+    }
+
+    /// Those of [`Run::codes`] that stand in some of its groups of four.
+    #[track_caller]
+    fn codes_of(&self, fours: Range<usize>) -> Vec<Val<f32>> {
+        let Some(p) = self.format.packing() else {
+            return self.dense()[4 * fours.start..4 * fours.end].to_vec();
+        };
+        let of = |i: usize| {
+            let (word, k) = match p.bits {
+                8 => (self.base[i] ^ 0x8080_8080, 0),
+                _ if p.high() > 0 => (self.joined(&p, i), 0),
+                bits => {
+                    let fields = 8 / bits as usize;
+                    (self.base[i / fields], (i % fields) as u32)
+                }
+            };
+            four(&p, [word, word >> 16u32], k)
+        };
+        fours.flat_map(of).collect()
+    }
+
+    /// Four codes that lie in two planes, a byte each.
+    #[track_caller]
+    fn joined(&self, p: &Packing, i: usize) -> Val<u32> {
+        field_bytes(&self.base, p.base(), i) | field_bytes(&self.high, p.high(), i) << p.base()
     }
 
     /// The words of a dense matrix as numbers.
@@ -317,15 +348,34 @@ fn signed_byte(word: Val<u32>, at: u32) -> Val<i32> {
 /// Four codes to a word, from the words of a plane.
 #[track_caller]
 fn spread(words: &[Val<u32>], bits: u32) -> Vec<Val<u32>> {
-    if bits == 8 {
-        return words.to_vec();
-    }
+    (0..words.len() * (8 / bits) as usize).map(|i| field_bytes(words, bits, i)).collect()
+}
+
+/// The fields of four neighbours, as bytes: group `i` of those of a plane.
+#[track_caller]
+fn field_bytes(words: &[Val<u32>], bits: u32, i: usize) -> Val<u32> {
+    let fields = (8 / bits) as usize;
+    let (word, k) = (words[i / fields], (i % fields) as u32);
     let mask = 0x0101_0101 * ((1u32 << bits) - 1);
-    let fields = (0..8 / bits).map(|k| k * bits);
-    words
-        .iter()
-        .flat_map(|&w| fields.clone().map(move |k| if k == 0 { w & mask } else { w >> k & mask }))
-        .collect()
+    match k {
+        _ if bits == 8 => word,
+        0 => word & mask,
+        _ => word >> (k * bits) & mask,
+    }
+}
+
+/// Four codes less the format's zero: the fields `k` of the bytes of a word, which comes with its upper half.
+#[track_caller]
+fn four(p: &Packing, [word, upper]: [Val<u32>; 2], k: u32) -> [Val<f32>; 4] {
+    [0, 1, 2, 3].map(|i| {
+        let at = 8 * i + p.bits * k;
+        // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed; above bit 22 there is
+        // no mantissa.
+        let (word, at) = if at + p.bits <= 23 { (word, at) } else { (upper, at - 16) };
+        let exponent = (127 + 23 - at) << 23;
+        let float = (word & (((1 << p.bits) - 1) << at) | exponent).bits::<f32>();
+        float - (f32::from_bits(exponent) + p.zero as f32)
+    })
 }
 
 /// The lower half of a word as a number.

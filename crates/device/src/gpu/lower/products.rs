@@ -219,13 +219,13 @@ impl Recorder<'_> {
     }
 
     /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking. In
-    /// steps of many sequences that must not follow from how many rows there are: packed weights are unpacked for prompts.
+    /// steps of many sequences that must not follow from how many rows there are: prompts are its own, rows that decode ours.
     fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
         let (format, out) = self.matrix(matrix.weight)?;
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
         let packed = format != Format::Dense(self.of.wide);
         let enough = match (self.of.batched, packed) {
-            (true, _) => self.key.kind == Kind::Prompt || (!packed && self.of.library),
+            (true, _) => self.key.kind == Kind::Prompt,
             (false, true) => rows >= unpack,
             (false, false) => rows > FEW,
         };

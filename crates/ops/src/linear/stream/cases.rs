@@ -110,8 +110,12 @@ pub(super) fn cases() -> Vec<Case> {
         Types { x: F16, operand: BF16, y: F32 },
         Types { x: BF16, operand: BF16, y: BF16 },
     ];
-    let tiling =
-        |tiles, rows| Tiling { tiles, rows, stages: if tiles + rows == 9 { 3 } else { 2 } };
+    let tiling = |tiles, rows| Tiling {
+        tiles,
+        rows,
+        loads: 1 + tiles % 2,
+        stages: if tiles + rows == 9 { 3 } else { 2 },
+    };
     let mut cases = Vec::new();
     for (f, format) in Format::all().into_iter().filter(|f| Tiling::takes(*f, BF16)).enumerate() {
         let step = format.step() as usize;
@@ -146,12 +150,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The matrices of an 8B model, for 8 and 32 rows.
+/// The matrices of an 8B model, for 8 to 128 rows.
 pub(super) fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     let usual = [DType::BF16, DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of);
     for format in usual.into_iter().flatten() {
-        for rows in [8, 32] {
+        for rows in [8, 32, 64, 128] {
             for (end, outs, width) in [
                 (End::Store, &[4096, 1024, 1024][..], 4096),
                 (End::Add, &[4096], 4096),
