@@ -19,6 +19,7 @@ impl From<CacheArg> for CacheType {
             CacheArg::Bf16 => CacheType::BF16,
             CacheArg::F32 => CacheType::F32,
             CacheArg::Q8 => CacheType::Q8_0,
+            CacheArg::Turbo => CacheType::Turbo,
         }
     }
 }

@@ -11,6 +11,7 @@ mod cache;
 mod decode;
 mod prefill;
 mod softmax;
+mod store;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -19,6 +20,7 @@ pub use cache::{Geometry, LayerCache};
 use super::isa::Isa;
 use super::math::lanes::WIDEST;
 use super::team::{SharedSlice, Worker};
+use formats::CacheType;
 
 /// Keys that a decode step treats as one piece of work; pieces begin at multiples of it.
 pub const CHUNK: usize = 256;
@@ -152,6 +154,27 @@ impl Shape {
 fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
     let window = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
     window.max(sequence.oldest).min(position)..position + 1
+}
+
+/// Writes the queries of a KV head's group in a row of `q`, times the scale and turned where the cache's keys are, to `to`,
+/// [`Q_STRIDE`] apart.
+///
+/// # Safety
+/// `to` has room for a group.
+#[inline(always)]
+unsafe fn queries(call: &Call<'_>, row: usize, kv_head: usize, to: *mut f32) {
+    let (group, dim) = (call.shape.group(), call.shape.head_dim);
+    let q = &call.q[row * call.q_stride + kv_head * group * dim..][..group * dim];
+    for g in 0..group {
+        // SAFETY: the caller's promise.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.add(g * Q_STRIDE), dim) };
+        for i in 0..dim {
+            to[i] = q[g * dim + i] * call.shape.scale;
+        }
+        if call.cache.geometry().element.rotates() {
+            CacheType::rotate(to);
+        }
+    }
 }
 
 /// A worker's scratch, cut up. Rows: token-major, the heads of the group inner.

@@ -209,14 +209,23 @@ fn decode(kind: CacheType, bytes: &[u8], elements: usize, out: &mut Vec<f32>) ->
         CacheType::F16 => DType::F16,
         CacheType::BF16 => DType::BF16,
         CacheType::F32 => DType::F32,
-        CacheType::Q8_0 => {
+        CacheType::Q8_0 | CacheType::Turbo => {
             // The codes of all blocks of 32, then the scale of each.
-            let (codes, scales) = bytes.split_at(bytes.len() / 34 * 32);
-            let blocks = out.chunks_exact_mut(32).zip(codes.chunks_exact(32));
-            for ((out, codes), scale) in blocks.zip(scales.chunks_exact(2)) {
+            let each = kind.bytes(CacheType::BLOCK);
+            let (codes, scales) = bytes.split_at(bytes.len() / each * (each - 2));
+            let code = |i: usize| match kind {
+                CacheType::Turbo => i16::from(codes[i / 2] >> (i % 2 * 4) & 15) - 8,
+                _ => i16::from(codes[i].cast_signed()),
+            };
+            let blocks = out.chunks_exact_mut(CacheType::BLOCK).zip(scales.chunks_exact(2));
+            for (b, (out, scale)) in blocks.enumerate() {
                 let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
-                let numbers = codes.iter().map(|code| f32::from(code.cast_signed()) * scale);
-                out.iter_mut().zip(numbers).for_each(|(out, number)| *out = number);
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = f32::from(code(b * CacheType::BLOCK + i)) * scale;
+                }
+            }
+            if kind.rotates() {
+                CacheType::rotate(out);
             }
             return Ok(());
         }

@@ -3,15 +3,15 @@
 //! A block holds `block_tokens` positions of every layer; within it, layer by layer, head by head: the keys as
 //! `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a vector holds the same element of sixteen
 //! keys and scores need no sums across lanes), then the values as `[block_tokens][width]` with `width` the head
-//! rounded up to whole vectors. The memory of a block is the operating system's until something is written there.
+//! rounded up to whole vectors. Codes are as numbers are, and behind those of sixteen keys or values lie their scales
+//! (`store`). The memory of a block is the operating system's until something is written there.
 
 use super::TILE;
+use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, WIDEST, dispatch};
-use crate::math::to_f16_kernel;
 use crate::{LINE, prefetch};
-use formats::CacheType;
-use formats::{Error, Hint, Result, Setting};
+use formats::{CacheType, Error, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -40,14 +40,24 @@ impl Geometry {
         self.head_dim.next_multiple_of(WIDEST)
     }
 
-    /// Elements of one head in one block: its keys, then its values.
-    fn head_len(&self) -> usize {
-        self.block_tokens * (self.head_dim + self.width())
+    /// Bytes of one head in one block: its keys, then its values.
+    fn head_bytes(&self) -> usize {
+        self.block_tokens / GROUP * (self.keys_bytes() + self.values_bytes())
+    }
+
+    /// Bytes of a group of keys.
+    fn keys_bytes(&self) -> usize {
+        self.element.bytes(GROUP * self.head_dim)
+    }
+
+    /// Bytes of a group of values.
+    fn values_bytes(&self) -> usize {
+        self.element.bytes(GROUP * self.width())
     }
 
     /// Bytes of one layer in one block.
     pub fn layer_bytes(&self) -> usize {
-        self.kv_heads * self.element.bytes(self.head_len())
+        self.kv_heads * self.head_bytes()
     }
 
     /// Bytes that the pool takes when full, or an error when that is no number of bytes, or a field makes no sense.
@@ -56,10 +66,7 @@ impl Geometry {
     /// As said.
     pub fn bytes(&self, layers: usize) -> Result<usize> {
         let place = "cache";
-        if self.element == CacheType::Q8_0 {
-            let error = Error::new("the CPU's cache", "elements of f16, bf16 or f32", "q8_0");
-            return Err(error.hint(Hint::set(Setting::CacheType, "f16")));
-        }
+        self.element.check(self.head_dim)?;
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(GROUP) {
             return Err(Error::new(
                 place,
@@ -124,70 +131,50 @@ impl LayerCache {
         &self.geometry
     }
 
-    /// The first element of `head` in `block`.
-    fn head<E: Store>(&self, block: usize, head: usize) -> *mut E::Bits {
+    /// The first byte of `head` in `block`.
+    fn head(&self, block: usize, head: usize) -> *mut u8 {
         assert!(
             block < self.geometry.blocks && head < self.geometry.kv_heads,
             "cache: block {block}, head {head}"
         );
-        debug_assert_eq!(size_of::<E::Bits>(), self.geometry.element.bytes(1));
-        let offset = block * self.block_stride
-            + self.offset
-            + head * self.geometry.head_len() * size_of::<E::Bits>();
+        let offset = block * self.block_stride + self.offset + head * self.geometry.head_bytes();
         // SAFETY: the pool has `blocks` blocks of `block_stride` bytes, and a layer's heads lie inside one.
-        unsafe { self.pool.start.as_ptr().add(offset).cast() }
+        unsafe { self.pool.start.as_ptr().add(offset) }
     }
 
-    /// The keys around `position`, a multiple of [`GROUP`]: `[head_dim][GROUP]`.
-    pub(super) fn keys<E: Store>(
-        &self,
-        table: &[u32],
-        position: usize,
-        head: usize,
-    ) -> *mut E::Bits {
+    /// The keys of the group that `position` is in, and its values.
+    pub(super) fn group(&self, table: &[u32], position: usize, head: usize) -> (*mut u8, *mut u8) {
         let (block, slot) = self.slot(table, position);
-        // SAFETY: a slot is below `block_tokens`: the group lies inside the head's keys.
-        unsafe { self.head::<E>(block, head).add(slot / GROUP * GROUP * self.geometry.head_dim) }
+        let (keys, values) = self.places(slot / GROUP);
+        let head = self.head(block, head);
+        // A slot is below `block_tokens`: the groups lie inside the head.
+        (head.wrapping_add(keys), head.wrapping_add(values))
     }
 
-    /// The value at `position`: `[width]`; those up to the next multiple of [`GROUP`] follow it.
-    pub(super) fn values<E: Store>(
-        &self,
-        table: &[u32],
-        position: usize,
-        head: usize,
-    ) -> *mut E::Bits {
-        let (block, slot) = self.slot(table, position);
+    /// Bytes from a head's first to the keys and to the values of a group.
+    fn places(&self, group: usize) -> (usize, usize) {
         let geometry = &self.geometry;
-        // SAFETY: a slot is below `block_tokens`: the row lies inside the head's values.
-        unsafe {
-            self.head::<E>(block, head)
-                .add(geometry.block_tokens * geometry.head_dim + slot * geometry.width())
-        }
+        let values = geometry.block_tokens / GROUP * geometry.keys_bytes();
+        (group * geometry.keys_bytes(), values + group * geometry.values_bytes())
     }
 
     /// Where the groups of the tile from `position` on are, a multiple of [`GROUP`]: the keys and the values of each.
     ///
     /// They exist at any position, for a table is a ring; whether they hold anything is the caller's to know.
-    pub(super) fn tile<E: Store>(
-        &self,
-        table: &[u32],
-        position: usize,
-        head: usize,
-    ) -> Tile<E::Bits> {
-        let (geometry, tokens) = (&self.geometry, self.geometry.block_tokens);
+    pub(super) fn tile(&self, table: &[u32], position: usize, head: usize) -> Tile {
+        let tokens = self.geometry.block_tokens;
         let (mut block, mut slot) = self.slot(table, position);
-        let mut start = self.head::<E>(block, head).cast_const();
+        let mut start = self.head(block, head).cast_const();
         let mut tile = Tile { keys: [start; TILE / GROUP], values: [start; TILE / GROUP] };
         for k in 0..TILE / GROUP {
             if slot == tokens {
                 (block, slot) = self.slot(table, position + k * GROUP);
-                start = self.head::<E>(block, head).cast_const();
+                start = self.head(block, head).cast_const();
             }
             // A slot is below `block_tokens`: the group lies inside the head's keys and values.
-            tile.keys[k] = start.wrapping_add(slot * geometry.head_dim);
-            tile.values[k] =
-                start.wrapping_add(tokens * geometry.head_dim + slot * geometry.width());
+            let (keys, values) = self.places(slot / GROUP);
+            tile.keys[k] = start.wrapping_add(keys);
+            tile.values[k] = start.wrapping_add(values);
             slot += GROUP;
         }
         tile
@@ -230,18 +217,7 @@ impl LayerCache {
         let (cache, rows) = (self, Rows { table, position, k, v, stride, tokens, heads });
         // SAFETY: the rows exist; the slots are this caller's.
         unsafe {
-            match self.geometry.element {
-                CacheType::F16 => {
-                    dispatch!(isa, write_kernel[Half](cache: &LayerCache, rows: Rows<'_>))
-                }
-                CacheType::BF16 => {
-                    dispatch!(isa, write_kernel[Brain](cache: &LayerCache, rows: Rows<'_>))
-                }
-                CacheType::F32 => {
-                    dispatch!(isa, write_kernel[Single](cache: &LayerCache, rows: Rows<'_>))
-                }
-                CacheType::Q8_0 => unreachable!("no pool is made of it"),
-            }
+            dispatch_stored!(self.geometry.element, isa, write_kernel(cache: &LayerCache, rows: Rows<'_>))
         }
     }
 
@@ -250,22 +226,14 @@ impl LayerCache {
     /// # Panics
     /// When the head or the block does not exist.
     pub fn fetch(&self, table: &[u32], position: usize, head: usize) {
-        match self.geometry.element {
-            CacheType::F16 => self.fetch_as::<Half>(table, position, head),
-            CacheType::BF16 => self.fetch_as::<Brain>(table, position, head),
-            CacheType::F32 => self.fetch_as::<Single>(table, position, head),
-            CacheType::Q8_0 => unreachable!("no pool is made of it"),
-        }
-    }
-
-    fn fetch_as<E: Store>(&self, table: &[u32], position: usize, head: usize) {
-        let (dim, element) = (self.geometry.head_dim, size_of::<E::Bits>());
-        let keys = self.keys::<E>(table, position, head).cast::<u8>();
-        for line in (0..dim * GROUP * element).step_by(LINE) {
+        let (geometry, (keys, values)) = (&self.geometry, self.group(table, position, head));
+        for line in (0..geometry.keys_bytes()).step_by(LINE) {
             prefetch(keys.wrapping_add(line));
         }
-        let value = self.values::<E>(table, position, head).cast::<u8>();
-        for line in (0..dim * element).step_by(LINE) {
+        // The scales of a group, where there are any, are behind its values.
+        let row = geometry.values_bytes() / GROUP;
+        let value = values.wrapping_add(position % GROUP * row);
+        for line in (0..row).step_by(LINE) {
             prefetch(value.wrapping_add(line));
         }
     }
@@ -290,7 +258,8 @@ impl LayerCache {
     }
 
     /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`, then
-    /// its values, each element as it is stored.
+    /// its values, each element as it is stored. Of blocks of 32 elements it is the codes, then the scales, of each; two codes of
+    /// four bits share a byte, the first in its lower half.
     ///
     /// # Safety
     /// Nobody writes the block at the same time.
@@ -309,6 +278,17 @@ impl LayerCache {
                 rest = after;
             });
         }
+        self.each_code(&mut bytes[from..], in_order);
+    }
+
+    /// Changes the codes of a block's keys and of its values, as they are read, in a type whose codes share bytes.
+    fn each_code(&self, bytes: &mut [u8], change: fn(&mut [u8])) {
+        if self.geometry.element.bits() == Some(4) {
+            let half = bytes.len() / 2;
+            for part in bytes.chunks_exact_mut(half) {
+                change(&mut part[..self.code_bytes()]);
+            }
+        }
     }
 
     /// Makes a block of this layer what [`LayerCache::read_block`] gave.
@@ -320,7 +300,9 @@ impl LayerCache {
     /// When the block does not exist, or there are too few bytes.
     pub unsafe fn write_block(&self, block: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.plain_bytes(), "cache: bytes of a block");
-        let mut rest = bytes;
+        let mut bytes = bytes.to_vec();
+        self.each_code(&mut bytes, in_halves);
+        let mut rest = &bytes[..];
         // SAFETY: the caller's promise.
         unsafe {
             self.each_element(block, |stored| {
@@ -337,46 +319,89 @@ impl LayerCache {
         2 * block_tokens * kv_heads * element.bytes(head_dim)
     }
 
-    /// Shows `visit` the bytes of each element of a block: of the keys by position, head and place
-    /// in the head, then of the values.
+    /// Bytes of the codes of a block's keys, and of its values, in types that have codes.
+    fn code_bytes(&self) -> usize {
+        let Geometry { element, block_tokens, kv_heads, head_dim, .. } = self.geometry;
+        element.bits().map_or(0, |bits| block_tokens * kv_heads * head_dim * bits / 8)
+    }
+
+    /// Shows `visit` the bytes of a block in the order in which they are read, some at a time.
     ///
     /// # Safety
     /// Nobody else uses the block at the same time, but to read it where `visit` only reads.
     unsafe fn each_element(&self, block: usize, mut visit: impl FnMut(&mut [u8])) {
         let Geometry { element, blocks, block_tokens, kv_heads, head_dim } = self.geometry;
         assert!(block < blocks, "cache: block {block}");
-        let (size, width) = (element.bytes(1), self.geometry.width());
-        // SAFETY: a layer lies inside its block, and its block inside the pool.
-        let layer =
-            unsafe { self.pool.start.as_ptr().add(block * self.block_stride + self.offset) };
-        let at = |head: usize, index: usize| {
-            // SAFETY: the index is one of the head's elements.
-            let start = unsafe { layer.add((head * self.geometry.head_len() + index) * size) };
-            // SAFETY: as above; nobody else uses it, by the caller's promise.
-            unsafe { std::slice::from_raw_parts_mut(start, size) }
+        let mut show = |part: Part| {
+            for position in 0..block_tokens {
+                let (keys, values) = self.places(position / GROUP);
+                let group = if part.of_keys { keys } else { values } + part.first;
+                let key = position % GROUP;
+                for head in 0..kv_heads {
+                    let head = self.head(block, head);
+                    for i in 0..part.count {
+                        let at = part.row.map_or(i * GROUP + key, |row| key * row + i);
+                        let start = head.wrapping_add(group + at * part.bytes);
+                        // SAFETY: it lies inside the head; nobody else uses it, by the caller's promise.
+                        visit(unsafe { std::slice::from_raw_parts_mut(start, part.bytes) });
+                    }
+                }
+            }
         };
-        for position in 0..block_tokens {
-            let group = position / GROUP * GROUP * head_dim + position % GROUP;
-            for head in 0..kv_heads {
-                (0..head_dim).for_each(|i| visit(at(head, group + i * GROUP)));
-            }
+        for of_keys in [true, false] {
+            let row = |elements: usize| (!of_keys).then_some(elements);
+            let Some(bits) = element.bits() else {
+                let (bytes, width) = (element.bytes(1), self.geometry.width());
+                show(Part { of_keys, first: 0, count: head_dim, bytes, row: row(width) });
+                continue;
+            };
+            let codes = head_dim * bits / 8;
+            let scales = head_dim / CacheType::BLOCK;
+            show(Part { of_keys, first: 0, count: codes, bytes: 1, row: row(codes) });
+            show(Part { of_keys, first: GROUP * codes, count: scales, bytes: 2, row: None });
         }
-        for position in 0..block_tokens {
-            let row = block_tokens * head_dim + position * width;
-            for head in 0..kv_heads {
-                (0..head_dim).for_each(|i| visit(at(head, row + i)));
-            }
-        }
+    }
+}
+
+/// What [`LayerCache::each_element`] shows of each position and head: `count` pieces of `bytes` bytes.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Of keys, or of values.
+    of_keys: bool,
+    /// The first byte in a group.
+    first: usize,
+    count: usize,
+    bytes: usize,
+    /// Pieces from a position to the next; none where those of a group's positions lie side by side.
+    row: Option<usize>,
+}
+
+/// Puts the codes of blocks of 32 elements, of which byte `j` has elements `j` and `16 + j`, in their order: byte `j` then has
+/// elements `2 j` and `2 j + 1`.
+fn in_order(codes: &mut [u8]) {
+    let (blocks, _) = codes.as_chunks_mut::<16>();
+    for block in blocks {
+        let code = |i: usize, block: &[u8; 16]| block[i % 16] >> (i / 16 * 4) & 15;
+        *block = std::array::from_fn(|j| code(2 * j, block) | code(2 * j + 1, block) << 4);
+    }
+}
+
+/// The inverse of [`in_order`].
+fn in_halves(codes: &mut [u8]) {
+    let (blocks, _) = codes.as_chunks_mut::<16>();
+    for block in blocks {
+        let code = |i: usize, block: &[u8; 16]| block[i / 2] >> (i % 2 * 4) & 15;
+        *block = std::array::from_fn(|j| code(j, block) | code(16 + j, block) << 4);
     }
 }
 
 /// Where a tile's groups are.
 #[derive(Clone, Copy)]
-pub(super) struct Tile<T> {
+pub(super) struct Tile {
     /// Of every group `[head_dim][GROUP]`.
-    pub(super) keys: [*const T; TILE / GROUP],
+    pub(super) keys: [*const u8; TILE / GROUP],
     /// Of every group `[GROUP][width]`.
-    pub(super) values: [*const T; TILE / GROUP],
+    pub(super) values: [*const u8; TILE / GROUP],
 }
 
 /// Rows to write: see [`LayerCache::write`].
@@ -394,111 +419,17 @@ struct Rows<'a> {
 /// As for [`LayerCache::write`], whose checks hold.
 #[inline(always)]
 unsafe fn write_kernel<L: Lanes, E: Store>(cache: &LayerCache, rows: Rows<'_>) {
-    let dim = cache.geometry.head_dim;
-    let mut key = [E::ZERO; super::MAX_HEAD_DIM];
+    let (dim, width) = (cache.geometry.head_dim, cache.geometry.width());
     for head in rows.heads.clone() {
         for token in rows.tokens.clone() {
             let (position, at) = (rows.position + token, token * rows.stride + head * dim);
+            let groups = cache.group(rows.table, position, head);
             // SAFETY: the rows exist, as `write` checked; a head is at most MAX_HEAD_DIM; the slots exist.
             unsafe {
-                E::convert::<L>(
-                    rows.v.as_ptr().add(at),
-                    cache.values::<E>(rows.table, position, head),
-                    dim,
-                );
-                E::convert::<L>(rows.k.as_ptr().add(at), key.as_mut_ptr(), dim);
-                let keys = cache.keys::<E>(rows.table, position, head).add(position % GROUP);
-                for i in 0..dim {
-                    *keys.add(i * GROUP) = key[i];
-                }
+                let (k, v) = (rows.k.as_ptr().add(at), rows.v.as_ptr().add(at));
+                E::put::<L>(k, v, groups, dim, width, position % GROUP);
             }
         }
-    }
-}
-
-/// How numbers are stored.
-pub(super) trait Store: 'static {
-    /// What one is stored as.
-    type Bits: Copy;
-    /// Zero.
-    const ZERO: Self::Bits;
-
-    /// Reads a vector.
-    ///
-    /// # Safety
-    /// `p` points to `L::N` elements.
-    unsafe fn load<L: Lanes>(p: *const Self::Bits) -> L;
-
-    /// Converts `n` numbers.
-    ///
-    /// # Safety
-    /// `x` and `out` point to `n` elements.
-    unsafe fn convert<L: Lanes>(x: *const f32, out: *mut Self::Bits, n: usize);
-}
-
-/// [`CacheType::F16`].
-pub(super) struct Half;
-
-/// [`CacheType::BF16`].
-pub(super) struct Brain;
-
-/// [`CacheType::F32`].
-pub(super) struct Single;
-
-impl Store for Half {
-    type Bits = u16;
-    const ZERO: u16 = 0;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const u16) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { L::load_f16(p) }
-    }
-    #[inline(always)]
-    unsafe fn convert<L: Lanes>(x: *const f32, out: *mut u16, n: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { to_f16_kernel::<L>(x, out, n) }
-    }
-}
-
-impl Store for Brain {
-    type Bits = u16;
-    const ZERO: u16 = 0;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const u16) -> L {
-        let mut whole = [0.0; WIDEST];
-        // SAFETY: `L::N <= WIDEST` elements are readable, by the caller's promise, and fit.
-        unsafe {
-            for (i, x) in whole[..L::N].iter_mut().enumerate() {
-                // A bf16 is the upper half of an f32.
-                *x = f32::from_bits(u32::from(*p.add(i)) << 16);
-            }
-            L::load(whole.as_ptr())
-        }
-    }
-    #[inline(always)]
-    unsafe fn convert<L: Lanes>(x: *const f32, out: *mut u16, n: usize) {
-        for i in 0..n {
-            // SAFETY: the caller's promise.
-            unsafe { *out.add(i) = half::bf16::from_f32(*x.add(i)).to_bits() };
-        }
-    }
-}
-
-impl Store for Single {
-    type Bits = f32;
-    const ZERO: f32 = 0.0;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(p: *const f32) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { L::load(p) }
-    }
-    #[inline(always)]
-    unsafe fn convert<L: Lanes>(x: *const f32, out: *mut f32, n: usize) {
-        // SAFETY: the caller's promise; a cache and its input are different memory.
-        unsafe { std::ptr::copy_nonoverlapping(x, out, n) }
     }
 }
 

@@ -2,8 +2,11 @@
 //!
 //! Tiles of keys and of values take turns, and each is fetched while the one before it is read: both fit the first cache.
 
-use super::cache::{Brain, GROUP, Half, Single, Store, Tile};
-use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
+pub(super) mod blocks;
+
+use super::cache::{GROUP, Tile};
+use super::store::{Brain, Eighth, Half, Number, Single, Store, Turbo, dispatch_stored};
+use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, queries, softmax, visible};
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, dispatch};
 use crate::{LINE, prefetch};
@@ -32,18 +35,7 @@ pub(super) unsafe fn chunk(
 ) {
     // SAFETY: the caller's promises; the element is the cache's.
     unsafe {
-        match call.cache.geometry().element {
-            CacheType::F16 => {
-                dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
-            }
-            CacheType::BF16 => {
-                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
-            }
-            CacheType::F32 => {
-                dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
-            }
-            CacheType::Q8_0 => unreachable!("no pool is made of it"),
-        }
+        dispatch_stored!(call.cache.geometry().element, isa, kernel(call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
     }
 }
 
@@ -60,23 +52,18 @@ unsafe fn kernel<L: Lanes, E: Store>(
     let (group, dim, width) = (shape.group(), shape.head_dim, shape.width());
     let visible = visible(shape, sequence, sequence.position);
     let seen = visible.start.max(part.chunk * CHUNK)..visible.end.min((part.chunk + 1) * CHUNK);
-    let q = &call.q[sequence.row * call.q_stride + part.kv_head * group * dim..][..group * dim];
     // SAFETY: `work` has a group's rows; `check` vouches for the table, and `seen` for the positions.
     unsafe {
-        for g in 0..group {
-            for i in 0..dim {
-                *work.q.add(g * Q_STRIDE + i) = q[g * dim + i] * shape.scale;
-            }
-        }
+        queries(call, sequence.row, part.kv_head, work.q);
         softmax::reset::<L>(&work, group, width);
         let mut start = seen.start / TILE * TILE;
-        let mut tile = call.cache.tile::<E>(sequence.table, start, part.kv_head);
+        let mut tile = call.cache.tile(sequence.table, start, part.kv_head);
         while start < seen.end {
             let then = if start + TILE < seen.end {
-                call.cache.tile::<E>(sequence.table, start + TILE, part.kv_head)
+                call.cache.tile(sequence.table, start + TILE, part.kv_head)
             } else {
                 let first = visible.start.max(next.chunk * CHUNK) / TILE * TILE;
-                call.cache.tile::<E>(sequence.table, first, next.kv_head)
+                call.cache.tile(sequence.table, first, next.kv_head)
             };
             let from = seen.start.max(start) - start;
             let to = seen.end.min(start + TILE) - start;
@@ -86,7 +73,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
             for g in 0..group {
                 softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width);
             }
-            sums::<L, E>(group, from..to, width, &work, &tile, &then);
+            E::sums::<L>(group, from..to, width, &work, &tile, &then);
             (tile, start) = (then, start + TILE);
         }
     }
@@ -102,7 +89,7 @@ unsafe fn scores<L: Lanes, E: Store>(
     groups: usize,
     dim: usize,
     work: &Work,
-    tile: &Tile<E::Bits>,
+    tile: &Tile,
 ) {
     // Rows and groups at a time, so that the sums fill the registers and hide the latency of the additions.
     // SAFETY: the steps stay inside `rows` and `groups`.
@@ -115,10 +102,10 @@ unsafe fn scores<L: Lanes, E: Store>(
                 16 => {
                     row += left.min(4);
                     match (left, groups) {
-                        (1, 4) => score::<L, E, 1, 4, 1>(q, dim, tile, 0, p),
-                        (2, 4) => score::<L, E, 2, 4, 1>(q, dim, tile, 0, p),
-                        (3, 4) => score::<L, E, 3, 4, 1>(q, dim, tile, 0, p),
-                        (4.., 4) => score::<L, E, 4, 4, 1>(q, dim, tile, 0, p),
+                        (1, 4) => E::score::<L, 1, 4, 1>(q, dim, tile, 0, p),
+                        (2, 4) => E::score::<L, 2, 4, 1>(q, dim, tile, 0, p),
+                        (3, 4) => E::score::<L, 3, 4, 1>(q, dim, tile, 0, p),
+                        (4.., 4) => E::score::<L, 4, 4, 1>(q, dim, tile, 0, p),
                         (4.., _) => each::<L, E, 4, 1>(q, dim, tile, 0..groups, p),
                         (3, _) => each::<L, E, 3, 1>(q, dim, tile, 0..groups, p),
                         (2, _) => each::<L, E, 2, 1>(q, dim, tile, 0..groups, p),
@@ -131,8 +118,8 @@ unsafe fn scores<L: Lanes, E: Store>(
                         1 | 2 if groups.is_multiple_of(2) => {
                             for k in (0..groups).step_by(2) {
                                 match left {
-                                    1 => score::<L, E, 1, 2, 2>(q, dim, tile, k, p),
-                                    _ => score::<L, E, 2, 2, 2>(q, dim, tile, k, p),
+                                    1 => E::score::<L, 1, 2, 2>(q, dim, tile, k, p),
+                                    _ => E::score::<L, 2, 2, 2>(q, dim, tile, k, p),
                                 }
                             }
                         }
@@ -161,28 +148,28 @@ unsafe fn scores<L: Lanes, E: Store>(
 unsafe fn each<L: Lanes, E: Store, const ROWS: usize, const VECTORS: usize>(
     q: *const f32,
     dim: usize,
-    tile: &Tile<E::Bits>,
+    tile: &Tile,
     groups: Range<usize>,
     p: *mut f32,
 ) {
     for k in groups {
         // SAFETY: the caller's promises.
-        unsafe { score::<L, E, ROWS, 1, VECTORS>(q, dim, tile, k, p) };
+        unsafe { E::score::<L, ROWS, 1, VECTORS>(q, dim, tile, k, p) };
     }
 }
 
-/// Scores of `ROWS` queries with `GROUPS` groups of a tile's keys from the one given, each `VECTORS` vectors wide.
+/// [`Store::score`] of numbers.
 #[inline(always)]
-unsafe fn score<
+pub(super) unsafe fn score<
     L: Lanes,
-    E: Store,
+    N: Number,
     const ROWS: usize,
     const GROUPS: usize,
     const VECTORS: usize,
 >(
     q: *const f32,
     dim: usize,
-    tile: &Tile<E::Bits>,
+    tile: &Tile,
     first: usize,
     p: *mut f32,
 ) {
@@ -192,12 +179,12 @@ unsafe fn score<
         for i in 0..dim {
             let mut columns = [[L::splat(0.0); VECTORS]; GROUPS];
             for k in 0..GROUPS {
-                let key = tile.keys[first + k].add(i * GROUP);
-                if (i * GROUP).is_multiple_of(LINE / size_of::<E::Bits>()) {
-                    prefetch(tile.values[first + k].wrapping_add(i * GROUP));
+                let key = tile.keys[first + k].cast::<N::Bits>().add(i * GROUP);
+                if (i * GROUP).is_multiple_of(LINE / size_of::<N::Bits>()) {
+                    prefetch(tile.values[first + k].cast::<N::Bits>().wrapping_add(i * GROUP));
                 }
                 for v in 0..VECTORS {
-                    columns[k][v] = E::load::<L>(key.add(v * L::N));
+                    columns[k][v] = N::load::<L>(key.add(v * L::N));
                 }
             }
             for r in 0..ROWS {
@@ -219,19 +206,18 @@ unsafe fn score<
     }
 }
 
-/// Adds the tile's values `seen`, times their probabilities, to the sums of `rows` rows, while the keys of the tile that is read
-/// `then` are fetched.
+/// [`Store::sums`] of numbers.
 ///
 /// # Safety
-/// `work` has the rows; the tile has values of `width` elements.
+/// As said there.
 #[inline(always)]
-unsafe fn sums<L: Lanes, E: Store>(
+pub(super) unsafe fn sums<L: Lanes, N: Number>(
     rows: usize,
     seen: Range<usize>,
     width: usize,
     work: &Work,
-    tile: &Tile<E::Bits>,
-    then: &Tile<E::Bits>,
+    tile: &Tile,
+    then: &Tile,
 ) {
     let vectors = width / L::N;
     // SAFETY: the steps stay inside `rows` and `width`.
@@ -248,10 +234,10 @@ unsafe fn sums<L: Lanes, E: Store>(
                         let (sums, at) = (sums.add(column * L::N), column * L::N);
                         let seen = seen.clone();
                         match left {
-                            1 => sum::<L, E, 1, $columns>(p, seen, tile, then, at, width, sums),
-                            2 => sum::<L, E, 2, $columns>(p, seen, tile, then, at, width, sums),
-                            3 => sum::<L, E, 3, $columns>(p, seen, tile, then, at, width, sums),
-                            _ => sum::<L, E, 4, $columns>(p, seen, tile, then, at, width, sums),
+                            1 => sum::<L, N, 1, $columns>(p, seen, tile, then, at, width, sums),
+                            2 => sum::<L, N, 2, $columns>(p, seen, tile, then, at, width, sums),
+                            3 => sum::<L, N, 3, $columns>(p, seen, tile, then, at, width, sums),
+                            _ => sum::<L, N, 4, $columns>(p, seen, tile, then, at, width, sums),
                         }
                         column += $columns;
                     }};
@@ -270,11 +256,11 @@ unsafe fn sums<L: Lanes, E: Store>(
 
 /// Adds to the sums of `ROWS` rows in `COLUMNS` vectors, which begin `first` elements into each value.
 #[inline(always)]
-unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
+unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
     p: *const f32,
     seen: Range<usize>,
-    tile: &Tile<E::Bits>,
-    then: &Tile<E::Bits>,
+    tile: &Tile,
+    then: &Tile,
     first: usize,
     width: usize,
     sums: *mut f32,
@@ -294,13 +280,14 @@ unsafe fn sum<L: Lanes, E: Store, const ROWS: usize, const COLUMNS: usize>(
                 continue;
             }
             let at = t * width + first;
-            let (values, keys) = (tile.values[k].add(at), then.keys[k]);
+            let values = tile.values[k].cast::<N::Bits>().add(at);
+            let keys = then.keys[k].cast::<N::Bits>();
             let mut value = [L::splat(0.0); COLUMNS];
             for c in 0..COLUMNS {
-                if (c * L::N).is_multiple_of(LINE / size_of::<E::Bits>()) {
+                if (c * L::N).is_multiple_of(LINE / size_of::<N::Bits>()) {
                     prefetch(keys.wrapping_add(at + c * L::N));
                 }
-                value[c] = E::load::<L>(values.add(c * L::N));
+                value[c] = N::load::<L>(values.add(c * L::N));
             }
             for r in 0..ROWS {
                 let p = L::splat(*p.add(r * P_STRIDE + k * GROUP + t));

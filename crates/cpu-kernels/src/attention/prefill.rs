@@ -1,9 +1,10 @@
 //! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
 
-use super::cache::{Brain, GROUP, Half, Single, Store};
+use super::cache::GROUP;
+use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, softmax, visible};
+use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, queries, softmax, visible};
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, dispatch};
 use crate::team::SharedSlice;
@@ -33,20 +34,12 @@ pub(super) unsafe fn block(
     unsafe {
         match call.cache.geometry().element {
             #[cfg(target_arch = "x86_64")]
-            CacheType::F16 if isa == Isa::Amx && tiles::takes(shape.head_dim) => {
-                let kernel = if call.rounded { tiles::kernel::<1> } else { tiles::kernel::<2> };
-                kernel(call, sequence, kv_head, first, tokens, work);
+            element if isa == Isa::Amx && tiles::takes(element, shape.head_dim) => {
+                tiles::block(call, sequence, kv_head, first, tokens, work);
             }
-            CacheType::F16 => {
-                dispatch!(isa, kernel[Half](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+            element => {
+                dispatch_stored!(element, isa, kernel(call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
-            CacheType::BF16 => {
-                dispatch!(isa, kernel[Brain](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
-            }
-            CacheType::F32 => {
-                dispatch!(isa, kernel[Single](call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
-            }
-            CacheType::Q8_0 => unreachable!("no pool is made of it"),
         }
         softmax::finish(call, sequence.row + first, tokens, kv_head, &work, out);
     }
@@ -70,34 +63,28 @@ unsafe fn kernel<L: Lanes, E: Store>(
     // SAFETY: `work` has a block's rows; `check` vouches for the table, and `visible` for the positions.
     unsafe {
         for token in 0..tokens {
-            let q = &call.q
-                [(sequence.row + first + token) * call.q_stride + kv_head * group * dim..]
-                [..group * dim];
-            for g in 0..group {
-                let to = work.q.add((token * group + g) * Q_STRIDE);
-                for i in 0..dim {
-                    *to.add(i) = q[g * dim + i] * shape.scale;
-                }
-            }
+            let to = work.q.add(token * group * Q_STRIDE);
+            queries(call, sequence.row + first + token, kv_head, to);
         }
         softmax::reset::<L>(&work, rows, width);
         let mut start = lowest / TILE * TILE;
         while start < end {
             // The part of the tile that the block sees at all.
             let (from, to) = (lowest.max(start) - start, end.min(start + TILE) - start);
-            let tile = call.cache.tile::<E>(sequence.table, start, kv_head);
+            let tile = call.cache.tile(sequence.table, start, kv_head);
             for k in from / GROUP..to.div_ceil(GROUP) {
                 let keys = tile.keys[k];
                 for i in 0..dim {
                     for v in (0..GROUP).step_by(L::N) {
-                        E::load::<L>(keys.add(i * GROUP + v))
-                            .store(work.keys.add(i * TILE + k * GROUP + v));
+                        E::key::<L>(keys, dim, i, v).store(work.keys.add(i * TILE + k * GROUP + v));
                     }
                 }
                 let (from, to) = (from.max(k * GROUP), to.min((k + 1) * GROUP));
-                let values = tile.values[k].add(from % GROUP * width);
-                for i in (0..(to - from) * width).step_by(L::N) {
-                    E::load::<L>(values.add(i)).store(work.values.add(from * width + i));
+                for key in from..to {
+                    for i in (0..width).step_by(L::N) {
+                        E::value::<L>(tile.values[k], width, key % GROUP, i)
+                            .store(work.values.add(key * width + i));
+                    }
                 }
             }
             // Keys that the rows from `row` to the end of their strip see: `columns(row)`, in this tile.

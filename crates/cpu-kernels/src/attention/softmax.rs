@@ -7,6 +7,7 @@ use super::{Call, P_STRIDE, Shape, Work};
 use crate::math::lanes::Lanes;
 use crate::math::{exp, tanh};
 use crate::team::SharedSlice;
+use formats::CacheType;
 use std::ops::Range;
 
 /// Starts rows `0..rows`: no keys seen.
@@ -87,7 +88,8 @@ pub(super) unsafe fn row<L: Lanes>(
     }
 }
 
-/// Writes the result of `tokens` tokens of a KV head's group: sums over weights, sinks included.
+/// Writes the result of `tokens` tokens of a KV head's group: sums over weights, sinks included, turned back
+/// where the cache's values are turned.
 ///
 /// # Safety
 /// `work` holds `tokens * group` rows; nobody else uses the group's part of those rows of `out`.
@@ -125,6 +127,9 @@ pub(super) unsafe fn finish(
             let scale = if weight == 0.0 { 0.0 } else { factor / weight };
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum * scale;
+            }
+            if call.cache.geometry().element.rotates() {
+                CacheType::rotate(out);
             }
         }
     }

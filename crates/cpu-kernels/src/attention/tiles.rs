@@ -1,30 +1,57 @@
-//! [`super::prefill`] on Intel's tile unit, for a cache of f16: both products of sums of two bf16, with nearly f32's accuracy.
+//! [`super::prefill`] on Intel's tile unit, for a cache of f16 or of codes: both products of sums of two bf16, with nearly f32's
+//! accuracy.
 //!
-//! Queries and probabilities are split into two bf16, keys and values are such sums exactly. Of the four products of
+//! Queries and probabilities are split into two bf16, keys and values too, of which those of f16 are such sums exactly. Of the four products of
 //! their parts that of the two small ones, some `2^-18` of the whole, is left out. Calls that are [`super::Call::rounded`]
 //! do with the product of the greater parts.
 
-use super::cache::{GROUP, Half};
-use super::{Call, DEEP as KEYS, P_STRIDE, Sequence, Work, softmax, visible};
+use super::cache::GROUP;
+use super::store::{Eighth, Half, Store, Turbo};
+use super::{Call, DEEP as KEYS, MAX_HEAD_DIM, P_STRIDE, Sequence, Work, softmax, visible};
 use crate::amx::{self, DEPTH, Run, SIDE, TILE};
 use crate::math::lanes::Avx512;
+use formats::CacheType;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Rows of a product: two tiles.
 pub(super) const ROWS: usize = 2 * SIDE;
 
-/// Whether heads are whole tiles.
-pub(super) fn takes(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(DEPTH)
+/// Whether it has such caches: heads are whole tiles.
+pub(super) fn takes(element: CacheType, head_dim: usize) -> bool {
+    !matches!(element, CacheType::BF16 | CacheType::F32) && head_dim.is_multiple_of(DEPTH)
+}
+
+/// Tokens `first..first + tokens` of the sequence.
+///
+/// # Safety
+/// The processor has the unit, it [`takes`] the cache, and the promises of [`super::prefill::block`] hold.
+pub(super) unsafe fn block(
+    call: &Call<'_>,
+    sequence: &Sequence<'_>,
+    kv_head: usize,
+    first: usize,
+    tokens: usize,
+    work: Work,
+) {
+    let kernel = match (call.cache.geometry().element, call.rounded) {
+        (CacheType::Q8_0, false) => kernel::<Eighth, 2>,
+        (CacheType::Q8_0, true) => kernel::<Eighth, 1>,
+        (CacheType::Turbo, false) => kernel::<Turbo, 2>,
+        (CacheType::Turbo, true) => kernel::<Turbo, 1>,
+        (_, false) => kernel::<Half, 2>,
+        (_, true) => kernel::<Half, 1>,
+    };
+    // SAFETY: the caller's promises.
+    unsafe { kernel(call, sequence, kv_head, first, tokens, work) }
 }
 
 /// The kernel: tokens `first..first + tokens` of the sequence. `PARTS`: those that numbers are split into, 1 or 2.
 ///
 /// # Safety
-/// The processor has the unit, the cache holds f16, [`takes`] its heads, and the promises of [`super::prefill::block`] hold.
+/// Those of [`block`], of a cache of `E`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn kernel<const PARTS: usize>(
+unsafe fn kernel<E: Store, const PARTS: usize>(
     call: &Call<'_>,
     sequence: &Sequence<'_>,
     kv_head: usize,
@@ -51,7 +78,13 @@ pub(super) unsafe fn kernel<const PARTS: usize>(
         for row in 0..rows {
             let start = (sequence.row + first + row / group) * call.q_stride;
             let q = &call.q[start + (kv_head * group + row % group) * dim..][..dim];
-            queries.row(row, deep, q.as_ptr(), shape.scale, 0..deep);
+            let mut turned = [0.0; MAX_HEAD_DIM];
+            let turned = &mut turned[..dim];
+            turned.copy_from_slice(q);
+            if call.cache.geometry().element.rotates() {
+                CacheType::rotate(turned);
+            }
+            queries.row(row, deep, turned.as_ptr(), shape.scale, 0..deep);
         }
         softmax::reset::<Avx512>(&work, rows, dim);
         amx::configure();
@@ -59,26 +92,26 @@ pub(super) unsafe fn kernel<const PARTS: usize>(
             // The part of these keys that the block sees at all.
             let seen = lowest.max(start) - start..end.min(start + KEYS) - start;
             for k in seen.start / GROUP..seen.end.div_ceil(GROUP) {
-                let from = call.cache.keys::<Half>(sequence.table, start + k * GROUP, kv_head);
+                let (from, _) = call.cache.group(sequence.table, start + k * GROUP, kv_head);
                 for i in 0..dim / 2 {
-                    let at = from.add(2 * i * GROUP).cast_const();
-                    keys.pair(k * deep * TILE + 64 * i, f16(at), f16(at.add(GROUP)));
+                    let key = |i: usize| E::key::<Avx512>(from, dim, i, 0).register();
+                    keys.pair(k * deep * TILE + 64 * i, key(2 * i), key(2 * i + 1));
                 }
             }
             for k in 0..KEYS / GROUP {
                 let group = k * GROUP..(k + 1) * GROUP;
-                let from = (group.start < seen.end && seen.start < group.end).then(|| {
-                    call.cache.values::<Half>(sequence.table, start + group.start, kv_head)
-                });
+                let from = (group.start < seen.end && seen.start < group.end)
+                    .then(|| call.cache.group(sequence.table, start + group.start, kv_head).1);
                 for pair in 0..GROUP / 2 {
                     // What nobody sees may be anything, and nothing times NaN is NaN.
                     let of = |key: usize| {
                         let there = seen.contains(&(group.start + key));
-                        from.filter(|_| there).map(|from| from.add(key * shape.width()))
+                        from.filter(|_| there).map(|from| (from, key))
                     };
                     let (low, high) = (of(2 * pair), of(2 * pair + 1));
-                    let number = |row: Option<*mut u16>, at: usize| {
-                        row.map_or(_mm512_setzero_ps(), |row| f16(row.add(at)))
+                    let number = |row: Option<(*mut u8, usize)>, at: usize| match row {
+                        Some((from, key)) => E::value::<Avx512>(from, dim, key, at).register(),
+                        None => _mm512_setzero_ps(),
                     };
                     let to = 64 * (group.start / 2 + pair);
                     for c in 0..dim / SIDE {
@@ -130,17 +163,6 @@ pub(super) unsafe fn kernel<const PARTS: usize>(
         }
         amx::release();
     }
-}
-
-/// 16 numbers.
-///
-/// # Safety
-/// They are there.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn f16(p: *const u16) -> __m512 {
-    // SAFETY: the caller's promise.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
 }
 
 /// Tiles of the greater parts of numbers, and if there are two parts, as far behind them those of the smaller.

@@ -45,6 +45,24 @@ pub(crate) trait Lanes: Copy {
     /// `p` points to `N` readable u16, of any alignment.
     unsafe fn load_f16(p: *const u16) -> Self;
 
+    /// The f16 whose bits `p` points to, in every lane.
+    ///
+    /// # Safety
+    /// `p` points to a readable u16, of any alignment.
+    unsafe fn splat_f16(p: *const u16) -> Self;
+
+    /// Reads `N` signed bytes.
+    ///
+    /// # Safety
+    /// `p` points to `N` readable bytes.
+    unsafe fn load_i8(p: *const i8) -> Self;
+
+    /// Reads `N` bytes: the lower four bits of each less 8, and the upper four less 8.
+    ///
+    /// # Safety
+    /// `p` points to `N` readable bytes.
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self);
+
     /// Writes the bits of `N` f16, rounded to nearest even.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 use delft_cpu_kernels::attention::*;
 use delft_cpu_kernels::isa::Isa;
 use delft_cpu_kernels::team::{SharedSlice, Team};
-use formats::CacheType;
+use formats::{CacheType, DType};
 use half::{bf16, f16};
 
 /// Deterministic numbers in -1..1.
@@ -242,12 +242,7 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
                 unsafe { cache.write(isa, table, 0, &k, &v, row_len, from..to, head..head + 1) };
             }
         }
-        let round = |x: f32| match element {
-            CacheType::F16 => f16::from_f32(x).to_f32(),
-            CacheType::BF16 => bf16::from_f32(x).to_f32(),
-            _ => x,
-        };
-        k.iter_mut().chain(&mut v).for_each(|x| *x = round(*x));
+        [&mut k, &mut v].into_iter().for_each(|rows| round(element, rows));
         let oldest = oldest(&case, n);
         for token in 0..tokens {
             let p = position + token;
@@ -269,6 +264,44 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
         }
     }
     Setup { case, cache, tables, q, sinks, expected, rows }
+}
+
+/// What a cache of `element` keeps of heads: ggml's blocks as `formats` reads and writes them.
+fn round(element: CacheType, heads: &mut [f32]) {
+    let block = |kind: DType, heads: &mut [f32]| {
+        let mut bytes = vec![0; kind.bytes_for(heads.len() as u64).unwrap() as usize];
+        kind.encode(heads, &mut bytes).unwrap();
+        kind.decode(&bytes, heads).unwrap();
+    };
+    match element {
+        CacheType::F16 => heads.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        CacheType::BF16 => heads.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+        CacheType::F32 => {}
+        CacheType::Q8_0 => block(DType::Q8_0, heads),
+        CacheType::Turbo => {
+            CacheType::rotate(heads);
+            block(DType::Q4_0, heads);
+            CacheType::rotate(heads);
+        }
+    }
+}
+
+const ELEMENTS: [CacheType; 5] =
+    [CacheType::F16, CacheType::BF16, CacheType::F32, CacheType::Q8_0, CacheType::Turbo];
+
+/// The largest error of an element that stores of `element` are computed with exactly, or with rounded products.
+fn bound(isa: Isa, element: CacheType, rounded: bool) -> f64 {
+    let tiles = isa.to_string() == "amx" && ![CacheType::BF16, CacheType::F32].contains(&element);
+    match (tiles, rounded, element) {
+        // The tile unit has 16 bits of queries and probabilities, or 8.
+        (true, true, _) => 8e-3,
+        (true, false, CacheType::F16) => 1e-5,
+        // Codes times scales have more bits than two bf16.
+        (true, false, _) => 4e-5,
+        // Turned, and turned back.
+        (_, _, CacheType::Turbo) => 6e-6,
+        _ => 3e-6,
+    }
 }
 
 fn scale(head_dim: usize) -> f32 {
@@ -328,15 +361,11 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
 fn agrees_with_the_definition() {
     let teams: Vec<Team> = (1..=4).map(|threads| Team::new(threads).unwrap()).collect();
     for &case in CASES {
-        for element in [CacheType::F16, CacheType::BF16, CacheType::F32] {
+        for element in ELEMENTS.into_iter().filter(|e| e.check(case.head_dim).is_ok()) {
             for &isa in Isa::available() {
                 let setup = setup(case, element, isa);
-                // The tile unit has 16 bits of queries and probabilities, or 8.
-                let tiles = isa.to_string() == "amx" && element == CacheType::F16;
-                for (rounded, bound) in [
-                    (false, if tiles { 1e-5 } else { 3e-6 }),
-                    (true, if tiles { 8e-3 } else { 3e-6 }),
-                ] {
+                for rounded in [false, true] {
+                    let bound = bound(isa, element, rounded);
                     let mut one = None;
                     for team in &teams {
                         let out = attend(&setup, team, isa, rounded);
@@ -395,6 +424,53 @@ fn a_decode_row_does_not_depend_on_its_batch() {
         };
         let out = attend(&company, &team, isa, false);
         assert_eq!(out[..alone.len()], alone, "{isa}");
+    }
+}
+
+/// What is read of a block is ggml's codes and scales, bit for bit, on every instruction set; written to another block it is
+/// read again.
+#[test]
+fn codes_are_ggmls() {
+    let (kv_heads, head_dim, block_tokens) = (2, 64, 32);
+    let row = kv_heads * head_dim;
+    let mut noise = Noise(5);
+    let (k, v) = (noise.many(block_tokens * row), noise.many(block_tokens * row));
+    for (element, kind) in [(CacheType::Q8_0, DType::Q8_0), (CacheType::Turbo, DType::Q4_0)] {
+        let mut expected = Vec::new();
+        for rows in [&k, &v] {
+            let mut rows = rows.clone();
+            if element.rotates() {
+                CacheType::rotate(&mut rows);
+            }
+            let mut bytes = vec![0; element.bytes(rows.len())];
+            kind.encode(&rows, &mut bytes).unwrap();
+            let blocks = || bytes.chunks_exact(element.bytes(32));
+            for block in blocks() {
+                let codes = &block[2..];
+                if element == CacheType::Turbo {
+                    let code = |i: usize| codes[i % 16] >> (i / 16 * 4) & 15;
+                    expected.extend((0..16).map(|j| code(2 * j) | code(2 * j + 1) << 4));
+                } else {
+                    expected.extend(codes);
+                }
+            }
+            expected.extend(blocks().flat_map(|block| &block[..2]));
+        }
+        let geometry = Geometry { element, blocks: 3, block_tokens, kv_heads, head_dim };
+        for &isa in Isa::available() {
+            let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
+            let (mut found, mut again) = (Vec::new(), Vec::new());
+            // SAFETY: one thread, nobody else.
+            unsafe {
+                cache.write(isa, &[2], 0, &k, &v, row, 0..block_tokens, 0..kv_heads);
+                cache.read_block(2, &mut found);
+                cache.write_block(1, &found);
+                cache.read_block(1, &mut again);
+            }
+            assert_eq!(found.len(), cache.plain_bytes());
+            assert!(found == expected, "{isa} {element:?}");
+            assert!(again == expected, "{isa} {element:?}, read again");
+        }
     }
 }
 

@@ -29,16 +29,13 @@ pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, 
 /// Whether layers can have such a cache.
 ///
 /// # Errors
-/// If heads are no whole blocks.
+/// If heads are no whole blocks, or there are no kernels for it.
 pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
-    match layers.iter().find(|l| kind == CacheType::Q8_0 && !l.head_dim.is_multiple_of(32)) {
-        Some(layer) => {
-            let found = format!("{} elements", layer.head_dim);
-            let error = Error::new("a cache of q8_0", "heads of a multiple of 32 elements", found);
-            Err(error.hint(Hint::set(Setting::CacheType, "f16 or bf16")))
-        }
-        None => Ok(()),
+    if kind == CacheType::Turbo {
+        let error = Error::new("a GPU's cache", "f16, bf16, f32 or q8_0", "turbo");
+        return Err(error.hint(Hint::set(Setting::CacheType, "q8_0")));
     }
+    layers.iter().filter(|layer| layer.state == 0).try_for_each(|layer| kind.check(layer.head_dim))
 }
 
 /// Bytes of a block in all arrays of a layer.

@@ -311,7 +311,7 @@ impl Lowering {
         let &LoadOptions { cache_type: cache, batched, sequences, .. } = options;
         kv::check(cache, &program.layers)?;
         let half = match cache {
-            CacheType::F16 | CacheType::Q8_0 => Scalar::F16,
+            CacheType::F16 | CacheType::Q8_0 | CacheType::Turbo => Scalar::F16,
             CacheType::BF16 => Scalar::BF16,
             CacheType::F32 => Scalar::F32,
         };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{load, root};
+use crate::common::{error, load, root, stories};
 use delft_engine::{CacheType, Engine, LoadOptions, Place, Rows, Session};
 
 fn engine(case: &str, place: &str, cache_type: CacheType) -> Engine {
@@ -106,6 +106,42 @@ fn a_cache_passes_between_devices() {
     let range = ours.iter().fold(0.0, |range: f32, x| range.max(x.abs()));
     let worst = ours.iter().zip(&theirs).fold(0.0, |worst: f32, (a, b)| worst.max((a - b).abs()));
     assert!(worst <= 1e-4 * range, "{worst} of {range}");
+}
+
+/// What a cache of codes shows is near what one of f32 shows, a fork reads it, and a file brings it back, to another device
+/// too. The bundled model: its heads are whole blocks.
+#[test]
+fn a_cache_of_codes_is_saved_and_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let session = |place: &str, cache_type| {
+        let options = LoadOptions { cache_type, ..LoadOptions::on(place.parse().unwrap()) };
+        load(&stories(), &options).session()
+    };
+    let base = prompt(40);
+    let mut exact = session("cpu", CacheType::F32);
+    exact.evaluate(&base, base.len(), &mut |_, _| {}).unwrap();
+    for (cache_type, other, bound) in
+        [(CacheType::Q8_0, "sim", 0.005), (CacheType::Turbo, "cpu", 0.08)]
+    {
+        let mut first = session("cpu", cache_type);
+        first.evaluate(&base, base.len(), &mut |_, _| {}).unwrap();
+        let (expected, found) = (exact.cached(0).unwrap(), first.cached(0).unwrap());
+        for (expected, found) in [(expected.keys, &found.keys), (expected.values, &found.values)] {
+            let worst = error(found, &expected);
+            println!("{cache_type:?}: {worst:e}");
+            assert!(worst > 0.0 && worst <= bound, "{cache_type:?}: {worst:e}");
+        }
+        first.save(&path).unwrap();
+        let mut second = session(other, cache_type);
+        second.restore(&path).unwrap();
+        assert_eq!(second.cached(1).unwrap(), first.cached(1).unwrap());
+        let mut fork = first.fork();
+        let expected = continued(&mut first, &[5, 6]);
+        assert_eq!(continued(&mut fork, &[5, 6]), expected);
+        let worst = error(&continued(&mut second, &[5, 6]), &expected);
+        assert!(worst <= if other == "cpu" { 0.0 } else { 3e-2 }, "{cache_type:?}: {worst:e}");
+    }
 }
 
 #[test]

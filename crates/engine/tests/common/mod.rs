@@ -10,6 +10,11 @@ pub(crate) fn root() -> PathBuf {
     testing::models()
 }
 
+/// The bundled model.
+pub(crate) fn stories() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf")
+}
+
 /// Allows the tokens that are congruent to how many were accepted, modulo 3, and none once there are
 /// `most`; panics where it is told to.
 #[derive(Debug, Clone, Copy)]

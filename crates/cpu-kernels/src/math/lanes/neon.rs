@@ -52,6 +52,31 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise; as for `load_f16`.
+        unsafe { Self::load_f16([p.read_unaligned(); 4].as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let four = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
+            Neon(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four)))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let four = vcreate_u8(u64::from(p.cast::<u32>().read_unaligned()));
+            let bytes = vmovl_u16(vget_low_u16(vmovl_u8(four)));
+            let middle = vdupq_n_f32(8.0);
+            let low = vcvtq_f32_u32(vandq_u32(bytes, vdupq_n_u32(15)));
+            let high = vcvtq_f32_u32(vshrq_n_u32::<4>(bytes));
+            (Neon(vsubq_f32(low, middle)), Neon(vsubq_f32(high, middle)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         // SAFETY: the caller's promise; as for `load_f16`. It rounds to nearest even, the default mode.
         unsafe {

@@ -44,6 +44,23 @@ impl Lanes for Scalar {
         }))
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        Scalar([f16::from_bits(unsafe { p.read_unaligned() }).to_f32_const(); 8])
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        Scalar(unsafe { p.cast::<[i8; 8]>().read() }.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; 8]>().read() };
+        let low = bytes.map(|byte| f32::from(byte & 15) - 8.0);
+        (Scalar(low), Scalar(bytes.map(|byte| f32::from(byte >> 4) - 8.0)))
+    }
+    #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         let bits = self.0.map(|x| f16::from_f32_const(x).to_bits());
         // SAFETY: the caller's promise.

@@ -25,6 +25,14 @@ macro_rules! methods {
     };
 }
 
+impl Avx512 {
+    /// The register.
+    #[inline(always)]
+    pub(crate) fn register(self) -> __m512 {
+        self.0
+    }
+}
+
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Lanes for Avx2 {
@@ -49,6 +57,27 @@ impl Lanes for Avx2 {
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Avx2(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Avx2(_mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Avx2(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let middle = _mm256_set1_ps(8.0);
+            let low = _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+            let high = _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(bytes));
+            (Avx2(_mm256_sub_ps(low, middle)), Avx2(_mm256_sub_ps(high, middle)))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
@@ -148,6 +177,33 @@ impl Lanes for Avx512 {
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Avx512(_mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            // A permutation looks at the lowest four bits of each place alone.
+            let codes = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+                7.0,
+            );
+            let high = _mm512_srli_epi32::<4>(bytes);
+            (
+                Avx512(_mm512_permutexvar_ps(bytes, codes)),
+                Avx512(_mm512_permutexvar_ps(high, codes)),
+            )
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
