@@ -1,83 +1,102 @@
 //! `tile build`.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tile::Kernel;
 use tile::emit::{self, Dialect};
-use tile::manifest::Manifest;
 use tile::passes::{self, Target};
 use tile::wrappers;
 
-use crate::metallib::{self, Source};
+use crate::metallib::{self, Platform, Source};
 use crate::{Emit, Outcome, ptx, select};
 
-pub(crate) fn run(
-    emit: &[Emit],
-    architectures: &[String],
-    out: &Path,
-    filter: Option<&str>,
-) -> Outcome {
-    let instances = select::instances(filter)?;
-    let kernels: Vec<Kernel> = instances.iter().map(|(kernel, _)| kernel.clone()).collect();
-    let wants = |what: Emit| emit.contains(&what) || emit.contains(&Emit::All);
+/// Where `tile build` writes to, and for what.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// What to write.
+    #[arg(long, value_enum, default_value = "all", value_delimiter = ',')]
+    emit: Vec<Emit>,
+    /// NVIDIA architectures that PTX is for, such as sm_89 [default: sm_80, and sm_90a].
+    #[arg(long, value_parser = ptx::architecture, value_delimiter = ',')]
+    arch: Vec<String>,
+    /// Systems that Metal libraries are for.
+    #[arg(long, value_enum, default_value = "macos", value_delimiter = ',')]
+    platform: Vec<Platform>,
+    /// The folder to write to; made if it is not there.
+    #[arg(long)]
+    out: PathBuf,
+    /// Only kernels whose name contains this.
+    filter: Option<String>,
+}
+
+impl Options {
+    fn wants(&self, what: Emit) -> bool {
+        self.emit.contains(&what) || self.emit.contains(&Emit::All)
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Outcome {
+    let out = &*options.out;
+    let instances = select::instances(options.filter.as_deref())?;
+    let kernels: Vec<Kernel> = instances.iter().map(|i| i.kernel.clone()).collect();
+    let wants = |what: Emit| options.wants(what);
     std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
     let mut files = 0;
     let mut put = |name: String, text: &str| {
         files += 1;
         write(&out.join(name), text)
     };
-    let mut metal = Vec::new();
-    for kernel in &kernels {
-        if wants(Emit::Msl) || wants(Emit::Metallib) {
-            // Schedules with more threadgroup memory than Metal has, or other products, are for other targets.
-            match text(kernel, Dialect::Metal) {
-                Ok(text) => {
-                    let (name, version) = (kernel.name.clone(), emit::metal_version(kernel));
-                    if wants(Emit::Msl) {
-                        put(format!("{name}.metal"), &text)?;
-                    }
-                    metal.push(Source { name, version, text });
-                }
-                Err(_) if kernel.shared_bytes() > METAL_SHARED => {}
-                Err(_) if passes::fits(kernel, Target::Metal).is_err() => {}
-                Err(why) => return Err(why),
-            }
-        }
-        if wants(Emit::Cuda) {
+    let metal = if wants(Emit::Msl) || wants(Emit::Metallib) { metal(&kernels)? } else { vec![] };
+    if wants(Emit::Msl) {
+        metal.iter().try_for_each(|source| put(format!("{}.metal", source.name), &source.text))?;
+    }
+    if wants(Emit::Cuda) {
+        for kernel in &kernels {
             put(format!("{}.cu", kernel.name), &text(kernel, Dialect::Cuda)?)?;
         }
     }
     if wants(Emit::Manifest) {
-        put("manifest.json".to_owned(), &Manifest::of(&kernels).to_json())?;
+        put("manifest.json".to_owned(), &select::manifest(&instances).to_json())?;
     }
     if wants(Emit::Rust) {
         put("kernels.rs".to_owned(), &wrappers::rust(&kernels))?;
     }
     if wants(Emit::Swift) {
         put("Kernels.swift".to_owned(), &wrappers::swift(&kernels))?;
+        put("Launch.swift".to_owned(), wrappers::swift_runtime())?;
     }
     if wants(Emit::Metallib) {
-        match metallib::build(&metal, out)? {
-            Some([name, list]) => {
-                put(name, &list)?;
+        match metallib::build("xcrun".as_ref(), &metal, &options.platform, out)? {
+            Some(lists) => {
+                let list = metallib::list(&metal);
+                lists.into_iter().try_for_each(|name| put(name, &list))?;
                 println!("metallib: {} kernels", metal.len());
             }
-            None if emit.contains(&Emit::Metallib) => {
-                return Err("metallib: there are none of Apple's tools (xcrun metal)".to_owned());
-            }
-            None => println!("metallib: skipped, there are none of Apple's tools (xcrun metal)"),
+            None if options.emit.contains(&Emit::Metallib) => return Err(NO_TOOLS.to_owned()),
+            None => println!("skipped: {NO_TOOLS}"),
         }
     }
     if wants(Emit::Ptx) {
-        files += ptx::write(&instances, architectures, out, emit.contains(&Emit::Ptx))?;
+        let asked = options.emit.contains(&Emit::Ptx);
+        files += ptx::write(&instances, &options.arch, out, asked)?;
     }
     println!("{} kernels, {files} files in {}", kernels.len(), out.display());
     Ok(true)
 }
 
-/// Threadgroup memory of an Apple GPU, in bytes.
-const METAL_SHARED: u32 = 32 << 10;
+/// What to say where nothing compiles Metal text.
+const NO_TOOLS: &str = "metallib: there are none of Apple's tools for every platform (xcrun metal)";
+
+/// The Metal texts of the kernels that Metal takes: schedules with more threadgroup memory, or other
+/// products, are for other targets.
+fn metal(kernels: &[Kernel]) -> Result<Vec<Source>, String> {
+    let source = |kernel: &Kernel| {
+        let (name, version) = (kernel.name.clone(), emit::metal_version(kernel));
+        Ok(Source { name, version, text: text(kernel, Dialect::Metal)? })
+    };
+    kernels.iter().filter(|kernel| emit::metal_takes(kernel)).map(source).collect()
+}
 
 /// A kernel lowered and printed.
 pub(crate) fn text(kernel: &Kernel, dialect: Dialect) -> Result<String, String> {

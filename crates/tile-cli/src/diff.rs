@@ -70,10 +70,10 @@ fn read(folder: &Path) -> Result<BTreeMap<String, Built>, String> {
 
 /// The kernels as they are in this program.
 fn now() -> Result<BTreeMap<String, Built>, String> {
-    let kernels = select::distinct(None)?;
-    let manifest = Manifest::of(&kernels);
+    let instances = select::instances(None)?;
+    let manifest = select::manifest(&instances);
     let mut built = BTreeMap::new();
-    for (kernel, entry) in kernels.iter().zip(manifest.kernels) {
+    for (kernel, entry) in instances.iter().map(|i| &i.kernel).zip(manifest.kernels) {
         let mut texts = BTreeMap::new();
         for (ending, dialect) in [("metal", Dialect::Metal), ("cu", Dialect::Cuda)] {
             if let Ok(text) = build::text(kernel, dialect) {

@@ -25,19 +25,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Write kernels as source text, binaries, a manifest and typed wrappers.
-    Build {
-        /// What to write.
-        #[arg(long, value_enum, default_value = "all", value_delimiter = ',')]
-        emit: Vec<Emit>,
-        /// NVIDIA architectures that PTX is for, such as sm_89 [default: sm_80, and sm_90a].
-        #[arg(long, value_parser = ptx::architecture, value_delimiter = ',')]
-        arch: Vec<String>,
-        /// The folder to write to; made if it is not there.
-        #[arg(long)]
-        out: PathBuf,
-        /// Only kernels whose name contains this.
-        filter: Option<String>,
-    },
+    Build(build::Options),
     /// Run the kernels' cases and compare with their references.
     Test {
         /// Only kernels whose name or family contains this.
@@ -86,7 +74,7 @@ enum Emit {
     All,
     /// Metal text, one file per kernel.
     Msl,
-    /// `kernels.metallib`, where there are Apple's tools, and the list of its texts.
+    /// A library of Metal for each platform, where there are Apple's tools, and the list of its texts.
     Metallib,
     /// CUDA text, one file per kernel.
     Cuda,
@@ -96,7 +84,7 @@ enum Emit {
     Manifest,
     /// `kernels.rs`.
     Rust,
-    /// `Kernels.swift`.
+    /// `Kernels.swift`, and the `Launch.swift` that it is written over.
     Swift,
 }
 
@@ -129,9 +117,7 @@ type Outcome = Result<bool, String>;
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Build { emit, arch, out, filter } => {
-            build::run(&emit, &arch, &out, filter.as_deref())
-        }
+        Command::Build(options) => build::run(&options),
         Command::Test { filter, on } => test::run(filter.as_deref(), on),
         Command::Bench { filter, json } => bench::run(filter.as_deref(), json),
         Command::Inspect { kernel, target, text } => inspect::run(&kernel, target, text),

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tile::Kernel;
 use tile::emit::{self, Dialect};
-use tile::launch::Numbers;
 
 use crate::build;
+use crate::select::Instance;
 
 /// The architecture whose instructions multiply by warpgroups.
 const WARPGROUPS: &str = "90a";
@@ -44,7 +44,7 @@ pub(crate) fn architecture(word: &str) -> Result<String, String> {
 /// If it was asked for by name and there is no compiler; every kernel that does not compile, a line
 /// each.
 pub(crate) fn write(
-    kernels: &[(Kernel, Numbers)],
+    kernels: &[Instance],
     chosen: &[String],
     out: &Path,
     asked: bool,
@@ -62,10 +62,10 @@ pub(crate) fn write(
     let chosen: &[String] = if chosen.is_empty() { &usual } else { chosen };
     let has =
         |kernel: &Kernel, architecture: &str| !kernel.has_wgmma() || architecture == WARPGROUPS;
-    let jobs: Vec<(&(Kernel, Numbers), &str)> = chosen
+    let jobs: Vec<(&Instance, &str)> = chosen
         .iter()
         .flat_map(|architecture| kernels.iter().map(move |kernel| (kernel, architecture.as_str())))
-        .filter(|(kernel, architecture)| has(&kernel.0, architecture))
+        .filter(|(instance, architecture)| has(&instance.kernel, architecture))
         .collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
@@ -84,7 +84,7 @@ pub(crate) fn write(
         return Err(failed.join("\n"));
     }
     for architecture in chosen {
-        let without = kernels.iter().filter(|(kernel, _)| !has(kernel, architecture)).count();
+        let without = kernels.iter().filter(|i| !has(&i.kernel, architecture)).count();
         let lacks = match without {
             0 => String::new(),
             n => format!("; {n} multiply by warpgroups, which only sm_{WARPGROUPS} does"),
@@ -97,7 +97,7 @@ pub(crate) fn write(
 /// Compiles one kernel, aside, and renames it.
 fn one(
     nvcc: &std::ffi::OsStr,
-    (kernel, numbers): &(Kernel, Numbers),
+    Instance { kernel, numbers, .. }: &Instance,
     architecture: &str,
     out: &Path,
 ) -> Result<(), String> {

@@ -1,5 +1,9 @@
 //! The manifest of a build: per kernel all that a launch needs to know, as JSON.
 //!
+//! A program that has no chooser of its own takes the first kernel of a family that its target has, whose
+//! parameters have the wanted types, and whose requirements hold for the sizes at hand; `Launch.swift`
+//! does so ([`crate::wrappers::swift_runtime`]).
+//!
 //! [`Entry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`] checks a launch and gives the
 //! grid: whoever holds the manifest and the built text needs nothing else. Sizes are written as in the text form
 //! (`ceil_div(rows * width, 256)`), over constants, `u32` arguments and the free `dimensions`.
@@ -13,7 +17,7 @@ use crate::types::Scalar;
 use crate::verify::Fault;
 
 /// The version of the format, raised when a reader of the old one would be misled.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Every kernel of a build.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +33,8 @@ pub struct Manifest {
 pub struct Entry {
     /// Its name: the Metal function, and the CUDA symbol or template.
     pub name: String,
+    /// The operation whose kernels it is one of: `rms_norm`.
+    pub family: String,
     /// What a threadgroup computes: `element`, `row`, `vector` or `tile`.
     pub mode: String,
     /// Buffers and arguments in binding order: Metal's buffer index, CUDA's parameter index.
@@ -45,8 +51,31 @@ pub struct Entry {
     pub requires: Vec<String>,
     /// Bytes of threadgroup memory, declared by the text itself on Metal.
     pub shared_bytes: u32,
-    /// Bytes of dynamic shared memory that a CUDA launch has to ask for.
-    pub cuda_dynamic_shared_bytes: u32,
+    /// What Metal needs for it; absent where it cannot run there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metal: Option<Metal>,
+    /// What CUDA needs for it.
+    pub cuda: Cuda,
+}
+
+/// What Metal needs for a kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metal {
+    /// The version of the language: `[3, 1]`.
+    pub language: [u32; 2],
+    /// The first macOS that has it: `14.0`.
+    pub macos: String,
+    /// The first iOS that has it: `17.0`.
+    pub ios: String,
+}
+
+/// What CUDA needs for a kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cuda {
+    /// The oldest architecture that runs it, `sm_80`, or the only one: `sm_90a`.
+    pub architecture: String,
+    /// Bytes of dynamic shared memory that a launch has to ask for.
+    pub dynamic_shared_bytes: u32,
 }
 
 /// A buffer or a scalar argument.
@@ -54,6 +83,8 @@ pub struct Entry {
 pub struct Param {
     /// Its name.
     pub name: String,
+    /// Metal's buffer index, CUDA's parameter index.
+    pub index: u32,
     /// `buffer` or `argument`.
     pub kind: String,
     /// Element type.
@@ -72,12 +103,15 @@ pub struct Constant {
     pub dtype: String,
     /// The name of its Metal function constant.
     pub metal: String,
+    /// The index of that, CUDA's template parameter index.
+    pub index: u32,
 }
 
 impl Manifest {
-    /// Of these kernels.
-    pub fn of(kernels: &[Kernel]) -> Manifest {
-        Manifest { version: VERSION, kernels: kernels.iter().map(Entry::of).collect() }
+    /// Of kernels, each with its family.
+    pub fn of<'a>(kernels: impl IntoIterator<Item = (&'a str, &'a Kernel)>) -> Manifest {
+        let entry = |(family, kernel)| Entry::of(family, kernel);
+        Manifest { version: VERSION, kernels: kernels.into_iter().map(entry).collect() }
     }
 
     /// As JSON.
@@ -104,6 +138,16 @@ impl Manifest {
     }
 }
 
+impl Metal {
+    /// Of a kernel that Metal takes.
+    fn of(kernel: &Kernel) -> Metal {
+        let (major, minor) = emit::metal_version(kernel);
+        let [macos, ios] =
+            emit::metal_systems((major, minor)).map(|version| format!("{version}.0"));
+        Metal { language: [major, minor], macos, ios }
+    }
+}
+
 /// How the text form and the manifest write an access.
 fn access_name(access: Access) -> &'static str {
     match access {
@@ -114,33 +158,40 @@ fn access_name(access: Access) -> &'static str {
 }
 
 impl Entry {
-    /// Of a kernel.
-    pub fn of(kernel: &Kernel) -> Entry {
-        let param = |p: &crate::ir::Param| {
+    /// Of a kernel of a family.
+    pub fn of(family: &str, kernel: &Kernel) -> Entry {
+        let param = |(index, p): (u32, &crate::ir::Param)| {
             let (kind, scalar, access) = match p.kind {
                 ParamKind::Buffer { scalar, access } => {
                     ("buffer", scalar, Some(access_name(access).to_owned()))
                 }
                 ParamKind::Argument(scalar) => ("argument", scalar, None),
             };
-            Param { name: p.name.clone(), kind: kind.to_owned(), dtype: scalar.to_string(), access }
+            let (name, kind) = (p.name.clone(), kind.to_owned());
+            Param { name, index, kind, dtype: scalar.to_string(), access }
         };
-        let constant = |c: &crate::ir::Constant| Constant {
+        let constant = |(index, c): (u32, &crate::ir::Constant)| Constant {
             name: c.name.clone(),
             dtype: c.scalar.to_string(),
             metal: emit::metal_constant(kernel, &c.name),
+            index,
         };
         Entry {
             name: kernel.name.clone(),
+            family: family.to_owned(),
             mode: kernel.launch.mode.name().to_owned(),
-            params: kernel.params.iter().map(param).collect(),
-            constants: kernel.constants.iter().map(constant).collect(),
+            params: (0..).zip(&kernel.params).map(param).collect(),
+            constants: (0..).zip(&kernel.constants).map(constant).collect(),
             dimensions: kernel.dimensions().into_iter().map(str::to_owned).collect(),
             grid: kernel.launch.grid.clone().map(|extent| extent.to_string()),
             threads: kernel.launch.threads,
             requires: kernel.launch.requirements.iter().map(ToString::to_string).collect(),
             shared_bytes: kernel.shared_bytes(),
-            cuda_dynamic_shared_bytes: emit::cuda_dynamic_shared(kernel),
+            metal: emit::metal_takes(kernel).then(|| Metal::of(kernel)),
+            cuda: Cuda {
+                architecture: if kernel.has_wgmma() { "sm_90a" } else { "sm_80" }.to_owned(),
+                dynamic_shared_bytes: emit::cuda_dynamic_shared(kernel),
+            },
         }
     }
 
@@ -191,10 +242,14 @@ mod tests {
     #[test]
     fn an_entry_alone_tells_how_to_launch() {
         let kernel = sample();
-        let json = Manifest::of(std::slice::from_ref(&kernel)).to_json();
+        let json = Manifest::of([("scaled_rows", &kernel)]).to_json();
         let read = Manifest::parse(&json).unwrap();
         let entry = read.get("scaled_rows_f16").unwrap();
-        assert_eq!(entry.dimensions, ["rows"]);
+        assert_eq!((&*entry.family, &*entry.dimensions), ("scaled_rows", &["rows".to_owned()][..]));
+        let indices: Vec<u32> = entry.params.iter().map(|p| p.index).collect();
+        assert_eq!((&indices[..], entry.constants[0].index), (&[0, 1, 2][..], 0));
+        let metal = entry.metal.as_ref().unwrap();
+        assert_eq!((metal.language, &*metal.macos, &*metal.ios), ([3, 1], "14.0", "17.0"));
         let shell = entry.kernel().unwrap();
         assert_eq!(shell.launch, kernel.launch);
         assert_eq!((&shell.params, &shell.constants), (&kernel.params, &kernel.constants));
@@ -207,11 +262,25 @@ mod tests {
         assert!(shell.bind(&numbers, &short).is_err());
     }
 
+    /// What a target cannot run, it is not offered.
+    #[test]
+    fn an_entry_says_which_targets_have_it() {
+        let large = build("large", || {
+            let y = Out::<f32>::declare("y");
+            launch(Mode::Row, [fixed(1), fixed(1), fixed(1)], 32);
+            let scratch = Shared::<f32>::new(1 + (emit::METAL_SHARED / 4));
+            scratch.set(thread_id(), 1.0);
+            y.set(thread_id(), scratch.get(thread_id()));
+        });
+        let entry = Entry::of("large", &large);
+        assert_eq!((entry.metal, &*entry.cuda.architecture), (None, "sm_80"));
+    }
+
     #[test]
     fn damage_is_named() {
-        let json = Manifest::of(&[sample()]).to_json();
+        let json = Manifest::of([("scaled_rows", &sample())]).to_json();
         for (from, to, says) in [
-            ("\"version\": 1", "\"version\": 9", "version"),
+            ("\"version\": 2", "\"version\": 9", "version"),
             ("\"threads\": 64", "\"threads\": \"x\"", "line"),
             ("ceil_div(rows, 2)", "ceil_div(rows,", "expected"),
             ("\"dtype\": \"f16\"", "\"dtype\": \"f17\"", "f17"),

@@ -1,14 +1,14 @@
 //! Typed wrappers for built kernels: one Rust or Swift function per kernel, so that a launch that binds the wrong number or
 //! type of things does not compile.
 //!
-//! The Rust functions only gather a [`Call`]; binding, checking and submitting are the device's. The Swift functions encode
-//! the launch themselves and stop at a broken contract.
+//! Both only gather a launch. In Rust it is a [`Call`], which the device binds, checks and submits; in Swift a `Launch`, which
+//! `Launch.swift` ([`swift_runtime`]) does by the manifest.
 
 mod rust;
 mod swift;
 
 pub use rust::rust;
-pub use swift::swift;
+pub use swift::{swift, swift_runtime};
 
 use crate::launch::Numbers;
 

@@ -9,17 +9,14 @@ use crate::ir::{
 use crate::types::{Role, Scalar, Tile};
 
 use super::expr::{Access, Language, Text, binds, call};
-use super::metal_constant;
 use super::names::Names;
+use super::{METAL_SHARED, metal_constant};
 
 /// Metal Shading Language, for one kernel of a file.
 pub(super) struct Metal {
     /// The index of the kernel's first function constant.
     pub(super) first_constant: usize,
 }
-
-/// The most threadgroup memory that every Apple GPU has, in bytes.
-const SHARED: u32 = 32 << 10;
 
 #[rustfmt::skip]
 const RESERVED: &[&str] = &[
@@ -107,7 +104,7 @@ impl Language for Metal {
     }
 
     fn shared_limit(&self) -> u32 {
-        SHARED
+        METAL_SHARED
     }
 
     fn open(&self, kernel: &Kernel, names: &Names, builtins: &[Builtin], out: &mut String) {

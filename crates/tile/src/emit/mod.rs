@@ -18,6 +18,7 @@ use std::fmt::Write;
 
 use crate::ir::{Kernel, Literal, ParamKind};
 use crate::launch::Numbers;
+use crate::passes::{self, Target};
 use crate::types::Scalar;
 use crate::verify::Fault;
 
@@ -94,6 +95,20 @@ pub fn metal_constant(kernel: &Kernel, constant: &str) -> String {
 /// each other.
 pub fn metal_version(kernel: &Kernel) -> (u32, u32) {
     if metal::hands_over(kernel) { (3, 2) } else { (3, 1) }
+}
+
+/// The first macOS and iOS whose compiler has a version of Metal Shading Language.
+pub fn metal_systems(version: (u32, u32)) -> [u32; 2] {
+    if version <= (3, 1) { [14, 17] } else { [15, 18] }
+}
+
+/// Bytes of threadgroup memory on every Apple GPU (Metal Feature Set Tables).
+pub const METAL_SHARED: u32 = 32 << 10;
+
+/// Whether Metal can run a kernel: its threadgroup memory is there, and it has no products of four
+/// simdgroups. Schedules that ask for more are for other targets.
+pub fn metal_takes(kernel: &Kernel) -> bool {
+    kernel.shared_bytes() <= METAL_SHARED && passes::fits(kernel, Target::Metal).is_ok()
 }
 
 /// Bytes of dynamic shared memory to launch a kernel with on CUDA: 0 if its arrays fit the static limit of 48 KiB.

@@ -28,10 +28,10 @@ pub struct Counts {
     pub skipped: Option<String>,
 }
 
-/// Bytes of threadgroup memory on every Apple GPU (Metal Feature Set Tables), and on compute capability 9.0.
+/// Bytes of threadgroup memory on every Apple GPU, and on compute capability 9.0.
 fn shared_limit(dialect: Dialect) -> u32 {
     match dialect {
-        Dialect::Metal => 32 << 10,
+        Dialect::Metal => emit::METAL_SHARED,
         Dialect::Cuda => 227 << 10,
     }
 }

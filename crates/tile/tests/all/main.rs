@@ -12,3 +12,4 @@ mod language;
 mod mutants;
 mod passes;
 mod proof;
+mod swift;

@@ -373,9 +373,7 @@ fn cuda_text_of_the_inventory_computes_what_it_should() {
 fn for_metal(cases: &[Case]) -> Vec<Kernel> {
     let mut kernels: Vec<&Kernel> = cases.iter().map(|case| &case.kernel).collect();
     kernels.dedup();
-    // What needs more than 32 KiB of threadgroup memory is not for Metal.
-    kernels.retain(|kernel| kernel.shared_bytes() <= 32 << 10);
-    kernels.retain(|kernel| passes::fits(kernel, Target::Metal).is_ok());
+    kernels.retain(|kernel| emit::metal_takes(kernel));
     kernels.into_iter().map(|k| passes::lower(k, Target::Metal).expect("it lowers")).collect()
 }
 

@@ -1,0 +1,79 @@
+//! Swift: what `tile build` writes compiles as Swift 6, and its launches are what [`tile::launch`]
+//! says they are. Skipped without `swiftc` on `PATH`. There is no Metal here, so `tests/swift/Metal.swift`
+//! stands for it.
+
+use std::path::Path;
+use std::process::Command;
+
+use tile::dsl::*;
+use tile::emit;
+use tile::ir::Kernel;
+use tile::launch::{Bound, Mode, Numbers, Requirement};
+use tile::manifest::Manifest;
+use tile::types::Scalar;
+use tile::wrappers;
+
+/// A kernel with everything that a contract can say.
+fn scaled_rows() -> Kernel {
+    build("scaled_rows_f16", || {
+        let x = <In>::stored("x", Scalar::F16);
+        let y = <Out>::stored("y", Scalar::F16);
+        let by = Arg::<f32>::declare("by");
+        let width = Const::<u32>::declare("width");
+        launch(Mode::Row, [dim("rows").ceil_div(2u32), fixed(1), fixed(1)], 64);
+        require(Requirement::Divisible(dim("width"), 8));
+        require(Requirement::Length("x".into(), (dim("rows") + 1u32) * dim("width")));
+        require(Requirement::Aligned("y".into(), 16));
+        strided(width).each(|i| y.set(i, x.get(i) * by));
+    })
+}
+
+/// One that Metal has no room for.
+fn large() -> Kernel {
+    build("large", || {
+        let y = Out::<f32>::declare("y");
+        launch(Mode::Row, [fixed(1), fixed(1), fixed(1)], 32);
+        let scratch = Shared::<f32>::new(emit::METAL_SHARED);
+        scratch.set(thread_id(), 1.0);
+        y.set(thread_id(), scratch.get(thread_id()));
+    })
+}
+
+/// What `main.swift` expects is what binding in Rust gives.
+#[test]
+fn the_launch_that_swift_is_held_to_is_that_of_rust() {
+    let numbers = Numbers::new().with("rows", 5).with("width", 16).with_f32("by", 2.0);
+    let buffers = [Bound { len: 96, align: 256 }, Bound { len: 384, align: 256 }];
+    assert_eq!(scaled_rows().bind(&numbers, &buffers).unwrap(), [3, 1, 1]);
+}
+
+#[test]
+fn swift_launches_by_the_manifest() {
+    if !Command::new("swiftc").arg("--version").output().is_ok_and(|o| o.status.success()) {
+        return testing::skipped("Swift is not compiled: there is no swiftc on PATH");
+    }
+    let kernels = [scaled_rows(), large()];
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    put("Launch.swift", wrappers::swift_runtime());
+    put("Kernels.swift", &wrappers::swift(&kernels));
+    let families = kernels.iter().map(|k| (k.name.trim_end_matches("_f16"), k));
+    put("manifest.json", &Manifest::of(families).to_json());
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/swift");
+    for name in ["Metal.swift", "main.swift"] {
+        std::fs::copy(here.join(name), folder.path().join(name)).unwrap();
+    }
+    let run = |program: &str, arguments: &[&str]| {
+        let done = Command::new(program).args(arguments).current_dir(folder.path()).output();
+        let done = done.unwrap_or_else(|e| panic!("{program}: {e}"));
+        let said = [done.stdout, done.stderr].map(|s| String::from_utf8_lossy(&s).into_owned());
+        assert!(done.status.success(), "{program} {arguments:?}:\n{}", said.concat());
+        said.concat()
+    };
+    let module = "-emit-library -emit-module -module-name Metal -parse-as-library Metal.swift";
+    run("swiftc", &module.split(' ').collect::<Vec<_>>());
+    let flags = "-swift-version 6 -warnings-as-errors -I . -L . -lMetal -Xlinker -rpath -Xlinker .";
+    let sources = ["-o", "launches", "main.swift", "Launch.swift", "Kernels.swift"];
+    run("swiftc", &flags.split(' ').chain(sources).collect::<Vec<_>>());
+    assert_eq!(run("./launches", &["manifest.json"]), "as expected\n");
+}
