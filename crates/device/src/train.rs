@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use formats::Result;
+use ops::gradient::adamw::Rule;
 use program::{Program, WeightId};
 
 use crate::Memory;
@@ -21,9 +22,11 @@ pub enum Precision {
 /// What a device is told when it loads Programs to be trained.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
-    /// Programs of the same weights; the last has all that any of them has.
+    /// Programs of the same weights; the last has all that any of them has. The results of each are
+    /// losses, and behind them either nothing or the gradients of all that are trained, in their
+    /// order.
     pub programs: Vec<Program>,
-    /// The weights that are not read, but [set](Trainer::set).
+    /// The weights that are not read, but [written](Trainer::write).
     pub trained: Vec<WeightId>,
     /// The precision of activations.
     pub precision: Precision,
@@ -46,13 +49,35 @@ pub struct PackedRows<'a> {
     pub picks: &'a [u32],
 }
 
-/// Programs in training on a device, with their weights.
+/// What a device keeps of each trained weight, in f32 and in the weight's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Its values.
+    Values,
+    /// Its gradient in the last batch.
+    Gradient,
+    /// Gradients that were [accumulated](Trainer::accumulate).
+    Sum,
+    /// The running mean of gradients.
+    First,
+    /// The running mean of their squares.
+    Second,
+}
+
+/// Programs in training on a device, with their weights, and with what updates of those are made
+/// of.
 pub trait Trainer: Send {
-    /// Gives a trained weight its values, row-major.
+    /// Writes what is kept of a trained weight, row-major.
     ///
     /// # Errors
-    /// A weight that is not trained, or has another number of elements.
-    fn set(&mut self, weight: WeightId, values: &[f32]) -> Result<()>;
+    /// A weight that is not trained, or has another number of elements; too little memory.
+    fn write(&mut self, weight: WeightId, kept: Kept, values: &[f32]) -> Result<()>;
+
+    /// Reads what is kept of a trained weight, row-major; sums and moments are zeros at first.
+    ///
+    /// # Errors
+    /// As [`Trainer::write`].
+    fn read(&mut self, weight: WeightId, kept: Kept, values: &mut [f32]) -> Result<()>;
 
     /// Puts another Program of the same weights in the place of one, by its number.
     ///
@@ -66,11 +91,44 @@ pub trait Trainer: Send {
     /// Too little memory, and whatever fails.
     fn run(&mut self, number: usize, rows: &PackedRows<'_>) -> Result<()>;
 
-    /// All results of the last run, row-major and in f32.
+    /// The losses of the last run.
     ///
     /// # Errors
     /// Whatever fails.
-    fn results(&mut self) -> Result<Vec<&[f32]>>;
+    fn losses(&mut self) -> Result<&[f32]>;
+
+    /// Adds the gradients of the last run to the sums; where they are the `first` of an update,
+    /// they are the sums.
+    ///
+    /// # Errors
+    /// A Program without gradients; too little memory.
+    fn accumulate(&mut self, first: bool) -> Result<()>;
+
+    /// Makes the sums zeros.
+    ///
+    /// # Errors
+    /// Too little memory.
+    fn clear(&mut self) -> Result<()>;
+
+    /// The sum of the squares of all sums of gradients, in an order that follows from the weights
+    /// alone; not finite where one of the sums is not.
+    ///
+    /// # Errors
+    /// Whatever fails.
+    fn squares(&mut self) -> Result<f64>;
+
+    /// Updates all trained weights and their moments by the sums of gradients. Vectors do not
+    /// decay.
+    ///
+    /// # Errors
+    /// Whatever fails.
+    fn update(&mut self, rule: &Rule) -> Result<()>;
+
+    /// Makes sums and moments zeros.
+    ///
+    /// # Errors
+    /// Whatever fails.
+    fn forget(&mut self) -> Result<()>;
 
     /// Does the last run once more, one launch after another, and gives the seconds that each operation took, by name; none on a
     /// device that has no clock for it.
@@ -82,7 +140,10 @@ pub trait Trainer: Send {
     /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many are to predict something.
     fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize;
 
-    /// Bytes that are left for runs; none where that cannot be told.
+    /// Bytes that sums and moments take, from the first update on.
+    fn update_bytes(&self) -> usize;
+
+    /// Bytes that are left for runs and updates; none where that cannot be told.
     ///
     /// # Errors
     /// If the device does not answer.

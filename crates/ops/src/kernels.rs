@@ -12,6 +12,7 @@ pub fn all() -> Vec<Spec> {
         crate::embed::KERNELS,
         crate::gate_up::KERNELS,
         crate::gated::KERNELS,
+        crate::gradient::adamw::KERNELS,
         crate::gradient::attend::KERNELS,
         crate::gradient::columns::KERNELS,
         crate::gradient::cross_entropy::KERNELS,

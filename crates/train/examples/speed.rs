@@ -1,7 +1,8 @@
-//! Tokens a second of losses with gradients: `speed MODEL [lora|full] [TOKENS] [THREADS|DEVICE] [LENGTH]`, in sequences of 256
-//! unless a length is given; on a GPU in bf16.
+//! Tokens a second of losses, and of updates: `speed MODEL [lora|full] [TOKENS] [THREADS|DEVICE]
+//! [LENGTH]`, in sequences of 256 unless a length is given; on a GPU in bf16. An update is of one
+//! batch, from its tokens to changed parameters.
 
-use delft_train::{Batch, Hardware, LoraOptions, Model, Place, Precision, Tuned};
+use delft_train::{AdamW, Batch, Hardware, LoraOptions, Model, Moments, Place, Precision, Tuned};
 use formats::{Error, Result};
 use std::time::Instant;
 
@@ -43,21 +44,37 @@ fn main() -> Result<()> {
     };
     let mut gradients: Vec<Vec<f32>> =
         tuned.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect();
+    let mut moments = Moments::zeros(tuned.parameters());
     println!("activations {} MiB", tuned.activation_bytes(tokens, tokens) >> 20);
-    for _ in 0..4 {
+    println!("moments and sums of gradients on the device {} MiB", tuned.update_bytes() >> 20);
+    for _ in 0..6 {
         let began = Instant::now();
-        let loss = tuned.loss(&batch)?;
+        tuned.loss(&batch)?;
         let forward = began.elapsed().as_secs_f64();
         let began = Instant::now();
-        tuned.gradients(&batch, &mut gradients)?;
+        let loss = tuned.accumulate(&batch, true, &mut gradients)?;
         let both = began.elapsed().as_secs_f64();
+        let by = [1e-4, loss.weight];
+        let norm = tuned.update(&AdamW::default(), by, &gradients, &mut moments)?;
+        let all = began.elapsed().as_secs_f64();
         println!(
-            "loss {:.4}: {:.0} tokens/s forward, {:.0} tokens/s with gradients",
+            "loss {:.4}, norm {norm:.4}: tokens/s: {:.0} forward, {:.0} with gradients, {:.0} updates",
             loss.mean(),
             tokens as f64 / forward,
-            tokens as f64 / both
+            tokens as f64 / both,
+            tokens as f64 / all
         );
     }
+    let began = Instant::now();
+    for _ in 0..8 {
+        let loss = tuned.accumulate(&batch, true, &mut gradients)?;
+        let by = [1e-4, loss.weight];
+        tuned.update(&AdamW::default(), by, &gradients, &mut moments)?;
+    }
+    // The last one is done once its parameters are read.
+    tuned.fetch(None)?;
+    let seconds = began.elapsed().as_secs_f64();
+    println!("eight updates: {:.0} tokens/s", 8.0 * tokens as f64 / seconds);
     for (name, seconds) in tuned.time()?.into_iter().flatten() {
         println!("{:8.3} ms {name}", 1e3 * seconds);
     }

@@ -8,6 +8,7 @@
 
 use crate::Parameter;
 use formats::{Error, Result};
+use ops::gradient::adamw::Rule;
 
 /// What the updates follow from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,6 +27,32 @@ impl Default for AdamW {
     fn default() -> Self {
         AdamW { betas: [0.9, 0.999], epsilon: 1e-8, decay: 0.0, clip: Some(1.0) }
     }
+}
+
+impl AdamW {
+    /// An update, from 1, by gradients of a norm that were added up `scale` times too long. Of what
+    /// does not decay, `keep` is 1.
+    pub(crate) fn rule(&self, update: u64, norm: f64, rate: f64, scale: f64) -> Rule {
+        // As PyTorch's clip_grad_norm_ has it.
+        let clip = self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        let [b1, b2] = self.betas;
+        let corrected = |beta: f64| 1.0 - beta.powf(update as f64);
+        Rule {
+            scale: (clip / scale) as f32,
+            rest: [(1.0 - b1) as f32, (1.0 - b2) as f32],
+            kept: b2 as f32,
+            step: (rate / corrected(b1)) as f32,
+            root: corrected(b2).sqrt() as f32,
+            epsilon: self.epsilon as f32,
+            keep: (1.0 - rate * self.decay) as f32,
+        }
+    }
+}
+
+/// The error of gradients of a parameter that are not finite.
+pub(crate) fn unsound(parameter: &Parameter) -> Error {
+    let place = format!("the gradient of {}", parameter.name);
+    Error::new(place, "finite numbers", "others").hint("take a lower learning rate")
 }
 
 /// The running means of gradients and of their squares, a row for each parameter.
@@ -66,81 +93,40 @@ impl Moments {
         for (parameter, gradient) in parameters.iter().zip(gradients) {
             let own: f64 = gradient.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
             if !own.is_finite() {
-                let place = format!("the gradient of {}", parameter.name);
-                let error = Error::new(place, "finite numbers", "others");
-                return Err(error.hint("take a lower learning rate"));
+                return Err(unsound(parameter));
             }
             squares += own;
         }
         let norm = squares.sqrt() / scale;
-        // As PyTorch's clip_grad_norm_ has it.
-        let clip = options.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         self.updates += 1;
-        let [b1, b2] = options.betas;
-        let corrected = |beta: f64| 1.0 - beta.powf(self.updates as f64);
-        let mut rule = Rule {
-            scale: (clip / scale) as f32,
-            rest: [(1.0 - b1) as f32, (1.0 - b2) as f32],
-            kept: b2 as f32,
-            step: (rate / corrected(b1)) as f32,
-            root: corrected(b2).sqrt() as f32,
-            epsilon: options.epsilon as f32,
-            keep: 1.0,
-        };
+        let rule = options.rule(self.updates, norm, rate, scale);
         let moments = self.first.iter_mut().zip(&mut self.second);
         for ((parameter, gradient), (first, second)) in
             parameters.iter_mut().zip(gradients).zip(moments)
         {
-            rule.keep = if parameter.decays { (1.0 - rate * options.decay) as f32 } else { 1.0 };
-            rule.apply(&mut parameter.values, gradient, first, second);
+            let keep = if parameter.decays { rule.keep } else { 1.0 };
+            let rule = Rule { keep, ..rule };
+            apply(rule, [&mut parameter.values, first, second], gradient);
         }
         Ok(norm)
     }
 }
 
-/// An update of single numbers.
-#[derive(Clone, Copy)]
-struct Rule {
-    /// What gradients are multiplied with.
-    scale: f32,
-    /// What the moments take of a gradient and of its square.
-    rest: [f32; 2],
-    /// What the second moment keeps of itself.
-    kept: f32,
-    step: f32,
-    root: f32,
-    epsilon: f32,
-    /// What decay leaves of a parameter.
-    keep: f32,
-}
-
-impl Rule {
-    /// Every element by itself, so that threads change no bit.
-    fn apply(self, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-        let threads = match values.len() {
-            n if n < SHARED => 1,
-            _ => std::thread::available_parallelism().map_or(1, usize::from),
-        };
-        let part = values.len().div_ceil(threads).max(1);
-        std::thread::scope(|scope| {
-            let rows = first.chunks_mut(part).zip(second.chunks_mut(part));
-            let rows = values.chunks_mut(part).zip(gradient.chunks(part)).zip(rows);
-            for ((values, gradient), (first, second)) in rows {
-                let mut work = move || self.part(values, gradient, first, second);
-                if threads == 1 { work() } else { drop(scope.spawn(work)) }
-            }
-        });
-    }
-
-    fn part(self, values: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
-        for i in 0..values.len() {
-            let g = gradient[i] * self.scale;
-            first[i] += self.rest[0] * (g - first[i]);
-            second[i] = self.kept * second[i] + self.rest[1] * (g * g);
-            let root = second[i].sqrt() / self.root + self.epsilon;
-            values[i] = values[i] * self.keep - self.step * (first[i] / root);
+/// Updates values and their moments. Every element goes by itself, so that threads change no bit.
+fn apply(rule: Rule, [values, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
+    let threads = match values.len() {
+        n if n < SHARED => 1,
+        _ => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let part = values.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let rows = first.chunks_mut(part).zip(second.chunks_mut(part));
+        let rows = values.chunks_mut(part).zip(gradient.chunks(part)).zip(rows);
+        for ((values, gradient), (first, second)) in rows {
+            let mut work = move || rule.apply(values, gradient, first, second);
+            if threads == 1 { work() } else { drop(scope.spawn(work)) }
         }
-    }
+    });
 }
 
 /// How the learning rate goes, as Transformers' schedules do.

@@ -1,5 +1,6 @@
 //! What a run trains, as the loop of a run sees it.
 
+use crate::{AdamW, Moments};
 use formats::Result;
 use std::ops::Range;
 
@@ -53,12 +54,15 @@ pub struct Parameter {
     pub decays: bool,
 }
 
-/// A model in training.
+/// A model in training. Its device may make the updates: then it keeps gradients and moments there,
+/// beside parameters that are newer than those of the host, and rows that updates are given are
+/// left as they are until [`Model::fetch`].
 pub trait Model {
-    /// What is trained, always in the same order.
+    /// What is trained, always in the same order: as of the last [`Model::fetch`].
     fn parameters(&self) -> &[Parameter];
 
-    /// The same, to be updated.
+    /// The same, to be changed by the host: a device forgets what it made of them since the last
+    /// [`Model::fetch`].
     fn parameters_mut(&mut self) -> &mut [Parameter];
 
     /// The loss of a batch.
@@ -74,10 +78,63 @@ pub trait Model {
     /// As [`Model::loss`].
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss>;
 
+    /// The loss of a batch of an update, whose gradients are added to those of the update's batches
+    /// before it, of which the `first` has none: in `gradients`, rows as [`Model::gradients`] takes
+    /// them, or on the device.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    fn accumulate(
+        &mut self,
+        batch: &Batch,
+        first: bool,
+        gradients: &mut [Vec<f32>],
+    ) -> Result<Loss> {
+        if first {
+            gradients.iter_mut().for_each(|row| row.fill(0.0));
+        }
+        self.gradients(batch, gradients)
+    }
+
+    /// Updates the parameters at a learning rate by what was [accumulated](Model::accumulate),
+    /// which is `scale` times too long, and returns the norm of all gradients before clipping,
+    /// scaled.
+    ///
+    /// # Errors
+    /// As [`Moments::update`].
+    fn update(
+        &mut self,
+        options: &AdamW,
+        [rate, scale]: [f64; 2],
+        gradients: &[Vec<f32>],
+        moments: &mut Moments,
+    ) -> Result<f64> {
+        moments.update(self.parameters_mut(), gradients, options, rate, scale)
+    }
+
+    /// Brings the parameters, and the moments if they are asked for, to the host if its device has
+    /// newer ones.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn fetch(&mut self, moments: Option<&mut Moments>) -> Result<()> {
+        let _ = moments;
+        Ok(())
+    }
+
+    /// Tells moments that updates go on from.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn go_on_from(&mut self, moments: &Moments) -> Result<()> {
+        let _ = moments;
+        Ok(())
+    }
+
     /// What the parameters make of the model, to be used beside or in place of it: an adapter's files, or a model's.
     /// Files are named and have their bytes; nothing is written.
     ///
     /// # Errors
     /// Parameters that are not finite, by name.
-    fn export(&self) -> Result<Vec<(String, Vec<u8>)>>;
+    fn export(&mut self) -> Result<Vec<(String, Vec<u8>)>>;
 }

@@ -8,7 +8,7 @@
 //! Its gradients are those of cross-entropies, in which the tokens of both count `beta sigmoid(-beta margin)`, those of the rejected
 //! answer less than nothing.
 
-use crate::{Batch, Loss, Model, Parameter, Tuned};
+use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Tuned};
 use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -79,6 +79,19 @@ impl Preference {
         Ok(base)
     }
 
+    /// The loss of a batch, and the batch whose cross-entropies have its gradients.
+    fn weighted(&mut self, batch: &Batch) -> Result<(Loss, Batch)> {
+        let margins = self.margins(batch)?;
+        let mut weighted = batch.clone();
+        for (pair, margin) in pairs(batch)?.into_iter().zip(&margins) {
+            let slope = (self.beta / (1.0 + (self.beta * margin).exp())) as f32;
+            for (rows, by) in pair.into_iter().zip([slope, -slope]) {
+                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= by);
+            }
+        }
+        Ok((self.of(&margins), weighted))
+    }
+
     fn of(&self, margins: &[f64]) -> Loss {
         // ln(1 + e^-z), whose power never overflows.
         let softplus = |z: f64| (-z.abs()).exp().ln_1p() + (-z).max(0.0);
@@ -112,19 +125,41 @@ impl Model for Preference {
     }
 
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss> {
-        let margins = self.margins(batch)?;
-        let mut weighted = batch.clone();
-        for (pair, margin) in pairs(batch)?.into_iter().zip(&margins) {
-            let slope = (self.beta / (1.0 + (self.beta * margin).exp())) as f32;
-            for (rows, by) in pair.into_iter().zip([slope, -slope]) {
-                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= by);
-            }
-        }
+        let (loss, weighted) = self.weighted(batch)?;
         self.model.gradients(&weighted, gradients)?;
-        Ok(self.of(&margins))
+        Ok(loss)
     }
 
-    fn export(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    fn accumulate(
+        &mut self,
+        batch: &Batch,
+        first: bool,
+        gradients: &mut [Vec<f32>],
+    ) -> Result<Loss> {
+        let (loss, weighted) = self.weighted(batch)?;
+        self.model.accumulate(&weighted, first, gradients)?;
+        Ok(loss)
+    }
+
+    fn update(
+        &mut self,
+        options: &AdamW,
+        by: [f64; 2],
+        gradients: &[Vec<f32>],
+        moments: &mut Moments,
+    ) -> Result<f64> {
+        self.model.update(options, by, gradients, moments)
+    }
+
+    fn fetch(&mut self, moments: Option<&mut Moments>) -> Result<()> {
+        self.model.fetch(moments)
+    }
+
+    fn go_on_from(&mut self, moments: &Moments) -> Result<()> {
+        self.model.go_on_from(moments)
+    }
+
+    fn export(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
         self.model.export()
     }
 }

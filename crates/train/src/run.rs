@@ -246,6 +246,7 @@ impl Run<'_> {
         std::fs::create_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         let mut moments = Moments::zeros(model.parameters());
         let state = self.begin(model, &mut moments)?;
+        model.go_on_from(&moments)?;
         let log = self.open_log(state.log)?;
         remove_unfinished(self.folder)?;
         let gradients = moments.first.iter().map(|row| vec![0.0; row.len()]).collect();

@@ -2,7 +2,7 @@
 
 use crate::packing::Packing;
 use crate::{Batch, cpu};
-use device::{PackedRows, Place, Precision, TrainOptions, Trainer};
+use device::{Kept, PackedRows, Place, Precision, TrainOptions, Trainer};
 use formats::{Error, ErrorKind, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
@@ -27,13 +27,13 @@ impl From<Option<usize>> for Hardware {
 /// Programs of the same weights on a device, by their numbers.
 pub(crate) enum Runner {
     Cpu { executor: Box<cpu::Executor>, weights: cpu::Weights, programs: Vec<Program> },
-    Device { trainer: Box<dyn Trainer>, programs: Vec<Program> },
+    Device { trainer: Box<dyn Trainer>, trained: Vec<WeightId>, programs: Vec<Program> },
 }
 
 /// The results of a run.
 pub(crate) enum Results<'a> {
     Cpu(cpu::Results<'a>),
-    Device(Vec<&'a [f32]>),
+    Device { losses: &'a [f32], gradients: Vec<Vec<f32>> },
 }
 
 impl Results<'_> {
@@ -41,7 +41,8 @@ impl Results<'_> {
     pub(crate) fn get(&self, index: usize) -> &[f32] {
         match self {
             Results::Cpu(results) => results.get(index),
-            Results::Device(results) => results[index],
+            Results::Device { losses, .. } if index == 0 => losses,
+            Results::Device { gradients, .. } => &gradients[index - 1],
         }
     }
 }
@@ -65,9 +66,10 @@ impl Runner {
             return Err(error.of(ErrorKind::Unsupported));
         }
         if place != Place::Cpu {
-            let options = TrainOptions { programs: programs.clone(), trained, precision };
+            let options =
+                TrainOptions { programs: programs.clone(), trained: trained.clone(), precision };
             let trainer = place.open(threads)?.train(tensors, options)?;
-            return Ok(Runner::Device { trainer, programs });
+            return Ok(Runner::Device { trainer, trained, programs });
         }
         if precision != Precision::F32 {
             let expected = "activations of f32, which are all that the CPU has";
@@ -95,7 +97,7 @@ impl Runner {
     pub(crate) fn replace(&mut self, number: usize, program: Program) -> Result<()> {
         let programs = match self {
             Runner::Cpu { programs, .. } => programs,
-            Runner::Device { trainer, programs } => {
+            Runner::Device { trainer, programs, .. } => {
                 trainer.replace(number, program.clone())?;
                 programs
             }
@@ -113,7 +115,7 @@ impl Runner {
             Runner::Cpu { executor, weights, .. } => {
                 weights.set(id, shape, values, executor.team())
             }
-            Runner::Device { trainer, .. } => trainer.set(id, values),
+            Runner::Device { trainer, .. } => trainer.write(id, Kept::Values, values),
         }
     }
 
@@ -126,21 +128,52 @@ impl Runner {
             Runner::Cpu { executor, weights, programs } => {
                 Ok(Results::Cpu(executor.run(&programs[number], weights, batch)?))
             }
-            Runner::Device { trainer, programs } => {
-                let packing = Packing::new(batch)?;
-                packing.fits(&programs[number], batch)?;
-                let rows = PackedRows {
-                    tokens: &batch.tokens,
-                    positions: &packing.positions,
-                    first: &packing.first,
-                    targets: &batch.targets,
-                    counts: &batch.weights,
-                    picks: &packing.picks,
+            Runner::Device { trainer, trained, programs } => {
+                run(&mut **trainer, number, &programs[number], batch)?;
+                let has = programs[number].results.len() > 1;
+                let weights = &programs[number].weights;
+                let gradient = |id: &WeightId| {
+                    let mut row = vec![0.0; weights[id.0].shape.iter().product()];
+                    trainer.read(*id, Kept::Gradient, &mut row)?;
+                    Ok(row)
                 };
-                trainer.run(number, &rows)?;
-                Ok(Results::Device(trainer.results()?))
+                let own = trained.iter().filter(|_| has);
+                let gradients = own.map(gradient).collect::<Result<_>>()?;
+                Ok(Results::Device { losses: trainer.losses()?, gradients })
             }
         }
+    }
+
+    /// Runs a Program on a device that keeps its gradients, and gives the losses.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub(crate) fn run_there(&mut self, number: usize, batch: &Batch) -> Result<&[f32]> {
+        let (trainer, programs) = self.device()?;
+        run(trainer, number, &programs[number], batch)?;
+        trainer.losses()
+    }
+
+    /// What makes updates; the CPU has no such thing.
+    ///
+    /// # Errors
+    /// If it is the CPU.
+    pub(crate) fn trainer(&mut self) -> Result<&mut dyn Trainer> {
+        Ok(self.device()?.0)
+    }
+
+    fn device(&mut self) -> Result<(&mut dyn Trainer, &[Program])> {
+        match self {
+            Runner::Cpu { .. } => {
+                Err(Error::new("train", "a device that makes updates", "the CPU"))
+            }
+            Runner::Device { trainer, programs, .. } => Ok((&mut **trainer, programs)),
+        }
+    }
+
+    /// Whether Programs are run by another device than the CPU.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self, Runner::Device { .. })
     }
 
     /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many are to predict something.
@@ -150,6 +183,14 @@ impl Runner {
                 cpu::Executor::bytes(&programs[number], tokens, outputs)
             }
             Runner::Device { trainer, .. } => trainer.bytes(number, tokens, outputs),
+        }
+    }
+
+    /// Bytes of the device's own memory that updates take there beside the weights.
+    pub(crate) fn update_bytes(&self) -> usize {
+        match self {
+            Runner::Cpu { .. } => 0,
+            Runner::Device { trainer, .. } => trainer.update_bytes(),
         }
     }
 
@@ -182,4 +223,19 @@ impl Runner {
             Runner::Device { trainer, .. } => trainer.memory().device,
         }
     }
+}
+
+/// Runs a Program on a device.
+fn run(trainer: &mut dyn Trainer, number: usize, program: &Program, batch: &Batch) -> Result<()> {
+    let packing = Packing::new(batch)?;
+    packing.fits(program, batch)?;
+    let rows = PackedRows {
+        tokens: &batch.tokens,
+        positions: &packing.positions,
+        first: &packing.first,
+        targets: &batch.targets,
+        counts: &batch.weights,
+        picks: &packing.picks,
+    };
+    trainer.run(number, &rows)
 }

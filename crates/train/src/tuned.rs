@@ -1,8 +1,10 @@
 //! A model that is tuned: its recorded Program, differentiated.
 
+use crate::adamw::unsound;
 use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
 use crate::runner::{Hardware, Runner};
-use crate::{Batch, Loss, Model, Parameter, Usage, full, peft};
+use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Usage, full, peft};
+use device::Kept;
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
 use program::{Program, Site, Weight, WeightId};
@@ -64,6 +66,8 @@ struct Trained {
     weight: WeightId,
     parameter: usize,
     elements: Range<usize>,
+    /// What is added to the elements.
+    plus: f32,
     /// What the elements are divided by.
     lengths: Option<Lengths>,
     /// What they all are where the adapter is left out; none where that does not matter.
@@ -112,7 +116,7 @@ fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
     let (rank, scale) = (options.rank, options.scale());
     let mut all = Vec::new();
     let mut push = |weight, parameter, elements, lengths, without| {
-        all.push(Trained { weight, parameter, elements, lengths, without });
+        all.push(Trained { weight, parameter, elements, plus: 0.0, lengths, without });
     };
     for (module, factors) in factors.iter().enumerate() {
         let first = module * peft::count(options);
@@ -144,6 +148,8 @@ pub struct Tuned {
     parameters: Vec<Parameter>,
     /// Whether the runner was last given the parameters, or what leaves the adapter out; none where parameters may have changed.
     given: Option<bool>,
+    /// Whether the device has newer parameters and moments: it makes the updates.
+    newer: bool,
 }
 
 impl Tuned {
@@ -193,7 +199,8 @@ impl Tuned {
         let whole = |(parameter, weight): (usize, WeightId)| {
             let parameters: &[Parameter] = &parameters;
             let elements = 0..parameters[parameter].values.len();
-            Trained { weight, parameter, elements, lengths: None, without: None }
+            let plus = full::added(&packed.weights[weight.0].source);
+            Trained { weight, parameter, elements, plus, lengths: None, without: None }
         };
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
@@ -211,7 +218,7 @@ impl Tuned {
         let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
         let gradient = differentiate(&losses, &wrt)?;
         let runner = Runner::new(vec![losses, gradient], &tensors, wrt, hardware)?;
-        Ok(Tuned { tensors, config, kind, runner, trained, parameters, given: None })
+        Ok(Tuned { tensors, config, kind, runner, trained, parameters, given: None, newer: false })
     }
 
     /// The model's hyperparameters.
@@ -230,6 +237,19 @@ impl Tuned {
     /// If the device does not answer.
     pub fn free_memory(&self) -> Result<Option<usize>> {
         self.runner.free()
+    }
+
+    /// Bytes of the device's own memory that updates take beside the weights; those of the host are
+    /// [`crate::run::memory`].
+    pub fn update_bytes(&self) -> usize {
+        if self.updates_there() { self.runner.update_bytes() } else { 0 }
+    }
+
+    /// Whether the device makes the updates: of parameters that are its weights as they are. DoRA's
+    /// lengths are the host's, which computes them from the parameters.
+    fn updates_there(&self) -> bool {
+        let bare = |own: &Trained| own.lengths.is_none() && own.plus == 0.0;
+        self.runner.is_device() && self.trained.iter().all(bare)
     }
 
     /// The seconds that each operation of the last batch takes, by name; none on the CPU.
@@ -298,15 +318,12 @@ impl Tuned {
         if self.given == Some(adapted) {
             return Ok(());
         }
+        self.fetch(None)?;
         self.given = None;
         for own in &mut self.trained {
             let weights = &self.runner.program(LOSSES).weights;
             let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
             let named = |e: Error| Error { place: format!("{}: {}", parameter.name, e.place), ..e };
-            let plus = match &self.kind {
-                Kind::Full => full::added(&weight.source),
-                Kind::Lora { .. } => 0.0,
-            };
             let mut values = Cow::from(&parameter.values[own.elements.clone()]);
             if let Some(without) = own.without.filter(|_| !adapted) {
                 values.to_mut().fill(without);
@@ -314,8 +331,8 @@ impl Tuned {
                 self.runner.set(own.weight, &shape, &values).map_err(named)?;
                 continue;
             }
-            if plus != 0.0 {
-                values.to_mut().iter_mut().for_each(|value| *value += plus);
+            if own.plus != 0.0 {
+                values.to_mut().iter_mut().for_each(|value| *value += own.plus);
             }
             if let Some(lengths) = &mut own.lengths {
                 let matrix = &weights[lengths.matrix.0];
@@ -328,6 +345,26 @@ impl Tuned {
         }
         self.given = Some(adapted);
         Ok(())
+    }
+}
+
+impl Tuned {
+    /// The error of sums of gradients on the device, of which one is not finite.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn unsound_gradient(&mut self) -> Result<Error> {
+        let trainer = self.runner.trainer()?;
+        for own in &self.trained {
+            let parameter = &self.parameters[own.parameter];
+            let mut sums = vec![0.0; own.elements.len()];
+            trainer.read(own.weight, Kept::Sum, &mut sums)?;
+            if sums.iter().any(|sum| !sum.is_finite()) {
+                return Ok(unsound(parameter));
+            }
+        }
+        let error = Error::new("the norm of all gradients", "a finite number", "another");
+        Ok(error.hint("take a lower learning rate"))
     }
 }
 
@@ -353,7 +390,7 @@ impl Model for Tuned {
     }
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.given = None;
+        (self.given, self.newer) = (None, false);
         &mut self.parameters
     }
 
@@ -392,7 +429,92 @@ impl Model for Tuned {
         Ok(loss)
     }
 
-    fn export(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    fn accumulate(
+        &mut self,
+        batch: &Batch,
+        first: bool,
+        gradients: &mut [Vec<f32>],
+    ) -> Result<Loss> {
+        if !self.updates_there() {
+            if first {
+                gradients.iter_mut().for_each(|row| row.fill(0.0));
+            }
+            return self.gradients(batch, gradients);
+        }
+        self.refresh(true)?;
+        let idle = is_idle(batch);
+        let loss = match idle {
+            true => Loss::default(),
+            false => loss(batch, self.runner.run_there(GRADIENTS, batch)?)?,
+        };
+        let trainer = self.runner.trainer()?;
+        match (idle, first) {
+            (true, true) => trainer.clear()?,
+            (true, false) => {}
+            (false, first) => trainer.accumulate(first)?,
+        }
+        Ok(loss)
+    }
+
+    fn update(
+        &mut self,
+        options: &AdamW,
+        [rate, scale]: [f64; 2],
+        gradients: &[Vec<f32>],
+        moments: &mut Moments,
+    ) -> Result<f64> {
+        if !self.updates_there() {
+            return moments.update(self.parameters_mut(), gradients, options, rate, scale);
+        }
+        let squares = self.runner.trainer()?.squares()?;
+        if !squares.is_finite() {
+            return Err(self.unsound_gradient()?);
+        }
+        let norm = squares.sqrt() / scale;
+        let rule = options.rule(moments.updates + 1, norm, rate, scale);
+        self.runner.trainer()?.update(&rule)?;
+        moments.updates += 1;
+        self.newer = true;
+        Ok(norm)
+    }
+
+    fn fetch(&mut self, moments: Option<&mut Moments>) -> Result<()> {
+        if !self.updates_there() {
+            return Ok(());
+        }
+        let trainer = self.runner.trainer()?;
+        for own in self.trained.iter().filter(|_| self.newer) {
+            let values = &mut self.parameters[own.parameter].values[own.elements.clone()];
+            trainer.read(own.weight, Kept::Values, values)?;
+        }
+        self.newer = false;
+        let Some(moments) = moments else { return Ok(()) };
+        for own in &self.trained {
+            for (kept, rows) in
+                [(Kept::First, &mut moments.first), (Kept::Second, &mut moments.second)]
+            {
+                trainer.read(own.weight, kept, &mut rows[own.parameter][own.elements.clone()])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn go_on_from(&mut self, moments: &Moments) -> Result<()> {
+        if !self.updates_there() {
+            return Ok(());
+        }
+        let trainer = self.runner.trainer()?;
+        trainer.forget()?;
+        for own in self.trained.iter().filter(|_| moments.updates > 0) {
+            for (kept, rows) in [(Kept::First, &moments.first), (Kept::Second, &moments.second)] {
+                trainer.write(own.weight, kept, &rows[own.parameter][own.elements.clone()])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn export(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
+        self.fetch(None)?;
         let unsound = |p: &&Parameter| p.values.iter().any(|value| !value.is_finite());
         if let Some(odd) = self.parameters.iter().find(unsound) {
             let expected = "numbers that are finite";

@@ -317,10 +317,14 @@ fn two_digits(x: f64) -> f64 {
 /// Bytes that a run takes beside the weights, of the memory that [`free`] tells of.
 fn needed(tuned: &Tuned, batch_tokens: usize) -> Outcome<u64> {
     let batch = tuned.activation_bytes(batch_tokens, batch_tokens) as u64;
-    // Parameters and their moments are the host's.
-    let parameters =
-        if tuned.free_memory()?.is_some() { 0 } else { run::memory(tuned.parameters()) };
-    Ok(parameters + batch)
+    let there = tuned.free_memory()?.is_some();
+    Ok(updates(tuned, there) + batch)
+}
+
+/// Bytes that updates take beside the weights: of the host's memory, or of that of a device that
+/// has its own.
+fn updates(tuned: &Tuned, there: bool) -> u64 {
+    if there { tuned.update_bytes() as u64 } else { run::memory(tuned.parameters()) }
 }
 
 /// Memory that is left where batches are computed; none where that cannot be told.
@@ -371,10 +375,12 @@ fn plan(tuned: &Tuned, settings: &Settings, updates: u64) -> Outcome {
         settings.rate,
         count(parameters),
     ));
+    let there = tuned.free_memory()?.is_some();
     let free = free(tuned)?.map_or(String::new(), |n| format!(", {} free", bytes(n as u64)));
     aside(format_args!(
-        "memory: {} for parameters, gradients and moments, {} for a batch{free}",
-        bytes(run::memory(tuned.parameters())),
+        "memory: {} for {}gradients and moments, {} for a batch{free}",
+        bytes(updates(tuned, there)),
+        if there { "" } else { "parameters, " },
         bytes(tuned.activation_bytes(settings.batch_tokens, settings.batch_tokens) as u64),
     ));
     Ok(())

@@ -1,11 +1,17 @@
 //! Programs in training: their weights, the arena, and the shape classes seen so far.
 //!
-//! A batch is a replay of one Program, all of whose launches are bound when its class is first seen. Values lie in
-//! an arena that is planned for each class; results lie one behind the other at its end and are read at once. Nothing is added
-//! up by atomics, so that bits follow from the batch and the device alone.
+//! A batch is a replay of one Program, all of whose launches are bound when its class is first
+//! seen, and recorded as one submission when it is seen again. Values lie in an arena that is
+//! planned for each class, gradients of trained weights at its beginning. Nothing is added up by
+//! atomics, so that bits follow from the batch and the device alone.
+//!
+//! Trained weights lie side by side, first the matrices: their values in f32, their operands where
+//! these have 16 bits, gradients, sums of those and moments all have the same places, so that an
+//! update is a launch or two.
 
 mod layout;
 mod lower;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,12 +26,15 @@ use tile::types::Scalar;
 use super::Backend;
 use super::lower::{Kernels, Slot, Step};
 use super::weights::{self, Wanted, Weight};
-use crate::{Memory, PackedRows, Precision, TrainOptions, Trainer};
+use crate::{Kept, Memory, PackedRows, Precision, TrainOptions, Trainer};
 use layout::{Counts, Layout, Words};
 use lower::Lowering;
+use ops::gradient::adamw::Rule;
+use updates::Updates;
 
-/// Bytes that the place of a trained weight is a multiple of: vectors may begin there.
-const ALIGN: usize = 256;
+/// Bytes that the place of a trained weight is a multiple of: twice what any buffer must be, so
+/// that operands of 16 bits may begin at half of it.
+const ALIGN: usize = 512;
 
 /// Classes that are kept bound: batches of a run are mostly of a few.
 const KEPT: usize = 8;
@@ -35,6 +44,9 @@ struct Class<B: Backend> {
     number: usize,
     counts: Counts,
     launches: Vec<B::Launch>,
+    /// All of them, once it is seen again.
+    recording: Option<B::Recording>,
+    seen: bool,
     /// The operation of each.
     names: Vec<&'static str>,
     layout: Layout,
@@ -44,13 +56,17 @@ struct Class<B: Backend> {
 pub(super) struct GpuTrainer<B: Backend> {
     backend: Arc<B>,
     lowerings: Vec<Lowering>,
-    /// Where the values of each trained weight lie.
+    /// Where each trained weight lies, in bytes of f32.
     trained: Vec<(WeightId, Range<usize>)>,
-    /// Values of all trained weights, in f32: each begins at a multiple of [`ALIGN`]. And the same on the host, if they have
-    /// changed.
+    /// Where the matrices among them end, and where all do.
+    ends: [usize; 2],
+    /// Values of all trained weights, in f32, and their operands of 16 bits where the type of
+    /// activations is such.
     master: B::Buffer,
-    values: Vec<u8>,
+    operands: B::Buffer,
+    /// Whether values were written that are not yet rounded.
     changed: bool,
+    updates: Option<Updates<B>>,
     /// Rounds them to the type of operands.
     rounds: Vec<B::Launch>,
     weights: Vec<Weight<B::Buffer>>,
@@ -69,7 +85,7 @@ pub(super) struct GpuTrainer<B: Backend> {
     /// Tokens of the last batch, and those that predicted something.
     rows: [usize; 2],
     staged: Vec<u8>,
-    results: Vec<f32>,
+    losses: Vec<f32>,
 }
 
 impl<B: Backend> GpuTrainer<B> {
@@ -89,37 +105,37 @@ impl<B: Backend> GpuTrainer<B> {
         room(&*backend, whole, &formats)?;
         let wanted = Wanted { formats: &formats, trained: &trained, allow_nan: false };
         let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
-        let shape = |id: &WeightId| &whole.weights[id.0].shape;
-        let mut end = 0;
-        let place = |id: &WeightId| {
-            let start = end;
-            let elements: usize = shape(id).iter().product();
-            end = (start + 4 * elements).next_multiple_of(ALIGN);
-            (*id, start..start + 4 * elements)
-        };
-        let places: Vec<(WeightId, Range<usize>)> = trained.iter().map(place).collect();
+        let (places, ends) = places(whole, &trained);
+        let [matrices, end] = ends;
         let master = backend.buffer(end.max(ALIGN))?;
+        let rounded = if scalar == Scalar::F32 { 0 } else { matrices / 4 * scalar.bytes() };
+        let operands = backend.buffer(rounded.max(ALIGN))?;
         let mut masters = Vec::new();
         for (id, range) in &places {
             let own = backend.part(&master, range.clone())?;
-            let matrix = shape(id).len() == 2;
-            formats[id.0] = matrix.then_some(Format::Dense(scalar));
             loaded[id.0].buffer = own.clone();
-            if matrix && scalar != Scalar::F32 {
-                loaded[id.0].buffer = backend.buffer(range.len() / 4 * scalar.bytes())?;
+            if range.end > matrices {
+                continue;
+            }
+            formats[id.0] = Some(Format::Dense(scalar));
+            if scalar != Scalar::F32 {
+                let [start, end] = [range.start, range.end].map(|at| at / 4 * scalar.bytes());
+                loaded[id.0].buffer = backend.part(&operands, start..end)?;
                 masters.push((*id, own));
             }
         }
         let lowering =
-            |program| Lowering::new(program, facts, scalar, formats.clone(), trained.clone());
+            |program| Lowering::new(program, facts, scalar, formats.clone(), places.clone());
         let lowerings = programs.into_iter().map(lowering).collect::<Result<Vec<_>>>()?;
         let empty = backend.buffer(256)?;
         let mut trainer = GpuTrainer {
             lowerings,
             trained: places,
-            values: vec![0; end.max(ALIGN)],
-            changed: true,
+            ends,
             master,
+            operands,
+            changed: true,
+            updates: None,
             rounds: Vec::new(),
             weights: loaded,
             frequencies: Vec::new(),
@@ -134,7 +150,7 @@ impl<B: Backend> GpuTrainer<B> {
             classes: Vec::new(),
             rows: [0; 2],
             staged: Vec::new(),
-            results: Vec::new(),
+            losses: Vec::new(),
             backend,
         };
         trainer.make_room()?;
@@ -209,7 +225,8 @@ impl<B: Backend> GpuTrainer<B> {
         if self.classes.len() >= KEPT {
             self.classes.remove(0);
         }
-        self.classes.push(Class { number, counts, launches, names, layout });
+        let (recording, seen) = (None, false);
+        self.classes.push(Class { number, counts, launches, recording, seen, names, layout });
         Ok(())
     }
 
@@ -283,6 +300,23 @@ impl<B: Backend> GpuTrainer<B> {
     }
 }
 
+/// The bytes of each trained weight among all of them, matrices first, in their order; and where
+/// the matrices and all end.
+fn places(program: &Program, trained: &[WeightId]) -> (Vec<(WeightId, Range<usize>)>, [usize; 2]) {
+    let shape = |id: &WeightId| program.weights[id.0].shape.as_slice();
+    let mut places: Vec<(WeightId, Range<usize>)> = trained.iter().map(|id| (*id, 0..0)).collect();
+    let mut ends = [0; 2];
+    for matrices in [true, false] {
+        ends[1] = ends[0];
+        for (id, range) in places.iter_mut().filter(|(id, _)| (shape(id).len() == 2) == matrices) {
+            *range = ends[1]..ends[1] + 4 * shape(id).iter().product::<usize>();
+            ends[1] = range.end.next_multiple_of(ALIGN);
+        }
+        ends = if matrices { [ends[1]; 2] } else { ends };
+    }
+    (places, ends)
+}
+
 /// Refuses weights for which there is no room.
 fn room<B: Backend>(backend: &B, program: &Program, formats: &[Option<Format>]) -> Result<()> {
     let needed = weights::bytes(program, formats);
@@ -297,16 +331,23 @@ fn room<B: Backend>(backend: &B, program: &Program, formats: &[Option<Format>]) 
 }
 
 impl<B: Backend> Trainer for GpuTrainer<B> {
-    fn set(&mut self, weight: WeightId, values: &[f32]) -> Result<()> {
-        let place = self.trained.iter().find(|(id, _)| *id == weight);
-        let range = place.map_or(0..0, |(_, range)| range.clone());
-        if range.len() != 4 * values.len() || values.is_empty() {
-            let expected = format!("{} values of a trained weight", range.len() / 4);
-            return Err(Error::new("train", expected, values.len()));
-        }
-        let words = self.values[range].as_chunks_mut().0;
+    fn write(&mut self, weight: WeightId, kept: Kept, values: &[f32]) -> Result<()> {
+        let place = self.place(weight, kept, values.len())?;
+        self.changed |= kept == Kept::Values;
+        self.staged.clear();
+        self.staged.resize(4 * values.len(), 0);
+        let words = self.staged.as_chunks_mut().0;
         words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_le_bytes());
-        self.changed = true;
+        self.backend.write(&place, &self.staged)
+    }
+
+    fn read(&mut self, weight: WeightId, kept: Kept, values: &mut [f32]) -> Result<()> {
+        let place = self.place(weight, kept, values.len())?;
+        self.staged.clear();
+        self.staged.resize(4 * values.len(), 0);
+        self.backend.read(&place, &mut self.staged)?;
+        let words = self.staged.as_chunks().0;
+        values.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word));
         Ok(())
     }
 
@@ -323,31 +364,56 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
         self.class(number, counts)?;
         self.stage(rows, counts)?;
         if self.changed {
-            self.backend.write(&self.master, &self.values)?;
             self.backend.submit(&self.rounds)?;
             self.changed = false;
         }
-        let Some(class) = self.classes.last() else { return Ok(()) };
+        let Some(class) = self.classes.last_mut() else { return Ok(()) };
+        if let Some(recording) = &mut class.recording {
+            return self.backend.replay(recording);
+        }
+        if std::mem::replace(&mut class.seen, true) {
+            let recording = class.recording.insert(self.backend.record(&class.launches)?);
+            return self.backend.replay(recording);
+        }
         self.backend.submit(&class.launches)
     }
 
-    fn results(&mut self) -> Result<Vec<&[f32]>> {
-        let Some(class) = self.classes.last() else { return Ok(Vec::new()) };
-        let region = class.layout.results.clone();
-        self.staged.clear();
-        self.staged.resize(region.len(), 0);
-        self.backend.read(&self.backend.part(&self.arena, region.clone())?, &mut self.staged)?;
-        let floats = self.staged.as_chunks().0;
-        self.results.clear();
-        self.results.extend(floats.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+    fn losses(&mut self) -> Result<&[f32]> {
+        let Some(class) = self.classes.last() else { return Ok(&[]) };
         let lowering = &self.lowerings[class.number];
-        let place = |v| {
-            let start = (class.layout.value(lowering, v).start - region.start) / 4;
-            let shape = lowering.program.shape(v);
-            let elements = shape.rows.count(self.rows[0], self.rows[1]) * shape.width;
-            &self.results[start..start + elements]
-        };
-        Ok(lowering.program.results.iter().map(|v| place(*v)).collect())
+        let Some(losses) = lowering.program.results.first() else { return Ok(&[]) };
+        let shape = lowering.program.shape(*losses);
+        let elements = shape.rows.count(self.rows[0], self.rows[1]) * shape.width;
+        let start = class.layout.value(lowering, *losses).start;
+        self.staged.clear();
+        self.staged.resize(4 * elements, 0);
+        let place = self.backend.part(&self.arena, start..start + 4 * elements)?;
+        self.backend.read(&place, &mut self.staged)?;
+        let floats = self.staged.as_chunks().0;
+        self.losses.clear();
+        self.losses.extend(floats.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        Ok(&self.losses)
+    }
+
+    fn accumulate(&mut self, first: bool) -> Result<()> {
+        self.add_gradients(first)
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        self.clear_sums()
+    }
+
+    fn squares(&mut self) -> Result<f64> {
+        self.add_squares()
+    }
+
+    fn update(&mut self, rule: &Rule) -> Result<()> {
+        self.apply(rule)
+    }
+
+    fn forget(&mut self) -> Result<()> {
+        self.updates = None;
+        Ok(())
     }
 
     fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>> {
@@ -365,8 +431,14 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
         Layout::new(&self.lowerings[number], counts).bytes + Words::new(counts).bytes
     }
 
+    fn update_bytes(&self) -> usize {
+        3 * self.ends[1]
+    }
+
     fn free(&self) -> Result<Option<usize>> {
-        Ok(self.backend.free()?.map(|free| free + self.arena_bytes + self.words_bytes))
+        let updates = if self.updates.is_some() { self.update_bytes() } else { 0 };
+        let own = self.arena_bytes + self.words_bytes + updates;
+        Ok(self.backend.free()?.map(|free| free + own))
     }
 
     fn memory(&self) -> Memory {

@@ -80,7 +80,7 @@ fn portion(program: &Program, formats: &[Option<Format>]) -> usize {
 pub(super) struct Wanted<'a> {
     /// How each matrix is packed.
     pub(super) formats: &'a [Option<Format>],
-    /// Those that are not read: they are zeros, in f32.
+    /// Those that are not read: their buffers are for the caller to put in place.
     pub(super) trained: &'a [WeightId],
     /// Whether they may be NaN or infinite.
     pub(super) allow_nan: bool,
@@ -105,10 +105,11 @@ pub(super) fn load<B: Backend>(
     };
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
+    let absent = if trained.is_empty() { None } else { Some(backend.buffer(4)?) };
     for (id, (weight, format)) in program.weights.iter().zip(formats).enumerate() {
-        if trained.contains(&WeightId(id)) {
+        if let Some(absent) = absent.as_ref().filter(|_| trained.contains(&WeightId(id))) {
             let bytes = size(weight, None);
-            weights.push(Weight { buffer: backend.buffer(bytes)?, bytes, encoding: None });
+            weights.push(Weight { buffer: absent.clone(), bytes, encoding: None });
             continue;
         }
         let read = weight.read(tensors)?;

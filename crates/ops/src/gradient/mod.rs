@@ -4,6 +4,7 @@
 //! (the derivatives of a loss with respect to them) and records operations that make those of its inputs and weights. A value
 //! with the shape of a weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
+pub mod adamw;
 pub mod attend;
 pub mod columns;
 pub mod cross_entropy;

@@ -67,27 +67,22 @@ impl Running<'_> {
             self.epoch = Some((number, settings.epoch(self.run.training, number)?));
         }
         let Some((_, epoch)) = &self.epoch else { return Ok(false) };
-        self.gradients.iter_mut().for_each(|row| row.fill(0.0));
         let (mut loss, mut tokens) = (Loss::default(), 0);
         for numbers in epoch.update((step - before) as usize) {
             if self.watcher.cancelled() {
                 return Ok(false);
             }
             let batch = pack::batch(self.run.training, numbers);
+            let first = tokens == 0;
             tokens += batch.tokens.len() as u64;
-            loss += self.model.gradients(&batch, &mut self.gradients)?;
+            loss += self.model.accumulate(&batch, first, &mut self.gradients)?;
         }
         let mean = self.finite(loss)?;
         let share = settings.schedule.share(step, self.timeline.all, settings.warmup);
         let rate = settings.rate * share;
-        let parameters = self.model.parameters_mut();
-        let norm = self.moments.update(
-            parameters,
-            &self.gradients,
-            &settings.optimiser,
-            rate,
-            loss.weight,
-        )?;
+        let (gradients, moments) = (&self.gradients, &mut self.moments);
+        let by = [rate, loss.weight];
+        let norm = self.model.update(&settings.optimiser, by, gradients, moments)?;
         self.state.step += 1;
         self.state.tokens += tokens;
         let (step, of, epoch) = (self.state.step, self.timeline.all, number + 1);
@@ -177,6 +172,7 @@ impl Running<'_> {
         let log = self.run.folder.join(LOG);
         self.log.sync_data().map_err(|e| Error::io(log.display(), e))?;
         let path = self.run.folder.join(CHECKPOINT);
+        self.model.fetch(Some(&mut self.moments))?;
         checkpoint::write(&path, &self.state, self.model.parameters(), &self.moments)?;
         self.written = now;
         self.watcher.event(&Event::Written(step));

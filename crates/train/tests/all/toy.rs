@@ -64,7 +64,7 @@ impl Model for Bigram {
         Ok(self.step(batch, Some(gradients)))
     }
 
-    fn export(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    fn export(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
         let values = self.parameters.iter().flat_map(|p| &p.values);
         Ok(vec![(
             "adapter_model.safetensors".to_owned(),

@@ -110,18 +110,19 @@ impl Words {
     }
 }
 
-/// The arena of a Program for so many rows.
+/// The arena of a Program for so many rows. It begins with the gradients of trained weights, which
+/// have one place in all Programs, so that nothing else is ever written between them.
 pub(super) struct Layout {
     plan: Plan,
     counts: Counts,
+    /// Where the values begin that are not gradients.
+    first: usize,
     /// Where each result lies.
     placed: Vec<(ValueId, usize)>,
     /// Products with the head, their gradients, and what attention's gradients pass on.
     pub(super) products: Range<usize>,
     pub(super) slopes: Range<usize>,
     pub(super) along: Range<usize>,
-    /// All results.
-    pub(super) results: Range<usize>,
     pub(super) bytes: usize,
 }
 
@@ -135,21 +136,17 @@ impl Layout {
         };
         let inside = |v: ValueId| if program.results.contains(&v) { 0 } else { size(v) };
         let plan = plan_sizes(program, &inside);
-        let mut end = plan.bytes.next_multiple_of(ALIGN);
+        let first = lowering.gradient_bytes();
+        let mut end = (first + plan.bytes).next_multiple_of(ALIGN);
         let mut take = |bytes: usize| {
             let start: usize = end;
             end = (start + bytes).next_multiple_of(ALIGN);
             start..start + bytes
         };
         let [products, slopes, along] = lowering.scratch(counts).map(&mut take);
-        let mut placed: Vec<(ValueId, usize)> = Vec::new();
-        for v in &program.results {
-            if placed.iter().all(|(known, _)| known != v) {
-                placed.push((*v, take(size(*v)).start));
-            }
-        }
-        let results = placed.first().map_or(end, |(_, start)| *start)..end;
-        Layout { plan, counts, placed, products, slopes, along, results, bytes: end.max(ALIGN) }
+        let mut placed = lowering.gradients();
+        placed.extend(program.results.first().map(|losses| (*losses, take(size(*losses)).start)));
+        Layout { plan, counts, first, placed, products, slopes, along, bytes: end.max(ALIGN) }
     }
 
     /// The bytes of a value.
@@ -157,7 +154,7 @@ impl Layout {
         let shape = lowering.program.shape(v);
         let elements = self.counts.rows(shape.rows) * shape.width;
         let placed = self.placed.iter().find(|(of, _)| *of == v);
-        let start = placed.map_or(self.plan.offsets[v.0], |(_, start)| *start);
+        let start = placed.map_or_else(|| self.first + self.plan.offsets[v.0], |(_, start)| *start);
         start..start + elements * lowering.types[v.0].bytes()
     }
 }

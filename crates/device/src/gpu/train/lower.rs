@@ -3,6 +3,8 @@
 //! Products go to the vendor's library where there is one, operands are rounded and sizes are those of whole vectors; the rest go
 //! to `matmul`. Matrices that are packed, or of another type than activations, are unpacked before each product with them.
 
+use std::ops::Range;
+
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use ops::attention::prefill::{Tiling, attention_packed};
 use ops::gradient::attend::{kernels as attend, tiles};
@@ -17,6 +19,7 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
+use super::ALIGN;
 use super::layout::{Counts, Layout, Words, types};
 use crate::gpu::lower::{Kernels, Slot, Step};
 use crate::gpu::{Facts, ProductShape};
@@ -35,7 +38,8 @@ pub(super) struct Lowering {
     pub(super) types: Vec<Scalar>,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
-    pub(super) trained: Vec<WeightId>,
+    /// Trained weights in the order of their gradients, and the bytes of each among all of them.
+    pub(super) trained: Vec<(WeightId, Range<usize>)>,
     /// Distinct rotations of all Programs.
     pub(super) ropes: Vec<Rope>,
 }
@@ -80,11 +84,32 @@ impl Lowering {
         facts: Facts,
         scalar: Scalar,
         formats: Vec<Option<Format>>,
-        trained: Vec<WeightId>,
+        trained: Vec<(WeightId, Range<usize>)>,
     ) -> Result<Lowering> {
         check(&program)?;
+        let own = program.results.get(1..).unwrap_or_default();
+        let repeats = (1..own.len()).any(|i| own[..i].contains(&own[i]));
+        if (!own.is_empty() && own.len() != trained.len()) || repeats {
+            let expected = format!("a gradient of its own for each of {} weights", trained.len());
+            return Err(Error::new("train", expected, format!("{} results", own.len())));
+        }
         let types = types(&program, scalar);
         Ok(Lowering { program, facts, scalar, types, formats, trained, ropes: Vec::new() })
+    }
+
+    /// The gradients among the results, and where each begins in the arena.
+    pub(super) fn gradients(&self) -> Vec<(ValueId, usize)> {
+        let own = self.program.results.iter().skip(1).zip(&self.trained);
+        own.map(|(v, (_, range))| (*v, range.start)).collect()
+    }
+
+    /// Bytes of all gradients.
+    pub(super) fn gradient_bytes(&self) -> usize {
+        self.trained
+            .iter()
+            .map(|(_, range)| range.end)
+            .max()
+            .map_or(0, |end| end.next_multiple_of(ALIGN))
     }
 
     /// Bytes of the largest matrix that is unpacked, and the most rows of one that is or that is rounded.
@@ -97,7 +122,7 @@ impl Lowering {
             if *format != Format::Dense(self.scalar) {
                 most[0] = most[0].max(rows * columns * self.scalar.bytes());
                 most[1] = most[1].max(rows);
-            } else if self.trained.contains(&WeightId(id)) {
+            } else if self.trained.iter().any(|(own, _)| own.0 == id) {
                 most[1] = most[1].max(rows);
             }
         }
@@ -481,7 +506,7 @@ impl Recorder<'_> {
         let vocab = self.of.program.weights[head.0].shape[0];
         let each = self.of.chunk(head, rows);
         let matrix = self.matrix(head)?;
-        let scratch = |range: &std::ops::Range<usize>, scalar: Scalar| Matrix {
+        let scratch = |range: &Range<usize>, scalar: Scalar| Matrix {
             slot: Slot::Arena(range.clone()),
             scalar,
         };

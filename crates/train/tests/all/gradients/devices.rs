@@ -1,7 +1,10 @@
 //! Models on simulated GPUs against the CPU, which has PyTorch's gradients: `models.rs`.
 
 use super::models::{Case, distance, zeros};
-use delft_train::{Hardware, Model, Precision, Preference};
+use delft_train::run::{End, Intervals, Length, Summary};
+use delft_train::{AdamW, Hardware, Model, Moments, Precision, Preference, Run, Settings};
+use formats::Result;
+use std::path::Path;
 
 fn hardware(place: &str, precision: Precision) -> Hardware {
     Hardware { place: place.parse().unwrap(), threads: Some(1), precision }
@@ -51,6 +54,111 @@ cases! {
     qwen2 "qwen2" "sim" F32 1e-4,
     qwen2_rounded "qwen2" "sim" BF16 0.2,
     qwen3 "qwen3" "sim" F32 1e-4,
+}
+
+/// A run in a folder, on a device, with checkpoints on the way.
+fn run(
+    place: &str,
+    precision: Precision,
+    folder: &Path,
+    (updates, resume): (u64, bool),
+    stop_at: Option<usize>,
+) -> Result<Summary> {
+    let settings = Settings {
+        length: Length::Updates(updates),
+        rate: 0.01,
+        optimiser: AdamW { decay: 0.1, ..AdamW::default() },
+        ..crate::run::settings()
+    };
+    let mut model = Case::open("llama3").lora(hardware(place, precision));
+    let all = crate::toy::examples(20);
+    let (held_out, training) = all.split_at(3);
+    let intervals = Intervals { checkpoint: 3, sample: 0 };
+    let run =
+        Run { settings: &settings, intervals, training, held_out, identity: &[], folder, resume };
+    run.train(&mut model, &mut crate::run::Notes { stop_at, ..Default::default() })
+}
+
+/// Updates made on a device go where those of the CPU go, the same seed gives the same bytes, and a
+/// run that was stopped and resumed writes those of one that was not.
+fn updates(place: &str, precision: Precision, bound: f64) {
+    let folder = || tempfile::tempdir().unwrap();
+    let (whole, stopped, host) = (folder(), folder(), folder());
+    let made = run(place, precision, whole.path(), (8, false), None).unwrap();
+    let want = run("cpu", Precision::F32, host.path(), (8, false), None).unwrap();
+    for (own, want) in made.curve.training.iter().zip(&want.curve.training) {
+        assert!((own.1 / want.1 - 1.0).abs() < bound, "{own:?} {want:?}");
+    }
+    assert!(
+        made.curve.training[0].1 > made.curve.training[7].1 * 1.01,
+        "{:?}",
+        made.curve.training
+    );
+    // In the middle of the fourth update, behind which there is no checkpoint.
+    let first = run(place, precision, stopped.path(), (8, false), Some(10)).unwrap();
+    assert_eq!(first.end, End::Cancelled);
+    assert!((2..6).contains(&first.step), "{}", first.step);
+    run(place, precision, stopped.path(), (8, true), None).unwrap();
+    assert!(crate::run::files(stopped.path()) == crate::run::files(whole.path()));
+}
+
+#[test]
+fn updates_on_a_device() {
+    updates("sim", Precision::F32, 1e-4);
+}
+
+#[test]
+fn updates_of_operands_that_are_rounded() {
+    updates("sim", Precision::BF16, 0.02);
+}
+
+/// What was accumulated counts once, whatever lies between; and what is not finite changes nothing.
+#[test]
+fn sums_of_gradients_on_a_device() {
+    let case = Case::open("llama3");
+    let (batch, options) = (case.batch(), AdamW::default());
+    let updated = |times: usize, breaks: bool| {
+        let mut model = case.lora(hardware("sim", Precision::F32));
+        let mut moments = Moments::zeros(model.parameters());
+        let mut loss = 0.0;
+        if breaks {
+            // An update that was begun and dropped.
+            model.accumulate(&batch, true, &mut []).unwrap();
+        }
+        for time in 0..times {
+            loss += model.accumulate(&batch, time == 0, &mut []).unwrap().weight;
+            if breaks {
+                model.loss(&batch).unwrap();
+                model.export().unwrap();
+            }
+        }
+        let norm = model.update(&options, [0.01, loss], &[], &mut moments).unwrap();
+        model.fetch(Some(&mut moments)).unwrap();
+        (norm, model.parameters().to_vec(), moments)
+    };
+    let once = updated(1, false);
+    let twice = updated(2, false);
+    // Twice the gradients by twice the weight, to the bit.
+    assert!(once == twice && updated(2, true) == twice);
+    let mut host = case.lora(Some(1));
+    let (mut moments, mut gradients) = (Moments::zeros(host.parameters()), zeros(&host));
+    let loss = host.accumulate(&batch, true, &mut gradients).unwrap();
+    let norm = host.update(&options, [0.01, loss.weight], &gradients, &mut moments).unwrap();
+    assert!((once.0 / norm - 1.0).abs() < 1e-5, "{} {norm}", once.0);
+    for (own, want) in once.2.first.iter().zip(&moments.first) {
+        assert!(distance(own, want) < 1e-4);
+    }
+    let mut model = case.lora(hardware("sim", Precision::F32));
+    let mut moments = Moments::zeros(model.parameters());
+    let before = model.parameters().to_vec();
+    let mut wild = batch;
+    wild.weights[3] = 5e37;
+    model.accumulate(&wild, true, &mut []).unwrap();
+    let error = model.update(&options, [0.01, 1.0], &[], &mut moments).unwrap_err().to_string();
+    assert!(error.contains("finite") && error.contains("lower learning rate"), "{error}");
+    model.fetch(Some(&mut moments)).unwrap();
+    assert!(model.parameters() == before && moments.updates == 0);
+    assert!(moments.first.iter().flatten().all(|m| *m == 0.0));
 }
 
 /// Weights below zero, and the model without its adapter.
@@ -119,4 +227,6 @@ fn the_named_device() {
         agrees(name, &place, Precision::F32, 1e-4);
         agrees(name, &place, Precision::BF16, 0.2);
     }
+    updates(&place, Precision::F32, 1e-4);
+    updates(&place, Precision::BF16, 0.02);
 }

@@ -198,20 +198,20 @@ fn an_export_of_all_weights_is_the_model() {
     for name in ["llama-linear", "gemma2"] {
         let model = testing::models().join(name);
         let mut tuned = Tuned::full(&model, Some(1)).unwrap();
-        let write = |tuned: &Tuned| {
+        let write = |tuned: &mut Tuned| {
             let aside = tempfile::tempdir().unwrap();
             for (name, bytes) in tuned.export().unwrap() {
                 std::fs::write(aside.path().join(name), bytes).unwrap();
             }
             aside
         };
-        let (before, same) = (formats::Tensors::open(&model).unwrap(), write(&tuned));
+        let (before, same) = (formats::Tensors::open(&model).unwrap(), write(&mut tuned));
         let after = formats::Tensors::open(same.path()).unwrap();
         for tensor in before.iter() {
             assert_eq!(after.get(tensor.name).unwrap().bytes, tensor.bytes, "{}", tensor.name);
         }
         tuned.parameters_mut()[2].values[0] += 0.5;
-        let changed = write(&tuned);
+        let changed = write(&mut tuned);
         let again = Tuned::full(changed.path(), Some(1)).unwrap();
         assert_ne!(tuned.parameters()[2], Tuned::full(&model, Some(1)).unwrap().parameters()[2]);
         for (one, other) in tuned.parameters().iter().zip(again.parameters()) {
