@@ -318,12 +318,12 @@ fn two_digits(x: f64) -> f64 {
 fn needed(tuned: &Tuned, batch_tokens: usize) -> Outcome<u64> {
     let batch = tuned.activation_bytes(batch_tokens, batch_tokens) as u64;
     let there = tuned.free_memory()?.is_some();
-    Ok(updates(tuned, there) + batch)
+    Ok(update_bytes(tuned, there) + batch)
 }
 
 /// Bytes that updates take beside the weights: of the host's memory, or of that of a device that
 /// has its own.
-fn updates(tuned: &Tuned, there: bool) -> u64 {
+fn update_bytes(tuned: &Tuned, there: bool) -> u64 {
     if there { tuned.update_bytes() as u64 } else { run::memory(tuned.parameters()) }
 }
 
@@ -379,7 +379,7 @@ fn plan(tuned: &Tuned, settings: &Settings, updates: u64) -> Outcome {
     let free = free(tuned)?.map_or(String::new(), |n| format!(", {} free", bytes(n as u64)));
     aside(format_args!(
         "memory: {} for {}gradients and moments, {} for a batch{free}",
-        bytes(updates(tuned, there)),
+        bytes(update_bytes(tuned, there)),
         if there { "" } else { "parameters, " },
         bytes(tuned.activation_bytes(settings.batch_tokens, settings.batch_tokens) as u64),
     ));
