@@ -1,9 +1,9 @@
 """Writes a GGUF model of a real shape with random weights: for speed, not for sense. Needs numpy alone, and seconds.
 
-    python3 tests/reference/random_gguf.py llama-1b q4_k OUT.gguf
+    python3 tests/reference/random_gguf.py llama-1b q4_k OUT.gguf [words]
 
-Every tensor is cut from one pool of random blocks, at a place of its own, so that writing is as fast as the disk. There is no
-tokenizer in it: `delft bench` needs none.
+Every tensor is cut from one pool of random blocks, at a place of its own, so that writing is as fast as the disk. With `words` it
+has a made-up tokenizer, as a server needs one; `delft bench` needs none.
 """
 
 import struct
@@ -52,7 +52,32 @@ def blocks(kind):
 
 
 def string(s):
-    return struct.pack("<Q", len(s)) + s.encode()
+    s = s.encode()
+    return struct.pack("<Q", len(s)) + s
+
+
+def array(key, values):
+    kind, packed = (8, map(string, values)) if isinstance(values[0], str) else (5, (struct.pack("<i", x) for x in values))
+    return string(key) + struct.pack("<IIQ", 9, kind, len(values)) + b"".join(packed)
+
+
+def tokenizer(vocab):
+    """A vocabulary of bytes, pairs of letters, and made-up words, with an end token that is the last."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in plain]
+    letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(len(rest))]
+    ascii_letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [(a, b) for a in ascii_letters for b in ascii_letters]
+    tokens = letters + [a + b for a, b in pairs]
+    tokens += [f"\u0120w{i}" for i in range(vocab - len(tokens) - 1)] + ["<end>"]
+    return [
+        value("tokenizer.ggml.model", "gpt2"),
+        value("tokenizer.ggml.pre", "gpt-2"),
+        array("tokenizer.ggml.tokens", tokens),
+        array("tokenizer.ggml.token_type", [1] * (vocab - 1) + [3]),
+        array("tokenizer.ggml.merges", [f"{a} {b}" for a, b in pairs]),
+        value("tokenizer.ggml.eos_token_id", vocab - 1),
+    ]
 
 
 def value(key, x):
@@ -64,7 +89,7 @@ def value(key, x):
     return string(key) + struct.pack("<I", kind) + packed
 
 
-def main(shape, kind, out):
+def main(shape, kind, out, *words):
     arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms, *net = SHAPES[shape]
     # K-quantised models keep the matrices of both ends in six bits.
     ends = "q6_k" if kind == "q4_k" else kind
@@ -124,6 +149,8 @@ def main(shape, kind, out):
         keys, values, key, size, mixed = net
         sizes = {"group_count": keys, "time_step_rank": values, "state_size": key, "inner_size": values * size, "conv_kernel": mixed}
         metadata += [value(f"{arch}.ssm.{name}", n) for name, n in sizes.items()]
+    if words:
+        metadata += tokenizer(vocab)
     head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata)
     at, sizes = 0, []
     for name, dims, of in tensors:
@@ -154,6 +181,7 @@ def main(shape, kind, out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in SHAPES or sys.argv[2] not in TYPES:
-        raise SystemExit(f"usage: random_gguf.py {'|'.join(SHAPES)} {'|'.join(TYPES)} OUT.gguf")
-    main(*sys.argv[1:])
+    given = sys.argv[1:]
+    if len(given) not in (3, 4) or given[3:] not in ([], ["words"]) or given[0] not in SHAPES or given[1] not in TYPES:
+        raise SystemExit(f"usage: random_gguf.py {'|'.join(SHAPES)} {'|'.join(TYPES)} OUT.gguf [words]")
+    main(*given)
