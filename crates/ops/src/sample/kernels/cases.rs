@@ -351,8 +351,8 @@ pub(super) fn draw() -> Vec<Case> {
 /// A vocabulary of today's models.
 const BENCH: usize = 151_936;
 
-/// Rows of logits as models make them, with the filters that most users ask for.
-fn bench(rows: usize) -> [(Trial, &'static str); 3] {
+/// A row of logits as models make them, with the filters that most users ask for.
+fn bench() -> [(Trial, &'static str); 3] {
     let base = Options { seed: 1, ..Options::default() };
     [
         ("plain", base.clone()),
@@ -364,45 +364,48 @@ fn bench(rows: usize) -> [(Trial, &'static str); 3] {
     ]
     .map(|(why, options)| {
         // Sums of four are nearly normal.
-        let n = rows * BENCH;
-        let noise = noise(3, 4 * n);
+        let noise = noise(3, 4 * BENCH);
         let logits: Vec<f32> = noise.chunks_exact(4).map(|x| x.iter().sum::<f32>() * 2.5).collect();
         let history: Vec<u32> = (0..64).map(|i| i * 997).collect();
         (Trial::new(Scalar::F32, BENCH, &logits, &history, &[options], 1), why)
     })
 }
 
-/// The case as a benchmark that must move so many bytes per token of the vocabulary.
-fn timed(case: Case, elements: usize, bytes: u64) -> Bench {
-    Bench {
-        kernel: case.kernel,
-        label: case.label,
-        numbers: case.numbers,
-        buffers: case.buffers.into_iter().map(Fill::These).collect(),
-        bytes: elements as u64 * bytes,
-        flops: 0,
-        roof: Roof::Memory,
-    }
+/// The case of one row as benchmarks, of it and of 128 alike, that must move so many bytes per token of the vocabulary.
+fn timed(case: Case, bytes: usize) -> Vec<Bench> {
+    let bench = |rows: usize| {
+        let many = |buffer: &Buffer| {
+            Fill::These(Buffer { bytes: buffer.bytes.repeat(rows), ..buffer.clone() })
+        };
+        Bench {
+            kernel: case.kernel.clone(),
+            label: format!("{rows} of {}", case.label),
+            numbers: case.numbers.clone().with("rows", rows as u32),
+            buffers: case.buffers.iter().map(many).collect(),
+            bytes: (rows * BENCH * bytes) as u64,
+            flops: 0,
+            roof: Roof::Memory,
+        }
+    };
+    [1, 128].map(bench).into()
 }
 
 pub(super) fn adjust_benches() -> Vec<Bench> {
-    let each =
-        |(trial, why): (Trial, &str)| timed(trial.adjust(Scalar::F32, why), trial.keys.len(), 8);
-    bench(1).into_iter().map(each).collect()
+    let each = |(trial, why): (Trial, &str)| timed(trial.adjust(Scalar::F32, why), 8);
+    bench().into_iter().flat_map(each).collect()
 }
 
 pub(super) fn weigh_benches() -> Vec<Bench> {
-    let each = |(trial, why): (Trial, &str)| timed(trial.weigh(why), trial.keys.len(), 4);
-    bench(1).into_iter().map(each).collect()
+    let each = |(trial, why): (Trial, &str)| timed(trial.weigh(why), 4);
+    bench().into_iter().flat_map(each).collect()
 }
 
 pub(super) fn cut_benches() -> Vec<Bench> {
-    let each =
-        |(trial, why): (Trial, &str)| timed(trial.cut(super::WIDE, why), trial.keys.len(), 4);
-    bench(1).into_iter().skip(1).map(each).collect()
+    let each = |(trial, why): (Trial, &str)| timed(trial.cut(super::WIDE, why), 4);
+    bench().into_iter().skip(1).flat_map(each).collect()
 }
 
 pub(super) fn draw_benches() -> Vec<Bench> {
-    let each = |(trial, why): (Trial, &str)| timed(trial.draw(why), trial.keys.len(), 4);
-    bench(1).into_iter().map(each).collect()
+    let each = |(trial, why): (Trial, &str)| timed(trial.draw(why), 4);
+    bench().into_iter().flat_map(each).collect()
 }
