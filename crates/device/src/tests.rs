@@ -127,6 +127,8 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
         together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
     }
     together::compare(case("qwen3.5-long", CacheType::F32, together::SEQUENCES), &*sim, &[&*sim]);
+    // As many as need more turns than one.
+    together::compare(case("llama3", CacheType::BF16, 96), &*sim, &[&*sim]);
     for sequences in [together::SEQUENCES, 8] {
         together::compare(case("llama3", CacheType::F16, sequences), &*ranks, &[&*ranks]);
         together::compare(case("mistral-long", CacheType::F16, sequences), &*sim, &[&*sim]);

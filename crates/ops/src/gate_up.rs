@@ -4,7 +4,10 @@
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
 };
-use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::linear::{
+    Finisher, Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+};
+use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::project::Project;
@@ -18,7 +21,7 @@ pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
 
 /// `y[rows, out] = act(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`;
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both
-/// matrices side by side.
+/// matrices side by side. With `low`, what adapters add to either is added before the gate.
 #[kernel]
 pub fn gate_up(
     x: In<{ from }>,
@@ -32,6 +35,7 @@ pub fn gate_up(
     act: Unary,
     rows: u32,
     schedule: Schedule,
+    low: Option<Low>,
 ) {
     let norm = norm.then(Norm::declare);
     let weights = ["gate", "up"].map(|name| Weights::declare(name, format, width)).to_vec();
@@ -40,10 +44,15 @@ pub fn gate_up(
     if norm.is_some() {
         holds("norm", dim("width"));
     }
+    let outs = [(out, dim("out")), (out, dim("out"))];
+    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
     let sweep = Sweep { weights, out };
-    product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
-        y.set(output + out * row, gate(act, sums[0]) * sums[1]);
+    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
+    product_finished(&schedule, input, &[sweep], finisher, |Sums { output, row, sums, .. }| {
+        let changed = |sites: &Sites| [0, 1].map(|m| sites.change(m, output, row, sums[m]));
+        let [a, b] = sites.as_ref().map_or([sums[0], sums[1]], changed);
+        y.set(output + out * row, gate(act, a) * b);
     });
 }
 
@@ -139,7 +148,8 @@ fn cases() -> Vec<Case> {
             Case {
                 kernel: {
                     let norm = norm.is_some();
-                    gate_up(types.0, types.1, format, norm, act, rows as u32, schedule).record()
+                    gate_up(types.0, types.1, format, norm, act, rows as u32, schedule, None)
+                        .record()
                 },
                 label: match act {
                     Unary::Silu => label,
@@ -161,8 +171,17 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: gate_up(Scalar::F32, Scalar::BF16, format, true, Unary::Silu, 1, schedule)
-                .record(),
+            kernel: gate_up(
+                Scalar::F32,
+                Scalar::BF16,
+                format,
+                true,
+                Unary::Silu,
+                1,
+                schedule,
+                None,
+            )
+            .record(),
             label: format!("{} {width} -> 2 x {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32)

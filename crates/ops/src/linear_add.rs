@@ -4,7 +4,10 @@ use crate::gradient::{Forward, Reverse, Wrt, give, linear_jvp, linear_vjp};
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
-use crate::linear::{Input, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::linear::{
+    Finisher, Input, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+};
+use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::zip::{self, Binary};
@@ -18,6 +21,7 @@ use tile::ir::Hint;
 pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
 
 /// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
+/// With `low`, what adapters add is added.
 #[kernel]
 pub fn linear_add(
     x: In<{ from }>,
@@ -31,6 +35,7 @@ pub fn linear_add(
     bias: bool,
     rows: u32,
     schedule: Schedule,
+    low: Option<Low>,
 ) {
     let weight = Weights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));
@@ -40,10 +45,13 @@ pub fn linear_add(
     if bias.is_some() {
         holds("bias", dim("out"));
     }
+    let sites = low.map(|low| Sites::declare(low, &[(out, dim("out"))], fixed(rows)));
     let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
     let sweep = Sweep { weights: vec![weight], out };
-    product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
+    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
+    product_finished(&schedule, input, &[sweep], finisher, |Sums { output, row, sums, .. }| {
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+        let sum = sites.as_ref().map_or(sum, |sites| sites.change(0, output, row, sum));
         let at = output + out * row;
         y.set(at, residual.get_with(at, Hint::Coherent) + sum);
     });
@@ -137,7 +145,8 @@ fn cases() -> Vec<Case> {
                 buffers.push(Buffer::floats(Scalar::F32, &biases));
             }
             Case {
-                kernel: linear_add(types.0, types.1, format, bias, rows as u32, schedule).record(),
+                kernel: linear_add(types.0, types.1, format, bias, rows as u32, schedule, None)
+                    .record(),
                 label: format!("{rows} x {width} -> {out}, {}: {}", schedule.name(), shape.why),
                 numbers: numbers(shape.groups, width).with("out", out as u32),
                 buffers,
@@ -153,7 +162,8 @@ fn benches() -> Vec<Bench> {
         let schedule = Schedule::pick(&Task::decode(&[format], width as u32, out as u32));
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
-            kernel: linear_add(Scalar::BF16, Scalar::F32, format, false, 1, schedule).record(),
+            kernel: linear_add(Scalar::BF16, Scalar::F32, format, false, 1, schedule, None)
+                .record(),
             label: format!("{} {width} -> {out}", format.name()),
             numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
                 .with("out", out as u32),

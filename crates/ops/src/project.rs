@@ -4,7 +4,10 @@
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
 };
-use crate::linear::{Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product};
+use crate::linear::{
+    Finisher, Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+};
+use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Product, Sharding};
 use crate::packed::{Format, Weights};
 use crate::{Shape, arity, linear, rms_norm};
@@ -28,7 +31,7 @@ pub struct Part {
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`.
 ///
 /// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of rows are numbered
-/// through, so that a launch is as even as that of one matrix with all rows.
+/// through, so that a launch is as even as that of one matrix with all rows. With `low`, what adapters add is added.
 #[kernel]
 pub fn project(
     x: In<{ from }>,
@@ -39,6 +42,7 @@ pub fn project(
     norm: bool,
     rows: u32,
     schedule: Schedule,
+    low: Option<Low>,
 ) {
     let norm = norm.then(Norm::declare);
     let mut weights = Vec::new();
@@ -64,12 +68,17 @@ pub fn project(
             holds(&format!("bias{j}"), dim(out));
         }
     }
+    let outs: Vec<_> =
+        weights.iter().zip(&ends).map(|((.., n), (.., out))| (*out, dim(n))).collect();
+    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
     let formats: Vec<Format> = matrices.iter().map(|m| m.format).collect();
     let input = Input::new(x, rows, width, norm, schedule.activations, &formats);
-    product(&schedule, input, &sweeps, |Sums { sweep, output, row, sums }| {
+    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
+    product_finished(&schedule, input, &sweeps, finisher, |Sums { sweep, output, row, sums }| {
         let (y, bias, out) = ends[sweep];
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
-        y.set(output + out * row, sum);
+        let changed = |sites: &Sites| sites.change(sweep, output, row, sum);
+        y.set(output + out * row, sites.as_ref().map_or(sum, changed));
     });
 }
 
@@ -217,8 +226,16 @@ fn cases() -> Vec<Case> {
                 numbers.set(&format!("out{j}"), outs[j] as u32);
             }
             cases.push(Case {
-                kernel: project(types.0, types.1, &matrices, norm.is_some(), rows as u32, schedule)
-                    .record(),
+                kernel: project(
+                    types.0,
+                    types.1,
+                    &matrices,
+                    norm.is_some(),
+                    rows as u32,
+                    schedule,
+                    None,
+                )
+                .record(),
                 label: format!("{rows} x {width} -> {outs:?}, {}: {why}", schedule.name()),
                 numbers,
                 buffers,
@@ -255,6 +272,7 @@ fn benches() -> Vec<Bench> {
                 true,
                 1,
                 schedule,
+                None,
             )
             .record(),
             label: format!("{} {width} -> {outs:?}", format.name()),

@@ -424,8 +424,8 @@ struct Recorder<'a> {
     words: Words,
     known: &'a mut Kernels,
     steps: Vec<Step>,
-    /// The sites of the gate in hand.
-    group: Option<usize>,
+    /// The sites of the product in hand, and the first of its results.
+    group: Option<(usize, ValueId)>,
     /// Whether rows are sorted by their adapters.
     sorted: bool,
 }

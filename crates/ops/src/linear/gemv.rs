@@ -143,14 +143,14 @@ pub(crate) struct Sweep {
     pub(crate) out: Val<u32>,
 }
 
-/// Sums that are complete, in lane 0.
+/// Sums that are complete: in lane 0, or each in a lane of its own.
 pub(crate) struct Sums {
     /// Which sweep.
     pub(crate) sweep: usize,
     /// The matrix row.
     pub(crate) output: Val<u32>,
     /// The activation row.
-    pub(crate) row: u32,
+    pub(crate) row: Val<u32>,
     /// One for each matrix of the sweep, the norm's scale included.
     pub(crate) sums: Vec<Val<f32>>,
 }
@@ -181,8 +181,29 @@ pub(crate) fn holds(name: &str, length: Extent) {
 #[track_caller]
 pub(crate) fn product(
     schedule: &Schedule,
+    input: Input,
+    sweeps: &[Sweep],
+    finish: impl FnMut(Sums),
+) {
+    product_finished(schedule, input, sweeps, Finisher::First, finish);
+}
+
+/// Which lanes finish the sums of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finisher {
+    /// The first, one after another.
+    First,
+    /// Each those of one output and row: where that takes reads that wait for memory.
+    Each,
+}
+
+/// As [`product`], with the lanes named that finish.
+#[track_caller]
+pub(crate) fn product_finished(
+    schedule: &Schedule,
     mut input: Input,
     sweeps: &[Sweep],
+    finisher: Finisher,
     mut finish: impl FnMut(Sums),
 ) {
     grid_trigger();
@@ -190,7 +211,7 @@ pub(crate) fn product(
     let own = simd_id() * groups(0) + group_id();
     let stride = groups(0) * (schedule.threads / 32);
     let spans = spans(sweeps, schedule.outputs, own, stride);
-    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id(), stride };
+    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id(), stride, finisher };
     let words = sweeps.iter().map(|sweep| walk.words(sweep)).max().unwrap_or(0);
     let held = [Regs::<u32>::uninit(words), Regs::<u32>::uninit(words)];
     input.prefetch();
@@ -301,6 +322,7 @@ struct Walk {
     lane: Val<u32>,
     /// Blocks between two of a simdgroup.
     stride: Val<u32>,
+    finisher: Finisher,
 }
 
 impl Walk {
@@ -447,23 +469,48 @@ impl Walk {
         let totals: Vec<Val<f32>> = (0..sums.len()).map(|i| simd_sum(sums.get(i))).collect();
         (0..sums.len()).for_each(|i| sums.set(i, 0.0));
         let matrices = sweep.weights.len();
+        let at = |o: u32, m: usize, row: u32| {
+            (o as usize * matrices + m) * input.rows as usize + row as usize
+        };
+        if self.finisher == Finisher::Each {
+            let (o, row) = (self.lane / input.rows, self.lane % input.rows);
+            let output = block * self.schedule.outputs + o;
+            let all =
+                || (0..self.schedule.outputs).flat_map(|o| (0..input.rows).map(move |r| (o, r)));
+            let writes = self.lane.lt(self.schedule.outputs * input.rows) & output.lt(sweep.out);
+            test(writes)
+                .then(|| {
+                    let own = |m: usize| {
+                        let mine = all().map(|(o, row)| totals[at(o, m, row)]).collect::<Vec<_>>();
+                        input.scaled_of(row, pick(self.lane, &mine))
+                    };
+                    let sums = (0..matrices).map(own).collect();
+                    finish(Sums { sweep: index, output, row, sums });
+                })
+                .otherwise(|| {});
+            return;
+        }
         for o in 0..self.schedule.outputs {
             let output = block * self.schedule.outputs + o;
             let writes = self.lane.eq(0u32) & output.lt(sweep.out);
             test(writes)
                 .then(|| {
                     for row in 0..input.rows {
-                        let total = |m: usize| {
-                            let at = (o as usize * matrices + m) * input.rows as usize;
-                            input.scaled(row, totals[at + row as usize])
-                        };
+                        let total = |m: usize| input.scaled(row, totals[at(o, m, row)]);
                         let sums = (0..matrices).map(total).collect();
-                        finish(Sums { sweep: index, output, row, sums });
+                        finish(Sums { sweep: index, output, row: row.val(), sums });
                     }
                 })
                 .otherwise(|| {});
         }
     }
+}
+
+/// The value of a number, which is less than there are values.
+#[track_caller]
+pub(super) fn pick(which: Val<u32>, values: &[Val<f32>]) -> Val<f32> {
+    let rest = values.iter().enumerate().skip(1);
+    rest.fold(values[0], |found, (i, value)| select(which.eq(i as u32), *value, found))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! A run of activations is spread over planes 16 bytes wide, so that neighbouring lanes read neighbouring 16 bytes: no two
 //! of them meet in a bank.
 
+use super::gemv::pick;
 use crate::packed::{Format, Run, Scaled, Supers};
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -320,6 +321,15 @@ impl Input {
     #[track_caller]
     pub(crate) fn scaled(&self, row: u32, sum: Val<f32>) -> Val<f32> {
         self.scales.get(row as usize).map_or(sum, |scale| sum * *scale)
+    }
+
+    /// As [`Input::scaled`], of a row that is known when the kernel runs.
+    #[track_caller]
+    pub(super) fn scaled_of(&self, row: Val<u32>, sum: Val<f32>) -> Val<f32> {
+        match &self.scales[..] {
+            [] => sum,
+            scales => sum * pick(row, scales),
+        }
     }
 
     /// Elements of 16 bytes.

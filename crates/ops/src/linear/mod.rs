@@ -15,8 +15,8 @@ use formats::Result;
 use tile::case::Spec;
 use tile::dsl::*;
 
+pub(crate) use gemv::{Finisher, Sums, Sweep, contract, holds, product, product_finished};
 pub use gemv::{Schedule, Task};
-pub(crate) use gemv::{Sums, Sweep, contract, holds, product};
 pub use input::{Activations, bytes};
 pub(crate) use input::{Input, Norm};
 

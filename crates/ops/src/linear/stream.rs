@@ -18,6 +18,7 @@ mod cases;
 
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
+use crate::low_rank::kernels::{Low, Sites};
 use crate::packed::{Format, Run, Scaled, Weights};
 use crate::project::Part;
 use crate::{Unary, real};
@@ -213,7 +214,8 @@ pub enum End {
 /// `yJ[rows, outJ] = x[rows, width] weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`, operands rounded to their type,
 /// summed in f32. [`End::Add`] adds `residual[rows, out0]`; [`End::Gate`] makes one result `y0` of two matrices.
 ///
-/// Buffers: `x`, two elements a word; (`residual`); for each result `yJ`; for each matrix `weightJ`, (`biasJ`).
+/// Buffers: `x`, two elements a word; (`residual`); for each result `yJ`; for each matrix `weightJ`, (`biasJ`). With `low`, what
+/// adapters add is added to each sum.
 #[kernel]
 pub fn stream(
     x: In<u32>,
@@ -223,6 +225,7 @@ pub fn stream(
     matrices: &[Part],
     end: End,
     tiling: Tiling,
+    low: Option<Low>,
 ) {
     let turns = dim("rows").ceil_div(tiling.rows);
     launch(Mode::Tile, [dim("groups"), turns, fixed(1)], Tiling::threads());
@@ -235,7 +238,7 @@ pub fn stream(
         holds("residual", dim("out0") * dim("rows"));
     }
     let gate = matches!(end, End::Gate(_));
-    let declared = declare(matrices, gate, types.y, width);
+    let declared = declare(matrices, gate, types.y, width, low);
     let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
     walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
 }
@@ -247,12 +250,21 @@ struct Declared {
     biases: Vec<Option<In>>,
     /// For each sweep.
     results: Vec<Out>,
+    sites: Option<Sites>,
 }
 
 /// Declares matrices, biases and results, and states what they require; `gate`: two matrices have one result.
 #[track_caller]
-fn declare(matrices: &[Part], gate: bool, y: Scalar, width: Val<u32>) -> Declared {
-    let mut declared = Declared { sweeps: vec![], biases: vec![], results: vec![] };
+fn declare(
+    matrices: &[Part],
+    gate: bool,
+    y: Scalar,
+    width: Val<u32>,
+    low: Option<Low>,
+) -> Declared {
+    let (sweeps, biases, results) = Default::default();
+    let mut declared = Declared { sweeps, biases, results, sites: None };
+    let mut outs = Vec::new();
     let mut step = UNIT;
     for (j, &Part { format, bias }) in matrices.iter().enumerate() {
         let name = |part: &str| format!("{part}{j}");
@@ -265,6 +277,7 @@ fn declare(matrices: &[Part], gate: bool, y: Scalar, width: Val<u32>) -> Declare
             holds(&name("y"), dim(&out) * dim("rows"));
         }
         if let Some(sweep) = declared.sweeps.last_mut() {
+            outs.push((sweep.out, dim(&out)));
             sweep.weights.push(Weights::declare(&name("weight"), format, width));
         }
         holds(&name("weight"), format.extent(dim("width")) * dim(&out));
@@ -276,6 +289,7 @@ fn declare(matrices: &[Part], gate: bool, y: Scalar, width: Val<u32>) -> Declare
         }));
     }
     require(Requirement::Divisible(dim("width"), step));
+    declared.sites = low.map(|low| Sites::declare(low, &outs, dim("rows")));
     declared
 }
 
@@ -286,7 +300,9 @@ impl Declared {
         let Total { sweep, output, row, sums } = total;
         let shifted = |m: usize| {
             let bias = self.biases[sweep + m];
-            bias.map_or(sums[m], |bias| sums[m] + bias.get(output))
+            let sum = bias.map_or(sums[m], |bias| sums[m] + bias.get(output));
+            let changed = |sites: &Sites| sites.change(sweep + m, output, row, sum);
+            self.sites.as_ref().map_or(sum, changed)
         };
         let at = output + self.sweeps[sweep].out * row;
         let value = match (end, residual) {
@@ -666,7 +682,7 @@ mod tests {
                 let y = Buffer::zeros(types.y, rows * out);
                 let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];
                 let part = Part { format, bias: false };
-                let kernel = stream(types, &[part], End::Store, tiling).record();
+                let kernel = stream(types, &[part], End::Store, tiling, None).record();
                 tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
                 let [_, y, _] = buffers;
                 y.bytes

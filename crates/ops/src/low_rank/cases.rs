@@ -1,10 +1,18 @@
 //! What the kernels of adapters are tested and timed with.
 
-use super::kernels::{Ending, low_rank_down, low_rank_pick, low_rank_up, schedule};
-use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, norm_scales};
-use crate::linear::reference;
+use super::kernels::{Ending, Low, low_rank_down, low_rank_pick, low_rank_up, schedule};
+use crate::Unary;
+use crate::gate_up::gate_up;
+use crate::linear::cases::{
+    Matrix, PROCESSORS, activations, matrix_bytes, norm_scales, numbers, products,
+};
+use crate::linear::gemm::cases::rounded;
+use crate::linear::stream::{End, Tiling, Types, stream};
+use crate::linear::{Schedule, Task, reference};
+use crate::linear_add::linear_add;
 use crate::packed::Format;
-use crate::{Unary, gated};
+use crate::project::{Part, project};
+use formats::DType;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -219,8 +227,7 @@ impl Up<'_> {
         let ys: Vec<Buffer> = (0..sites)
             .map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j])))
             .collect();
-        let gains = matches!(ending, Ending::Gains { .. } | Ending::GainsThenGate(..))
-            .then(|| noise(23, count * 2 * all));
+        let gains = matches!(ending, Ending::Gains { .. }).then(|| noise(23, count * 2 * all));
         let kept =
             matches!(ending, Ending::Gains { residual: true }).then(|| noise(29, rows * all));
         let (low, factors) = (t.to_f64(), up.to_f64());
@@ -256,20 +263,7 @@ impl Up<'_> {
         buffers.extend(kept.map(|kept| Buffer::floats(F32, &kept)));
         let near =
             |(j, want): (usize, Vec<f64>)| (first + j, Expected::Near(want, tolerance(to[j])));
-        let expected = match ending {
-            Ending::Gate(act, scalar) | Ending::GainsThenGate(act, scalar) => {
-                let [gate, up] =
-                    [0, 1].map(|j| want[j].iter().map(|v| *v as f32).collect::<Vec<f32>>());
-                let mut z = vec![0.0; gate.len()];
-                gated::reference(act, &gate, &up, &mut z);
-                buffers.push(Buffer::zeros(scalar, z.len()));
-                let z = z.into_iter().map(f64::from).collect();
-                vec![(buffers.len() - 1, Expected::Near(z, tolerance(scalar)))]
-            }
-            Ending::Plain | Ending::Gains { .. } => {
-                want.into_iter().enumerate().map(near).collect()
-            }
-        };
+        let expected = want.into_iter().enumerate().map(near).collect();
         Case {
             kernel: self.kernel(),
             label: self.label(),
@@ -291,9 +285,6 @@ impl Up<'_> {
         let ys = outs.iter().zip(to);
         buffers.extend(ys.clone().map(|(out, to)| Fill::Noise(*to, rows * out)));
         let moved: usize = ys.map(|(out, to)| 2 * rows * out * to.bytes()).sum();
-        if let Ending::Gate(_, scalar) = self.ending {
-            buffers.push(Fill::Zeros(scalar, rows * outs[0]));
-        }
         Bench {
             kernel: self.kernel(),
             label: self.label(),
@@ -318,8 +309,6 @@ pub(super) fn ups() -> Vec<Case> {
         ending: Ending::Plain,
         why: "",
     };
-    let gate = Ending::Gate(Unary::Silu, BF16);
-    let gains = Ending::GainsThenGate(Unary::GeluTanh, F32);
     [
         Up {
             rows: 1,
@@ -341,16 +330,6 @@ pub(super) fn ups() -> Vec<Case> {
             why: "gains of two sites",
             ..up
         },
-        Up { outs: &[140, 140], to: &[F32; 2], ending: gate, why: "a gate of all rows", ..up },
-        Up {
-            outs: &[72, 72],
-            to: &[F32; 2],
-            element: F32,
-            block: 3,
-            ending: gains,
-            why: "gains, then a gate",
-            ..up
-        },
     ]
     .iter()
     .map(Up::case)
@@ -369,8 +348,260 @@ pub(super) fn up_benches() -> Vec<Bench> {
         ending: Ending::Plain,
         why: "queries, keys and values of an 8B model",
     };
-    let gate = Ending::Gate(Unary::Silu, BF16);
-    let gated = Up { outs: &[14336; 2], to: &[F32; 2], ending: gate, why: "its gate", ..up };
     let many = Up { rows: 2048, outs: &[4096], to: &[F32], block: 16, why: "a prompt", ..up };
-    [up, gated, many].iter().map(Up::bench).collect()
+    [up, many].iter().map(Up::bench).collect()
+}
+
+/// Which kernel adds what adapters add to its own sums.
+#[derive(Debug, Clone, Copy)]
+enum Kernel {
+    Project,
+    LinearAdd,
+    GateUp(Unary),
+    Stream(End),
+}
+
+/// A launch of one.
+#[derive(Clone, Copy)]
+struct WithSites<'a> {
+    kernel: Kernel,
+    rows: usize,
+    outs: &'a [usize],
+    width: usize,
+    format: Format,
+    low: Low,
+    count: usize,
+    why: &'a str,
+}
+
+impl WithSites<'_> {
+    /// Places of the matrices that have sites.
+    fn places(&self) -> Vec<usize> {
+        (0..self.outs.len()).filter(|j| self.low.sites >> j & 1 == 1).collect()
+    }
+
+    /// The gate, if the two matrices are of one.
+    fn gate(&self) -> Option<Unary> {
+        match self.kernel {
+            Kernel::GateUp(act) | Kernel::Stream(End::Gate(act)) => Some(act),
+            _ => None,
+        }
+    }
+
+    fn adds(&self) -> bool {
+        matches!(self.kernel, Kernel::LinearAdd | Kernel::Stream(End::Add))
+    }
+
+    /// The schedule of a kernel of few rows.
+    fn schedule(&self) -> Schedule {
+        let formats = vec![self.format; self.outs.len()];
+        let out = self.outs.iter().sum::<usize>() as u32;
+        let decode = Task::decode(&formats, self.width as u32, out);
+        let pair = self.gate().is_some();
+        let task = Task { rows: self.rows as u32, x: BF16, pair, ..decode };
+        Schedule { threads: 64, ..Schedule::pick(&task) }
+    }
+
+    fn recorded(&self) -> tile::Kernel {
+        let (format, low, rows, schedule) =
+            (self.format, Some(self.low), self.rows as u32, self.schedule());
+        let parts: Vec<Part> =
+            (0..self.outs.len()).map(|j| Part { format, bias: self.biased(j) }).collect();
+        match self.kernel {
+            Kernel::Project => project(BF16, F32, &parts, false, rows, schedule, low).record(),
+            Kernel::LinearAdd => linear_add(BF16, F32, format, true, rows, schedule, low).record(),
+            Kernel::GateUp(act) => {
+                gate_up(BF16, F32, format, false, act, rows, schedule, low).record()
+            }
+            Kernel::Stream(end) => {
+                let types = Types { x: BF16, operand: BF16, y: F32 };
+                let tiling = Tiling { tiles: 1, rows: 8, loads: 2, stages: 2 };
+                stream(types, &parts, end, tiling, low).record()
+            }
+        }
+    }
+
+    /// Gates have no biases; else the first matrix has.
+    fn biased(&self, j: usize) -> bool {
+        j == 0 && self.gate().is_none()
+    }
+
+    /// What the seats of rows make of the sums of each matrix, with the buffers of the sites.
+    fn changed(&self, sums: &mut [Vec<f64>]) -> Vec<Buffer> {
+        let WithSites { rows, outs, low, count, .. } = *self;
+        let (places, rank) = (self.places(), low.rank as usize);
+        let (sites, all): (usize, usize) = (places.len(), places.iter().map(|j| outs[*j]).sum());
+        let t = Buffer::floats(F32, &noise(3, rows * sites * rank));
+        let up = Buffer::floats(low.element, &noise(5, count * all * rank));
+        // The last site of the first seat is one that its adapter does not change; not every seat has gains.
+        let scale = |i: usize| if sites > 1 && i + 1 == sites { 0.0 } else { 0.5 + i as f32 };
+        let gained = |i: usize| low.gains && i.is_multiple_of(2);
+        let about = |i: usize| [scale(i), f32::from(u8::from(gained(i)))];
+        let scales: Vec<f32> = (0..count * sites).flat_map(about).collect();
+        let (gains, seats) = (noise(23, count * 2 * all), seats(rows, count));
+        let (lows, factors) = (t.to_f64(), up.to_f64());
+        for (row, seat) in seats.iter().enumerate().filter(|(_, seat)| **seat > 0) {
+            let seat = *seat as usize - 1;
+            let mut column = seat * all;
+            for (site, j) in places.iter().enumerate() {
+                let at = seat * sites + site;
+                for o in 0..outs[*j] {
+                    let low = &lows[(row * sites + site) * rank..][..rank];
+                    let terms = low.iter().zip(&factors[column * rank..]).map(|(t, u)| t * u);
+                    let y = &mut sums[*j][row * outs[*j] + o];
+                    *y += f64::from(scale(at)) * terms.sum::<f64>();
+                    if gained(at) {
+                        let of = |i: usize| f64::from(gains[(seat + i) * all + column]);
+                        *y = of(0) * *y + of(1);
+                    }
+                    column += 1;
+                }
+            }
+        }
+        let mut buffers = vec![t, up, Buffer::floats(F32, &scales), Buffer::words(&seats)];
+        buffers.extend(low.gains.then(|| Buffer::floats(F32, &gains)));
+        buffers
+    }
+
+    fn case(&self) -> Case {
+        let WithSites { kernel, rows, outs, width, format, count, why, .. } = *self;
+        let streams = matches!(kernel, Kernel::Stream(_));
+        let (x, kept) = activations(BF16, rows * width, None, &self.schedule());
+        let seen = if streams { x.to_f32() } else { kept };
+        let matrices: Vec<Matrix> =
+            (0..outs.len()).map(|j| Matrix::new(format, 5 + j as u64, outs[j], width)).collect();
+        let biases = noise(11, outs[0]);
+        let mut sums: Vec<Vec<f64>> = Vec::new();
+        for (j, matrix) in matrices.iter().enumerate() {
+            let bias = self.biased(j).then_some(&biases[..]);
+            let mut read = Matrix::new(format, 5 + j as u64, outs[j], width);
+            if streams {
+                read.weights = rounded(&matrix.weights, BF16);
+            }
+            sums.push(products(&seen, &read, bias, &vec![1.0; rows], width));
+        }
+        let sites = self.changed(&mut sums);
+        let residual = Buffer::floats(F32, &noise(21, rows * outs[0]));
+        if let Some(act) = self.gate() {
+            let ups = sums.pop().unwrap_or_default();
+            sums[0].iter_mut().zip(ups).for_each(|(gate, up)| *gate = act.apply(*gate) * up);
+        }
+        let mut buffers = vec![if streams { Buffer::raw(U32, x.bytes) } else { x }];
+        if self.adds() {
+            let old = residual.to_f64();
+            sums[0].iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
+            buffers.push(residual);
+        }
+        let mut expected = Vec::new();
+        let mut numbers = numbers(2, width).with("rows", rows as u32).with("count", count as u32);
+        numbers.set("out", outs[0] as u32);
+        let mut wanted = sums.into_iter();
+        for (j, matrix) in matrices.iter().enumerate() {
+            if let Some(want) = wanted.next() {
+                numbers.set(&format!("out{j}"), outs[j] as u32);
+                expected.push((buffers.len(), Expected::Near(want, tolerance(F32))));
+                buffers.push(Buffer::zeros(F32, rows * outs[j]));
+            }
+            buffers.push(matrix.buffer());
+            buffers.extend(self.biased(j).then(|| Buffer::floats(F32, &biases)));
+        }
+        buffers.extend(sites);
+        Case {
+            kernel: self.recorded(),
+            label: format!("{kernel:?} {rows} x {width} -> {outs:?}, {count} seats: {why}"),
+            numbers,
+            buffers,
+            expected,
+        }
+    }
+}
+
+pub(super) fn sites() -> Vec<Case> {
+    let [bf16, q8_0] = [Format::Dense(BF16), Format::Block(DType::Q8_0)];
+    let low = Low { element: BF16, rank: 8, gains: false, sites: 1 };
+    let gained = Low { gains: true, ..low };
+    let one = WithSites {
+        kernel: Kernel::LinearAdd,
+        rows: 1,
+        outs: &[37],
+        width: 576,
+        format: bf16,
+        low,
+        count: 2,
+        why: "one row",
+    };
+    let three = WithSites {
+        kernel: Kernel::Project,
+        outs: &[24, 9, 13],
+        low: Low { rank: 24, sites: 0b101, ..low },
+        why: "the second matrix has no site",
+        ..one
+    };
+    let gate = WithSites {
+        kernel: Kernel::GateUp(Unary::Silu),
+        outs: &[21, 21],
+        low: Low { sites: 0b11, ..low },
+        why: "a gate",
+        ..one
+    };
+    let stream = |end| Kernel::Stream(end);
+    [
+        one,
+        WithSites { rows: 8, low: gained, format: q8_0, why: "gains under a residual", ..one },
+        WithSites { rows: 2, low: Low { element: F32, rank: 72, ..low }, why: "many ranks", ..one },
+        three,
+        WithSites { rows: 4, low: Low { gains: true, ..three.low }, ..three },
+        gate,
+        WithSites {
+            kernel: Kernel::GateUp(Unary::GeluTanh),
+            rows: 3,
+            low: Low { gains: true, ..gate.low },
+            format: q8_0,
+            ..gate
+        },
+        WithSites { kernel: stream(End::Store), rows: 11, ..three },
+        WithSites { kernel: stream(End::Add), rows: 9, low: gained, format: q8_0, ..one },
+        WithSites { kernel: stream(End::Gate(Unary::Silu)), rows: 5, ..gate },
+        WithSites {
+            kernel: stream(End::Gate(Unary::Silu)),
+            rows: 5,
+            low: Low { gains: true, ..gate.low },
+            ..gate
+        },
+    ]
+    .iter()
+    .map(WithSites::case)
+    .collect()
+}
+
+/// The feed-forward of an 8B model at one row, to be compared with `gate_up`'s.
+pub(super) fn site_benches() -> Vec<Bench> {
+    let (width, out, rank) = (4096, 14336, 16);
+    let bench = |format: Format| {
+        let formats = [format];
+        let task = Task { pair: true, x: F32, ..Task::decode(&formats, width as u32, out as u32) };
+        let (schedule, bytes) = (Schedule::pick(&task), matrix_bytes(format, out, width));
+        let low = Low { element: BF16, rank, gains: false, sites: 0b11 };
+        Bench {
+            kernel: gate_up(F32, BF16, format, false, Unary::Silu, 1, schedule, Some(low)).record(),
+            label: format!("{} {width} -> 2 x {out}, rank {rank}", format.name()),
+            numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
+                .with("out", out as u32)
+                .with("count", 1),
+            buffers: vec![
+                Fill::Noise(F32, width),
+                Fill::Zeros(BF16, out),
+                Fill::Noise(U32, bytes / 4),
+                Fill::Noise(U32, bytes / 4),
+                Fill::Noise(F32, 2 * rank as usize),
+                Fill::Noise(BF16, 2 * out * rank as usize),
+                Fill::Noise(F32, 4),
+                Fill::These(Buffer::words(&[1])),
+            ],
+            bytes: (2 * bytes + 8 * width + 2 * out + 4 * out * rank as usize) as u64,
+            flops: 4 * (out * width) as u64,
+            roof: Roof::Memory,
+        }
+    };
+    [DType::BF16, DType::Q4K].into_iter().filter_map(Format::of).map(bench).collect()
 }

@@ -1,4 +1,5 @@
 //! Adapters on GPUs: `t = down x` before a product, `y += scale up t` behind it, row by row with the factors of the row's seat.
+//! Kernels of rows that decode add that to their own sums ([`Low`]); behind other products it is a launch, [`low_rank_up`].
 //!
 //! The sites that read one input are computed together. All seats' factors lie one after another: of a seat, `down` has the
 //! ranks of its first site, then those of its next, so that it is one matrix; `up` has the outputs of its first site, then those
@@ -13,11 +14,10 @@ use tile::ir::Hint;
 use tile::launch::{Extent, Mode, Requirement};
 
 use super::cases;
-use crate::gate_up::gate;
+use crate::linear;
 use crate::linear::{Input, Norm, Schedule, Sums, Sweep, contract, holds, product};
 use crate::packed::{Format, Weights};
 use crate::sweep::{self, when};
-use crate::{Unary, linear};
 use tile::case::Spec;
 
 /// Launches to test and to time.
@@ -25,6 +25,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "low_rank_down", cases: cases::downs, benches: cases::down_benches },
     Spec { name: "low_rank_pick", cases: cases::picks, benches: cases::pick_benches },
     Spec { name: "low_rank_up", cases: cases::ups, benches: cases::up_benches },
+    Spec { name: "low_rank_sites", cases: cases::sites, benches: cases::site_benches },
 ];
 
 /// What ranks are a multiple of: their elements are read in vectors.
@@ -134,26 +135,15 @@ pub enum Ending {
         /// Whether the product added a residual.
         residual: bool,
     },
-    /// Of two sites, `z = act(y0) y1`, for every row.
-    Gate(Unary, Scalar),
-    /// DoRA, then the gate.
-    GainsThenGate(Unary, Scalar),
 }
 
 impl Ending {
     fn gains(self) -> bool {
-        matches!(self, Ending::Gains { .. } | Ending::GainsThenGate(..))
+        matches!(self, Ending::Gains { .. })
     }
 
     fn residual(self) -> bool {
         matches!(self, Ending::Gains { residual: true })
-    }
-
-    fn gate(self) -> Option<(Unary, Scalar)> {
-        match self {
-            Ending::Gate(act, to) | Ending::GainsThenGate(act, to) => Some((act, to)),
-            Ending::Plain | Ending::Gains { .. } => None,
-        }
     }
 }
 
@@ -162,7 +152,7 @@ impl Ending {
 /// threadgroup takes `block` rows, one after another.
 ///
 /// `t` `[rows, sites * rank]`, `up` `[count, all, rank]`, `scales` `[count, sites, 2]`: scales, and whether there are gains; `seats` `[rows]`,
-/// `all` being the sum of all `outJ`. With gains: `gains` `[count, 2, all]`, the gains and the offsets. With a gate the results are `z` `[rows, out0]`.
+/// `all` being the sum of all `outJ`. With gains: `gains` `[count, 2, all]`, the gains and the offsets.
 #[kernel]
 pub fn low_rank_up(
     t: In<f32>,
@@ -181,86 +171,166 @@ pub fn low_rank_up(
     let (outputs, end, all) = outputs(to);
     let gains = ending.gains().then(|| <In>::declare("gains"));
     let kept = ending.residual().then(|| <In>::declare("kept"));
-    let gated = ending.gate().map(|(act, scalar)| (act, <Out>::stored("z", scalar)));
-    let columns = if gated.is_some() { dim("out0") } else { all.clone() };
     let blocks = dim("rows").ceil_div(block);
-    launch(Mode::Row, [columns.ceil_div(THREADS), blocks, fixed(1)], THREADS);
-    for name in ["t", "up"] {
-        require(Requirement::Aligned(name.into(), 16));
-    }
-    holds("t", dim("rows") * (sites * rank));
-    holds("up", dim("count") * all.clone() * rank);
-    holds("scales", dim("count") * (2 * sites));
-    holds("seats", dim("rows"));
-    if gains.is_some() {
-        holds("gains", dim("count") * all * 2);
-    }
+    launch(Mode::Row, [all.clone().ceil_div(THREADS), blocks, fixed(1)], THREADS);
     if kept.is_some() {
         holds("kept", dim("rows") * dim("out0"));
     }
-    if gated.is_some() {
-        holds("z", dim("rows") * dim("out0"));
-    }
+    contract_sites(["up", "scales"], rank, sites, dim("rows"), all, gains.is_some());
     sweep::begin();
     let factors = Factors { t, up, rank, sites, all: end };
-    // With a gate a thread has a column of both sites, else a column of one of them.
+    let changes = Changes { factors, scales, seats, count, gains };
     let column = group_id() * THREADS + thread_id();
-    let holding = block > 1 && rank <= HELD;
-    let held: Vec<Held> = match gated {
-        Some(_) => (0..2).map(|_| Held::new(rank, holding)).collect(),
-        None => vec![Held::new(rank, holding)],
-    };
+    let held = Held::new(rank, block > 1 && rank <= HELD);
     let first = group_id_of(1) * block;
-    let change = |row: Val<u32>, site: u32, column: Val<u32>, held: &Held, y: Val<f32>| {
+    let each = |row: Val<u32>| {
+        for (j, site) in outputs.iter().enumerate() {
+            let inside = Order::ge(column, site.first) & Order::lt(column, site.first + site.width);
+            // What is not changed is not written either.
+            when(inside & Order::gt(seats.get(row), 0u32), || {
+                let at = row * site.width + (column - site.first);
+                let base = || kept.map_or(0.0f32.val(), |kept| kept.get(row * end + column));
+                let y = changes.of((row, j as u32, column), &held, site.y.get(at), base);
+                site.y.set(at, y);
+            });
+        }
+    };
+    match block {
+        1 => each(first),
+        _ => range(first, rows.min(first + block)).each(each),
+    }
+}
+
+/// What a product whose matrices have sites is told, so that it adds `scale up t` to its own sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Low {
+    /// What factors are kept as.
+    pub element: Scalar,
+    /// Ranks that each site has room for.
+    pub rank: u32,
+    /// Whether seats may have DoRA's gains.
+    pub gains: bool,
+    /// The matrices that have sites: bit `j` is the `j`-th of the launch.
+    pub sites: u32,
+}
+
+/// The sites of a product that adds `scale up t` to its own sums: as [`low_rank_up`] has its buffers, but for `site_up` and
+/// `site_scales`.
+pub(crate) struct Sites {
+    changes: Changes,
+    /// For each matrix its site, and the first column of that among those of all.
+    places: Vec<Option<(u32, Val<u32>)>>,
+    rank: u32,
+}
+
+impl Sites {
+    /// Declares the buffers; `outs` are the rows of each matrix, as a value and for the contract, `rows` those of activations.
+    #[track_caller]
+    pub(crate) fn declare(low: Low, outs: &[(Val<u32>, Extent)], rows: Extent) -> Sites {
+        let (mut places, mut sites, mut end, mut all) = (Vec::new(), 0, None, None);
+        for (j, (out, extent)) in outs.iter().enumerate() {
+            if low.sites >> j & 1 == 0 {
+                places.push(None);
+                continue;
+            }
+            places.push(Some((sites, end.unwrap_or(0u32.val()))));
+            sites += 1;
+            end = Some(end.map_or(*out, |end| end + *out));
+            all = Some(all.map_or(extent.clone(), |all: Extent| all + extent.clone()));
+        }
+        let t = In::declare("t");
+        let up = <In>::stored("site_up", low.element);
+        let scales = In::declare("site_scales");
+        let seats = In::declare("seats");
+        let count = Const::<u32>::declare("count");
+        let gains = low.gains.then(|| <In>::declare("gains"));
+        let all_rows = all.unwrap_or(fixed(0));
+        contract_sites(["site_up", "site_scales"], low.rank, sites, rows, all_rows, low.gains);
+        let all = end.unwrap_or(0u32.val());
+        let factors = Factors { t, up, rank: low.rank, sites, all };
+        let changes = Changes { factors, scales, seats, count, gains };
+        Sites { changes, places, rank: low.rank }
+    }
+
+    /// What the seat of a row makes of a sum `y`, of some row of a matrix, before a residual is added.
+    #[track_caller]
+    pub(crate) fn change(
+        &self,
+        matrix: usize,
+        output: Val<u32>,
+        row: Val<u32>,
+        y: Val<f32>,
+    ) -> Val<f32> {
+        let Some((site, first)) = self.places[matrix] else { return y };
+        let held = Held::new(self.rank, false);
+        self.changes.of((row, site, first + output), &held, y, || 0.0f32.val())
+    }
+}
+
+/// What the buffers that [`Changes`] reads hold.
+#[track_caller]
+fn contract_sites(
+    [up, scales]: [&str; 2],
+    rank: u32,
+    sites: u32,
+    rows: Extent,
+    all: Extent,
+    gains: bool,
+) {
+    for name in ["t", up] {
+        require(Requirement::Aligned(name.into(), 16));
+    }
+    holds("t", rows.clone() * (sites * rank));
+    holds(up, dim("count") * all.clone() * rank);
+    holds(scales, dim("count") * (2 * sites));
+    holds("seats", rows);
+    if gains {
+        holds("gains", dim("count") * all * 2);
+    }
+}
+
+/// What seats make of the sums of sites.
+struct Changes {
+    factors: Factors,
+    scales: In<f32>,
+    seats: In<u32>,
+    count: Val<u32>,
+    gains: Option<In>,
+}
+
+impl Changes {
+    /// What the seat of a row makes of `y`, in a column of those of all sites; `base` is what gains leave as it is.
+    #[track_caller]
+    fn of(
+        &self,
+        (row, site, column): (Val<u32>, u32, Val<u32>),
+        held: &Held,
+        y: Val<f32>,
+        base: impl FnOnce() -> Val<f32>,
+    ) -> Val<f32> {
+        let factors = &self.factors;
         let changed = Var::new(y);
-        let at = seats.get(row);
+        let at = self.seats.get(row);
         when(Order::gt(at, 0u32), || {
-            let seat = at.min(count) - 1u32;
-            let own = (seat * sites + site) * 2u32;
-            let (scale, gained) = (scales.get(own), Order::ne(scales.get(own + 1u32), 0.0f32));
+            let seat = at.min(self.count) - 1u32;
+            let own = (seat * factors.sites + site) * 2u32;
+            let (scale, gained) = (self.scales.get(own), self.scales.get(own + 1u32));
+            let gained = Order::ne(gained, 0.0f32);
             when(Order::ne(scale, 0.0f32) | gained, || {
                 let low = factors.sum(row, seat, site, column, held);
-                changed.set(scale * low + y);
+                // Fused where a compiler might fuse, so that all kernels have the same bits.
+                changed.set(scale.fma(low, y));
             });
-            if let Some(gains) = gains {
+            if let Some(gains) = self.gains {
                 when(gained, || {
                     let at = seat * (factors.all * 2u32) + column;
-                    let base = kept.map_or(0.0f32.val(), |kept| kept.get(row * end + column));
+                    let base = base();
                     let (gain, offset) = (gains.get(at), gains.get(at + factors.all));
                     changed.set(base + (gain * (changed.get() - base) + offset));
                 });
             }
         });
         changed.get()
-    };
-    let each = |row: Val<u32>| match gated {
-        Some((act, z)) => {
-            when(Order::lt(column, outputs[0].width), || {
-                let both: Vec<Val<f32>> = (0..2usize)
-                    .map(|j| {
-                        let site = &outputs[j];
-                        let y = site.y.get(row * site.width + column);
-                        change(row, j as u32, site.first + column, &held[j], y)
-                    })
-                    .collect();
-                z.set(row * outputs[0].width + column, gate(act, both[0]) * both[1]);
-            });
-        }
-        None => {
-            for (j, site) in outputs.iter().enumerate() {
-                let inside =
-                    Order::ge(column, site.first) & Order::lt(column, site.first + site.width);
-                // What is not changed is not written either.
-                when(inside & Order::gt(seats.get(row), 0u32), || {
-                    let at = row * site.width + (column - site.first);
-                    site.y.set(at, change(row, j as u32, column, &held[0], site.y.get(at)));
-                });
-            }
-        }
-    };
-    match block {
-        1 => each(first),
-        _ => range(first, rows.min(first + block)).each(each),
     }
 }
 

@@ -1,20 +1,23 @@
 //! Adapters: launches around the products whose matrices have sites. See [`ops::low_rank::kernels`].
 //!
 //! A class of steps in which no row has an adapter is as if there were no sites. In the others a product is computed as it is
-//! there, so that a row without an adapter keeps its bits; `t = down x` is computed beside it and `scale up t` added to what
-//! it gives. Only a gate comes apart: it needs both its operands as they are changed.
+//! there, so that a row without an adapter keeps its bits. `t = down x` is computed in front of it; our kernels of rows that
+//! decode add `scale up t` to their own sums, before a gate or a residual. What other products give is changed by one more
+//! launch; there a gate comes apart, since it needs both its operands as they are changed.
 
 use formats::{Error, Result};
 use ops::linear::gemm::{self, Types};
-use ops::low_rank::kernels::{Ending, RANKS, low_rank_down, low_rank_pick, low_rank_up, schedule};
+use ops::low_rank::kernels::{
+    Ending, Low, RANKS, low_rank_down, low_rank_pick, low_rank_up, schedule,
+};
 use ops::moe::{moe_gemm, moe_group};
 use ops::packed::Format;
-use ops::{GateUp, Op, Rows, Unary};
+use ops::{Op, Rows};
 use program::{Kind, Node, Program, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::products::Matrix;
+use super::products::Turn;
 use super::{Lowering, Recorder, Slot, TypedSlot};
 use crate::Seats;
 use crate::gpu::Facts;
@@ -148,6 +151,37 @@ fn put(to: &mut [u8], scalar: Scalar, from: usize, values: &[f32]) {
     }
 }
 
+/// What a kernel that adds `scale up t` to its own sums is told of its sites.
+pub(super) struct Sites {
+    pub(super) low: Low,
+    group: usize,
+    count: u32,
+    /// `t`, with the elements of a row.
+    t: (TypedSlot, usize),
+    /// The seat of each row.
+    seats: TypedSlot,
+}
+
+impl Sites {
+    /// Binds its buffers for the rows of a turn, or for all.
+    pub(super) fn bind(
+        &self,
+        turn: Option<&Turn>,
+        numbers: &mut Numbers,
+        bound: &mut Vec<(&str, Slot)>,
+    ) {
+        let of = |matrix: &TypedSlot, columns| match turn {
+            Some(turn) => turn.of(matrix, columns),
+            None => matrix.slot.clone(),
+        };
+        numbers.set("count", self.count);
+        bound.extend([("t", of(&self.t.0, self.t.1)), ("seats", of(&self.seats, 1))]);
+        let factors =
+            [("site_up", Factor::Up), ("site_scales", Factor::Scales), ("gains", Factor::Gains)];
+        bound.extend(factors.map(|(name, factor)| (name, Slot::Adapter(self.group, factor))));
+    }
+}
+
 /// Room for adapters, and where a Program has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::gpu) struct Room {
@@ -264,11 +298,11 @@ impl Recorder<'_> {
         let Some(product) = node.op.product(node.weights.len()) else {
             self.plain(node)?;
             self.pick(group)?;
-            return self.up(group, &[self.operand(y)], y, None, false);
+            return self.up(group, &[self.operand(y)], y, false);
         };
-        if product.gated {
+        if product.gated || self.takes_sites(node)? {
             // It comes back when its operands are there.
-            self.group = Some(group);
+            self.group = Some((group, y));
             let done = self.plain(node);
             self.group = None;
             return done;
@@ -288,42 +322,35 @@ impl Recorder<'_> {
         }
         let places = self.of.adapters.groups[group].matrices.iter().map(|(place, _)| *place);
         let ys: Vec<TypedSlot> = places.map(|place| self.operand(node.outputs[place])).collect();
-        self.up(group, &ys, y, None, residual.is_some())
+        self.up(group, &ys, y, residual.is_some())
     }
 
     /// Changes both operands of a gate, products of `x`.
-    pub(super) fn change(
-        &mut self,
-        x: &TypedSlot,
-        operands: &[TypedSlot],
-        y: ValueId,
-    ) -> Result<()> {
-        let Some(group) = self.group else { return Ok(()) };
+    pub(super) fn change(&mut self, x: &TypedSlot, operands: &[TypedSlot]) -> Result<()> {
+        let Some((group, y)) = self.group else { return Ok(()) };
         self.down(group, (x.clone(), None), None, y)?;
-        self.up(group, operands, y, None, false)
+        self.up(group, operands, y, false)
     }
 
-    /// A gate of few rows: both products as the fused kernel computes them, then what is changed, and the gate.
-    pub(super) fn adapted_gate(
+    /// `t = down x` for the product in hand, whose kernel adds what becomes of it: what that is told, if it has sites.
+    pub(super) fn sites(
         &mut self,
-        group: usize,
-        op: &GateUp,
-        x: ValueId,
-        weights: &[WeightId],
-        y: ValueId,
-    ) -> Result<()> {
-        let (rows, width) = (self.rows(x), self.width(x));
-        let norm = op.norm.map(|eps| (eps, weights[0]));
-        let matrices = &weights[weights.len() - 2..];
-        let (format, out) = self.matrix(matrices[0])?;
-        self.down(group, (self.operand(x), norm), None, y)?;
-        let operands = [1, 2].map(|i| self.scratch(i, self.room(rows) * out as usize));
-        let matrices: Vec<Matrix> =
-            matrices.iter().map(|&weight| Matrix { weight, bias: None }).collect();
-        for turn in self.turns(&[format], (width, out), rows, self.scalar(x), true) {
-            self.project_turn(&turn, norm, x, &matrices, &operands)?;
-        }
-        self.up(group, &operands, y, Some(op.act), false)
+        x: TypedSlot,
+        norm: Option<(f32, WeightId)>,
+    ) -> Result<Option<Sites>> {
+        let Some((group, y)) = self.group else { return Ok(None) };
+        self.down(group, (x, norm), None, y)?;
+        let room = &self.of.adapters;
+        let of = &room.groups[group];
+        let (ranks, rank, count) = (of.ranks(room.rank), room.rank as u32, room.count as u32);
+        let bits = of.matrices.iter().map(|(place, _)| 1 << place);
+        let gains = self.key.adapted == Adapted::Gains;
+        let low = Low { element: of.element, rank, gains, sites: bits.sum() };
+        let rows = self.rows(y);
+        let scalar = Scalar::F32;
+        let t = (TypedSlot { slot: self.low(0, rows * ranks), scalar }, ranks);
+        let seats = TypedSlot { slot: self.seats(y), scalar: Scalar::U32 };
+        Ok(Some(Sites { low, group, count, t, seats }))
     }
 
     /// Whether rows of a value are computed one by one: those that decode, and those with logits.
@@ -464,23 +491,20 @@ impl Recorder<'_> {
         Ok([offsets, order, blocks])
     }
 
-    /// Adds `scale up t` to what products gave, and does to them what DoRA does; `gate` makes `y` of them then.
+    /// Adds `scale up t` to what products gave, and does to them what DoRA does.
     fn up(
         &mut self,
         group: usize,
         products: &[TypedSlot],
         y: ValueId,
-        gate: Option<Unary>,
         residual: bool,
     ) -> Result<()> {
         let room = &self.of.adapters;
         let (sites, rank) = (&room.groups[group], room.rank);
         let (rows, element) = (self.rows(y), sites.element);
-        let ending = match (gate, self.key.adapted) {
-            (None, Adapted::Gains) => Ending::Gains { residual },
-            (None, _) => Ending::Plain,
-            (Some(act), Adapted::Gains) => Ending::GainsThenGate(act, self.scalar(y)),
-            (Some(act), _) => Ending::Gate(act, self.scalar(y)),
+        let ending = match self.key.adapted {
+            Adapted::Gains => Ending::Gains { residual },
+            _ => Ending::Plain,
         };
         let mut numbers = Numbers::new().with("rows", rows as u32).with("count", room.count as u32);
         let names: Vec<[String; 2]> =
@@ -492,7 +516,6 @@ impl Recorder<'_> {
             ("seats", self.seats(y)),
             ("gains", Slot::Adapter(group, Factor::Gains)),
             ("kept", self.low(1, rows * sites.outputs[0])),
-            ("z", self.value(y)),
         ];
         for ([out, name], (product, width)) in names.iter().zip(products.iter().zip(&sites.outputs))
         {

@@ -1,18 +1,22 @@
 //! Products with matrices: our kernels and the vendor's.
 
+use std::ops::Range;
+
 use formats::{Error, Result};
 use ops::gate_up::gate_up;
 use ops::linear::gemm::{self, gemm};
 use ops::linear::stream::{End, Job, Tiling, Types, stream};
 use ops::linear::{self, Task, gemv};
+use ops::linear_add::linear_add;
 use ops::packed::Format;
 use ops::project::{Part, Project, Projection, project};
 use ops::zip::zip;
-use ops::{Binary, GateUp};
+use ops::{Binary, GateUp, Op};
 use program::{Kind, Node, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
+use super::adapters::Sites;
 use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
 
@@ -32,11 +36,17 @@ pub(super) struct Turn {
 
 impl Turn {
     /// These rows of a matrix of some columns.
-    fn of(&self, matrix: &TypedSlot, columns: usize) -> Slot {
-        let Slot::Arena(range) = &matrix.slot else { return matrix.slot.clone() };
+    pub(super) fn of(&self, matrix: &TypedSlot, columns: usize) -> Slot {
         let row = columns * matrix.scalar.bytes();
-        let start = range.start + self.first * row;
-        Slot::Arena(start..start + self.rows as usize * row)
+        let own = |range: &Range<usize>| {
+            let start = range.start + self.first * row;
+            start..start + self.rows as usize * row
+        };
+        match &matrix.slot {
+            Slot::Arena(range) => Slot::Arena(own(range)),
+            Slot::Words(range) => Slot::Words(own(range)),
+            other => other.clone(),
+        }
     }
 }
 
@@ -111,7 +121,7 @@ impl Recorder<'_> {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         if !precise && self.streams(&[matrix], width)? {
-            return self.stream(x, &[matrix], rows, width, End::Store, None, &[y]);
+            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let (from, to) = (x.slot.clone(), y.slot.clone());
@@ -157,6 +167,21 @@ impl Recorder<'_> {
         Ok(taken && Tiling::pick(&job).is_some())
     }
 
+    /// Whether the kernel of a product adds what adapters add: one of rows that decode, with a residual or several results.
+    pub(super) fn takes_sites(&self, node: &Node) -> Result<bool> {
+        let (Op::Project(_) | Op::LinearAdd(_)) = node.op else { return Ok(false) };
+        let Some(product) = node.op.product(node.weights.len()) else { return Ok(false) };
+        let x = node.inputs[0];
+        let matrix = |p: &Projection| Matrix {
+            weight: node.weights[p.weight],
+            bias: p.bias.map(|b| node.weights[b]),
+        };
+        let matrices: Vec<Matrix> = product.projections.iter().map(matrix).collect();
+        let precise = node.outputs.iter().any(|y| self.of.scores[y.0]);
+        let few = self.narrow(self.rows(x));
+        Ok(few || (!precise && self.streams(&matrices, self.width(x))?))
+    }
+
     fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
         let Facts { shared, processors, .. } = self.of.facts;
         Job { formats, out, rows, pair, shared, processors }
@@ -168,11 +193,11 @@ impl Recorder<'_> {
         &mut self,
         x: TypedSlot,
         matrices: &[Matrix],
-        rows: usize,
-        width: usize,
+        (rows, width): (usize, usize),
         end: End,
         residual: Option<Slot>,
         results: &[TypedSlot],
+        sites: Option<Sites>,
     ) -> Result<()> {
         let x = match x.scalar {
             Scalar::F16 | Scalar::BF16 => x,
@@ -205,8 +230,12 @@ impl Recorder<'_> {
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
             parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
+        let low = sites.map(|sites| {
+            sites.bind(None, &mut numbers, &mut bound);
+            sites.low
+        });
         let types = Types { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
-        self.push(stream(types, &parts, end, tiling), numbers, &bound)
+        self.push(stream(types, &parts, end, tiling, low), numbers, &bound)
     }
 
     /// Activations in the type of operands of products of many rows, in the arena's scratch.
@@ -313,7 +342,8 @@ impl Recorder<'_> {
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
             if !precise && self.streams(&matrices, width)? {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
-                return self.stream(x, &matrices, rows, width, End::Store, None, &results);
+                let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
+                return self.stream(x, &matrices, size, End::Store, None, &results, sites);
             }
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
@@ -325,20 +355,22 @@ impl Recorder<'_> {
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let all = shapes.iter().map(|s| s.1).sum();
         let to: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
+        let sites = self.sites(self.operand(x), norm)?;
         for turn in self.turns(&formats, (width, all), rows, self.scalar(x), false) {
-            self.project_turn(&turn, norm, x, &matrices, &to)?;
+            self.project_turn(&turn, norm, x, &matrices, &to, sites.as_ref())?;
         }
         Ok(())
     }
 
     /// Some rows of projections, all in one launch.
-    pub(super) fn project_turn(
+    fn project_turn(
         &mut self,
         turn: &Turn,
         norm: Option<(f32, WeightId)>,
         x: ValueId,
         matrices: &[Matrix],
         outputs: &[TypedSlot],
+        sites: Option<&Sites>,
     ) -> Result<()> {
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
@@ -361,8 +393,12 @@ impl Recorder<'_> {
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
             parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
+        let low = sites.map(|sites| {
+            sites.bind(Some(turn), &mut numbers, &mut bound);
+            sites.low
+        });
         let (from, to) = (self.scalar(x), outputs[0].scalar);
-        let kernel = project(from, to, &parts, norm.is_some(), turn.rows, turn.schedule);
+        let kernel = project(from, to, &parts, norm.is_some(), turn.rows, turn.schedule, low);
         self.push(kernel, numbers, &bound)
     }
 
@@ -381,8 +417,9 @@ impl Recorder<'_> {
             let x = self.normed(norm, x)?;
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
             if format == other && self.streams(&both, width)? {
-                let end = End::Gate(op.act);
-                return self.stream(x, &both, rows, width, end, None, &[self.operand(y)]);
+                let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
+                let (end, to) = (End::Gate(op.act), self.operand(y));
+                return self.stream(x, &both, size, end, None, &[to], sites);
             }
             let elements = rows * out as usize;
             // More rows may be computed than there are.
@@ -392,16 +429,14 @@ impl Recorder<'_> {
                 let matrix = Matrix { weight, bias: None };
                 self.linear(x.clone(), matrix, rows, width, false, y.clone())?;
             }
-            self.change(&x, &[a.clone(), b.clone()], y)?;
+            self.change(&x, &[a.clone(), b.clone()])?;
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
             let kernel = ops::gated::gated(self.scalar(y), op.act);
             return self.push(kernel, numbers, &bound);
         }
-        if let Some(group) = self.group {
-            return self.adapted_gate(group, op, x, weights, y);
-        }
         let (from, to) = (self.operand(x), self.operand(y));
+        let sites = self.sites(from.clone(), norm)?;
         for turn in self.turns(&[format], (width, out), rows, from.scalar, true) {
             let mut numbers = Numbers::new()
                 .with("width", width as u32)
@@ -417,9 +452,12 @@ impl Recorder<'_> {
                 numbers = numbers.with_f32("eps", eps);
                 bound.push(("norm", self.weight(weight)));
             }
-            let (types, normed) = ((from.scalar, to.scalar), norm.is_some());
-            let kernel =
-                gate_up(types.0, types.1, format, normed, op.act, turn.rows, turn.schedule);
+            let low = sites.as_ref().map(|sites| {
+                sites.bind(Some(&turn), &mut numbers, &mut bound);
+                sites.low
+            });
+            let ((x, y), normed) = ((from.scalar, to.scalar), norm.is_some());
+            let kernel = gate_up(x, y, format, normed, op.act, turn.rows, turn.schedule, low);
             self.push(kernel, numbers, &bound)?;
         }
         Ok(())
@@ -441,9 +479,9 @@ impl Recorder<'_> {
                 return self.product(self.operand(x), matrix.weight, rows, width, add, to);
             }
             if self.streams(&[matrix], width)? {
-                let residual = Some(self.value(residual));
-                let x = self.operand(x);
-                return self.stream(x, &[matrix], rows, width, End::Add, residual, &[to]);
+                let (x, residual) = (self.operand(x), Some(self.value(residual)));
+                let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
+                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites);
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);
@@ -454,8 +492,9 @@ impl Recorder<'_> {
         }
         let (from, to, bias) = (self.operand(x), self.operand(y), matrix.bias.is_some());
         let residual = self.operand(residual);
+        let sites = self.sites(from.clone(), None)?;
         for turn in self.turns(&[format], (width, out), rows, from.scalar, false) {
-            let numbers = Numbers::new()
+            let mut numbers = Numbers::new()
                 .with("width", width as u32)
                 .with("out", out)
                 .with("groups", turn.schedule.groups(out, self.of.facts.processors));
@@ -466,8 +505,12 @@ impl Recorder<'_> {
                 ("weight", self.weight(matrix.weight)),
             ];
             bound.extend(matrix.bias.map(|b| ("bias", self.weight(b))));
+            let low = sites.as_ref().map(|sites| {
+                sites.bind(Some(&turn), &mut numbers, &mut bound);
+                sites.low
+            });
             let (x, y) = (from.scalar, to.scalar);
-            let kernel = ops::linear_add::linear_add(x, y, format, bias, turn.rows, turn.schedule);
+            let kernel = linear_add(x, y, format, bias, turn.rows, turn.schedule, low);
             self.push(kernel, numbers, &bound)?;
         }
         Ok(())

@@ -89,7 +89,7 @@ fn case(types: Types, formats: &[Format], shape: &Shape, end: End, tiling: Tilin
     }
     let names: Vec<String> = formats.iter().map(|format| format.name()).collect();
     Case {
-        kernel: stream(types, &parts, end, tiling).record(),
+        kernel: stream(types, &parts, end, tiling, None).record(),
         label: format!(
             "{rows} x {width} -> {outs:?}, {}, {}: {why}",
             names.join(", "),
@@ -203,7 +203,7 @@ fn bench(format: Format, rows: usize, end: End, outs: &[usize], width: usize) ->
         buffers.push(Fill::Noise(Scalar::U32, matrix_bytes(format, out, width) / 4));
     }
     Bench {
-        kernel: stream(types, &parts, end, tiling).record(),
+        kernel: stream(types, &parts, end, tiling, None).record(),
         label: format!("{} {rows} x {width} -> {outs:?}", format.name()),
         numbers,
         buffers,
