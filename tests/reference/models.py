@@ -199,6 +199,14 @@ CASES = [
     Case("glm4", "glm4", "bfloat16", "half of each head rotated in adjacent pairs, norms in front and behind, biases on q, k and v",
          shape(48, 4, 2, 64, head_dim=16, pad_token_id=0, attention_bias=True, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)),
          gguf=("f32",)),
+    Case("glm4-moe", "glm4_moe", "bfloat16", "3 of 8 experts by corrected odds, in the best 2 of 4 groups, beside two that all share; the first "
+         "layer without; norms of each head, biases on q, k and v",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, pad_token_id=0, attention_bias=True, use_qk_norm=True,
+               moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, n_group=4, topk_group=2,
+               routed_scaling_factor=1.5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9),
+    Case("glm4-moe-one", "glm4_moe", "float32", "2 of 5 experts by corrected odds that are not made to sum to one, in one group; no norms",
+         shape(32, 4, 2, 48, head_dim=8, pad_token_id=0, use_qk_norm=False, moe_intermediate_size=16, n_routed_experts=5,
+               num_experts_per_tok=2, norm_topk_prob=False, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9),
     Case("ministral", "ministral", "bfloat16", "windows by a list: the first layer within 8, the second sees everything",
          shape(40, 4, 2, 80, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **rope(10000.0))),
     Case("gpt2", "gpt2", "float32", "learned positions, layer norms with biases, matrices [in, out], q, k and v in one; tied",
@@ -257,7 +265,7 @@ def widened():
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
-            "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "ministral": "Ministral", "gpt2": "GPT2"}
+            "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2"}
 
 
 def model_classes(family):
@@ -321,6 +329,8 @@ def make_weights(case):
         if name not in tied:
             x = torch.from_numpy(random_weight(case.name, name, tuple(p.shape))).to(storage)
             weights[name] = x.half().to(storage) if "f16" in case.gguf else x
+            if name.endswith("e_score_correction_bias"):
+                weights[name] = x.float()  # as Transformers keeps it
     return weights
 
 
@@ -407,6 +417,8 @@ def record(model, ids):
 
 def clearance(router, scores):
     """How far a router's scores are from choosing other experts, or from other shares."""
+    if hasattr(router, "e_score_correction_bias"):
+        return corrected_clearance(router, scores.sigmoid() + router.e_score_correction_bias)
     best = scores.sort(dim=-1, descending=True).values
     far = (best[:, router.top_k - 1] - best[:, router.top_k]).min().item() if router.top_k < best.shape[-1] else 1e9
     jitter = getattr(router, "router_jitter_noise", 0.0)
@@ -414,6 +426,18 @@ def clearance(router, scores):
         apart = (best[:, j:j + 1] - best[:, j:]) / torch.maximum(best[:, j:].abs(), best[:, j:j + 1])
         far = min(far, 2 * (apart - 2 * jitter).abs().min().item())
     return far
+
+
+def corrected_clearance(router, choices):
+    """The same of choices that are corrected odds: among the groups, then among the experts of the groups that stay."""
+    far, groups = 1e9, choices.view(len(choices), router.num_group, -1)
+    if router.topk_group < router.num_group:
+        best = groups.topk(2, dim=-1).values.sum(dim=-1).sort(dim=-1, descending=True)
+        far = (best.values[:, router.topk_group - 1] - best.values[:, router.topk_group]).min().item()
+        out = torch.ones_like(best.values, dtype=torch.bool).scatter_(1, best.indices[:, :router.topk_group], False)
+        choices = groups.masked_fill(out[..., None], -1e9).flatten(1)
+    best = choices.sort(dim=-1, descending=True).values
+    return min(far, (best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
 
 
 def margin(seen):

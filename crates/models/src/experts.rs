@@ -151,6 +151,7 @@ pub(crate) fn read(
         router_bias: Bias::Never,
         biases: false,
         routing: Routing { used, odds: Odds::Softmax, normalised, scale: 1.0 },
+        limit: None,
         gate: Gate::Plain(Unary::Silu),
         weighs_inputs: false,
     })

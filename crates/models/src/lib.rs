@@ -13,6 +13,7 @@ mod files;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
@@ -78,6 +79,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
     &glm4::ARCHITECTURE,
+    &glm4_moe::ARCHITECTURE,
     &gpt2::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,

@@ -2,8 +2,8 @@
 
 use crate::{Bias, Builder, Linear, Tensor};
 use formats::Result;
-use ops::Op;
 use ops::experts::{Gate, Routing};
+use ops::{GroupLimit, Op};
 use program::WeightId;
 
 /// What a mixture is made of.
@@ -21,6 +21,8 @@ pub struct ExpertsOptions {
     pub biases: bool,
     /// How scores choose.
     pub routing: Routing,
+    /// Which scores stay, if there is a correction of their odds.
+    pub limit: Option<GroupLimit>,
     /// How experts gate.
     pub gate: Gate,
     /// Whether a row's weights multiply what its experts read, and not what they give.
@@ -30,17 +32,20 @@ pub struct ExpertsOptions {
 /// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores choose.
 pub struct Experts {
     router: Linear, // [hidden] -> [experts]
+    limit: Option<(GroupLimit, WeightId)>,
     weights: Vec<WeightId>,
     op: ops::Experts,
 }
 
 impl Experts {
     /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff, hidden]`, `.down`
-    /// `[experts * hidden, ff]`; and with biases `name.experts.gate.bias` and so on.
+    /// `[experts * hidden, ff]`; with a limit `name.router.correction` `[experts]`; and with biases `name.experts.gate.bias` and so on.
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");
         let router = Linear::new(builder, &router, [experts, hidden], options.router_bias)?;
+        let correction = || builder.weight(&format!("{name}.router.correction"), &[experts]);
+        let limit = options.limit.map(|limit| Ok((limit, correction()?))).transpose()?;
         let parts = [("gate", ff, hidden), ("up", ff, hidden), ("down", hidden, ff)];
         let mut weights = Vec::new();
         for (part, out, input) in parts {
@@ -53,12 +58,15 @@ impl Experts {
         }
         let ExpertsOptions { routing, gate, weighs_inputs, .. } = *options;
         let op = ops::Experts { routing, gate, weighs_inputs, inner: false };
-        Ok(Experts { router, weights, op })
+        Ok(Experts { router, limit, weights, op })
     }
 
     /// The weighted sum of each row's experts.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let scores = self.router.forward(x);
+        let mut scores = self.router.forward(x);
+        if let Some((limit, correction)) = self.limit {
+            scores = scores.apply(Op::from(limit), &[], vec![correction]);
+        }
         x.apply(Op::from(self.op), &[&scores], self.weights.clone())
     }
 }

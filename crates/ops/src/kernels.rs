@@ -21,6 +21,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::norms::KERNELS,
         crate::gradient::products::KERNELS,
         crate::gradient::rows::KERNELS,
+        crate::group_limit::KERNELS,
         crate::kv_write::KERNELS,
         crate::layer_norm::KERNELS,
         crate::linear::KERNELS,

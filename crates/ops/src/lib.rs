@@ -14,6 +14,7 @@ pub mod experts;
 pub mod gate_up;
 pub mod gated;
 pub mod gradient;
+pub mod group_limit;
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;
@@ -54,6 +55,7 @@ pub use embed::Embed;
 pub use experts::Experts;
 pub use gate_up::GateUp;
 pub use gradient::Gradient;
+pub use group_limit::GroupLimit;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
@@ -191,6 +193,8 @@ operations! {
     LinearAdd(LinearAdd),
     /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores. See [`experts`].
     Experts(Experts),
+    /// `scores; correction[experts] -> scores`: those of the experts that corrected odds choose. See [`group_limit`].
+    GroupLimit(GroupLimit),
     /// `y, (x), (residual) -> y + up (down x)`, by each row's adapter. See [`low_rank`].
     LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].

@@ -31,7 +31,7 @@ pub use reference::{Groups, Routes, combine, group, product, route};
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
 const TOKENS: u32 = 4;
 /// No expert.
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The experts of each token and their weights. A simdgroup holds `slots` scores in each lane: there are at most `32 slots`
 /// experts, and `slots` at most 32. Scores that are no number come last.
@@ -124,7 +124,7 @@ fn scaled(weight: Val<f32>, by: f32) -> Val<f32> {
 
 /// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or [`NONE`].
 #[track_caller]
-fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Val<u32>) {
+pub(crate) fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Val<u32>) {
     let none = (f32::NEG_INFINITY.val(), NONE.val());
     (0..scores.len()).fold(none, |(score, expert), slot| {
         let (next, free) = (scores.get(slot), (open >> slot & 1u32).ne(0u32));

@@ -18,6 +18,8 @@ macro_rules! fixtures {
             gemma3 "gemma3",
             gemma3_vision "gemma3-vision",
             glm4 "glm4",
+            glm4_moe "glm4-moe",
+            glm4_moe_one "glm4-moe-one",
             gpt2 "gpt2",
             gpt2_scaled "gpt2-scaled",
             gpt_oss "gpt-oss",

@@ -250,6 +250,19 @@ impl Replay<'_> {
                     math::scale_in_place(isa, by, y);
                 }
             }
+            Op::GroupLimit(limit) => {
+                let width = self.width(node.inputs[0]);
+                let correction = self.vector(node.weights[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    // SAFETY: each worker has its own rows; the scores are only read.
+                    let (x, y) = unsafe {
+                        let x = self.floats(self.offset(node.inputs[0]), range.clone());
+                        (x, self.floats(self.offset(node.outputs[0]), range))
+                    };
+                    limit.row(x, correction, y);
+                }
+            }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             Op::LowRank(op) => self.low_rank(index, op, node, worker),
             // Refused when the Program was loaded.

@@ -641,6 +641,9 @@ fn scores(program: &Program) -> Vec<bool> {
     for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Experts(_))) {
         scores[node.inputs[1].0] = true;
     }
+    for node in program.nodes.iter().filter(|node| matches!(node.op, Op::GroupLimit(_))) {
+        scores[node.inputs[0].0] = true;
+    }
     scores
 }
 

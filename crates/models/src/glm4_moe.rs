@@ -1,0 +1,134 @@
+//! GLM-4.5 and 4.6 (GLM Team 2025): part of each head rotated, and behind the first dense blocks a mixture whose experts are chosen by
+//! corrected odds in the best groups, beside one that every token goes through.
+
+use crate::config::{Config, LAYERS, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, QkNorm};
+use ops::group_limit::MOST_GROUPS;
+
+const NAMES: &[Row] = &[
+    (
+        "blocks.{}.mlp_norm",
+        "model.layers.{}.post_attention_layernorm",
+        "blk.{}.post_attention_norm",
+    ),
+    (
+        "blocks.{}.mlp.router.correction",
+        "model.layers.{}.mlp.gate.e_score_correction_bias!",
+        "blk.{}.exp_probs_b.bias!",
+    ),
+    (
+        "blocks.{}.mlp.shared.gate",
+        "model.layers.{}.mlp.shared_experts.gate_proj",
+        "blk.{}.ffn_gate_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared.up",
+        "model.layers.{}.mlp.shared_experts.up_proj",
+        "blk.{}.ffn_up_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.mlp.shared_experts.down_proj",
+        "blk.{}.ffn_down_shexp",
+    ),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "GLM-4.5 and 4.6",
+    name: "glm4_moe",
+    gguf: "glm4moe",
+    class: "Glm4MoeForCausalLM",
+    names: &[NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES],
+    signs: None,
+    experts: true,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
+    if let (true, Some(rotation), Some(head_dim)) = (hugging_face, rotation, &raw.head_dim) {
+        // Half of each head, where nothing is said.
+        rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
+    }
+    guesses(files, &mut raw)?;
+    let bias = files.bias("attention_bias")?;
+    // GGUF does not say it: the norms are there or not.
+    let normed = match hugging_face {
+        true => keys.flag("use_qk_norm")?.unwrap_or(false),
+        false => files.names.find("blocks.0.attention.q_norm")?.is_some(),
+    };
+    let dense = keys.size(Key("first_k_dense_replace", "leading_dense_block_count"))?;
+    let dense = dense.map_or(Ok(usize::from(hugging_face)), |dense| dense.within(0..=LAYERS))?;
+    let config = raw.check()?;
+    let options = limited(files, experts::read(files, config.hidden, config.feed_forward)?)?;
+    let shared = keys.size(Key("n_shared_experts", "expert_shared_count"))?;
+    let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
+        ..config.attention(layer)
+    };
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
+        if i < dense {
+            return decoder::gated(builder, config, i, Bias::Never);
+        }
+        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
+        let experts = Experts::new(builder, &name, &options)?;
+        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+    });
+    let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
+    Ok(mixtral::opened(config, parts, options.experts))
+}
+
+/// Further blocks, which guess tokens ahead: GGUF counts theirs among the blocks.
+fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
+    files.keys.note("num_nextn_predict_layers");
+    files.keys.note("num_mtp_layers");
+    if let Some(guessing) = files.keys.size(Key("", "nextn_predict_layers"))? {
+        raw.layers.value -= guessing.within(0..=raw.layers.value.saturating_sub(1))?;
+    }
+    Ok(())
+}
+
+/// A mixture whose experts are chosen by the logistic function of their scores and a correction, among the experts of the best
+/// groups.
+///
+/// # Errors
+/// Groups that the experts do not make, and other odds, by key.
+pub(crate) fn limited(files: &Files<'_>, mut options: ExpertsOptions) -> Result<ExpertsOptions> {
+    const GROUPS: Key = Key("n_group", "expert_group_count");
+    let keys = &files.keys;
+    let groups = keys.size(GROUPS)?;
+    let count = groups.as_ref().map_or(Ok(1), |groups| groups.clone().within(1..=MOST_GROUPS))?;
+    let size = options.experts / count;
+    if let Some(groups) = groups.filter(|_| size * count < options.experts || count > 1 && size < 2)
+    {
+        let expected = format!("groups of two or more that divide {} experts", options.experts);
+        return Err(groups.wrong(expected, count));
+    }
+    let stay = keys.size(Key("topk_group", "expert_group_used_count"))?;
+    let least = options.routing.used.div_ceil(size);
+    let stay = stay.map_or(Ok(count), |stay| stay.within(least..=count))?;
+    let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
+    // GGUF's number of the logistic function.
+    if let Some(odds) = keys.size(Key("", "expert_gating_func"))?.filter(|odds| odds.value != 2) {
+        return Err(odds.wrong("2, the logistic function", odds.value));
+    }
+    if keys.dialect() == Dialect::HuggingFace {
+        options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(true);
+    }
+    options.routing.odds = Odds::Sigmoid;
+    options.routing.scale = scale.positive()? as f32;
+    let used = options.routing.used;
+    options.limit = Some(GroupLimit { used, groups: count, groups_used: stay });
+    Ok(options)
+}
