@@ -21,6 +21,7 @@ const SHAPE: Shape = Shape {
     scale: 0.088_388_35,
     softcap: None,
     window: None,
+    chunked: false,
 };
 const BLOCK: usize = 256;
 

@@ -58,6 +58,8 @@ pub struct Shape {
     pub softcap: Option<f32>,
     /// A query at `p` sees no key at or before `p - window`.
     pub window: Option<usize>,
+    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`, up to itself.
+    pub chunked: bool,
 }
 
 /// The queries of one sequence: consecutive positions, whose keys and values are in the cache already.
@@ -152,8 +154,12 @@ impl Shape {
 
 /// The positions that a query at `position` sees: not empty for a query whose own key is in the cache.
 fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
-    let window = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
-    window.max(sequence.oldest).min(position)..position + 1
+    let first = match shape.window {
+        Some(chunk) if shape.chunked => position / chunk.max(1) * chunk,
+        Some(window) => (position + 1).saturating_sub(window),
+        None => 0,
+    };
+    first.max(sequence.oldest).min(position)..position + 1
 }
 
 /// Writes the queries of a KV head's group in a row of `q`, times the scale and turned where the cache's keys are, to `to`,

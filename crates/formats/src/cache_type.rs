@@ -96,7 +96,8 @@ mod tests {
         CacheType::rotate(&mut turned);
         for (block, turned) in x.chunks_exact(32).zip(turned.chunks_exact(32)) {
             for (i, found) in turned.iter().enumerate() {
-                let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+                let sign =
+                    |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = block.iter().enumerate().map(|(j, &x)| sign(j) * f64::from(x)).sum();
                 assert!((f64::from(*found) - sum / 32f64.sqrt()).abs() < 1e-5, "{i}");
             }

@@ -1,17 +1,14 @@
 //! Llama 4's text (Meta 2025): Llama with a mixture in some blocks, whose experts read rows multiplied by their odds,
 //! beside one that every token goes through. Rows of q and k are made of one length, and every fourth layer knows no
-//! positions.
-//!
-//! Beyond 8,191 positions its rotated layers attend in chunks, and the others stretch their scores by position: a
-//! context that long is refused.
+//! positions. Rotated layers attend in chunks of 8,192 positions, and the others stretch their queries by position.
 
 use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, llama};
-use formats::{Error, Hint, Result, Setting, Source};
-use nn::{AttentionOptions, Bias, Experts, Mlp, Odds, Pairing, QkNorm, Stored, Weights};
+use formats::{Error, Result, Source};
+use nn::{AttentionOptions, Bias, Experts, Mlp, Odds, Pairing, QkNorm, Stored, Stretch, Weights};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.feed_forward.router", "blk.{}.ffn_gate_inp"),
@@ -56,6 +53,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 /// What GGUF does not state, and all published models have.
 const CHUNK: usize = 8192;
+const STRETCH: f64 = 0.1;
 const EVERY: usize = 4;
 /// The larger model's experts, by which GGUF's readers tell that it has no norms of q and k.
 const MAVERICK: usize = 128;
@@ -74,13 +72,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let bias = files.bias("attention_bias")?;
     // Noise on scores, for training.
     keys.number(Key("router_jitter_noise", ""))?;
-    let most = positions(files)?;
-    raw.context.value = raw.context.value.min(most);
-    if let Some(asked) = files.context.filter(|context| *context > most) {
-        let expected =
-            format!("at most {most} tokens of this model, which attends in chunks beyond");
-        return Err(Error::new("context", expected, asked).hint(Hint::set(Setting::Context, most)));
-    }
+    let (chunks, stretch) = (chunks(files, &turned)?, stretch(files)?);
     let config = raw.check()?;
     let count = experts::count(keys)?;
     let normed = match hugging_face {
@@ -99,6 +91,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             output_bias: bias,
             qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
             rope: plain.rope.clone().filter(|_| turned[layer]),
+            window: chunks[layer],
+            chunked: chunks[layer].is_some(),
+            stretch: stretch.filter(|_| !turned[layer]),
             ..plain
         }
     };
@@ -158,22 +153,34 @@ fn sparse(files: &Files<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(has).collect())
 }
 
-/// Positions up to which every layer attends to all that came before, with scores as they are.
-fn positions(files: &Files<'_>) -> Result<usize> {
+/// The chunk of each layer that attends in chunks: those that are rotated, unless `layer_types` lists others.
+fn chunks(files: &Files<'_>, turned: &[bool]) -> Result<Vec<Option<usize>>> {
     let keys = &files.keys;
-    if keys.dialect() == Dialect::Gguf {
-        return Ok(CHUNK - 1);
+    let size = keys.size(Key("attention_chunk_size", ""))?;
+    let size = size.map_or(Ok(CHUNK), |size| size.within(1..=1 << 28))?;
+    let none = keys.dialect() == Dialect::Gguf && turned.iter().all(|turned| *turned);
+    let listed = keys.get("layer_types").and_then(|list| list.as_array());
+    if let Some(list) = listed.filter(|list| list.len() != turned.len()) {
+        let expected = format!("{} entries, one for each layer", turned.len());
+        return Err(keys.wrong("layer_types", expected, list.len()));
     }
-    let whole = |key: &'static str| -> Result<usize> {
-        keys.size(key)?.map_or(Ok(CHUNK), |size| size.within(1..=1 << 28))
+    let in_chunks = |i: usize| match listed {
+        Some(list) => list[i].as_str() == Some("chunked_attention"),
+        None => turned[i] && !none,
     };
-    // Which layers those are follows from the rotation; the lists are read for the sake of what they might say.
-    let (chunk, floor) = (whole("attention_chunk_size")?, whole("floor_scale")?);
-    keys.get("layer_types");
-    keys.number("attn_scale")?;
+    Ok((0..turned.len()).map(|i| in_chunks(i).then_some(size)).collect())
+}
+
+/// How queries of layers that are not rotated grow with their positions, if they do.
+fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
+    let keys = &files.keys;
+    let step = keys.size(Key("floor_scale", ""))?;
+    let step = step.map_or(Ok(CHUNK), |step| step.within(1..=1 << 28))? as u32;
+    let by = keys.number_or(Key("attn_scale", ""), STRETCH)?.value as f32;
     // Older files have a number there.
-    keys.get("attn_temperature_tuning");
-    Ok(chunk.min(floor - 1).max(1))
+    let on = keys.get("attn_temperature_tuning");
+    let on = on.is_none_or(|on| on.as_bool().unwrap_or(on.as_f64() != Some(0.0)));
+    Ok(on.then_some(Stretch { by, step }))
 }
 
 /// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face stores the other way

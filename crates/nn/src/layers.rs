@@ -3,7 +3,7 @@
 use crate::{Bias, Builder, Step, Tensor};
 use formats::Result;
 use ops::embed::Index;
-use ops::{Op, Rope, Unary};
+use ops::{Op, Rope, Stretch, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
@@ -140,8 +140,12 @@ pub struct AttentionOptions {
     pub qk_norm: QkNorm,
     /// Positions a query sees, itself included.
     pub window: Option<usize>,
+    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`, up to itself.
+    pub chunked: bool,
     /// The rotation of q and k; `None`: the layer knows no positions.
     pub rope: Option<Rope>,
+    /// What multiplies queries, by their positions.
+    pub stretch: Option<Stretch>,
     /// Whether each head has a score, `name.sinks` `[heads]`, that takes its share of the weights and adds nothing.
     pub sinks: bool,
     /// What multiplies scores; `None`: `1 / sqrt(head_dim)`.
@@ -162,6 +166,7 @@ pub struct Attention {
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     rope: Option<Rope>,
+    stretch: Option<Stretch>,
     sinks: Option<WeightId>,
     attend: ops::Attention,
 }
@@ -201,11 +206,13 @@ impl Attention {
                 head_dim,
                 scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
                 window,
+                chunked: options.chunked,
                 cap: options.cap,
                 sinks: options.sinks,
             },
             sinks: sinks.transpose()?,
             rope: options.rope,
+            stretch: options.stretch,
         })
     }
 
@@ -213,6 +220,10 @@ impl Attention {
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let (q, k, v) = (self.q.forward(x), self.k.forward(x), self.v.forward(x));
         let q = self.turn(&self.q_norm, &q);
+        let q = match self.stretch {
+            Some(stretch) => q.apply(Op::from(stretch), &[], Vec::new()),
+            None => q,
+        };
         let k = self.turn(&self.k_norm, &k);
         k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         let sinks = self.sinks.into_iter().collect();

@@ -16,5 +16,5 @@ pub use experts::{Experts, ExpertsOptions};
 pub use formats::Pairing;
 pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
 pub use ops::experts::{Gate, Odds, Routing};
-pub use ops::{GroupLimit, Rope, Unary};
+pub use ops::{GroupLimit, Rope, Stretch, Unary};
 pub use tensor::{Step, Tensor};

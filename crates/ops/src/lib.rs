@@ -36,6 +36,7 @@ pub mod scale_rows;
 pub mod select;
 pub mod short_conv;
 pub mod softmax;
+pub mod stretch;
 pub mod sweep;
 pub mod top_k;
 pub mod zip;
@@ -71,6 +72,7 @@ pub use scale::Scale;
 pub use scale_rows::ScaleRows;
 pub use select::Select;
 pub use short_conv::ShortConv;
+pub use stretch::Stretch;
 pub use zip::{Binary, Zip};
 
 /// How many rows a value has, known only when a Program is replayed.
@@ -174,6 +176,8 @@ operations! {
     ScaleRows(ScaleRows),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
+    /// `x -> x` times a number that grows with the position. See [`stretch`].
+    Stretch(Stretch),
     /// `k, v ->`: appends to the layer's cache. See [`kv_write`].
     KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].

@@ -94,6 +94,7 @@ fn attention_with_a_cap_and_with_sinks() {
         head_dim,
         scale: expected.constant("scale"),
         window: Some(expected.constant("window")),
+        chunked: false,
         cap: None,
         sinks: false,
     };

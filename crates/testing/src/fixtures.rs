@@ -41,6 +41,7 @@ macro_rules! fixtures {
             llama3 "llama3",
             llama3_beyond "llama3-beyond",
             llama4 "llama4",
+            llama4_chunks "llama4-chunks",
             ministral "ministral",
             mistral "mistral",
             mistral_full "mistral-full",

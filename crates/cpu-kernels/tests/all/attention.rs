@@ -31,6 +31,7 @@ struct Case {
     /// (first position, tokens) of each sequence's queries.
     sequences: &'static [(usize, usize)],
     window: Option<usize>,
+    chunked: bool,
     softcap: Option<f32>,
     sinks: bool,
     why: &'static str,
@@ -44,6 +45,7 @@ const PLAIN: Case = Case {
     ring: 8,
     sequences: &[(0, 1)],
     window: None,
+    chunked: false,
     softcap: None,
     sinks: false,
     why: "one key",
@@ -139,6 +141,13 @@ const CASES: &[Case] = &[
         window: Some(300),
         sequences: &[(511, 1), (350, 100)],
         why: "a window over two chunks",
+        ..PLAIN
+    },
+    Case {
+        window: Some(50),
+        chunked: true,
+        sequences: &[(49, 1), (50, 1), (99, 1), (310, 1), (20, 190)],
+        why: "chunks",
         ..PLAIN
     },
     Case {
@@ -246,8 +255,11 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
         let oldest = oldest(&case, n);
         for token in 0..tokens {
             let p = position + token;
-            let first =
-                case.window.map_or(0, |window| (p + 1).saturating_sub(window)).max(oldest).min(p);
+            let first = match case.window {
+                Some(chunk) if case.chunked => p / chunk * chunk,
+                window => window.map_or(0, |window| (p + 1).saturating_sub(window)),
+            };
+            let first = first.max(oldest).min(p);
             for head in 0..heads {
                 let at = head / (heads / kv_heads) * head_dim;
                 let of = |rows: &'_ [f32]| -> Vec<Vec<f32>> {
@@ -322,6 +334,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         scale: scale(case.head_dim),
         softcap: case.softcap,
         window: case.window,
+        chunked: case.chunked,
     };
     let mut row = 0;
     let mut sequences = Vec::new();

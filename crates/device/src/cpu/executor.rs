@@ -306,6 +306,7 @@ pub(super) fn shape(op: &ops::Attention) -> Shape {
         scale: op.scale,
         softcap: op.cap,
         window: op.window,
+        chunked: op.chunked,
     }
 }
 

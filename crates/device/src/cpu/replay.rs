@@ -218,6 +218,17 @@ impl Replay<'_> {
                     });
                 }
             }
+            Op::Stretch(stretch) => {
+                let width = self.width(node.inputs[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    let by = stretch.factor(self.rows[t].position);
+                    // SAFETY: each worker has its own tokens.
+                    let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
+                    math::scale_in_place(isa, by, y);
+                }
+            }
             Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
             Op::Attention(op) => self.attend(op, node, worker),
             Op::ShortConv(op) => self.short_conv(op, node, worker),

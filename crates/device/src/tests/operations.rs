@@ -110,6 +110,7 @@ fn everything() -> Result<Program> {
             head_dim: HEAD_DIM,
             scale: 0.05,
             window,
+            chunked: false,
             cap,
             sinks,
         };

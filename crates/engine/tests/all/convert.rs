@@ -48,6 +48,7 @@ fn folders_compute_the_same_as_files() {
         "gpt2-scaled",
         "llama-dynamic-beyond",
         "llama-proportional",
+        "llama4-chunks",
         "ministral",
         "phimoe",
         "qwen2-window",

@@ -19,6 +19,7 @@ pub(super) struct Scene {
     pub(super) group: usize,
     pub(super) head_dim: usize,
     pub(super) window: Option<usize>,
+    pub(super) chunked: bool,
     pub(super) cap: Option<f32>,
     pub(super) sinks: bool,
     /// Slots per block.
@@ -39,6 +40,7 @@ impl Default for Scene {
             group: 2,
             head_dim: 64,
             window: None,
+            chunked: false,
             cap: None,
             sinks: false,
             block: 16,
@@ -62,8 +64,18 @@ impl Scene {
             head_dim: self.head_dim as u32,
             group: self.group as u32,
             window: self.window.is_some(),
+            chunked: self.chunked,
             softcap: self.cap.is_some(),
             sinks: self.sinks,
+        }
+    }
+
+    /// The first position that a query sees in front of `end`, the one behind its own.
+    pub(super) fn first(&self, end: usize) -> usize {
+        match self.window {
+            Some(chunk) if self.chunked => end.saturating_sub(1) / chunk * chunk,
+            Some(window) => end.saturating_sub(window),
+            None => 0,
         }
     }
 
@@ -172,7 +184,7 @@ impl Scene {
         let mut y = Vec::new();
         for (row, &(sequence, position)) in self.rows.iter().enumerate() {
             let end = position.wrapping_add(1) as usize;
-            let first = self.window.map_or(0, |window| end.saturating_sub(window));
+            let first = self.first(end);
             for h in 0..self.heads() {
                 let at = |p: usize| {
                     (self.slot(sequence as usize, p) * self.kv_heads + h / self.group) * d
@@ -274,6 +286,8 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
         (Scene { why: "a window over a block's edge", window: Some(20), ..of() }, 2),
         (Scene { why: "a window at a block's edge", window: Some(25), ..of() }, 1),
         (Scene { why: "a window of more than there is", window: Some(4096), ..of() }, 1),
+        (Scene { why: "chunks", window: Some(12), chunked: true, rows: uneven(), ..of() }, 1),
+        (Scene { why: "a chunk's first", window: Some(20), chunked: true, ..of() }, 1),
         (Scene { why: "bounded scores", cap: Some(2.0), ..of() }, 1),
         (Scene { why: "sinks, one row idle", sinks: true, rows: uneven(), ..of() }, 1),
         (

@@ -76,7 +76,7 @@ impl Scene {
         let (queries, mut y) = (q.to_f32(), Vec::new());
         for (row, &(sequence, position)) in self.rows.iter().enumerate() {
             let end = position as usize + 1;
-            let first = self.window.map_or(0, |window| end.saturating_sub(window));
+            let first = self.first(end);
             for h in 0..self.heads() {
                 let start = |p| at(sequence as usize, h / self.group, p);
                 let seen = first..end.min(length);
@@ -127,6 +127,8 @@ fn scenes() -> Vec<(Scene, Tiling)> {
         (Scene { window: Some(1), ..three("a window of one") }, small(64)),
         (Scene { window: Some(20), ..three("a window over a block's edge") }, two),
         (Scene { why: "a window of more than there is", window: beyond, ..one(2) }, small(64)),
+        (Scene { window: Some(7), chunked: true, ..three("chunks within tiles") }, small(64)),
+        (Scene { window: Some(48), chunked: true, ..three("chunks of three tiles") }, two),
         (Scene { why: "bounded scores", cap: Some(2.0), ..one(7) }, two),
         (
             Scene {

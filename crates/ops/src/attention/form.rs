@@ -23,6 +23,8 @@ pub struct Form {
     pub group: u32,
     /// Whether a query sees only so many of the latest keys: the constant `window`.
     pub window: bool,
+    /// Whether those are the keys of its own chunk of `window` positions.
+    pub chunked: bool,
     /// Whether scores are bounded, `cap * tanh(score / cap)`: the constant `cap`.
     pub softcap: bool,
     /// Whether each head has a sink, a logit that joins the denominator alone: the buffer `sinks`, one f32 per query head.
@@ -32,7 +34,7 @@ pub struct Form {
 impl Form {
     /// Full causal attention without extras.
     pub fn plain(head_dim: u32, group: u32) -> Form {
-        Form { head_dim, group, window: false, softcap: false, sinks: false }
+        Form { head_dim, group, window: false, chunked: false, softcap: false, sinks: false }
     }
 
     /// Declares what only some forms bind, after all else.
@@ -46,6 +48,7 @@ impl Form {
         Extras {
             sinks,
             window: self.window.then(|| Const::<u32>::declare("window")),
+            chunked: self.chunked,
             cap: self.softcap.then(|| Const::<f32>::declare("cap")),
         }
     }
@@ -56,6 +59,7 @@ impl Form {
 pub(crate) struct Extras {
     pub(crate) sinks: Option<In>,
     pub(crate) window: Option<Val<u32>>,
+    pub(crate) chunked: bool,
     pub(crate) cap: Option<Val<f32>>,
 }
 
@@ -64,6 +68,7 @@ impl Extras {
     #[track_caller]
     pub(crate) fn first(&self, end: Val<u32>) -> Val<u32> {
         match self.window {
+            Some(chunk) if self.chunked => (end.max(1u32) - 1u32) / chunk * chunk,
             Some(window) => end - window.min(end),
             None => 0u32.val(),
         }

@@ -53,6 +53,8 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
+    /// Whether the window does not slide: positions lie in chunks of `window`, and a query sees those of its own up to itself.
+    pub chunked: bool,
     /// Bounds the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
     /// Whether a weight gives each head a sink: a logit that joins the softmax's denominator alone.
@@ -130,6 +132,8 @@ impl Operation for Attention {
     }
 
     fn bound(&mut self, positions: usize) {
+        // A chunk that is longer than what is kept becomes a window over that: what came before it is seen until it is dropped.
+        self.chunked &= self.window.is_some_and(|window| window <= positions);
         self.window = Some(self.window.map_or(positions, |window| window.min(positions)));
     }
 
@@ -138,10 +142,7 @@ impl Operation for Attention {
     }
 
     fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
-        let first = |position: usize| {
-            let window = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-            window.max(oldest as usize).min(position)
-        };
+        let first = |position: usize| self.first(position).max(oldest as usize).min(position);
         let positions = positions.iter().map(|&position| position as usize);
         let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
         let begin = positions.clone().next().map_or(0, first);
@@ -157,6 +158,15 @@ impl Operation for Attention {
 }
 
 impl Attention {
+    /// The first position that a query at `position` sees.
+    pub fn first(&self, position: usize) -> usize {
+        match self.window {
+            Some(chunk) if self.chunked => position / chunk.max(1) * chunk,
+            Some(window) => (position + 1).saturating_sub(window),
+            None => 0,
+        }
+    }
+
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values` `[positions, kv_heads * head_dim]`, which hold
     /// every position from 0, into `y`, in f64. `sinks` is `[heads]`, if there are any.
     pub fn attend<'a>(
@@ -172,7 +182,7 @@ impl Attention {
             (self.head_dim, self.kv_heads * self.head_dim, self.heads / self.kv_heads);
         for (t, &position) in positions.iter().enumerate() {
             let last = position as usize;
-            let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            let first = self.first(last);
             for h in 0..self.heads {
                 let q = &q[(t * self.heads + h) * d..][..d];
                 let seen = |x: &'a [f32]| -> Vec<&'a [f32]> {
@@ -196,7 +206,8 @@ mod tests {
 
     fn plain(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Attention {
         let (scale, cap, sinks) = (1.0, None, false);
-        Attention { layer: 0, heads, kv_heads, head_dim, scale, window, cap, sinks }
+        let chunked = false;
+        Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks }
     }
 
     #[test]

@@ -546,7 +546,10 @@ impl Flash {
                 for j in 0..keys / 16 {
                     let columns = Frag::col_numbers() + Frag::filled_u32(key + 16 * j);
                     let mut seen = columns.le(rows);
-                    if let Some(window) = self.extras.window {
+                    if let Some(chunk) = self.extras.window.filter(|_| self.extras.chunked) {
+                        let chunk = Frag::filled_u32(chunk);
+                        seen = seen.and((rows / chunk * chunk).le(columns));
+                    } else if let Some(window) = self.extras.window {
                         // Sums stay far below 2^32, as positions do.
                         let reach = Frag::filled_u32(window.min(1u32 << 30));
                         seen = seen.and(rows.lt(columns + reach));

@@ -27,8 +27,7 @@ pub struct AttendBackward(pub Attention);
 
 /// Rows that the query of row `t` sees, in a sequence that begins at `first`.
 pub fn seen(attention: &Attention, first: u32, t: usize) -> RangeInclusive<usize> {
-    let oldest = attention.window.map_or(0, |window| (t + 1).saturating_sub(window));
-    oldest.max(first as usize)..=t
+    attention.first(t).max(first as usize)..=t
 }
 
 /// A head of `x` `[rows, heads * d]` at a row.

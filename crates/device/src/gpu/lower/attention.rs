@@ -166,6 +166,7 @@ impl Recorder<'_> {
             head_dim: op.head_dim as u32,
             group: (op.heads / op.kv_heads) as u32,
             window: op.window.is_some(),
+            chunked: op.chunked,
             softcap: op.cap.is_some(),
             sinks: sinks.is_some(),
         };

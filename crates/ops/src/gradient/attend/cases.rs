@@ -27,7 +27,7 @@ pub const KERNELS: &[Spec] = &[
 fn plain([heads, kv_heads, head_dim]: [usize; 3]) -> Attention {
     let scale = 1.0 / (head_dim as f32).sqrt();
     let (window, cap, sinks) = (None, None, false);
-    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, cap, sinks }
+    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked: false, cap, sinks }
 }
 
 /// Lengths of sequences, the layer, and why.

@@ -23,6 +23,7 @@ pub fn form(of: &Attention) -> Form {
         head_dim: of.head_dim as u32,
         group: (of.heads / of.kv_heads) as u32,
         window: of.window.is_some(),
+        chunked: of.chunked,
         softcap: of.cap.is_some(),
         sinks: of.sinks,
     }

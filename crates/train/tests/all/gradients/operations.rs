@@ -279,6 +279,7 @@ fn attention() {
             head_dim: 4,
             scale: 0.5,
             window,
+            chunked: false,
             cap,
             sinks,
         };
