@@ -177,7 +177,7 @@ impl Layout {
             if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
                 let many = !lowering.narrow(kind, rows.of(program.shape(node.outputs[0])));
-                if many || product.gated {
+                if many || product.gated || lowering.facts.small_groups() {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
                 }

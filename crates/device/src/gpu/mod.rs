@@ -40,6 +40,7 @@ use std::sync::Arc;
 use formats::{Error, Hint, Result, Setting, Tensors};
 use ops::Op;
 use ops::delta_net::MAX_KEY_DIM;
+use ops::linear::gemm::Machine;
 use ops::rope::MOST_PAIRS;
 use program::Program;
 use tile::Kernel;
@@ -70,6 +71,23 @@ impl Facts {
     /// Whether threadgroups can have as much shared memory as the large schedules take.
     pub fn roomy(&self) -> bool {
         self.shared >= ops::attention::decode::LARGE
+    }
+
+    /// Whether one instruction multiplies four pairs of bytes: `dp4a`. Apple's GPUs have none, and their
+    /// products of whole numbers are slower than those of floats.
+    pub fn dot4(&self) -> bool {
+        self.target != Target::Metal
+    }
+
+    /// Whether latency is hidden by many small threadgroups: see [`ops::linear::Task::small_groups`].
+    pub fn small_groups(&self) -> bool {
+        self.target == Target::Metal
+    }
+
+    /// What schedules of matrix products are picked for.
+    pub fn machine(&self) -> Machine {
+        let Facts { shared, processors: parallel, wgmma, .. } = *self;
+        Machine { shared, parallel, wgmma, small_groups: self.small_groups() }
     }
 }
 

@@ -106,10 +106,8 @@ fn product<B: Backend>(backend: &B, operand: Scalar, edge: u32) -> Result<(B::La
         let shape = ProductShape::plain([rows, out, width], operand, result);
         return Ok((backend.product(&shape, &x, &w, None, &y)?, y));
     }
-    let machine =
-        gemm::Machine { shared: facts.shared, parallel: facts.processors, wgmma: facts.wgmma };
     let format = Format::Dense(operand);
-    let schedule = gemm::Schedule::pick((edge, edge), operand, format, machine);
+    let schedule = gemm::Schedule::pick((edge, edge), operand, format, facts.machine());
     let numbers = Numbers::new().with("rows", edge).with("width", edge).with("out", edge);
     let types = gemm::Types { x: operand, operand, y: operand };
     let mut kernels = Kernels::default();

@@ -23,6 +23,47 @@
 //! Pipelines that only indirect commands name are named by the encoder as well on GPUs before
 //! family 9 (M3, A17), where they would not be reachable: `api::Facts::touches`.
 //!
+//! # Schedules
+//!
+//! Nothing here was measured: schedules follow from counts of instructions, and from what is public of
+//! these GPUs. A core has 128 lanes that do one 32-bit float operation or addition of whole numbers a
+//! cycle; a multiplication of whole numbers takes 2 to 2.3, with an addition 3 to 3.7, and there is no
+//! instruction for four products of bytes (`philipturner/metal-benchmarks`, Apple 7). Latency is hidden
+//! by other threads, 768 to 3,072 of them, as registers and 60 KiB of threadgroup memory allow.
+//!
+//! | one row times a matrix of 4 bits in groups | for each weight |
+//! |---|---|
+//! | bytes (`dot4` emulated), as elsewhere | 2 sign extensions, 1 multiply-add of whole numbers, 0.5 to unpack: 5.5 to 6.2 cycles, beside rounding activations to bytes |
+//! | floats (here): the code is masked into the mantissa of a power of two | AND, OR, subtract, multiply-add, 0.1 shift; 0.5 for activations and their sum, which four rows share, 0.4 for scales: 5 cycles |
+//! | MLX `qmv`, llama.cpp `mul_mv_q4_K`: activations divided by 1, 16, 256, 4096 instead of codes shifted | AND, conversion to float, multiply-add, 0.4 for activations, 0.1 for scales: 3.5 instructions; no public table has the conversion's rate |
+//!
+//! | | rows of a matrix in a simdgroup | simdgroups | groups |
+//! |---|---|---|---|
+//! | elsewhere | 1 to 4 | 8 to 16 | 1 or 2 for each processor, which stay |
+//! | here ([`ops::linear::Task::small_groups`]) | 4; 2 of each matrix of a pair | 2 | as many as have work |
+//! | MLX | 4 | 2 | as many as have work |
+//! | llama.cpp | 2 to 4 | 2 | as many as have work |
+//!
+//! Such a group reads activations where they lie, since four or eight rows of weights are as much as
+//! they are. A norm in front would cost a tenth of such a kernel (squares of whole rows, and a product
+//! with the norm's weights in each simdgroup), so it is a launch of its own. Elsewhere eight to sixteen
+//! simdgroups share both.
+//!
+//! | product of many rows, operands of 16 bits | threadgroup memory | loads of 8 x 8 for each product of those |
+//! |---|---|---|
+//! | 64 x 64 x 32, two steps, as before | 25 KiB | 0.5 |
+//! | 16 x 64 x 32, 32 x 64 x 32, 64 x 64 x 32, one step (here, by rows) | 11.5, 12.5, 15 KiB, 6 to 10 of them operands | 1, 0.75, 0.5 |
+//! | llama.cpp `mul_mm` 64 x 32 x 32, one step | 6 to 8 KiB | 0.75 |
+//! | MLX `qmm` 32 x 32 x 32, steel 64 x 64 x 16, one step | 5 to 10 KiB | 1, 0.5 |
+//!
+//! The next step waits in registers meanwhile. Barriers are of threadgroup memory alone where no thread
+//! reads from device memory what the kernel wrote (`tile::emit`), as MLX's and llama.cpp's are.
+//!
+//! Operands of 16 bits stay bf16 where matrices are not all f16, on GPUs before family 9, too, which
+//! emulate it: that costs rounding, about five operations for each element that is put into
+//! threadgroup memory and none in products, and f16 would turn activations beyond 65,504 into
+//! infinities.
+//!
 //! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
 //! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
 

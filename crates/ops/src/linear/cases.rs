@@ -201,6 +201,27 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases.extend(wide());
+    cases.extend(small_groups());
+    cases
+}
+
+/// Every kind of format in many small groups: whole and ragged rows of several steps.
+fn small_groups() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (f, format) in timed().into_iter().enumerate() {
+        let formats = [format];
+        for (rows, ragged) in [(1, false), (2, true), (4, false)] {
+            let whole = (3 * 32 * format.run() as usize).next_multiple_of(format.step() as usize);
+            let width = if ragged { whole - format.step() as usize } else { whole };
+            let decode = Task::decode(&formats, width as u32, 19);
+            let x = TYPES[f % TYPES.len()].0;
+            let task = Task { rows: rows as u32, x, int8: false, small_groups: true, ..decode };
+            let schedule = Schedule::pick(&task);
+            let groups = schedule.groups(19, 8);
+            let shape = Shape { rows, out: 19, width, groups, why: "many small groups" };
+            cases.push(case(format, TYPES[f % TYPES.len()], shape, f % 2 == 1, schedule));
+        }
+    }
     cases
 }
 

@@ -38,7 +38,8 @@ pub struct Schedule {
     /// Simdgroups that share each sum: each adds its part of every step, and the parts are added in their order at the end.
     /// `bk` is a multiple of 16 times as many.
     pub simds_k: u32,
-    /// Steps in shared memory: at least 2, or 3 for warpgroups.
+    /// Steps in shared memory: at least 3 for warpgroups. With 1, the next step waits in registers until all have read the
+    /// present one.
     pub stages: u32,
     /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of 64 with a simdgroup for every
     /// 16 rows, `bn` at most 256, and `bk` 64.
@@ -54,6 +55,8 @@ pub struct Machine {
     pub parallel: u32,
     /// Whether four simdgroups can multiply together: `wgmma`, compute capability 9.0.
     pub wgmma: bool,
+    /// Whether it hides latency by many small groups: see [`super::Task::small_groups`].
+    pub small_groups: bool,
 }
 
 /// Candidates for up to so many rows, the larger block first: where weights are copied, and where they are converted. Measured
@@ -115,9 +118,22 @@ impl Schedule {
     /// Products of f32: 20 KiB.
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
+    /// For many small groups, each with one step of at least `run` terms in shared memory: 11.5, 12.5 and 15 KiB, of which
+    /// results take 5. The third takes the fewest reads of shared memory for a product, the first has the fewest rows that nobody
+    /// wants.
+    fn small(rows: u32, run: u32) -> Schedule {
+        let bk = run.max(32);
+        match rows {
+            0..=16 => s(16, 64, bk, 1, 4, 1),
+            17..64 => s(32, 64, bk, 2, 2, 1),
+            _ => s(64, 64, bk, 2, 2, 1),
+        }
+    }
+
     /// Every schedule that [`Schedule::pick`] takes as it is, each once.
     pub fn all() -> Vec<Schedule> {
         let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
+        all.extend([16, 32, 64].map(|rows| Schedule::small(rows, 32)));
         let simds = CANDIDATES.iter().flat_map(|(_, copied, converted)| [copied, converted]);
         let alike = ALIKE.iter().flat_map(|(_, all)| *all);
         for schedule in simds.copied().flatten().chain(WARPGROUPS.1).chain(alike) {
@@ -159,6 +175,9 @@ impl Schedule {
             let bk = format.run().max(16);
             let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
             return Schedule { bm, bn, bk, ..Schedule::EXACT };
+        }
+        if machine.small_groups {
+            return Schedule::small(rows, format.run());
         }
         let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         let (_, copied, converted) =
@@ -316,15 +335,24 @@ mod tests {
         for format in Format::all() {
             for rows in [1, 16, 17, 128, 4096] {
                 for operand in [Scalar::F16, Scalar::BF16, Scalar::F32] {
-                    let least = Machine { shared: 32 << 10, parallel: 40, wgmma: false };
-                    let ampere = Machine { shared: 163 << 10, parallel: 108, wgmma: false };
-                    let hopper = Machine { shared: 227 << 10, parallel: 132, wgmma: true };
-                    for machine in [least, ampere, hopper] {
+                    let (wgmma, small_groups) = (false, false);
+                    let least = Machine { shared: 32 << 10, parallel: 40, wgmma, small_groups };
+                    let apple = Machine { small_groups: true, ..least };
+                    let geforce = Machine { shared: 99 << 10, parallel: 128, ..least };
+                    let ampere = Machine { shared: 163 << 10, parallel: 108, ..least };
+                    let hopper =
+                        Machine { shared: 227 << 10, parallel: 132, wgmma: true, small_groups };
+                    for machine in [least, apple, geforce, ampere, hopper] {
                         let schedule = Schedule::pick((rows, 4096), operand, format, machine);
                         assert!(schedule.shared_bytes(operand) <= machine.shared, "{schedule:?}");
                         assert!(machine.wgmma || !schedule.warpgroups, "{format:?}: {schedule:?}");
                         assert_eq!(schedule.bk % format.run().min(schedule.bk), 0);
                         assert!(format.run() <= schedule.bk, "{format:?}: {schedule:?}");
+                        let tiles = (schedule.bm + schedule.bn) * schedule.stride(operand) * 2;
+                        let small =
+                            schedule.stages == 1 && (format.run() > 32 || tiles <= 10 << 10);
+                        let exact = operand == Scalar::F32;
+                        assert!(exact || small == machine.small_groups, "{format:?}: {schedule:?}");
                     }
                 }
             }

@@ -20,7 +20,7 @@ pub struct Schedule {
     pub loads: u32,
     /// Threads of a group.
     pub threads: u32,
-    /// Groups that share a multiprocessor, as their registers allow.
+    /// Groups that share a multiprocessor, as their registers allow; [`u32::MAX`]: as many as have work.
     pub resident: u32,
     /// What is done with the activations.
     pub activations: Activations,
@@ -45,19 +45,26 @@ pub struct Task<'a> {
     pub pair: bool,
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
+    /// Whether the device hides the latency of memory by many small groups that take turns, Apple's, rather
+    /// than by loads that few groups have under way.
+    pub small_groups: bool,
 }
 
 impl<'a> Task<'a> {
     /// Of one row in bf16, multiplied as bytes where formats allow it.
     pub fn decode(formats: &'a [Format], cols: u32, out: u32) -> Self {
-        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair: false, int8: true }
+        let (pair, int8, small_groups) = (false, true, false);
+        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, small_groups }
     }
 }
 
 impl Schedule {
-    /// The best of those measured on an H200.
+    /// The best of those measured on an H200; [`Schedule::small`] where groups are small.
     pub fn pick(task: &Task) -> Schedule {
-        let Task { formats, cols, out, rows, x, pair, int8 } = *task;
+        if task.small_groups {
+            return Schedule::small(task);
+        }
+        let Task { formats, cols, out, rows, x, pair, int8, .. } = *task;
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
@@ -102,11 +109,29 @@ impl Schedule {
         schedule
     }
 
+    /// For many small groups: two simdgroups with a few matrix rows each, and a group for every so many rows. Activations are
+    /// read where they are, since a group would read all of them to share them among so few rows.
+    fn small(task: &Task) -> Schedule {
+        let Task { formats, cols, rows, pair, .. } = *task;
+        let long = formats.iter().any(|f| f.run() >= 64);
+        // What a thread holds: words of all of them, and of the next step, and a run of activations.
+        let halves = [rows > 2, pair, long].into_iter().filter(|more| *more).count();
+        let outputs = (4 >> halves).max(1);
+        let (loads, threads, resident, activations) = (1, 64, u32::MAX, Activations::Direct);
+        let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
+        schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
+        schedule
+    }
+
     /// Schedules for up to so many rows, a power of two, whose sums have the same bits: of any number of rows, a row's terms
     /// meet activations that are kept in one way, and are added in one order, lane by lane. Returns how many rows may go
     /// together on a device with so many bytes of shared memory, with the schedule of `task.rows` of them.
     pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
         let Task { formats, cols, x, int8, .. } = *task;
+        if task.small_groups {
+            // Whatever the rows, a lane adds the same terms in one order.
+            return (most, Schedule::small(task));
+        }
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         // Two groups share a multiprocessor, each with some that the system takes.
         let limit = u64::from(shared / 2).saturating_sub(1024).max(LIMIT);
@@ -118,7 +143,7 @@ impl Schedule {
     /// or as have work. Any number is right.
     pub fn groups(&self, out: u32, processors: u32) -> u32 {
         let work = out.div_ceil(self.outputs * (self.threads / 32).max(1));
-        work.min(self.resident * processors).max(1)
+        work.min(self.resident.saturating_mul(processors)).max(1)
     }
 
     /// What the columns are a multiple of.
@@ -535,7 +560,8 @@ mod tests {
                 for (x, pair) in [(Scalar::F32, false), (Scalar::F32, true), (Scalar::BF16, false)]
                 {
                     let formats = &[format];
-                    let task = |rows| Task { formats, cols, out: 4096, rows, x, pair, int8 };
+                    let decode = Task::decode(formats, cols, 4096);
+                    let task = |rows| Task { rows, x, pair, int8, ..decode };
                     let (most, one) = Schedule::alike(&task(1), 8, shared);
                     assert!(most.is_power_of_two() && most <= 8);
                     for rows in [1, 2, 4, 8].into_iter().filter(|rows| *rows <= most) {
@@ -552,6 +578,28 @@ mod tests {
         }
         // Some have no room for eight, and some for no more than one.
         assert!([1, 2, 4, 8].iter().all(|rows| together.contains(rows)), "{together:?}");
+    }
+
+    /// Small groups are as many as have work, on any device, read activations where they are, and give any number of
+    /// rows the same sums.
+    #[test]
+    fn small_groups_are_as_many_as_have_work() {
+        for format in Format::all() {
+            let formats = &[format];
+            for (rows, pair) in [(1, false), (1, true), (2, false), (4, false), (8, true)] {
+                let decode = Task::decode(formats, 4096, 4096);
+                let task = Task { rows, pair, small_groups: true, int8: false, ..decode };
+                let schedule = Schedule::pick(&task);
+                assert_eq!(Schedule::alike(&task, 8, 32 << 10), (8, schedule));
+                assert_eq!(schedule.activations, Activations::Direct);
+                let rows_of_a_group = 2 * schedule.outputs;
+                assert_eq!(schedule.groups(4096, 8), 4096 / rows_of_a_group);
+                // What a thread holds: words of two steps, and the activations of a run.
+                let matrices = if pair { 2 } else { 1 };
+                let words = 2 * schedule.outputs * matrices * format.words();
+                assert!(words + format.run() <= 104, "{}: {schedule:?}", format.name());
+            }
+        }
     }
 
     /// One row's activations are kept as a kernel for it alone keeps them, so that it costs no more.

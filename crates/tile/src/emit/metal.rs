@@ -16,6 +16,25 @@ use super::{METAL_SHARED, metal_constant};
 pub(super) struct Metal {
     /// The index of the kernel's first function constant.
     pub(super) first_constant: usize,
+    /// Whether a barrier is one of device memory, too: see [`through_memory`].
+    pub(super) device_barriers: bool,
+}
+
+/// Whether the threads of a group may hand each other something through device memory: a buffer is both read and written, or a
+/// fence follows. Others' barriers are of threadgroup memory alone, and so wait for no store.
+///
+/// Groups of one simdgroup keep both: Apple's compiler drops a barrier of threadgroup memory from them, with what it orders
+/// (MoltenVK's issue 2711).
+pub(super) fn through_memory(kernel: &Kernel) -> bool {
+    let (mut loaded, mut stored) = (Vec::new(), Vec::new());
+    let mut together = false;
+    kernel.visit(&mut |node| {
+        let buffer = |place: &Place| matches!(place, Place::Buffer(_));
+        loaded.extend(node.inst.reads().filter(buffer));
+        stored.extend(node.inst.writes().filter(buffer));
+        together |= matches!(node.inst, Inst::Fence | Inst::Atomic { .. });
+    });
+    together || kernel.launch.threads <= 32 || stored.iter().any(|place| loaded.contains(place))
 }
 
 #[rustfmt::skip]
@@ -297,9 +316,10 @@ impl Language for Metal {
 
     fn signal(&self, inst: &Inst) -> String {
         match inst {
-            Inst::Barrier => {
+            Inst::Barrier if self.device_barriers => {
                 "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);"
             }
+            Inst::Barrier => "threadgroup_barrier(mem_flags::mem_threadgroup);",
             Inst::SimdBarrier => "simdgroup_barrier(mem_flags::mem_threadgroup);",
             Inst::Fence => {
                 "atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);"

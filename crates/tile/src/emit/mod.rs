@@ -75,7 +75,8 @@ pub fn kernel_text(
         Dialect::Metal => {
             metal::check(kernel).map_err(|message| fault(kernel, "", message))?;
             out.push_str(&contract(kernel));
-            base::print(kernel, &metal::Metal { first_constant }, &mut out)?;
+            let device_barriers = metal::through_memory(kernel);
+            base::print(kernel, &metal::Metal { first_constant, device_barriers }, &mut out)?;
         }
         Dialect::Cuda => {
             out.push_str(&cuda::products(kernel));

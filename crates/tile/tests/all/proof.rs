@@ -485,7 +485,7 @@ fn wide_f16() -> Case {
     wide_case(Scalar::F16, 64, 32, 320)
 }
 
-const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);";
+const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 #[rustfmt::skip]
 const METAL: &[Mutant] = &[

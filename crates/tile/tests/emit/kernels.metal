@@ -27,11 +27,11 @@ kernel void rms_norm_f16_group256(
     r0 = r0 + v12 * v12;  // kernels.rs:89
   }
   float v20 = simd_sum(r0);  // kernels.rs:91
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   if (lane == 0u) {
     shared0[simd] = v20;  // dsl.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:91
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:91
   float v41 = shared0[0u] + shared0[1u] + shared0[2u] + shared0[3u] + shared0[4u] + shared0[5u];
   float v51 = precise::rsqrt((v41 + shared0[6u] + shared0[7u]) / float(width) + eps);
   for (uint v55 = tid; v55 < width; v55 += 256u) {  // kernels.rs:92
@@ -447,7 +447,7 @@ kernel void copies(
   for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:418
     uint v20 = v18 + 1u;  // kernels.rs:419
     tk_copy((threadgroup uint4*)(wide + (v20 % 2u * 512u + tid * 8u)), (device const uint4*)(x + (v20 * 512u + tid * 8u)), v20 < 4u);  // kernels.rs:420
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:423
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:423
     uint4 v44 = *(threadgroup const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:424
     r0 = r0 + float(as_type<half2>(v44.x).x);  // kernels.rs:425
     r0 = r0 + float(as_type<half2>(v44.x).y);
@@ -457,9 +457,9 @@ kernel void copies(
     r0 = r0 + float(as_type<half2>(v44.z).y);
     r0 = r0 + float(as_type<half2>(v44.w).x);
     r0 = r0 + float(as_type<half2>(v44.w).y);
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:427
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:427
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:430
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:430
   y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:431
 }
 

@@ -20,7 +20,6 @@ use tile::types::Scalar;
 use super::products::Turn;
 use super::{Lowering, Recorder, Slot, TypedSlot};
 use crate::Seats;
-use crate::gpu::Facts;
 
 /// Rows of a prompt that a threadgroup changes, one after another.
 const BLOCK: u32 = 16;
@@ -458,8 +457,8 @@ impl Recorder<'_> {
 
     /// How `down x` of many rows is computed: each row's terms are added in one order, however many there are.
     fn low_schedule(&self, rows: usize) -> gemm::Schedule {
-        let Facts { shared, processors: parallel, .. } = self.of.facts;
-        let machine = gemm::Machine { shared, parallel, wgmma: false };
+        let machine = self.of.facts.machine();
+        let machine = gemm::Machine { wgmma: false, small_groups: false, ..machine };
         let room = &self.of.adapters;
         let exact = self.of.exact();
         let element = if exact { Scalar::F32 } else { Scalar::BF16 };

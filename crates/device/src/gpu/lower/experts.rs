@@ -4,7 +4,7 @@ use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
-use ops::linear::gemm::{self, Types};
+use ops::linear::gemm::Types;
 use ops::linear::{Schedule, Task};
 use ops::moe::{
     clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
@@ -15,7 +15,6 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::{FEW, Recorder, Slot, TypedSlot};
-use crate::gpu::Facts;
 
 /// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32, one for each pair.
 struct Product {
@@ -111,7 +110,8 @@ impl Recorder<'_> {
         ];
         let from = product.x.scalar;
         if pairs <= FEW * sizes.used {
-            let (int8, cols) = (!self.of.exact(), width as u32);
+            let facts = self.of.facts;
+            let (int8, cols) = (!self.of.exact() && facts.dot4(), width as u32);
             let task = Task {
                 formats: &[format],
                 cols,
@@ -120,6 +120,7 @@ impl Recorder<'_> {
                 x: from,
                 pair: false,
                 int8,
+                small_groups: facts.small_groups(),
             };
             let schedule = Schedule::pick(&task);
             let groups = schedule.groups(columns, self.of.facts.processors);
@@ -128,8 +129,7 @@ impl Recorder<'_> {
             self.push(kernel, numbers.with("groups", groups), &bound)?;
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
-            let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
-            let machine = gemm::Machine { shared, parallel, wgmma };
+            let machine = self.of.facts.machine();
             let schedule = pick_blocks((pairs as u32, experts, columns), operand, format, machine);
             let rows = schedule.bm;
             let tiles = pairs.div_ceil(rows as usize) + sizes.experts;

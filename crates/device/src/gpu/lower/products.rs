@@ -74,8 +74,9 @@ impl Lowering {
         x: Scalar,
         pair: bool,
     ) -> (usize, linear::Schedule) {
-        let (int8, cols) = (!self.exact(), width as u32);
-        let task = Task { formats, cols, out, rows, x, pair, int8 };
+        let (int8, cols) = (!self.exact() && self.facts.dot4(), width as u32);
+        let small_groups = self.facts.small_groups();
+        let task = Task { formats, cols, out, rows, x, pair, int8, small_groups };
         let (most, schedule) = linear::Schedule::alike(&task, FEW as u32, self.facts.shared);
         (most as usize, schedule)
     }
@@ -93,8 +94,10 @@ impl Recorder<'_> {
         pair: bool,
     ) -> Vec<Turn> {
         if !self.of.batched {
-            let (int8, cols, rows) = (!self.of.exact(), width as u32, bucket(rows) as u32);
-            let task = Task { formats, cols, out, rows, x, pair, int8 };
+            let (cols, rows) = (width as u32, bucket(rows) as u32);
+            let int8 = !self.of.exact() && self.of.facts.dot4();
+            let small_groups = self.of.facts.small_groups();
+            let task = Task { formats, cols, out, rows, x, pair, int8, small_groups };
             return vec![Turn { first: 0, rows, schedule: linear::Schedule::pick(&task) }];
         }
         let alike = |rows| self.of.alike(formats, (width, out), rows, x, pair);
@@ -138,8 +141,7 @@ impl Recorder<'_> {
             return Ok(());
         }
         let operand = if self.of.exact() || precise { Scalar::F32 } else { self.of.wide };
-        let Facts { shared, processors: parallel, wgmma, .. } = self.of.facts;
-        let machine = gemm::Machine { shared, parallel, wgmma };
+        let machine = self.of.facts.machine();
         let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
         let schedule = pick((rows as u32, out), operand, format, machine);
         numbers.set("rows", rows as u32);
@@ -324,6 +326,19 @@ impl Recorder<'_> {
         Ok(y)
     }
 
+    /// The norm in front of products of few rows, and their rows: normed already where groups are small, each of which would
+    /// sum up the squares of whole rows for a few outputs.
+    fn apart(
+        &mut self,
+        norm: Option<(f32, WeightId)>,
+        x: ValueId,
+    ) -> Result<(Option<(f32, WeightId)>, TypedSlot)> {
+        match norm {
+            Some(_) if self.of.facts.small_groups() => Ok((None, self.normed(norm, x)?)),
+            _ => Ok((norm, self.operand(x))),
+        }
+    }
+
     pub(super) fn project(
         &mut self,
         op: &Project,
@@ -355,8 +370,10 @@ impl Recorder<'_> {
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let all = shapes.iter().map(|s| s.1).sum();
         let to: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
-        let sites = self.sites(self.operand(x), norm)?;
-        for turn in self.turns(&formats, (width, all), rows, self.scalar(x), false) {
+        let (norm, x) = self.apart(norm, x)?;
+        let sites = self.sites(x.clone(), norm)?;
+        for turn in self.turns(&formats, (width, all), rows, x.scalar, false) {
+            let x = (x.clone(), width);
             self.project_turn(&turn, norm, x, &matrices, &to, sites.as_ref())?;
         }
         Ok(())
@@ -367,20 +384,20 @@ impl Recorder<'_> {
         &mut self,
         turn: &Turn,
         norm: Option<(f32, WeightId)>,
-        x: ValueId,
+        (x, width): (TypedSlot, usize),
         matrices: &[Matrix],
         outputs: &[TypedSlot],
         sites: Option<&Sites>,
     ) -> Result<()> {
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
-        let (width, all) = (self.width(x), shapes.iter().map(|s| s.1).sum());
+        let all = shapes.iter().map(|s| s.1).sum();
         let groups = turn.schedule.groups(all, self.of.facts.processors);
         let mut numbers = Numbers::new().with("width", width as u32).with("groups", groups);
         let names: Vec<[String; 4]> = (0..matrices.len())
             .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
             .collect();
-        let mut bound = vec![("x", turn.of(&self.operand(x), width))];
+        let mut bound = vec![("x", turn.of(&x, width))];
         if let Some((eps, weight)) = norm {
             numbers = numbers.with_f32("eps", eps);
             bound.push(("norm", self.weight(weight)));
@@ -397,7 +414,7 @@ impl Recorder<'_> {
             sites.bind(Some(turn), &mut numbers, &mut bound);
             sites.low
         });
-        let (from, to) = (self.scalar(x), outputs[0].scalar);
+        let (from, to) = (x.scalar, outputs[0].scalar);
         let kernel = project(from, to, &parts, norm.is_some(), turn.rows, turn.schedule, low);
         self.push(kernel, numbers, &bound)
     }
@@ -435,7 +452,7 @@ impl Recorder<'_> {
             let kernel = ops::gated::gated(self.scalar(y), op.act);
             return self.push(kernel, numbers, &bound);
         }
-        let (from, to) = (self.operand(x), self.operand(y));
+        let ((norm, from), to) = (self.apart(norm, x)?, self.operand(y));
         let sites = self.sites(from.clone(), norm)?;
         for turn in self.turns(&[format], (width, out), rows, from.scalar, true) {
             let mut numbers = Numbers::new()

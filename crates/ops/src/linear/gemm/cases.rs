@@ -133,6 +133,17 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case(types, format, shape, f % 3 == 0, schedule));
     }
     let q4_k = Format::Block(DType::Q4K);
+    let why = "one step in shared memory";
+    for (types, format, shape) in [
+        (all(F16), Format::Dense(F16), shape(17, 200, 256, why)),
+        (types[2], Format::Dense(BF16), shape(130, 40, 72, why)),
+        (types[2], q4_k, shape(65, 72, 512, why)),
+        (types[3], Format::Block(DType::Q2K), shape(40, 72, 512, why)),
+        (types[2], Format::Block(DType::Q8_0), shape(9, 72, 96, why)),
+    ] {
+        let schedule = Schedule::small(shape.rows as u32, format.run());
+        cases.push(case(types, format, shape, shape.rows % 2 == 1, schedule));
+    }
     let why = "a whole block and more, converted";
     cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
     cases.extend(warpgroups());
@@ -214,7 +225,7 @@ pub(super) fn benches() -> Vec<Bench> {
         add(mixed, dense, (512, 4096, 14336), schedule);
     }
     let picked = |format: Format, (rows, _, out): (usize, usize, usize)| {
-        let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true };
+        let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true, small_groups: false };
         Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, h200)
     };
     for (rows, out) in [(128, 4096), (128, 14336), (256, 4096), (512, 4096)] {

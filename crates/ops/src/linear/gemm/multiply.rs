@@ -1,7 +1,8 @@
 //! Products of blocks in shared memory: with the matrix unit for operands of 16 bits, by fused multiply-adds for f32.
 //!
 //! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the ends of steps too: a
-//! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough.
+//! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough. With one
+//! stage there are two, and other groups hide them.
 
 use super::stage::Ring;
 use super::warpgroup;
@@ -98,6 +99,24 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
         (left, (0..wide).map(right).collect::<Vec<Frag>>())
     };
     let sums = Frags::accumulators(high * wide, 0.0);
+    let multiply = |(left, right): &(Vec<Frag>, Vec<Frag>)| {
+        for i in 0..high {
+            for j in 0..wide {
+                // There and back: each product shares an operand with the one before.
+                let j = if i % 2 == 0 { j } else { wide - 1 - j };
+                let (a, b) = (left[i as usize], right[j as usize]);
+                sums.set(i * wide + j, sums.get(i * wide + j).mma(a, b));
+            }
+        }
+    };
+    if s.stages == 1 {
+        ring.start_single();
+        range(0u32, ring.steps()).each(|step| {
+            (0..parts).for_each(|k| multiply(&fragments(0u32.val(), k)));
+            ring.replace(step);
+        });
+        return spread(ring, sums, finish);
+    }
     match own {
         Some(_) => ring.start_early(),
         None => ring.start(),
@@ -116,15 +135,7 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
                 ring.refill(step);
                 next
             };
-            let (left, right): &(Vec<Frag>, Vec<Frag>) = &now;
-            for i in 0..high {
-                for j in 0..wide {
-                    // There and back: each product shares an operand with the one before.
-                    let j = if i % 2 == 0 { j } else { wide - 1 - j };
-                    let (a, b) = (left[i as usize], right[j as usize]);
-                    sums.set(i * wide + j, sums.get(i * wide + j).mma(a, b));
-                }
-            }
+            multiply(&now);
             now = next;
         }
         (0..high).for_each(|i| left.set(i, now.0[i as usize]));

@@ -358,6 +358,26 @@ impl Ring {
         self.arrive(self.schedule.stages - 1);
     }
 
+    /// As [`Ring::start`], of one stage.
+    #[track_caller]
+    pub(super) fn start_single(&self) {
+        self.copy(0u32.val(), 0u32.val());
+        self.fetch(0u32.val());
+        self.put(0u32.val());
+        self.fetch(1u32.val());
+        self.arrive(0);
+    }
+
+    /// After the last read of a step of one stage: puts the next in its place, and asks for the one after.
+    #[track_caller]
+    pub(super) fn replace(&self, step: Val<u32>) {
+        barrier();
+        self.copy(step + 1u32, 0u32.val());
+        self.put(step + 1u32);
+        self.fetch(step + 2u32);
+        self.arrive(0);
+    }
+
     /// After the last read of a step: the next has arrived, and the step's stage is free.
     #[track_caller]
     pub(crate) fn advance(&self) {
