@@ -316,7 +316,8 @@ fn cases_packed() -> Vec<Case> {
             of(Scalar::BF16, format, 2, "two blocks"),
         ]
     };
-    Format::all().into_iter().flat_map(each).flatten().collect()
+    let long = of(Scalar::F16, Format::Block(DType::Q8_0), 80, "more than a group stages at once");
+    Format::all().into_iter().flat_map(each).chain([long]).flatten().collect()
 }
 
 fn benches_packed() -> Vec<Bench> {

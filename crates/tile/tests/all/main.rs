@@ -12,4 +12,5 @@ mod language;
 mod mutants;
 mod passes;
 mod proof;
+mod seeded;
 mod swift;

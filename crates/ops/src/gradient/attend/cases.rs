@@ -256,7 +256,10 @@ impl Setting {
                 buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
                 let (y, lse) = (self.y.to_f32(), self.lse.to_f32());
                 let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
-                let tiling = Tiling::small(form.head_dim);
+                let tiling = match scalar {
+                    Scalar::BF16 if form.head_dim <= 128 => Tiling { simds: 1, tiles: 2, keys: 32 },
+                    _ => Tiling::small(form.head_dim),
+                };
                 (attention_packed(scalar, form, tiling), buffers, expected)
             }
         };
