@@ -330,32 +330,41 @@ fn a_gpu_learns_as_the_cpu_does() {
     let begin = ["tune", "-m", &model, "--data", &data, "--held-out", "none"];
     let tune = |name: &str, more: &[&str]| {
         let out = folder.path().join(name);
-        let few = ["--steps", "2", "--lr", "1e-2", "--batch-tokens", "96", "--json", "--out"];
+        let rate = if more.contains(&"--full") { "1e-3" } else { "1e-2" };
+        let few = ["--steps", "2", "--lr", rate, "--batch-tokens", "96", "--json", "--out"];
         let report = object(&[&begin[..], &few, &[out.to_str().unwrap()], more].concat());
         let log = std::fs::read_to_string(out.join("loss.jsonl")).unwrap();
         let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let losses: Vec<f64> = lines.filter_map(|line| line["loss"].as_f64()).collect();
-        let bytes = std::fs::read(out.join("adapter_model.safetensors")).unwrap();
+        let file = if more.contains(&"--full") { "model" } else { "adapter_model" };
+        let bytes = std::fs::read(out.join(file).with_extension("safetensors")).unwrap();
         (losses, bytes, report["device_peak_bytes"].as_u64())
     };
-    let (cpu, _, none) = tune("cpu", &[]);
-    assert!(cpu.len() == 2 && none.is_none());
-    let exact = ["--device", "sim", "--precision", "f32"];
-    let gpu = tune("gpu", &exact);
-    let near = |losses: &[f64], bound: f64| {
-        losses.len() == 2 && losses.iter().zip(&cpu).all(|(a, b)| (a / b - 1.0).abs() < bound)
+    let near = |losses: &[f64], cpu: &[f64], bound: f64| {
+        losses.len() == 2 && losses.iter().zip(cpu).all(|(a, b)| (a / b - 1.0).abs() < bound)
     };
-    assert!(near(&gpu.0, 1e-4) && gpu.2 > Some(0), "{gpu:?} {cpu:?}");
-    assert!(tune("again", &exact) == gpu);
-    let (rounded, ..) = tune("rounded", &["--device", "sim"]);
-    assert!(near(&rounded, 0.02), "{rounded:?} {cpu:?}");
-    for (more, expected) in [
-        (&["--device", "sim", "--full"][..], "operations that a GPU has in training"),
-        (&["--precision", "bf16"], "activations of f32"),
-    ] {
-        let out = folder.path().join("refused");
-        let (code, _, stderr) =
-            run(&[&begin[..], more, &["--out", out.to_str().unwrap()]].concat());
-        assert!(code == 1 && stderr.contains(expected), "{more:?}: {stderr}");
+    for what in [&[][..], &["--full"]] {
+        let named = |name: &str| [name, &what.concat()].concat();
+        let (cpu, _, none) = tune(&named("cpu"), what);
+        assert!(cpu.len() == 2 && none.is_none());
+        let exact = [&["--device", "sim", "--precision", "f32"][..], what].concat();
+        let gpu = tune(&named("gpu"), &exact);
+        assert!(near(&gpu.0, &cpu, 1e-4) && gpu.2 > Some(0), "{gpu:?} {cpu:?}");
+        assert!(tune(&named("again"), &exact) == gpu);
+        let (rounded, ..) = tune(&named("rounded"), &[&["--device", "sim"][..], what].concat());
+        assert!(near(&rounded, &cpu, 0.02), "{rounded:?} {cpu:?}");
     }
+    let refused = |more: &[&str], memory: &str, expected: &str| {
+        let out = folder.path().join("refused");
+        let out = ["--out", out.to_str().unwrap()];
+        let mut command = delft();
+        command.args(begin).args(more).args(out).env("DELFT_SIM_MEMORY", memory);
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(status(&output) == 1 && stderr.contains(expected), "{more:?}: {stderr}");
+    };
+    refused(&["--precision", "bf16"], "1000000000", "activations of f32");
+    let full = ["--device", "sim", "--full", "--batch-tokens", "96"];
+    refused(&full, "300000", "bytes of its memory for weights");
+    refused(&full, "1000000", "batches of 96 tokens");
 }

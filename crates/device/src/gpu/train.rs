@@ -102,13 +102,13 @@ impl<B: Backend> GpuTrainer<B> {
         };
         let whole = programs.last().ok_or_else(|| Error::new("train", "a Program", "none"))?;
         let mut formats = weights::formats(whole, tensors, &trained)?;
-        room(&*backend, whole, &formats)?;
-        let wanted = Wanted { formats: &formats, trained: &trained, allow_nan: false };
-        let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
         let (places, ends) = places(whole, &trained);
         let [matrices, end] = ends;
-        let master = backend.buffer(end.max(ALIGN))?;
         let rounded = if scalar == Scalar::F32 { 0 } else { matrices / 4 * scalar.bytes() };
+        room(&*backend, weights::bytes(whole, &formats) + rounded)?;
+        let wanted = Wanted { formats: &formats, trained: &trained, allow_nan: false };
+        let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
+        let master = backend.buffer(end.max(ALIGN))?;
         let operands = backend.buffer(rounded.max(ALIGN))?;
         let mut masters = Vec::new();
         for (id, range) in &places {
@@ -318,8 +318,7 @@ fn places(program: &Program, trained: &[WeightId]) -> (Vec<(WeightId, Range<usiz
 }
 
 /// Refuses weights for which there is no room.
-fn room<B: Backend>(backend: &B, program: &Program, formats: &[Option<Format>]) -> Result<()> {
-    let needed = weights::bytes(program, formats);
+fn room<B: Backend>(backend: &B, needed: usize) -> Result<()> {
     match backend.free()? {
         Some(free) if free < needed => {
             let expected = format!("{needed} bytes of its memory for weights");

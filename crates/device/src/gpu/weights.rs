@@ -65,9 +65,12 @@ pub(super) fn bytes(program: &Program, formats: &[Option<Format>]) -> usize {
     program.weights.iter().zip(formats).map(|(weight, format)| size(weight, *format)).sum()
 }
 
-/// Bytes of a stage for these weights: each row, and each vector, fits.
-fn portion(program: &Program, formats: &[Option<Format>]) -> usize {
-    let all = || program.weights.iter().zip(formats);
+/// Bytes of a stage for the weights that are read: each row, and each vector, fits.
+fn portion(program: &Program, formats: &[Option<Format>], trained: &[WeightId]) -> usize {
+    let all = || {
+        let each = program.weights.iter().zip(formats).enumerate();
+        each.filter(|(id, _)| !trained.contains(&WeightId(*id))).map(|(_, own)| own)
+    };
     let whole = all().map(|(weight, format)| size(weight, *format)).max().unwrap_or(0);
     let least = all().map(|(weight, format)| match layout(weight, *format) {
         Some(layout) => 4 * layout.row_words(),
@@ -100,7 +103,7 @@ pub(super) fn load<B: Backend>(
     let total = program.stored_bytes(tensors)?;
     let mut loader = Loader {
         backend,
-        stages: backend.stages(portion(program, formats))?,
+        stages: backend.stages(portion(program, formats, trained).max(4))?,
         packer: Packer::new(bytes(program, formats), !allow_nan)?,
     };
     let mut done = 0;

@@ -1,9 +1,10 @@
 //! Gradients of norms. With `n` the normed row before its weight and `g = dy weight`:
 //! `dx = (g - n mean(g n)) / rms` of an RMS norm, `dx = (g - mean(g) - n mean(g n)) / deviation` of a layer norm.
 
+use super::products::{self, sums_of_rows};
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
 use crate::rms_norm::{launch_numbers, team};
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors};
+use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Rows, Shape, arity, expect, rms_norm};
 use formats::Result;
@@ -224,8 +225,127 @@ pub fn norm_backward(
     });
 }
 
-/// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "norm_backward", cases, benches }];
+/// `1 / rms` of rows of `width` elements, on the device.
+#[kernel]
+pub fn norm_scales(
+    x: In<{ scalar }>,
+    scales: Out<f32>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+) {
+    let team = Team::Simd;
+    team.launch(256);
+    require_vectors(&[("x", dim("rows") * dim("width"))]);
+    require_lengths(&[("scales", dim("rows"))]);
+    begin();
+    let own: Vec<Row> = team.rows(rows, width);
+    let sums: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
+    team.sweep(width, team.lanes(lanes_of_both(scalar, Scalar::F32)), |at, lanes| {
+        for (row, sum) in own.iter().zip(&sums) {
+            for x in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
+                sum.set(x.fma(x, sum.get()));
+            }
+        }
+    });
+    for (row, sum) in own.iter().zip(&sums) {
+        let scale = (team.sum(sum.get()) / width.f32() + eps).rsqrt();
+        row.keep(|| when(Order::eq(lane_id(), 0u32), || scales.set(row.first / width, scale)));
+    }
+}
+
+/// The gradient of an RMS norm's weight, `y[i] = sum_t dy[t, i] x[t, i] scales[t]`, on the device,
+/// in an order that follows from the number of rows alone.
+#[kernel]
+pub fn norm_weights(
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    scales: In<f32>,
+    y: Out<f32>,
+    rows: Arg<u32>,
+    width: Arg<u32>,
+    scalar: Scalar,
+) {
+    require_lengths(&[("scales", dim("rows"))]);
+    let term = |row, at| dy.get(at) * x.get(at) * scales.get(row);
+    sums_of_rows(&["x", "dy"], y, [rows, width], term);
+}
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "norm_backward", cases, benches },
+    Spec { name: "norm_scales", cases: scale_cases, benches: scale_benches },
+    Spec { name: "norm_weights", cases: weight_cases, benches: weight_benches },
+];
+
+fn scale_cases() -> Vec<Case> {
+    const EPS: f32 = 1e-5;
+    let case = |scalar: Scalar, (rows, width, _, why): (usize, usize, Team, &str)| {
+        let x = scaled(scalar, (rows + 37 * width) as u64, rows * width, 3.0);
+        let scale = |row: &[f32]| {
+            let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            (1.0 / (squares / width as f64 + f64::from(EPS)).sqrt()) as f32
+        };
+        let scales: Vec<f32> = x.to_f32().chunks_exact(width).map(scale).collect();
+        Case {
+            kernel: norm_scales(scalar).record(),
+            label: format!("{rows} x {width} {scalar}, {why}"),
+            numbers: launch_numbers(rows, width, EPS),
+            buffers: vec![x, Buffer::zeros(Scalar::F32, rows)],
+            expected: vec![(1, near(Scalar::F32, &scales))],
+        }
+    };
+    every_float(|scalar| rms_norm::SHAPES.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn scale_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(Scalar::F32, rows)];
+        let numbers = launch_numbers(rows, width, 1e-5);
+        let flops = 2 * (rows * width) as u64;
+        vec![memory(norm_scales(scalar), &format!("{rows} x {width}"), numbers, buffers, flops)]
+    })
+}
+
+fn weight_cases() -> Vec<Case> {
+    const EPS: f32 = 1e-5;
+    let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str)| {
+        let x = scaled(scalar, rows as u64 + 3, rows * width, 3.0);
+        let dy = random(scalar, width as u64 + 5, rows * width);
+        let (all, gradients) = (x.to_f32(), dy.to_f32());
+        let (mut sums, mut rest, mut scales) = (vec![0.0; width], vec![0.0; width], Vec::new());
+        for (x, dy) in all.chunks_exact(width).zip(gradients.chunks_exact(width)) {
+            row(x, dy, &vec![1.0; width], (EPS, false), [&mut sums, &mut rest]);
+            let squares: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            scales.push((1.0 / (squares / width as f64 + f64::from(EPS)).sqrt()) as f32);
+        }
+        let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
+        let scales = Buffer::floats(Scalar::F32, &scales);
+        Case {
+            kernel: norm_weights(scalar).record(),
+            label: format!("{rows} x {width} {scalar}, {why}"),
+            numbers: products::numbers(rows, width),
+            buffers: vec![x, dy, scales, Buffer::zeros(Scalar::F32, width)],
+            expected: vec![(3, near(Scalar::F32, &sums))],
+        }
+    };
+    let shapes =
+        [(1, 1, "one element"), (5, 33, "fewer rows than shares"), (129, 64, "a ragged share")];
+    every_float(|scalar| shapes.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn weight_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let noise = || Fill::Noise(scalar, rows * width);
+        let scales = Fill::Noise(Scalar::F32, rows);
+        let buffers = vec![noise(), noise(), scales, Fill::Zeros(Scalar::F32, width)];
+        let (numbers, flops) = (products::numbers(rows, width), 3 * (rows * width) as u64);
+        vec![memory(norm_weights(scalar), &format!("{rows} x {width}"), numbers, buffers, flops)]
+    })
+}
 
 fn cases() -> Vec<Case> {
     const EPS: f32 = 1e-5;

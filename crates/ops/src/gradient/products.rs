@@ -192,15 +192,30 @@ pub fn sum_rows(
     from: Scalar,
     to: Scalar,
 ) {
+    sums_of_rows(&["x"], y, [rows, width], |_, at| x.get(at));
+}
+
+/// `y[i] = sum_t term(t, t width + i)` of the arguments `rows` and `width`, the whole body of a
+/// kernel. The names are those of buffers of so many elements, for the contract.
+#[track_caller]
+pub(super) fn sums_of_rows(
+    names: &[&str],
+    y: Out,
+    [rows, width]: [Val<u32>; 2],
+    term: impl Fn(Val<u32>, Val<u32>) -> Val<f32>,
+) {
     let groups = dim("width").ceil_div(COLUMNS);
     launch(Mode::Tile, [groups, fixed(1), fixed(1)], COLUMNS * SHARES);
-    require_lengths(&[("x", dim("rows") * dim("width")), ("y", dim("width"))]);
+    for name in names {
+        require_lengths(&[(name, dim("rows") * dim("width"))]);
+    }
+    require_lengths(&[("y", dim("width"))]);
     begin();
     let (share, own) = (thread_id() / COLUMNS, thread_id() % COLUMNS);
     let column = group_id() * COLUMNS + own;
     let read = column.min(width - 1u32);
     let sum = Var::new(0.0);
-    range(share, rows).step(SHARES).each(|row| sum.set(sum.get() + x.get(row * width + read)));
+    range(share, rows).step(SHARES).each(|row| sum.set(sum.get() + term(row, row * width + read)));
     let shares = Shared::<f32>::new(COLUMNS * SHARES);
     shares.set(thread_id(), sum.get());
     barrier();
@@ -212,7 +227,8 @@ pub fn sum_rows(
     });
 }
 
-fn numbers(rows: usize, width: usize) -> Numbers {
+/// The numbers of a launch for so many rows of so many elements.
+pub fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)
 }
 

@@ -9,11 +9,11 @@ use formats::{Error, ErrorKind, Hint, Result, Setting};
 use ops::attention::prefill::{Tiling, attention_packed};
 use ops::gradient::attend::{kernels as attend, tiles};
 use ops::gradient::matmul::{self, matmul};
-use ops::gradient::{CrossEntropy, Gradient, cross_entropy};
+use ops::gradient::{CrossEntropy, Gradient, cross_entropy, norms, products};
 use ops::operation::{Bound, Launches, Operand};
 use ops::packed::Format;
 use ops::rope::MOST_PAIRS;
-use ops::{Attention, Binary, Op, Rope, Zip, embed};
+use ops::{Attention, Binary, Op, Rope, Zip, embed, rms_norm};
 use program::{Node, Program, ValueId, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
@@ -55,7 +55,7 @@ fn check(program: &Program) -> Result<()> {
             Op::Rope(rope) => rope.frequencies.len() <= MOST_PAIRS as usize,
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
             Op::Gradient(op) => match op {
-                Gradient::RmsNormBackward(norm) => !norm.weight,
+                Gradient::RmsNormBackward(_) | Gradient::Gathered(_) => true,
                 Gradient::LayerNormBackward(norm) => !norm.weight,
                 Gradient::AttendBackward(of) => !of.0.sinks,
                 // Of a head's bias.
@@ -135,7 +135,15 @@ impl Lowering {
         (PRODUCTS / vocab).clamp(ROWS[0], ROWS[1]).min(rows.max(1))
     }
 
-    /// Bytes of a head's products, of their gradients, and of a number for each head of every row.
+    /// Rows that a norm normalises, each as long as its weight.
+    fn norm_rows(&self, node: &Node, counts: Counts) -> usize {
+        let shape = self.program.shape(node.inputs[0]);
+        let width: usize = self.program.weights[node.weights[0].0].shape.iter().product();
+        counts.rows(shape.rows) * (shape.width / width.max(1))
+    }
+
+    /// Bytes of a head's products, of their gradients, and of a number for each head or norm of
+    /// every row.
     pub(super) fn scratch(&self, counts: Counts) -> [usize; 3] {
         let mut most = [0; 3];
         for node in &self.program.nodes {
@@ -149,6 +157,9 @@ impl Lowering {
                 }
                 Op::Gradient(Gradient::AttendBackward(of)) => {
                     most[2] = most[2].max(Scalar::F32.bytes() * counts.tokens * of.0.heads);
+                }
+                Op::Gradient(Gradient::RmsNormBackward(of)) if of.weight => {
+                    most[2] = most[2].max(Scalar::F32.bytes() * self.norm_rows(node, counts));
                 }
                 _ => {}
             }
@@ -348,6 +359,7 @@ impl Recorder<'_> {
             }
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
+            Op::Gradient(Gradient::RmsNormBackward(of)) => self.norm_backward(of.eps, node),
             Op::Gradient(Gradient::CrossEntropy(of)) => self.losses(of, node),
             _ => Err(Error::new("train", "an operation that GPUs have", op.name())),
         }
@@ -497,6 +509,26 @@ impl Recorder<'_> {
         self.push(tiles::attend_tile_queries(scalar, form), numbers.clone(), &queries)?;
         let keys = [&shared[..], &[("dk", dk), ("dv", dv)]].concat();
         self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)
+    }
+
+    /// The gradients of an RMS norm and of its weight, which comes first: the other may take the
+    /// place of what both read.
+    fn norm_backward(&mut self, eps: f32, node: &Node) -> Result<()> {
+        let value = |v: ValueId| self.value(v).slot();
+        let [x, dy, dx, dweight] =
+            [node.inputs[0], node.inputs[1], node.outputs[0], node.outputs[1]].map(value);
+        let (weight, scalar) = (node.weights[0], self.of.scalar);
+        let width = self.width(node.outputs[1]);
+        let rows = self.of.norm_rows(node, self.counts);
+        let start = self.layout.along.start;
+        let scales = Slot::Arena(start..start + 4 * rows);
+        let numbers = rms_norm::launch_numbers(rows, width, eps);
+        let bound = [("x", x.clone()), ("scales", scales.clone())];
+        self.push(norms::norm_scales(scalar), numbers.clone(), &bound)?;
+        let bound = [("x", x.clone()), ("dy", dy.clone()), ("scales", scales), ("y", dweight)];
+        self.push(norms::norm_weights(scalar), products::numbers(rows, width), &bound)?;
+        let bound = [("x", x), ("dy", dy), ("weight", Slot::Weight(weight.0)), ("dx", dx)];
+        self.push(norms::norm_backward(scalar, rms_norm::team(width), false), numbers, &bound)
     }
 
     /// Losses, some rows at a time: products with the head become their own gradients, and are multiplied back.

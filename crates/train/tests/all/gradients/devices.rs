@@ -2,7 +2,7 @@
 
 use super::models::{Case, distance, zeros};
 use delft_train::run::{End, Intervals, Length, Summary};
-use delft_train::{AdamW, Hardware, Model, Moments, Precision, Preference, Run, Settings};
+use delft_train::{AdamW, Hardware, Model, Moments, Precision, Preference, Run, Settings, Tuned};
 use formats::Result;
 use std::path::Path;
 
@@ -10,14 +10,25 @@ fn hardware(place: &str, precision: Precision) -> Hardware {
     Hardware { place: place.parse().unwrap(), threads: Some(1), precision }
 }
 
+/// Makes a model that is tuned of a case.
+type Make = fn(&Case, Hardware) -> Tuned;
+
+fn lora(case: &Case, hardware: Hardware) -> Tuned {
+    case.lora(hardware)
+}
+
+fn full(case: &Case, hardware: Hardware) -> Tuned {
+    case.full(hardware)
+}
+
 /// Losses and gradients on a device are those of the CPU within so much.
-fn agrees(name: &str, place: &str, precision: Precision, bound: f64) {
+fn agrees(make: Make, name: &str, place: &str, precision: Precision, bound: f64) {
     let case = Case::open(name);
     let batch = case.batch();
-    let mut cpu = case.lora(Some(1));
+    let mut cpu = make(&case, Some(1).into());
     let mut want = zeros(&cpu);
     let loss = cpu.gradients(&batch, &mut want).unwrap();
-    let mut gpu = case.lora(hardware(place, precision));
+    let mut gpu = make(&case, hardware(place, precision));
     let mut found = zeros(&gpu);
     let own = gpu.gradients(&batch, &mut found).unwrap();
     let off = (own.sum / loss.sum - 1.0).abs();
@@ -34,58 +45,64 @@ fn agrees(name: &str, place: &str, precision: Precision, bound: f64) {
 }
 
 macro_rules! cases {
-    ($($test:ident $name:literal $place:literal $precision:ident $bound:literal,)*) => {$(
+    ($(
+        $test:ident $make:ident $name:literal $place:literal $precision:ident $bound:literal,
+    )*) => {$(
         #[test]
         fn $test() {
-            agrees($name, $place, Precision::$precision, $bound);
+            agrees($make, $name, $place, Precision::$precision, $bound);
         }
     )*};
 }
 
 cases! {
-    gemma2 "gemma2" "sim" F32 1e-4,
-    gemma3 "gemma3" "sim" F32 1e-4,
-    granite "granite" "sim" F32 1e-4,
-    llama3 "llama3" "sim" F32 1e-4,
-    llama3_dora "llama3-dora" "sim" F32 1e-4,
-    llama3_rounded "llama3" "sim" BF16 0.2,
-    mistral "mistral" "sim" F32 1e-4,
-    olmo2 "olmo2" "sim" F32 1e-4,
-    qwen2 "qwen2" "sim" F32 1e-4,
-    qwen2_rounded "qwen2" "sim" BF16 0.2,
-    qwen3 "qwen3" "sim" F32 1e-4,
+    gemma2 lora "gemma2" "sim" F32 1e-4,
+    gemma3 lora "gemma3" "sim" F32 1e-4,
+    granite lora "granite" "sim" F32 1e-4,
+    llama3 lora "llama3" "sim" F32 1e-4,
+    llama3_dora lora "llama3-dora" "sim" F32 1e-4,
+    llama3_rounded lora "llama3" "sim" BF16 0.2,
+    mistral lora "mistral" "sim" F32 1e-4,
+    olmo2 lora "olmo2" "sim" F32 1e-4,
+    qwen2 lora "qwen2" "sim" F32 1e-4,
+    qwen2_rounded lora "qwen2" "sim" BF16 0.2,
+    qwen3 lora "qwen3" "sim" F32 1e-4,
+    full_gemma2 full "gemma2" "sim" F32 1e-4,
+    full_llama3 full "llama3" "sim" F32 1e-4,
+    full_llama3_rounded full "llama3" "sim" BF16 0.2,
+    full_qwen3 full "qwen3" "sim" F32 1e-4,
 }
 
-/// A run in a folder, on a device, with checkpoints on the way.
+/// A run in a folder, with checkpoints on the way.
 fn run(
-    place: &str,
-    precision: Precision,
+    model: &mut Tuned,
     folder: &Path,
-    (updates, resume): (u64, bool),
+    (rate, resume): (f64, bool),
     stop_at: Option<usize>,
 ) -> Result<Summary> {
     let settings = Settings {
-        length: Length::Updates(updates),
-        rate: 0.01,
+        length: Length::Updates(8),
+        rate,
         optimiser: AdamW { decay: 0.1, ..AdamW::default() },
         ..crate::run::settings()
     };
-    let mut model = Case::open("llama3").lora(hardware(place, precision));
     let all = crate::toy::examples(20);
     let (held_out, training) = all.split_at(3);
     let intervals = Intervals { checkpoint: 3, sample: 0 };
     let run =
         Run { settings: &settings, intervals, training, held_out, identity: &[], folder, resume };
-    run.train(&mut model, &mut crate::run::Notes { stop_at, ..Default::default() })
+    run.train(model, &mut crate::run::Notes { stop_at, ..Default::default() })
 }
 
 /// Updates made on a device go where those of the CPU go, the same seed gives the same bytes, and a
 /// run that was stopped and resumed writes those of one that was not.
-fn updates(place: &str, precision: Precision, bound: f64) {
+fn updates(make: Make, rate: f64, place: &str, precision: Precision, bound: f64) {
+    let case = Case::open("llama3");
     let folder = || tempfile::tempdir().unwrap();
     let (whole, stopped, host) = (folder(), folder(), folder());
-    let made = run(place, precision, whole.path(), (8, false), None).unwrap();
-    let want = run("cpu", Precision::F32, host.path(), (8, false), None).unwrap();
+    let model = || make(&case, hardware(place, precision));
+    let made = run(&mut model(), whole.path(), (rate, false), None).unwrap();
+    let want = run(&mut make(&case, Some(1).into()), host.path(), (rate, false), None).unwrap();
     for (own, want) in made.curve.training.iter().zip(&want.curve.training) {
         assert!((own.1 / want.1 - 1.0).abs() < bound, "{own:?} {want:?}");
     }
@@ -94,22 +111,28 @@ fn updates(place: &str, precision: Precision, bound: f64) {
         "{:?}",
         made.curve.training
     );
-    // In the middle of the fourth update, behind which there is no checkpoint.
-    let first = run(place, precision, stopped.path(), (8, false), Some(10)).unwrap();
+    // In the middle of an update, behind which there is no checkpoint.
+    let first = run(&mut model(), stopped.path(), (rate, false), Some(10)).unwrap();
     assert_eq!(first.end, End::Cancelled);
     assert!((2..6).contains(&first.step), "{}", first.step);
-    run(place, precision, stopped.path(), (8, true), None).unwrap();
+    run(&mut model(), stopped.path(), (rate, true), None).unwrap();
     assert!(crate::run::files(stopped.path()) == crate::run::files(whole.path()));
 }
 
 #[test]
 fn updates_on_a_device() {
-    updates("sim", Precision::F32, 1e-4);
+    updates(lora, 0.01, "sim", Precision::F32, 1e-4);
 }
 
 #[test]
 fn updates_of_operands_that_are_rounded() {
-    updates("sim", Precision::BF16, 0.02);
+    updates(lora, 0.01, "sim", Precision::BF16, 0.02);
+}
+
+#[test]
+fn updates_of_all_weights() {
+    updates(full, 1e-3, "sim", Precision::F32, 1e-4);
+    updates(full, 1e-3, "sim", Precision::BF16, 0.02);
 }
 
 /// What was accumulated counts once, whatever lies between; and what is not finite changes nothing.
@@ -224,9 +247,15 @@ fn the_named_device() {
         "qwen2",
         "qwen3",
     ] {
-        agrees(name, &place, Precision::F32, 1e-4);
-        agrees(name, &place, Precision::BF16, 0.2);
+        agrees(lora, name, &place, Precision::F32, 1e-4);
+        agrees(lora, name, &place, Precision::BF16, 0.2);
     }
-    updates(&place, Precision::F32, 1e-4);
-    updates(&place, Precision::BF16, 0.02);
+    for name in ["gemma2", "llama3", "qwen3"] {
+        agrees(full, name, &place, Precision::F32, 1e-4);
+        agrees(full, name, &place, Precision::BF16, 0.2);
+    }
+    for (make, rate) in [(lora as Make, 0.01), (full, 1e-3)] {
+        updates(make, rate, &place, Precision::F32, 1e-4);
+        updates(make, rate, &place, Precision::BF16, 0.02);
+    }
 }

@@ -66,6 +66,11 @@ impl Case {
         }
         model
     }
+
+    /// The model, all of whose weights are trained.
+    pub(super) fn full(&self, hardware: impl Into<Hardware>) -> Tuned {
+        Tuned::full(&self.model, hardware).unwrap()
+    }
 }
 
 pub(super) fn zeros(model: &dyn Model) -> Vec<Vec<f32>> {
@@ -166,7 +171,7 @@ fn preferences() {
     odd.sequences = vec![0..19, 19..32, 32..60];
     let error = model.loss(&odd).unwrap_err().to_string();
     assert!(error.contains("a chosen and a rejected sequence in turn"), "{error}");
-    let full = Tuned::full(&case.model, Some(1)).unwrap();
+    let full = case.full(Some(1));
     let error = Preference::new(full, 0.3).err().unwrap().to_string();
     assert!(error.contains("all weights"), "{error}");
     assert!(Preference::new(case.lora(Some(1)), 0.0).is_err());
@@ -179,7 +184,7 @@ fn gradients_of_all_weights() {
         let tensors = formats::Tensors::open(&case.model).unwrap();
         let architecture = models::load(&tensors, &models::Options::default()).unwrap();
         let architecture = architecture.config().architecture;
-        let mut model = Tuned::full(&case.model, Some(2)).unwrap();
+        let mut model = case.full(Some(2));
         let mut gradients = zeros(&model);
         let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
         let want = case.doubles("full")[0];
