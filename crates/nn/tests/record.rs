@@ -70,6 +70,8 @@ fn decoder_of(
             scale: None,
             cap: None,
             output_gate: false,
+            chunked: false,
+            stretch: None,
         };
         blocks.push((
             RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
