@@ -3,8 +3,10 @@
 #
 #   sh xtask/guard.sh write DIR      writes them to DIR
 #   sh xtask/guard.sh compare        writes them to target/guard and shows where they differ from those kept in xtask/guard
+#   sh xtask/guard.sh keep           as compare, then keeps what was written: docs/log.md says why
 #
-#   kernels    each kernel's Metal and CUDA text, as digests in which its name and the lines of its source do not count
+#   kernels    each kernel's Metal and CUDA text, as digests in which its name and the lines of its source do not count; and
+#              what stands before all kernels, as one more
 #   cases      each kernel case by family and label
 #   mistakes   each seeded mistake that a test must catch
 #   programs   the fused Program of each reference fixture
@@ -30,6 +32,7 @@ rm "$out/list"
 
 {
     grep -ho 'why: "[^"]*", case' crates/tile*/tests/all/proof.rs
+    grep -ho 'why: "[^"]*", removes' crates/tile*/tests/all/seeded.rs
     awk '/^mistakes!\(/, /\);/' crates/tile*/tests/all/mutants.rs | tr -d '\n' | sed 's/mistakes!/\n/g' |
         sed -n 's/^(\([A-Za-z]*\): \(.*\));.*/\1 \2/p' |
         awk '{ for (i = 2; i <= NF; i++) if ($i != "Right") print $1, $i }'
@@ -45,12 +48,11 @@ launches() { # MODEL TOKENS [FLAGS]
 }
 : > "$out/all"
 for model in $(ls -d $models/*/config.json | xargs -n 1 dirname) $(ls $models/*/*.gguf); do
-    # A GPU has no states so far.
-    if grep -qs linear_attention "$model/config.json"; then continue; fi
     rm -f "$out/one"
     launches "$model" 3
     launches "$model" 3,4,5,6,7 --all
-    launches "$model" "$(seq -s, 3 40)"
+    # Some are made for 32 positions.
+    launches "$model" "$(seq -s, 3 40)" 2> /dev/null || launches "$model" "$(seq -s, 3 32)"
     launches "$model" 3,4,5 --cache-type f32
     DELFT_SIM_LAUNCHES="$out/one" "$built/delft" bench -m "$model" -p 0 -n 2 --sampled --repeat 1 --device sim > /dev/null
     sort -u "$out/one" | sed "s|^|$model |" >> "$out/all"
@@ -59,7 +61,7 @@ sort -u "$out/all" > "$out/launches.txt"
 rm -f "$out/one" "$out/all"
 wc -l "$out"/*.txt
 
-[ "$mode" = compare ] || exit 0
+[ "$mode" != write ] || exit 0
 same=yes
 for kept in xtask/guard/*.gz; do
     name=$(basename "$kept" .gz)
@@ -71,4 +73,9 @@ for kept in xtask/guard/*.gz; do
     diff "$out/before" "$out/after" | grep '^[<>]' | head -n "${LINES_SHOWN:-20}"
 done
 rm -f "$out/before" "$out/after"
-[ $same = yes ] && echo "as kept"
+[ $same = no ] || echo "as kept"
+if [ "$mode" = keep ]; then
+    for kept in xtask/guard/*.gz; do
+        gzip -9 -n -c "$out/$(basename "$kept" .gz)" > "$kept"
+    done
+fi

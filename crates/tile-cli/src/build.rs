@@ -100,12 +100,16 @@ fn metal(kernels: &[Kernel]) -> Result<Vec<Source>, String> {
 
 /// A kernel lowered and printed.
 pub(crate) fn text(kernel: &Kernel, dialect: Dialect) -> Result<String, String> {
-    let target = match dialect {
+    let lowered = passes::lower(kernel, target(dialect)).map_err(|fault| fault.to_string())?;
+    emit::text(&[lowered], dialect).map_err(|fault| fault.to_string())
+}
+
+/// What kernels are lowered for before they are printed in a dialect.
+pub(crate) fn target(dialect: Dialect) -> Target {
+    match dialect {
         Dialect::Metal => Target::Metal,
         Dialect::Cuda => Target::Cuda,
-    };
-    let lowered = passes::lower(kernel, target).map_err(|fault| fault.to_string())?;
-    emit::text(&[lowered], dialect).map_err(|fault| fault.to_string())
+    }
 }
 
 /// Writes a file aside, then renames it: a reader sees the old or the new, whole.

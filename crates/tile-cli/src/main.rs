@@ -53,7 +53,8 @@ enum Command {
         #[arg(long)]
         text: bool,
     },
-    /// List every case, and every kernel with digests of its texts in which its own name does not count.
+    /// List every case, and every kernel with digests of its texts in which its own name does not count, and
+    /// those of what stands before all kernels.
     List {
         /// Only kernels whose name or family contains this.
         filter: Option<String>,
