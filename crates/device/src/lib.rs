@@ -42,7 +42,7 @@ pub use plan::Plan;
 use program::{Adapter, Program, Step};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
-pub use train::{Kept, PackedRows, Precision, TrainOptions, Trainer};
+pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 
 /// Slots of an executor, in which sequences carry something from step to step: a slot takes no
 /// memory before it is used.

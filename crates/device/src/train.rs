@@ -28,8 +28,26 @@ pub struct TrainOptions {
     pub programs: Vec<Program>,
     /// The weights that are not read, but [written](Trainer::write).
     pub trained: Vec<WeightId>,
+    /// What trained vectors are divided by, if they are: then all of them.
+    pub divided: Vec<Divided>,
     /// The precision of activations.
     pub precision: Precision,
+}
+
+/// A trained vector that counts divided by the lengths of a matrix's rows, the product of its
+/// factors included (DoRA). Lengths count as constants in gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Divided {
+    /// The vector.
+    pub weight: WeightId,
+    /// The matrix, which is not trained.
+    pub matrix: WeightId,
+    /// Its factors, which are.
+    pub down: WeightId,
+    /// The other one.
+    pub up: WeightId,
+    /// What their product counts.
+    pub scale: f32,
 }
 
 /// The rows of packed sequences.

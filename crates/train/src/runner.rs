@@ -2,7 +2,7 @@
 
 use crate::packing::Packing;
 use crate::{Batch, cpu};
-use device::{Kept, PackedRows, Place, Precision, TrainOptions, Trainer};
+use device::{Divided, Kept, PackedRows, Place, Precision, TrainOptions, Trainer};
 use formats::{Error, ErrorKind, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
@@ -48,14 +48,15 @@ impl Results<'_> {
 }
 
 impl Runner {
-    /// Loads Programs, of which the last has all weights; those that are `trained` are [set](Runner::set).
+    /// Loads Programs, of which the last has all weights; those that are `trained` are
+    /// [set](Runner::set), and other devices than the CPU divide some of them.
     ///
     /// # Errors
     /// A device that there is not, an operation that it has not in training, weights that cannot be read, too little memory.
     pub(crate) fn new(
         programs: Vec<Program>,
         tensors: &Tensors,
-        trained: Vec<WeightId>,
+        (trained, divided): (Vec<WeightId>, Vec<Divided>),
         hardware: Hardware,
     ) -> Result<Runner> {
         let Hardware { place, threads, precision } = hardware;
@@ -66,8 +67,12 @@ impl Runner {
             return Err(error.of(ErrorKind::Unsupported));
         }
         if place != Place::Cpu {
-            let options =
-                TrainOptions { programs: programs.clone(), trained: trained.clone(), precision };
+            let options = TrainOptions {
+                programs: programs.clone(),
+                trained: trained.clone(),
+                divided,
+                precision,
+            };
             let trainer = place.open(threads)?.train(tensors, options)?;
             return Ok(Runner::Device { trainer, trained, programs });
         }

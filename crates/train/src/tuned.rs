@@ -4,7 +4,7 @@ use crate::adamw::unsound;
 use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
 use crate::runner::{Hardware, Runner};
 use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Usage, full, peft};
-use device::Kept;
+use device::{Divided, Kept};
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
 use program::{Program, Site, Weight, WeightId};
@@ -70,8 +70,16 @@ struct Trained {
     plus: f32,
     /// What the elements are divided by.
     lengths: Option<Lengths>,
-    /// What they all are where the adapter is left out; none where that does not matter.
-    without: Option<f32>,
+    /// What they are where the adapter is left out; none where that does not matter.
+    without: Option<Without>,
+}
+
+/// What elements are where the adapter is left out.
+enum Without {
+    /// All this number.
+    All(f32),
+    /// What they were at first.
+    These(Vec<f32>),
 }
 
 /// The lengths of a matrix's rows, its factors' product included. They count as constants in gradients, as DoRA has it.
@@ -123,15 +131,38 @@ fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
         push(factors.down, first, 0..rank * factors.input, None, None);
         for part in &factors.parts {
             let rows = part.first_row..part.first_row + part.rows;
-            push(part.up, first + 1, rows.start * rank..rows.end * rank, None, Some(0.0));
+            push(
+                part.up,
+                first + 1,
+                rows.start * rank..rows.end * rank,
+                None,
+                Some(Without::All(0.0)),
+            );
             if let Some(gain) = part.gain {
                 let (matrix, factors) = (part.matrix, [first, first + 1]);
                 let lengths = Lengths { matrix, factors, scale, values: Vec::new() };
-                push(gain, first + 2, rows, Some(lengths), Some(1.0));
+                push(gain, first + 2, rows, Some(lengths), Some(Without::All(1.0)));
             }
         }
     }
     all
+}
+
+/// Those that are divided by lengths, with the factors that lie in front of each.
+fn divided(trained: &[Trained]) -> Vec<Divided> {
+    let mut found = Vec::new();
+    for (i, own) in trained.iter().enumerate() {
+        let Some(Lengths { matrix, factors, scale, .. }) = &own.lengths else { continue };
+        let before = |parameter: usize| {
+            let mut before = trained[..i].iter().rev();
+            before.find(|other| other.parameter == parameter).map(|other| other.weight)
+        };
+        let [down, up] = factors.map(before);
+        if let Some((down, up)) = down.zip(up) {
+            found.push(Divided { weight: own.weight, matrix: *matrix, down, up, scale: *scale });
+        }
+    }
+    found
 }
 
 /// The Programs of a model in training: the losses alone, and with the gradients.
@@ -211,13 +242,19 @@ impl Tuned {
     fn new(
         (tensors, config, kind): (Tensors, Config, Kind),
         program: &Program,
-        (trained, parameters): (Vec<Trained>, Vec<Parameter>),
+        (mut trained, parameters): (Vec<Trained>, Vec<Parameter>),
         hardware: Hardware,
     ) -> Result<Tuned> {
         let losses = losses(program)?;
         let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
         let gradient = differentiate(&losses, &wrt)?;
-        let runner = Runner::new(vec![losses, gradient], &tensors, wrt, hardware)?;
+        let divided = divided(&trained);
+        let runner = Runner::new(vec![losses, gradient], &tensors, (wrt, divided), hardware)?;
+        // Another device divides by the lengths that it computes itself.
+        for own in trained.iter_mut().filter(|own| runner.is_device() && own.lengths.is_some()) {
+            let first = parameters[own.parameter].values[own.elements.clone()].to_vec();
+            (own.lengths, own.without) = (None, Some(Without::These(first)));
+        }
         Ok(Tuned { tensors, config, kind, runner, trained, parameters, given: None, newer: false })
     }
 
@@ -245,8 +282,7 @@ impl Tuned {
         if self.updates_there() { self.runner.update_bytes() } else { 0 }
     }
 
-    /// Whether the device makes the updates: of parameters that are its weights as they are. DoRA's
-    /// lengths are the host's, which computes them from the parameters.
+    /// Whether the device makes the updates: of parameters that are its weights as they are.
     fn updates_there(&self) -> bool {
         let bare = |own: &Trained| own.lengths.is_none() && own.plus == 0.0;
         self.runner.is_device() && self.trained.iter().all(bare)
@@ -325,8 +361,11 @@ impl Tuned {
             let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
             let named = |e: Error| Error { place: format!("{}: {}", parameter.name, e.place), ..e };
             let mut values = Cow::from(&parameter.values[own.elements.clone()]);
-            if let Some(without) = own.without.filter(|_| !adapted) {
-                values.to_mut().fill(without);
+            if let Some(without) = own.without.as_ref().filter(|_| !adapted) {
+                match without {
+                    Without::All(number) => values.to_mut().fill(*number),
+                    Without::These(first) => values = Cow::from(first),
+                }
                 let shape = weight.shape.clone();
                 self.runner.set(own.weight, &shape, &values).map_err(named)?;
                 continue;

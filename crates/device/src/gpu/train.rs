@@ -9,6 +9,7 @@
 //! these have 16 bits, gradients, sums of those and moments all have the same places, so that an
 //! update is a launch or two.
 
+mod gains;
 mod layout;
 mod lower;
 mod updates;
@@ -26,7 +27,7 @@ use tile::types::Scalar;
 use super::Backend;
 use super::lower::{Kernels, Slot, Step};
 use super::weights::{self, Wanted, Weight};
-use crate::{Kept, Memory, PackedRows, Precision, TrainOptions, Trainer};
+use crate::{Divided, Kept, Memory, PackedRows, Precision, TrainOptions, Trainer};
 use layout::{Counts, Layout, Words};
 use lower::Lowering;
 use ops::gradient::adamw::Rule;
@@ -67,6 +68,12 @@ pub(super) struct GpuTrainer<B: Backend> {
     /// Whether values were written that are not yet rounded.
     changed: bool,
     updates: Option<Updates<B>>,
+    /// Vectors that are divided by lengths, one by each length where the vector lies behind the
+    /// matrices, and what computes both, from values that have changed if it is due.
+    divided: Vec<Divided>,
+    inverses: B::Buffer,
+    gains: Vec<B::Launch>,
+    due: bool,
     /// Rounds them to the type of operands.
     rounds: Vec<B::Launch>,
     weights: Vec<Weight<B::Buffer>>,
@@ -94,7 +101,7 @@ impl<B: Backend> GpuTrainer<B> {
         tensors: &Tensors,
         options: TrainOptions,
     ) -> Result<GpuTrainer<B>> {
-        let TrainOptions { programs, trained, precision } = options;
+        let TrainOptions { programs, trained, divided, precision } = options;
         let facts = backend.facts();
         let scalar = match precision {
             Precision::F32 => Scalar::F32,
@@ -110,6 +117,7 @@ impl<B: Backend> GpuTrainer<B> {
         let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
         let master = backend.buffer(end.max(ALIGN))?;
         let operands = backend.buffer(rounded.max(ALIGN))?;
+        let inverses = backend.buffer((end - matrices).max(4))?;
         let mut masters = Vec::new();
         for (id, range) in &places {
             let own = backend.part(&master, range.clone())?;
@@ -124,6 +132,11 @@ impl<B: Backend> GpuTrainer<B> {
                 masters.push((*id, own));
             }
         }
+        gains::check(whole, &trained, &divided)?;
+        for own in &divided {
+            let elements: usize = whole.weights[own.weight.0].shape.iter().product();
+            loaded[own.weight.0].buffer = backend.buffer(4 * elements)?;
+        }
         let lowering =
             |program| Lowering::new(program, facts, scalar, formats.clone(), places.clone());
         let lowerings = programs.into_iter().map(lowering).collect::<Result<Vec<_>>>()?;
@@ -136,6 +149,10 @@ impl<B: Backend> GpuTrainer<B> {
             operands,
             changed: true,
             updates: None,
+            divided,
+            inverses,
+            gains: Vec::new(),
+            due: true,
             rounds: Vec::new(),
             weights: loaded,
             frequencies: Vec::new(),
@@ -228,6 +245,18 @@ impl<B: Backend> GpuTrainer<B> {
         let (recording, seen) = (None, false);
         self.classes.push(Class { number, counts, launches, recording, seen, names, layout });
         Ok(())
+    }
+
+    /// Does all launches of the latest class.
+    fn replay(&mut self) -> Result<()> {
+        let Some(class) = self.classes.last_mut() else { return Ok(()) };
+        if class.recording.is_none() && std::mem::replace(&mut class.seen, true) {
+            class.recording = Some(self.backend.record(&class.launches)?);
+        }
+        match &mut class.recording {
+            Some(recording) => self.backend.replay(recording),
+            None => self.backend.submit(&class.launches),
+        }
     }
 
     fn bind(&self, step: &Step) -> Result<B::Launch> {
@@ -333,6 +362,7 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
     fn write(&mut self, weight: WeightId, kept: Kept, values: &[f32]) -> Result<()> {
         let place = self.place(weight, kept, values.len())?;
         self.changed |= kept == Kept::Values;
+        self.due |= kept == Kept::Values;
         self.staged.clear();
         self.staged.resize(4 * values.len(), 0);
         let words = self.staged.as_chunks_mut().0;
@@ -355,6 +385,9 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
         let (formats, trained) = (own.formats.clone(), own.trained.clone());
         self.lowerings[number] = Lowering::new(program, own.facts, own.scalar, formats, trained)?;
         self.classes.clear();
+        // They have the old place of what is unpacked.
+        self.gains.clear();
+        self.due = true;
         self.make_room()
     }
 
@@ -366,15 +399,9 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
             self.backend.submit(&self.rounds)?;
             self.changed = false;
         }
-        let Some(class) = self.classes.last_mut() else { return Ok(()) };
-        if let Some(recording) = &mut class.recording {
-            return self.backend.replay(recording);
-        }
-        if std::mem::replace(&mut class.seen, true) {
-            let recording = class.recording.insert(self.backend.record(&class.launches)?);
-            return self.backend.replay(recording);
-        }
-        self.backend.submit(&class.launches)
+        self.divide()?;
+        self.replay()?;
+        self.divide_gradients(number)
     }
 
     fn losses(&mut self) -> Result<&[f32]> {

@@ -9,6 +9,7 @@ pub mod attend;
 pub mod columns;
 pub mod cross_entropy;
 pub mod elements;
+pub mod gains;
 pub mod matmul;
 pub mod norms;
 pub mod products;

@@ -67,11 +67,26 @@ impl<B: Backend> GpuTrainer<B> {
         self.backend.part(&of, range)
     }
 
-    /// Launches a kernel by itself.
-    fn launch(&mut self, recipe: Recipe, numbers: &Numbers, buffers: &[B::Buffer]) -> Result<()> {
+    /// A kernel bound to buffers.
+    pub(super) fn bound(
+        &mut self,
+        recipe: Recipe,
+        numbers: &Numbers,
+        buffers: &[B::Buffer],
+    ) -> Result<B::Launch> {
         let (kernel, _) = self.kernels.get(recipe, numbers, self.lowerings[0].facts)?;
         self.kernels.load(&*self.backend, &mut self.pipelines)?;
-        let launch = self.backend.bind(&self.pipelines[kernel], numbers, buffers)?;
+        self.backend.bind(&self.pipelines[kernel], numbers, buffers)
+    }
+
+    /// Launches a kernel by itself.
+    pub(super) fn launch(
+        &mut self,
+        recipe: Recipe,
+        numbers: &Numbers,
+        buffers: &[B::Buffer],
+    ) -> Result<()> {
+        let launch = self.bound(recipe, numbers, buffers)?;
         self.backend.submit(&[launch])
     }
 
@@ -115,6 +130,7 @@ impl<B: Backend> GpuTrainer<B> {
     /// See [`Trainer::update`](crate::Trainer::update).
     pub(super) fn apply(&mut self, rule: &Rule) -> Result<()> {
         let ([matrices, end], scalar) = (self.ends, self.lowerings[0].scalar);
+        self.due = true;
         self.part_of_update(0..matrices, rule, scalar)?;
         self.part_of_update(matrices..end, &Rule { keep: 1.0, ..*rule }, Scalar::F32)
     }

@@ -96,8 +96,8 @@ fn run(
 
 /// Updates made on a device go where those of the CPU go, the same seed gives the same bytes, and a
 /// run that was stopped and resumed writes those of one that was not.
-fn updates(make: Make, rate: f64, place: &str, precision: Precision, bound: f64) {
-    let case = Case::open("llama3");
+fn updates(make: Make, (name, rate): (&str, f64), place: &str, precision: Precision, bound: f64) {
+    let case = Case::open(name);
     let folder = || tempfile::tempdir().unwrap();
     let (whole, stopped, host) = (folder(), folder(), folder());
     let model = || make(&case, hardware(place, precision));
@@ -121,18 +121,24 @@ fn updates(make: Make, rate: f64, place: &str, precision: Precision, bound: f64)
 
 #[test]
 fn updates_on_a_device() {
-    updates(lora, 0.01, "sim", Precision::F32, 1e-4);
+    updates(lora, ("llama3", 0.01), "sim", Precision::F32, 1e-4);
 }
 
 #[test]
 fn updates_of_operands_that_are_rounded() {
-    updates(lora, 0.01, "sim", Precision::BF16, 0.02);
+    updates(lora, ("llama3", 0.01), "sim", Precision::BF16, 0.02);
+}
+
+#[test]
+fn updates_of_lengths() {
+    updates(lora, ("llama3-dora", 0.01), "sim", Precision::F32, 1e-4);
+    updates(lora, ("llama3-dora", 0.01), "sim", Precision::BF16, 0.02);
 }
 
 #[test]
 fn updates_of_all_weights() {
-    updates(full, 1e-3, "sim", Precision::F32, 1e-4);
-    updates(full, 1e-3, "sim", Precision::BF16, 0.02);
+    updates(full, ("llama3", 1e-3), "sim", Precision::F32, 1e-4);
+    updates(full, ("llama3", 1e-3), "sim", Precision::BF16, 0.02);
 }
 
 /// What was accumulated counts once, whatever lies between; and what is not finite changes nothing.
@@ -187,19 +193,21 @@ fn sums_of_gradients_on_a_device() {
 /// Weights below zero, and the model without its adapter.
 #[test]
 fn preferences() {
-    let case = Case::open("llama3-dpo");
-    let batch = case.batch();
-    let find = |hardware: Hardware| {
-        let mut model = Preference::new(case.lora(hardware), 0.3).unwrap();
-        let mut gradients = zeros(&model);
-        let loss = model.gradients(&batch, &mut gradients).unwrap();
-        (loss, gradients)
-    };
-    let (loss, want) = find(Some(1).into());
-    let (own, found) = find(hardware("sim", Precision::F32));
-    assert!((own.sum / loss.sum - 1.0).abs() < 1e-4, "{own:?} {loss:?}");
-    for (found, want) in found.iter().zip(&want) {
-        assert!(distance(found, want) < 1e-4);
+    for name in ["llama3-dpo", "llama3-dora"] {
+        let case = Case::open(name);
+        let batch = case.batch();
+        let find = |hardware: Hardware| {
+            let mut model = Preference::new(case.lora(hardware), 0.3).unwrap();
+            let mut gradients = zeros(&model);
+            let loss = model.gradients(&batch, &mut gradients).unwrap();
+            (loss, gradients)
+        };
+        let (loss, want) = find(Some(1).into());
+        let (own, found) = find(hardware("sim", Precision::F32));
+        assert!((own.sum / loss.sum - 1.0).abs() < 1e-4, "{name}: {own:?} {loss:?}");
+        for (found, want) in found.iter().zip(&want) {
+            assert!(distance(found, want) < 1e-4, "{name}");
+        }
     }
 }
 
@@ -254,8 +262,10 @@ fn the_named_device() {
         agrees(full, name, &place, Precision::F32, 1e-4);
         agrees(full, name, &place, Precision::BF16, 0.2);
     }
-    for (make, rate) in [(lora as Make, 0.01), (full, 1e-3)] {
-        updates(make, rate, &place, Precision::F32, 1e-4);
-        updates(make, rate, &place, Precision::BF16, 0.02);
+    for (make, name, rate) in
+        [(lora as Make, "llama3", 0.01), (lora, "llama3-dora", 0.01), (full, "llama3", 1e-3)]
+    {
+        updates(make, (name, rate), &place, Precision::F32, 1e-4);
+        updates(make, (name, rate), &place, Precision::BF16, 0.02);
     }
 }
