@@ -46,25 +46,24 @@ fn it_serves_until_it_is_told_to_stop() {
     assert!(!log.iter().any(|line| line.contains("3141592653")), "{log:?}");
 }
 
-/// What is learned meanwhile is asked for beside the model, and served once it is done.
-#[test]
-fn an_adapter_is_tuned_and_served_at_once() {
+/// What a model says, and what it says with the adapter that is tuned meanwhile by these flags,
+/// once that is done.
+fn said_while_tuning(model: &str, more: &[&str], flags: &str) -> [String; 2] {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("texts.jsonl");
     let line = |i: usize| format!("{{\"text\": \"The zebra number {i} sings zub zub zub.\"}}\n");
     std::fs::write(&data, (0..8).map(line).collect::<String>()).unwrap();
     let (data, out) = (data.to_str().unwrap(), folder.path().join("zebras"));
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
-    let model = format!("stories={}", model.display());
-    let flags = "--steps 8 --lr 5e-3 --batch-tokens 48 --held-out none";
+    let flags = format!("--batch-tokens 48 --held-out none --steps 8 {flags}");
     let mut command = delft();
-    command.args(["serve", &model, "--port", "0", "--parallel", "2", "--tune", data]);
-    command.args(["--tune-out", out.to_str().unwrap(), "--tune-flags", flags]);
+    command.args(["serve", model, "--port", "0", "--parallel", "2", "--tune", data]).args(more);
+    command.args(["--tune-out", out.to_str().unwrap(), "--tune-flags", &flags]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let line = lines.find(|line| line.starts_with("serving ")).unwrap();
     let (names, url) = line["serving ".len()..].split_once(" at ").unwrap();
-    assert_eq!(names, "stories, zebras");
+    let base = model.split_once('=').unwrap().0;
+    assert_eq!(names, format!("{base}, zebras"));
     let seen: Vec<String> = lines
         .by_ref()
         .take_while(|line| !line.contains("zebras is the finished adapter"))
@@ -73,19 +72,40 @@ fn an_adapter_is_tuned_and_served_at_once() {
     std::thread::spawn(move || lines.for_each(drop));
     let serving = Serving { child, url: url.to_owned() };
     let models = get(url.trim_start_matches("http://"), "/v1/models", "");
-    assert!(
-        models.contains("\"id\":\"zebras\"") && models.contains("\"id\":\"stories\""),
-        "{models}"
-    );
-    let said = |model: &str| {
+    for name in [base, "zebras"] {
+        assert!(models.contains(&format!("\"id\":\"{name}\"")), "{models}");
+    }
+    assert!(out.join("adapter_model.safetensors").exists());
+    [base, "zebras"].map(|model| {
         let body = json!({ "model": model, "prompt": "The zebra number 3", "max_tokens": 6, "temperature": 0 });
         let answer = serving.post("/v1/completions", &body.to_string());
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
         body["choices"][0]["text"].as_str().unwrap().to_owned()
-    };
-    assert!(said("zebras").contains("sings") && !said("stories").contains("sings"));
-    assert!(out.join("adapter_model.safetensors").exists());
+    })
+}
+
+/// What is learned meanwhile is asked for beside the model, and served once it is done.
+#[test]
+fn an_adapter_is_tuned_and_served_at_once() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
+    let model = format!("stories={}", model.display());
+    for dora in ["", "--dora"] {
+        let [base, tuned] = said_while_tuning(&model, &[], &format!("--lr 5e-3 {dora}"));
+        assert!(tuned.contains("sings") && !base.contains("sings"), "{dora}: {base}, {tuned}");
+    }
+}
+
+/// The same on a simulated GPU, which serves and tunes.
+#[test]
+fn an_adapter_is_tuned_and_served_on_a_gpu() {
+    let fixture = testing::models().join("llama3/model.f32.gguf");
+    let model = format!("tiny={}", fixture.display());
+    for dora in ["", "--dora"] {
+        let flags = format!("--device sim --precision f32 --lr 3e-2 {dora}");
+        let [base, tuned] = said_while_tuning(&model, &["--device", "sim"], &flags);
+        assert!(tuned != base, "{dora}: {base}");
+    }
 }
 
 /// A server that runs until it is dropped.
