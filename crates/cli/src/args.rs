@@ -174,7 +174,7 @@ pub(crate) struct LoadArgs {
     /// takes longer
     #[arg(long)]
     pub(crate) as_served: bool,
-    /// Element type of the key/value cache: q8_0 is half of f16, turbo, 4 bits on the CPU only, 9/32
+    /// Element type of the key/value cache: q8_0 is about half of f16, turbo, of 4 bits, 9/32
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
     /// Load weights that are NaN or infinite as they are, instead of refusing the model

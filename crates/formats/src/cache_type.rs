@@ -22,6 +22,9 @@ impl CacheType {
     /// Elements that share a scale, in types that have scales.
     pub const BLOCK: usize = 32;
 
+    /// What sums of [`CacheType::rotate`] are multiplied with: `1 / sqrt(32)`.
+    pub const ROTATION: f32 = 0.176_776_7;
+
     /// Bytes that `elements` of a head take.
     pub fn bytes(self, elements: usize) -> usize {
         match self {
@@ -65,8 +68,6 @@ impl CacheType {
     /// becomes a part of all (Ashkboos et al., QuaRot, 2024).
     #[inline(always)]
     pub fn rotate(heads: &mut [f32]) {
-        // 1 / sqrt(32)
-        const SCALE: f32 = 0.176_776_7;
         let (blocks, _) = heads.as_chunks_mut::<{ CacheType::BLOCK }>();
         for block in blocks {
             for step in [1, 2, 4, 8, 16] {
@@ -78,7 +79,7 @@ impl CacheType {
                 }
             }
             for x in block {
-                *x *= SCALE;
+                *x *= CacheType::ROTATION;
             }
         }
     }

@@ -5,10 +5,11 @@
 //! than the sequence is a ring, which is how sliding windows are kept.
 //!
 //! Elements are f16, bf16 or f32; or q8_0, ggml's 8-bit blocks in two arrays: for 32 elements a scale `d = max|x| / 127`
-//! in f16 and codes `round(x / d)` in i8.
+//! in f16 and codes `round(x / d)` in i8; or turbo, ggml's q4_0 of heads that a Hadamard matrix turned
+//! ([`CacheType::rotate`]), eight codes to a u32, the first in its lowest bits.
 
-use formats::Result;
-use formats::quant::{Block, Q8_0};
+use formats::quant::{Block, Q4_0, Q8_0};
+use formats::{CacheType, Result};
 use half::f16;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
@@ -130,6 +131,20 @@ pub fn reference_q8_0(x: &[f32]) -> (Vec<i8>, Vec<f16>) {
     (codes, scales)
 }
 
+/// Words of eight codes, and scales, of rows of 32-element blocks, one after the other, as turbo has them.
+pub fn reference_turbo(x: &[f32]) -> (Vec<u32>, Vec<f16>) {
+    let (mut words, mut scales) = (vec![], vec![]);
+    for x in x.chunks_exact(32) {
+        let (mut turned, mut block) = (x.to_vec(), [0; 18]);
+        CacheType::rotate(&mut turned);
+        Q4_0::encode(&turned, &mut block);
+        scales.push(f16::from_le_bytes([block[0], block[1]]));
+        let code = |i: usize| u32::from(block[2 + i % 16] >> (i / 16 * 4) & 15);
+        words.extend((0..4).map(|w| (0..8).fold(0, |word, i| word | code(8 * w + i) << (4 * i))));
+    }
+    (words, scales)
+}
+
 /// One of a layer's two caches, as a kernel writes it.
 pub(crate) trait Target: Copy {
     /// Where `keep` holds, writes elements `i` on of a token's row, which begins at `slot`. All lanes of the simdgroup take
@@ -149,7 +164,7 @@ impl Target for Plain {
     }
 }
 
-/// `[slots, kv_heads, head_dim]` codes and `[slots, kv_heads, head_dim / 32]` scales.
+/// `[slots, kv_heads, head_dim]` codes, of i8 or eight to a u32, and `[slots, kv_heads, head_dim / 32]` scales.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocks {
     pub(crate) codes: InOut,
@@ -159,6 +174,9 @@ pub(crate) struct Blocks {
 impl Target for Blocks {
     #[track_caller]
     fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>) {
+        if self.codes.scalar() == Scalar::U32 {
+            return self.put_turbo(cache, slot, i, values, keep);
+        }
         let lanes = 32 / values.len() as u8;
         let own = values.iter().fold(0.0f32.val(), |most, v| most.max(v.abs()));
         let masks = (0..8).map(|bit| 1 << bit).take_while(|mask| *mask < lanes);
@@ -178,6 +196,91 @@ impl Target for Blocks {
     }
 }
 
+impl Blocks {
+    /// [`Target::put`] of turbo: lanes turn a block together, agree on its scale, and bring eight codes to a word.
+    #[track_caller]
+    fn put_turbo(
+        self,
+        cache: &Cache,
+        slot: Val<u32>,
+        i: Val<u32>,
+        values: &[Val<f32>],
+        keep: Val<bool>,
+    ) {
+        let len = values.len() as u32;
+        let lanes = 32 / len;
+        let turned = turn(values);
+        let masks =
+            |below: u32| (0..5).map(|bit| 1u8 << bit).take_while(move |m| u32::from(*m) < below);
+        let own = turned.iter().fold(0.0f32.val(), |most, v| most.max(v.abs()));
+        let most = masks(lanes).fold(own, |most, mask| most.max(shuffle_xor(most, mask)));
+        // The first of the greatest magnitude becomes code 0: its place, and whether it is negative.
+        let place = lane_id() % lanes * len;
+        let first = (0..len).zip(&turned).fold(u32::MAX.val(), |first, (j, v)| {
+            let sign = select(Order::lt(*v, 0.0), 1u32, 0u32);
+            first.min(select(v.abs().eq(most), (place + j) * 2u32 + sign, u32::MAX))
+        });
+        let first = masks(lanes).fold(first, |first, mask| first.min(shuffle_xor(first, mask)));
+        let d = select(Order::ne(first & 1u32, 0u32), -most, most) / -8.0;
+        let inverse = select(Order::gt(most, 0.0), 1.0f32 / d, 0.0);
+        let word = (0..len).zip(&turned).fold(0u32.val(), |word, (j, v)| {
+            let code = (*v * inverse + 8.5).cast::<u32>().min(15u32);
+            word | code << ((place + j) % 8u32 * 4u32)
+        });
+        let shared = (8 / len).max(1);
+        let word = masks(shared).fold(word, |word, mask| word | shuffle_xor(word, mask));
+        let (code, scale) = (cache.element(slot, 0u32) + i, cache.scale(slot, 0u32) + i / 32u32);
+        let write = || {
+            let set = || self.codes.set_raw(code / 8u32, word.to(self.codes.scalar()));
+            test(Order::eq(lane_id() % shared, 0u32)).then(set).otherwise(|| {});
+            let first = || self.scales.set(scale, d);
+            test(Order::eq(lane_id() % lanes, 0u32)).then(first).otherwise(|| {});
+        };
+        test(keep).then(write).otherwise(|| {});
+    }
+}
+
+/// [`CacheType::rotate`] of a block whose elements lanes hold in turn, as many each.
+#[track_caller]
+pub(crate) fn turn(values: &[Val<f32>]) -> Vec<Val<f32>> {
+    let mut x = values.to_vec();
+    let len = x.len();
+    for step in [1, 2, 4, 8, 16] {
+        if step < len {
+            for i in (0..len).filter(|i| i & step == 0) {
+                (x[i], x[i + step]) = (x[i] + x[i + step], x[i] - x[i + step]);
+            }
+        } else {
+            let mask = (step / len) as u8;
+            let upper = Order::ne(lane_id() & u32::from(mask), 0u32);
+            for v in &mut x {
+                let other = shuffle_xor(*v, mask);
+                *v = select(upper, other - *v, *v + other);
+            }
+        }
+    }
+    x.into_iter().map(|v| v * CacheType::ROTATION).collect()
+}
+
+/// Turns each 32 of `n` elements in place ([`CacheType::rotate`]): queries, and what is attended, beside a cache of turbo.
+#[kernel]
+pub fn rotate_blocks(x: InOut<{ scalar }>, n: Arg<u32>, scalar: Scalar) {
+    launch(Mode::Row, [dim("n").ceil_div(THREADS), fixed(1), fixed(1)], THREADS);
+    require(Requirement::Length("x".to_owned(), dim("n")));
+    require(Requirement::Divisible(dim("n"), 32));
+    begin();
+    // A simdgroup turns a block.
+    let first = (group_id() * (THREADS / 32) + simd_id()) * 32u32;
+    if first < n {
+        let i = first + lane_id();
+        let turned = turn(&[x.get(i).f32()])[0];
+        x.set(i, turned);
+    }
+}
+
+/// Threads of a group that turns queries.
+const THREADS: u32 = 256;
+
 /// Elements of a token's row.
 fn row() -> Extent {
     dim("kv_heads") * dim("head_dim")
@@ -189,7 +292,7 @@ pub(crate) fn require_step() {
     require(Requirement::Length("sequences".to_owned(), dim("tokens")));
 }
 
-/// The contract of q8_0 caches.
+/// The contract of caches of codes.
 pub(crate) fn require_blocks() {
     require(Requirement::Divisible(dim("head_dim"), 32));
     for name in ["key_codes", "key_scales", "value_codes", "value_scales"] {
@@ -232,23 +335,25 @@ pub fn kv_write(
     });
 }
 
-/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of q8_0, on the device. 32 must divide `head_dim`.
+/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of codes, on the device: i8 is q8_0, u32 turbo. 32 must
+/// divide `head_dim`.
 #[kernel]
-pub fn kv_write_q8_0(
+pub fn kv_write_codes(
     k: In<{ from }>,
     v: In<{ from }>,
     positions: In<u32>,
     sequences: In<u32>,
     table: In<u32>,
-    key_codes: InOut<{ Scalar::I8 }>,
+    key_codes: InOut<{ codes }>,
     key_scales: InOut<{ Scalar::F16 }>,
-    value_codes: InOut<{ Scalar::I8 }>,
+    value_codes: InOut<{ codes }>,
     value_scales: InOut<{ Scalar::F16 }>,
     stride: Arg<u32>,
     block: Const<u32>,
     kv_heads: Const<u32>,
     head_dim: Const<u32>,
     from: Scalar,
+    codes: Scalar,
 ) {
     launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 128);
     let size = dim("tokens") * row();
@@ -277,7 +382,8 @@ pub fn kv_write_q8_0(
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[
     Spec { name: "kv_write", cases, benches },
-    Spec { name: "kv_write_q8_0", cases: cases_q8_0, benches: benches_q8_0 },
+    Spec { name: "kv_write_codes", cases: cases_codes, benches: benches_codes },
+    Spec { name: "rotate_blocks", cases: rotations, benches: rotation_benches },
 ];
 
 /// A step and a block pool to try it on: three sequences, rings of four blocks of eight slots, scattered over the pool.
@@ -328,17 +434,35 @@ impl Step {
         cache
     }
 
-    /// Codes and scales of a q8_0 cache of zeros after rows `x` were written.
-    pub(crate) fn after_q8_0(&self, x: &[f32], width: usize) -> [Vec<f64>; 2] {
-        let (codes, scales) = reference_q8_0(x);
-        let mut cache = [vec![0.0; Step::SLOTS * width], vec![0.0; Step::SLOTS * width / 32]];
-        for (t, slot) in self.slots().into_iter().enumerate() {
-            for i in 0..width {
-                cache[0][slot * width + i] = f64::from(codes[t * width + i]);
-                cache[1][(slot * width + i) / 32] = scales[(t * width + i) / 32].to_f64();
+    /// Codes, of a type, and scales of a cache of zeros after rows `x` were written.
+    pub(crate) fn after_codes(&self, codes: Scalar, x: &[f32], width: usize) -> [Vec<f64>; 2] {
+        let (codes, scales): (Vec<f64>, _) = match codes {
+            Scalar::U32 => {
+                let (words, scales) = reference_turbo(x);
+                (words.into_iter().map(f64::from).collect(), scales)
             }
-        }
-        cache
+            _ => {
+                let (codes, scales) = reference_q8_0(x);
+                (codes.into_iter().map(f64::from).collect(), scales)
+            }
+        };
+        let scales: Vec<f64> = scales.into_iter().map(f16::to_f64).collect();
+        [codes, scales].map(|rows| {
+            let each = rows.len() * width / x.len();
+            let mut cache = vec![0.0; Step::SLOTS * each];
+            for (t, slot) in self.slots().into_iter().enumerate() {
+                cache[slot * each..][..each].copy_from_slice(&rows[t * each..][..each]);
+            }
+            cache
+        })
+    }
+
+    /// The buffers of a cache of codes, which holds zeros.
+    pub(crate) fn coded(codes: Scalar, width: usize) -> Vec<Buffer> {
+        let count = Step::SLOTS * width / if codes == Scalar::U32 { 8 } else { 1 };
+        let scales = || Buffer::zeros(Scalar::F16, Step::SLOTS * width / 32);
+        let codes = || Buffer::zeros(codes, count);
+        vec![codes(), scales(), codes(), scales()]
     }
 }
 
@@ -392,8 +516,38 @@ fn cases() -> Vec<Case> {
     every_float(all)
 }
 
-fn cases_q8_0() -> Vec<Case> {
+/// Blocks turned, of every type.
+fn rotations() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
+        let case = |n: usize| {
+            let x = random(scalar, 7, n);
+            let mut turned = x.to_f32();
+            CacheType::rotate(&mut turned);
+            Case {
+                kernel: rotate_blocks(scalar).record(),
+                label: format!("{n} {scalar}"),
+                numbers: Numbers::new().with("n", n as u32),
+                buffers: vec![x],
+                expected: vec![(0, exact(scalar, &turned))],
+            }
+        };
+        [32, 352].map(case).to_vec()
+    }
+    every_float(of)
+}
+
+fn rotation_benches() -> Vec<Bench> {
+    let n = 4096 * 4096;
+    let numbers = Numbers::new().with("n", n as u32);
+    let buffers = vec![Fill::Noise(Scalar::F16, n)];
+    vec![memory(rotate_blocks(Scalar::F16), "4096 x 4096", numbers, buffers, 6 * n as u64)]
+}
+
+fn cases_codes() -> Vec<Case> {
     fn of(from: Scalar) -> Vec<Case> {
+        [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(from, codes)).collect()
+    }
+    fn coded(from: Scalar, codes: Scalar) -> Vec<Case> {
         let case = |(tokens, kv_heads, head_dim, why): (usize, usize, usize, &str)| {
             let (step, width) = (Step::of(tokens), kv_heads * head_dim);
             let mut k = scaled(from, 1, tokens * width, 3.0);
@@ -402,19 +556,16 @@ fn cases_q8_0() -> Vec<Case> {
             let v = scaled(from, 2, tokens * width, 0.01);
             let mut expected = Vec::new();
             for (at, x) in [(5, &k), (7, &v)] {
-                let [codes, scales] = step.after_q8_0(&x.to_f32(), width);
-                expected.push((at, Expected::Exact(codes)));
+                let [stored, scales] = step.after_codes(codes, &x.to_f32(), width);
+                expected.push((at, Expected::Exact(stored)));
                 expected.push((at + 1, Expected::Exact(scales)));
             }
             let mut buffers = vec![k, v];
             buffers.extend(step.buffers());
-            for _ in 0..2 {
-                buffers.push(Buffer::zeros(Scalar::I8, Step::SLOTS * width));
-                buffers.push(Buffer::zeros(Scalar::F16, Step::SLOTS * width / 32));
-            }
+            buffers.extend(Step::coded(codes, width));
             Case {
-                kernel: kv_write_q8_0(from).record(),
-                label: format!("{tokens} x {kv_heads} x {head_dim} {from}, {why}"),
+                kernel: kv_write_codes(from, codes).record(),
+                label: format!("{tokens} x {kv_heads} x {head_dim} {from} to {codes}, {why}"),
                 numbers: step.numbers(kv_heads, head_dim),
                 buffers,
                 expected,
@@ -459,7 +610,7 @@ fn benches() -> Vec<Bench> {
     every_float(of)
 }
 
-fn benches_q8_0() -> Vec<Bench> {
+fn benches_codes() -> Vec<Bench> {
     fn of(from: Scalar) -> Vec<Bench> {
         let (mut buffers, numbers) = prompt(from);
         let n = BENCH.0 * BENCH.1 * BENCH.2;
@@ -467,7 +618,13 @@ fn benches_q8_0() -> Vec<Bench> {
             buffers.push(Fill::Zeros(Scalar::I8, n));
             buffers.push(Fill::Zeros(Scalar::F16, n / 32));
         }
-        vec![memory(kv_write_q8_0(from), "16384 x 8 x 128", numbers, buffers, 4 * n as u64)]
+        vec![memory(
+            kv_write_codes(from, Scalar::I8),
+            "16384 x 8 x 128",
+            numbers,
+            buffers,
+            4 * n as u64,
+        )]
     }
     every_float(of)
 }

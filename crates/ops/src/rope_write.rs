@@ -173,9 +173,9 @@ pub fn rope_write(
     step.record(types.norm, Plain(keys), Plain(values));
 }
 
-/// The fused step with caches of q8_0, on the device. 32 must divide `head_dim`.
+/// The fused step with caches of codes, on the device: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
 #[kernel]
-pub fn rope_write_q8_0(
+pub fn rope_write_codes(
     q: In<{ types.x }>,
     k: In<{ types.x }>,
     v: In<{ types.x }>,
@@ -184,9 +184,9 @@ pub fn rope_write_q8_0(
     sequences: In<u32>,
     table: In<u32>,
     y: Out<{ types.y }>,
-    key_codes: InOut<{ Scalar::I8 }>,
+    key_codes: InOut<{ codes }>,
     key_scales: InOut<{ Scalar::F16 }>,
-    value_codes: InOut<{ Scalar::I8 }>,
+    value_codes: InOut<{ codes }>,
     value_scales: InOut<{ Scalar::F16 }>,
     tokens: Arg<u32>,
     stride: Arg<u32>,
@@ -197,6 +197,7 @@ pub fn rope_write_q8_0(
     pairs: Const<u32>,
     magnitude: Const<f32>,
     types: Types,
+    codes: Scalar,
     variant: Variant,
 ) {
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -212,7 +213,7 @@ pub fn rope_write_q8_0(
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[
     Spec { name: "rope_write", cases, benches },
-    Spec { name: "rope_write_q8_0", cases: cases_q8_0, benches: benches_q8_0 },
+    Spec { name: "rope_write_codes", cases: cases_codes, benches: benches_codes },
 ];
 
 /// One test: tokens, heads, kv heads, head dim, pairs, norms of q and k, and why.
@@ -337,29 +338,31 @@ fn cases() -> Vec<Case> {
     all
 }
 
-fn cases_q8_0() -> Vec<Case> {
+fn cases_codes() -> Vec<Case> {
     fn of(types: Types) -> Vec<Case> {
+        [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(types, codes)).collect()
+    }
+    fn coded(types: Types, codes: Scalar) -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
             let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
             let mut expected = vec![(7, near(types.y, &trial.q))];
             // A rotated key may differ in its last bit and round to the next code or scale; values must not.
-            let [codes, scales] = trial.step.after_q8_0(&trial.k, width);
-            expected.push((8, Expected::Near(codes, 0.03)));
-            expected.push((9, Expected::Near(scales, 1e-3)));
-            let [codes, scales] = trial.step.after_q8_0(&trial.v, width);
-            expected.push((10, Expected::Exact(codes)));
+            let [stored, scales] = trial.step.after_codes(codes, &trial.k, width);
+            if codes == Scalar::I8 {
+                expected.push((8, Expected::Near(stored, 0.03)));
+            }
+            expected.push((9, Expected::Near(scales, 2e-3)));
+            let [stored, scales] = trial.step.after_codes(codes, &trial.v, width);
+            expected.push((10, Expected::Exact(stored)));
             expected.push((11, Expected::Exact(scales)));
             let mut buffers = trial.inputs;
             buffers[7] = Buffer::zeros(types.y, buffers[7].len());
-            for _ in 0..2 {
-                buffers.push(Buffer::zeros(Scalar::I8, Step::SLOTS * width));
-                buffers.push(Buffer::zeros(Scalar::F16, Step::SLOTS * width / 32));
-            }
+            buffers.extend(Step::coded(codes, width));
             buffers.extend(trial.norms);
             Case {
-                kernel: rope_write_q8_0(types, trial.variant).record(),
-                label: trial.label,
+                kernel: rope_write_codes(types, codes, trial.variant).record(),
+                label: format!("{}, {codes}", trial.label),
                 numbers: trial.numbers,
                 buffers,
                 expected,
@@ -429,7 +432,7 @@ fn benches() -> Vec<Bench> {
     every_float(of)
 }
 
-fn benches_q8_0() -> Vec<Bench> {
+fn benches_codes() -> Vec<Bench> {
     fn of(scalar: Scalar) -> Vec<Bench> {
         let (mut buffers, numbers) = prompt(scalar);
         let n = SIZES.0 * SIZES.2 * SIZES.3;
@@ -437,7 +440,8 @@ fn benches_q8_0() -> Vec<Bench> {
             buffers.push(Fill::Zeros(Scalar::I8, n));
             buffers.push(Fill::Zeros(Scalar::F16, n / 32));
         }
-        let kernel = rope_write_q8_0(Types { x: scalar, y: scalar, norm: scalar }, VARIANTS[0]);
+        let kernel =
+            rope_write_codes(Types { x: scalar, y: scalar, norm: scalar }, Scalar::I8, VARIANTS[0]);
         vec![memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)]
     }
     every_float(of)

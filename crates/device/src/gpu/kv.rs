@@ -1,7 +1,7 @@
 //! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks. Of a layer that
 //! carries states a block is one state, in f32.
 
-use formats::{Error, Hint, Result, Setting};
+use formats::{Error, Result};
 use program::{BLOCK_TOKENS, CacheLayer};
 
 use super::Backend;
@@ -13,8 +13,9 @@ pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, 
     let heads = kv_heads * BLOCK_TOKENS;
     match kind {
         _ if state > 0 => vec![("states", size_of::<f32>() * state)],
-        CacheType::Q8_0 => {
-            let (codes, scales) = (heads * head_dim, heads * (head_dim / 32 * 2));
+        CacheType::Q8_0 | CacheType::Turbo => {
+            let scales = heads * (head_dim / CacheType::BLOCK * 2);
+            let codes = heads * kind.bytes(head_dim) - scales;
             vec![
                 ("key_codes", codes),
                 ("key_scales", scales),
@@ -29,12 +30,8 @@ pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, 
 /// Whether layers can have such a cache.
 ///
 /// # Errors
-/// If heads are no whole blocks, or there are no kernels for it.
+/// If heads are no whole blocks.
 pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
-    if kind == CacheType::Turbo {
-        let error = Error::new("a GPU's cache", "f16, bf16, f32 or q8_0", "turbo");
-        return Err(error.hint(Hint::set(Setting::CacheType, "q8_0")));
-    }
     layers.iter().filter(|layer| layer.state == 0).try_for_each(|layer| kind.check(layer.head_dim))
 }
 
@@ -222,6 +219,7 @@ mod tests {
         let of = |context| copied(CacheType::F16, &layer, context) / (2 * 64 * 2 * BLOCK_TOKENS);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 20].map(of), [0, 1, 2, 2, 4, 4, 8, 16]);
         assert_eq!(block_bytes(CacheType::Q8_0, &layer), 2 * 2 * (64 + 4) * BLOCK_TOKENS);
+        assert_eq!(block_bytes(CacheType::Turbo, &layer), 2 * 2 * (32 + 4) * BLOCK_TOKENS);
         let state = CacheLayer::carried(100);
         assert_eq!(block_bytes(CacheType::Q8_0, &state), 400);
         assert_eq!(copied(CacheType::F16, &state, 5), 4 * 400);

@@ -98,6 +98,7 @@ fn a_small_cache_is_near() {
     for (device, cache_type, bound) in [
         ("sim", CacheType::Q8_0, 3e-2),
         ("sim", CacheType::BF16, 3e-2),
+        ("sim", CacheType::Turbo, 2e-1),
         ("cpu", CacheType::Q8_0, 3e-2),
         ("cpu", CacheType::Turbo, 2e-1),
     ] {

@@ -122,7 +122,7 @@ fn a_cache_of_codes_is_saved_and_shown() {
     let mut exact = session("cpu", CacheType::F32);
     exact.evaluate(&base, base.len(), &mut |_, _| {}).unwrap();
     for (cache_type, other, bound) in
-        [(CacheType::Q8_0, "sim", 0.005), (CacheType::Turbo, "cpu", 0.08)]
+        [(CacheType::Q8_0, "sim", 0.005), (CacheType::Turbo, "sim", 0.08)]
     {
         let mut first = session("cpu", cache_type);
         first.evaluate(&base, base.len(), &mut |_, _| {}).unwrap();
@@ -140,7 +140,10 @@ fn a_cache_of_codes_is_saved_and_shown() {
         let expected = continued(&mut first, &[5, 6]);
         assert_eq!(continued(&mut fork, &[5, 6]), expected);
         let worst = error(&continued(&mut second, &[5, 6]), &expected);
-        assert!(worst <= if other == "cpu" { 0.0 } else { 3e-2 }, "{cache_type:?}: {worst:e}");
+        assert!(
+            worst <= if cache_type == CacheType::Q8_0 { 3e-2 } else { 2e-1 },
+            "{cache_type:?}: {worst:e}"
+        );
     }
 }
 

@@ -6,9 +6,9 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::decode::{Schedule, Shares, attention_decode, attention_decode_q8_0};
+use super::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
 use super::{Form, Scores};
-use crate::kv_write::{reference_q8_0, slot};
+use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
 
 /// A layer's form and a step: what a case is made from.
@@ -142,6 +142,25 @@ impl Scene {
         };
         let buffers = vec![fill(2), fill(3)];
         Stores { keys: buffers[0].to_f32(), values: buffers[1].to_f32(), buffers }
+    }
+
+    /// A cache of turbo, whose scales are NaN where no position lies; keys and values as they lie, turned.
+    pub(super) fn turbo(&self) -> Stores {
+        let width = self.kv_heads * self.head_dim;
+        let used = self.used();
+        let fill = |seed| {
+            let (words, scales) = reference_turbo(&noise(seed, used.len() * width));
+            let scales: Vec<f32> = scales
+                .iter()
+                .enumerate()
+                .map(|(i, d)| if used[i * 32 / width] { d.to_f32() } else { f32::NAN })
+                .collect();
+            let code = |i: usize| (words[i / 8] >> (i % 8 * 4) & 15) as f32 - 8.0;
+            let seen: Vec<f32> = (0..8 * words.len()).map(|i| code(i) * scales[i / 32]).collect();
+            (seen, [Buffer::words(&words), Buffer::floats(Scalar::F16, &scales)])
+        };
+        let [(keys, key_buffers), (values, value_buffers)] = [fill(2), fill(3)];
+        Stores { keys, values, buffers: [key_buffers, value_buffers].concat() }
     }
 
     /// A cache of q8_0, whose scales are NaN where no position lies.
@@ -418,10 +437,25 @@ pub(super) fn decode() -> Vec<Case> {
     all
 }
 
-pub(super) fn decode_q8_0() -> Vec<Case> {
+pub(super) fn decode_codes() -> Vec<Case> {
+    [decode_q8_0(), decode_turbo()].concat()
+}
+
+fn decode_turbo() -> Vec<Case> {
     fn of(query: Scalar) -> Vec<Case> {
         let case = |(s, splits): (Scene, usize)| {
-            let kernel = attention_decode_q8_0(query, s.form(), s.schedule, s.shares);
+            let kernel = attention_decode_codes(query, Scalar::U32, s.form(), s.schedule, s.shares);
+            s.decode(query, kernel, s.turbo(), splits)
+        };
+        decode_scenes().into_iter().step_by(2).map(case).collect()
+    }
+    every_float(of)
+}
+
+fn decode_q8_0() -> Vec<Case> {
+    fn of(query: Scalar) -> Vec<Case> {
+        let case = |(s, splits): (Scene, usize)| {
+            let kernel = attention_decode_codes(query, Scalar::I8, s.form(), s.schedule, s.shares);
             s.decode(query, kernel, s.q8_0(), splits)
         };
         let plain = decode_scenes().into_iter().step_by(2);
@@ -501,7 +535,8 @@ pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
         let schedule = Schedule::pick(form, Scalar::BF16, Scalar::I8, shape.3 as u32, SHARED);
-        let kernel = attention_decode_q8_0(Scalar::BF16, form, schedule, Shares::Launched);
+        let kernel =
+            attention_decode_codes(Scalar::BF16, Scalar::I8, form, schedule, Shares::Launched);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]

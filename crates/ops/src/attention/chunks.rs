@@ -6,7 +6,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::cases::{Scene, Stores};
-use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_q8_0};
+use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_codes};
 use super::{Form, Scores};
 use crate::trial::random;
 
@@ -162,15 +162,18 @@ pub(super) fn prefill() -> Vec<Case> {
     every_half(of)
 }
 
-pub(super) fn prefill_q8_0() -> Vec<Case> {
+pub(super) fn prefill_codes() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {
+        [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(scalar, codes)).collect()
+    }
+    fn coded(scalar: Scalar, codes: Scalar) -> Vec<Case> {
         let case = |(s, tiling): (Scene, Tiling)| {
-            let mut stores = s.q8_0();
+            let mut stores = if codes == Scalar::U32 { s.turbo() } else { s.q8_0() };
             // The matrix units take what was decoded in their own type.
             for values in [&mut stores.keys, &mut stores.values] {
                 *values = Buffer::floats(scalar, values).to_f32();
             }
-            s.prefill(scalar, attention_prefill_q8_0(scalar, s.form(), tiling), stores)
+            s.prefill(scalar, attention_prefill_codes(scalar, codes, s.form(), tiling), stores)
         };
         let whole = |(s, _): &(Scene, Tiling)| s.head_dim.is_multiple_of(32);
         // Queries do not lie where keys come to, so that nothing else has been there.
@@ -275,7 +278,7 @@ pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
         let (form, tiling, n) = of_shape(shape);
         let store = [Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32)];
         let stores = [store.clone(), store].concat();
-        let kernel = attention_prefill_q8_0(Scalar::BF16, form, tiling);
+        let kernel = attention_prefill_codes(Scalar::BF16, Scalar::I8, form, tiling);
         bench(Scalar::BF16, kernel, stores, shape, true)
     };
     PROMPTS.into_iter().map(one).collect()

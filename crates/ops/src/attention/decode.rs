@@ -53,7 +53,7 @@ pub enum Schedule {
 pub const LARGE: u32 = 99 << 10;
 
 impl Schedule {
-    /// For queries and a cache of these types (i8: q8_0) and up to `length` keys, on a device with so many bytes of shared memory
+    /// For queries and a cache of these types (i8: q8_0; u32: turbo, in registers alone) and up to `length` keys, on a device with so many bytes of shared memory
     /// for a group.
     pub fn pick(form: Form, query: Scalar, cache: Scalar, length: u32, shared: u32) -> Schedule {
         let d = form.head_dim;
@@ -79,7 +79,7 @@ impl Schedule {
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
         match [8, 4].into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
-            None => Schedule::Lanes { stages: if roomy { 2 } else { 0 } },
+            None => Schedule::Lanes { stages: if roomy && cache != Scalar::U32 { 2 } else { 0 } },
         }
     }
 
@@ -196,13 +196,13 @@ pub fn attention_decode(
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
 
-/// As [`attention_decode`], over a cache of q8_0: 32 must divide `head_dim`.
+/// As [`attention_decode`], over a cache of codes: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
 #[kernel]
-pub fn attention_decode_q8_0(
+pub fn attention_decode_codes(
     q: In<{ query }>,
-    key_codes: In<{ Scalar::I8 }>,
+    key_codes: In<{ codes }>,
     key_scales: In<{ Scalar::F16 }>,
-    value_codes: In<{ Scalar::I8 }>,
+    value_codes: In<{ codes }>,
     value_scales: In<{ Scalar::F16 }>,
     positions: In<u32>,
     sequences: In<u32>,
@@ -216,6 +216,7 @@ pub fn attention_decode_q8_0(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     query: Scalar,
+    codes: Scalar,
     form: Form,
     schedule: Schedule,
     shares: Shares,

@@ -92,7 +92,7 @@ pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
     (a + b - 1u32) / b
 }
 
-/// One of a layer's two caches, as a kernel reads it: numbers, or codes of q8_0 with a factor for each block.
+/// One of a layer's two caches, as a kernel reads it: numbers, or codes of i8, or eight to a u32, with a factor for each block.
 #[derive(Clone, Copy)]
 pub(crate) struct Stored {
     /// `[slots, kv_heads, head_dim]` numbers or codes.
@@ -108,6 +108,18 @@ impl Stored {
 
     pub(super) fn codes(array: In, scales: In) -> Stored {
         Stored { array, scales: Some(scales) }
+    }
+
+    /// The codes of elements `at` on, of which there are `count`, 1, 2, 4 or 8, in one word; none where codes have words of their
+    /// own.
+    #[track_caller]
+    pub(super) fn nibbles(self, at: Val<u32>, count: u32) -> Option<Vec<Val<f32>>> {
+        if self.array.scalar() != Scalar::U32 {
+            return None;
+        }
+        let word = self.array.get_raw(at / 8u32).cast::<u32>();
+        let word = word >> (at % 8u32 * 4u32);
+        Some((0..count).map(|j| ((word >> (4 * j)) & 15u32).f32() - 8.0).collect())
     }
 
     /// What multiplies the elements from `at` on in a head.

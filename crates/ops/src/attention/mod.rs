@@ -25,14 +25,14 @@ pub(crate) use form::{Extras, Stored, require_aligned};
 pub const KERNELS: &[Spec] = &[
     Spec { name: "attention_decode", cases: cases::decode, benches: cases::decode_benches },
     Spec {
-        name: "attention_decode_q8_0",
-        cases: cases::decode_q8_0,
+        name: "attention_decode_codes",
+        cases: cases::decode_codes,
         benches: cases::decode_q8_0_benches,
     },
     Spec { name: "attention_prefill", cases: chunks::prefill, benches: chunks::prefill_benches },
     Spec {
-        name: "attention_prefill_q8_0",
-        cases: chunks::prefill_q8_0,
+        name: "attention_prefill_codes",
+        cases: chunks::prefill_codes,
         benches: chunks::prefill_q8_0_benches,
     },
     Spec { name: "attention_dense", cases: chunks::dense, benches: chunks::dense_benches },

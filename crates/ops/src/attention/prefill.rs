@@ -97,13 +97,13 @@ pub fn attention_prefill(
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
 
-/// As [`attention_prefill`], over a cache of q8_0, decoded on the way: 32 must divide `head_dim`.
+/// As [`attention_prefill`], over a cache of codes, decoded on the way: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
 #[kernel]
-pub fn attention_prefill_q8_0(
+pub fn attention_prefill_codes(
     q: In<{ scalar }>,
-    key_codes: In<{ Scalar::I8 }>,
+    key_codes: In<{ codes }>,
     key_scales: In<{ Scalar::F16 }>,
-    value_codes: In<{ Scalar::I8 }>,
+    value_codes: In<{ codes }>,
     value_scales: In<{ Scalar::F16 }>,
     positions: In<u32>,
     sequences: In<u32>,
@@ -115,6 +115,7 @@ pub fn attention_prefill_q8_0(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
+    codes: Scalar,
     form: Form,
     tiling: Tiling,
 ) {
@@ -320,6 +321,12 @@ fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<boo
         return copy_async(to, at, stored.array, from, 8, Some(keep));
     };
     let decoded = || {
+        if let Some(codes) = stored.nibbles(from, 8) {
+            let scale = scales.get(from / 32u32);
+            let values: Vec<Val<Raw>> =
+                codes.into_iter().map(|c| (c * scale).to(to.scalar())).collect();
+            return to.set_raw_vec(at, &values);
+        }
         let codes = stored.array.get_raw_vec(from, 8, Hint::None);
         let scale = scales.get(from / 32u32);
         let values: Vec<Val<Raw>> =

@@ -1,10 +1,10 @@
 //! Attention, rotation and the cache.
 
 use formats::Result;
-use ops::attention::decode::{Schedule, Shares, attention_decode, attention_decode_q8_0};
-use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_q8_0};
-use ops::kv_write::{kv_write, kv_write_q8_0};
-use ops::rope_write::{self, Variant, rope_write, rope_write_q8_0};
+use ops::attention::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
+use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_codes};
+use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
+use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
 use ops::{Attention, Op, Rope, RopeWrite};
 use program::{BLOCK_TOKENS, Kind, ValueId, WeightId};
 use tile::launch::Numbers;
@@ -68,6 +68,15 @@ impl Lowering {
     }
 }
 
+/// What kernels know the codes of a cache as, if it has any.
+fn codes(kind: CacheType) -> Option<Scalar> {
+    match kind {
+        CacheType::Q8_0 => Some(Scalar::I8),
+        CacheType::Turbo => Some(Scalar::U32),
+        CacheType::F16 | CacheType::BF16 | CacheType::F32 => None,
+    }
+}
+
 impl Recorder<'_> {
     fn frequencies(&self, rope: &Rope) -> Slot {
         Slot::Frequencies(self.of.ropes.iter().position(|r| r == rope).unwrap_or(0))
@@ -93,7 +102,7 @@ impl Recorder<'_> {
 
     pub(super) fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
         let kernel = match self.of.cache {
-            CacheType::Q8_0 => kv_write_q8_0(self.scalar(k)),
+            kind if codes(kind).is_some() => kv_write_codes(self.scalar(k), self.stored()),
             _ => kv_write(self.scalar(k), self.of.half),
         };
         let (numbers, mut bound) = self.cache(layer);
@@ -125,7 +134,7 @@ impl Recorder<'_> {
         let types =
             rope_write::Types { x: self.scalar(inputs[0]), y: self.scalar(y), norm: Scalar::F32 };
         let kernel = match self.of.cache {
-            CacheType::Q8_0 => rope_write_q8_0(types, variant),
+            kind if codes(kind).is_some() => rope_write_codes(types, self.stored(), variant),
             _ => rope_write(types, self.of.half, variant),
         };
         let (numbers, mut bound) = self.cache(write.layer);
@@ -170,6 +179,7 @@ impl Recorder<'_> {
             softcap: op.cap.is_some(),
             sinks: sinks.is_some(),
         };
+        self.rotate(q)?;
         let rows = self.rows(q);
         let (numbers, mut bound) = self.cache(op.layer);
         let mut numbers = numbers.with_f32("scale", op.scale);
@@ -186,7 +196,9 @@ impl Recorder<'_> {
             let roomy = self.of.facts.roomy();
             let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
             let kernel = match self.of.cache {
-                CacheType::Q8_0 => attention_prefill_q8_0(self.of.half, form, tiling),
+                kind if codes(kind).is_some() => {
+                    attention_prefill_codes(self.of.half, self.stored(), form, tiling)
+                }
                 _ => attention_prefill(self.of.half, form, tiling),
             };
             let numbers = numbers
@@ -194,25 +206,39 @@ impl Recorder<'_> {
                 .with("longest", rows as u32)
                 .with("batch", self.key.sequences as u32);
             bound.push(("starts", Slot::Words(self.words.starts.clone())));
-            return self.push(kernel, numbers, &bound);
+            self.push(kernel, numbers, &bound)?;
+            return self.rotate(y);
         }
-        let stored = match self.of.cache {
-            CacheType::Q8_0 => Scalar::I8,
-            _ => self.of.half,
-        };
         // The schedule of many sequences does not depend on how long they are.
         let length = if self.of.batched { usize::MAX } else { self.key.length };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let (shares, shared) = (self.of.shares(op), self.of.facts.shared);
-        let schedule = Schedule::pick(form, self.scalar(q), stored, length, shared);
+        let schedule = Schedule::pick(form, self.scalar(q), self.stored(), length, shared);
         let kernel = match self.of.cache {
-            CacheType::Q8_0 => attention_decode_q8_0(self.scalar(q), form, schedule, shares),
+            kind if codes(kind).is_some() => {
+                attention_decode_codes(self.scalar(q), self.stored(), form, schedule, shares)
+            }
             _ => attention_decode(self.scalar(q), self.of.half, form, schedule, shares),
         };
         let splits = self.of.splits(schedule, op, rows, self.key.length);
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
         let scratch = ["partial", "stats", "counters"].into_iter().enumerate();
         bound.extend(scratch.map(|(i, name)| (name, Slot::Scratch(i))));
-        self.push(kernel, numbers, &bound)
+        self.push(kernel, numbers, &bound)?;
+        self.rotate(y)
+    }
+
+    /// The type of a cache's elements, or of its codes.
+    fn stored(&self) -> Scalar {
+        codes(self.of.cache).unwrap_or(self.of.half)
+    }
+
+    /// Turns queries, or what was attended, where keys and values are turned.
+    fn rotate(&mut self, x: ValueId) -> Result<()> {
+        if !self.of.cache.rotates() {
+            return Ok(());
+        }
+        let numbers = Numbers::new().with("n", (self.rows(x) * self.width(x)) as u32);
+        self.push(rotate_blocks(self.scalar(x)), numbers, &[("x", self.value(x))])
     }
 }

@@ -73,7 +73,8 @@ pub(super) fn attend(
     span: Span,
 ) -> Softmaxes {
     let stored = keys.array.scalar();
-    let lanes = Lanes::of(form, stored.bytes().max(q.scalar().bytes()) as u32);
+    let bytes = if keys.scales.is_some() { 1 } else { stored.bytes() };
+    let lanes = Lanes::of(form, bytes.max(q.scalar().bytes()) as u32);
     let Lanes { team, vector, each } = lanes;
     let (pack, Span { first, from, to, .. }) = (plan.pack, span);
     grid_wait();
@@ -127,8 +128,18 @@ pub(super) fn attend(
         let read =
             |stored: Stored, kind: u32, factors: &[Option<Val<f32>>]| -> Vec<Vec<Val<f32>>> {
                 let count = elements.len();
-                let one = |u: usize, i: usize| {
+                let one = |u: usize, i: usize| -> Vec<Val<f32>> {
                     let lanes = vector as u8;
+                    let factor = factors.get(u * count + i).copied().flatten();
+                    let nibbles = || {
+                        let at = cache.element(slots[u], head) + elements[i];
+                        stored.nibbles(at, vector)
+                    };
+                    if let (None, Some(codes)) =
+                        (ring, (stored.array.scalar() == Scalar::U32).then(nibbles).flatten())
+                    {
+                        return codes.into_iter().map(|x| factor.map_or(x, |f| x * f)).collect();
+                    }
                     let raw = match ring {
                         Some(ring) => ring.read(turns % stages, kind, u as u32, i as u32),
                         None => {
@@ -136,9 +147,8 @@ pub(super) fn attend(
                             stored.array.get_raw_vec(at, lanes, Hint::None)
                         }
                     };
-                    let factor = factors.get(u * count + i).copied().flatten();
                     let scaled = move |x: Val<Raw>| factor.map_or(x.f32(), |f| x.f32() * f);
-                    raw.into_iter().map(scaled)
+                    raw.into_iter().map(scaled).collect()
                 };
                 (0..AHEAD as usize).map(|u| (0..count).flat_map(|i| one(u, i)).collect()).collect()
             };
