@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use delft::Place;
-use delft::train::{Precision, Schedule};
+use delft::train::{Precision, RateSchedule};
 
 use crate::args::{LoadArgs, MOST, ModelArg, above_zero, at_least_zero, positive, whole};
 
@@ -182,12 +182,12 @@ pub(crate) enum ScheduleArg {
     Cosine,
 }
 
-impl From<ScheduleArg> for Schedule {
-    fn from(arg: ScheduleArg) -> Schedule {
+impl From<ScheduleArg> for RateSchedule {
+    fn from(arg: ScheduleArg) -> RateSchedule {
         match arg {
-            ScheduleArg::Constant => Schedule::Constant,
-            ScheduleArg::Linear => Schedule::Linear,
-            ScheduleArg::Cosine => Schedule::Cosine,
+            ScheduleArg::Constant => RateSchedule::Constant,
+            ScheduleArg::Linear => RateSchedule::Linear,
+            ScheduleArg::Cosine => RateSchedule::Cosine,
         }
     }
 }

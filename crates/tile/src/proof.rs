@@ -52,7 +52,7 @@ impl std::error::Error for Unproved {}
 
 /// The order in which threads and threadgroups run. A result must not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Schedule {
+pub enum ThreadOrder {
     /// Threads in order, simdgroups in turn. Asynchronous copies are made at once.
     Forward,
     /// The reverse. Arrays begin, rather than end, at a guard page; copies are made when they are waited for.
@@ -65,14 +65,14 @@ pub enum Schedule {
     LastAhead,
 }
 
-impl Schedule {
+impl ThreadOrder {
     /// All five.
-    pub const ALL: [Schedule; 5] = [
-        Schedule::Forward,
-        Schedule::Backward,
-        Schedule::Shuffled,
-        Schedule::FirstAhead,
-        Schedule::LastAhead,
+    pub const ALL: [ThreadOrder; 5] = [
+        ThreadOrder::Forward,
+        ThreadOrder::Backward,
+        ThreadOrder::Shuffled,
+        ThreadOrder::FirstAhead,
+        ThreadOrder::LastAhead,
     ];
 }
 
@@ -112,7 +112,7 @@ impl Program {
         kernel: &Kernel,
         numbers: &Numbers,
         buffers: &mut [Buffer],
-        schedule: Schedule,
+        schedule: ThreadOrder,
     ) -> Result<(), String> {
         let fail = |what: String| format!("{}: {schedule:?}: {what}", kernel.name);
         let (request, written) = self.request(kernel, numbers, buffers, schedule)?;
@@ -145,7 +145,7 @@ impl Program {
         kernel: &Kernel,
         numbers: &Numbers,
         buffers: &[Buffer],
-        schedule: Schedule,
+        schedule: ThreadOrder,
     ) -> Result<(child::Request, Vec<usize>), String> {
         let bound: Vec<_> = buffers.iter().map(Buffer::bound).collect();
         let grid = kernel.bind(numbers, &bound)?;
@@ -157,7 +157,7 @@ impl Program {
         let which = which.ok_or_else(|| format!("{symbol}: not in the text"))?;
         let entry = &self.entries[which];
         let mut request = child::Request::default();
-        let order = Schedule::ALL.iter().position(|s| *s == schedule).unwrap_or(0);
+        let order = ThreadOrder::ALL.iter().position(|s| *s == schedule).unwrap_or(0);
         let dynamic = match self.dialect {
             Dialect::Metal => 0,
             Dialect::Cuda => emit::cuda_dynamic_shared(kernel),

@@ -131,7 +131,7 @@ fn apply(rule: Rule, [values, first, second]: [&mut [f32]; 3], gradient: &[f32])
 
 /// How the learning rate goes, as Transformers' schedules do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Schedule {
+pub enum RateSchedule {
     /// It stays.
     Constant,
     /// It falls to zero in a straight line.
@@ -141,7 +141,7 @@ pub enum Schedule {
     Cosine,
 }
 
-impl Schedule {
+impl RateSchedule {
     /// The share of the learning rate in update `step`, from 0, of `steps`, of which the first `warmup` rise from zero.
     pub fn share(self, step: u64, steps: u64, warmup: u64) -> f64 {
         if step < warmup {
@@ -150,9 +150,9 @@ impl Schedule {
         let rest = steps.saturating_sub(warmup).max(1) as f64;
         let done = ((step - warmup) as f64 / rest).min(1.0);
         match self {
-            Schedule::Constant => 1.0,
-            Schedule::Linear => 1.0 - done,
-            Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+            RateSchedule::Constant => 1.0,
+            RateSchedule::Linear => 1.0 - done,
+            RateSchedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
         }
     }
 }

@@ -24,7 +24,7 @@ pub mod run;
 mod runner;
 mod tuned;
 
-pub use adamw::{AdamW, Moments, Schedule};
+pub use adamw::{AdamW, Moments, RateSchedule};
 pub use curve::Curve;
 pub use data::{Data, Example, Language, Reader};
 pub use device::{Place, Precision, Usage};

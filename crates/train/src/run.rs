@@ -8,7 +8,7 @@ mod running;
 
 use crate::checkpoint::{self, State};
 use crate::pack::Epoch;
-use crate::{AdamW, Curve, Example, Model, Moments, Parameter, Schedule};
+use crate::{AdamW, Curve, Example, Model, Moments, Parameter, RateSchedule};
 use formats::{Aside, Error, Result};
 use running::Running;
 use std::fs::File;
@@ -37,7 +37,7 @@ pub struct Settings {
     /// The greatest learning rate.
     pub rate: f64,
     /// How it goes on from there.
-    pub schedule: Schedule,
+    pub schedule: RateSchedule,
     /// Updates in which it rises from zero.
     pub warmup: u64,
     /// What makes updates of gradients.

@@ -14,7 +14,7 @@ use tile::interp::Machine;
 use tile::ir::{Access, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::Target;
-use tile::proof::{self, Schedule, Unproved};
+use tile::proof::{self, ThreadOrder, Unproved};
 use tile::{Kernel, types::Scalar};
 
 use super::meeting::Meeting;
@@ -281,7 +281,7 @@ impl Bound {
                 machine.run(&self.numbers, &mut bound).map_err(|e| wrong(&e))?;
             }
             Code::Text(program) => {
-                let order = Schedule::ALL[0];
+                let order = ThreadOrder::ALL[0];
                 program.run(kernel, &self.numbers, &mut bound, order).map_err(|e| wrong(&e))?;
             }
         }

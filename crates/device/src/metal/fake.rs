@@ -15,7 +15,7 @@ use tile::case;
 use tile::emit::{self, Dialect};
 use tile::ir::{Access, Block, Kernel, ParamKind};
 use tile::launch::{Extent, Numbers};
-use tile::proof::{self, Schedule};
+use tile::proof::{self, ThreadOrder};
 
 use super::api::{Api, BINDINGS, COMMANDS, Commands, Facts, Function};
 use super::failure::{Failure, first_error};
@@ -178,7 +178,7 @@ impl Dispatch<Memory> {
                 _ => return Err(missing()),
             }
         }
-        program.run(&kernel, &numbers, &mut buffers, Schedule::ALL[0])?;
+        program.run(&kernel, &numbers, &mut buffers, ThreadOrder::ALL[0])?;
         for (i, memory, range) in written {
             let bytes = &buffers[i].bytes;
             lock(&memory.0)[range.start..range.start + bytes.len()].copy_from_slice(bytes);

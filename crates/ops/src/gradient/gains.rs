@@ -38,7 +38,7 @@ pub fn reference(
     found
 }
 
-/// The gains of all rows, and one by each length, on the device: see [`reference`].
+/// The gains of all rows, and one by each length, on the device: see [`reference()`].
 #[kernel]
 pub fn row_gains(
     weight: In<{ scalar }>,

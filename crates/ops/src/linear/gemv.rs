@@ -59,7 +59,7 @@ impl<'a> Task<'a> {
 }
 
 impl Schedule {
-    /// The best of those measured on an H200; [`Schedule::small`] where groups are small.
+    /// The best of those measured on an H200; `small` where groups are small.
     pub fn pick(task: &Task) -> Schedule {
         if task.small_groups {
             return Schedule::small(task);

@@ -8,7 +8,7 @@ use crate::emit::{self, Dialect};
 use crate::ir::Kernel;
 use crate::passes::{self, Target};
 
-use super::{Program, Schedule, Unproved};
+use super::{Program, ThreadOrder, Unproved};
 
 /// What was proved.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -192,7 +192,7 @@ fn unit(
             match run(&program, &job.lowered, case) {
                 Ok(error) => {
                     counts.cases += 1;
-                    counts.launches += Schedule::ALL.len();
+                    counts.launches += ThreadOrder::ALL.len();
                     counts.error = counts.error.max(error);
                 }
                 Err(what) => findings.push(format!("{dialect:?} [{}]: {what}", case.label)),
@@ -205,7 +205,7 @@ fn unit(
 /// A case under every schedule.
 fn run(program: &Program, kernel: &Kernel, case: &Case) -> Result<f64, String> {
     let mut worst: f64 = 0.0;
-    for schedule in Schedule::ALL {
+    for schedule in ThreadOrder::ALL {
         let mut buffers = case.buffers.clone();
         program.run(kernel, &case.numbers, &mut buffers, schedule)?;
         let error = case.check(&buffers);

@@ -8,7 +8,7 @@ use tile::interp;
 use tile::ir::{Access, Kernel, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::{self, Target};
-use tile::proof::{Program, Schedule, Unproved};
+use tile::proof::{Program, ThreadOrder, Unproved};
 use tile::types::Scalar;
 
 #[path = "../emit/kernels.rs"]
@@ -192,7 +192,7 @@ fn compare(dialect: Dialect) {
         let launch = launch_of(kernel);
         let (numbers, mut want) = (launch.numbers(), launch.buffers(kernel));
         interp::run(written, &numbers, &mut want).expect("the interpreter runs the kernel");
-        for schedule in Schedule::ALL {
+        for schedule in ThreadOrder::ALL {
             let mut got = launch.buffers(kernel);
             program.run(kernel, &numbers, &mut got, schedule).expect("the text runs");
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {

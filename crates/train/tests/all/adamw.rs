@@ -1,6 +1,6 @@
 //! Updates against PyTorch's AdamW, `clip_grad_norm_` and Transformers' schedules: `tests/reference/adamw.py`.
 
-use delft_train::{AdamW, Moments, Parameter, Schedule};
+use delft_train::{AdamW, Moments, Parameter, RateSchedule};
 use formats::Safetensors;
 use std::path::Path;
 
@@ -24,9 +24,9 @@ fn a_hundred_updates_are_pytorchs() {
     };
     let options = AdamW { betas: [0.9, 0.99], decay: 0.1, ..AdamW::default() };
     for (name, schedule) in [
-        ("constant_with_warmup", Schedule::Constant),
-        ("linear", Schedule::Linear),
-        ("cosine", Schedule::Cosine),
+        ("constant_with_warmup", RateSchedule::Constant),
+        ("linear", RateSchedule::Linear),
+        ("cosine", RateSchedule::Cosine),
     ] {
         let own = ["a", "b", "norm"].map(|of| {
             let tensor = file.get(&format!("{name}.{of}.0")).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::toy::{Bigram, examples};
 use delft_train::run::{End, Event, Intervals, Length, Summary, Watcher};
-use delft_train::{AdamW, Example, Run, Schedule, Settings};
+use delft_train::{AdamW, Example, RateSchedule, Run, Settings};
 use formats::Result;
 use std::cell::Cell;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(crate) fn settings() -> Settings {
         batch_tokens: 24,
         accumulate: 2,
         rate: 0.05,
-        schedule: Schedule::Cosine,
+        schedule: RateSchedule::Cosine,
         warmup: 3,
         optimiser: AdamW { decay: 0.01, ..AdamW::default() },
         evaluate_every: 4,
