@@ -1,4 +1,5 @@
-//! Finds the model that is put into the program: the one `.gguf` file of the workspace's `models` folder.
+//! Finds the model that is put into the program: the one `.gguf` file of the workspace's `models`
+//! folder.
 
 use std::path::{Path, PathBuf};
 

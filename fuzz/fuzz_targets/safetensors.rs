@@ -1,4 +1,5 @@
-//! Any bytes as a safetensors header: a header whose tensors tile the data, or an error of one line.
+//! Any bytes as a safetensors header: a header whose tensors tile the data, or an error of one
+//! line.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any bytes as a tokenizer.json: an error or a tokenizer that encodes, decodes and streams, never a panic.
+//! Any bytes as a tokenizer.json: an error or a tokenizer that encodes, decodes and streams, never
+//! a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

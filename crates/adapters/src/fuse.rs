@@ -1,4 +1,5 @@
-//! A model with an adapter merged into its matrices: `gain (W + scale up down)`, in the types that the base's files have.
+//! A model with an adapter merged into its matrices: `gain (W + scale up down)`, in the types that
+//! the base's files have.
 
 use crate::Base;
 use formats::safetensors::{self, Safetensors};
@@ -16,10 +17,12 @@ struct Part<'a> {
     delta: &'a Delta,
 }
 
-/// Writes a folder like the base's, with what the adapter changes merged in. The folder is new, and there only once it is whole.
+/// Writes a folder like the base's, with what the adapter changes merged in. The folder is new, and
+/// there only once it is whole.
 ///
 /// # Errors
-/// A base that is no folder of floats, a matrix that two layers share and one of them changes, a folder that is there, I/O.
+/// A base that is no folder of floats, a matrix that two layers share and one of them changes, a
+/// folder that is there, I/O.
 pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
     let folder = base.tensors.folder().ok_or_else(|| {
         let error =

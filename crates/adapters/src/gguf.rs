@@ -1,7 +1,8 @@
 //! llama.cpp's adapters: GGUF files whose `general.type` is `adapter` and `adapter.type` `lora`.
 //!
-//! A matrix `M` has `M.weight.lora_a` `[r, in]` and `M.weight.lora_b` `[out, r]`; the table of embeddings `[tokens, r]` and
-//! `[width, r]`. The change is `adapter.lora.alpha / r` of their product, or the product itself where alpha is 0.
+//! A matrix `M` has `M.weight.lora_a` `[r, in]` and `M.weight.lora_b` `[out, r]`; the table of
+//! embeddings `[tokens, r]` and `[width, r]`. The change is `adapter.lora.alpha / r` of their
+//! product, or the product itself where alpha is 0.
 
 use crate::{Change, File, Kind, Parts, Stored, pairs};
 use formats::{Error, Gguf, Result};

@@ -1,8 +1,10 @@
-//! Adapters on top of models: low-rank changes (LoRA, rsLoRA, DoRA) as PEFT, mlx-lm and llama.cpp store them.
+//! Adapters on top of models: low-rank changes (LoRA, rsLoRA, DoRA) as PEFT, mlx-lm and llama.cpp
+//! store them.
 //!
-//! [`File::open`] reads settings and the table of tensors and refuses what it would have to guess. [`File::resolve`] finds the
-//! matrices that the adapter changes by the model's own tables of names, whichever dialect either of them is in, and makes of the
-//! adapter what devices take: a [`program::Adapter`]. No weight of the model is changed.
+//! [`File::open`] reads settings and the table of tensors and refuses what it would have to guess.
+//! [`File::resolve`] finds the matrices that the adapter changes by the model's own tables of
+//! names, whichever dialect either of them is in, and makes of the adapter what devices take: a
+//! [`program::Adapter`]. No weight of the model is changed.
 
 mod fuse;
 mod gguf;
@@ -38,7 +40,8 @@ pub struct File {
     path: PathBuf,
     tensors: Stored,
     changes: Vec<Change>,
-    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor and the changed matrix's name.
+    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor and the
+    /// changed matrix's name.
     copies: Vec<(String, String)>,
     made_for: Option<MadeFor>,
 }
@@ -87,7 +90,8 @@ impl File {
     /// Opens a folder of PEFT or mlx-lm, or a GGUF file.
     ///
     /// # Errors
-    /// What is missing, contradicts itself, or asks for something else than LoRA and DoRA, by file and key.
+    /// What is missing, contradicts itself, or asks for something else than LoRA and DoRA, by file
+    /// and key.
     pub fn open(path: &Path) -> Result<File> {
         if path.is_dir() {
             let file = match settings::Settings::open(path)? {
@@ -141,7 +145,8 @@ struct Parts {
     magnitude: &'static [&'static str],
 }
 
-/// The factors of every matrix among `names`, of which each has both or is refused, and the names that are none of theirs.
+/// The factors of every matrix among `names`, of which each has both or is refused, and the names
+/// that are none of theirs.
 fn pairs(path: &Path, names: &[&str], parts: &Parts) -> Result<(Vec<Pair>, Vec<String>)> {
     let (mut pairs, mut others) = (Vec::<Pair>::new(), Vec::new());
     for name in names {

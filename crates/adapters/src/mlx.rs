@@ -1,7 +1,7 @@
 //! mlx-lm: `adapter_config.json` and `adapters.safetensors`.
 //!
-//! A matrix `M` has `M.lora_a` `[in, r]` and `M.lora_b` `[r, out]`, a table of embeddings `[tokens, r]` and `[r, width]`. The
-//! change is `scale` of their product. DoRA adds `M.m` `[out]`.
+//! A matrix `M` has `M.lora_a` `[in, r]` and `M.lora_b` `[r, out]`, a table of embeddings
+//! `[tokens, r]` and `[r, width]`. The change is `scale` of their product. DoRA adds `M.m` `[out]`.
 
 use crate::settings::Settings;
 use crate::{Change, File, Kind, Parts, Stored, pairs};

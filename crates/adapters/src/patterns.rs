@@ -8,10 +8,12 @@ use formats::Result;
 pub(crate) struct Patterns(Vec<(String, f64)>);
 
 impl Patterns {
-    /// Reads `key`: an object of names and numbers. A name stands for all modules that are called so or end so behind a dot.
+    /// Reads `key`: an object of names and numbers. A name stands for all modules that are called
+    /// so or end so behind a dot.
     ///
     /// # Errors
-    /// A name that is a regular expression beyond dots and a `^` in front; a value that is no number above 0.
+    /// A name that is a regular expression beyond dots and a `^` in front; a value that is no
+    /// number above 0.
     pub(crate) fn read(settings: &Settings, key: &str) -> Result<Patterns> {
         let Some(object) = settings.object(key)? else { return Ok(Patterns::default()) };
         let mut all = Vec::new();

@@ -1,8 +1,9 @@
 //! Hugging Face's PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! A matrix `M` has `base_model.model.M.lora_A.weight` `[r, in]` and `lora_B.weight` `[out, r]`; a table of embeddings
-//! `lora_embedding_A` `[r, tokens]` and `lora_embedding_B` `[width, r]`. The change is `alpha / r` of their product, with rsLoRA
-//! (Kalajdzievski 2023) `alpha / sqrt(r)`. DoRA adds `lora_magnitude_vector` `[out]`.
+//! A matrix `M` has `base_model.model.M.lora_A.weight` `[r, in]` and `lora_B.weight` `[out, r]`; a
+//! table of embeddings `lora_embedding_A` `[r, tokens]` and `lora_embedding_B` `[width, r]`. The
+//! change is `alpha / r` of their product, with rsLoRA (Kalajdzievski 2023) `alpha / sqrt(r)`. DoRA
+//! adds `lora_magnitude_vector` `[out]`.
 
 use crate::patterns::Patterns;
 use crate::settings::Settings;

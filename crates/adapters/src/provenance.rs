@@ -1,4 +1,5 @@
-//! `delft.json`, which `delft tune` writes beside an adapter: what it was made of. Of others' adapters nobody knows.
+//! `delft.json`, which `delft tune` writes beside an adapter: what it was made of. Of others'
+//! adapters nobody knows.
 
 use formats::{Error, Result};
 use serde_json::Value;

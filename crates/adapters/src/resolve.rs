@@ -23,8 +23,9 @@ impl Base<'_> {
         self.tensors.gguf().is_some()
     }
 
-    /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some architectures have the pairs that
-    /// rotate together side by side, where Hugging Face has them half a head apart. None where the order is the same.
+    /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some
+    /// architectures have the pairs that rotate together side by side, where Hugging Face has them
+    /// half a head apart. None where the order is the same.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
         let rope = self.config.rope.as_ref();
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
@@ -52,7 +53,8 @@ impl File {
     /// What it changes of a model, `strength` times.
     ///
     /// # Errors
-    /// A matrix that the model does not have, factors of other shapes or that are not finite, by file and key.
+    /// A matrix that the model does not have, factors of other shapes or that are not finite, by
+    /// file and key.
     pub fn resolve(&self, base: &Base<'_>, strength: f64) -> Result<Adapter> {
         if !strength.is_finite() {
             let place = self.path.display();
@@ -119,7 +121,8 @@ impl File {
         Ok(adapter)
     }
 
-    /// mlx-lm multiplies with an adapted table of embeddings too, where the head is that table: with the factors exchanged.
+    /// mlx-lm multiplies with an adapted table of embeddings too, where the head is that table:
+    /// with the factors exchanged.
     fn tie(
         &self,
         base: &Base<'_>,
@@ -190,7 +193,8 @@ impl File {
         Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect())
     }
 
-    /// The rank and both factors, `[rank, input]` (of a table `[input, rank]`) and `[output, rank]`.
+    /// The rank and both factors, `[rank, input]` (of a table `[input, rank]`) and
+    /// `[output, rank]`.
     fn factors(
         &self,
         change: &Change,
@@ -248,8 +252,8 @@ impl File {
         }
     }
 
-    /// The order in which the base has the rows of a site whose heads rotate in another pairing than the adapter's: for each row
-    /// the adapter's.
+    /// The order in which the base has the rows of a site whose heads rotate in another pairing
+    /// than the adapter's: for each row the adapter's.
     fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
         match (self.kind, base.is_gguf()) {
             (Kind::Gguf, true) => None,
@@ -261,7 +265,8 @@ impl File {
         }
     }
 
-    /// Copies of the base's tables must be the base's: others mean that they were trained or resized.
+    /// Copies of the base's tables must be the base's: others mean that they were trained or
+    /// resized.
     fn check_copies(&self, base: &Base<'_>, sites: &[Site]) -> Result<()> {
         for (name, matrix) in &self.copies {
             let canonical = base.config.architecture.canonical(matrix, false);
@@ -290,7 +295,8 @@ impl File {
     }
 }
 
-/// The tensor that a weight is some rows of, and which; of a matrix that is stored `[in, out]`, those of its transpose.
+/// The tensor that a weight is some rows of, and which; of a matrix that is stored `[in, out]`,
+/// those of its transpose.
 pub fn fused(source: &Source) -> Option<(&str, Range<usize>)> {
     let Source::Rows { of, start, count, stride: 1 } = source else { return None };
     let of = match &**of {
@@ -316,7 +322,8 @@ fn turned(values: &[f32], width: usize) -> Vec<f32> {
     (0..values.len()).map(|i| values[i % rows * width + i / rows]).collect()
 }
 
-/// The lengths of the rows of `weight + scale up down`: `weight` is `[out, input]`, `down` `[rank, input]` and `up` `[out, rank]`.
+/// The lengths of the rows of `weight + scale up down`: `weight` is `[out, input]`, `down`
+/// `[rank, input]` and `up` `[out, rank]`.
 pub fn lengths(weight: &[f32], input: usize, scale: f32, [down, up]: [&[f32]; 2]) -> Vec<f64> {
     let (rows, rank) = (weight.len() / input.max(1), down.len() / input.max(1));
     let mut lengths = vec![0f64; rows];
@@ -342,7 +349,8 @@ pub fn lengths(weight: &[f32], input: usize, scale: f32, [down, up]: [&[f32]; 2]
     lengths
 }
 
-/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets the length `magnitude`.
+/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets
+/// the length `magnitude`.
 fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
     let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
     let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);
@@ -361,7 +369,8 @@ fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Resul
     Ok(Gain { offset: gains.iter().enumerate().map(offset).collect(), gain: gains })
 }
 
-/// The same adapter in half the memory beside matrices that are not kept in f32 themselves: its factors are rounded to bf16 there.
+/// The same adapter in half the memory beside matrices that are not kept in f32 themselves: its
+/// factors are rounded to bf16 there.
 ///
 /// # Errors
 /// A matrix that the model's files do not have.

@@ -1,7 +1,7 @@
 //! The command line: every command, flag and help text.
 //!
-//! Flags have the names that llama.cpp's and Ollama's users know; where those have several, the others are hidden
-//! aliases. Which words name a model and which a prompt: `words`.
+//! Flags have the names that llama.cpp's and Ollama's users know; where those have several, the
+//! others are hidden aliases. Which words name a model and which a prompt: `words`.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -129,7 +129,8 @@ pub(crate) enum Command {
 /// Which model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArg {
-    /// The model: a .gguf file, a folder, a short name (qwen3:0.6b) or a hub id (org/name:Q4_K_M) [default: the bundled model]
+    /// The model: a .gguf file, a folder, a short name (qwen3:0.6b) or a hub id (org/name:Q4_K_M)
+    /// [default: the bundled model]
     #[arg(value_name = "MODEL", index = 1, help_heading = None::<&'static str>)]
     pub(crate) named: Option<String>,
     /// The model by option instead; then every word belongs to the prompt, where a command has one
@@ -146,7 +147,8 @@ pub(crate) struct ModelArg {
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Most tokens of prompt and answer together [default: what the model was trained for, or less where memory is short]
+    /// Most tokens of prompt and answer together [default: what the model was trained for, or less
+    /// where memory is short]
     #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Once the context is full, forget the oldest tokens instead of stopping
@@ -155,10 +157,12 @@ pub(crate) struct LoadArgs {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: auto (a GPU that the model fits, else the CPU), cpu, cuda, cuda:N, metal, or several GPUs that share the model: cuda:0,1
+    /// Where to compute: auto (a GPU that the model fits, else the CPU), cpu, cuda, cuda:N, metal,
+    /// or several GPUs that share the model: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
     pub(crate) device: Place,
-    /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before them run on the CPU [default: all]
+    /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before
+    /// them run on the CPU [default: all]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) gpu_layers: Option<u64>,
     /// How several GPUs share the model
@@ -170,8 +174,8 @@ pub(crate) struct LoadArgs {
     /// Tokens of a prompt that are computed together [default: 512, on NVIDIA GPUs 2048]
     #[arg(long, aliases = ["ubatch-size", "batch-size"], value_name = "N", value_parser = whole(1..=MOST), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u64>,
-    /// On a GPU, compute each token as serve and batch do, among many: an answer then has the same bits as theirs, and one alone
-    /// takes longer
+    /// On a GPU, compute each token as serve and batch do, among many: an answer then has the same
+    /// bits as theirs, and one alone takes longer
     #[arg(long)]
     pub(crate) as_served: bool,
     /// Element type of the key/value cache: q8_0 is about half of f16, turbo, of 4 bits, 9/32
@@ -180,13 +184,17 @@ pub(crate) struct LoadArgs {
     /// Load weights that are NaN or infinite as they are, instead of refusing the model
     #[arg(long)]
     pub(crate) allow_nan: bool,
-    /// Load a model though its configuration has this key, which Delft does not know; may be given several times
+    /// Load a model though its configuration has this key, which Delft does not know; may be given
+    /// several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore_key: Vec<String>,
-    /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly. delft serve takes several, each a model of its NAME beside the one without
+    /// An adapter on top of the model: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to
+    /// apply it more or less strongly. delft serve takes several, each a model of its NAME beside
+    /// the one without
     #[arg(long, alias = "lora", value_name = "[NAME=]PATH[=SCALE]")]
     pub(crate) adapter: Vec<AdapterArg>,
-    /// Load an adapter of delft tune though it was made for another model, such as the one that this was quantised from
+    /// Load an adapter of delft tune though it was made for another model, such as the one that
+    /// this was quantised from
     #[arg(long, requires = "adapter")]
     pub(crate) any_base: bool,
     /// Whether nothing is said that only people want to know: with -q and --json.
@@ -309,7 +317,8 @@ pub(crate) enum CacheArg {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling (defaults come from the model)")]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate; -1 is no limit [default: until the model stops or the context is full]
+    /// Most tokens to generate; -1 is no limit [default: until the model stops or the context is
+    /// full]
     #[arg(short = 'n', long, aliases = ["n-predict", "predict"], value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<OrNone>,
     /// Temperature: higher is bolder; 0 always takes the likeliest token
@@ -336,10 +345,12 @@ pub(crate) struct SamplingArgs {
     /// Subtract this from a token's score for each time it occurred
     #[arg(long, value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Add to a token's score, by its id: 15043+1, 15043-2.5, or 15043-inf to forbid it; may be given several times
+    /// Add to a token's score, by its id: 15043+1, 15043-2.5, or 15043-inf to forbid it; may be
+    /// given several times
     #[arg(long, value_name = "ID(+|-)BIAS", value_parser = bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// DRY: subtract this from the score of what would go on with a repetition of the allowed length; 0 is off [default: 0]
+    /// DRY: subtract this from the score of what would go on with a repetition of the allowed
+    /// length; 0 is off [default: 0]
     #[arg(long, value_name = "X", value_parser = at_least_zero, allow_negative_numbers = true)]
     pub(crate) dry_multiplier: Option<f32>,
     /// DRY: what each further repeated token multiplies that with [default: 1.75]
@@ -351,16 +362,19 @@ pub(crate) struct SamplingArgs {
     /// DRY: how many of the latest tokens are looked at; -1 is all [default: -1]
     #[arg(long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
     pub(crate) dry_penalty_last_n: Option<OrNone>,
-    /// DRY: text over which no repetition is followed; may be given several times, none for no such text [default: a new line, a colon, a double quote, an asterisk]
+    /// DRY: text over which no repetition is followed; may be given several times, none for no such
+    /// text [default: a new line, a colon, a double quote, an asterisk]
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub(crate) dry_sequence_breaker: Vec<String>,
-    /// XTC: how often the likeliest tokens are taken away, all but the least likely that reaches the threshold; 0 is off [default: 0]
+    /// XTC: how often the likeliest tokens are taken away, all but the least likely that reaches
+    /// the threshold; 0 is off [default: 0]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) xtc_probability: Option<f32>,
     /// XTC: the probability that a token must reach to be taken away; above 0.5 is off [default: 0.1]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) xtc_threshold: Option<f32>,
-    /// Seed: on the same machine, the same seed with the same settings gives the same text; -1 is a random one [default: -1]
+    /// Seed: on the same machine, the same seed with the same settings gives the same text; -1 is a
+    /// random one [default: -1]
     #[arg(short, long, value_name = "N", value_parser = or_none, allow_negative_numbers = true)]
     pub(crate) seed: Option<OrNone>,
     /// End before this text; may be given several times
@@ -396,7 +410,8 @@ pub(crate) struct Run {
     /// The prompt, whatever it looks like; a word beside it is the model
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
-    /// Take a file's text as the prompt, or add it to the prompt; `-` is standard input, for which this waits
+    /// Take a file's text as the prompt, or add it to the prompt; `-` is standard input, for which
+    /// this waits
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Vec<PathBuf>,
     /// A system message before the prompt
@@ -411,25 +426,30 @@ pub(crate) struct Run {
     /// A file with the chat template to use instead of the model's own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE", conflicts_with = "raw")]
     pub(crate) template: Option<PathBuf>,
-    /// Continue the prompt as it stands (as --raw), and read the spellings of special tokens in it, such as <|im_start|>, as these tokens
+    /// Continue the prompt as it stands (as --raw), and read the spellings of special tokens in it,
+    /// such as <|im_start|>, as these tokens
     #[arg(long, conflicts_with_all = ["chat", "system", "template"])]
     pub(crate) special: bool,
-    /// Whether the model thinks before it answers, by its template's switch, and whether that is shown
+    /// Whether the model thinks before it answers, by its template's switch, and whether that is
+    /// shown
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) think: Option<ThinkArg>,
-    /// Write the prompt in front of the text, in a pipe too [default: at a terminal, where the text continues it]
+    /// Write the prompt in front of the text, in a pipe too [default: at a terminal, where the text
+    /// continues it]
     #[arg(long, conflicts_with_all = ["json", "json_lines"])]
     pub(crate) echo: bool,
     /// Never write the prompt
     #[arg(long, alias = "no-display-prompt", conflicts_with = "echo")]
     pub(crate) no_echo: bool,
-    /// Print the prompt as the model would get it, with its tokens, and stop; weights are not loaded
+    /// Print the prompt as the model would get it, with its tokens, and stop; weights are not
+    /// loaded
     #[arg(long, alias = "verbose-prompt")]
     pub(crate) show_prompt: bool,
     /// Print one JSON object at the end: text, tokens, finish, metrics
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a JSON object for each token as it comes, on a line of its own, then the object of --json
+    /// Print a JSON object for each token as it comes, on a line of its own, then the object of
+    /// --json
     #[arg(long, alias = "stream-json", conflicts_with = "json")]
     pub(crate) json_lines: bool,
     /// Say what is in effect: the model, the prompt's tokens, the sampling chain
@@ -489,7 +509,8 @@ pub(crate) struct Chat {
     /// Answers as they come: no wrapped lines, no colours, reasoning with its marks
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Whether the model thinks before it answers, by its template's switch, and whether that is shown
+    /// Whether the model thinks before it answers, by its template's switch, and whether that is
+    /// shown
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) think: Option<ThinkArg>,
     /// Say what is in effect, and speed and memory after each answer
@@ -569,7 +590,8 @@ pub(crate) struct Serve {
     /// The port to listen at; 0 is one of the system's choosing
     #[arg(long, value_name = "PORT", default_value_t = 11435)]
     pub(crate) port: u16,
-    /// A key that requests must have; may be given several times. Other users of this machine can see a command line: DELFT_API_KEY and --api-key-file are kept from them
+    /// A key that requests must have; may be given several times. Other users of this machine can
+    /// see a command line: DELFT_API_KEY and --api-key-file are kept from them
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// A file with keys, one on each line
@@ -578,7 +600,8 @@ pub(crate) struct Serve {
     /// Listen at an address that other machines reach, and answer everyone
     #[arg(long)]
     pub(crate) insecure_public: bool,
-    /// Serve embeddings of every model, also of those whose files do not say that they are made for it
+    /// Serve embeddings of every model, also of those whose files do not say that they are made for
+    /// it
     #[arg(long)]
     pub(crate) embeddings: bool,
     /// An origin, such as https://example.com, whose web pages may ask from browsers
@@ -599,22 +622,27 @@ pub(crate) struct Serve {
     /// How long requests may go on after the first signal to stop, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole(0..=1_000_000), allow_negative_numbers = true)]
     pub(crate) drain: u64,
-    /// How long a model stays loaded after its last request, such as 5m, 1h30m, 0, or -1 for ever [default: 5m; models that the command line names stay]
+    /// How long a model stays loaded after its last request, such as 5m, 1h30m, 0, or -1 for ever
+    /// [default: 5m; models that the command line names stay]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true)]
     pub(crate) keep_alive: Option<serve::Keep>,
-    /// Most memory that loaded models may take together on a device, such as 20G or 800M [default: what is free]
+    /// Most memory that loaded models may take together on a device, such as 20G or 800M [default:
+    /// what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
-    /// A file with keys of administrators, one on each line, who may change the store of models; without it, programs of this machine may
+    /// A file with keys of administrators, one on each line, who may change the store of models;
+    /// without it, programs of this machine may
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_key_file: Vec<PathBuf>,
-    /// Note every request and its answer in a new file of this folder, for delft replay; keys are not in it
+    /// Note every request and its answer in a new file of this folder, for delft replay; keys are
+    /// not in it
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
-    /// Tune an adapter of the model from these examples meanwhile, as delft tune does; it is served under its folder's name, as it stands
+    /// Tune an adapter of the model from these examples meanwhile, as delft tune does; it is served
+    /// under its folder's name, as it stands
     #[arg(long, value_name = "FILE")]
     pub(crate) tune: Option<PathBuf>,
     /// That adapter's folder [default: the name of the examples with -lora behind it]
@@ -738,7 +766,8 @@ Example:
 pub(crate) struct Fuse {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The adapter: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or less strongly
+    /// The adapter: a folder of PEFT or mlx-lm, or a GGUF file; with =SCALE to apply it more or
+    /// less strongly
     #[arg(long, alias = "lora", value_name = "PATH[=SCALE]")]
     pub(crate) adapter: AdapterArg,
     /// Merge an adapter of delft tune though it was made for another model
@@ -747,7 +776,8 @@ pub(crate) struct Fuse {
     /// The folder to write, which is not there yet
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) output: PathBuf,
-    /// Read a model though its configuration has this key, which Delft does not know; may be given several times
+    /// Read a model though its configuration has this key, which Delft does not know; may be given
+    /// several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore_key: Vec<String>,
 }
@@ -950,16 +980,17 @@ pub(crate) struct Bench {
     /// Tokens in the cache before the measurement begins
     #[arg(short, long, value_name = "D", default_value_t = 0, value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) depth: u64,
-    /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding takes
+    /// Generate by choosing each token, greedily, instead of taking given ones: all that decoding
+    /// takes
     #[arg(long)]
     pub(crate) sampled: bool,
-    /// Numbers of sequences to generate at the same time, a measurement for each; its speed counts the
-    /// tokens of all sequences
+    /// Numbers of sequences to generate at the same time, a measurement for each; its speed counts
+    /// the tokens of all sequences
     #[arg(long, value_name = "B,..", value_delimiter = ',', value_parser = whole(1..=256), conflicts_with = "sampled")]
     pub(crate) batch: Vec<u64>,
-    /// Measure requests that arrive at random, R a second on average, as at a server: the time to the first token,
-    /// that between tokens, and tokens per second. Each has a prompt of P tokens and an answer of N; --batch says how
-    /// many are computed at a time [default: 16]
+    /// Measure requests that arrive at random, R a second on average, as at a server: the time to
+    /// the first token, that between tokens, and tokens per second. Each has a prompt of P tokens
+    /// and an answer of N; --batch says how many are computed at a time [default: 16]
     #[arg(long = "load", value_name = "R", value_parser = rate, conflicts_with_all = ["sampled", "depth"])]
     pub(crate) arrivals: Option<f64>,
     /// Requests that arrive
@@ -1166,7 +1197,8 @@ pub(crate) struct Quantize {
     /// The type of matrices; see below
     #[arg(value_name = "TYPE", index = 2)]
     pub(crate) kind: String,
-    /// How much each weight matters, as delft imatrix or llama-imatrix wrote it: errors count by that
+    /// How much each weight matters, as delft imatrix or llama-imatrix wrote it: errors count by
+    /// that
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
     #[command(flatten)]
@@ -1292,7 +1324,8 @@ fn number(text: &str, holds: impl Fn(f32) -> bool, expected: &str) -> Result<f32
         .ok_or_else(|| format!("expected {expected}"))
 }
 
-/// llama.cpp's names of several letters behind one dash, which read as a cluster of short flags otherwise.
+/// llama.cpp's names of several letters behind one dash, which read as a cluster of short flags
+/// otherwise.
 const ONE_DASH: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
     ("-sm", "--split-mode"),
@@ -1301,7 +1334,8 @@ const ONE_DASH: &[(&str, &str)] = &[
     ("-cnv", "--chat"),
 ];
 
-/// The command line with each of [`ONE_DASH`] as the flag that it means; what stands behind `--` is left alone.
+/// The command line with each of [`ONE_DASH`] as the flag that it means; what stands behind `--` is
+/// left alone.
 pub(crate) fn spelled(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words = false;
     let spell = |argument: OsString| {

@@ -1,4 +1,5 @@
-//! The environment variables that Delft reads, for `delft --help`; a test holds the table against the sources.
+//! The environment variables that Delft reads, for `delft --help`; a test holds the table against
+//! the sources.
 
 /// Names that belong together, and what they are for.
 const VARIABLES: &[(&str, &str)] = &[

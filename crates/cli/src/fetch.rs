@@ -1,4 +1,5 @@
-//! Models that are not on this machine yet: whether Delft can run them, whether they are wanted, and their arrival.
+//! Models that are not on this machine yet: whether Delft can run them, whether they are wanted,
+//! and their arrival.
 
 use std::io::{BufRead, Write};
 
@@ -8,8 +9,8 @@ use delft::hub::{Hub, Model, Offer, Progress};
 use crate::progress::Downloads;
 use crate::terminal::{Outcome, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
 
-/// Fetches a model that a command needs and that is not here: after a question at a terminal, without one only with
-/// `--yes`. `absent` is the error where it is not fetched.
+/// Fetches a model that a command needs and that is not here: after a question at a terminal,
+/// without one only with `--yes`. `absent` is the error where it is not fetched.
 pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome<Model> {
     if hub.offline {
         return Err(absent.hint("HF_HUB_OFFLINE is set: unset it to fetch the model").into());
@@ -26,8 +27,8 @@ pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome
     Ok(offer.fetch(&downloads)?)
 }
 
-/// Refuses a model that Delft cannot run, by its configuration or its first keys, before its weights come. `force` is
-/// the command that fetches it all the same.
+/// Refuses a model that Delft cannot run, by its configuration or its first keys, before its
+/// weights come. `force` is the command that fetches it all the same.
 pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> Outcome {
     let Some(error) = delft::objection(offer, progress)? else { return Ok(()) };
     let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".into());

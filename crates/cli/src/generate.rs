@@ -19,8 +19,9 @@ pub(crate) struct Answer {
     pub(crate) metrics: Metrics,
 }
 
-/// Generates, giving each piece of text to `sink` as it comes. Ctrl-C ends it early. While a long prompt is read a bar at the
-/// terminal tells how far it is, unless the options bring a progress of their own.
+/// Generates, giving each piece of text to `sink` as it comes. Ctrl-C ends it early. While a long
+/// prompt is read a bar at the terminal tells how far it is, unless the options bring a progress of
+/// their own.
 pub(crate) fn generate(
     session: &mut Session,
     prompt: Prompt,

@@ -1,5 +1,5 @@
-//! Ctrl-C: the first ends a running generation, or has a command tell what it has so far; the next (or one when nothing
-//! runs) ends the program at once. Both end it with 130, as shells count it.
+//! Ctrl-C: the first ends a running generation, or has a command tell what it has so far; the next
+//! (or one when nothing runs) ends the program at once. Both end it with 130, as shells count it.
 
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
@@ -47,7 +47,8 @@ fn interrupted() {
         Running::Generation(token) => token.cancel(),
         Running::Command(words) => {
             *running = Running::Ending;
-            // On a thread of its own: whoever reads may be slow, and the next Ctrl-C shall not have to wait.
+            // On a thread of its own: whoever reads may be slow, and the next Ctrl-C shall not have
+            // to wait.
             let speaker = std::thread::Builder::new().spawn(|| {
                 if let Err(Stop::Error(error)) = words() {
                     report(&error);
@@ -92,8 +93,8 @@ impl<T: Clone> SoFar<T> {
     }
 }
 
-/// While this lives, the first Ctrl-C has a command's last words said, at once and beside whatever is computed, before it ends
-/// the program.
+/// While this lives, the first Ctrl-C has a command's last words said, at once and beside whatever
+/// is computed, before it ends the program.
 pub(crate) struct LastWords;
 
 impl LastWords {

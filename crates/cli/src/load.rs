@@ -43,7 +43,8 @@ impl From<SplitArg> for SplitMode {
     }
 }
 
-/// The model that the command line names: found on this machine, or else fetched, if that is wanted.
+/// The model that the command line names: found on this machine, or else fetched, if that is
+/// wanted.
 pub(crate) fn find(args: &ModelArg) -> Outcome<Model> {
     let Some(name) = args.model.as_deref() else { return Ok(Model::bundled()?) };
     let hub = Hub::from_env()?;
@@ -107,8 +108,8 @@ pub(crate) enum Embeds {
     Always(Option<EmbeddingForm>),
 }
 
-/// [`engine`] with a context and a number of sessions that the caller chooses, and that are computed together, to generate or
-/// for embeddings.
+/// [`engine`] with a context and a number of sessions that the caller chooses, and that are
+/// computed together, to generate or for embeddings.
 pub(crate) fn engine_with(
     args: &LoadArgs,
     context: Option<usize>,

@@ -1,4 +1,5 @@
-//! What the operating system did to this process meanwhile: pages fetched, turns lost to others, time stolen by a host.
+//! What the operating system did to this process meanwhile: pages fetched, turns lost to others,
+//! time stolen by a host.
 //!
 //! Linux tells (proc(5)); elsewhere nothing is known.
 
@@ -53,8 +54,8 @@ impl Counters {
     }
 }
 
-/// Bytes of the last caches of all processors that are running, each counted once however many share it; `None` where the
-/// system does not say.
+/// Bytes of the last caches of all processors that are running, each counted once however many
+/// share it; `None` where the system does not say.
 pub(crate) fn cache_bytes() -> Option<u64> {
     let mut seen: Vec<(u64, String, u64)> = Vec::new();
     for cpu in std::fs::read_dir("/sys/devices/system/cpu").ok()?.flatten() {
@@ -84,7 +85,8 @@ fn number(text: Option<&str>) -> u64 {
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Programs that wanted a core on average over the last minute; `None` where the system does not say.
+/// Programs that wanted a core on average over the last minute; `None` where the system does not
+/// say.
 pub(crate) fn load_average() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }

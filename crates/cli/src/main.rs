@@ -1,7 +1,8 @@
-//! The `delft` command: parses the command line, runs one command, and turns how it ended into an exit status.
+//! The `delft` command: parses the command line, runs one command, and turns how it ended into an
+//! exit status.
 //!
-//! 0: done, or nobody reads the output any more. 1: an error, told in one line on stderr. 2: a command line that makes
-//! no sense. 130: interrupted.
+//! 0: done, or nobody reads the output any more. 1: an error, told in one line on stderr. 2: a
+//! command line that makes no sense. 130: interrupted.
 
 mod args;
 mod client;
@@ -74,8 +75,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where a limit on the size of files is passed (`ulimit -f`), a write fails like one to a full disk, and is told so: the
-/// signal that would end the program first is only noted.
+/// Where a limit on the size of files is passed (`ulimit -f`), a write fails like one to a full
+/// disk, and is told so: the signal that would end the program first is only noted.
 fn files_may_be_limited() {
     #[cfg(unix)]
     {

@@ -80,7 +80,8 @@ impl Progress for Downloads {
                 Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
                 None => "{msg} {bytes} {bytes_per_sec}",
             }));
-            // The bytes that were there already are no part of the speed: they are counted, then the clock begins.
+            // The bytes that were there already are no part of the speed: they are counted, then
+            // the clock begins.
             bar.tick();
             bar.reset_eta();
             *self.bar.borrow_mut() = Some(bar);

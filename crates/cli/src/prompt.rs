@@ -1,8 +1,8 @@
-//! Where a prompt's text comes from: the command line, files, and standard input, joined in this order with a blank line
-//! between them.
+//! Where a prompt's text comes from: the command line, files, and standard input, joined in this
+//! order with a blank line between them.
 //!
-//! A text that is read loses its last line break, as `$(..)` drops it in shells: the end of a line is no part of a
-//! question. `-` means standard input wherever a text or a file is named.
+//! A text that is read loses its last line break, as `$(..)` drops it in shells: the end of a line
+//! is no part of a question. `-` means standard input wherever a text or a file is named.
 
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -14,8 +14,9 @@ use delft::Error;
 
 use crate::terminal::{Outcome, note, stdin_is_terminal};
 
-/// How long standard input that nobody named may stay silent beside a prompt. Programs, `ssh` and containers often leave
-/// one open into which nothing is ever written; to wait for its end would be to wait for ever.
+/// How long standard input that nobody named may stay silent beside a prompt. Programs, `ssh` and
+/// containers often leave one open into which nothing is ever written; to wait for its end would be
+/// to wait for ever.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Whether a name means standard input.
@@ -42,7 +43,8 @@ fn without_last_break(mut text: String) -> String {
     text
 }
 
-/// The one text of a command that takes one: a word (`-` is standard input), a file, or what is piped in.
+/// The one text of a command that takes one: a word (`-` is standard input), a file, or what is
+/// piped in.
 pub(crate) fn one(word: Option<&str>, file: Option<&Path>) -> Outcome<String> {
     match (word, file) {
         (Some(word), _) if word != "-" => Ok(word.to_string()),
@@ -51,7 +53,8 @@ pub(crate) fn one(word: Option<&str>, file: Option<&Path>) -> Outcome<String> {
     }
 }
 
-/// The texts of a command that takes several: words, or the lines of a file or of standard input that are not empty.
+/// The texts of a command that takes several: words, or the lines of a file or of standard input
+/// that are not empty.
 pub(crate) fn several(words: &[String], file: Option<&Path>) -> Outcome<Vec<String>> {
     let texts: Vec<String> = match words {
         [] => {
@@ -74,8 +77,9 @@ pub(crate) struct Gathering {
     piped: Option<Piped>,
 }
 
-/// Reads what the command line names. Without a prompt that is standard input, unless someone types there; beside a
-/// prompt, standard input is read meanwhile, and waited for by [`Gathering::finish`].
+/// Reads what the command line names. Without a prompt that is standard input, unless someone types
+/// there; beside a prompt, standard input is read meanwhile, and waited for by
+/// [`Gathering::finish`].
 pub(crate) fn gather(prompt: Option<&str>, files: &[PathBuf]) -> Outcome<Gathering> {
     let names = prompt.iter().filter(|text| **text == "-").map(PathBuf::from);
     let named: Vec<PathBuf> = names.chain(files.iter().cloned()).collect();

@@ -1,7 +1,8 @@
 //! A terminal that shows nothing of what is typed while a model answers.
 //!
-//! Otherwise the letters would stand in the middle of the answer. They are not lost: the next line begins with them.
-//! Ctrl-C still interrupts, and drops them, as terminals do. Nothing happens where no terminal is, or none of Unix's.
+//! Otherwise the letters would stand in the middle of the answer. They are not lost: the next line
+//! begins with them. Ctrl-C still interrupts, and drops them, as terminals do. Nothing happens
+//! where no terminal is, or none of Unix's.
 
 #[cfg(unix)]
 mod unix {

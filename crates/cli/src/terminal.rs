@@ -1,10 +1,10 @@
 //! What is written where: results on stdout, everything else on stderr, colours only on a terminal.
 //!
-//! Rust programs ignore SIGPIPE, so a reader that goes away shows as an error of `write`; here it becomes
-//! [`Stop::Closed`], which ends the program quietly.
+//! Rust programs ignore SIGPIPE, so a reader that goes away shows as an error of `write`; here it
+//! becomes [`Stop::Closed`], which ends the program quietly.
 //!
-//! A model's text is a stranger's: at a terminal it is shown without what could steer the terminal ([`printable`]); a
-//! pipe gets its exact bytes ([`Page`]).
+//! A model's text is a stranger's: at a terminal it is shown without what could steer the terminal
+//! ([`printable`]); a pipe gets its exact bytes ([`Page`]).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -123,7 +123,8 @@ pub(crate) fn print_json_line(value: &serde_json::Value) -> Outcome {
     Ok(out.flush()?)
 }
 
-/// JSON whose strings hold nothing that steers a terminal: JSON itself only escapes characters below a blank.
+/// JSON whose strings hold nothing that steers a terminal: JSON itself only escapes characters
+/// below a blank.
 fn escaped(json: &str) -> Cow<'_, str> {
     if !json.contains(steers) {
         return json.into();
@@ -132,7 +133,8 @@ fn escaped(json: &str) -> Cow<'_, str> {
     json.chars().map(escape).collect::<String>().into()
 }
 
-/// Standard output for a model's text: the exact bytes in a pipe, at a terminal what it can show without harm.
+/// Standard output for a model's text: the exact bytes in a pipe, at a terminal what it can show
+/// without harm.
 pub(crate) struct Page {
     out: io::StdoutLock<'static>,
     terminal: bool,
@@ -215,7 +217,8 @@ pub(crate) fn count(value: u64) -> String {
     if scaled < 10.0 { format!("{scaled:.2}{unit}") } else { format!("{scaled:.1}{unit}") }
 }
 
-/// Rows under a header, in columns as wide as their widest cell; numbers (where `right` says so) to the right.
+/// Rows under a header, in columns as wide as their widest cell; numbers (where `right` says so) to
+/// the right.
 pub(crate) fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -244,15 +247,17 @@ pub(crate) fn table(header: &[&str], right: &[bool], rows: &[Vec<String>]) -> St
     text
 }
 
-/// Whether a character makes a terminal do something, or show text in another order, instead of being seen.
+/// Whether a character makes a terminal do something, or show text in another order, instead of
+/// being seen.
 fn steers(c: char) -> bool {
     let reorders = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     reorders || (c.is_control() && !matches!(c, '\n' | '\t'))
 }
 
-/// A model's text as a terminal may show it: line breaks and tabs as they are, other control characters as the pictures
-/// that Unicode has of them, and those without one as U+FFFD. Every character is judged by itself, so a sequence that
-/// is cut into pieces is as harmless as a whole one.
+/// A model's text as a terminal may show it: line breaks and tabs as they are, other control
+/// characters as the pictures that Unicode has of them, and those without one as U+FFFD. Every
+/// character is judged by itself, so a sequence that is cut into pieces is as harmless as a whole
+/// one.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return text.into();

@@ -37,13 +37,15 @@ pub(crate) struct Tune {
     /// Go on with the run in that folder, with the flags that it was begun with
     #[arg(long)]
     pub(crate) resume: bool,
-    /// What is only measured: a share of the examples (5%), a file of its own, or none [default: 5% of twenty examples or more]
+    /// What is only measured: a share of the examples (5%), a file of its own, or none [default: 5%
+    /// of twenty examples or more]
     #[arg(long, value_name = "SHARE or FILE")]
     pub(crate) held_out: Option<HeldOut>,
     /// Prompts and completions are text to continue, though the model has a chat template
     #[arg(long)]
     pub(crate) raw: bool,
-    /// Most tokens of an example; texts are cut there into several [default: what the model was trained for, 1024 for plain text]
+    /// Most tokens of an example; texts are cut there into several [default: what the model was
+    /// trained for, 1024 for plain text]
     #[arg(long, alias = "ctx", value_name = "N", value_parser = whole(2..=MOST))]
     pub(crate) context: Option<u64>,
     /// Take the end of examples that are longer away, instead of refusing them
@@ -53,13 +55,15 @@ pub(crate) struct Tune {
     pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) updates: UpdateArgs,
-    /// A text to continue, or a question, now and then, to see what it has learned; takes the memory of another copy of the model
+    /// A text to continue, or a question, now and then, to see what it has learned; takes the
+    /// memory of another copy of the model
     #[arg(long, value_name = "PROMPT")]
     pub(crate) sample: Option<String>,
     /// Updates between two samples [default: a tenth of the run]
     #[arg(long, value_name = "N", value_parser = positive(), requires = "sample")]
     pub(crate) sample_every: Option<u64>,
-    /// Updates between two checkpoints: what a crash costs at most [default: a twentieth of the run, a hundred at most]
+    /// Updates between two checkpoints: what a crash costs at most [default: a twentieth of the
+    /// run, a hundred at most]
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) checkpoint_every: Option<u64>,
     /// Threads [default: the physical cores]
@@ -80,7 +84,8 @@ pub(crate) struct Tune {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Adapter")]
 pub(crate) struct LoraArgs {
-    /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a model folder
+    /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a
+    /// model folder
     #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites"])]
     pub(crate) full: bool,
     /// Rank of the factors
@@ -95,8 +100,8 @@ pub(crate) struct LoraArgs {
     /// Train the lengths of the changed matrices' rows by themselves (DoRA)
     #[arg(long)]
     pub(crate) dora: bool,
-    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks, with experts
-    /// those of attention]
+    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks,
+    /// with experts those of attention]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
@@ -117,17 +122,19 @@ pub(crate) struct UpdateArgs {
     /// Updates, over as many passes as they take
     #[arg(long, value_name = "N", value_parser = whole(1..=100_000_000))]
     pub(crate) steps: Option<u64>,
-    /// Tokens that are computed together, packed from several examples [default: by the examples, 2048 at most but for longer ones]
+    /// Tokens that are computed together, packed from several examples [default: by the examples,
+    /// 2048 at most but for longer ones]
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) batch_tokens: Option<u64>,
-    /// Compute activations again for their gradients: a fraction of the memory, about a third more work, the same bits [default: if
-    /// memory is short]
+    /// Compute activations again for their gradients: a fraction of the memory, about a third more
+    /// work, the same bits [default: if memory is short]
     #[arg(long)]
     pub(crate) recompute: bool,
     /// Batches of an update
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
     pub(crate) accumulate: u64,
-    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full or --dpo]
+    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full or
+    /// --dpo]
     #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
     pub(crate) lr: Option<f32>,
     /// How the learning rate goes on from there
@@ -148,7 +155,8 @@ pub(crate) struct UpdateArgs {
     /// End once the held-out loss was measured N times without falling
     #[arg(long, value_name = "N", value_parser = positive())]
     pub(crate) patience: Option<u64>,
-    /// Seed of the order of examples, of what is held out and of what the factors begin with: the same one gives the same bytes
+    /// Seed of the order of examples, of what is held out and of what the factors begin with: the
+    /// same one gives the same bytes
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 }

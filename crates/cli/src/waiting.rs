@@ -1,4 +1,5 @@
-//! A line at a terminal for work that shows nothing itself: how far it is, and for how long. Wiped when it is over.
+//! A line at a terminal for work that shows nothing itself: how far it is, and for how long. Wiped
+//! when it is over.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
 //! Which of a command's words name the model, and which are the prompt.
 //!
-//! Every command takes its model as the first word or with `-m`. Where a prompt may follow, or stand alone, [`split`]
-//! decides: a first word is a model if one is known by it, or if its form says so (`org/name`). A word that only looks
-//! like a model's name is refused with the names nearest to it, since a model that was meant would otherwise become the
-//! prompt of another one without a word.
+//! Every command takes its model as the first word or with `-m`. Where a prompt may follow, or
+//! stand alone, [`split`] decides: a first word is a model if one is known by it, or if its form
+//! says so (`org/name`). A word that only looks like a model's name is refused with the names
+//! nearest to it, since a model that was meant would otherwise become the prompt of another one
+//! without a word.
 
 use std::ffi::OsString;
 
@@ -112,7 +113,8 @@ fn settle(model: &mut ModelArg, words: &mut Vec<String>, prompt: &mut Option<Str
     Ok(())
 }
 
-/// The model and the prompt of a command line with `-m` and `-p`, as far as they are given, and these words.
+/// The model and the prompt of a command line with `-m` and `-p`, as far as they are given, and
+/// these words.
 fn split(
     model: Option<String>,
     mut words: Vec<String>,
@@ -160,7 +162,8 @@ fn split(
     }
 }
 
-/// What someone meant who named no command: a prompt, a model, or the flags of a program that has none.
+/// What someone meant who named no command: a prompt, a model, or the flags of a program that has
+/// none.
 pub(crate) fn without_command(arguments: &[OsString]) -> Option<String> {
     let first = arguments.get(1)?.to_str()?;
     let known = Cli::command();

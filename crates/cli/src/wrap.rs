@@ -1,8 +1,8 @@
 //! Lines that end where the window does, between words, while the text streams.
 //!
-//! A word waits until its end is known or it fills a line. Lines that a wrap begins are indented like the item or the
-//! line that they continue. Widths are those of terminals: two columns for ideographs, none for combining marks. The
-//! window may change its width at any time.
+//! A word waits until its end is known or it fills a line. Lines that a wrap begins are indented
+//! like the item or the line that they continue. Widths are those of terminals: two columns for
+//! ideographs, none for combining marks. The window may change its width at any time.
 
 use anstyle::Style;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -53,7 +53,8 @@ impl Wrap {
         }
     }
 
-    /// Lays out a piece in a window that wide; `None` leaves lines as they are. Gives what can be written now.
+    /// Lays out a piece in a window that wide; `None` leaves lines as they are. Gives what can be
+    /// written now.
     pub(crate) fn push(&mut self, piece: &Piece, width: Option<usize>) -> String {
         let width = width.filter(|width| *width >= NARROWEST).unwrap_or(usize::MAX);
         if self.column > width {

@@ -1,8 +1,10 @@
-//! Attention of one layer with the geometry of Qwen3-0.6B (16 query heads, 8 KV heads of 128, f16 cache).
+//! Attention of one layer with the geometry of Qwen3-0.6B (16 query heads, 8 KV heads of 128, f16
+//! cache).
 //!
-//! Decode: one query over a cache of some depth, in GB/s of keys and values. Enough layers take turns that the cache
-//! of one does not stay in the processor's caches, as in a model. Prefill: a chunk of queries from position 0, in
-//! GFLOP/s of the products that causality leaves (4 * head_dim per query, head and key seen).
+//! Decode: one query over a cache of some depth, in GB/s of keys and values. Enough layers take
+//! turns that the cache of one does not stay in the processor's caches, as in a model. Prefill: a
+//! chunk of queries from position 0, in GFLOP/s of the products that causality leaves (4 * head_dim
+//! per query, head and key seen).
 //!
 //! Prints the median and, for a machine that others use too, the best run.
 //!

@@ -1,7 +1,8 @@
-//! How close the matrix products come to the machine: decode against the bandwidth of plain reads, prefill against
-//! the peak of the unit that multiplies, both measured in the same run.
+//! How close the matrix products come to the machine: decode against the bandwidth of plain reads,
+//! prefill against the peak of the unit that multiplies, both measured in the same run.
 //!
-//! `cargo bench -p delft-cpu-kernels --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill] [pack]]`
+//! `cargo bench -p delft-cpu-kernels --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill]
+//! [pack]]`
 
 use delft_cpu_kernels::matmul::*;
 use delft_cpu_kernels::roof::read;

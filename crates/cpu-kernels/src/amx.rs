@@ -1,7 +1,8 @@
 //! Intel's tile unit (AMX): registers of 16 rows of 64 bytes, products of bf16 with sums in f32.
 //!
-//! The unit takes about what the first-level cache gives, so that products are of two by two tiles: four for every four that are
-//! loaded. An f32 is the sum of two bf16 to 16 bits, an f16 exactly: products of such sums have nearly the accuracy of f32.
+//! The unit takes about what the first-level cache gives, so that products are of two by two tiles:
+//! four for every four that are loaded. An f32 is the sum of two bf16 to 16 bits, an f16 exactly:
+//! products of such sums have nearly the accuracy of f32.
 //!
 //! ```text
 //! left   a tile of 16 rows:    [16 rows][32 of the depth] bf16
@@ -71,9 +72,10 @@ pub(super) const NOTHING: (*const u8, usize) = (std::ptr::null(), 0);
 
 /// Asks for a half of the tile behind the one at a pointer, which the next round reads.
 ///
-/// It has two uses, for one of which its place matters. A round reads the second-level cache while the products of the last one
-/// go on. And beside a busy thread of the same core tile instructions that follow each other closely take twice the time
-/// of those with others between them, of whatever kind: eight behind each are enough.
+/// It has two uses, for one of which its place matters. A round reads the second-level cache while
+/// the products of the last one go on. And beside a busy thread of the same core tile instructions
+/// that follow each other closely take twice the time of those with others between them, of
+/// whatever kind: eight behind each are enough.
 macro_rules! fetch {
     ($from:literal, low) => {
         fetch!($from, "0, 64, 128, 192, 256, 320, 384, 448")
@@ -86,8 +88,9 @@ macro_rules! fetch {
     };
 }
 
-/// `to = from + the sum of all runs' left right` for `groups[0]` by `groups[1]` tiles, one or two of each. Sums are f32: from
-/// one tile to the next 64 bytes or 16 rows, and rows are the given bytes apart. `from` is nothing at [`NOTHING`].
+/// `to = from + the sum of all runs' left right` for `groups[0]` by `groups[1]` tiles, one or two
+/// of each. Sums are f32: from one tile to the next 64 bytes or 16 rows, and rows are the given
+/// bytes apart. `from` is nothing at [`NOTHING`].
 ///
 /// # Safety
 /// The tiles are configured, and there; every run has a tile at least.
@@ -256,7 +259,8 @@ fn join(low: __m512i, high: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xE4>(low, high, _mm512_set1_epi32(0xffff))
 }
 
-/// A number as the sum of two bf16, each in the upper half of its bits; NaN's stay NaN's in the sum.
+/// A number as the sum of two bf16, each in the upper half of its bits; NaN's stay NaN's in the
+/// sum.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn split(x: __m512) -> [__m512i; 2] {

@@ -1,5 +1,5 @@
-//! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no score matrix is
-//! ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
+//! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no
+//! score matrix is ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
 //!
 //! [`run`] is one step of a team's job. A query that decodes reads the cache once, at the speed of
 //! memory: its keys are split into chunks of [`CHUNK`], whose results merge in a fixed order, so
@@ -37,7 +37,8 @@ const ROWS: usize = 192;
 /// The longest head.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Distance between the rows of queries in scratch: not a power of two, which would crowd a few sets of the cache.
+/// Distance between the rows of queries in scratch: not a power of two, which would crowd a few
+/// sets of the cache.
 const Q_STRIDE: usize = MAX_HEAD_DIM + WIDEST;
 
 /// Distance between the rows of scores in scratch.
@@ -46,7 +47,8 @@ const P_STRIDE: usize = DEEP + WIDEST;
 /// What attention computes, whatever it is applied to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head `h / (heads / kv_heads)`.
+    /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head
+    /// `h / (heads / kv_heads)`.
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
@@ -58,11 +60,13 @@ pub struct Shape {
     pub softcap: Option<f32>,
     /// A query at `p` sees no key at or before `p - window`.
     pub window: Option<usize>,
-    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`, up to itself.
+    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`,
+    /// up to itself.
     pub chunked: bool,
 }
 
-/// The queries of one sequence: consecutive positions, whose keys and values are in the cache already.
+/// The queries of one sequence: consecutive positions, whose keys and values are in the cache
+/// already.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// Whether it is one query that decodes, whose keys are split.
@@ -75,7 +79,8 @@ pub struct Sequence<'a> {
     pub tokens: usize,
     /// Position of the first query.
     pub position: usize,
-    /// The lowest position still in the cache: those below were overwritten by the ring, or never kept.
+    /// The lowest position still in the cache: those below were overwritten by the ring, or never
+    /// kept.
     pub oldest: usize,
 }
 
@@ -94,7 +99,8 @@ pub struct Call<'a> {
     pub q_stride: usize,
     /// A logit per query head that takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
-    /// Whether products of many queries may round both sides to bf16 where that is faster, as those of quantised weights do.
+    /// Whether products of many queries may round both sides to bf16 where that is faster, as those
+    /// of quantised weights do.
     pub rounded: bool,
 }
 
@@ -152,7 +158,8 @@ impl Shape {
     }
 }
 
-/// The positions that a query at `position` sees: not empty for a query whose own key is in the cache.
+/// The positions that a query at `position` sees: not empty for a query whose own key is in the
+/// cache.
 fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
     let first = match shape.window {
         Some(chunk) if shape.chunked => position / chunk.max(1) * chunk,
@@ -162,8 +169,8 @@ fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops:
     first.max(sequence.oldest).min(position)..position + 1
 }
 
-/// Writes the queries of a KV head's group in a row of `q`, times the scale and turned where the cache's keys are, to `to`,
-/// [`Q_STRIDE`] apart.
+/// Writes the queries of a KV head's group in a row of `q`, times the scale and turned where the
+/// cache's keys are, to `to`, [`Q_STRIDE`] apart.
 ///
 /// # Safety
 /// `to` has room for a group.
@@ -238,7 +245,8 @@ impl Work {
 /// A piece of work.
 #[derive(Clone, Copy)]
 enum Unit {
-    /// One chunk of one query's keys: the sequence, the KV head, the chunk counted from the first one visible.
+    /// One chunk of one query's keys: the sequence, the KV head, the chunk counted from the first
+    /// one visible.
     Decode { sequence: usize, kv_head: usize, chunk: usize },
     /// A block of queries: the sequence, the KV head, the block.
     Prefill { sequence: usize, kv_head: usize, block: usize },
@@ -269,7 +277,8 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
             return if each.decodes {
                 Unit::Decode { sequence, kv_head, chunk: piece }
             } else {
-                // The last block sees the most keys: begin with it, so that the small ones fill the gaps at the end.
+                // The last block sees the most keys: begin with it, so that the small ones fill the
+                // gaps at the end.
                 Unit::Prefill { sequence, kv_head, block: pieces - 1 - piece }
             };
         }
@@ -278,21 +287,23 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
     unreachable!("a unit beyond the batch")
 }
 
-/// Where the results of a decode sequence's chunks begin, in chunks: `[kv_head][chunk]` follow each other.
+/// Where the results of a decode sequence's chunks begin, in chunks: `[kv_head][chunk]` follow each
+/// other.
 fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
     let split = call.sequences[..sequence].iter().filter(|each| each.decodes);
     split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
 }
 
-/// Attention of every query of the batch: `out` row `r` (`heads * head_dim`, rows follow each other) for row `r` of
-/// `q`. Every worker of the team calls it with the same arguments; it begins with work at once (a barrier between the
-/// writing of the cache and this is the caller's) and ends without a barrier. It uses [`Worker::claim`]. `scratch`
-/// holds [`Shape::scratch_len`] floats, of any content.
+/// Attention of every query of the batch: `out` row `r` (`heads * head_dim`, rows follow each
+/// other) for row `r` of `q`. Every worker of the team calls it with the same arguments; it begins
+/// with work at once (a barrier between the writing of the cache and this is the caller's) and ends
+/// without a barrier. It uses [`Worker::claim`]. `scratch` holds [`Shape::scratch_len`] floats, of
+/// any content.
 ///
 /// # Safety
-/// From the first worker's call until a barrier after the last one's return: nobody else uses `scratch` or the rows
-/// of `out` that belong to the batch, and nobody writes the cache's blocks in the sequences' tables. No claim loop
-/// lies between the last barrier and this call.
+/// From the first worker's call until a barrier after the last one's return: nobody else uses
+/// `scratch` or the rows of `out` that belong to the batch, and nobody writes the cache's blocks in
+/// the sequences' tables. No claim loop lies between the last barrier and this call.
 ///
 /// # Panics
 /// When shapes, lengths, or a table's entries do not fit.
@@ -315,7 +326,8 @@ pub unsafe fn run(
     while let Some(claimed) = worker.claim(units, 1) {
         match unit(call, claimed.start) {
             Unit::Prefill { sequence, kv_head, block } => {
-                // SAFETY: `check` holds; a unit belongs to one worker, and so do its rows and heads of `out`.
+                // SAFETY: `check` holds; a unit belongs to one worker, and so do its rows and heads
+                // of `out`.
                 unsafe {
                     prefill::block(isa, call, &call.sequences[sequence], kv_head, block, work, out)
                 }
@@ -355,7 +367,8 @@ pub unsafe fn run(
         let count = if sequence.decodes { chunks(shape, sequence).len() } else { 0 };
         if count > 1 {
             let at = partials + (first_partial(call, index) + kv_head * count) * partial;
-            // SAFETY: all chunks are written, on the other side of the barrier; an item belongs to one worker.
+            // SAFETY: all chunks are written, on the other side of the barrier; an item belongs to
+            // one worker.
             unsafe {
                 softmax::merge(shape, scratch.slice(at..at + count * partial), &work);
                 softmax::finish(call, sequence.row, 1, kv_head, &work, out);

@@ -1,13 +1,15 @@
-//! A head of a gated delta net: a matrix `S` `[key_dim, value_dim]` that each row decays, corrects and asks.
+//! A head of a gated delta net: a matrix `S` `[key_dim, value_dim]` that each row decays, corrects
+//! and asks.
 //!
 //! ```text
 //! S' = g S,  S = S' + k (beta (v - k S')),  y = q S
 //! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
-//! Queries and keys are divided by their lengths, queries by the root of their width too. Columns of `S` do not touch
-//! each other, so that workers share a head by columns, and the rows of a chunk follow each other while a few columns
-//! stay in the first cache. A column's bits follow from its rows alone.
+//! Queries and keys are divided by their lengths, queries by the root of their width too. Columns
+//! of `S` do not touch each other, so that workers share a head by columns, and the rows of a chunk
+//! follow each other while a few columns stay in the first cache. A column's bits follow from its
+//! rows alone.
 
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, WIDEST, dispatch};
@@ -52,12 +54,12 @@ pub struct Head<'a> {
     pub dt: f32,
 }
 
-/// Moves columns of a head's matrix on by some of the rows, and writes those columns of `y`: row `r` at `out + r *
-/// out_stride`.
+/// Moves columns of a head's matrix on by some of the rows, and writes those columns of `y`: row
+/// `r` at `out + r * out_stride`.
 ///
 /// # Safety
-/// `state` points to `[key_dim, value_dim]`, `out` to as many rows as the head has, of `value_dim` elements each; nobody else
-/// uses these columns of either.
+/// `state` points to `[key_dim, value_dim]`, `out` to as many rows as the head has, of `value_dim`
+/// elements each; nobody else uses these columns of either.
 ///
 /// # Panics
 /// When a row or a column does not exist.

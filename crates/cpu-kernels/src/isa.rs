@@ -4,15 +4,16 @@ use formats::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`, `avxvnni`, `avx512`, `amx`; `neon`,
-/// `neon-dotprod`, `neon-i8mm`.
+/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`,
+/// `avxvnni`, `avx512`, `amx`; `neon`, `neon-dotprod`, `neon-i8mm`.
 pub const VARIABLE: &str = "DELFT_ISA";
 
 /// A set of vector instructions that this processor has.
 ///
-/// A value is the proof: only [`Isa::detect`], [`Isa::parse`] and [`Isa::available`] make the vector variants
-/// (`#[non_exhaustive]` keeps other crates from naming them in an expression), and each asks the processor first. So
-/// a kernel compiled for a set may be called wherever the matching value is at hand.
+/// A value is the proof: only [`Isa::detect`], [`Isa::parse`] and [`Isa::available`] make the
+/// vector variants (`#[non_exhaustive]` keeps other crates from naming them in an expression), and
+/// each asks the processor first. So a kernel compiled for a set may be called wherever the
+/// matching value is at hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Portable Rust.
@@ -35,7 +36,8 @@ pub enum Isa {
     /// [`Isa::Avx2`] and `avx512f`, `bw`, `dq`, `vl`, `vnni`.
     #[non_exhaustive]
     Avx512,
-    /// [`Isa::Avx512`] and `amx-tile`, `amx-int8`, `amx-bf16`, with the kernel's leave to use the tiles.
+    /// [`Isa::Avx512`] and `amx-tile`, `amx-int8`, `amx-bf16`, with the kernel's leave to use the
+    /// tiles.
     #[non_exhaustive]
     Amx,
 }
@@ -54,7 +56,8 @@ impl Isa {
         .clone()
     }
 
-    /// Every set this processor has, least first; never empty. Tests run each kernel on all of them.
+    /// Every set this processor has, least first; never empty. Tests run each kernel on all of
+    /// them.
     pub fn available() -> &'static [Isa] {
         static ALL: OnceLock<Vec<Isa>> = OnceLock::new();
         ALL.get_or_init(|| {
@@ -153,7 +156,8 @@ fn probe(all: &mut Vec<Isa>) {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn probe(_: &mut Vec<Isa>) {}
 
-/// Whether the processor has the tiles (CPUID leaf 7, EDX bits 22, 24, 25) and Linux lets this process use them.
+/// Whether the processor has the tiles (CPUID leaf 7, EDX bits 22, 24, 25) and Linux lets this
+/// process use them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -163,8 +167,8 @@ fn amx() -> bool {
     }
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
     let wanted = 1 << 22 | 1 << 24 | 1 << 25;
-    // The tiles' 8 KiB of state are off until asked for (Linux, Documentation/arch/x86/xstate.rst): the leave is the
-    // process's, so that threads started before and after have it too.
+    // The tiles' 8 KiB of state are off until asked for (Linux, Documentation/arch/x86/xstate.rst):
+    // the leave is the process's, so that threads started before and after have it too.
     features & wanted == wanted
         // SAFETY: arch_prctl with these arguments reads and writes no memory of this process.
         && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0

@@ -1,11 +1,11 @@
-//! SIMD kernels for CPUs, and the team of threads that runs them. They know bytes and shapes, but no
-//! Program: the CPU device of `delft-device` replays Programs with them.
+//! SIMD kernels for CPUs, and the team of threads that runs them. They know bytes and shapes, but
+//! no Program: the CPU device of `delft-device` replays Programs with them.
 //!
 //! - [`isa`]: which instruction sets there are, and which is used.
 //! - [`team`]: pinned threads that work on one job at a time.
-//! - [`matmul`]: packed matrices and their products; [`attention`]: the key/value cache and attention
-//!   over it; [`delta`]: matrices that gated delta nets carry; [`low_rank`]: the factors of adapters;
-//!   [`math`]: norms, activations, softmax, rotary embedding.
+//! - [`matmul`]: packed matrices and their products; [`attention`]: the key/value cache and
+//!   attention over it; [`delta`]: matrices that gated delta nets carry; [`low_rank`]: the factors
+//!   of adapters; [`math`]: norms, activations, softmax, rotary embedding.
 //! - [`roof`]: how fast memory can be read.
 
 #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! Low-rank factors beside a product: `t = scale down x`, then `y += up t`, a row at a time.
 //!
-//! Every sum is added up in one order, whatever the instruction set, the share of a worker or the rows beside: `down` in
-//! 32 partial sums that are halved, `up` from the first rank to the last. Products and sums are rounded one after the
-//! other, so that the sets agree to the last bit.
+//! Every sum is added up in one order, whatever the instruction set, the share of a worker or the
+//! rows beside: `down` in 32 partial sums that are halved, `up` from the first rank to the last.
+//! Products and sums are rounded one after the other, so that the sets agree to the last bit.
 
 use crate::isa::Isa;
 use formats::{DType, Error, Result};
@@ -66,8 +66,9 @@ impl Element for u16 {
 }
 
 impl Factors {
-    /// Takes `down` `[rank, input]` (or, for a table that tokens pick rows of, `[input, rank]`) and `up` `[output, rank]`; `element`
-    /// is f32, or bf16 if that holds them exactly; `gain`: what multiplies outputs, and is added to them then.
+    /// Takes `down` `[rank, input]` (or, for a table that tokens pick rows of, `[input, rank]`) and
+    /// `up` `[output, rank]`; `element` is f32, or bf16 if that holds them exactly; `gain`: what
+    /// multiplies outputs, and is added to them then.
     ///
     /// # Errors
     /// Factors of other sizes.

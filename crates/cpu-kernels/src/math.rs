@@ -1,4 +1,5 @@
-//! The small operations of a model, vectorised: normalisation, activations, softmax, rotary embedding, conversions.
+//! The small operations of a model, vectorised: normalisation, activations, softmax, rotary
+//! embedding, conversions.
 //!
 //! Each is a plain function over f32 rows that runs on the calling thread; who splits the rows over
 //! a team is the caller. One source serves every instruction set: see `lanes`. Elementwise
@@ -129,9 +130,11 @@ pub fn gate_in_place(isa: Isa, f: Unary, gate: &mut [f32], up: &[f32]) {
     unsafe { dispatch!(isa, gate_kernel(f: Unary, gate: *mut f32, up: *const f32, n: usize)) }
 }
 
-/// Stores an expression of vectors, each from its array, at every place of `out`; what is left over as part of a vector.
+/// Stores an expression of vectors, each from its array, at every place of `out`; what is left over
+/// as part of a vector.
 ///
-/// The expression is pasted: of a closure the compiler would make a function of its own, without the instructions.
+/// The expression is pasted: of a closure the compiler would make a function of its own, without
+/// the instructions.
 macro_rules! each {
     ($lanes:ident, $out:expr, $n:expr, [$($v:ident in $x:expr),+] => $body:expr) => {{
         let whole = $n - $n % $lanes::N;

@@ -28,8 +28,8 @@ pub fn read_rate(workers: &impl Parallel, parts: &[&[u8]], repeats: usize) -> f6
     bytes as f64 / seconds[seconds.len() / 2].max(1e-9)
 }
 
-/// The exclusive or of all bytes, as fast as one thread can read them: in four streams at once, as many as a core needs for
-/// its share of the memory's bandwidth.
+/// The exclusive or of all bytes, as fast as one thread can read them: in four streams at once, as
+/// many as a core needs for its share of the memory's bandwidth.
 pub fn read(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {

@@ -1,9 +1,11 @@
-//! A team of threads that run one job together: persistent, pinned, spinning for a moment and then asleep.
+//! A team of threads that run one job together: persistent, pinned, spinning for a moment and then
+//! asleep.
 //!
-//! [`Team::run`] hands one closure to every worker (the caller is worker 0) and returns when all are done; inside,
-//! [`Worker::barrier`] keeps them in step. Nothing is allocated per job. Waiting threads spin for about
-//! [`PATIENCE`], so that a busy loop pays well under a microsecond per hand-over, then sleep, so that an idle engine
-//! uses no processor. Where the threads come from: `topology`.
+//! [`Team::run`] hands one closure to every worker (the caller is worker 0) and returns when all
+//! are done; inside, [`Worker::barrier`] keeps them in step. Nothing is allocated per job. Waiting
+//! threads spin for about [`PATIENCE`], so that a busy loop pays well under a microsecond per
+//! hand-over, then sleep, so that an idle engine uses no processor. Where the threads come from:
+//! `topology`.
 
 mod topology;
 
@@ -22,8 +24,8 @@ use std::time::{Duration, Instant};
 /// How long a waiting thread spins before it sleeps, when every worker has a processor of its own.
 pub const PATIENCE: Duration = Duration::from_micros(100);
 
-/// Yields before a thread sleeps when there are more workers than processors: spinning would only keep the ones
-/// waited for from running.
+/// Yields before a thread sleeps when there are more workers than processors: spinning would only
+/// keep the ones waited for from running.
 const YIELDS: usize = 16;
 
 /// Persistent threads that run one job at a time together. Dropping it joins them.
@@ -74,7 +76,8 @@ struct Shared {
     generation: Padded<AtomicUsize>,
     arrived: Padded<AtomicUsize>,
     passing: Bell,
-    /// What the last to arrive at a barrier saw of the job's wish to stop: the same for all who pass it.
+    /// What the last to arrive at a barrier saw of the job's wish to stop: the same for all who
+    /// pass it.
     stopping: AtomicBool,
     /// The next unclaimed item: see [`Worker::claim`].
     ticket: Padded<AtomicUsize>,
@@ -83,10 +86,12 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: every field but `job` is `Sync` by itself. `job` is written by the caller, who holds `Team::turn`, before
-// it advances `epoch` (release), while all workers wait for that (acquire); they read it and never write it.
+// SAFETY: every field but `job` is `Sync` by itself. `job` is written by the caller, who holds
+// `Team::turn`, before it advances `epoch` (release), while all workers wait for that (acquire);
+// they read it and never write it.
 unsafe impl Sync for Shared {}
-// SAFETY: `job` is a pointer to a `Sync` closure and flag that `Team::run_until` keeps alive while any worker may use them.
+// SAFETY: `job` is a pointer to a `Sync` closure and flag that `Team::run_until` keeps alive while
+// any worker may use them.
 unsafe impl Send for Shared {}
 
 /// What a worker unwinds with when another one panicked: the caller gets the other one's message.
@@ -98,9 +103,9 @@ thread_local! {
 }
 
 impl Team {
-    /// A team of `threads` workers (at least one): the caller of [`Team::run`] and `threads - 1` new threads. On
-    /// Linux each is pinned to a processor of its own from those this process may use, whole cores first; nothing is
-    /// pinned when there are more workers than processors.
+    /// A team of `threads` workers (at least one): the caller of [`Team::run`] and `threads - 1`
+    /// new threads. On Linux each is pinned to a processor of its own from those this process may
+    /// use, whole cores first; nothing is pinned when there are more workers than processors.
     ///
     /// # Errors
     /// When the operating system gives no more threads.
@@ -155,26 +160,28 @@ impl Team {
         self.shared.count
     }
 
-    /// Pins the calling thread to the processor that the team keeps for worker 0 (nothing in a team that is not
-    /// pinned). For a thread whose life is to call [`Team::run`]; others may call it unpinned.
+    /// Pins the calling thread to the processor that the team keeps for worker 0 (nothing in a team
+    /// that is not pinned). For a thread whose life is to call [`Team::run`]; others may call it
+    /// unpinned.
     pub fn pin_caller(&self) {
         if let Some(cpu) = self.caller_cpu {
             topology::pin(cpu);
         }
     }
 
-    /// Runs `f` once on every worker and returns when all are done. Jobs from several threads queue.
+    /// Runs `f` once on every worker and returns when all are done. Jobs from several threads
+    /// queue.
     ///
     /// # Panics
-    /// With the panic of a worker, after all of them stopped; the team stays usable. Also when called from inside a
-    /// job of the same team, which could never end.
+    /// With the panic of a worker, after all of them stopped; the team stays usable. Also when
+    /// called from inside a job of the same team, which could never end.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
         static NEVER: AtomicBool = AtomicBool::new(false);
         self.run_until(&NEVER, f);
     }
 
-    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] finds nothing more, and [`Worker::gather`] says so.
-    /// False if a gathering did.
+    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] finds nothing more, and
+    /// [`Worker::gather`] says so. False if a gathering did.
     pub fn run_until(&self, stop: &AtomicBool, f: &(dyn Fn(&Worker<'_>) + Sync)) -> bool {
         let shared: &Shared = &self.shared;
         assert!(
@@ -188,10 +195,11 @@ impl Team {
         shared.stopping.store(false, Ordering::Relaxed);
         shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
         let job = Job { f, stop };
-        // Only the lifetime changes. Below, this call waits until `busy` is 0, after which no worker touches the job; a panic
-        // of worker 0 is caught, so that nothing leaves earlier.
+        // Only the lifetime changes. Below, this call waits until `busy` is 0, after which no
+        // worker touches the job; a panic of worker 0 is caught, so that nothing leaves earlier.
         let everlasting = std::ptr::from_ref(&job).cast::<Job<'static>>();
-        // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else has access.
+        // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else
+        // has access.
         unsafe { *shared.job.get() = Some(everlasting) };
         if shared.count > 1 {
             shared.epoch.0.fetch_add(1, Ordering::Release);
@@ -244,9 +252,11 @@ fn serve(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: the caller wrote the job before it advanced the epoch, and writes it again only after `busy` is 0.
+        // SAFETY: the caller wrote the job before it advanced the epoch, and writes it again only
+        // after `busy` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: `Team::run_until` keeps the job alive until this worker counts itself out of `busy`.
+            // SAFETY: `Team::run_until` keeps the job alive until this worker counts itself out of
+            // `busy`.
             work(shared, index, unsafe { &*job });
         }
         if shared.busy.0.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -255,7 +265,8 @@ fn serve(shared: &Shared, index: usize) {
     }
 }
 
-/// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this worker.
+/// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this
+/// worker.
 fn work(shared: &Shared, index: usize, job: &Job<'_>) {
     let worker = Worker { index, count: shared.count, shared, stop: job.stop };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(&worker))) {
@@ -270,7 +281,8 @@ fn work(shared: &Shared, index: usize, job: &Job<'_>) {
 impl Worker<'_> {
     /// Waits until every worker of the team is here. What each wrote before, all see after.
     ///
-    /// Every worker must call it the same number of times in a job. Also makes [`Worker::claim`] start over.
+    /// Every worker must call it the same number of times in a job. Also makes [`Worker::claim`]
+    /// start over.
     pub fn barrier(&self) {
         let shared = self.shared;
         if self.count == 1 {
@@ -278,12 +290,14 @@ impl Worker<'_> {
             shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             return;
         }
-        // The generation cannot move before this worker arrives: read first, it is the one being waited for.
+        // The generation cannot move before this worker arrives: read first, it is the one being
+        // waited for.
         let generation = shared.generation.0.load(Ordering::Relaxed);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.ticket.0.store(0, Ordering::Relaxed);
-            // One worker looks for all: whoever passes reads this before it can arrive at the next barrier.
+            // One worker looks for all: whoever passes reads this before it can arrive at the next
+            // barrier.
             shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             shared.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             shared.passing.ring();
@@ -296,7 +310,8 @@ impl Worker<'_> {
         }
     }
 
-    /// [`Worker::barrier`], and whether the job goes on: false, for every worker alike, once it is to stop.
+    /// [`Worker::barrier`], and whether the job goes on: false, for every worker alike, once it is
+    /// to stop.
     pub fn gather(&self) -> bool {
         self.barrier();
         !self.shared.stopping.load(Ordering::Relaxed)
@@ -307,20 +322,22 @@ impl Worker<'_> {
         share(n, self.index, self.count)
     }
 
-    /// This worker's share of `0..n` in whole units of `unit` (the last may be short), e.g. panels or cache lines.
+    /// This worker's share of `0..n` in whole units of `unit` (the last may be short), e.g. panels
+    /// or cache lines.
     pub fn split_units(&self, n: usize, unit: usize) -> Range<usize> {
         let units = share(n.div_ceil(unit), self.index, self.count);
         (units.start * unit).min(n)..(units.end * unit).min(n)
     }
 
-    /// This worker's contiguous share of `0..n` when item `i` costs `weight(i)`: shares of about equal total cost.
-    /// Every worker must pass the same weights; O(n).
+    /// This worker's contiguous share of `0..n` when item `i` costs `weight(i)`: shares of about
+    /// equal total cost. Every worker must pass the same weights; O(n).
     pub fn split_weighted(&self, n: usize, weight: impl Fn(usize) -> u64) -> Range<usize> {
         let total: u128 = (0..n).map(|i| u128::from(weight(i))).sum();
         if total == 0 {
             return self.split(n);
         }
-        // An item belongs to the worker in whose share of the total its middle lies: increasing, so contiguous.
+        // An item belongs to the worker in whose share of the total its middle lies: increasing, so
+        // contiguous.
         let (mut before, mut start, mut end) = (0u128, n, n);
         for i in 0..n {
             let weight = u128::from(weight(i));
@@ -337,10 +354,11 @@ impl Worker<'_> {
         start.min(end)..end
     }
 
-    /// The next `chunk` items of `0..n` that nobody has claimed, or `None` when all are taken: for items of uneven
-    /// cost, or on a busy machine. One such loop at most between two barriers (or a barrier and an end of the job),
-    /// with the same `n` and `chunk` everywhere; no item is handed out twice between them. A job that is to stop has no more
-    /// items: what they would have made is missing, which the next [`Worker::gather`] tells all.
+    /// The next `chunk` items of `0..n` that nobody has claimed, or `None` when all are taken: for
+    /// items of uneven cost, or on a busy machine. One such loop at most between two barriers (or a
+    /// barrier and an end of the job), with the same `n` and `chunk` everywhere; no item is handed
+    /// out twice between them. A job that is to stop has no more items: what they would have made
+    /// is missing, which the next [`Worker::gather`] tells all.
     pub fn claim(&self, n: usize, chunk: usize) -> Option<Range<usize>> {
         // A load first: the counter stops growing once it is past the end, so that it cannot wrap.
         if self.shared.ticket.0.load(Ordering::Relaxed) >= n || self.stop.load(Ordering::Relaxed) {
@@ -386,7 +404,8 @@ impl Bell {
         }
         let mut guard = lock(&self.lock);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees what was rung for.
+        // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees what was
+        // rung for.
         fence(Ordering::SeqCst);
         while !ready() {
             guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -398,7 +417,8 @@ impl Bell {
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            // Holding the lock once means that a sleeper which saw the old state is in `Condvar::wait` by now.
+            // Holding the lock once means that a sleeper which saw the old state is in
+            // `Condvar::wait` by now.
             drop(lock(&self.lock));
             self.bell.notify_all();
         }
@@ -409,7 +429,8 @@ impl Bell {
 fn spin(ready: &impl Fn() -> bool) -> bool {
     let mut began = None;
     loop {
-        // The pauses grow at first, to leave the bus to those who work, but stay short: one costs up to 140 cycles.
+        // The pauses grow at first, to leave the bus to those who work, but stay short: one costs
+        // up to 140 cycles.
         for pauses in [1, 1, 2, 2, 4, 4, 4, 4] {
             if ready() {
                 return true;
@@ -442,8 +463,8 @@ impl<T> Clone for SharedSlice<'_, T> {
 
 impl<T> Copy for SharedSlice<'_, T> {}
 
-// SAFETY: a part is only reached through `slice_mut` and `slice`, whose callers promise that parts used at once by
-// different threads do not overlap where one writes.
+// SAFETY: a part is only reached through `slice_mut` and `slice`, whose callers promise that parts
+// used at once by different threads do not overlap where one writes.
 unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
@@ -475,8 +496,8 @@ impl<'a, T> SharedSlice<'a, T> {
     /// The part `range`, to write.
     ///
     /// # Safety
-    /// Nobody else may use any element of `range` while the slice lives: another worker's use must lie on the other
-    /// side of a barrier.
+    /// Nobody else may use any element of `range` while the slice lives: another worker's use must
+    /// lie on the other side of a barrier.
     ///
     /// # Panics
     /// When `range` is not inside the slice.

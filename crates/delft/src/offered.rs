@@ -3,8 +3,8 @@
 use formats::{Error, Result};
 use hub::{Offer, Preview, Progress};
 
-/// Why a model could not be run, by its configuration or the first keys of its file; nothing to say of one that could, or
-/// that is here already.
+/// Why a model could not be run, by its configuration or the first keys of its file; nothing to say
+/// of one that could, or that is here already.
 ///
 /// # Errors
 /// The network's.

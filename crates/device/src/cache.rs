@@ -1,8 +1,8 @@
 //! Compiled kernels on disk, so that a second start compiles nothing.
 //!
-//! One file per key in the user's cache folder: a line saying what it is, the hash of the rest, the rest. It is written aside
-//! and renamed, so that programs that start together see it whole or not at all. A file that is not what it says is
-//! taken for absent, and replaced.
+//! One file per key in the user's cache folder: a line saying what it is, the hash of the rest, the
+//! rest. It is written aside and renamed, so that programs that start together see it whole or not
+//! at all. A file that is not what it says is taken for absent, and replaced.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -28,8 +28,8 @@ pub(crate) fn key(parts: &[&str]) -> Key {
     hash.finalize().into()
 }
 
-/// Where what can be made again is kept for the user: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. None if the
-/// machine has no such place.
+/// Where what can be made again is kept for the user: `DELFT_CACHE`, else `delft` in
+/// `XDG_CACHE_HOME` or `~/.cache`. None if the machine has no such place.
 pub fn folder_of_user() -> Option<PathBuf> {
     let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     path("DELFT_CACHE").or_else(|| {
@@ -71,7 +71,8 @@ impl Cache {
         read(&self.path(key))
     }
 
-    /// Keeps an image. A cache that cannot be written costs time, not correctness, so nothing is reported.
+    /// Keeps an image. A cache that cannot be written costs time, not correctness, so nothing is
+    /// reported.
     pub(crate) fn put(&self, key: &Key, image: &[u8]) {
         drop(self.write(&self.path(key), image));
     }

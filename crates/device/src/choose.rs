@@ -152,8 +152,8 @@ impl Carried {
         let most = choose.options.looks_back();
         let window = most.min(choose.history.len());
         self.history.clear();
-        // Room for all that the chain will look back on, and for one more that will be chosen: steps
-        // allocate nothing. Where that is everything, the history grows by doubling.
+        // Room for all that the chain will look back on, and for one more that will be chosen:
+        // steps allocate nothing. Where that is everything, the history grows by doubling.
         let room = if most <= USUAL { most } else { window };
         self.history.reserve(room + 1);
         self.history.extend_from_slice(&choose.history[choose.history.len() - window..]);

@@ -1,4 +1,5 @@
-//! Devices: each loads a Program's weights once, compiles the Program once per shape class, and replays it.
+//! Devices: each loads a Program's weights once, compiles the Program once per shape class, and
+//! replays it.
 
 #![cfg_attr(
     not(any(feature = "cuda", feature = "sim", all(feature = "metal", target_vendor = "apple"))),
@@ -57,7 +58,8 @@ pub struct LoadOptions {
     pub rows: (usize, usize),
     /// The most sequences that one replay will have; 0 is one.
     pub sequences: usize,
-    /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is written to them.
+    /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is
+    /// written to them.
     pub blocks: Vec<usize>,
     /// Blocks of each group that one session takes with a whole context.
     pub context: Vec<usize>,
@@ -65,8 +67,9 @@ pub struct LoadOptions {
     pub seats: Seats,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
-    /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on how many there are; where it
-    /// is for more than a few sequences, one row alone is then slower. The CPU always does.
+    /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on
+    /// how many there are; where it is for more than a few sequences, one row alone is then slower.
+    /// The CPU always does.
     pub batched: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
@@ -149,17 +152,19 @@ impl Memory {
 pub struct Roof {
     /// Bytes of weights that a step of one token reads.
     pub token_bytes: usize,
-    /// Bytes of keys and values that it reads besides for each cached position; layers with a window stop there.
+    /// Bytes of keys and values that it reads besides for each cached position; layers with a
+    /// window stop there.
     pub position_bytes: usize,
     /// Bytes per second at which the device reads them and does nothing else.
     pub bytes_per_second: f64,
 }
 
-/// The least that an operation has to read and compute, as follows from the Program and its packed weights. A
-/// multiplication and an addition are two operations.
+/// The least that an operation has to read and compute, as follows from the Program and its packed
+/// weights. A multiplication and an addition are two operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes read: each matrix once, the cached keys and values that are seen once; where there is neither, activations.
+    /// Bytes read: each matrix once, the cached keys and values that are seen once; where there is
+    /// neither, activations.
     pub bytes: u64,
     /// Operations in dot products of bytes.
     pub bytes_dot: u64,
@@ -199,7 +204,8 @@ pub struct Timing {
     pub work: Work,
     /// Seconds from the first thread's start to the last one's end.
     pub seconds: f64,
-    /// Seconds that a thread computed, on average: less than `seconds` where threads waited for each other.
+    /// Seconds that a thread computed, on average: less than `seconds` where threads waited for
+    /// each other.
     pub busy: f64,
 }
 
@@ -214,7 +220,8 @@ pub struct Profile {
     pub seconds: f64,
 }
 
-/// Operations per second of all threads together, measured in loops that do nothing else; 0 where there is no such unit.
+/// Operations per second of all threads together, measured in loops that do nothing else; 0 where
+/// there is no such unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Peaks {
     /// The instruction set: `avx2`.
@@ -279,8 +286,8 @@ pub trait Device: Send + Sync {
     /// The first operation or form that it lacks, by name.
     fn check(&self, program: &Program) -> Result<()>;
 
-    /// What loading `program` and using it with a whole context will take of the device's memory; of each device's where they are
-    /// several, in their order.
+    /// What loading `program` and using it with a whole context will take of the device's memory;
+    /// of each device's where they are several, in their order.
     ///
     /// # Errors
     /// A Program or weights that the device cannot load.
@@ -291,12 +298,12 @@ pub trait Device: Send + Sync {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>>;
 
-    /// Reads the weights of `program` out of `tensors` into the form in which this device multiplies them.
-    /// `progress` is told bytes done and bytes in all.
+    /// Reads the weights of `program` out of `tensors` into the form in which this device
+    /// multiplies them. `progress` is told bytes done and bytes in all.
     ///
     /// # Errors
-    /// What does not fit by its plan, before anything is allocated; weights that are missing, damaged or, unless
-    /// [`LoadOptions::allow_nan`] says otherwise, not finite.
+    /// What does not fit by its plan, before anything is allocated; weights that are missing,
+    /// damaged or, unless [`LoadOptions::allow_nan`] says otherwise, not finite.
     fn load(
         &self,
         program: Program,
@@ -308,7 +315,8 @@ pub trait Device: Send + Sync {
     /// Loads Programs to be trained.
     ///
     /// # Errors
-    /// A device that does not train, an operation that it has not in training, and what [`Device::load`] refuses.
+    /// A device that does not train, an operation that it has not in training, and what
+    /// [`Device::load`] refuses.
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
         let _ = (tensors, options);
         let found = self.about().name;
@@ -336,8 +344,8 @@ pub(crate) fn check(
 pub struct Watch<'a> {
     /// Set, at any time and from any thread, to end the replay early.
     pub stop: &'a AtomicBool,
-    /// Told on the caller's thread, between operations, how much of the replay is done: 0 to 1. It holds up all threads that
-    /// compute, and the executor is not its to use.
+    /// Told on the caller's thread, between operations, how much of the replay is done: 0 to 1. It
+    /// holds up all threads that compute, and the executor is not its to use.
     pub progress: &'a (dyn Fn(f64) + Sync),
 }
 
@@ -462,8 +470,8 @@ pub trait Executor: Send {
     /// Blocks that there are none of, and whatever fails.
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()>;
 
-    /// Appends a block of a cache layer to `bytes`: its keys `[BLOCK_TOKENS, kv_heads, head_dim]` as
-    /// elements of the cache's type, then its values. Of q8_0 these are the keys' codes, their
+    /// Appends a block of a cache layer to `bytes`: its keys `[BLOCK_TOKENS, kv_heads, head_dim]`
+    /// as elements of the cache's type, then its values. Of q8_0 these are the keys' codes, their
     /// scales, the values' codes and theirs. Every device that has the type gives the same form.
     ///
     /// # Errors
@@ -483,19 +491,20 @@ pub trait Executor: Send {
         Err(keeps_cache())
     }
 
-    /// Puts an adapter on a seat, from 1 on, in the place of the one that is there, or leaves the seat empty. Steps that were
-    /// submitted before are computed with what was there.
+    /// Puts an adapter on a seat, from 1 on, in the place of the one that is there, or leaves the
+    /// seat empty. Steps that were submitted before are computed with what was there.
     ///
     /// # Errors
-    /// A seat that there is not, an adapter that does not fit the Program's sites or the rank that there is room for, and too
-    /// little memory. The seat is as it was then.
+    /// A seat that there is not, an adapter that does not fit the Program's sites or the rank that
+    /// there is room for, and too little memory. The seat is as it was then.
     fn seat(&mut self, seat: u32, _: Option<&Adapter>) -> Result<()> {
         let found = format!("seat {seat}");
         Err(Error::new("adapter", "a device that takes adapters", found).of(ErrorKind::Unsupported))
     }
 
-    /// From now on takes its Program's input from where `before` computes it, whose replays then leave their one result there:
-    /// neither gives nor is given it by way of the host. False, and nothing has changed, where that cannot be.
+    /// From now on takes its Program's input from where `before` computes it, whose replays then
+    /// leave their one result there: neither gives nor is given it by way of the host. False, and
+    /// nothing has changed, where that cannot be.
     fn follow(&mut self, before: &mut dyn Executor) -> bool {
         let _ = before;
         false
@@ -524,7 +533,8 @@ pub trait Executor: Send {
         Ok(None)
     }
 
-    /// Measures what bounds computation, in a tenth of a second or so; `None` on a device that cannot tell.
+    /// Measures what bounds computation, in a tenth of a second or so; `None` on a device that
+    /// cannot tell.
     fn limits(&self) -> Option<Limits> {
         None
     }

@@ -1,4 +1,5 @@
-//! Which device, or which several that share a model: by name, as a command line has it, and opened.
+//! Which device, or which several that share a model: by name, as a command line has it, and
+//! opened.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +8,8 @@ use formats::{Error, Hint, Result, Setting};
 
 use crate::{Device, Split, cpu, metal};
 
-/// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or several GPUs of one kind: `cuda:0,1`,
-/// `sim,sim`.
+/// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
+/// several GPUs of one kind: `cuda:0,1`, `sim,sim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Place {
     /// A GPU if there is one that the model fits, else the processor.
@@ -57,7 +58,8 @@ enum Kind {
 /// How several GPUs share a model. The names are llama.cpp's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SplitMode {
-    /// Each has some of the layers, and they work one after the other: what does not fit one fits several.
+    /// Each has some of the layers, and they work one after the other: what does not fit one fits
+    /// several.
     #[default]
     Layer,
     /// Each has a share of every matrix, and they work at the same time: a token takes less time.
@@ -121,8 +123,9 @@ fn several(names: &str) -> Result<Several> {
     found.ok_or_else(|| wrong("several GPUs"))
 }
 
-/// The GPUs of this machine that [`Place::Auto`] tries, in that order. Where there is no driver this takes well under a
-/// millisecond. Metal's is not among them: its driver has not run on a GPU of Apple's yet, so it is used where it is named.
+/// The GPUs of this machine that [`Place::Auto`] tries, in that order. Where there is no driver
+/// this takes well under a millisecond. Metal's is not among them: its driver has not run on a GPU
+/// of Apple's yet, so it is used where it is named.
 pub fn gpus() -> Vec<Place> {
     #[cfg(feature = "cuda")]
     if crate::cuda::present() {
@@ -181,7 +184,8 @@ impl Place {
         }
     }
 
-    /// Opens the device; several share a model's layers. `threads` are for the CPU; `None`: one for each physical core.
+    /// Opens the device; several share a model's layers. `threads` are for the CPU; `None`: one for
+    /// each physical core.
     ///
     /// # Errors
     /// If this machine has no such device.

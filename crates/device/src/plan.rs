@@ -1,4 +1,5 @@
-//! What a Program will take of a device's memory: told by headers, before anything is allocated, and refused where it is not there.
+//! What a Program will take of a device's memory: told by headers, before anything is allocated,
+//! and refused where it is not there.
 
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use program::BLOCK_TOKENS;
@@ -16,7 +17,8 @@ pub struct Plan {
     pub cache: usize,
     /// Activations.
     pub arena: usize,
-    /// Everything else: what attention, sampling and products work with, and what the cache takes twice while it grows.
+    /// Everything else: what attention, sampling and products work with, and what the cache takes
+    /// twice while it grows.
     pub working: usize,
     /// What this process's buffers take already.
     pub active: usize,
@@ -31,7 +33,8 @@ impl Plan {
         parts.into_iter().fold(0, usize::saturating_add)
     }
 
-    /// The peak that [`Usage`](crate::Usage) is expected to tell once a whole context has been used.
+    /// The peak that [`Usage`](crate::Usage) is expected to tell once a whole context has been
+    /// used.
     pub fn peak(&self) -> usize {
         self.active.saturating_add(self.needed())
     }
@@ -75,7 +78,8 @@ fn size(bytes: usize) -> String {
 /// Checks that a device's plan for `options` fits; `plan` makes those for others.
 ///
 /// # Errors
-/// The plan's figures, with the greatest power of two, if there is one, that would fit as a context.
+/// The plan's figures, with the greatest power of two, if there is one, that would fit as a
+/// context.
 pub(crate) fn check(
     device: &str,
     options: &LoadOptions,

@@ -1,8 +1,9 @@
 //! A model on several devices, each of which has a share of every layer: tensor parallelism.
 //!
-//! Every device loads the Program of its rank ([`Program::shard`]) and is driven by a thread of its own: all are asked the same at
-//! the same time, and meet in each `all_reduce`, which is theirs to do. The logits are on all of them, so that each chooses
-//! the next token by itself, and goes on from that as a device alone would: the host passes nothing between them.
+//! Every device loads the Program of its rank ([`Program::shard`]) and is driven by a thread of its
+//! own: all are asked the same at the same time, and meet in each `all_reduce`, which is theirs to
+//! do. The logits are on all of them, so that each chooses the next token by itself, and goes on
+//! from that as a device alone would: the host passes nothing between them.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};

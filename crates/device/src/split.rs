@@ -1,8 +1,9 @@
-//! A model on several devices, layer by layer: the table of embeddings with the first layers on the first, the head on the last.
+//! A model on several devices, layer by layer: the table of embeddings with the first layers on the
+//! first, the head on the last.
 //!
-//! The Program is cut between layers. Each device loads its part, with the cache of its own layers; in every replay the one value
-//! at a cut goes from a device to the next, directly where both are of one kind, else by way of the host. The last device
-//! chooses tokens, where it can.
+//! The Program is cut between layers. Each device loads its part, with the cache of its own layers;
+//! in every replay the one value at a cut goes from a device to the next, directly where both are
+//! of one kind, else by way of the host. The last device chooses tokens, where it can.
 
 use formats::{Error, Result, Tensors};
 use program::{Adapter, CHOSEN, Program, Site, Step, StepMemory};
@@ -17,8 +18,9 @@ pub struct Split {
 }
 
 impl Split {
-    /// Even shares of a model's weights for all devices; or, where `after` says so many, the last `after` layers and the head
-    /// in even shares on all but the first, and what is before them on that.
+    /// Even shares of a model's weights for all devices; or, where `after` says so many, the last
+    /// `after` layers and the head in even shares on all but the first, and what is before them on
+    /// that.
     pub fn new(devices: Vec<Box<dyn Device>>, after: Option<usize>) -> Split {
         Split { devices, after }
     }
@@ -133,8 +135,8 @@ impl Device for Split {
         let sites = parts.iter().map(|part| part.program.sites.clone()).collect();
         let (mut before, total) = (0, sizes.iter().sum());
         let mut loaded = Vec::new();
-        // From the last to the first: the memory of those behind the CPU is the scarcer, and if it does not do, that is told
-        // first.
+        // From the last to the first: the memory of those behind the CPU is the scarcer, and if it
+        // does not do, that is told first.
         for ((device, part), size) in self.devices.iter().zip(parts).zip(sizes).rev() {
             let mut told = |done, _| progress(before + done, total);
             let layers = part.program.layers.len();

@@ -1,5 +1,5 @@
-//! What this machine has that models could run on, for people who ask why a device is used or not. Nothing is loaded that
-//! opening the devices would not load.
+//! What this machine has that models could run on, for people who ask why a device is used or not.
+//! Nothing is loaded that opening the devices would not load.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,8 @@ pub struct Survey {
     pub gpus: Vec<Gpus>,
     /// Where a model goes by itself if it fits, in this order; behind them comes the CPU.
     pub preferred: Vec<Place>,
-    /// Where compiled kernels are kept from one run to the next; `None` where there is no such place.
+    /// Where compiled kernels are kept from one run to the next; `None` where there is no such
+    /// place.
     pub kernels: Option<PathBuf>,
 }
 
@@ -33,9 +34,11 @@ pub struct Processor {
     pub used: Result<&'static str>,
     /// Hardware threads that this process may run on.
     pub hardware_threads: usize,
-    /// Threads that compute unless told otherwise: one for each physical core, within the process's quota.
+    /// Threads that compute unless told otherwise: one for each physical core, within the process's
+    /// quota.
     pub threads: usize,
-    /// Bytes of memory that this process may still take, its container's limits counted; `None` where the system does not tell.
+    /// Bytes of memory that this process may still take, its container's limits counted; `None`
+    /// where the system does not tell.
     pub free: Option<usize>,
 }
 

@@ -21,7 +21,8 @@ fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the range of the logits.
+/// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the
+/// range of the logits.
 fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
     let expected = Safetensors::open(&case.join("expected.safetensors")).unwrap();
     let floats = |name: &str| expected.get(name).unwrap().to_f32().unwrap();
@@ -108,8 +109,9 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
     together::compare(case("qwen3.5", CacheType::F32, 1e-5), &*sim, &[&*sim]);
 }
 
-/// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are: neither by the kernels of many rows,
-/// nor by those of a few, to which rows that decode go where it is for so few sequences.
+/// Where a GPU is loaded for many sequences, bits do not depend on how many rows there are: neither
+/// by the kernels of many rows, nor by those of a few, to which rows that decode go where it is for
+/// so few sequences.
 #[test]
 fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
     let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();

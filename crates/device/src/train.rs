@@ -1,4 +1,5 @@
-//! Programs in training, as a device runs them: values are kept for a batch alone, and some weights change from one to the next.
+//! Programs in training, as a device runs them: values are kept for a batch alone, and some weights
+//! change from one to the next.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +9,8 @@ use program::{Program, WeightId};
 
 use crate::Memory;
 
-/// How precise activations and the matrices that they are multiplied with are. Sums, statistics, losses and gradients of weights
-/// are f32 either way.
+/// How precise activations and the matrices that they are multiplied with are. Sums, statistics,
+/// losses and gradients of weights are f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Nothing is rounded.
@@ -148,14 +149,15 @@ pub trait Trainer: Send {
     /// Whatever fails.
     fn forget(&mut self) -> Result<()>;
 
-    /// Does the last run once more, one launch after another, and gives the seconds that each operation took, by name; none on a
-    /// device that has no clock for it.
+    /// Does the last run once more, one launch after another, and gives the seconds that each
+    /// operation took, by name; none on a device that has no clock for it.
     ///
     /// # Errors
     /// Whatever fails.
     fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>>;
 
-    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many are to predict something.
+    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many
+    /// are to predict something.
     fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize;
 
     /// Bytes that sums and moments take, from the first update on.

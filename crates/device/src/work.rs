@@ -58,7 +58,8 @@ impl Costs<'_> {
             }
             let (share, each) = mixture.map_or((1.0, 1.0), |(used, count)| {
                 let part = used as f64 / count as f64;
-                // A row reads the experts that it goes through; of many rows, each adds what those before it left.
+                // A row reads the experts that it goes through; of many rows, each adds what those
+                // before it left.
                 (1.0 - (1.0 - part).powf(rows(of) as f64), part)
             });
             let operations = (2 * rows(of) * matrix.elements) as f64 * each;

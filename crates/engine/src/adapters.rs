@@ -1,6 +1,7 @@
 //! Adapters of a loaded engine: seats on the device, and handles that keep them.
 //!
-//! Each adapter has a number that no other ever has, by which sessions and the prefix tree tell what was computed with which.
+//! Each adapter has a number that no other ever has, by which sessions and the prefix tree tell
+//! what was computed with which.
 
 use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Shared};
@@ -27,8 +28,8 @@ pub struct AdapterFile {
 pub struct Adapters {
     /// Those that are there from the beginning.
     pub files: Vec<AdapterFile>,
-    /// How many more may be added while the engine runs. With any, every matrix of the model can be adapted; else those alone that
-    /// `files` change.
+    /// How many more may be added while the engine runs. With any, every matrix of the model can be
+    /// adapted; else those alone that `files` change.
     pub more: usize,
     /// The greatest rank of those that may be added.
     pub rank: usize,
@@ -131,7 +132,8 @@ impl Seats {
     }
 }
 
-/// Opens an adapter. One that says that it was made for another model than that of `tensors` is refused, unless it may.
+/// Opens an adapter. One that says that it was made for another model than that of `tensors` is
+/// refused, unless it may.
 fn open(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
     let opened = File::open(&file.path)?;
     let Some(MadeFor { name, fingerprint: made_for }) =
@@ -161,7 +163,8 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Reads the adapters that `wanted` names, and gives the Program that has room for them and for more.
+    /// Reads the adapters that `wanted` names, and gives the Program that has room for them and for
+    /// more.
     pub(crate) fn open(
         wanted: &Adapters,
         config: &Config,
@@ -213,15 +216,18 @@ impl Opened {
 }
 
 impl Engine {
-    /// The adapters that it was loaded with, in the order of [`LoadOptions::adapters`](crate::LoadOptions::adapters).
+    /// The adapters that it was loaded with, in the order of
+    /// [`LoadOptions::adapters`](crate::LoadOptions::adapters).
     pub fn adapters(&self) -> &[Adapter] {
         &self.0.adapters
     }
 
-    /// Adds an adapter while others generate: nothing is compiled, and steps go on between its reading and its use.
+    /// Adds an adapter while others generate: nothing is compiled, and steps go on between its
+    /// reading and its use.
     ///
     /// # Errors
-    /// An adapter that does not fit the model, by file and key; one more than the engine was loaded for, or of a greater rank.
+    /// An adapter that does not fit the model, by file and key; one more than the engine was loaded
+    /// for, or of a greater rank.
     pub fn adapt(&self, file: &AdapterFile) -> Result<Adapter> {
         let shared: &Shared = &self.0;
         let seated = shared.seats.take(file.path.clone())?;
@@ -242,10 +248,12 @@ impl Engine {
     }
 }
 
-/// Writes a model with an adapter merged into it: a folder like the model's own, in the types that it is stored in.
+/// Writes a model with an adapter merged into it: a folder like the model's own, in the types that
+/// it is stored in.
 ///
 /// # Errors
-/// A model that is no folder of floats, an adapter that does not fit it, a folder that is there already.
+/// A model that is no folder of floats, an adapter that does not fit it, a folder that is there
+/// already.
 pub fn fuse(
     model: impl Into<Location>,
     file: &AdapterFile,

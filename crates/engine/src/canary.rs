@@ -1,5 +1,6 @@
-//! A few tokens' logits, held against those of the last good load of the same model in the same place: a file, a driver or a
-//! build that makes something else of a model is noticed before anybody relies on it.
+//! A few tokens' logits, held against those of the last good load of the same model in the same
+//! place: a file, a driver or a build that makes something else of a model is noticed before
+//! anybody relies on it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,9 +82,10 @@ impl Load {
 }
 
 impl Engine {
-    /// Computes a few tokens, and compares their logits with those of the last good load of this model on the same device,
-    /// which `folder` keeps: a line if they differ by more than 1e-3 of their range. A load that differs is a good one from then
-    /// on if the model's file has changed, else not. `build` is what tells this program from others.
+    /// Computes a few tokens, and compares their logits with those of the last good load of this
+    /// model on the same device, which `folder` keeps: a line if they differ by more than 1e-3 of
+    /// their range. A load that differs is a good one from then on if the model's file has changed,
+    /// else not. `build` is what tells this program from others.
     ///
     /// # Errors
     /// If the device fails. A folder that cannot be read or written has no last good load.
@@ -132,8 +134,8 @@ impl Engine {
         })
     }
 
-    /// Where the last good load is kept: by the model's place, and by all that its numbers follow from but its file, driver and
-    /// build.
+    /// Where the last good load is kept: by the model's place, and by all that its numbers follow
+    /// from but its file, driver and build.
     fn canary_file(&self, folder: &Path) -> PathBuf {
         let (device, options) = (&self.info().device, &self.0.options);
         let place = format!(

@@ -1,7 +1,7 @@
 //! Where a model runs and with how long a context: what its plans say, before anything is loaded.
 //!
-//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context that nobody asked for gives way to a
-//! shorter one where memory is short; one that was asked for does not.
+//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context that nobody
+//! asked for gives way to a shorter one where memory is short; one that was asked for does not.
 
 use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
@@ -15,7 +15,8 @@ use program::{Group, Program};
 /// Names the place that [`Place::Auto`] is.
 const VARIABLE: &str = "DELFT_DEVICE";
 
-/// The shortest context that is chosen for want of memory: with less, a conversation ends before it has begun.
+/// The shortest context that is chosen for want of memory: with less, a conversation ends before it
+/// has begun.
 const SHORTEST: usize = 2048;
 
 /// What is to be loaded, as its files have it.
@@ -101,8 +102,9 @@ fn lack(plans: &[Plan]) -> String {
     })
 }
 
-/// The model at one place, with the context asked for; else with the trained one, or the greatest power of two below it that
-/// fits. What fits at no length is left as it is, to be refused when it is loaded.
+/// The model at one place, with the context asked for; else with the trained one, or the greatest
+/// power of two below it that fits. What fits at no length is left as it is, to be refused when it
+/// is loaded.
 fn on(model: &Recorded<'_>, options: &LoadOptions, place: Place) -> Result<Chosen> {
     let options = LoadOptions { device: place, ..options.clone() };
     let (device, places) = open(&options, model.program.layers.len())?;
@@ -213,7 +215,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// A context that no machine has memory for, of a model that takes some hundred bytes for each position.
+    /// A context that no machine has memory for, of a model that takes some hundred bytes for each
+    /// position.
     const ENDLESS: usize = 1 << 42;
     /// No machine has so many.
     const ABSENT: Place = Place::Cuda(9999);
@@ -264,7 +267,8 @@ mod tests {
         }
     }
 
-    /// What the child of [`a_gpu_that_is_too_small_leaves_it_to_the_cpu`] does, whose simulated GPU has little memory.
+    /// What the child of [`a_gpu_that_is_too_small_leaves_it_to_the_cpu`] does, whose simulated GPU
+    /// has little memory.
     #[test]
     fn with_a_small_gpu_in_a_process_of_its_own() {
         if std::env::var_os("DELFT_SIM_MEMORY").is_none() {
@@ -274,7 +278,8 @@ mod tests {
         let why = chosen.why.unwrap_or_default();
         assert_eq!(chosen.places, [Place::Cpu], "{why}");
         assert!(why.starts_with("the CPU, not sim: the model takes 0.0 GiB, 0.0 GiB"), "{why}");
-        // Who asks for layers there gets what was asked for, to be refused with figures when it is loaded.
+        // Who asks for layers there gets what was asked for, to be refused with figures when it is
+        // loaded.
         let layers = LoadOptions { gpu_layers: Some(99), ..auto() };
         let chosen = with(2048, |model| among(model, &layers, &[sim()])).unwrap();
         assert!(chosen.places == [sim()] && !chosen.fits());

@@ -1,4 +1,5 @@
-//! Classification without training: how likely a model holds each of some labels to be what follows a text.
+//! Classification without training: how likely a model holds each of some labels to be what follows
+//! a text.
 
 use crate::adapters::Adapter;
 use crate::generate::check_logits;
@@ -10,12 +11,13 @@ use ops::sample::Options;
 use ops::softmax::log_sum_exp;
 
 impl Engine {
-    /// The log-probability, in nats, of each label behind each prompt: that of all its tokens, one after the other. Prompts are
-    /// computed together, and once however many labels there are.
+    /// The log-probability, in nats, of each label behind each prompt: that of all its tokens, one
+    /// after the other. Prompts are computed together, and once however many labels there are.
     ///
     /// # Errors
-    /// An engine that was loaded for embeddings; no labels; a prompt or a label without tokens, or with tokens outside the vocabulary;
-    /// a prompt that does not fit the context with the longest label; another engine's adapter; logits that are not finite.
+    /// An engine that was loaded for embeddings; no labels; a prompt or a label without tokens, or
+    /// with tokens outside the vocabulary; a prompt that does not fit the context with the longest
+    /// label; another engine's adapter; logits that are not finite.
     pub fn classify(
         &self,
         prompts: &[Vec<u32>],

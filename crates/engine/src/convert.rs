@@ -1,4 +1,5 @@
-//! Models written as GGUF files: a folder in the terms of GGUF, or a GGUF file with other types. Folders as MLX has them: [`mlx`].
+//! Models written as GGUF files: a folder in the terms of GGUF, or a GGUF file with other types.
+//! Folders as MLX has them: [`mlx`].
 //!
 //! Tensors are read, changed and written some rows at a time, on several threads; what is held in
 //! memory is bounded by the largest tensor. The same input gives the same bytes, however many
@@ -337,8 +338,8 @@ fn fitting(asked: DType, columns: usize) -> DType {
     [asked, smaller].into_iter().find(|dtype| fits(*dtype)).unwrap_or(DType::F16)
 }
 
-/// How much the columns of a tensor's matrices matter, one matrix behind the other, if anything is known of them; the tensor's own name
-/// and shape where that is of other sizes.
+/// How much the columns of a tensor's matrices matter, one matrix behind the other, if anything is
+/// known of them; the tensor's own name and shape where that is of other sizes.
 fn columns_of(job: &Job, importance: &Importance) -> Result<Option<Vec<f32>>> {
     let TensorSpec { name, shape, dtype } = &job.spec;
     let known = importance.tensors.get(name).filter(|_| dtype.is_block());
@@ -352,7 +353,8 @@ fn columns_of(job: &Job, importance: &Importance) -> Result<Option<Vec<f32>>> {
     Ok(Some(found))
 }
 
-/// Checks that an importance matrix is this model's; a warning where it knows nothing of some matrices of blocks.
+/// Checks that an importance matrix is this model's; a warning where it knows nothing of some
+/// matrices of blocks.
 fn check_importance(jobs: &[Job], file: &str, importance: &Importance) -> Result<Option<String>> {
     let (mut used, mut unknown) = (0, Vec::new());
     for job in jobs.iter().filter(|job| job.spec.dtype.is_block()) {
@@ -435,8 +437,8 @@ fn write(
 /// Encodes a portion, whose first element is of this number.
 type Encode<'a> = dyn Fn(usize, &[f32], &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// Encodes a weight in portions, several at a time: `encode(start, values, bytes)` for each, whose first element is number `start`;
-/// `take(elements, bytes)` is given them in order.
+/// Encodes a weight in portions, several at a time: `encode(start, values, bytes)` for each, whose
+/// first element is number `start`; `take(elements, bytes)` is given them in order.
 fn portions(
     read: &Encoded<'_>,
     to: Encoding,

@@ -1,4 +1,5 @@
-//! Generation settings that come with a model: `generation_config.json`, or GGUF's `general.sampling.*`.
+//! Generation settings that come with a model: `generation_config.json`, or GGUF's
+//! `general.sampling.*`.
 
 use formats::{Error, Folder, Result, Tensors};
 use ops::sample::Options;
@@ -28,7 +29,8 @@ const SETTINGS: &[Setting] = &[
 /// The settings of the model behind `tensors`, whose embedding has `vocabulary` rows.
 ///
 /// # Errors
-/// A setting of another type or out of range, and an end of generation that is no token, by file and key.
+/// A setting of another type or out of range, and an end of generation that is no token, by file
+/// and key.
 pub(crate) fn read(
     tensors: &Tensors,
     vocabulary: usize,

@@ -1,6 +1,8 @@
-//! Embeddings: a text as one vector, made of the hidden states of its tokens behind the model's last norm.
+//! Embeddings: a text as one vector, made of the hidden states of its tokens behind the model's
+//! last norm.
 //!
-//! How the states become one vector is the model's: `modules.json` of sentence-transformers, or GGUF's `pooling_type`, say it.
+//! How the states become one vector is the model's: `modules.json` of sentence-transformers, or
+//! GGUF's `pooling_type`, say it.
 
 use crate::adapters::Adapter;
 use crate::load::{Engine, Shared};
@@ -30,7 +32,8 @@ pub struct EmbeddingForm {
 }
 
 impl EmbeddingForm {
-    /// What is assumed of a model that says nothing: decoders say most about a text behind its last token.
+    /// What is assumed of a model that says nothing: decoders say most about a text behind its last
+    /// token.
     pub(crate) const ASSUMED: EmbeddingForm =
         EmbeddingForm { pooling: Pooling::Last, normalised: true };
 
@@ -46,7 +49,8 @@ impl EmbeddingForm {
     }
 }
 
-/// How the model behind `tensors` makes embeddings, if its files say so: then it was trained for them.
+/// How the model behind `tensors` makes embeddings, if its files say so: then it was trained for
+/// them.
 ///
 /// # Errors
 /// A way that there is no code for, by file and key.
@@ -147,7 +151,8 @@ fn read_json(path: &Path) -> Result<Value> {
 /// How texts are embedded.
 #[derive(Debug, Clone, Default)]
 pub struct EmbedOptions {
-    /// How many of its first numbers each embedding keeps, as some models are trained to allow; `None`: all.
+    /// How many of its first numbers each embedding keeps, as some models are trained to allow;
+    /// `None`: all.
     pub dimensions: Option<usize>,
     /// The adapter of the engine that computes them; `None`: the model as it is.
     pub adapter: Option<Adapter>,
@@ -159,11 +164,13 @@ impl Engine {
         self.0.embeds
     }
 
-    /// The embeddings of several texts, computed together as far as there is room: of each text's tokens, in order.
+    /// The embeddings of several texts, computed together as far as there is room: of each text's
+    /// tokens, in order.
     ///
     /// # Errors
-    /// An engine that was not loaded with [`models::Ending::Hidden`]; a text that is empty, does not fit the context, or has tokens
-    /// outside the vocabulary; more dimensions than the model has; another engine's adapter; hidden states that are not finite.
+    /// An engine that was not loaded with [`models::Ending::Hidden`]; a text that is empty, does
+    /// not fit the context, or has tokens outside the vocabulary; more dimensions than the model
+    /// has; another engine's adapter; hidden states that are not finite.
     pub fn embed(&self, texts: &[Vec<u32>], options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
         let shared: &Shared = &self.0;
         let form = shared.embeds.ok_or_else(|| {

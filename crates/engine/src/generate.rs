@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// Asks every generation that holds this token to stop: between two operations of a step on the CPU, between
-    /// steps elsewhere.
+    /// Asks every generation that holds this token to stop: between two operations of a step on the
+    /// CPU, between steps elsewhere.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -30,11 +30,12 @@ impl CancelToken {
     }
 }
 
-/// Told how much of a prompt is read: tokens done, and all that have to be computed. Cheap to clone.
+/// Told how much of a prompt is read: tokens done, and all that have to be computed. Cheap to
+/// clone.
 ///
-/// It is called on the thread that asks for tokens: on the CPU after every operation, elsewhere after every step, and once at
-/// the end of the prompt. The computation waits for it, so whoever shows something looks at the time first; sessions of the same
-/// engine are not its to use.
+/// It is called on the thread that asks for tokens: on the CPU after every operation, elsewhere
+/// after every step, and once at the end of the prompt. The computation waits for it, so whoever
+/// shows something looks at the time first; sessions of the same engine are not its to use.
 #[derive(Clone)]
 pub struct Progress(Arc<dyn Fn(usize, usize) + Send + Sync>);
 
@@ -65,8 +66,8 @@ pub struct GenerateOptions {
     pub max_tokens: Option<usize>,
     /// Strings that end generation; they are not part of the text.
     pub stop: Vec<String>,
-    /// Texts of special tokens that belong to the text, besides the marks of reasoning: those that open a call of a tool,
-    /// for instance. Texts of no special token are passed over.
+    /// Texts of special tokens that belong to the text, besides the marks of reasoning: those that
+    /// open a call of a tool, for instance. Texts of no special token are passed over.
     pub show_special: Vec<String>,
     /// Goes on past the model's end-of-generation tokens.
     pub ignore_end: bool,
@@ -117,12 +118,14 @@ impl Finish {
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// Text that became complete with it; may be empty, or more than its own (held-back bytes of earlier tokens).
+    /// Text that became complete with it; may be empty, or more than its own (held-back bytes of
+    /// earlier tokens).
     pub text: String,
-    /// Natural logarithm of its probability under the model itself, at temperature 1, if [`GenerateOptions::logprobs`] asks for it.
+    /// Natural logarithm of its probability under the model itself, at temperature 1, if
+    /// [`GenerateOptions::logprobs`] asks for it.
     pub logprob: Option<f32>,
-    /// The likeliest tokens in its place with their log-probabilities, in descending order: as many as
-    /// [`GenerateOptions::top_logprobs`] asks for.
+    /// The likeliest tokens in its place with their log-probabilities, in descending order: as many
+    /// as [`GenerateOptions::top_logprobs`] asks for.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
@@ -144,9 +147,11 @@ pub struct Metrics {
     pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// From the start until the first token was chosen, or until it was clear that there would be none.
+    /// From the start until the first token was chosen, or until it was clear that there would be
+    /// none.
     pub prefill: Duration,
-    /// From the start until the last of the computed tokens: without the time of a step that was given up.
+    /// From the start until the last of the computed tokens: without the time of a step that was
+    /// given up.
     pub computing: Duration,
     /// From then until the last.
     pub decode: Duration,
@@ -175,8 +180,8 @@ fn rate(tokens: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
 }
 
-/// A running generation; see [`Session::generate`]. The text is that of its tokens, one after the other; the model's end
-/// token, if it wrote one, is the last of them.
+/// A running generation; see [`Session::generate`]. The text is that of its tokens, one after the
+/// other; the model's end token, if it wrote one, is the last of them.
 pub struct Generation<'a> {
     session: &'a mut Session,
     shared: Arc<Shared>,
@@ -377,8 +382,8 @@ fn prompt(
     Ok(chosen)
 }
 
-/// Checks that the logits behind the token at a position are some that may be used: finite, but for tokens that are ruled out by
-/// minus infinity.
+/// Checks that the logits behind the token at a position are some that may be used: finite, but for
+/// tokens that are ruled out by minus infinity.
 ///
 /// # Errors
 /// The position, and the first number that is none.

@@ -1,4 +1,5 @@
-//! Importance matrices of a text: what it puts into each product of a model that was loaded with [`Trace::Inputs`].
+//! Importance matrices of a text: what it puts into each product of a model that was loaded with
+//! [`Trace::Inputs`].
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,8 @@ impl<'a> Collector<'a> {
     /// Sums of nothing yet, for a model's products that GGUF has names for.
     ///
     /// # Errors
-    /// A model that was not loaded with [`Trace::Inputs`], or of an architecture that GGUF files are not read of.
+    /// A model that was not loaded with [`Trace::Inputs`], or of an architecture that GGUF files
+    /// are not read of.
     pub fn new(engine: &'a Engine) -> Result<Collector<'a>> {
         let inputs = &engine.0.inputs[..];
         let architecture = engine.config().architecture;

@@ -1,8 +1,9 @@
 //! Engine and Session: a loaded model on a device, and one mutable timeline of tokens on it.
 //!
-//! [`Engine::load`] maps the file, records the model's Program, fuses it and hands it to the device. A [`Session`]
-//! owns tokens and the cache blocks that hold them; what must be computed for a new prompt (prefill, decode, or
-//! nothing for a shared prefix) follows from the tokens alone. [`Session::generate`] is an iterator of [`Token`]s.
+//! [`Engine::load`] maps the file, records the model's Program, fuses it and hands it to the
+//! device. A [`Session`] owns tokens and the cache blocks that hold them; what must be computed for
+//! a new prompt (prefill, decode, or nothing for a shared prefix) follows from the tokens alone.
+//! [`Session::generate`] is an iterator of [`Token`]s.
 
 mod adapters;
 mod canary;

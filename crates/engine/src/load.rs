@@ -27,13 +27,13 @@ pub struct LoadOptions {
     pub split_mode: SplitMode,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
-    /// Layers on GPUs: the last so many, with the head; those before them, with the table of embeddings, are on the CPU.
-    /// `None`, or as many as there are: all of the model.
+    /// Layers on GPUs: the last so many, with the head; those before them, with the table of
+    /// embeddings, are on the CPU. `None`, or as many as there are: all of the model.
     pub gpu_layers: Option<usize>,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
-    /// Positions a session may hold; `None`: as many as the model was trained for, or where memory is short the greatest power of
-    /// two that fits, but no fewer than 2,048.
+    /// Positions a session may hold; `None`: as many as the model was trained for, or where memory
+    /// is short the greatest power of two that fits, but no fewer than 2,048.
     pub context: Option<usize>,
     /// Whether a full context drops its oldest positions instead of ending generation.
     pub rotate: bool,
@@ -41,8 +41,9 @@ pub struct LoadOptions {
     pub cache_type: CacheType,
     /// Sessions that may hold a full context at the same time.
     pub sessions: usize,
-    /// Computes each token as it is computed among many, so that on a GPU, too, no answer depends on what else is computed:
-    /// for servers and batches. A request that is alone then takes longer.
+    /// Computes each token as it is computed among many, so that on a GPU, too, no answer depends
+    /// on what else is computed: for servers and batches. A request that is alone then takes
+    /// longer.
     pub batched: bool,
     /// Tokens computed together in prefill; `None`: as many as keep the device busy.
     pub chunk: Option<usize>,
@@ -54,8 +55,8 @@ pub struct LoadOptions {
     pub trace: Trace,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
-    /// Keys of the model's configuration that are passed over though nothing reads them; else they are refused, since they may
-    /// change what the model computes.
+    /// Keys of the model's configuration that are passed over though nothing reads them; else they
+    /// are refused, since they may change what the model computes.
     pub ignore_keys: Vec<String>,
     /// Adapters on top of the model.
     pub adapters: Adapters,
@@ -108,7 +109,8 @@ impl LoadOptions {
         self.chunk.unwrap_or_else(|| self.device.chunk())
     }
 
-    /// A group and its context as its block tables keep them: a rotating context is a window over no end.
+    /// A group and its context as its block tables keep them: a rotating context is a window over
+    /// no end.
     pub(crate) fn span(&self, group: Group, context: usize) -> (Group, usize) {
         if self.rotate {
             let window = Some(group.window.unwrap_or(context).min(context));
@@ -197,7 +199,8 @@ impl Drop for Shared {
 }
 
 impl Engine {
-    /// Loads a `.gguf` file or a Hugging Face folder, by its path, or a file that is part of the program.
+    /// Loads a `.gguf` file or a Hugging Face folder, by its path, or a file that is part of the
+    /// program.
     ///
     /// # Errors
     /// Anything missing, damaged or unsupported, by name.
@@ -214,7 +217,8 @@ impl Engine {
         Engine::prepare(model, options)?.load(progress)
     }
 
-    /// Opens a model and its device without reading weights: what is needed to tell its [`Prepared::plan`].
+    /// Opens a model and its device without reading weights: what is needed to tell its
+    /// [`Prepared::plan`].
     ///
     /// # Errors
     /// As [`Engine::load`].
@@ -256,7 +260,8 @@ impl Engine {
         prompt.encode(self.tokenizer(), self.chat_template())
     }
 
-    /// The sampling settings that the model's makers recommend; what most programs take where they say nothing.
+    /// The sampling settings that the model's makers recommend; what most programs take where they
+    /// say nothing.
     pub fn sampling_defaults(&self) -> &Options {
         &self.0.defaults
     }
@@ -266,8 +271,8 @@ impl Engine {
         &self.0.ends
     }
 
-    /// What is odd about the model's files and what was assumed, one short line each: what its user should know before relying on
-    /// what it says.
+    /// What is odd about the model's files and what was assumed, one short line each: what its user
+    /// should know before relying on what it says.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }
@@ -292,8 +297,8 @@ impl Engine {
         &self.0.places
     }
 
-    /// Drops this handle and waits, for at most `time`, until the engine is gone and its memory is the system's again; false if
-    /// another handle, session or request still holds it by then.
+    /// Drops this handle and waits, for at most `time`, until the engine is gone and its memory is
+    /// the system's again; false if another handle, session or request still holds it by then.
     pub fn unload(self, time: Duration) -> bool {
         const PAUSE: Duration = Duration::from_millis(2);
         let (whole, start) = (Arc::downgrade(&self.0.whole), Instant::now());
@@ -329,8 +334,8 @@ impl Engine {
         self.0.executor().compiled()
     }
 
-    /// How many of a prompt's tokens, computed with an adapter or without, are in the cache already: what a request would not
-    /// have to compute. They may be given up before it comes.
+    /// How many of a prompt's tokens, computed with an adapter or without, are in the cache
+    /// already: what a request would not have to compute. They may be given up before it comes.
     pub fn cached(&self, tokens: &[u32], adapter: Option<&Adapter>) -> usize {
         let (adapter, decoded) = (adapters::number(adapter), &vec![false; tokens.len()]);
         let key = Key { adapter, tokens, images: &[], decoded };
@@ -346,7 +351,8 @@ impl Engine {
 
 impl Shared {
     pub(crate) fn executor(&self) -> MutexGuard<'_, Box<dyn Executor>> {
-        // A replay that panicked left only activations behind, and the next replay writes those anew.
+        // A replay that panicked left only activations behind, and the next replay writes those
+        // anew.
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,16 +1,18 @@
 //! The pool of cache blocks, and the tables through which sequences hold them.
 //!
-//! Blocks are counted, since sequences and the prefix tree share them. A position that several holders may read is never
-//! written again: a sequence that goes on inside a shared block takes a copy ([`Copy`]) of what it shares, unless it is the only
-//! sequence that has the block and the prefix tree reads nothing behind it. So what is shared is counted in tokens, not in blocks.
+//! Blocks are counted, since sequences and the prefix tree share them. A position that several
+//! holders may read is never written again: a sequence that goes on inside a shared block takes a
+//! copy ([`Copy`]) of what it shares, unless it is the only sequence that has the block and the
+//! prefix tree reads nothing behind it. So what is shared is counted in tokens, not in blocks.
 //!
-//! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it drops its oldest block for each
-//! one that it takes. Sliding windows always do so; a whole context only where the caller asked.
+//! One mechanism, two policies: a table *grows* block by block up to a bound; at its bound it drops
+//! its oldest block for each one that it takes. Sliding windows always do so; a whole context only
+//! where the caller asked.
 //!
-//! A block of a group that carries a state holds the one behind its last position that was computed, which the next
-//! position replaces. It is shared as a whole: whoever goes on inside one that somebody else holds copies it. A
-//! sequence goes back to multiples of [`BLOCK_TOKENS`], whose states stay, and to the lengths that it was told to
-//! [keep](BlockTable::keep).
+//! A block of a group that carries a state holds the one behind its last position that was
+//! computed, which the next position replaces. It is shared as a whole: whoever goes on inside one
+//! that somebody else holds copies it. A sequence goes back to multiples of [`BLOCK_TOKENS`], whose
+//! states stay, and to the lengths that it was told to [keep](BlockTable::keep).
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, Group, Table};
@@ -33,7 +35,8 @@ struct State {
 /// The blocks of one cache group.
 #[derive(Debug, Default)]
 struct Blocks {
-    /// The lowest first: a device that makes room block by block shall have as few as there are in use.
+    /// The lowest first: a device that makes room block by block shall have as few as there are in
+    /// use.
     released: BinaryHeap<Reverse<u32>>,
     /// All that were ever taken.
     states: Vec<State>,
@@ -170,8 +173,8 @@ pub(crate) struct Copy {
 /// Lengths besides multiples of [`BLOCK_TOKENS`] that a sequence keeps the states behind.
 const KEPT: usize = 2;
 
-/// Blocks that one sequence takes at most: a whole context, or what holds the window of a chunk's first token while its last
-/// is written; and the states that it keeps.
+/// Blocks that one sequence takes at most: a whole context, or what holds the window of a chunk's
+/// first token while its last is written; and the states that it keeps.
 pub(crate) fn most(kind: Group, context: usize, chunk: usize) -> usize {
     bound(kind, context, chunk).saturating_add(if kind.carried { KEPT } else { 0 })
 }
@@ -191,8 +194,8 @@ fn bound(kind: Group, context: usize, chunk: usize) -> usize {
 pub(crate) struct BlockTable {
     pool: Pool,
     group: usize,
-    /// Block `b` of the sequence lies in entry `b % entries.len()`. Where that block is not held, being older than the window or
-    /// beyond the end, the entry has the number of one that is.
+    /// Block `b` of the sequence lies in entry `b % entries.len()`. Where that block is not held,
+    /// being older than the window or beyond the end, the entry has the number of one that is.
     entries: Vec<u32>,
     /// Blocks of the sequence that are held.
     held: Range<usize>,
@@ -202,7 +205,8 @@ pub(crate) struct BlockTable {
     kind: Group,
     /// One past the last position that this table has claimed for writing.
     reached: usize,
-    /// Lengths that are no multiples of [`BLOCK_TOKENS`] with the states behind them, the latest last.
+    /// Lengths that are no multiples of [`BLOCK_TOKENS`] with the states behind them, the latest
+    /// last.
     kept: Vec<(usize, Block)>,
 }
 
@@ -228,8 +232,8 @@ impl BlockTable {
         }
     }
 
-    /// Claims positions `start..end` for writing: takes the blocks that they need, or none. `start` is the sequence's length;
-    /// `copies` receives what the device has to copy first.
+    /// Claims positions `start..end` for writing: takes the blocks that they need, or none. `start`
+    /// is the sequence's length; `copies` receives what the device has to copy first.
     ///
     /// # Errors
     /// Too few free blocks: nothing has changed then, but that states that were kept are given up.
@@ -298,8 +302,9 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Whether block `b` is held and positions from `start` on may be written to it: nobody else holds it; or no other table
-    /// does, and nobody has written there, or this table was the last that did.
+    /// Whether block `b` is held and positions from `start` on may be written to it: nobody else
+    /// holds it; or no other table does, and nobody has written there, or this table was the last
+    /// that did.
     fn may_write(&self, blocks: &Blocks, b: usize, start: usize) -> bool {
         if !self.held.contains(&b) {
             return false;
@@ -338,7 +343,8 @@ impl BlockTable {
         self.held.start * BLOCK_TOKENS
     }
 
-    /// Blocks that [`BlockTable::extend`] takes at most to come from `start` to `end`, in chunks, beyond those held.
+    /// Blocks that [`BlockTable::extend`] takes at most to come from `start` to `end`, in chunks,
+    /// beyond those held.
     pub(crate) fn needs(&self, start: usize, end: usize) -> usize {
         let first = self.held.end.max(start / BLOCK_TOKENS);
         let more = end.div_ceil(BLOCK_TOKENS).saturating_sub(first);
@@ -435,7 +441,8 @@ impl BlockTable {
         self.fill();
     }
 
-    /// Makes entries whose block is not held those of one that is: a table shows no block that others may write to.
+    /// Makes entries whose block is not held those of one that is: a table shows no block that
+    /// others may write to.
     fn fill(&mut self) {
         let stride = self.entries.len();
         for b in self.held.end..self.held.start + stride {
@@ -459,8 +466,9 @@ impl BlockTable {
         fork
     }
 
-    /// Block `b` of a sequence of which `len` positions are computed, for another holder; none if the table no longer
-    /// has it, or not yet, or if it holds another state than the one behind its last position, or the sequence's.
+    /// Block `b` of a sequence of which `len` positions are computed, for another holder; none if
+    /// the table no longer has it, or not yet, or if it holds another state than the one behind its
+    /// last position, or the sequence's.
     pub(crate) fn share(&self, b: usize, len: usize) -> Option<Block> {
         let passed = (b + 1) * BLOCK_TOKENS <= len;
         if !self.held.contains(&b) || (self.kind.carried && !passed && len != self.reached) {
@@ -471,7 +479,8 @@ impl BlockTable {
         Some(Block { pool: self.pool.clone(), group: self.group, number })
     }
 
-    /// Makes an empty table one of `len` positions that others have written, in the sequence's blocks from `first` on.
+    /// Makes an empty table one of `len` positions that others have written, in the sequence's
+    /// blocks from `first` on.
     pub(crate) fn adopt(&mut self, first: usize, shared: impl Iterator<Item = Block>, len: usize) {
         self.truncate(0);
         for (b, block) in (first..).zip(shared) {

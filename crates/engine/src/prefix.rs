@@ -1,9 +1,10 @@
 //! The prefix tree: cached blocks by what they were computed from.
 //!
-//! A node is one block: up to 256 [`Item`]s, the kind of step that computed each, and the block of every cache group that is
-//! still there. Its path from the root of an adapter is what its keys and values follow from, and is compared item by item, so
-//! that no two things with the same tokens are taken for each other. Only full blocks have children. A sequence shares the
-//! longest path that it begins with, up to any position inside a block: the pool has it copied if two go on from there.
+//! A node is one block: up to 256 [`Item`]s, the kind of step that computed each, and the block of
+//! every cache group that is still there. Its path from the root of an adapter is what its keys and
+//! values follow from, and is compared item by item, so that no two things with the same tokens are
+//! taken for each other. Only full blocks have children. A sequence shares the longest path that it
+//! begins with, up to any position inside a block: the pool has it copied if two go on from there.
 //!
 //! The least recently used leaves go first where blocks are wanted.
 
@@ -29,9 +30,11 @@ pub(crate) struct Key<'a> {
     /// The adapter that its keys and values are computed with; 0: none.
     pub(crate) adapter: u64,
     pub(crate) tokens: &'a [u32],
-    /// For each token a hash of the image that its row is computed from, zeros for text; empty where all are text.
+    /// For each token a hash of the image that its row is computed from, zeros for text; empty
+    /// where all are text.
     pub(crate) images: &'a [[u32; 4]],
-    /// For each token whether a decode step computes it, and not a prompt step: the two differ in their last bits.
+    /// For each token whether a decode step computes it, and not a prompt step: the two differ in
+    /// their last bits.
     pub(crate) decoded: &'a [bool],
 }
 
@@ -62,13 +65,14 @@ pub enum Miss {
         /// Its length.
         position: usize,
     },
-    /// The token at this position was cached by a step of the other kind, and equal bits were asked for.
+    /// The token at this position was cached by a step of the other kind, and equal bits were asked
+    /// for.
     Kind {
         /// Tokens before it.
         position: usize,
     },
-    /// The tokens are the same up to this position, but what a layer with a sliding window or a state needs there is
-    /// gone.
+    /// The tokens are the same up to this position, but what a layer with a sliding window or a
+    /// state needs there is gone.
     Window {
         /// Tokens that are the same.
         position: usize,
@@ -150,7 +154,8 @@ impl Prefixes {
         copies: &mut Vec<Copy>,
     ) -> Result<()> {
         loop {
-            // One block at a time: what is given up may turn out to have been shared with this table.
+            // One block at a time: what is given up may turn out to have been shared with this
+            // table.
             let extended = table.extend(start, end, copies);
             if extended.is_ok() || !self.tree().give_up(table.group()) {
                 return extended;
@@ -184,8 +189,9 @@ impl PrefixTree {
         }
     }
 
-    /// The longest beginning of a sequence that is cached, at most `most` positions. With `exact` each position must have been
-    /// computed by a step of the same kind, so that nothing tells the cached bits from computed ones.
+    /// The longest beginning of a sequence that is cached, at most `most` positions. With `exact`
+    /// each position must have been computed by a step of the same kind, so that nothing tells the
+    /// cached bits from computed ones.
     pub(crate) fn find(&mut self, key: &Key<'_>, most: usize, exact: bool) -> Found {
         self.clock += 1;
         let found = self.look(key, most, exact);
@@ -249,8 +255,8 @@ impl PrefixTree {
         beside.map(common).max_by_key(|(_, same)| *same)
     }
 
-    /// The longest part of a path from which a sequence can go on: every window's blocks must be there, and states
-    /// must be those behind it.
+    /// The longest part of a path from which a sequence can go on: every window's blocks must be
+    /// there, and states must be those behind it.
     fn held(&self, path: &[usize], mut len: usize) -> usize {
         let has = |b: usize, group: usize, len: usize| {
             let node = path.get(b).and_then(|&node| self.nodes.get(node)?.as_ref());
@@ -387,8 +393,9 @@ impl PrefixTree {
         }
     }
 
-    /// Gives up a leaf, the least recently used of those that free a block of a group; false if the tree is empty. A
-    /// state goes without its leaf, and wherever it is: what it follows from stays.
+    /// Gives up a leaf, the least recently used of those that free a block of a group; false if the
+    /// tree is empty. A state goes without its leaf, and wherever it is: what it follows from
+    /// stays.
     pub(crate) fn give_up(&mut self, group: usize) -> bool {
         if self.groups[group].carried {
             let states = self.nodes.iter_mut().flatten();
@@ -403,7 +410,8 @@ impl PrefixTree {
                 return true;
             }
         }
-        // Where somebody else holds the block too, giving it up frees nothing: such leaves only if there are no others.
+        // Where somebody else holds the block too, giving it up frees nothing: such leaves only if
+        // there are no others.
         let frees = |id: usize| {
             let node = self.nodes[id].as_ref();
             node.and_then(|node| node.blocks[group].as_ref()).is_some_and(Block::is_sole)

@@ -130,7 +130,8 @@ impl Prepared {
         let executor = device.load(program, &tensors, load, progress);
         // Its pages were read just now.
         let fingerprint = fingerprint(&tensors);
-        // First: of a file that became shorter, what it lost reads as weights of zero, or as nonsense.
+        // First: of a file that became shorter, what it lost reads as weights of zero, or as
+        // nonsense.
         tensors.whole()?;
         let mut executor = executor?;
         let seats = Seats::new(adapters.seats.count);

@@ -23,7 +23,8 @@ pub struct Step {
     pub replays: Vec<Profile>,
     /// Seconds of the choice.
     pub sampling: f64,
-    /// Seconds of the whole step; what is left over is block tables and arguments, and the timing itself.
+    /// Seconds of the whole step; what is left over is block tables and arguments, and the timing
+    /// itself.
     pub seconds: f64,
 }
 
@@ -32,8 +33,8 @@ impl<'a> Profiler<'a> {
         Profiler { session, sampler: Sampler::new(), sampling }
     }
 
-    /// Computes `tokens` after those already here and chooses the token that follows them; `None` on a device that
-    /// cannot tell times.
+    /// Computes `tokens` after those already here and chooses the token that follows them; `None`
+    /// on a device that cannot tell times.
     ///
     /// # Errors
     /// No tokens, one outside the vocabulary, or more than the context has room for.

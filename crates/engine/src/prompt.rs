@@ -12,7 +12,8 @@ pub enum Prompt {
     Text(String),
     /// Tokens as they are.
     Tokens(Vec<u32>),
-    /// Messages (`role`, `content`, ..) for the model's chat template, which is told to open the reply.
+    /// Messages (`role`, `content`, ..) for the model's chat template, which is told to open the
+    /// reply.
     Chat {
         /// The conversation so far.
         messages: Vec<Value>,
@@ -61,7 +62,8 @@ impl Prompt {
         }
     }
 
-    /// The text that the model reads: of a chat what the template makes of it, of tokens what they say.
+    /// The text that the model reads: of a chat what the template makes of it, of tokens what they
+    /// say.
     ///
     /// # Errors
     /// As [`Prompt::encode`].
@@ -94,7 +96,8 @@ impl Prompt {
         template.render(&Request { messages, ..request })
     }
 
-    /// What is done to the prompt so that a template takes it, in one line; `None` if it is taken as it is.
+    /// What is done to the prompt so that a template takes it, in one line; `None` if it is taken
+    /// as it is.
     pub fn remark(&self, template: Option<&ChatTemplate>) -> Option<&'static str> {
         let Prompt::Chat { messages, extra } = self else { return None };
         folds(messages, template?, &request(extra)).then_some(

@@ -1,9 +1,9 @@
 //! A model's reasoning apart from its answer, while the text streams.
 //!
-//! Models put marks around what they think: `<think>` and `</think>`, or channels with names. A [`Splitter`] is fed
-//! the text piece by piece, with marks cut anywhere, and says of each part whether it is answer, reasoning or mark.
-//! The parts joined are the text as it came. Marks open reasoning only where an answer begins: later in the text they
-//! are what the model talks about.
+//! Models put marks around what they think: `<think>` and `</think>`, or channels with names. A
+//! [`Splitter`] is fed the text piece by piece, with marks cut anywhere, and says of each part
+//! whether it is answer, reasoning or mark. The parts joined are the text as it came. Marks open
+//! reasoning only where an answer begins: later in the text they are what the model talks about.
 
 use crate::stop::overlap;
 use serde_json::Value;
@@ -41,7 +41,8 @@ const PAIRS: [(&str, &str); 8] = [
     ("<|channel>thought", "<channel|>"),
 ];
 
-/// In the harmony form every message has a header: `<|start|>assistant<|channel|>analysis<|message|>` and its text.
+/// In the harmony form every message has a header:
+/// `<|start|>assistant<|channel|>analysis<|message|>` and its text.
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
@@ -50,8 +51,8 @@ const ENDS: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", START, CHANNEL];
 /// The harmony channel that holds reasoning.
 const ANALYSIS: &str = "analysis";
 
-/// Bytes that are held back at most while they might be the white space around a mark, or a header: far more than
-/// any model writes there, and few enough to be looked at again with each piece.
+/// Bytes that are held back at most while they might be the white space around a mark, or a header:
+/// far more than any model writes there, and few enough to be looked at again with each piece.
 const LONGEST_DOUBT: usize = 256;
 
 /// Tokens that hold the longest mark and header however they are cut.
@@ -62,7 +63,8 @@ const TAIL: usize = 64;
 enum State {
     /// An answer begins here, unless a mark does. After a mark, white space belongs to it.
     Start { after_mark: bool },
-    /// Behind an opening mark and before the first word of the reasoning, which the named mark will close.
+    /// Behind an opening mark and before the first word of the reasoning, which the named mark will
+    /// close.
     Opened(&'static str),
     /// In reasoning that the named mark closes.
     Inside(&'static str),
@@ -139,7 +141,8 @@ impl Opening {
     }
 }
 
-/// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens, and these special tokens.
+/// A detokeniser that shows the marks of reasoning, which many vocabularies have as special tokens,
+/// and these special tokens.
 pub(crate) fn stream(tokenizer: &Tokenizer, shown: &[String]) -> Stream {
     let mut marks: Vec<&str> = PAIRS.iter().flat_map(|(open, close)| [*open, *close]).collect();
     marks.extend(shown.iter().map(String::as_str));
@@ -190,7 +193,8 @@ impl Splitter {
         spans.0
     }
 
-    /// Ends the text; gives what was held back. A text that goes on after all may be pushed as before.
+    /// Ends the text; gives what was held back. A text that goes on after all may be pushed as
+    /// before.
     pub fn finish(&mut self) -> Vec<Span> {
         let mut spans = Spans::default();
         if let State::Channel(name) = &mut self.state {
@@ -313,7 +317,8 @@ impl Splitter {
         true
     }
 
-    /// Gives text as `part` up to the first of `marks`, which is returned and stays held, or up to what may become one.
+    /// Gives text as `part` up to the first of `marks`, which is returned and stays held, or up to
+    /// what may become one.
     fn until(
         &mut self,
         marks: &[&'static str],
@@ -624,7 +629,8 @@ mod tests {
 
     #[test]
     fn text_of_any_kind_comes_back_whole() {
-        // All short words over pieces of marks: wrong nesting, ends without beginnings, headers without channels.
+        // All short words over pieces of marks: wrong nesting, ends without beginnings, headers
+        // without channels.
         let pieces =
             ["<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "analysis", " ", "a<"];
         for n in 0..pieces.len().pow(4) {

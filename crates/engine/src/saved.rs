@@ -1,10 +1,10 @@
 //! A session's cache outside the device: written to a file and read back, and shown as numbers.
 //!
 //! A file begins with [`MAGIC`] and the length of a header; the header is JSON and says which model
-//! and which form of cache it is of. Then come the tokens, 32 bits each, and for each cache group the
-//! blocks that the next token can see, in order, each with all layers of its group as
-//! `device::Executor::read_block` gives them. It ends with the SHA-256 of all before. All numbers are
-//! little-endian.
+//! and which form of cache it is of. Then come the tokens, 32 bits each, and for each cache group
+//! the blocks that the next token can see, in order, each with all layers of its group as
+//! `device::Executor::read_block` gives them. It ends with the SHA-256 of all before. All numbers
+//! are little-endian.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -163,7 +163,8 @@ impl Session {
     /// The keys and values of a cache layer that are there for this session's tokens.
     ///
     /// # Errors
-    /// A layer that there is not, or that carries a state; a device that does not give its cache out.
+    /// A layer that there is not, or that carries a state; a device that does not give its cache
+    /// out.
     pub fn cached(&self, layer: usize) -> Result<CachedLayer> {
         let shared = self.shared();
         let Some(of) = shared.layers.get(layer) else {
@@ -262,7 +263,8 @@ fn bytes(shared: &Shared, count: usize) -> usize {
     shared.layers.iter().map(of).sum()
 }
 
-/// A file's header: the model and the form of its cache, which must agree, and the number of tokens.
+/// A file's header: the model and the form of its cache, which must agree, and the number of
+/// tokens.
 fn header(shared: &Shared, tokens: usize) -> Value {
     let layer = |layer: &CacheLayer| match layer.state {
         0 => json!([layer.kv_heads, layer.head_dim, layer.window]),

@@ -1,14 +1,18 @@
-//! The scheduler: which requests compute what in the next step. A state machine that knows no device and no clock.
+//! The scheduler: which requests compute what in the next step. A state machine that knows no
+//! device and no clock.
 //!
-//! A step of the engine is at most one decode step and one prompt step, one after the other. *Decode first*: every running
-//! request that has a token to go on from has its row in each. Prompts follow within a budget of rows, which bounds the time
-//! between two tokens of whoever is decoding. Requests are *admitted* while there is a place and blocks for their whole prompt.
-//! When blocks run out, the latest arrival is *preempted*: it waits again, in its old place, and what it had is recomputed as
-//! far as the prefix tree has lost it. So the earliest arrival always goes on, and every request comes to its end.
+//! A step of the engine is at most one decode step and one prompt step, one after the other.
+//! *Decode first*: every running request that has a token to go on from has its row in each.
+//! Prompts follow within a budget of rows, which bounds the time between two tokens of whoever is
+//! decoding. Requests are *admitted* while there is a place and blocks for their whole prompt. When
+//! blocks run out, the latest arrival is *preempted*: it waits again, in its old place, and what it
+//! had is recomputed as far as the prefix tree has lost it. So the earliest arrival always goes on,
+//! and every request comes to its end.
 //!
-//! Who is next among those waiting: the highest priority; among callers of the same priority the one that was given least
-//! (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024); of one caller the earliest. What has waited longer
-//! than `patience` steps while others of other callers and priorities went in goes before all of them, so that nothing starves.
+//! Who is next among those waiting: the highest priority; among callers of the same priority the
+//! one that was given least (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024);
+//! of one caller the earliest. What has waited longer than `patience` steps while others of other
+//! callers and priorities went in goes before all of them, so that nothing starves.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -48,7 +52,8 @@ pub(crate) struct Arrival {
 pub(crate) enum Pending {
     /// Rows of a prompt.
     Prompt(usize),
-    /// Rows of decode steps: one token to go on from, or more that were generated before the request was preempted.
+    /// Rows of decode steps: one token to go on from, or more that were generated before the
+    /// request was preempted.
     Decode(usize),
     /// Nothing before the device has answered.
     Nothing,
@@ -56,13 +61,15 @@ pub(crate) enum Pending {
 
 /// The cache as the scheduler sees it.
 pub(crate) trait Cache {
-    /// Whether a waiting request's prompt would find blocks, those that others were promised left aside.
+    /// Whether a waiting request's prompt would find blocks, those that others were promised left
+    /// aside.
     fn fits(&mut self, id: Id) -> bool;
     /// Gives a waiting request what it needs to run, and what the prefix tree has of it.
     fn admit(&mut self, id: Id);
     /// What a running request has to compute.
     fn pending(&self, id: Id) -> Pending;
-    /// Takes the blocks for a running request's next rows; false, with nothing changed, if there are too few.
+    /// Takes the blocks for a running request's next rows; false, with nothing changed, if there
+    /// are too few.
     fn claim(&mut self, id: Id, rows: usize) -> bool;
     /// Takes back what a running request has; its full blocks stay in the prefix tree.
     fn release(&mut self, id: Id);
@@ -195,7 +202,8 @@ impl Scheduler {
         self.requests.insert(id, request);
     }
 
-    /// Takes a request out that has ended, was cancelled or failed. A running one's cache is released.
+    /// Takes a request out that has ended, was cancelled or failed. A running one's cache is
+    /// released.
     pub(crate) fn remove(&mut self, id: Id, cache: &mut impl Cache) {
         let Some(request) = self.requests.remove(&id) else { return };
         if request.running {
@@ -226,7 +234,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides on the next step at a time by the caller's clock. The rows are claimed and counted as computed.
+    /// Decides on the next step at a time by the caller's clock. The rows are claimed and counted
+    /// as computed.
     pub(crate) fn next(&mut self, now: u64, cache: &mut impl Cache) -> &Plan {
         self.step += 1;
         self.plan.clear();
@@ -290,8 +299,8 @@ impl Scheduler {
         rows
     }
 
-    /// Claims blocks for a running request, of later arrivals where there is no other way; false if it was itself the latest, and
-    /// has been preempted, or was alone, and has been refused.
+    /// Claims blocks for a running request, of later arrivals where there is no other way; false if
+    /// it was itself the latest, and has been preempted, or was alone, and has been refused.
     fn claim(&mut self, id: Id, rows: usize, cache: &mut impl Cache) -> bool {
         while !cache.claim(id, rows) {
             let Some(&(_, latest)) = self.running.last() else { return false };
@@ -333,7 +342,8 @@ impl Scheduler {
             let since = self.requests.get(&id)?.since.max(queue.served);
             let late = self.step - since > self.limits.patience;
             let given = self.callers.get(&caller)?.rows;
-            // The late ones first, by how late; the others by priority, by what their callers were given, by arrival.
+            // The late ones first, by how late; the others by priority, by what their callers were
+            // given, by arrival.
             let rank =
                 if late { (0, Reverse(i32::MAX), since) } else { (1, Reverse(priority), given) };
             Some((rank, order, id))

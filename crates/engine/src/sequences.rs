@@ -1,8 +1,9 @@
 //! What requests have while they run: block tables, and what the prefix tree has of their tokens.
 //!
-//! This is the [`Cache`] that the scheduler asks; it knows no device. A position is computed by a step of one kind, noted
-//! beside its token. What is recomputed after a preemption is computed by steps of the kind that computed it first, so that a
-//! request's tokens do not depend on who ran beside it.
+//! This is the [`Cache`] that the scheduler asks; it knows no device. A position is computed by a
+//! step of one kind, noted beside its token. What is recomputed after a preemption is computed by
+//! steps of the kind that computed it first, so that a request's tokens do not depend on who ran
+//! beside it.
 
 use crate::pool::{BlockTable, Copy, Pool, returns_to};
 use crate::prefix::{Key, Miss, Prefixes};
@@ -14,7 +15,8 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub(crate) struct Sequence {
     adapter: u64,
-    /// The prompt's and those chosen since; behind them [`CHOSEN`] for each that is still being chosen.
+    /// The prompt's and those chosen since; behind them [`CHOSEN`] for each that is still being
+    /// chosen.
     tokens: Vec<u32>,
     /// For each token whether a decode step computes it.
     decoded: Vec<bool>,
@@ -33,8 +35,8 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence that begins with a prompt, with room for `most` more tokens. `exact`: prompts reuse only what prompts
-    /// computed.
+    /// A sequence that begins with a prompt, with room for `most` more tokens. `exact`: prompts
+    /// reuse only what prompts computed.
     pub(crate) fn new(adapter: u64, prompt: Vec<u32>, most: usize, exact: bool) -> Sequence {
         // Longer ones make room as they grow.
         const ROOM: usize = 1 << 16;
@@ -55,13 +57,15 @@ impl Sequence {
         }
     }
 
-    /// Appends the token that is being chosen, as [`CHOSEN`]: a step can compute it before it is known.
+    /// Appends the token that is being chosen, as [`CHOSEN`]: a step can compute it before it is
+    /// known.
     pub(crate) fn promise(&mut self) {
         self.tokens.push(CHOSEN);
         self.decoded.push(true);
     }
 
-    /// Takes the token that was chosen: in the place of the first that was promised, or as one more.
+    /// Takes the token that was chosen: in the place of the first that was promised, or as one
+    /// more.
     pub(crate) fn push(&mut self, token: u32) {
         let known = self.known();
         match self.tokens.get_mut(known) {
@@ -79,7 +83,8 @@ impl Sequence {
         self.tokens.len() - promised.count()
     }
 
-    /// Takes back what was promised, and the row from which the first of it was to be chosen: it is computed again.
+    /// Takes back what was promised, and the row from which the first of it was to be chosen: it is
+    /// computed again.
     pub(crate) fn recall(&mut self) {
         let known = self.known();
         self.tokens.truncate(known);
@@ -146,7 +151,8 @@ pub(crate) struct Sequences {
 }
 
 impl Sequences {
-    /// No sequences, on a pool with these groups: the window of each, and the positions that a table is made for.
+    /// No sequences, on a pool with these groups: the window of each, and the positions that a
+    /// table is made for.
     pub(crate) fn new(
         pool: Pool,
         prefixes: Prefixes,
@@ -197,7 +203,8 @@ impl Sequences {
         }
     }
 
-    /// Lets others share the states that a running sequence passed in its last rows, which it is about to drop.
+    /// Lets others share the states that a running sequence passed in its last rows, which it is
+    /// about to drop.
     pub(crate) fn keep_states(&mut self, id: Id, rows: usize) {
         if !self.groups.iter().any(|(kind, _)| kind.carried) {
             return;
@@ -213,7 +220,8 @@ impl Sequences {
         self.prefixes.tree().insert(&cached, &sequence.tables);
     }
 
-    /// Extends a running sequence's tables; false, with nothing changed, if there are too few blocks.
+    /// Extends a running sequence's tables; false, with nothing changed, if there are too few
+    /// blocks.
     fn extend(&mut self, id: Id, rows: usize) -> bool {
         let Sequences { prefixes, sequences, copies, .. } = self;
         let Some(sequence) = sequences.get_mut(&id) else { return false };
@@ -253,7 +261,8 @@ impl Cache for Sequences {
         sequence.tables = self.groups.iter().enumerate().map(table).collect();
         let (tokens, decoded) = (&sequence.tokens[..], &sequence.decoded[..]);
         let key = Key { adapter: sequence.adapter, tokens, images: &[], decoded };
-        // One position is left to compute, so that there are logits. Who was preempted goes on with the bits that it had.
+        // One position is left to compute, so that there are logits. Who was preempted goes on with
+        // the bits that it had.
         let most = sequence.tokens.len().saturating_sub(1);
         let exact = sequence.exact || sequence.reused.is_some();
         let mut tree = self.prefixes.tree();

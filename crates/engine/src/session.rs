@@ -83,7 +83,8 @@ impl Session {
         self.adapter.as_ref()
     }
 
-    /// From now on computes with another adapter of the engine, or with none. Its timeline is empty then, unless it is the same.
+    /// From now on computes with another adapter of the engine, or with none. Its timeline is empty
+    /// then, unless it is the same.
     ///
     /// # Errors
     /// An adapter of another engine.
@@ -111,9 +112,9 @@ impl Session {
         self.truncate(0);
     }
 
-    /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from there needs. A model
-    /// that carries a state from token to token goes back to the last place before `len` whose state was kept: the
-    /// end of a prompt, or a multiple of 256.
+    /// Keeps the first `len` tokens, or none if the cache no longer holds what continuing from
+    /// there needs. A model that carries a state from token to token goes back to the last place
+    /// before `len` whose state was kept: the end of a prompt, or a multiple of 256.
     pub fn truncate(&mut self, len: usize) {
         self.ahead = None;
         let len = len.min(self.tokens.len());
@@ -129,8 +130,8 @@ impl Session {
         self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
     }
 
-    /// Goes back to the longest prefix shared with `tokens` and returns its length. At least one token is left to
-    /// compute, so that there are logits.
+    /// Goes back to the longest prefix shared with `tokens` and returns its length. At least one
+    /// token is left to compute, so that there are logits.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> usize {
         self.truncate(self.shares(tokens).min(tokens.len().saturating_sub(1)));
         self.tokens.len()
@@ -140,7 +141,8 @@ impl Session {
     /// `from` on. One token is a step of decoding, several are a prompt: see [`Kind`].
     ///
     /// # Errors
-    /// A token outside the vocabulary, or more tokens than the context has room for: nothing is computed then.
+    /// A token outside the vocabulary, or more tokens than the context has room for: nothing is
+    /// computed then.
     pub fn evaluate(
         &mut self,
         tokens: &[u32],
@@ -281,8 +283,8 @@ impl Session {
         done
     }
 
-    /// Computes rows of several prompts in one step, each behind what its session holds, and shows `visit` the first result's row
-    /// for each row in its range, part by part.
+    /// Computes rows of several prompts in one step, each behind what its session holds, and shows
+    /// `visit` the first result's row for each row in its range, part by part.
     ///
     /// # Errors
     /// As [`Session::evaluate`]; sessions keep what they had.
@@ -466,7 +468,8 @@ impl Session {
         Ok(self.slot.as_ref().map_or(0, |slot| slot.number))
     }
 
-    /// The likeliest tokens in the place of the one that was chosen last, as many as were asked for.
+    /// The likeliest tokens in the place of the one that was chosen last, as many as were asked
+    /// for.
     pub(crate) fn likeliest(&self) -> &[Choice] {
         &self.likeliest
     }
@@ -546,8 +549,8 @@ impl Session {
         }
     }
 
-    /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the rows asked for is
-    /// not computed again.
+    /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the
+    /// rows asked for is not computed again.
     pub fn logits(&mut self, tokens: &[u32], rows: Rows) -> Result<Logits> {
         let first = match rows {
             Rows::All => 0,
@@ -582,7 +585,8 @@ impl Session {
         self.shared.executor().read(ticket, 1 + index).map(<[f32]>::to_vec)
     }
 
-    /// Continues `prompt`. The prompt is a whole sequence: what it shares with the tokens already here is reused.
+    /// Continues `prompt`. The prompt is a whole sequence: what it shares with the tokens already
+    /// here is reused.
     ///
     /// # Errors
     /// A prompt that cannot be encoded, is empty, or does not fit the context.
@@ -615,7 +619,8 @@ fn dropped(b: usize) -> Error {
 /// Cache groups that a model may have: one for each kind of window. Models have one or two.
 pub(crate) const GROUPS: usize = 4;
 
-/// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates nothing.
+/// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates
+/// nothing.
 pub(crate) fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {
     let mut tables = [Table::default(); GROUPS];
     for (table, blocks) in tables.iter_mut().zip(of) {

@@ -15,7 +15,8 @@ impl StopStrings {
         }
     }
 
-    /// Adds text; returns what is safe to show, and the stop string that was met (it and what follows are dropped).
+    /// Adds text; returns what is safe to show, and the stop string that was met (it and what
+    /// follows are dropped).
     pub(crate) fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
         let met = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));

@@ -1,4 +1,5 @@
-//! From tokens to text: a token's text may be incomplete, and may be the beginning of a stop string.
+//! From tokens to text: a token's text may be incomplete, and may be the beginning of a stop
+//! string.
 
 use crate::generate::GenerateOptions;
 use crate::load::Shared;
@@ -19,7 +20,8 @@ impl Text {
         Text { stream, stops: StopStrings::new(&options.stop) }
     }
 
-    /// Adds a token; the text that became complete with it, and the stop string that was met, which ends the text.
+    /// Adds a token; the text that became complete with it, and the stop string that was met, which
+    /// ends the text.
     pub(crate) fn push(&mut self, token: u32) -> (String, Option<String>) {
         let piece = self.stream.as_mut().and_then(|stream| stream.push(token)).unwrap_or_default();
         self.stops.push(&piece)

@@ -29,15 +29,16 @@ pub(crate) trait Work {
     /// Another text, where there is room for it; `None` if there are no more.
     fn next(&mut self) -> Result<Option<Text>>;
 
-    /// The first result's row of a token that is wanted: the text's index, and the token's in it. Each text's come in order.
+    /// The first result's row of a token that is wanted: the text's index, and the token's in it.
+    /// Each text's come in order.
     fn row(&mut self, index: usize, token: usize, row: &[f32]);
 
     /// A text that is done; what is given back takes its place.
     fn done(&mut self, text: Text) -> Result<Option<Text>>;
 }
 
-/// Computes texts, as many at a time as the engine was loaded for. One caller at a time has its turn: several together would want
-/// more of the cache than there is.
+/// Computes texts, as many at a time as the engine was loaded for. One caller at a time has its
+/// turn: several together would want more of the cache than there is.
 ///
 /// # Errors
 /// Those of the steps and of the work.

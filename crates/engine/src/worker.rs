@@ -3,7 +3,8 @@
 //!
 //! On a device that computes while the host does something else, a step is submitted before it is
 //! known what the one before it chose: a request's next token is then promised to it, and told when
-//! it is known. A request with a constraint waits, since what is allowed next follows from the token.
+//! it is known. A request with a constraint waits, since what is allowed next follows from the
+//! token.
 //!
 //! It starts with the first request and ends with its engine. A panic while a token is chosen, or
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
@@ -154,7 +155,8 @@ impl Job {
         self.outlet.cancelled.load(Ordering::Relaxed) || self.options.cancel.is_cancelled()
     }
 
-    /// Gives its place on the device back, then tells of its end: who hears of it may take the place at once.
+    /// Gives its place on the device back, then tells of its end: who hears of it may take the
+    /// place at once.
     fn end(self, event: Event) {
         let Job { outlet, metrics, slot, .. } = self;
         drop(slot);
@@ -202,7 +204,8 @@ struct Worker {
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
     row_seconds: f64,
-    /// When it was last known that a step was done; rows of prompts since, and when the first of them were submitted.
+    /// When it was last known that a step was done; rows of prompts since, and when the first of
+    /// them were submitted.
     last_done: Instant,
     rows_since: usize,
     rows_from: Option<Instant>,
@@ -372,7 +375,8 @@ impl Worker {
         self.take_chosen(shared);
     }
 
-    /// Waits for the earliest step under way, and takes what it chose. If it fails, so do all requests in it.
+    /// Waits for the earliest step under way, and takes what it chose. If it fails, so do all
+    /// requests in it.
     fn settle(&mut self, shared: &Shared) {
         self.recall_forgotten(shared);
         let Some(mut flight) = self.flights.pop_front() else { return };
@@ -409,7 +413,8 @@ impl Worker {
         self.last_done = now;
     }
 
-    /// Has computed again what the device has forgotten of the steps under way, since somebody else's work failed.
+    /// Has computed again what the device has forgotten of the steps under way, since somebody
+    /// else's work failed.
     fn recall_forgotten(&mut self, shared: &Shared) {
         let executor = shared.executor();
         let Worker { flights, jobs, sequences, .. } = self;

@@ -35,7 +35,8 @@ static ALLOCATOR: Counting = Counting;
 // The only test of this binary: another's allocations would be counted too.
 #[test]
 fn decoding_allocates_nothing() {
-    // To take an engine down is work of a thread of its own, which is not counted with the next one's steps.
+    // To take an engine down is work of a thread of its own, which is not counted with the next
+    // one's steps.
     let mut engines = Vec::new();
     for (case, adapter) in [
         ("llama3", None),

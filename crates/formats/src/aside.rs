@@ -55,7 +55,8 @@ impl Aside {
         }
     }
 
-    /// Shows what was written so far as a file of `len` bytes, the rest zeros until it is written: where it is.
+    /// Shows what was written so far as a file of `len` bytes, the rest zeros until it is written:
+    /// where it is.
     ///
     /// # Errors
     /// If that fails.
@@ -131,7 +132,8 @@ impl AsideFolder {
         &self.temporary
     }
 
-    /// Copies the files of a model's folder that are no weights: configuration, tokenizer, template, licence.
+    /// Copies the files of a model's folder that are no weights: configuration, tokenizer,
+    /// template, licence.
     ///
     /// # Errors
     /// I/O.

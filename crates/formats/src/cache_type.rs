@@ -14,7 +14,8 @@ pub enum CacheType {
     F32,
     /// ggml's 8-bit blocks of 32 elements, 34 bytes each.
     Q8_0,
-    /// ggml's 4-bit blocks (`q4_0`) of 32 elements, 18 bytes each, of heads turned by [`CacheType::rotate`].
+    /// ggml's 4-bit blocks (`q4_0`) of 32 elements, 18 bytes each, of heads turned by
+    /// [`CacheType::rotate`].
     Turbo,
 }
 
@@ -63,9 +64,10 @@ impl CacheType {
         self == CacheType::Turbo
     }
 
-    /// Turns each 32 elements of heads by a Hadamard matrix over `sqrt(32)`, which is its own inverse: products of two turned
-    /// heads are those of the heads, and an element far greater than its neighbours, which would leave these few of 16 codes,
-    /// becomes a part of all (Ashkboos et al., QuaRot, 2024).
+    /// Turns each 32 elements of heads by a Hadamard matrix over `sqrt(32)`, which is its own
+    /// inverse: products of two turned heads are those of the heads, and an element far greater
+    /// than its neighbours, which would leave these few of 16 codes, becomes a part of all
+    /// (Ashkboos et al., QuaRot, 2024).
     #[inline(always)]
     pub fn rotate(heads: &mut [f32]) {
         let (blocks, _) = heads.as_chunks_mut::<{ CacheType::BLOCK }>();

@@ -1,7 +1,8 @@
 //! Panics of code that is not ours, as errors.
 //!
-//! A library that panics on a damaged file shall not end the program. Who calls it through [`caught`] gets the panic's words
-//! and makes an error of them, and nothing is written to standard error meanwhile.
+//! A library that panics on a damaged file shall not end the program. Who calls it through
+//! [`caught`] gets the panic's words and makes an error of them, and nothing is written to standard
+//! error meanwhile.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -13,10 +14,11 @@ thread_local! {
     static WITHIN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work`; if it panics, the panic's words. What `work` changes must be thrown away then, since it may be half done.
+/// Runs `work`; if it panics, the panic's words. What `work` changes must be thrown away then,
+/// since it may be half done.
 ///
-/// The process's panic hook runs before anything is caught. So it is wrapped, once, in one that does nothing for a thread that is
-/// in here. Programs that abort at a panic have no such net.
+/// The process's panic hook runs before anything is caught. So it is wrapped, once, in one that
+/// does nothing for a thread that is in here. Programs that abort at a panic have no such net.
 ///
 /// # Errors
 /// The words of the panic, empty if it has none.

@@ -67,8 +67,8 @@ pub enum DType {
     Mxfp4,
 }
 
-/// Runs an expression with `B` bound to the [`Block`](crate::quant::Block) type of a [`DType`](crate::DType), or
-/// another expression for types that are not blocks.
+/// Runs an expression with `B` bound to the [`Block`](crate::quant::Block) type of a
+/// [`DType`](crate::DType), or another expression for types that are not blocks.
 ///
 /// ```
 /// use delft_formats::{DType, quant::Block, with_block};
@@ -246,7 +246,8 @@ impl DType {
         })
     }
 
-    /// The type a GGUF id stands for; `place` is for the error, which names types that only ggml knows.
+    /// The type a GGUF id stands for; `place` is for the error, which names types that only ggml
+    /// knows.
     pub fn from_ggml_id(id: u32, place: impl fmt::Display) -> Result<DType> {
         if let Some(dtype) = DType::ALL.into_iter().find(|dtype| dtype.ggml_id() == Some(id)) {
             return Ok(dtype);
@@ -296,7 +297,8 @@ impl DType {
         (elements / per_block).checked_mul(self.block_bytes() as u64)
     }
 
-    /// Bytes of any float or block type to f32. Errors: an integer type, or bytes that are not `values.len()` elements.
+    /// Bytes of any float or block type to f32. Errors: an integer type, or bytes that are not
+    /// `values.len()` elements.
     pub fn decode(self, bytes: &[u8], values: &mut [f32]) -> Result<()> {
         self.check_sizes("decode", bytes.len(), values.len())?;
         match self {
@@ -339,8 +341,9 @@ impl DType {
         Ok(())
     }
 
-    /// As [`DType::encode`], where the squared error of each value counts by its importance: a positive number for each, as a block
-    /// type's [`encode_by`](crate::quant::Block::encode_by) takes it.
+    /// As [`DType::encode`], where the squared error of each value counts by its importance: a
+    /// positive number for each, as a block type's [`encode_by`](crate::quant::Block::encode_by)
+    /// takes it.
     ///
     /// # Errors
     /// As for [`DType::decode`], and another number of importances than values.

@@ -1,5 +1,5 @@
-//! Functions of single elements, which Programs, kernels and the CPU's loops share: each is one row of a
-//! table ([`Unary`], [`Binary`]), written over [`Real`].
+//! Functions of single elements, which Programs, kernels and the CPU's loops share: each is one row
+//! of a table ([`Unary`], [`Binary`]), written over [`Real`].
 
 mod binary;
 mod unary;

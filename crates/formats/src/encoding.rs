@@ -1,4 +1,5 @@
-//! How the elements of a weight are encoded: what a recipe ([`Source`](crate::Source)) gives and devices pack.
+//! How the elements of a weight are encoded: what a recipe ([`Source`](crate::Source)) gives and
+//! devices pack.
 //!
 //! ```text
 //! Stored   rows as files hold them: numbers, or one of ggml's blocks after another
@@ -18,7 +19,8 @@ pub enum Encoding {
     Groups(Groups),
 }
 
-/// Affine groups: `w = scale * code + offset`, with a scale and an offset for every `group` elements of a row.
+/// Affine groups: `w = scale * code + offset`, with a scale and an offset for every `group`
+/// elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Groups {
     /// Bits per code, 2 to 8; codes are unsigned.
@@ -69,7 +71,8 @@ impl Groups {
         }
     }
 
-    /// A group's bytes of its weights: the scale and the offset by which their squared error is least.
+    /// A group's bytes of its weights: the scale and the offset by which their squared error is
+    /// least.
     fn encode(&self, weights: &[f32], bytes: &mut [u8]) {
         let bits = |number: f32| match self.scale {
             DType::BF16 => plain::f32_to_bf16(number),

@@ -1,4 +1,5 @@
-//! The one error type of Delft: where, what was expected, what was found, and a hint when one is known.
+//! The one error type of Delft: where, what was expected, what was found, and a hint when one is
+//! known.
 
 use std::fmt;
 

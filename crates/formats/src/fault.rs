@@ -1,12 +1,15 @@
-//! A mapped file that becomes shorter while it is read: zeros and a mark, where the system would end the process.
+//! A mapped file that becomes shorter while it is read: zeros and a mark, where the system would
+//! end the process.
 //!
-//! Reading a page of a mapping that its file no longer reaches raises SIGBUS. A handler, installed with the first mapping,
-//! looks whether the address lies in one of ours. If so it marks the mapping as damaged and puts zeros in the place of all
-//! that is left of it, so that the read goes on; whoever read asks for the mark when done. Any other fault is the former
-//! handler's, or ends the process as before.
+//! Reading a page of a mapping that its file no longer reaches raises SIGBUS. A handler, installed
+//! with the first mapping, looks whether the address lies in one of ours. If so it marks the
+//! mapping as damaged and puts zeros in the place of all that is left of it, so that the read goes
+//! on; whoever read asks for the mark when done. Any other fault is the former handler's, or ends
+//! the process as before.
 //!
-//! This is the one place outside the device layer with foreign functions: no safe code survives such a read, and whoever maps
-//! a file needs it. On systems other than Linux and Apple's, a file that shrinks ends the process, as it does by default.
+//! This is the one place outside the device layer with foreign functions: no safe code survives
+//! such a read, and whoever maps a file needs it. On systems other than Linux and Apple's, a file
+//! that shrinks ends the process, as it does by default.
 
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -16,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 #[derive(Debug)]
 pub(crate) struct Guard(&'static Watched);
 
-/// A range in the list that the handler walks. It is never freed nor used again: a handler may look at it at any time. It takes
-/// some 40 bytes for each file ever opened.
+/// A range in the list that the handler walks. It is never freed nor used again: a handler may look
+/// at it at any time. It takes some 40 bytes for each file ever opened.
 #[derive(Debug)]
 struct Watched {
     range: Range<usize>,
@@ -90,9 +93,9 @@ mod handler {
             PAGE.store(usize::try_from(page).unwrap_or(0), Ordering::Release);
             // SAFETY: the struct is plain data, for which zeros are valid.
             let mut former: libc::sigaction = unsafe { std::mem::zeroed() };
-            // SAFETY: both calls get structs that live through them. The new action is a function of the signature that
-            // SA_SIGINFO asks for, which does only what a handler may: see `on_fault`. The former action is in place
-            // before the new one can be asked for it.
+            // SAFETY: both calls get structs that live through them. The new action is a function
+            // of the signature that SA_SIGINFO asks for, which does only what a handler may: see
+            // `on_fault`. The former action is in place before the new one can be asked for it.
             unsafe {
                 if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut former) != 0 {
                     return;
@@ -108,8 +111,9 @@ mod handler {
         });
     }
 
-    /// The handler. It may interrupt anything, so it takes no lock, allocates nothing and calls nothing but `mmap` and
-    /// `sigaction`, which are system calls without state of their own in the process.
+    /// The handler. It may interrupt anything, so it takes no lock, allocates nothing and calls
+    /// nothing but `mmap` and `sigaction`, which are system calls without state of their own in the
+    /// process.
     extern "C" fn on_fault(
         signal: libc::c_int,
         info: *mut libc::siginfo_t,
@@ -124,8 +128,9 @@ mod handler {
         // SAFETY: it is null or was leaked by `install`, and nobody writes to it.
         let action = unsafe { former.as_ref() }.map_or(libc::SIG_DFL, |former| former.sa_sigaction);
         if action == libc::SIG_DFL || action == libc::SIG_IGN {
-            // The instruction that faulted runs again behind this, and ends the process as if there were no handler.
-            // SAFETY: zeros are a valid action: the default one, without flags, and nothing masked.
+            // The instruction that faulted runs again behind this, and ends the process as if there
+            // were no handler. SAFETY: zeros are a valid action: the default one, without flags,
+            // and nothing masked.
             unsafe {
                 let default: libc::sigaction = std::mem::zeroed();
                 libc::sigaction(signal, &default, null_mut());
@@ -137,7 +142,8 @@ mod handler {
         type Full = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
         type Plain = extern "C" fn(libc::c_int);
         if flags & libc::SA_SIGINFO != 0 {
-            // SAFETY: with this flag the former action is a function of this signature; it gets what we got.
+            // SAFETY: with this flag the former action is a function of this signature; it gets
+            // what we got.
             let handler: Full = unsafe { std::mem::transmute(action) };
             handler(signal, info, context);
         } else {
@@ -160,10 +166,11 @@ mod handler {
         None
     }
 
-    /// Puts zeros in the place of the mapping from the page of `address` on, and marks it. False if the system refuses.
+    /// Puts zeros in the place of the mapping from the page of `address` on, and marks it. False if
+    /// the system refuses.
     ///
-    /// All of the rest and not one page: a file that ends before this page has none of those behind it either, and a fault for
-    /// each of a model's pages would take seconds.
+    /// All of the rest and not one page: a file that ends before this page has none of those behind
+    /// it either, and a fault for each of a model's pages would take seconds.
     fn replace(watched: &Watched, address: usize) -> bool {
         let page = PAGE.load(Ordering::Acquire);
         if page == 0 {
@@ -173,9 +180,10 @@ mod handler {
         let (start, end) = (address / page * page, watched.range.end.next_multiple_of(page));
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let error = errno();
-        // SAFETY: the addresses are those of whole pages of a mapping that is still there, since somebody reads it, and that
-        // is only ever read: it holds no Rust object but bytes, for which zeros are valid. What unmaps it later unmaps
-        // addresses, whatever lies there. `errno` is as the interrupted code had it.
+        // SAFETY: the addresses are those of whole pages of a mapping that is still there, since
+        // somebody reads it, and that is only ever read: it holds no Rust object but bytes, for
+        // which zeros are valid. What unmaps it later unmaps addresses, whatever lies there.
+        // `errno` is as the interrupted code had it.
         unsafe {
             let zeros = libc::mmap(start as *mut _, end - start, libc::PROT_READ, flags, -1, 0);
             *error.0 = error.1;

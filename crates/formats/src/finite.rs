@@ -1,8 +1,9 @@
 //! Weights that are no numbers: where a tensor's bytes hold their first NaN or infinity.
 //!
-//! Such a weight is a mark of damage, or of training that overflowed, and nothing behind it says so: a product of quantised
-//! activations may even swallow it. So it is looked for where weights are read, in the stored bytes: every number of a float
-//! type, and the f16 numbers and powers of two of every block.
+//! Such a weight is a mark of damage, or of training that overflowed, and nothing behind it says
+//! so: a product of quantised activations may even swallow it. So it is looked for where weights
+//! are read, in the stored bytes: every number of a float type, and the f16 numbers and powers of
+//! two of every block.
 
 use std::fmt;
 
@@ -40,8 +41,8 @@ impl fmt::Display for NotFinite {
 }
 
 impl DType {
-    /// The first weight of these bytes that is not finite; `None` if all are, or the type has whole numbers only. What is
-    /// left at the end and makes no whole element or block is not looked at.
+    /// The first weight of these bytes that is not finite; `None` if all are, or the type has whole
+    /// numbers only. What is left at the end and makes no whole element or block is not looked at.
     pub fn not_finite(self, bytes: &[u8]) -> Option<NotFinite> {
         match self {
             DType::F32 => plain_numbers::<4>(
@@ -77,7 +78,8 @@ fn odd_half(bits: u16) -> bool {
     bits & 0x7c00 == 0x7c00
 }
 
-/// As many bytes as are looked at before anything is decided, so that the compiler can make vectors of the loop.
+/// As many bytes as are looked at before anything is decided, so that the compiler can make vectors
+/// of the loop.
 const RUN: usize = 4096;
 
 /// Numbers of `N` bytes each.

@@ -1,4 +1,5 @@
-//! Model folders as Hugging Face lays them out: `config.json`, tokenizer files, and weights in safetensors.
+//! Model folders as Hugging Face lays them out: `config.json`, tokenizer files, and weights in
+//! safetensors.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -30,11 +31,12 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`, or else
-    /// `model.safetensors`, or else every `*.safetensors`.
+    /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`,
+    /// or else `model.safetensors`, or else every `*.safetensors`.
     ///
-    /// Errors: no `config.json` or weights, a shard that is missing or that the index places outside the folder, a
-    /// tensor that the index lists and its shard lacks, a name in two files, or any file that does not parse.
+    /// Errors: no `config.json` or weights, a shard that is missing or that the index places
+    /// outside the folder, a tensor that the index lists and its shard lacks, a name in two files,
+    /// or any file that does not parse.
     pub fn open(path: &Path) -> Result<Folder> {
         let config = read_json(&path.join("config.json"))?.ok_or_else(|| no_config(path))?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
@@ -69,8 +71,9 @@ impl Folder {
         path.is_file().then_some(path)
     }
 
-    /// The tokenizer's files that exist: `tokenizer.json`, `tokenizer_config.json`, `tokenizer.model`, `vocab.json`,
-    /// `merges.txt`, `special_tokens_map.json`, `added_tokens.json`, `chat_template.jinja`, `chat_template.json`.
+    /// The tokenizer's files that exist: `tokenizer.json`, `tokenizer_config.json`,
+    /// `tokenizer.model`, `vocab.json`, `merges.txt`, `special_tokens_map.json`,
+    /// `added_tokens.json`, `chat_template.jinja`, `chat_template.json`.
     pub fn tokenizer_files(&self) -> Vec<PathBuf> {
         const NAMES: [&str; 9] = [
             "tokenizer.json",
@@ -181,7 +184,8 @@ const ADAPTER: &str = "adapter_config.json";
 /// Its weights.
 const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The error for a folder that holds an adapter and no model: it names the model that belongs to it.
+/// The error for a folder that holds an adapter and no model: it names the model that belongs to
+/// it.
 fn adapter_alone(folder: &Path) -> Option<Error> {
     let path = folder.join(ADAPTER);
     let settings = read_json(&path).ok()??;

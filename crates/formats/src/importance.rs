@@ -1,12 +1,13 @@
-//! Importance matrices: how much each input of a model's products matters, by what a text put there.
+//! Importance matrices: how much each input of a model's products matters, by what a text put
+//! there.
 //!
-//! The importance of column `c` of a matrix is the mean of `x_c^2` over the rows `x` that it multiplied: rounding an
-//! element of that column by `e` changes a result's mean square by `e^2` times that. A mixture has numbers for each
-//! expert.
+//! The importance of column `c` of a matrix is the mean of `x_c^2` over the rows `x` that it
+//! multiplied: rounding an element of that column by `e` changes a result's mean square by `e^2`
+//! times that. A mixture has numbers for each expert.
 //!
-//! Two forms are read: the GGUF file that llama.cpp's `llama-imatrix` writes (`NAME.in_sum2` `[matrices, columns]`,
-//! sums of squares, and `NAME.counts` `[matrices, 1]`, rows), which [`Importance::write`] gives too; and its older
-//! `.dat`, without counts.
+//! Two forms are read: the GGUF file that llama.cpp's `llama-imatrix` writes (`NAME.in_sum2`
+//! `[matrices, columns]`, sums of squares, and `NAME.counts` `[matrices, 1]`, rows), which
+//! [`Importance::write`] gives too; and its older `.dat`, without counts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,7 +39,8 @@ pub struct Importance {
     pub chunk: u32,
 }
 
-/// The least importance of a column, by the mean of its row: what a text never used may be used by another.
+/// The least importance of a column, by the mean of its row: what a text never used may be used by
+/// another.
 const LEAST: f64 = 1e-4;
 
 impl Inputs {
@@ -53,8 +55,9 @@ impl Inputs {
         squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
     }
 
-    /// The importance of each element of matrices of so many columns, one matrix behind the other, 1 on average in
-    /// each; `None` for matrices of other sizes. Columns of a matrix that multiplied nothing matter alike.
+    /// The importance of each element of matrices of so many columns, one matrix behind the other,
+    /// 1 on average in each; `None` for matrices of other sizes. Columns of a matrix that
+    /// multiplied nothing matter alike.
     pub fn columns(&self, matrices: usize, columns: usize) -> Option<Vec<f32>> {
         if columns == 0 || matrices.checked_mul(columns) != Some(self.squares.len()) {
             return None;
@@ -166,8 +169,8 @@ fn of_gguf(file: &Gguf, path: &Path) -> Result<Importance> {
     Ok(found)
 }
 
-/// The older form: entries of a name, a number of calls and values, all in 32 bits; then the number of calls, and the
-/// text's name.
+/// The older form: entries of a name, a number of calls and values, all in 32 bits; then the number
+/// of calls, and the text's name.
 fn of_dat(bytes: &[u8], place: &str) -> Result<Importance> {
     let mut rest = bytes;
     let wrong = || {

@@ -1,7 +1,8 @@
 //! Model file formats: what the bytes of GGUF, safetensors and quantised blocks mean.
 //!
-//! This crate maps and parses; it knows no device and no model. Untrusted bytes are read in safe Rust with checked
-//! arithmetic, and no allocation is proportional to a number that was not checked against the file's size.
+//! This crate maps and parses; it knows no device and no model. Untrusted bytes are read in safe
+//! Rust with checked arithmetic, and no allocation is proportional to a number that was not checked
+//! against the file's size.
 
 mod aside;
 mod cache_type;

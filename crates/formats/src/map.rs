@@ -1,4 +1,5 @@
-//! A whole file mapped read-only, with advice to the kernel about parts of it; or a file that is part of the program.
+//! A whole file mapped read-only, with advice to the kernel about parts of it; or a file that is
+//! part of the program.
 
 use std::fmt;
 use std::fs::File;
@@ -10,8 +11,9 @@ use memmap2::Mmap;
 use crate::fault::Guard;
 use crate::{Error, Location, Result};
 
-/// A read-only mapping of a file. The file must not be changed while it is mapped; replacing it (a new file renamed over the
-/// old) is fine. If it is cut, its end reads as zeros: see [`Map::whole`].
+/// A read-only mapping of a file. The file must not be changed while it is mapped; replacing it (a
+/// new file renamed over the old) is fine. If it is cut, its end reads as zeros: see
+/// [`Map::whole`].
 pub(crate) struct Map {
     path: PathBuf,
     bytes: Bytes,
@@ -38,10 +40,11 @@ impl Map {
             return Err(Error::new(path.display(), "a file", kind_name(kind)));
         }
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the mapping is read-only and private to this value. Another process that rewrites the file in place
-        // could change bytes under us, which no mapping can prevent; the documentation asks callers not to, all
-        // parsed numbers were copied out before use, and Delft's own writers only rename whole files into place. One that
-        // cuts it is met by the guard.
+        // SAFETY: the mapping is read-only and private to this value. Another process that rewrites
+        // the file in place could change bytes under us, which no mapping can prevent; the
+        // documentation asks callers not to, all parsed numbers were copied out before use, and
+        // Delft's own writers only rename whole files into place. One that cuts it is met by the
+        // guard.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let bytes = Bytes::File { guard: Guard::over(&map), file, map };
         Ok(Map { path: path.to_path_buf(), bytes })
@@ -106,10 +109,11 @@ impl Map {
         (end <= whole.len()).then_some(start..end)
     }
 
-    /// Gives the memory of whole pages inside `part` back; reading them again reads the file again. False when `part`
-    /// is not of this mapping.
+    /// Gives the memory of whole pages inside `part` back; reading them again reads the file again.
+    /// False when `part` is not of this mapping.
     pub(crate) fn release(&self, part: &[u8]) -> bool {
-        // Pages of up to 64 KiB exist; rounding inwards to that spares the neighbours on every machine.
+        // Pages of up to 64 KiB exist; rounding inwards to that spares the neighbours on every
+        // machine.
         const PAGE: usize = 64 << 10;
         let Some(range) = self.range_of(part) else { return false };
         let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
@@ -122,8 +126,8 @@ impl Map {
     #[cfg(unix)]
     fn forget(&self, start: usize, len: usize) {
         let Bytes::File { map, .. } = &self.bytes else { return };
-        // SAFETY: the mapping is of a file, read-only and never written through, so dropped pages come back from the
-        // file with the same bytes; slices lent earlier stay valid.
+        // SAFETY: the mapping is of a file, read-only and never written through, so dropped pages
+        // come back from the file with the same bytes; slices lent earlier stay valid.
         let result =
             unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
         // Advice: a kernel that refuses costs memory, not correctness.
@@ -133,7 +137,8 @@ impl Map {
     #[cfg(not(unix))]
     fn forget(&self, _start: usize, _len: usize) {}
 
-    /// Reads the pages of `part` into memory ahead of use. False when `part` is not of this mapping.
+    /// Reads the pages of `part` into memory ahead of use. False when `part` is not of this
+    /// mapping.
     pub(crate) fn touch(&self, part: &[u8]) -> bool {
         let Some(range) = self.range_of(part) else { return false };
         #[cfg(target_os = "linux")]

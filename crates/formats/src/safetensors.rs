@@ -124,8 +124,8 @@ impl<'de> Deserialize<'de> for Pairs {
 
 /// Reads the header of a whole safetensors file; `place` names the file in errors.
 ///
-/// Everything the result says has been checked against `bytes`: sizes equal shape times type, the tensors cover the
-/// data without holes or overlaps, names are distinct.
+/// Everything the result says has been checked against `bytes`: sizes equal shape times type, the
+/// tensors cover the data without holes or overlaps, names are distinct.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let cut = "the file is damaged or cut short; download it again";
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -241,8 +241,8 @@ pub struct Safetensors {
 }
 
 impl Safetensors {
-    /// Maps and checks a file. It stays mapped while this lives: it may be replaced by renaming, not rewritten in
-    /// place. Errors: what [`parse`] refuses, I/O.
+    /// Maps and checks a file. It stays mapped while this lives: it may be replaced by renaming,
+    /// not rewritten in place. Errors: what [`parse`] refuses, I/O.
     pub fn open(path: &Path) -> Result<Safetensors> {
         let map = Map::open(path)?;
         let place = path.display().to_string();
@@ -290,9 +290,9 @@ impl Safetensors {
     }
 }
 
-/// Writes a file, aside first and then renamed into place. Tensors are stored in the order given, after a header
-/// padded so that the data begins at a multiple of 8. Errors: names that come twice, a type safetensors does not have,
-/// bytes that do not match the shape, I/O.
+/// Writes a file, aside first and then renamed into place. Tensors are stored in the order given,
+/// after a header padded so that the data begins at a multiple of 8. Errors: names that come twice,
+/// a type safetensors does not have, bytes that do not match the shape, I/O.
 pub fn write<'a>(
     path: &Path,
     metadata: &[(&str, &str)],
@@ -323,8 +323,8 @@ fn byte_len(spec: &TensorSpec) -> Option<u64> {
     elements.and_then(|n| spec.dtype.bytes_for(n))
 }
 
-/// A file under way. It is written aside and takes its name in [`Writer::finish`]; dropped before that, it leaves nothing
-/// behind.
+/// A file under way. It is written aside and takes its name in [`Writer::finish`]; dropped before
+/// that, it leaves nothing behind.
 pub struct Writer {
     out: Aside,
     place: String,
@@ -336,7 +336,8 @@ impl Writer {
     /// Writes the header. The tensors' data then follow through [`Writer::write`], in their order.
     ///
     /// # Errors
-    /// Names that come twice, a type that safetensors does not have, a header that is too large, I/O.
+    /// Names that come twice, a type that safetensors does not have, a header that is too large,
+    /// I/O.
     pub fn create(
         path: &Path,
         metadata: &[(&str, &str)],

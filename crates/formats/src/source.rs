@@ -1,11 +1,14 @@
 //! Recipes: how a weight is made of a model's tensors.
 //!
-//! Rows stay as the file encodes them wherever a recipe keeps them whole: ranges of rows, permutations of rows, one weight below
-//! another, stacks, and columns that are cut between blocks. Nothing is decoded for those. What changes numbers goes
-//! through f32: [`Source::Plus`] and [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by name, since
-//! the weight would then take several times the memory that its file promises: a transpose, a sum, a cut through blocks.
+//! Rows stay as the file encodes them wherever a recipe keeps them whole: ranges of rows,
+//! permutations of rows, one weight below another, stacks, and columns that are cut between blocks.
+//! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`] and
+//! [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
+//! name, since the weight would then take several times the memory that its file promises: a
+//! transpose, a sum, a cut through blocks.
 //!
-//! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just that.
+//! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just
+//! that.
 
 use crate::{
     DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, Tensor, Tensors, shape,
@@ -18,7 +21,8 @@ use std::f64::consts::TAU;
 pub enum Source {
     /// A tensor as it is stored.
     Tensor(String),
-    /// Some of the rows: those at `start`, `start + stride` and so on. A row is what one index of the outermost axis holds.
+    /// Some of the rows: those at `start`, `start + stride` and so on. A row is what one index of
+    /// the outermost axis holds.
     Rows {
         /// Which weight has them.
         of: Box<Source>,
@@ -48,12 +52,14 @@ pub enum Source {
     NegExp(Box<Source>),
     /// Matrices `[b, a]` of matrices `[a, b]`, the two innermost axes.
     Transpose(Box<Source>),
-    /// The same elements in the same order, of another shape: a stack of matrices as one. Of blocks, the innermost axis stays.
+    /// The same elements in the same order, of another shape: a stack of matrices as one. Of
+    /// blocks, the innermost axis stays.
     Reshape(Box<Source>, Vec<usize>),
-    /// The rows seen as `[a, b, c, d]`, in the order `[a, c, b, d]`: heads that are interleaved, pairs that rotate together.
+    /// The rows seen as `[a, b, c, d]`, in the order `[a, c, b, d]`: heads that are interleaved,
+    /// pairs that rotate together.
     Permute(Box<Source>, [usize; 4]),
-    /// Affine groups as MLX stores them: codes `[.., columns * bits / 32]` of u32 (a stream of bits, the first code lowest), scales
-    /// and offsets `[.., columns / group]`.
+    /// Affine groups as MLX stores them: codes `[.., columns * bits / 32]` of u32 (a stream of
+    /// bits, the first code lowest), scales and offsets `[.., columns / group]`.
     Affine {
         /// The tensor of codes.
         codes: String,
@@ -206,7 +212,8 @@ impl Source {
     /// What it gives, without reading anything but headers.
     ///
     /// # Errors
-    /// Tensors that are missing or do not fit the recipe, by name; quantised matrices that it would have to decode.
+    /// Tensors that are missing or do not fit the recipe, by name; quantised matrices that it would
+    /// have to decode.
     pub fn describe(&self, tensors: &Tensors) -> Result<Described> {
         let place = || self.tensors().first().map_or("a weight", |name| *name).to_owned();
         match self {
@@ -357,8 +364,8 @@ impl Source {
         Ok((Described::new(Encoding::Groups(groups), shape, stored), groups, all))
     }
 
-    /// The weight. What stays as it is stored is borrowed; anything else takes memory for the weight and, at most, for one
-    /// that it is made of.
+    /// The weight. What stays as it is stored is borrowed; anything else takes memory for the
+    /// weight and, at most, for one that it is made of.
     ///
     /// # Errors
     /// As [`Source::describe`].
@@ -558,8 +565,8 @@ fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Number `i` of a seed, from the standard normal distribution (Box and Muller 1958), by two uniform numbers of SplitMix64 (Steele
-/// et al. 2014).
+/// Number `i` of a seed, from the standard normal distribution (Box and Muller 1958), by two
+/// uniform numbers of SplitMix64 (Steele et al. 2014).
 fn normal(seed: u64, i: u64) -> f64 {
     let uniform = |k: u64| {
         let mut z = seed.wrapping_add((2 * i + k + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));

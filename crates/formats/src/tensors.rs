@@ -1,4 +1,5 @@
-//! One table of tensors over GGUF files and safetensors folders: names, shapes and bytes in place, nothing copied.
+//! One table of tensors over GGUF files and safetensors folders: names, shapes and bytes in place,
+//! nothing copied.
 
 use std::path::Path;
 
@@ -27,8 +28,8 @@ impl Tensor<'_> {
         self.shape.iter().product()
     }
 
-    /// Whether its elements are not numbers but words of packed codes, as affine quantisation stores
-    /// them.
+    /// Whether its elements are not numbers but words of packed codes, as affine quantisation
+    /// stores them.
     pub fn holds_codes(&self) -> bool {
         self.dtype == DType::U32
     }
@@ -43,7 +44,8 @@ impl Tensor<'_> {
         self.dtype == DType::I8
     }
 
-    /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place` begins the error.
+    /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place`
+    /// begins the error.
     ///
     /// # Errors
     /// Another type.
@@ -86,11 +88,11 @@ enum Source {
 }
 
 impl Tensors {
-    /// Opens a `.gguf` file (any one of a split set), a model folder, the folder of a `.safetensors` file, or a file
-    /// that is part of the program.
+    /// Opens a `.gguf` file (any one of a split set), a model folder, the folder of a
+    /// `.safetensors` file, or a file that is part of the program.
     ///
-    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place. See
-    /// [`Tensors::whole`] for those that are cut.
+    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in
+    /// place. See [`Tensors::whole`] for those that are cut.
     pub fn open(location: impl Into<Location>) -> Result<Tensors> {
         match location.into() {
             Location::Path(path) => Tensors::open_path(&path),
@@ -201,8 +203,8 @@ impl Tensors {
         }
     }
 
-    /// Tells the kernel that a tensor's pages are no longer needed, e.g. once it is repacked. Its bytes stay valid:
-    /// reading them reads the file again. Pages shared with a neighbour stay.
+    /// Tells the kernel that a tensor's pages are no longer needed, e.g. once it is repacked. Its
+    /// bytes stay valid: reading them reads the file again. Pages shared with a neighbour stay.
     pub fn release(&self, tensor: &Tensor<'_>) {
         self.maps().any(|map| map.release(tensor.bytes));
     }
@@ -212,7 +214,8 @@ impl Tensors {
         self.maps().find(|map| map.holds(tensor.bytes)).map(Map::path)
     }
 
-    /// Checks that all that has been read so far was in the files; to be asked once everything that counts is read.
+    /// Checks that all that has been read so far was in the files; to be asked once everything that
+    /// counts is read.
     ///
     /// # Errors
     /// If a file became shorter than what was read of it: what was beyond its end read as zeros.
@@ -220,7 +223,8 @@ impl Tensors {
         self.maps().try_for_each(Map::whole)
     }
 
-    /// Reads `bytes`, a tensor's or a part of them, into memory ahead of use. Calls from several threads overlap.
+    /// Reads `bytes`, a tensor's or a part of them, into memory ahead of use. Calls from several
+    /// threads overlap.
     pub fn touch(&self, bytes: &[u8]) {
         self.maps().any(|map| map.touch(bytes));
     }

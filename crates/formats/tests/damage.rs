@@ -1,5 +1,5 @@
-//! Damaged files: ten thousand deterministic variants of each small valid file must parse or fail, without a panic,
-//! in bounded time, and in memory bounded by the file's size.
+//! Damaged files: ten thousand deterministic variants of each small valid file must parse or fail,
+//! without a panic, in bounded time, and in memory bounded by the file's size.
 
 mod build;
 
@@ -98,7 +98,8 @@ fn damage(bytes: &mut Vec<u8>, noise: &mut Noise) {
         }
         1 => bytes.truncate(noise.below(len)),
         2 => {
-            // A number of 4 or 8 bytes overwritten: most lengths and counts sit at multiples of 1 anywhere.
+            // A number of 4 or 8 bytes overwritten: most lengths and counts sit at multiples of 1
+            // anywhere.
             let value = EXTREMES[noise.below(EXTREMES.len())].to_le_bytes();
             let width = if noise.below(2) == 0 { 4 } else { 8 };
             let at = noise.below(len - width);

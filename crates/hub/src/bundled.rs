@@ -1,4 +1,5 @@
-//! The model that comes inside the program: a GGUF file among its read-only bytes, opened where it lies.
+//! The model that comes inside the program: a GGUF file among its read-only bytes, opened where it
+//! lies.
 
 use formats::{Location, Result};
 

@@ -22,7 +22,8 @@ use crate::{Found, Hub, Kind, Model, Source, Spec, choose, spec};
 pub struct Cached {
     /// `org/name`, or `(bundled)`.
     pub id: String,
-    /// The commit; empty for the bundled model, and where downloads have begun and none has finished.
+    /// The commit; empty for the bundled model, and where downloads have begun and none has
+    /// finished.
     pub commit: String,
     /// Branches and tags that stood at this commit when they were last fetched.
     pub refs: Vec<String>,
@@ -103,7 +104,8 @@ fn home_folder(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// `~` and `$NAME` or `${NAME}`, as Python's `expanduser` and `expandvars` read them: unknown names stay as they are.
+/// `~` and `$NAME` or `${NAME}`, as Python's `expanduser` and `expandvars` read them: unknown names
+/// stay as they are.
 pub(crate) fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     let mut out = String::new();
     let mut rest = value;
@@ -208,7 +210,8 @@ pub(crate) fn find(hub: &Hub, spec: &Spec, text: &str) -> Result<Found> {
     Ok(Found::Here(Model::at(path, choice.kind, source)))
 }
 
-/// The files without which a safetensors snapshot cannot be loaded: its config and every shard of its index.
+/// The files without which a safetensors snapshot cannot be loaded: its config and every shard of
+/// its index.
 fn needed(snapshot: &Path) -> Result<Vec<String>> {
     let mut needed = vec!["config.json".to_string()];
     let path = snapshot.join("model.safetensors.index.json");
@@ -227,7 +230,8 @@ fn needed(snapshot: &Path) -> Result<Vec<String>> {
     Ok(needed)
 }
 
-/// The names of the files under a folder, with `/` between folders, sorted; links that lead nowhere are left out.
+/// The names of the files under a folder, with `/` between folders, sorted; links that lead nowhere
+/// are left out.
 pub(crate) fn names(root: &Path) -> Result<Vec<String>> {
     Ok(walk(root)?.into_iter().map(|(name, _)| name).collect())
 }
@@ -305,8 +309,8 @@ pub(crate) fn list(hub: &Hub) -> Result<Vec<Cached>> {
     Ok(all)
 }
 
-/// The snapshots of one repository, or one entry for what has been downloaded of it so far. A folder that cannot be read
-/// has none.
+/// The snapshots of one repository, or one entry for what has been downloaded of it so far. A
+/// folder that cannot be read has none.
 fn of_repository(folder: &Path, id: &str) -> Vec<Cached> {
     let refs = refs(folder);
     let mut held = BTreeSet::new();
@@ -412,8 +416,8 @@ fn modified(folder: &Path) -> Option<SystemTime> {
     fs::metadata(folder).ok()?.modified().ok()
 }
 
-/// Makes `snapshots/<commit>/<file>` lead to `blobs/<digest>`: by a relative link, or where the file system has none by a
-/// hard link or a copy. What was there is replaced in one step.
+/// Makes `snapshots/<commit>/<file>` lead to `blobs/<digest>`: by a relative link, or where the
+/// file system has none by a hard link or a copy. What was there is replaced in one step.
 pub(crate) fn link(folder: &Path, commit: &str, file: &str, digest: &str) -> Result<()> {
     let pointer = folder.join("snapshots").join(commit).join(file);
     let fail = |error| Error::io(pointer.display(), error);

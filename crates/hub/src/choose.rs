@@ -1,8 +1,8 @@
 //! Which of a repository's files make up a model.
 //!
-//! Safetensors come with their configuration and tokenizer; GGUF files are self-contained, and a repository of them
-//! holds the same model at many sizes, of which one is chosen. Pickled weights are never chosen: loading them can run
-//! code.
+//! Safetensors come with their configuration and tokenizer; GGUF files are self-contained, and a
+//! repository of them holds the same model at many sizes, of which one is chosen. Pickled weights
+//! are never chosen: loading them can run code.
 
 use formats::{Error, Result};
 
@@ -28,7 +28,8 @@ pub(crate) fn choose(place: &str, wanted: Option<&str>, names: &[String]) -> Res
     let weights: Vec<&String> =
         names.iter().filter(top).filter(|n| n.ends_with(".safetensors")).collect();
     if !weights.is_empty() {
-        // Some repositories hold the weights twice, in another layout or dtype: the standard names win.
+        // Some repositories hold the weights twice, in another layout or dtype: the standard names
+        // win.
         let standard: Vec<&String> =
             weights.iter().filter(|n| is_standard_weight(n)).copied().collect();
         let weights = if standard.is_empty() { weights } else { standard };
@@ -39,7 +40,8 @@ pub(crate) fn choose(place: &str, wanted: Option<&str>, names: &[String]) -> Res
     gguf(place, None, names)
 }
 
-/// One GGUF model among `names`: the named file, the tagged one, the only one, or the customary Q4_K_M or Q8_0.
+/// One GGUF model among `names`: the named file, the tagged one, the only one, or the customary
+/// Q4_K_M or Q8_0.
 pub(crate) fn gguf(place: &str, wanted: Option<&str>, names: &[String]) -> Result<Choice> {
     let sets = sets(names);
     let choice =
@@ -109,7 +111,8 @@ fn listing<'a>(sets: impl ExactSizeIterator<Item = &'a Vec<String>>) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-/// The GGUF files, each complete split set as one entry in order; projectors of vision models left out.
+/// The GGUF files, each complete split set as one entry in order; projectors of vision models left
+/// out.
 pub(crate) fn sets(names: &[String]) -> Vec<Vec<String>> {
     let mut sorted: Vec<&String> = names.iter().filter(|name| name.ends_with(".gguf")).collect();
     sorted.sort();
@@ -132,7 +135,8 @@ pub(crate) fn sets(names: &[String]) -> Vec<Vec<String>> {
     sets
 }
 
-/// What tells a set from a repository's others: its quantisation, if no other has it, else its first file's name.
+/// What tells a set from a repository's others: its quantisation, if no other has it, else its
+/// first file's name.
 pub(crate) fn told_by(set: &[String], names: &[String]) -> String {
     let mut words = set[0].split(|c: char| !c.is_alphanumeric() && c != '_');
     let tag = words.rfind(|word| is_quantisation(word));
@@ -140,7 +144,8 @@ pub(crate) fn told_by(set: &[String], names: &[String]) -> String {
     tag.filter(own).unwrap_or(&set[0]).to_string()
 }
 
-/// All names of the split set that `name` belongs to (`stem-00001-of-00003.gguf` and so on), or None.
+/// All names of the split set that `name` belongs to (`stem-00001-of-00003.gguf` and so on), or
+/// None.
 pub(crate) fn split_siblings(name: &str) -> Option<Vec<String>> {
     let (stem, of) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, number) = stem.rsplit_once('-')?;
@@ -152,7 +157,8 @@ pub(crate) fn split_siblings(name: &str) -> Option<Vec<String>> {
     Some((1..=count).map(|i| format!("{stem}-{i:05}-of-{of}.gguf")).collect())
 }
 
-/// Whether a file's name or folder holds the tag as a word of its own: `Q4_K` is not in `x-Q4_K_M.gguf`.
+/// Whether a file's name or folder holds the tag as a word of its own: `Q4_K` is not in
+/// `x-Q4_K_M.gguf`.
 fn has_tag(name: &str, tag: &str) -> bool {
     let (name, tag) = (name.to_ascii_lowercase(), tag.to_ascii_lowercase());
     name.match_indices(&tag).any(|(at, _)| {
@@ -204,7 +210,8 @@ fn is_companion(name: &str) -> bool {
     ];
     let template = name.ends_with(".jinja")
         && (!name.contains('/') || name.starts_with("additional_chat_templates/"));
-    // How an embedding is made of hidden states; the folder is the one that `modules.json` names, by custom of this kind.
+    // How an embedding is made of hidden states; the folder is the one that `modules.json` names,
+    // by custom of this kind.
     let pooling = name
         .split_once('/')
         .is_some_and(|(folder, file)| folder.ends_with("_Pooling") && file == "config.json");

@@ -1,4 +1,5 @@
-//! Requests to the hub: redirects that never carry the token to another host, retries, and errors that help.
+//! Requests to the hub: redirects that never carry the token to another host, retries, and errors
+//! that help.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -99,7 +100,8 @@ impl<'a> Client<'a> {
         Ok(Client { hub, agent: config.build().into() })
     }
 
-    /// One GET of a part of `path` (below the endpoint), redirects followed. `place` names it in errors.
+    /// One GET of a part of `path` (below the endpoint), redirects followed. `place` names it in
+    /// errors.
     pub(crate) fn get(
         &self,
         place: &str,
@@ -109,7 +111,8 @@ impl<'a> Client<'a> {
         self.ask(place, path, part, false)
     }
 
-    /// The headers of `path` by HEAD, which opens no body anywhere; by GET where a server does not know HEAD.
+    /// The headers of `path` by HEAD, which opens no body anywhere; by GET where a server does not
+    /// know HEAD.
     pub(crate) fn head(&self, place: &str, path: &str) -> std::result::Result<Answer, Failure> {
         match self.ask(place, path, Part::default(), true) {
             Err(failure) if matches!(failure.status, Some(405 | 501)) => {
@@ -155,7 +158,8 @@ impl<'a> Client<'a> {
             let status = response.status().as_u16();
             match status {
                 200..=299 => return Ok(Answer { response, host, etag, linked_size }),
-                // The hub has said all that headers are asked for: its storage need not be troubled.
+                // The hub has said all that headers are asked for: its storage need not be
+                // troubled.
                 300..=399 if head && etag.is_some() && linked_size.is_some() => {
                     return Ok(Answer { response, host, etag, linked_size });
                 }
@@ -211,7 +215,8 @@ impl<'a> Client<'a> {
         Ok(bytes)
     }
 
-    /// Waits before another attempt, longer each time; gives the error back when there shall be none.
+    /// Waits before another attempt, longer each time; gives the error back when there shall be
+    /// none.
     pub(crate) fn wait(
         &self,
         failure: Failure,
@@ -319,7 +324,8 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Certificate authorities of a file that the user named (a company's proxy, say), instead of the built-in ones.
+/// Certificate authorities of a file that the user named (a company's proxy, say), instead of the
+/// built-in ones.
 fn own_roots(path: &std::path::Path) -> Result<ureq::tls::TlsConfig> {
     use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
     let text = std::fs::read(path)

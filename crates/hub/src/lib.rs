@@ -1,11 +1,14 @@
-//! Finding models: the bundled one, local files and folders, and the Hugging Face hub with its shared cache.
+//! Finding models: the bundled one, local files and folders, and the Hugging Face hub with its
+//! shared cache.
 //!
-//! A model is named by one string (see [`Spec`]): an existing path, a short name (`qwen3:0.6b`), `org/name`,
-//! `org/name:file.gguf`, `org/name:Q4_K_M`, any of these with `@revision`, or nothing at all for the bundled model.
-//! [`resolve`] turns the name into a path without touching the network, [`pull`] downloads, [`list`] tells what is
-//! there, [`recognise`] tells names from other texts.
+//! A model is named by one string (see [`Spec`]): an existing path, a short name (`qwen3:0.6b`),
+//! `org/name`, `org/name:file.gguf`, `org/name:Q4_K_M`, any of these with `@revision`, or nothing
+//! at all for the bundled model. [`resolve`] turns the name into a path without touching the
+//! network, [`pull`] downloads, [`list`] tells what is there, [`recognise`] tells names from other
+//! texts.
 //!
-//! The cache is laid out as Python's `huggingface_hub` lays it out, so both programs share one copy of a model.
+//! The cache is laid out as Python's `huggingface_hub` lays it out, so both programs share one copy
+//! of a model.
 
 mod bundled;
 mod cache;
@@ -85,7 +88,8 @@ impl Model {
 pub enum Found {
     /// It is here.
     Here(Model),
-    /// The name of a model on the hub that is not here, or not whole: the error to tell where it shall not be fetched.
+    /// The name of a model on the hub that is not here, or not whole: the error to tell where it
+    /// shall not be fetched.
     Absent(Error),
 }
 
@@ -120,10 +124,11 @@ pub enum Source {
     },
 }
 
-/// Hears what a [`pull`] does. Every method has an empty default; calls come from the pulling thread.
+/// Hears what a [`pull`] does. Every method has an empty default; calls come from the pulling
+/// thread.
 pub trait Progress {
-    /// A pull begins: the number of files that it brings, the bytes of these together where known, and how many of them
-    /// earlier downloads left here.
+    /// A pull begins: the number of files that it brings, the bytes of these together where known,
+    /// and how many of them earlier downloads left here.
     fn begin(&self, files: usize, bytes: Option<u64>, have: u64) {
         let _ = (files, bytes, have);
     }
@@ -170,10 +175,11 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub that the environment names, read as `huggingface_hub` reads it: `HF_ENDPOINT`; `HF_TOKEN`, or the file
-    /// `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_CACHE` or `$HF_HOME/hub`, with `HF_HOME` under `XDG_CACHE_HOME` or
-    /// `~/.cache`; `HF_HUB_OFFLINE`. Short names are in the file `DELFT_MODELS`, or else `delft/models.toml` under
-    /// `XDG_CONFIG_HOME` or `~/.config`, if there is one.
+    /// The hub that the environment names, read as `huggingface_hub` reads it: `HF_ENDPOINT`;
+    /// `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_CACHE` or
+    /// `$HF_HOME/hub`, with `HF_HOME` under `XDG_CACHE_HOME` or `~/.cache`; `HF_HUB_OFFLINE`. Short
+    /// names are in the file `DELFT_MODELS`, or else `delft/models.toml` under `XDG_CONFIG_HOME` or
+    /// `~/.config`, if there is one.
     pub fn from_env() -> Result<Hub> {
         cache::from_env(&|name| std::env::var(name).ok())
     }
@@ -183,8 +189,8 @@ impl Hub {
         Names::with(self.models.as_deref())
     }
 
-    /// Finds a model without the network: an existing path first, then short names, then the cache; nothing named is the
-    /// bundled model.
+    /// Finds a model without the network: an existing path first, then short names, then the cache;
+    /// nothing named is the bundled model.
     pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
         match spec.map(|text| self.find(text)) {
             None => Model::bundled(),
@@ -193,7 +199,8 @@ impl Hub {
         }
     }
 
-    /// Finds a model as [`Hub::resolve`] does, and tells apart the names of models that a pull would bring.
+    /// Finds a model as [`Hub::resolve`] does, and tells apart the names of models that a pull
+    /// would bring.
     pub fn find(&self, name: &str) -> Result<Found> {
         match self.target(name)? {
             Target::Path(path) => local(&path).map(Found::Here),
@@ -201,7 +208,8 @@ impl Hub {
         }
     }
 
-    /// Where a name leads: to a path that holds a model, by a short name, to any other path, or to the hub.
+    /// Where a name leads: to a path that holds a model, by a short name, to any other path, or to
+    /// the hub.
     fn target(&self, text: &str) -> Result<Target> {
         if text.is_empty() {
             return Err(Error::new("model", "a path or a hub id", "an empty name"));
@@ -227,14 +235,16 @@ impl Hub {
         }
     }
 
-    /// A path as the user's file of names gives it: `~` is the home folder, and others are seen from the file's folder.
+    /// A path as the user's file of names gives it: `~` is the home folder, and others are seen
+    /// from the file's folder.
     fn own_path(&self, path: &str) -> PathBuf {
         let path = cache::expand(path, &|name| std::env::var(name).ok());
         let folder = self.models.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
         folder.join(path)
     }
 
-    /// Whether the cache holds anything of a repository. Those of the hub's first days have names without a slash.
+    /// Whether the cache holds anything of a repository. Those of the hub's first days have names
+    /// without a slash.
     fn has(&self, spec: &Spec) -> bool {
         cache::folder(self, &spec.id).is_dir()
     }
@@ -259,13 +269,15 @@ impl Hub {
         }
     }
 
-    /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then [`Offer::fetch`].
+    /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then
+    /// [`Offer::fetch`].
     pub fn pull(&self, name: &str, progress: &dyn Progress) -> Result<Model> {
         self.offer(name, progress)?.fetch(progress)
     }
 
-    /// What removing a model from the cache would take away: all of a repository, with unfinished downloads; one revision
-    /// of it (`org/name@revision`); or one GGUF file (`org/name:TAG`, or a short name that stands for one).
+    /// What removing a model from the cache would take away: all of a repository, with unfinished
+    /// downloads; one revision of it (`org/name@revision`); or one GGUF file (`org/name:TAG`, or a
+    /// short name that stands for one).
     pub fn removal(&self, name: &str) -> Result<Removal> {
         match self.target(name)? {
             Target::Hub(spec) => Removal::of(self, &spec, name),
@@ -309,7 +321,8 @@ fn local(path: &Path) -> Result<Model> {
         return Err(Error::new(path.display(), "a file or a folder", found));
     }
     if !path.is_dir() {
-        // One file of a folder stands for the folder: weights without their configuration mean nothing.
+        // One file of a folder stands for the folder: weights without their configuration mean
+        // nothing.
         if path.extension().is_some_and(|e| e == "safetensors") {
             let folder = path
                 .parent()

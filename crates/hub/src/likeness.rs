@@ -10,8 +10,8 @@ use crate::{Hub, cache};
 /// How much a text is like a model's name; see [`recognise`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Likeness {
-    /// It names a model: a path that holds one, a short name, or an id as the hub has them. It need not be on this
-    /// machine.
+    /// It names a model: a path that holds one, a short name, or an id as the hub has them. It need
+    /// not be on this machine.
     Model,
     /// It is no model's name, but no sentence either: the nearest names, best first, perhaps none.
     Resembles(Vec<String>),
@@ -19,7 +19,8 @@ pub enum Likeness {
     Other,
 }
 
-/// How much a text is like a model's name, by the environment's cache and short names. Asks no network.
+/// How much a text is like a model's name, by the environment's cache and short names. Asks no
+/// network.
 pub fn recognise(text: &str) -> Likeness {
     match Hub::from_env() {
         Ok(hub) => hub.recognise(text),
@@ -31,7 +32,8 @@ pub fn recognise(text: &str) -> Likeness {
 impl Hub {
     /// [`recognise`] by this hub's cache and short names.
     pub fn recognise(&self, text: &str) -> Likeness {
-        // A damaged file of names is an error where a model is opened. What it names must get there.
+        // A damaged file of names is an error where a model is opened. What it names must get
+        // there.
         if self.names().is_err() && self.models_mention(text) {
             return Likeness::Model;
         }
@@ -145,7 +147,8 @@ impl Known {
         let base = wanted.split([':', '@']).next().unwrap_or_default();
         let score = |name: &str, cached: bool| -> Option<(usize, bool)> {
             let lower = name.to_ascii_lowercase();
-            // A cached id is known by its second part; a family's bare name is compared with what is before a colon.
+            // A cached id is known by its second part; a family's bare name is compared with what
+            // is before a colon.
             let own = if cached { lower.rsplit('/').next().unwrap_or(&lower) } else { &lower };
             let against = if own.contains(':') || cached { wanted.as_str() } else { base };
             let begins = base.len() >= 3 && (own.starts_with(base) || wanted.starts_with(own));
@@ -214,7 +217,8 @@ fn is_size(part: &str) -> bool {
     digits && number.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Whether a path leads to something that can be opened as a model, by a look at names and the first four bytes.
+/// Whether a path leads to something that can be opened as a model, by a look at names and the
+/// first four bytes.
 pub(crate) fn holds_model(path: &Path) -> bool {
     let Ok(metadata) = fs::metadata(path) else { return false };
     if metadata.is_dir() {

@@ -1,4 +1,5 @@
-//! Short names such as `qwen3:0.6b`: the program's own table, and the user's, which adds to it and overrides it.
+//! Short names such as `qwen3:0.6b`: the program's own table, and the user's, which adds to it and
+//! overrides it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -116,8 +117,9 @@ impl Names {
         Ok(())
     }
 
-    /// The hub id or path that a short name stands for: `family`, `family:tag`, `family:tag-q8_0` or `family:q8_0`
-    /// (another quantisation of the same repository), each with an optional `@revision`.
+    /// The hub id or path that a short name stands for: `family`, `family:tag`, `family:tag-q8_0`
+    /// or `family:q8_0` (another quantisation of the same repository), each with an optional
+    /// `@revision`.
     pub(crate) fn expand(&self, text: &str) -> Option<String> {
         let (name, revision) = match text.split_once('@') {
             Some((name, revision)) => (name, Some(revision)),
@@ -185,7 +187,8 @@ fn requantised(target: &str, quantisation: &str) -> Option<String> {
     Some(format!("{}:{quantisation}{revision}", spec.id))
 }
 
-/// Whether a text names how weights are stored, as file names do: `q8_0`, `Q4_K_M`, `iq4_xs`, `f16`.
+/// Whether a text names how weights are stored, as file names do: `q8_0`, `Q4_K_M`, `iq4_xs`,
+/// `f16`.
 pub(crate) fn is_quantisation(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     if ["f16", "fp16", "bf16", "f32", "fp32"].contains(&text.as_str()) {

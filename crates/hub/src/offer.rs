@@ -1,4 +1,5 @@
-//! A model as the hub offers it: which files it is, how large they are, and what can be told of it before they come.
+//! A model as the hub offers it: which files it is, how large they are, and what can be told of it
+//! before they come.
 
 use std::path::{Path, PathBuf};
 
@@ -90,8 +91,8 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// What the model says of itself: its `config.json`, or the beginning of its GGUF file. Nothing when it has no
-    /// `config.json`.
+    /// What the model says of itself: its `config.json`, or the beginning of its GGUF file. Nothing
+    /// when it has no `config.json`.
     ///
     /// # Errors
     /// The network's, and a beginning that is no GGUF file's or a configuration that is no JSON.
@@ -115,7 +116,8 @@ impl<'a> Offer<'a> {
     }
 
     fn keys(&self, progress: &dyn Progress) -> Result<Preview> {
-        /// The first keys say what a model is. Its vocabulary, which is megabytes, comes after them.
+        /// The first keys say what a model is. Its vocabulary, which is megabytes, comes after
+        /// them.
         const BEGINNING: u64 = 256 << 10;
         let first = &self.choice.files[0];
         let file = self.files.iter().find(|file| file.name == *first);
@@ -135,13 +137,16 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Brings the model into the cache, or completes it there. Files that are there already are not fetched again.
+    /// Brings the model into the cache, or completes it there. Files that are there already are not
+    /// fetched again.
     ///
-    /// Every file is checked against the hub's digest (SHA-256 for large files, the git blob's SHA-1 for small ones)
-    /// before it appears in the cache; what an interrupted download leaves behind is resumed by the next one.
+    /// Every file is checked against the hub's digest (SHA-256 for large files, the git blob's
+    /// SHA-1 for small ones) before it appears in the cache; what an interrupted download leaves
+    /// behind is resumed by the next one.
     ///
     /// # Errors
-    /// The network's and the disk's, and too little room on it, which is told before the first byte.
+    /// The network's and the disk's, and too little room on it, which is told before the first
+    /// byte.
     pub fn fetch(&self, progress: &dyn Progress) -> Result<Model> {
         self.check_room()?;
         let absent: Vec<&Listed> = self.absent().collect();

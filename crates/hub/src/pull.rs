@@ -1,4 +1,5 @@
-//! The safe arrival of one file in the cache: its size and digest, the connections that bring it, and what breaks them.
+//! The safe arrival of one file in the cache: its size and digest, the connections that bring it,
+//! and what breaks them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -12,7 +13,8 @@ use crate::http::{Client, Failure, Part, Steady};
 use crate::offer::{Listed, check_room, room};
 use crate::{Progress, cache};
 
-/// What a file's bytes must hash to. Its hexadecimal digits also name the blob, as they are the hub's ETag.
+/// What a file's bytes must hash to. Its hexadecimal digits also name the blob, as they are the
+/// hub's ETag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Large files: SHA-256 of the bytes.
@@ -72,13 +74,15 @@ impl Hasher {
     }
 }
 
-/// Whether a whole file of that size lies at a path. Without a size, any file is whole: none gets its name earlier.
+/// Whether a whole file of that size lies at a path. Without a size, any file is whole: none gets
+/// its name earlier.
 pub(crate) fn whole_on_disk(path: &Path, size: Option<u64>) -> bool {
     let have = fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| m.len());
     have.is_some() && (size.is_none() || have == size)
 }
 
-/// Brings one file into a repository's folder of the cache; `place` names it in errors, `path` on the hub.
+/// Brings one file into a repository's folder of the cache; `place` names it in errors, `path` on
+/// the hub.
 pub(crate) fn fetch(
     client: &Client,
     folder: &Path,
@@ -145,7 +149,8 @@ fn head(
     }
 }
 
-/// The one size of a file that the hub's list, the hub's headers and the storage's name, as far as they name any.
+/// The one size of a file that the hub's list, the hub's headers and the storage's name, as far as
+/// they name any.
 fn agreed(
     place: &str,
     listed: Option<u64>,
@@ -179,7 +184,8 @@ fn lock(path: &Path, name: &str, progress: &dyn Progress) -> Result<File> {
             progress.note(&format!("{name}: waiting for another download of it"));
             file.lock().map_err(fail)?;
         }
-        // Some network file systems have no locks; every blob is verified before it gets its name, so go on without.
+        // Some network file systems have no locks; every blob is verified before it gets its name,
+        // so go on without.
         Err(fs::TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
         Err(fs::TryLockError::Error(error)) => return Err(fail(error)),
     }
@@ -200,12 +206,15 @@ struct Wanted<'a> {
 /// Advice where a download broke.
 const RESUME: &str = "run the same command again: it resumes";
 
-/// What a connection must bring beyond the most that was ever there, so that its breaking is not counted.
+/// What a connection must bring beyond the most that was ever there, so that its breaking is not
+/// counted.
 const GAIN: u64 = 256 << 10;
 
-/// Fills `partial` with the file and verifies it, resuming what is there and resuming again when the connection breaks.
+/// Fills `partial` with the file and verifies it, resuming what is there and resuming again when
+/// the connection breaks.
 ///
-/// It ends: only connections that bring [`GAIN`] bytes more than there ever were are free, all others count.
+/// It ends: only connections that bring [`GAIN`] bytes more than there ever were are free, all
+/// others count.
 fn download(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -249,7 +258,8 @@ fn download(
         if found == digest.digits() {
             return file.sync_data().map_err(|error| disk(partial, error));
         }
-        // The bytes are wrong, so nothing of them is worth keeping. They may be an older session's fault: try once afresh.
+        // The bytes are wrong, so nothing of them is worth keeping. They may be an older session's
+        // fault: try once afresh.
         file.set_len(0).map_err(|error| disk(partial, error))?;
         progress.at(name, 0);
         if !resumed {
@@ -263,7 +273,8 @@ fn download(
     }
 }
 
-/// Appends one response to the partial file. Its announced size is checked before the first byte is written.
+/// Appends one response to the partial file. Its announced size is checked before the first byte is
+/// written.
 fn receive(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -288,7 +299,8 @@ fn receive(
     let range = answer.header("content-range").and_then(Range::parse);
     let partly = answer.response.status().as_u16() == 206;
     if partly && range.map_or(have > 0, |range| range.first != have) {
-        // Some other part, whose bytes would be written to a wrong place. Begin anew, without asking for a part.
+        // Some other part, whose bytes would be written to a wrong place. Begin anew, without
+        // asking for a part.
         let found = answer.header("content-range").unwrap_or("no Content-Range").to_string();
         file.set_len(0).map_err(stuck)?;
         progress.at(name, 0);
@@ -342,7 +354,8 @@ fn receive(
     }
 }
 
-/// A `Content-Range` header: `bytes 100-199/1000`, where `*` stands for an unknown size of the whole.
+/// A `Content-Range` header: `bytes 100-199/1000`, where `*` stands for an unknown size of the
+/// whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     first: u64,

@@ -1,4 +1,5 @@
-//! The name of a model on the hub, `org/name[:file][@revision]`, and the rules that keep names inside the cache.
+//! The name of a model on the hub, `org/name[:file][@revision]`, and the rules that keep names
+//! inside the cache.
 
 use formats::{Error, Result};
 
@@ -14,8 +15,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Parses `org/name`, `org/name:file`, `org/name@revision`, or both suffixes in either order. The hub's own web
-    /// address may precede the id.
+    /// Parses `org/name`, `org/name:file`, `org/name@revision`, or both suffixes in either order.
+    /// The hub's own web address may precede the id.
     pub fn parse(text: &str) -> Result<Spec> {
         let prefixes =
             ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://"];
@@ -55,8 +56,8 @@ pub(crate) fn is_surely_path(text: &str) -> bool {
     text.starts_with(['.', '/', '~', '\\']) || text.contains('\\') || id.split('/').count() > 2
 }
 
-/// The hub's rule for ids: one or two parts of letters, digits, `-`, `_` and `.`, none of which begin or end with `-`
-/// or `.`, without `--` (the cache's separator) or `..`.
+/// The hub's rule for ids: one or two parts of letters, digits, `-`, `_` and `.`, none of which
+/// begin or end with `-` or `.`, without `--` (the cache's separator) or `..`.
 pub(crate) fn check_id(place: &str, id: &str) -> Result<()> {
     let part = |part: &str| {
         let plain = part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));

@@ -1,5 +1,5 @@
-//! The models that a cache holds whole, under the names by which they are asked for: what a server offers to strangers, who
-//! may name models of the cache and never paths.
+//! The models that a cache holds whole, under the names by which they are asked for: what a server
+//! offers to strangers, who may name models of the cache and never paths.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,8 @@ use crate::{Found, Hub, Kind, Model, Spec, cache, choose, spec};
 /// A model of the cache that could be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// A short name that leads to it, or its hub id with what tells it from others of the repository.
+    /// A short name that leads to it, or its hub id with what tells it from others of the
+    /// repository.
     pub name: String,
     /// Where it lies.
     pub model: Model,
@@ -27,8 +28,8 @@ pub struct Stored {
 }
 
 impl Hub {
-    /// The models that are here whole, by name: each once under a short name if one leads to it, else under its hub id, and
-    /// once more under each further name that the user gave it.
+    /// The models that are here whole, by name: each once under a short name if one leads to it,
+    /// else under its hub id, and once more under each further name that the user gave it.
     ///
     /// # Errors
     /// A cache or a file of names that cannot be read.
@@ -66,11 +67,12 @@ impl Hub {
         Ok(all)
     }
 
-    /// The model of the cache, or of the user's own file of names, that a stranger's word names: a short name or a hub id, never
-    /// a path.
+    /// The model of the cache, or of the user's own file of names, that a stranger's word names: a
+    /// short name or a hub id, never a path.
     ///
     /// # Errors
-    /// A cache or a file of names that cannot be read, and an id that leaves open which file is meant.
+    /// A cache or a file of names that cannot be read, and an id that leaves open which file is
+    /// meant.
     pub fn find_stored(&self, name: &str) -> Result<Option<Model>> {
         let target = self.names()?.expand(name);
         let of_user = target.as_deref().is_some_and(spec::is_surely_path);
@@ -86,10 +88,12 @@ impl Hub {
         }
     }
 
-    /// Gives a model of the cache a further name, in the user's file of names, which is made if there is none.
+    /// Gives a model of the cache a further name, in the user's file of names, which is made if
+    /// there is none.
     ///
     /// # Errors
-    /// A model that is not here, a name that is taken or is no short name, and a file that cannot be written.
+    /// A model that is not here, a name that is taken or is no short name, and a file that cannot
+    /// be written.
     pub fn add_name(&mut self, name: &str, model: &str) -> Result<()> {
         let found = self.find_stored(model)?;
         let known = self.stored()?;
@@ -112,7 +116,8 @@ impl Hub {
         Ok(())
     }
 
-    /// Takes a name out of the user's file of names that [`Hub::add_name`] put there; false if it is not one of these.
+    /// Takes a name out of the user's file of names that [`Hub::add_name`] put there; false if it
+    /// is not one of these.
     ///
     /// # Errors
     /// A file that cannot be read or written.

@@ -1,4 +1,5 @@
-//! Prints the Program that a model's forward pass records, after fusion, for each file or folder named.
+//! Prints the Program that a model's forward pass records, after fusion, for each file or folder
+//! named.
 
 extern crate delft_models as models;
 

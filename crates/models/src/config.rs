@@ -1,4 +1,5 @@
-//! What a model's configuration says, from `config.json` (both dialects) or GGUF metadata, checked once.
+//! What a model's configuration says, from `config.json` (both dialects) or GGUF metadata, checked
+//! once.
 
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
@@ -38,7 +39,8 @@ pub struct Config {
     pub tied: bool,
     /// The rotation of q and k; none where positions are learned.
     pub rope: Option<Rope>,
-    /// Whether the rotation is another one for another context; see [`Options::context`](crate::Options::context).
+    /// Whether the rotation is another one for another context; see
+    /// [`Options::context`](crate::Options::context).
     pub rope_by_context: bool,
     /// What the file leaves out or says oddly and what was assumed, one line each.
     pub warnings: Vec<String>,
@@ -72,8 +74,8 @@ pub(crate) const LIMIT: usize = 1 << 28;
 pub(crate) const LAYERS: usize = 4096;
 
 impl Raw {
-    /// The numbers under the names that most decoders share; no layer has a window. `activations` are the gate's that the
-    /// architecture has.
+    /// The numbers under the names that most decoders share; no layer has a window. `activations`
+    /// are the gate's that the architecture has.
     ///
     /// # Errors
     /// What is missing, or of another type, by key.
@@ -188,7 +190,8 @@ impl Raw {
     }
 }
 
-/// The rows of a GGUF file's embedding, which is all that says how large the vocabulary is; none for `config.json`.
+/// The rows of a GGUF file's embedding, which is all that says how large the vocabulary is; none
+/// for `config.json`.
 ///
 /// # Errors
 /// No embedding, or another number of tokens.

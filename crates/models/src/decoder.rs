@@ -1,5 +1,6 @@
-//! The decoder that most architectures share: embed; for every block, attention and a feed-forward, each normed in front,
-//! behind or both, and added to the residual stream; norm; head. [`Parts`] says what they differ in.
+//! The decoder that most architectures share: embed; for every block, attention and a feed-forward,
+//! each normed in front, behind or both, and added to the residual stream; norm; head. [`Parts`]
+//! says what they differ in.
 
 use crate::names::Recipes;
 use crate::{Config, Ending, Layers, Opened};
@@ -78,7 +79,8 @@ fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer>
     Ok(Box::new(move |x| norm.forward(x)))
 }
 
-/// A model that is such a stack; `attention` gives the options of each layer, where the architectures differ.
+/// A model that is such a stack; `attention` gives the options of each layer, where the
+/// architectures differ.
 pub(crate) fn open(
     config: Config,
     mlp_bias: Bias,

@@ -1,4 +1,5 @@
-//! Mixtures of experts: their numbers as configurations state them, and their weights as files store them.
+//! Mixtures of experts: their numbers as configurations state them, and their weights as files
+//! store them.
 
 use crate::files::Files;
 use crate::keys::{Key, Keys};
@@ -27,7 +28,8 @@ pub(crate) const NAMES: &[Row] = &[
     ),
 ];
 
-/// The names where all experts' gates and ups may be one tensor, and all downs another; or they are stored one by one.
+/// The names where all experts' gates and ups may be one tensor, and all downs another; or they are
+/// stored one by one.
 pub(crate) const STACKS: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
     (
@@ -98,7 +100,8 @@ fn counts(keys: &Keys<'_>) -> Result<(Count, Count)> {
     Ok((count, used))
 }
 
-/// Refuses a configuration of a dense model that states experts: under its name such a file would lose most of its weights.
+/// Refuses a configuration of a dense model that states experts: under its name such a file would
+/// lose most of its weights.
 ///
 /// # Errors
 /// Such a configuration, by key.
@@ -125,8 +128,8 @@ pub(crate) fn are_stated(keys: &Keys<'_>) -> Result<bool> {
     Ok(count(keys)? > 0)
 }
 
-/// Reads a mixture whose experts are chosen by the softmax of their scores, normalised as `norm_topk_prob` says; `feed_forward`
-/// is an expert's width where no key of its own states it.
+/// Reads a mixture whose experts are chosen by the softmax of their scores, normalised as
+/// `norm_topk_prob` says; `feed_forward` is an expert's width where no key of its own states it.
 ///
 /// # Errors
 /// What is missing or out of range, by key.

@@ -2,10 +2,11 @@
 //! name with the recipe that gives it.
 //!
 //! All of it follows from what the architecture's own file reads: a setting whose key has a name in
-//! GGUF is stated there under it, and the weights are those that the recorded Program has. GGUF wants
-//! three things that checkpoints do not have: rows of q and k in the order in which adjacent elements
-//! rotate together, for some architectures; matrices that belong together in one; and the factors of
-//! `llama3` and LongRoPE as tensors. [`check`] says whether the file computes what the folder does.
+//! GGUF is stated there under it, and the weights are those that the recorded Program has. GGUF
+//! wants three things that checkpoints do not have: rows of q and k in the order in which adjacent
+//! elements rotate together, for some architectures; matrices that belong together in one; and the
+//! factors of `llama3` and LongRoPE as tensors. [`check`] says whether the file computes what the
+//! folder does.
 
 use crate::files::{self, Files};
 use crate::keys::Asked;
@@ -124,7 +125,8 @@ pub fn check(folder: &Tensors, file: &Tensors) -> Result<()> {
 fn difference(a: &Program, b: &Program) -> Option<(String, String)> {
     let weight = |weight: &Weight| format!("{} {}", weight.name, formats::shape(&weight.shape));
     let layer = |layer: &program::CacheLayer| format!("{layer:?}");
-    // Rows of q and k in another order rotate in other pairs; heads of values in another order share other keys.
+    // Rows of q and k in another order rotate in other pairs; heads of values in another order
+    // share other keys.
     let node = |node: &program::Node| {
         let text = format!("{node:?}").replace("pairing: Adjacent", "pairing: Half");
         text.replace("tiled: true", "tiled: false")
@@ -290,8 +292,8 @@ fn rotation(
     })
 }
 
-/// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or as
-/// parts of what is one there.
+/// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or
+/// as parts of what is one there.
 fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -> Vec<Exported> {
     let tables = config.architecture.names;
     // Experts one by one are an older form.

@@ -1,4 +1,5 @@
-//! What an architecture reads: the keys of a model's configuration, and its weights by canonical name.
+//! What an architecture reads: the keys of a model's configuration, and its weights by canonical
+//! name.
 
 use crate::Architecture;
 use crate::keys::{Asked, Key, Keys};
@@ -12,7 +13,8 @@ pub(crate) struct Files<'a> {
     pub(crate) architecture: &'static Architecture,
     /// The decoder's keys.
     pub(crate) keys: Keys<'a>,
-    /// The keys of all of `config.json`, where the decoder has an object of its own in it; else the same.
+    /// The keys of all of `config.json`, where the decoder has an object of its own in it; else the
+    /// same.
     pub(crate) outer: Keys<'a>,
     /// The weights, if they are there yet.
     pub(crate) names: &'a dyn Weights,
@@ -38,8 +40,8 @@ impl<'a> Files<'a> {
     }
 }
 
-/// The keys of `config.json` that a decoder is stated by, and those of the whole: multimodal configurations keep the decoder's part
-/// in an object of its own.
+/// The keys of `config.json` that a decoder is stated by, and those of the whole: multimodal
+/// configurations keep the decoder's part in an object of its own.
 ///
 /// # Errors
 /// Something else than an object.

@@ -1,5 +1,6 @@
-//! Gemma 2 (Riviere et al. 2024): norms of `1 + w` in front of and behind each sublayer, soft caps on scores and logits, a
-//! GELU gate, an embedding times the root of its width, and a window on every other layer, the first among them.
+//! Gemma 2 (Riviere et al. 2024): norms of `1 + w` in front of and behind each sublayer, soft caps
+//! on scores and logits, a GELU gate, an embedding times the root of its width, and a window on
+//! every other layer, the first among them.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Layer};
@@ -63,7 +64,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let config = raw.check()?;
     let scalar = match scalar {
         Some(scalar) => scalar.positive()? as f32,
-        // GGUF does not say it. The largest of the family, of 46 layers, divides by the width that its heads would have.
+        // GGUF does not say it. The largest of the family, of 46 layers, divides by the width that
+        // its heads would have.
         None if config.layers == 46 => (config.hidden / config.heads) as f32,
         None => config.head_dim as f32,
     };
@@ -76,7 +78,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(opened(files, config, attention, logit_cap))
 }
 
-/// A model of the family's layers: `attention` gives the options of each, `logit_cap` bounds logits.
+/// A model of the family's layers: `attention` gives the options of each, `logit_cap` bounds
+/// logits.
 pub(crate) fn opened(
     files: &Files<'_>,
     config: Config,

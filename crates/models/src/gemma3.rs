@@ -1,5 +1,6 @@
-//! Gemma 3 (Gemma Team 2025), its decoder of text: Gemma 2 with norms on every head of q and k in place of soft caps, and five
-//! layers within a window, which rotate by a base of their own, for each that sees everything.
+//! Gemma 3 (Gemma Team 2025), its decoder of text: Gemma 2 with norms on every head of q and k in
+//! place of soft caps, and five layers within a window, which rotate by a base of their own, for
+//! each that sees everything.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -80,7 +81,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let config = raw.check()?;
     let scalar = match scalar {
         Some(scalar) => scalar.within(1..=1 << 20)?,
-        // GGUF does not say it. The largest of the family, of 62 layers, divides by the width that its heads would have.
+        // GGUF does not say it. The largest of the family, of 62 layers, divides by the width that
+        // its heads would have.
         None if config.layers == 62 => config.hidden / config.heads,
         None => config.head_dim,
     };

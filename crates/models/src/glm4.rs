@@ -1,5 +1,5 @@
-//! GLM-4 of 2025 (GLM Team 2024): norms in front of and behind each sublayer, a part of each head rotated in adjacent pairs, gate
-//! and up in one matrix, biases on q, k and v.
+//! GLM-4 of 2025 (GLM Team 2024): norms in front of and behind each sublayer, a part of each head
+//! rotated in adjacent pairs, gate and up in one matrix, biases on q, k and v.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

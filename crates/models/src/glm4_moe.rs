@@ -1,5 +1,6 @@
-//! GLM-4.5 and 4.6 (GLM Team 2025): part of each head rotated, and behind the first dense blocks a mixture whose experts are chosen by
-//! corrected odds in the best groups, beside one that every token goes through.
+//! GLM-4.5 and 4.6 (GLM Team 2025): part of each head rotated, and behind the first dense blocks a
+//! mixture whose experts are chosen by corrected odds in the best groups, beside one that every
+//! token goes through.
 
 use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
@@ -99,8 +100,8 @@ fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
     Ok(())
 }
 
-/// A mixture whose experts are chosen by the logistic function of their scores and a correction, among the experts of the best
-/// groups.
+/// A mixture whose experts are chosen by the logistic function of their scores and a correction,
+/// among the experts of the best groups.
 ///
 /// # Errors
 /// Groups that the experts do not make, and other odds, by key.

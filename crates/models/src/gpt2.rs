@@ -1,5 +1,6 @@
-//! GPT-2 (Radford et al. 2019): learned positions, layer norms with biases, q, k and v in one matrix, a feed-forward without a
-//! gate. Checkpoints hold matrices `[in, out]`; GGUF files hold them as all others are.
+//! GPT-2 (Radford et al. 2019): learned positions, layer norms with biases, q, k and v in one
+//! matrix, a feed-forward without a gate. Checkpoints hold matrices `[in, out]`; GGUF files hold
+//! them as all others are.
 
 use crate::config::{Config, Raw, rows_of_embedding, tied};
 use crate::files::Files;
@@ -117,7 +118,8 @@ fn feed_forward(
     Ok(Box::new(move |x| down.forward(&up.forward(x).map(f))))
 }
 
-/// The weight `name`, if it is not stored as it is: rows of a fused matrix or bias, and matrices that are `transposed`.
+/// The weight `name`, if it is not stored as it is: rows of a fused matrix or bias, and matrices
+/// that are `transposed`.
 fn part(
     config: &Config,
     weights: &dyn Weights,

@@ -1,5 +1,5 @@
-//! gpt-oss (OpenAI 2025): attention with sinks, within a window in every other layer, the first among them; a mixture of experts
-//! with biases and a clamped gate in every block; YaRN.
+//! gpt-oss (OpenAI 2025): attention with sinks, within a window in every other layer, the first
+//! among them; a mixture of experts with biases and a clamped gate in every block; YaRN.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -76,8 +76,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, stored))
 }
 
-/// All experts' matrices, one below the other. Hugging Face stores the rows of gate and up by turns; matrices of numbers the
-/// other way round than everywhere else, blocks not.
+/// All experts' matrices, one below the other. Hugging Face stores the rows of gate and up by
+/// turns; matrices of numbers the other way round than everywhere else, blocks not.
 fn expert(weights: &dyn Weights, name: &str, hugging_face: bool) -> Result<Option<Stored>> {
     let (stem, bias) = match name.strip_suffix(".bias") {
         Some(stem) => (stem, ".bias"),

@@ -1,4 +1,5 @@
-//! Granite 3 (IBM 2024): Llama with numbers that embeddings, scores, the results of sublayers, and logits are multiplied with.
+//! Granite 3 (IBM 2024): Llama with numbers that embeddings, scores, the results of sublayers, and
+//! logits are multiplied with.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

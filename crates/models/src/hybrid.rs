@@ -1,5 +1,6 @@
-//! What Qwen's hybrids share: most layers are gated delta nets, the others attention whose result goes through a
-//! gate; norms of `1 + w`, but for those in the nets; a quarter of each head rotated.
+//! What Qwen's hybrids share: most layers are gated delta nets, the others attention whose result
+//! goes through a gate; norms of `1 + w`, but for those in the nets; a quarter of each head
+//! rotated.
 
 use crate::config::{Config, LAYERS, Raw};
 use crate::decoder::{self, Layer, Mixer};
@@ -226,8 +227,8 @@ fn by_turns(
     Ok(Some(Stored { source, shape }))
 }
 
-/// A weight of a net. Qwen3-Next stores what belongs to a key head side by side: its query, its key, the values that
-/// share it and as many gates; and how they are written, and forgotten.
+/// A weight of a net. Qwen3-Next stores what belongs to a key head side by side: its query, its
+/// key, the values that share it and as many gates; and how they are written, and forgotten.
 fn delta(
     weights: &dyn Weights,
     block: &str,

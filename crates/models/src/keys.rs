@@ -1,6 +1,6 @@
-//! The keys of a configuration, in `config.json` or GGUF metadata: values with the file and the key that state them, and a note of
-//! every key that was asked for. A key that says something and that nobody asked for may change what the model computes: such a
-//! file is refused by that key.
+//! The keys of a configuration, in `config.json` or GGUF metadata: values with the file and the key
+//! that state them, and a note of every key that was asked for. A key that says something and that
+//! nobody asked for may change what the model computes: such a file is refused by that key.
 
 use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
@@ -18,7 +18,8 @@ pub(crate) enum Dialect {
     Gguf,
 }
 
-/// One setting's name in `config.json` and, below the architecture's prefix, in GGUF; empty where a dialect has none.
+/// One setting's name in `config.json` and, below the architecture's prefix, in GGUF; empty where a
+/// dialect has none.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key(pub(crate) &'static str, pub(crate) &'static str);
 
@@ -45,7 +46,8 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// What `config.json` says under keys that GGUF has too, by their names below the prefix there, each once.
+    /// What `config.json` says under keys that GGUF has too, by their names below the prefix there,
+    /// each once.
     pub(crate) fn stated(&self) -> Vec<(&'static str, Typed)> {
         self.stated.borrow().clone()
     }
@@ -58,8 +60,8 @@ impl Asked {
     }
 }
 
-/// The keys of an object of `config.json`, or of GGUF metadata below a prefix. The methods that give values refuse one of another
-/// type, by key; a value of null is none.
+/// The keys of an object of `config.json`, or of GGUF metadata below a prefix. The methods that
+/// give values refuse one of another type, by key; a value of null is none.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys<'a> {
     /// The file.
@@ -87,7 +89,8 @@ impl<'a> Keys<'a> {
         Keys { file, prefix, values, asked, usual: &[] }
     }
 
-    /// The same keys where `config.json` leaves out whole numbers that the architecture takes for granted.
+    /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
+    /// granted.
     pub(crate) fn with_usual(self, usual: &'static [(&'static str, usize)]) -> Keys<'a> {
         Keys { usual, ..self }
     }
@@ -280,7 +283,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses the first key that says something and that nobody asked for, unless it is one of `ignored`.
+    /// Refuses the first key that says something and that nobody asked for, unless it is one of
+    /// `ignored`.
     ///
     /// # Errors
     /// Such a key.

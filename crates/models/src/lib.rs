@@ -1,8 +1,10 @@
-//! Model architectures, one file each, and the configuration and names under which files store them.
+//! Model architectures, one file each, and the configuration and names under which files store
+//! them.
 //!
-//! An architecture's file owns what it reads of a configuration, the names of its weights in both dialects, and its forward.
-//! [`load`] reads the configuration, refuses keys that say something and that no one reads, checks every weight's shape and builds
-//! the layers; [`Model::record`] runs `forward` once to record a Program. Nothing here names a device, an element type or a
+//! An architecture's file owns what it reads of a configuration, the names of its weights in both
+//! dialects, and its forward. [`load`] reads the configuration, refuses keys that say something and
+//! that no one reads, checks every weight's shape and builds the layers; [`Model::record`] runs
+//! `forward` once to record a Program. Nothing here names a device, an element type or a
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
 mod config;
@@ -67,7 +69,8 @@ pub struct Architecture {
     pub class: &'static str,
     /// The names of its weights.
     names: &'static [&'static [names::Row]],
-    /// Weights that tell it among those that old exports, which name none, may be: the one with most of them, all there, it is.
+    /// Weights that tell it among those that old exports, which name none, may be: the one with
+    /// most of them, all there, it is.
     signs: Option<&'static [&'static str]>,
     /// Whether its file reads what configurations say about experts.
     experts: bool,
@@ -106,7 +109,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
 pub struct Options {
     /// Keys of the configuration that are passed over though no one reads them.
     pub ignore_keys: Vec<String>,
-    /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as many as the model was trained for.
+    /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as
+    /// many as the model was trained for.
     pub context: Option<usize>,
     /// What the model's Program ends in.
     pub ending: Ending,
@@ -118,8 +122,8 @@ pub enum Ending {
     /// Logits `[outputs, vocab]`: what generates.
     #[default]
     Logits,
-    /// Hidden states `[outputs, hidden]` behind the last norm: what embeddings are made of. The head is not read then, and need not
-    /// be there.
+    /// Hidden states `[outputs, hidden]` behind the last norm: what embeddings are made of. The
+    /// head is not read then, and need not be there.
     Hidden,
 }
 
@@ -145,7 +149,8 @@ fn by_name(name: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().copied().find(|a| a.name == name)
 }
 
-/// The architecture of a GGUF file; of those that share its name there, the one that has it everywhere.
+/// The architecture of a GGUF file; of those that share its name there, the one that has it
+/// everywhere.
 fn by_gguf(name: &str) -> Option<&'static Architecture> {
     let all = ARCHITECTURES.iter().copied().filter(|a| a.gguf == name && !name.is_empty());
     all.max_by_key(|a| a.name == name)
@@ -170,11 +175,12 @@ pub struct Model {
     layers: Layers,
 }
 
-/// Reads the configuration of the file or folder behind `tensors`, without looking at the weights' data.
+/// Reads the configuration of the file or folder behind `tensors`, without looking at the weights'
+/// data.
 ///
 /// # Errors
-/// What is missing, of another type, or out of range, by file and key; a key that no one reads; a file that holds no model of a known
-/// architecture.
+/// What is missing, of another type, or out of range, by file and key; a key that no one reads; a
+/// file that holds no model of a known architecture.
 pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
     let file = tensors.path().display().to_string();
     open(tensors, &file, options, &Asked::default()).map(|(opened, _)| opened.config)
@@ -282,7 +288,8 @@ fn guessed<'a>(
     Ok((architecture, Some(remark)))
 }
 
-/// Whether Delft knows the architecture that a GGUF file's first keys name; nothing named is no error here.
+/// Whether Delft knows the architecture that a GGUF file's first keys name; nothing named is no
+/// error here.
 ///
 /// # Errors
 /// An architecture that is not in the registry.
@@ -295,8 +302,8 @@ pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()>
     }
 }
 
-/// Whether Delft knows the architecture and all settings of a `config.json`, before there are weights; one that names no
-/// architecture is judged when the weights are there.
+/// Whether Delft knows the architecture and all settings of a `config.json`, before there are
+/// weights; one that names no architecture is judged when the weights are there.
 ///
 /// # Errors
 /// As [`config()`].
@@ -319,8 +326,8 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
 /// Builds the model behind `tensors`: every weight found, every shape and type checked.
 ///
 /// # Errors
-/// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no weights, by file and name; in
-/// a GGUF file, tensors that the architecture has no use for.
+/// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no
+/// weights, by file and name; in a GGUF file, tensors that the architecture has no use for.
 pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
     load_asking(tensors, options, &Asked::default())
 }
@@ -347,7 +354,8 @@ impl Model {
         &self.config
     }
 
-    /// Records one forward pass. With `tracing`, the embeddings and every block's output are results too.
+    /// Records one forward pass. With `tracing`, the embeddings and every block's output are
+    /// results too.
     ///
     /// # Errors
     /// Layers that do not fit together, which is a fault of the architecture, not of a file.

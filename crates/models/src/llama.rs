@@ -1,5 +1,6 @@
-//! Llama 2 and 3 (Touvron et al. 2023; Grattafiori et al. 2024): grouped-query attention, rotary positions with
-//! `llama3` or `linear` scaling, SwiGLU, no window. Biases only where a checkpoint brings them.
+//! Llama 2 and 3 (Touvron et al. 2023; Grattafiori et al. 2024): grouped-query attention, rotary
+//! positions with `llama3` or `linear` scaling, SwiGLU, no window. Biases only where a checkpoint
+//! brings them.
 
 use crate::config::Raw;
 use crate::files::Files;
@@ -45,7 +46,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     experts::check(&files.keys)?;
     let mut raw = Raw::read(files, &["silu"])?;
     if files.keys.dialect() == Dialect::Gguf {
-        // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files go by this name.
+        // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files
+        // go by this name.
         raw.pairing = Pairing::Adjacent;
         raw.windows = windows::of_all(files, &raw.layers)?;
     } else {

@@ -1,6 +1,7 @@
-//! Llama 4's text (Meta 2025): Llama with a mixture in some blocks, whose experts read rows multiplied by their odds,
-//! beside one that every token goes through. Rows of q and k are made of one length, and every fourth layer knows no
-//! positions. Rotated layers attend in chunks of 8,192 positions, and the others stretch their queries by position.
+//! Llama 4's text (Meta 2025): Llama with a mixture in some blocks, whose experts read rows
+//! multiplied by their odds, beside one that every token goes through. Rows of q and k are made of
+//! one length, and every fourth layer knows no positions. Rotated layers attend in chunks of 8,192
+//! positions, and the others stretch their queries by position.
 
 use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
@@ -153,7 +154,8 @@ fn sparse(files: &Files<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(has).collect())
 }
 
-/// The chunk of each layer that attends in chunks: those that are rotated, unless `layer_types` lists others.
+/// The chunk of each layer that attends in chunks: those that are rotated, unless `layer_types`
+/// lists others.
 fn chunks(files: &Files<'_>, turned: &[bool]) -> Result<Vec<Option<usize>>> {
     let keys = &files.keys;
     let size = keys.size(Key("attention_chunk_size", ""))?;
@@ -183,8 +185,8 @@ fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
     Ok(on.then_some(Stretch { by, step }))
 }
 
-/// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face stores the other way
-/// round than everywhere else, each one's gate beside its up.
+/// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face
+/// stores the other way round than everywhere else, each one's gate beside its up.
 fn made(
     weights: &dyn Weights,
     name: &str,

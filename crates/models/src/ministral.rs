@@ -1,4 +1,5 @@
-//! Ministral (Mistral AI 2024): Mistral whose layers attend within a window or to everything, as a list says.
+//! Ministral (Mistral AI 2024): Mistral whose layers attend within a window or to everything, as a
+//! list says.
 
 use crate::{Architecture, llama, mistral};
 

@@ -1,5 +1,5 @@
-//! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every block, whose weights are made to sum to one. GGUF has it
-//! under Llama's name.
+//! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every block, whose weights are
+//! made to sum to one. GGUF has it under Llama's name.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

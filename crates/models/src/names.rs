@@ -6,8 +6,9 @@ use crate::quantisation::Settings;
 use formats::{Error, Result, Source, Tensors};
 use nn::{Stored, Weights};
 
-/// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in GGUF. The first `{}` is a block's
-/// number, the second an expert's; a name that ends in `!` is whole; an empty one is none.
+/// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in
+/// GGUF. The first `{}` is a block's number, the second an expert's; a name that ends in `!` is
+/// whole; an empty one is none.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
 /// Finds the tensors of a file by canonical name.
@@ -49,7 +50,8 @@ impl Weights for Names<'_> {
     }
 }
 
-/// Weights some of which are made of others: `change` gives those that are, by canonical name, and `None` for the rest.
+/// Weights some of which are made of others: `change` gives those that are, by canonical name, and
+/// `None` for the rest.
 pub(crate) struct Recipes<'a, F> {
     pub(crate) weights: &'a dyn Weights,
     pub(crate) change: F,
@@ -96,7 +98,8 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
     if dialect == Dialect::Gguf {
         return vec![name];
     }
-    // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the leading `model.`.
+    // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the leading
+    // `model.`.
     let bare = match name.split_once('.') {
         Some(("model" | "transformer", bare)) => bare.to_owned(),
         _ => name.clone(),
@@ -120,8 +123,8 @@ fn is_number(word: &str) -> bool {
 }
 
 impl Architecture {
-    /// The canonical name of what a checkpoint calls `stem`, without `.weight`: `blocks.3.attention.q` for
-    /// `model.layers.3.self_attn.q_proj`, or in GGUF for `blk.3.attn_q`.
+    /// The canonical name of what a checkpoint calls `stem`, without `.weight`:
+    /// `blocks.3.attention.q` for `model.layers.3.self_attn.q_proj`, or in GGUF for `blk.3.attn_q`.
     pub fn canonical(&self, stem: &str, gguf: bool) -> Option<String> {
         let mut rows = self.names.iter().flat_map(|table| table.iter());
         rows.find_map(|&(canonical, hugging_face, in_gguf)| {
@@ -139,7 +142,8 @@ impl Architecture {
         })
     }
 
-    /// The names under which checkpoints may store the weight of a canonical name, in order of preference.
+    /// The names under which checkpoints may store the weight of a canonical name, in order of
+    /// preference.
     pub fn stored(&self, canonical: &str, gguf: bool) -> Vec<String> {
         let dialect = if gguf { Dialect::Gguf } else { Dialect::HuggingFace };
         candidates(canonical, dialect, self.names)

@@ -1,5 +1,5 @@
-//! OLMo 2 (OLMo Team 2024): Llama with norms behind sublayers in place of those in front, and norms of q and k over all heads
-//! together.
+//! OLMo 2 (OLMo Team 2024): Llama with norms behind sublayers in place of those in front, and norms
+//! of q and k over all heads together.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

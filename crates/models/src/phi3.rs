@@ -1,5 +1,5 @@
-//! Phi-3 (Abdin et al. 2024): Llama with q, k and v in one matrix, gate and up in another, a window, and LongRoPE, whose factors
-//! follow the context that is loaded.
+//! Phi-3 (Abdin et al. 2024): Llama with q, k and v in one matrix, gate and up in another, a
+//! window, and LongRoPE, whose factors follow the context that is loaded.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -45,7 +45,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, part))
 }
 
-/// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate and up.
+/// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate
+/// and up.
 pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let (wide, narrow) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let ff = config.feed_forward;

@@ -1,5 +1,5 @@
-//! Phi-3.5-MoE (Abdin et al. 2024): layer norms, biases on attention and head, and two experts for each token, each weighted among
-//! the experts whose scores are near its own (SparseMixer).
+//! Phi-3.5-MoE (Abdin et al. 2024): layer norms, biases on attention and head, and two experts for
+//! each token, each weighted among the experts whose scores are near its own (SparseMixer).
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on q, k and v, and a window on the upper layers where the
-//! configuration switches it on.
+//! Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on q, k and v, and a window on the upper
+//! layers where the configuration switches it on.
 
 use crate::config::Raw;
 use crate::files::Files;

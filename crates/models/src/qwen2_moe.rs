@@ -1,5 +1,5 @@
-//! Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with a mixture of experts, and one expert that every token goes through,
-//! weighted by a gate of its own.
+//! Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with a mixture of experts, and one expert
+//! that every token goes through, weighted by a gate of its own.
 
 use crate::config::Raw;
 use crate::files::Files;

@@ -1,5 +1,5 @@
-//! Qwen3.5 (Qwen Team 2026), its text: gated delta nets in three of four layers, gated attention in the others, dense
-//! feed-forwards.
+//! Qwen3.5 (Qwen Team 2026), its text: gated delta nets in three of four layers, gated attention in
+//! the others, dense feed-forwards.
 
 use crate::files::Files;
 use crate::hybrid::{self, Hybrid};

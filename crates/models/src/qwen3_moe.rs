@@ -1,4 +1,5 @@
-//! Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in all blocks but those that the configuration leaves dense.
+//! Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in all blocks but those that the
+//! configuration leaves dense.
 
 use crate::config::{LAYERS, Raw};
 use crate::files::Files;

@@ -1,5 +1,5 @@
-//! Qwen3-Next (Qwen Team 2025): gated delta nets in three of four layers, gated attention in the others, and in every
-//! block a mixture of many small experts beside one that all tokens share.
+//! Qwen3-Next (Qwen Team 2025): gated delta nets in three of four layers, gated attention in the
+//! others, and in every block a mixture of many small experts beside one that all tokens share.
 
 use crate::files::Files;
 use crate::hybrid::{self, Hybrid};

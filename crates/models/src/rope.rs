@@ -1,5 +1,5 @@
-//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `proportional`,
-//! or stored per-pair factors.
+//! Rotary frequencies from a configuration: plain, `linear`, `llama3`, `yarn`, `dynamic`,
+//! `longrope`, `proportional`, or stored per-pair factors.
 
 use crate::stated::Stated;
 use formats::Result;
@@ -19,7 +19,8 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
-    /// The rotation of heads of `head_dim` elements, which `stated` says, for a context of so many positions.
+    /// The rotation of heads of `head_dim` elements, which `stated` says, for a context of so many
+    /// positions.
     ///
     /// # Errors
     /// A part of the head that is no number of pairs, or what [`frequencies`] refuses, by key.
@@ -58,8 +59,8 @@ pub(crate) enum Scaling {
         /// At least 1.
         factor: f64,
     },
-    /// Llama 3.1: wavelengths beyond `original / low` are divided by `factor`, those below `original / high` kept, the
-    /// rest interpolated.
+    /// Llama 3.1: wavelengths beyond `original / low` are divided by `factor`, those below
+    /// `original / high` kept, the rest interpolated.
     Llama3 {
         /// At least 1.
         factor: f64,
@@ -74,8 +75,8 @@ pub(crate) enum Scaling {
     Yarn(Yarn),
     /// Every pair divided by its own factor: GGUF's `rope_freqs`.
     Factors(Vec<f32>),
-    /// LongRoPE (Ding et al. 2024): every pair divided by a factor of its own, which is another one for contexts longer than the one
-    /// that was trained first.
+    /// LongRoPE (Ding et al. 2024): every pair divided by a factor of its own, which is another one
+    /// for contexts longer than the one that was trained first.
     Long {
         /// Up to `original` positions.
         short: Vec<f32>,
@@ -86,14 +87,16 @@ pub(crate) enum Scaling {
         /// What multiplies sines and cosines, up to `original` positions and beyond them.
         magnitudes: [f64; 2],
     },
-    /// The first pairs of the whole head turn as they would if all did, divided by `factor`; the others stay.
+    /// The first pairs of the whole head turn as they would if all did, divided by `factor`; the
+    /// others stay.
     Proportional {
         /// The part of the pairs that turns.
         part: f64,
         /// At least 1.
         factor: f64,
     },
-    /// A base that grows with the context beyond the trained one, so that the slowest pair is stretched by as much.
+    /// A base that grows with the context beyond the trained one, so that the slowest pair is
+    /// stretched by as much.
     Dynamic {
         /// At least 1.
         factor: f64,
@@ -102,8 +105,9 @@ pub(crate) enum Scaling {
     },
 }
 
-/// YaRN (Peng et al. 2023): pairs that turn more than `fast` times within the trained context are kept, those that turn less
-/// than `slow` times are divided by `factor`, the rest interpolated by their number.
+/// YaRN (Peng et al. 2023): pairs that turn more than `fast` times within the trained context are
+/// kept, those that turn less than `slow` times are divided by `factor`, the rest interpolated by
+/// their number.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Yarn {
     /// At least 1.
@@ -121,12 +125,14 @@ pub(crate) struct Yarn {
 }
 
 impl Yarn {
-    /// The paper's magnitude for a context `factor` times as long, its logarithm weighted with `scale`.
+    /// The paper's magnitude for a context `factor` times as long, its logarithm weighted with
+    /// `scale`.
     pub(crate) fn magnitude(factor: f64, scale: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
     }
 
-    /// Refuses a stretched context of more than `most` positions; `factor` states by how much it is stretched.
+    /// Refuses a stretched context of more than `most` positions; `factor` states by how much it is
+    /// stretched.
     pub(crate) fn check(&self, factor: &Stated<f64>, most: usize) -> Result<()> {
         let context = self.factor * self.original;
         if context > most as f64 {
@@ -186,10 +192,12 @@ impl Scaling {
     }
 }
 
-/// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled for a context of so many positions.
+/// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled for a context of
+/// so many positions.
 ///
 /// # Errors
-/// Factors that are not one positive number for each pair, or frequencies that are no numbers, where `scaling` is stated.
+/// Factors that are not one positive number for each pair, or frequencies that are no numbers,
+/// where `scaling` is stated.
 pub(crate) fn frequencies(
     theta: f64,
     dims: usize,
@@ -213,7 +221,8 @@ pub(crate) fn frequencies(
         }
         _ => theta,
     };
-    // Reference implementations hold the base frequencies in f32; agreeing with them matters at long positions.
+    // Reference implementations hold the base frequencies in f32; agreeing with them matters at
+    // long positions.
     let base = |i: usize| (1.0 / (theta as f32).powf((2 * i) as f32 / dims as f32)) as f64;
     let scaled = |i: usize| {
         let frequency = base(i);

@@ -1,4 +1,5 @@
-//! The rotation of q and k as configurations state it: base, part of each head, and how both are stretched.
+//! The rotation of q and k as configurations state it: base, part of each head, and how both are
+//! stretched.
 
 use crate::config::LIMIT;
 use crate::files::Files;
@@ -28,8 +29,8 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
     of_object(keys, key, rope.as_ref(), width)
 }
 
-/// Reads the rotation that `rope_parameters` states for one kind of layer, such as `full_attention`; none where it
-/// does not tell kinds apart.
+/// Reads the rotation that `rope_parameters` states for one kind of layer, such as
+/// `full_attention`; none where it does not tell kinds apart.
 ///
 /// # Errors
 /// As [`read`].

@@ -1,4 +1,5 @@
-//! Values with the file and the key that state them, so that whatever is wrong with one is said in the file's own words.
+//! Values with the file and the key that state them, so that whatever is wrong with one is said in
+//! the file's own words.
 
 use formats::{Error, Result};
 use std::fmt::Display;

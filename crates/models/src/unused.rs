@@ -1,4 +1,5 @@
-//! Tensors that a file holds and its architecture has no use for: a model computed without them is another model.
+//! Tensors that a file holds and its architecture has no use for: a model computed without them is
+//! another model.
 
 use crate::Ending;
 use crate::keys::Dialect;
@@ -7,7 +8,8 @@ use formats::{Error, Result, Tensors};
 use program::Program;
 use std::collections::HashSet;
 
-/// Parts of names of tensors that are computed from the configuration, and stored for programs that do not, or that it reads.
+/// Parts of names of tensors that are computed from the configuration, and stored for programs that
+/// do not, or that it reads.
 const DERIVED: &[&str] = &[
     "rotary_emb.inv_freq",
     "attn_rot_embd",
@@ -17,8 +19,9 @@ const DERIVED: &[&str] = &[
     "masked_bias",
 ];
 
-/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does. Checkpoints of Hugging Face may
-/// hold more than the decoder (parts for images, heads for training): there, unread tensors of blocks are worth a warning.
+/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does.
+/// Checkpoints of Hugging Face may hold more than the decoder (parts for images, heads for
+/// training): there, unread tensors of blocks are worth a warning.
 pub(crate) fn check(
     program: &Program,
     tensors: &Tensors,

@@ -6,7 +6,8 @@ use crate::keys::{Dialect, Key};
 use crate::stated::Stated;
 use formats::Result;
 
-/// The window of every layer: Mistral's and Phi-3's rule, and that of GGUF where no architecture says otherwise. Empty: no window.
+/// The window of every layer: Mistral's and Phi-3's rule, and that of GGUF where no architecture
+/// says otherwise. Empty: no window.
 ///
 /// # Errors
 /// A window that is none.
@@ -31,7 +32,8 @@ pub(crate) fn alternating(files: &Files<'_>, layers: &Stated<usize>) -> Result<V
     Ok(windows)
 }
 
-/// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each layer.
+/// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each
+/// layer.
 ///
 /// # Errors
 /// A list of another length, another kind, or a window where none is stated.
@@ -57,8 +59,8 @@ pub(crate) fn of_types(
     list.iter().map(one).collect::<Result<_>>().map(Some)
 }
 
-/// Qwen's rule: a window that a switch, off by default, turns on for the layers from `max_window_layers` up, or for those that
-/// `layer_types` lists. GGUF has no switch.
+/// Qwen's rule: a window that a switch, off by default, turns on for the layers from
+/// `max_window_layers` up, or for those that `layer_types` lists. GGUF has no switch.
 ///
 /// # Errors
 /// As [`of_all`].

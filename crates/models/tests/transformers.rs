@@ -1,5 +1,6 @@
-//! Every architecture against Hugging Face Transformers: tiny checkpoints, their activations and logits, through the
-//! reference interpreter. Recorded and fused Programs, folders and their GGUF twins.
+//! Every architecture against Hugging Face Transformers: tiny checkpoints, their activations and
+//! logits, through the reference interpreter. Recorded and fused Programs, folders and their GGUF
+//! twins.
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
@@ -10,7 +11,8 @@ fn options() -> delft_models::Options {
     delft_models::Options::default()
 }
 
-/// With the context for which a fixture's rotation is the one that it expects, where that follows the context.
+/// With the context for which a fixture's rotation is the one that it expects, where that follows
+/// the context.
 fn options_of(path: &Path) -> delft_models::Options {
     delft_models::Options { context: testing::context(path), ..options() }
 }
@@ -227,8 +229,8 @@ fn readme_lists_every_architecture() {
     assert_eq!(told, rows, "README's table of models should be\n{}", rows.join("\n"));
 }
 
-/// Configurations as they were published, less what generation and training read: nothing in them is unknown, and what the
-/// architecture takes for granted may be left out.
+/// Configurations as they were published, less what generation and training read: nothing in them
+/// is unknown, and what the architecture takes for granted may be left out.
 #[test]
 fn published_configurations_are_understood() {
     let gemma3 = serde_json::json!({

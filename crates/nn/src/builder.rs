@@ -21,7 +21,8 @@ pub trait Weights {
     /// Tensors that cannot be what the name stands for.
     fn find(&self, canonical: &str) -> Result<Option<Stored>>;
 
-    /// Where a canonical name's tensor is, or would be, as errors say it: the file, and the name there.
+    /// Where a canonical name's tensor is, or would be, as errors say it: the file, and the name
+    /// there.
     fn place(&self, canonical: &str) -> String {
         canonical.to_owned()
     }

@@ -1,4 +1,5 @@
-//! A gated delta net (Yang et al. 2024) as Qwen's hybrids have it: a short convolution in front, a gated norm behind.
+//! A gated delta net (Yang et al. 2024) as Qwen's hybrids have it: a short convolution in front, a
+//! gated norm behind.
 
 use crate::{Bias, Builder, Linear, RmsNorm, Tensor};
 use formats::Result;
@@ -42,8 +43,8 @@ pub struct DeltaNet {
 }
 
 impl DeltaNet {
-    /// Takes `name.qkv`, `.z`, `.a`, `.b`, `.o`, `.taps` `[kernel * width of qkv]`, `.decay` and `.dt` `[heads]`,
-    /// `.norm` `[value_dim]`; registers a cache layer.
+    /// Takes `name.qkv`, `.z`, `.a`, `.b`, `.o`, `.taps` `[kernel * width of qkv]`, `.decay` and
+    /// `.dt` `[heads]`, `.norm` `[value_dim]`; registers a cache layer.
     ///
     /// # Errors
     /// Weights that are missing, or of another shape.

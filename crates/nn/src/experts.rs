@@ -1,4 +1,5 @@
-//! A mixture of experts: a router's scores choose the gated feed-forwards that each token goes through.
+//! A mixture of experts: a router's scores choose the gated feed-forwards that each token goes
+//! through.
 
 use crate::{Bias, Builder, Linear, Tensor};
 use formats::Result;
@@ -29,7 +30,8 @@ pub struct ExpertsOptions {
     pub weighs_inputs: bool,
 }
 
-/// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores choose.
+/// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores
+/// choose.
 pub struct Experts {
     router: Linear, // [hidden] -> [experts]
     limit: Option<(GroupLimit, WeightId)>,
@@ -38,8 +40,9 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff, hidden]`, `.down`
-    /// `[experts * hidden, ff]`; with a limit `name.router.correction` `[experts]`; and with biases `name.experts.gate.bias` and so on.
+    /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up`
+    /// `[experts * ff, hidden]`, `.down` `[experts * hidden, ff]`; with a limit
+    /// `name.router.correction` `[experts]`; and with biases `name.experts.gate.bias` and so on.
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");

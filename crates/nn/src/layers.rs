@@ -140,19 +140,22 @@ pub struct AttentionOptions {
     pub qk_norm: QkNorm,
     /// Positions a query sees, itself included.
     pub window: Option<usize>,
-    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`, up to itself.
+    /// Whether the window does not slide: a query sees the positions of its own chunk of `window`,
+    /// up to itself.
     pub chunked: bool,
     /// The rotation of q and k; `None`: the layer knows no positions.
     pub rope: Option<Rope>,
     /// What multiplies queries, by their positions.
     pub stretch: Option<Stretch>,
-    /// Whether each head has a score, `name.sinks` `[heads]`, that takes its share of the weights and adds nothing.
+    /// Whether each head has a score, `name.sinks` `[heads]`, that takes its share of the weights
+    /// and adds nothing.
     pub sinks: bool,
     /// What multiplies scores; `None`: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// What bounds the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// Whether what is attended is multiplied with `sigmoid(name.gate x)` before it is projected back.
+    /// Whether what is attended is multiplied with `sigmoid(name.gate x)` before it is projected
+    /// back.
     pub output_gate: bool,
 }
 
@@ -172,8 +175,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`, with an output gate
-    /// `.gate`; registers a cache layer.
+    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`,
+    /// with an output gate `.gate`; registers a cache layer.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);

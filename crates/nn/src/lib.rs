@@ -1,8 +1,8 @@
 //! Layers that record Programs.
 //!
-//! A [`Builder`] hands out weights by canonical name and checks their shapes; layers are built from it once. A
-//! [`Step`] is the recording of one forward pass: [`Tensor`] is a handle to a value in it, and its methods append
-//! operations. Layers know no device, element type or quantisation.
+//! A [`Builder`] hands out weights by canonical name and checks their shapes; layers are built from
+//! it once. A [`Step`] is the recording of one forward pass: [`Tensor`] is a handle to a value in
+//! it, and its methods append operations. Layers know no device, element type or quantisation.
 
 mod builder;
 mod delta_net;

@@ -25,14 +25,16 @@ pub struct Tensor {
 }
 
 impl Step {
-    /// Starts recording onto `program`, which holds weights and cache layers. `tracing` keeps named values as results.
+    /// Starts recording onto `program`, which holds weights and cache layers. `tracing` keeps named
+    /// values as results.
     pub fn new(program: Program, tracing: bool) -> Self {
         Step(Rc::new(RefCell::new(Recording { program, tracing, error: None })))
     }
 
     /// Appends an operation without outputs, or returns its outputs.
     ///
-    /// A misfit is remembered and reported by [`Step::finish`], so that `forward` reads like the paper.
+    /// A misfit is remembered and reported by [`Step::finish`], so that `forward` reads like the
+    /// paper.
     pub fn record(&self, op: Op, inputs: &[&Tensor], weights: Vec<WeightId>) -> Vec<Tensor> {
         let mut recording = self.0.borrow_mut();
         let shapes: Vec<Shape> = inputs.iter().map(|t| t.shape).collect();

@@ -1,5 +1,5 @@
-//! A recorded decoder, fused and planned: fusion changes the operations but not the numbers, and the plan never lets
-//! two living values share bytes.
+//! A recorded decoder, fused and planned: fusion changes the operations but not the numbers, and
+//! the plan never lets two living values share bytes.
 
 use delft_nn::{
     Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, QkNorm, RmsNorm,
@@ -14,7 +14,8 @@ use std::sync::Arc;
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
 
-/// Has every weight in the shape that is asked for, because it is told the shapes by name, and the key/value heads.
+/// Has every weight in the shape that is asked for, because it is told the shapes by name, and the
+/// key/value heads.
 struct Any(usize);
 
 impl Weights for Any {

@@ -1,5 +1,5 @@
-//! How fast a processor packs matrices for a GPU, each type by itself: GB of the file's bytes per second, with the look for
-//! damaged weights that loading takes first, beside a plain copy.
+//! How fast a processor packs matrices for a GPU, each type by itself: GB of the file's bytes per
+//! second, with the look for damaged weights that loading takes first, beside a plain copy.
 //!
 //! `cargo bench -p delft-ops --bench pack [-- [TYPE...]]`
 

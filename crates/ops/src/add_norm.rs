@@ -1,4 +1,5 @@
-//! A residual addition and the norm after it: `r' = r + x`, `y = rms_norm(r') * weight`. See [`crate::rms_norm`].
+//! A residual addition and the norm after it: `r' = r + x`, `y = rms_norm(r') * weight`. See
+//! [`crate::rms_norm`].
 //!
 //! The norm sees `r'` rounded as it is stored, so that fusing the two changes no bit.
 
@@ -9,7 +10,8 @@ use crate::rms_norm::{SHAPES, normalise, numbers};
 use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of, scaled};
 
-/// `sum = residual + x`, rounded by `round`; then every row of `weight.len()` elements of it normalised into `y`, in f64.
+/// `sum = residual + x`, rounded by `round`; then every row of `weight.len()` elements of it
+/// normalised into `y`, in f64.
 pub fn reference(
     residual: &[f32],
     x: &[f32],
@@ -25,8 +27,8 @@ pub fn reference(
     crate::rms_norm::reference(sum, weight, eps, y);
 }
 
-/// `sum = residual + x`, `y = rms_norm(sum) * weight` on rows of `width` elements, on the device. `sum` may be the same buffer
-/// as `residual`.
+/// `sum = residual + x`, `y = rms_norm(sum) * weight` on rows of `width` elements, on the device.
+/// `sum` may be the same buffer as `residual`.
 #[kernel]
 pub fn add_norm(
     residual: In<{ scalar }>,

@@ -1,5 +1,5 @@
-//! The sum over ranks: each of a group of devices gives `x` and gets `y = x_0 + x_1 + ..`, the same on all of them. A device
-//! has no kernel for it: ranks meet in whatever joins them.
+//! The sum over ranks: each of a group of devices gives `x` and gets `y = x_0 + x_1 + ..`, the same
+//! on all of them. A device has no kernel for it: ranks meet in whatever joins them.
 
 use formats::Result;
 

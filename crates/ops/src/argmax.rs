@@ -1,7 +1,8 @@
 //! The index of the greatest element of every row, the lowest among equals: greedy decoding.
 //!
-//! NaN is never the greatest; of a row without anything above minus infinity the answer is 0. Many groups share a row:
-//! each finds its part's greatest, and the last to finish finds the greatest of those.
+//! NaN is never the greatest; of a row without anything above minus infinity the answer is 0. Many
+//! groups share a row: each finds its part's greatest, and the last to finish finds the greatest of
+//! those.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
@@ -33,8 +34,8 @@ const EACH: u32 = 16;
 /// Elements of a row per group.
 pub const PART: u32 = THREADS * EACH;
 
-/// The greatest of every row of `x`, `[rows, width]`. `peaks` (`[rows, ceil(width / PART), 2]`) is scratch; `arrived`
-/// (`[rows]`) is zero before and after.
+/// The greatest of every row of `x`, `[rows, width]`. `peaks` (`[rows, ceil(width / PART), 2]`) is
+/// scratch; `arrived` (`[rows]`) is zero before and after.
 #[kernel]
 pub fn argmax(
     x: In<{ scalar }>,

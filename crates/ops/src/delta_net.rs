@@ -1,12 +1,14 @@
-//! A gated delta net (Yang et al. 2024, Gated Delta Networks): each head carries a matrix `S` `[key, value]` that
-//! maps keys to values, forgets some of it at each position, and corrects what it says of the position's key:
+//! A gated delta net (Yang et al. 2024, Gated Delta Networks): each head carries a matrix `S`
+//! `[key, value]` that maps keys to values, forgets some of it at each position, and corrects what
+//! it says of the position's key:
 //!
 //! ```text
 //! S' = g S,  S = S' + k (beta (v - k S')),  y = q S
 //! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
-//! `q` and `k` are divided by their lengths first, and `q` by the root of its number of elements. `decay` is negative.
+//! `q` and `k` are divided by their lengths first, and `q` by the root of its number of elements.
+//! `decay` is negative.
 
 use formats::{Error, ErrorKind, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
@@ -21,7 +23,8 @@ use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
 
 /// `qkv[tokens, 2 * key_heads * key_dim + heads * value_dim], a[tokens, heads], b[tokens, heads];
-/// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Several heads share a head of `q` and `k`.
+/// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Several heads share a head of `q` and
+/// `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNet {
     /// Index of the cache layer.
@@ -36,8 +39,8 @@ pub struct DeltaNet {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Which heads share a head of queries and keys: every `key_heads`th, as GGUF files of Qwen3.5 have them, or those
-    /// beside each other.
+    /// Which heads share a head of queries and keys: every `key_heads`th, as GGUF files of Qwen3.5
+    /// have them, or those beside each other.
     pub tiled: bool,
 }
 
@@ -60,8 +63,8 @@ impl DeltaNet {
         self.heads * self.key_dim * self.value_dim
     }
 
-    /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `qkv`, `a` and `b` are the
-    /// position's, `decay` and `dt` the weights.
+    /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `qkv`,
+    /// `a` and `b` are the position's, `decay` and `dt` the weights.
     fn position(&self, states: &mut [f64], [qkv, a, b, decay, dt]: [&[f32]; 5]) -> Vec<f64> {
         let DeltaNet { key_heads, key_dim, value_dim, .. } = *self;
         let matrices = states.chunks_exact_mut(key_dim * value_dim).enumerate();
@@ -179,9 +182,11 @@ pub const MAX_KEY_DIM: usize = 256;
 pub struct Form {
     /// Elements of a query or key.
     pub key_dim: u32,
-    /// Neighbouring elements of a key that a lane has: 4, or 1 where keys are no whole number of such vectors.
+    /// Neighbouring elements of a key that a lane has: 4, or 1 where keys are no whole number of
+    /// such vectors.
     pub keys: u8,
-    /// Neighbouring columns that a lane has: 2, or 1 where a row of a matrix is no whole number of such vectors.
+    /// Neighbouring columns that a lane has: 2, or 1 where a row of a matrix is no whole number of
+    /// such vectors.
     pub columns: u8,
     /// Simdgroups of a group, each with columns of its own.
     pub simds: u32,
@@ -225,9 +230,10 @@ impl Form {
     }
 }
 
-/// Moves the states of a step's sequences on, and asks them, on the device: `qkv` `[tokens, width]`, `a` and `b` `[tokens,
-/// heads]`, `y` `[tokens, heads * value_dim]`. A group has some columns of a head's matrix in registers while all rows of a
-/// sequence pass, whatever the step's kind. Idle rows become zeros.
+/// Moves the states of a step's sequences on, and asks them, on the device: `qkv`
+/// `[tokens, width]`, `a` and `b` `[tokens, heads]`, `y` `[tokens, heads * value_dim]`. A group has
+/// some columns of a head's matrix in registers while all rows of a sequence pass, whatever the
+/// step's kind. Idle rows become zeros.
 #[kernel]
 pub fn delta_net(
     qkv: In<f32>,
@@ -332,7 +338,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// Calls `f` with the first of each of its runs of a key's elements, its number in registers, and whether it is one.
+    /// Calls `f` with the first of each of its runs of a key's elements, its number in registers,
+    /// and whether it is one.
     #[track_caller]
     fn runs(&self, mut f: impl FnMut(Val<u32>, u32, Option<Val<bool>>)) {
         let keys = u32::from(self.form.keys);
@@ -423,7 +430,8 @@ impl Lane {
         (0..wide).map(column).collect()
     }
 
-    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in registers.
+    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in
+    /// registers.
     #[track_caller]
     fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
         let from = state + self.head * self.form.key_dim * self.value_dim + self.column;

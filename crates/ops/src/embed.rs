@@ -122,7 +122,8 @@ pub fn embed(
     gather("tokens", tokens, "table", table, y, width);
 }
 
-/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers' names are for the contract.
+/// `y[i] = from[rows[i]]`, the whole body of a kernel: a threadgroup per row of `y`. The buffers'
+/// names are for the contract.
 #[track_caller]
 pub(crate) fn gather(
     rows_name: &str,
@@ -146,7 +147,8 @@ pub(crate) fn gather(
     });
 }
 
-/// `y[t] = table[tokens[t]]` from a table in a packed format, on the device; `width` is a multiple of [`Format::step`].
+/// `y[t] = table[tokens[t]]` from a table in a packed format, on the device; `width` is a multiple
+/// of [`Format::step`].
 #[kernel]
 pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Format) {
     let table = Weights::declare("table", format, width);
@@ -161,7 +163,8 @@ pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Form
     let first = group_id() * width;
     let (wide, run) = (u32::from(lanes(to)), format.run());
     let runs = width / run;
-    // A thread's run is too long a piece to write at once: neighbours would write far apart. So rows are staged.
+    // A thread's run is too long a piece to write at once: neighbours would write far apart. So
+    // rows are staged.
     let staged = Shared::<f32>::stored(to, "staged", threads() * run);
     for begin in range(0u32, runs).step(threads()) {
         let r = begin + thread_id();

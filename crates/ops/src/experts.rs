@@ -1,5 +1,6 @@
-//! Mixture of experts as one operation: each token goes through the gated feed-forwards that its router scores highest, and their
-//! results are added up. See [`crate::moe`] for the mathematics and the kernels.
+//! Mixture of experts as one operation: each token goes through the gated feed-forwards that its
+//! router scores highest, and their results are added up. See [`crate::moe`] for the mathematics
+//! and the kernels.
 
 use formats::{Error, ErrorKind, Result};
 
@@ -23,12 +24,14 @@ pub struct Routing {
 /// The weight of a chosen expert, before it is normalised and scaled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Odds {
-    /// The softmax over all experts' scores. Normalised, it is the softmax over the chosen ones' alone.
+    /// The softmax over all experts' scores. Normalised, it is the softmax over the chosen ones'
+    /// alone.
     Softmax,
     /// The logistic function of the score.
     Sigmoid,
-    /// SparseMixer (Liu et al. 2024): the softmax over the experts not yet chosen whose scores lie near the best of them, where `s`
-    /// is near the best `b` if `(b - s) / max(|s|, b) <= 2 jitter`.
+    /// SparseMixer (Liu et al. 2024): the softmax over the experts not yet chosen whose scores lie
+    /// near the best of them, where `s` is near the best `b` if
+    /// `(b - s) / max(|s|, b) <= 2 jitter`.
     Near {
         /// Half of the relative distance.
         jitter: f32,
@@ -40,7 +43,8 @@ pub enum Odds {
 pub enum Gate {
     /// `f(gate) * up`.
     Plain(Unary),
-    /// gpt-oss: `(u + 1) g sigmoid(alpha g)`, `g = min(gate, limit)`, `u` is `up` within `limit` of zero.
+    /// gpt-oss: `(u + 1) g sigmoid(alpha g)`, `g = min(gate, limit)`, `u` is `up` within `limit` of
+    /// zero.
     Clamped {
         /// Bounds both halves.
         limit: f32,
@@ -66,8 +70,9 @@ impl Gate {
     }
 }
 
-/// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width], down[experts * width, ff],
-/// (gate bias[experts * ff], up bias[experts * ff], down bias[experts * width]) -> [rows, width], (inner[rows, used * ff])`.
+/// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width],
+/// down[experts * width, ff], (gate bias[experts * ff], up bias[experts * ff], down bias[experts *
+/// width]) -> [rows, width], (inner[rows, used * ff])`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// How scores are read.
@@ -76,7 +81,8 @@ pub struct Experts {
     pub gate: Gate,
     /// Whether a row's weights multiply what its experts read, and not what they give.
     pub weighs_inputs: bool,
-    /// Whether there is a second output: what each row's experts multiply with their second matrices, best expert first.
+    /// Whether there is a second output: what each row's experts multiply with their second
+    /// matrices, best expert first.
     pub inner: bool,
 }
 
@@ -93,7 +99,8 @@ pub struct Sizes {
     pub ff: usize,
 }
 
-/// Most experts that a mixture may have, and most that a token may go through: what the router's kernel holds.
+/// Most experts that a mixture may have, and most that a token may go through: what the router's
+/// kernel holds.
 pub const MOST_EXPERTS: usize = 1024;
 /// See [`MOST_EXPERTS`].
 pub const MOST_USED: usize = 32;

@@ -1,5 +1,6 @@
-//! Which experts a router's scores leave, where their odds are corrected and experts stand in groups: group-limited routing
-//! (DeepSeek-AI, DeepSeek-V3, 2024) with the correction of balance without a loss (Wang et al. 2024).
+//! Which experts a router's scores leave, where their odds are corrected and experts stand in
+//! groups: group-limited routing (DeepSeek-AI, DeepSeek-V3, 2024) with the correction of balance
+//! without a loss (Wang et al. 2024).
 //!
 //! ```text
 //! c[t, e] = sigmoid(s[t, e]) + correction[e]
@@ -7,8 +8,9 @@
 //! y[t, e] = s[t, e] if e is among the `used` greatest c of the groups that stay, else -infinity
 //! ```
 //!
-//! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts) makes those of the scores that
-//! are left. Ties go to the lower group and the lower expert; a score that is no number counts as minus infinity.
+//! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts)
+//! makes those of the scores that are left. Ties go to the lower group and the lower expert; a
+//! score that is no number counts as minus infinity.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
@@ -158,8 +160,8 @@ fn best(count: usize, all: usize, score: impl Fn(usize) -> f32) -> impl Iterator
 /// Tokens of a threadgroup: one a simdgroup.
 const TOKENS: u32 = 4;
 
-/// The scores that stay, on the device. A simdgroup holds `slots` scores in each lane: there are at most `32 slots` experts, and
-/// `slots` at most 32. `scores` and `y` `[tokens, experts]`.
+/// The scores that stay, on the device. A simdgroup holds `slots` scores in each lane: there are at
+/// most `32 slots` experts, and `slots` at most 32. `scores` and `y` `[tokens, experts]`.
 #[kernel]
 pub fn group_limit(
     scores: In<{ scalar }>,

@@ -55,7 +55,8 @@ mod tests {
 
     use tile::Kernel;
 
-    /// What `Recipe`'s name leaves out of a kernel's parameters would show here: as two kernels that meet under one name.
+    /// What `Recipe`'s name leaves out of a kernel's parameters would show here: as two kernels
+    /// that meet under one name.
     #[test]
     fn no_two_kernels_have_one_name() {
         let mut known: BTreeMap<String, Kernel> = BTreeMap::new();

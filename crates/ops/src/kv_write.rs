@@ -1,12 +1,15 @@
-//! Appends keys and values to the cache: `cache[slot(t)] = k[t]`, rounded to the cache's element type.
+//! Appends keys and values to the cache: `cache[slot(t)] = k[t]`, rounded to the cache's element
+//! type.
 //!
-//! The cache of a layer is a pool of blocks of slots; a slot holds one token, `[kv_heads, head_dim]`. A sequence's table
-//! names its blocks in order, so a token's slot follows from its sequence and position alone: [`Cache`]. A table shorter
-//! than the sequence is a ring, which is how sliding windows are kept.
+//! The cache of a layer is a pool of blocks of slots; a slot holds one token,
+//! `[kv_heads, head_dim]`. A sequence's table names its blocks in order, so a token's slot follows
+//! from its sequence and position alone: [`Cache`]. A table shorter than the sequence is a ring,
+//! which is how sliding windows are kept.
 //!
-//! Elements are f16, bf16 or f32; or q8_0, ggml's 8-bit blocks in two arrays: for 32 elements a scale `d = max|x| / 127`
-//! in f16 and codes `round(x / d)` in i8; or turbo, ggml's q4_0 of heads that a Hadamard matrix turned
-//! ([`CacheType::rotate`]), eight codes to a u32, the first in its lowest bits.
+//! Elements are f16, bf16 or f32; or q8_0, ggml's 8-bit blocks in two arrays: for 32 elements a
+//! scale `d = max|x| / 127` in f16 and codes `round(x / d)` in i8; or turbo, ggml's q4_0 of heads
+//! that a Hadamard matrix turned ([`CacheType::rotate`]), eight codes to a u32, the first in its
+//! lowest bits.
 
 use formats::quant::{Block, Q4_0, Q8_0};
 use formats::{CacheType, Result};
@@ -61,7 +64,8 @@ impl Operation for KvWrite {
     }
 }
 
-/// Where tokens lie in the block pool: what a kernel that writes or reads the cache binds, and the addresses.
+/// Where tokens lie in the block pool: what a kernel that writes or reads the cache binds, and the
+/// addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct Cache {
     /// `[sequences, stride]`: the pool's block that holds each block of positions.
@@ -87,20 +91,23 @@ impl Cache {
         self.slot_at(self.sequences.get(token), self.positions.get(token))
     }
 
-    /// The slot of a position of a sequence: `table[sequence, (position / block) % stride] * block + position % block`.
+    /// The slot of a position of a sequence: `table[sequence, (position / block) % stride] * block +
+    /// position % block`.
     #[track_caller]
     pub fn slot_at(&self, sequence: Val<u32>, position: Val<u32>) -> Val<u32> {
         let entry = sequence * self.stride + (position / self.block) % self.stride;
         self.table.get(entry) * self.block + position % self.block
     }
 
-    /// The first element of a head in a slot, in arrays `[slots, kv_heads, head_dim]`: f16, bf16, f32, or codes of q8_0.
+    /// The first element of a head in a slot, in arrays `[slots, kv_heads, head_dim]`: f16, bf16,
+    /// f32, or codes of q8_0.
     #[track_caller]
     pub fn element(&self, slot: Val<u32>, head: impl IntoVal<u32>) -> Val<u32> {
         (slot * self.kv_heads + head.val()) * self.head_dim
     }
 
-    /// The first scale of a head in a slot, in arrays `[slots, kv_heads, head_dim / 32]`: the f16 scales of q8_0.
+    /// The first scale of a head in a slot, in arrays `[slots, kv_heads, head_dim / 32]`: the f16
+    /// scales of q8_0.
     #[track_caller]
     pub fn scale(&self, slot: Val<u32>, head: impl IntoVal<u32>) -> Val<u32> {
         (slot * self.kv_heads + head.val()) * (self.head_dim / 32u32)
@@ -131,7 +138,8 @@ pub fn reference_q8_0(x: &[f32]) -> (Vec<i8>, Vec<f16>) {
     (codes, scales)
 }
 
-/// Words of eight codes, and scales, of rows of 32-element blocks, one after the other, as turbo has them.
+/// Words of eight codes, and scales, of rows of 32-element blocks, one after the other, as turbo
+/// has them.
 pub fn reference_turbo(x: &[f32]) -> (Vec<u32>, Vec<f16>) {
     let (mut words, mut scales) = (vec![], vec![]);
     for x in x.chunks_exact(32) {
@@ -147,8 +155,8 @@ pub fn reference_turbo(x: &[f32]) -> (Vec<u32>, Vec<f16>) {
 
 /// One of a layer's two caches, as a kernel writes it.
 pub(crate) trait Target: Copy {
-    /// Where `keep` holds, writes elements `i` on of a token's row, which begins at `slot`. All lanes of the simdgroup take
-    /// part and hand over as many elements, 1, 4 or 8, lane after lane.
+    /// Where `keep` holds, writes elements `i` on of a token's row, which begins at `slot`. All
+    /// lanes of the simdgroup take part and hand over as many elements, 1, 4 or 8, lane after lane.
     fn put(self, cache: &Cache, slot: Val<u32>, i: Val<u32>, values: &[Val<f32>], keep: Val<bool>);
 }
 
@@ -164,7 +172,8 @@ impl Target for Plain {
     }
 }
 
-/// `[slots, kv_heads, head_dim]` codes, of i8 or eight to a u32, and `[slots, kv_heads, head_dim / 32]` scales.
+/// `[slots, kv_heads, head_dim]` codes, of i8 or eight to a u32, and
+/// `[slots, kv_heads, head_dim / 32]` scales.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocks {
     pub(crate) codes: InOut,
@@ -197,7 +206,8 @@ impl Target for Blocks {
 }
 
 impl Blocks {
-    /// [`Target::put`] of turbo: lanes turn a block together, agree on its scale, and bring eight codes to a word.
+    /// [`Target::put`] of turbo: lanes turn a block together, agree on its scale, and bring eight
+    /// codes to a word.
     #[track_caller]
     fn put_turbo(
         self,
@@ -214,7 +224,8 @@ impl Blocks {
             |below: u32| (0..5).map(|bit| 1u8 << bit).take_while(move |m| u32::from(*m) < below);
         let own = turned.iter().fold(0.0f32.val(), |most, v| most.max(v.abs()));
         let most = masks(lanes).fold(own, |most, mask| most.max(shuffle_xor(most, mask)));
-        // The first of the greatest magnitude becomes code 0: its place, and whether it is negative.
+        // The first of the greatest magnitude becomes code 0: its place, and whether it is
+        // negative.
         let place = lane_id() % lanes * len;
         let first = (0..len).zip(&turned).fold(u32::MAX.val(), |first, (j, v)| {
             let sign = select(Order::lt(*v, 0.0), 1u32, 0u32);
@@ -262,7 +273,8 @@ pub(crate) fn turn(values: &[Val<f32>]) -> Vec<Val<f32>> {
     x.into_iter().map(|v| v * CacheType::ROTATION).collect()
 }
 
-/// Turns each 32 of `n` elements in place ([`CacheType::rotate`]): queries, and what is attended, beside a cache of turbo.
+/// Turns each 32 of `n` elements in place ([`CacheType::rotate`]): queries, and what is attended,
+/// beside a cache of turbo.
 #[kernel]
 pub fn rotate_blocks(x: InOut<{ scalar }>, n: Arg<u32>, scalar: Scalar) {
     launch(Mode::Row, [dim("n").ceil_div(THREADS), fixed(1), fixed(1)], THREADS);
@@ -335,8 +347,8 @@ pub fn kv_write(
     });
 }
 
-/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of codes, on the device: i8 is q8_0, u32 turbo. 32 must
-/// divide `head_dim`.
+/// Appends rows `[tokens, kv_heads * head_dim]` of `k` and `v` to caches of codes, on the device:
+/// i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
 #[kernel]
 pub fn kv_write_codes(
     k: In<{ from }>,
@@ -386,7 +398,8 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "rotate_blocks", cases: rotations, benches: rotation_benches },
 ];
 
-/// A step and a block pool to try it on: three sequences, rings of four blocks of eight slots, scattered over the pool.
+/// A step and a block pool to try it on: three sequences, rings of four blocks of eight slots,
+/// scattered over the pool.
 pub(crate) struct Step {
     pub(crate) positions: Vec<u32>,
     pub(crate) sequences: Vec<u32>,
@@ -583,7 +596,8 @@ fn cases_codes() -> Vec<Case> {
     every_float(of)
 }
 
-/// A prompt for one sequence in blocks of 256: tokens, heads, and what is read and written per token.
+/// A prompt for one sequence in blocks of 256: tokens, heads, and what is read and written per
+/// token.
 const BENCH: (usize, usize, usize) = (16_384, 8, 128);
 
 fn prompt(from: Scalar) -> (Vec<Fill>, Numbers) {

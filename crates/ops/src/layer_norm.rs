@@ -1,7 +1,8 @@
-//! Layer norm (Ba et al. 2016): `y = (x - mean) / sqrt(variance + eps) * weight + bias`, the bias optional.
+//! Layer norm (Ba et al. 2016): `y = (x - mean) / sqrt(variance + eps) * weight + bias`, the bias
+//! optional.
 //!
-//! The variance is the mean of squared deviations, taken in a second pass over the row: the difference of mean square
-//! and squared mean would lose it where the mean is large.
+//! The variance is the mean of squared deviations, taken in a second pass over the row: the
+//! difference of mean square and squared mean would lose it where the mean is large.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -105,8 +106,8 @@ pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &
     }
 }
 
-/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Where `biased`, a last buffer `bias` is
-/// `[width]` too.
+/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Where `biased`, a
+/// last buffer `bias` is `[width]` too.
 #[kernel]
 pub fn layer_norm(
     x: In<{ scalar }>,

@@ -1,8 +1,8 @@
 //! Operations: the mathematics, shape rule and reference of each, one file per operation.
 //!
-//! An [`Op`] is data: what to compute, with its constants, but without operands or a device. A `Program` gives it
-//! operands; a device gives it a kernel. The `reference` functions are slow, obvious loops in f64: every fast
-//! implementation is compared with them.
+//! An [`Op`] is data: what to compute, with its constants, but without operands or a device. A
+//! `Program` gives it operands; a device gives it a kernel. The `reference` functions are slow,
+//! obvious loops in f64: every fast implementation is compared with them.
 
 pub mod add_norm;
 pub mod all_reduce;
@@ -182,28 +182,33 @@ operations! {
     KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
-    /// `x; taps[kernel * width] -> y`: mixes each element with those of the positions before it. See [`short_conv`].
+    /// `x; taps[kernel * width] -> y`: mixes each element with those of the positions before it.
+    /// See [`short_conv`].
     ShortConv(ShortConv),
-    /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for each head. See
-    /// [`delta_net`].
+    /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for
+    /// each head. See [`delta_net`].
     DeltaNet(DeltaNet),
     /// `x[tokens] -> x[outputs]`. See [`select`].
     Select(Select),
-    /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that share it. See [`project`].
+    /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that
+    /// share it. See [`project`].
     Project(Project),
     /// `x; (norm), gate, up -> y`: `f(gate(x)) * up(x)`. See [`gate_up`].
     GateUp(GateUp),
     /// `x, residual; weight, (bias) -> residual + linear(x)`. See [`linear_add`].
     LinearAdd(LinearAdd),
-    /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores. See [`experts`].
+    /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores.
+    /// See [`experts`].
     Experts(Experts),
-    /// `scores; correction[experts] -> scores`: those of the experts that corrected odds choose. See [`group_limit`].
+    /// `scores; correction[experts] -> scores`: those of the experts that corrected odds choose.
+    /// See [`group_limit`].
     GroupLimit(GroupLimit),
     /// `y, (x), (residual) -> y + up (down x)`, by each row's adapter. See [`low_rank`].
     LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
-    /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See [`rope_write`].
+    /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See
+    /// [`rope_write`].
     RopeWrite(RopeWrite),
     /// What Programs in training have besides. See [`gradient`].
     Gradient(Gradient),

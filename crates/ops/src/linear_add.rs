@@ -20,8 +20,8 @@ use tile::ir::Hint;
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
 
-/// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.
-/// With `low`, what adapters add is added.
+/// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in
+/// f32; the bias is f32. With `low`, what adapters add is added.
 #[kernel]
 pub fn linear_add(
     x: In<{ from }>,

@@ -1,10 +1,12 @@
-//! Low-rank adaptation (LoRA, Hu et al. 2021) beside a product: `y + scale up (down x)`, row by row.
+//! Low-rank adaptation (LoRA, Hu et al. 2021) beside a product: `y + scale up (down x)`, row by
+//! row.
 //!
-//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al. 2024) also scales what the
-//! base matrix and the factors give: `residual + gain (y - residual + scale up (down x)) + offset`. At a table of embeddings
-//! `down x` is the token's row of `down`.
+//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al. 2024)
+//! also scales what the base matrix and the factors give: `residual + gain (y - residual + scale up
+//! (down x)) + offset`. At a table of embeddings `down x` is the token's row of `down`.
 //!
-//! The factors are no weights of a Program: a device keeps them on numbered seats, which change without a compile.
+//! The factors are no weights of a Program: a device keeps them on numbered seats, which change
+//! without a compile.
 
 mod cases;
 pub mod kernels;
@@ -14,8 +16,8 @@ use formats::{DType, Error, Result};
 use crate::operation::{Call, Operation, Precision, Sharding};
 use crate::{Shape, arity};
 
-/// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or `y, x, residual -> y'` where `y` is such a
-/// product plus `residual`.
+/// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or
+/// `y, x, residual -> y'` where `y` is such a product plus `residual`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowRank {
     /// Index of the site, by which devices find an adapter's factors.

@@ -1,7 +1,7 @@
 //! Functions of one element: `y[i] = f(x[i])`.
 //!
-//! A function is one row of the table [`Unary`]: its reference, its kernel and the CPU's loop come of
-//! it.
+//! A function is one row of the table [`Unary`]: its reference, its kernel and the CPU's loop come
+//! of it.
 
 use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;

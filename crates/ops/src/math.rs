@@ -1,6 +1,8 @@
-//! Functions of f32 that no target has as an instruction, or not accurately enough, written with those it has.
+//! Functions of f32 that no target has as an instruction, or not accurately enough, written with
+//! those it has.
 //!
-//! Each says where its approximation comes from and how far it is off; the tests measure that in f32.
+//! Each says where its approximation comes from and how far it is off; the tests measure that in
+//! f32.
 
 use tile::dsl::*;
 
@@ -11,8 +13,9 @@ fn polynomial(x: Val<f32>, coefficients: &[f32]) -> Val<f32> {
     rest.iter().rev().fold(last.val(), |sum, &a| sum.fma(x, a))
 }
 
-/// `1 / x` for `x` from 1 on, within 4 units in the last place: the square of `rsqrt`. That is two instructions, where a
-/// correctly rounded quotient takes ten, and enough to keep 16-bit element-wise kernels from the memory's rate.
+/// `1 / x` for `x` from 1 on, within 4 units in the last place: the square of `rsqrt`. That is two
+/// instructions, where a correctly rounded quotient takes ten, and enough to keep 16-bit
+/// element-wise kernels from the memory's rate.
 #[track_caller]
 fn reciprocal(x: Val<f32>) -> Val<f32> {
     let root = x.rsqrt();
@@ -31,8 +34,9 @@ pub fn silu(x: Val<f32>) -> Val<f32> {
     x * sigmoid(x)
 }
 
-/// `ln(1 + exp(x))`, within a few parts in 10^6: as `max(x, 0) + ln(1 + e)`, `e = exp(-|x|)`, and for small `e`, whose sum with
-/// 1 would lose it, by the Maclaurin series (DLMF 4.6.1) to `e^6`, whose next term is below 1e-8 of the first.
+/// `ln(1 + exp(x))`, within a few parts in 10^6: as `max(x, 0) + ln(1 + e)`, `e = exp(-|x|)`, and
+/// for small `e`, whose sum with 1 would lose it, by the Maclaurin series (DLMF 4.6.1) to `e^6`,
+/// whose next term is below 1e-8 of the first.
 #[track_caller]
 pub fn softplus(x: Val<f32>) -> Val<f32> {
     let e = (-x.abs()).exp();
@@ -41,9 +45,11 @@ pub fn softplus(x: Val<f32>) -> Val<f32> {
     x.max(0.0) + select(Order::lt(e, 0.0625), small, (e + 1.0).ln())
 }
 
-/// `x / 2 (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: the approximation of Hendrycks & Gimpel 2016.
+/// `x / 2 (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: the approximation of Hendrycks &
+/// Gimpel 2016.
 ///
-/// Written as `x / (1 + exp(-2 u))`, which is the same and keeps its relative accuracy where the sum would cancel.
+/// Written as `x / (1 + exp(-2 u))`, which is the same and keeps its relative accuracy where the
+/// sum would cancel.
 #[track_caller]
 pub fn gelu_tanh(x: Val<f32>) -> Val<f32> {
     let twice = (x * x * x).fma(0.044_715, x) * (8.0 / std::f32::consts::PI).sqrt();
@@ -67,7 +73,8 @@ pub fn erf(x: Val<f32>) -> Val<f32> {
     select(Order::lt(x.abs(), 1.0), erf_near(x), far)
 }
 
-/// `erf(x)` for `|x|` up to 1: the Maclaurin series (DLMF 7.6.1) to `x^19`, whose next term is below 1.5e-8.
+/// `erf(x)` for `|x|` up to 1: the Maclaurin series (DLMF 7.6.1) to `x^19`, whose next term is
+/// below 1.5e-8.
 #[track_caller]
 fn erf_near(x: Val<f32>) -> Val<f32> {
     let mut factorial = 1.0;
@@ -80,10 +87,12 @@ fn erf_near(x: Val<f32>) -> Val<f32> {
     x * polynomial(x * x, &series)
 }
 
-/// `erfc(x) = 1 - erf(x)` for `x` from 1 on, within a few parts in 10^7 times `1 + x^2`, the exponent's rounding.
+/// `erfc(x) = 1 - erf(x)` for `x` from 1 on, within a few parts in 10^7 times `1 + x^2`, the
+/// exponent's rounding.
 ///
-/// The form `t P(t) exp(-x^2)`, `t = 1 / (1 + p x)`, is Hastings' (Abramowitz & Stegun 7.1.26). `P` interpolates it with
-/// `p = 0.4` at the Chebyshev nodes of the `t` of 1 to 9, so that the error is relative: theirs is absolute.
+/// The form `t P(t) exp(-x^2)`, `t = 1 / (1 + p x)`, is Hastings' (Abramowitz & Stegun 7.1.26). `P`
+/// interpolates it with `p = 0.4` at the Chebyshev nodes of the `t` of 1 to 9, so that the error is
+/// relative: theirs is absolute.
 #[track_caller]
 fn erfc_far(x: Val<f32>) -> Val<f32> {
     let t = reciprocal(x.fma(0.4, 1.0));
@@ -101,9 +110,10 @@ fn erfc_far(x: Val<f32>) -> Val<f32> {
 
 /// Sine and cosine of `x` radians, within 1.5e-7 for `|x|` up to 4 million.
 ///
-/// `x - n pi/2` with `n` the nearest whole number takes two steps (Cody & Waite 1980): the first fused product is exact,
-/// since the difference is a multiple of 2^-23 below 1, and the second adds what `pi/2` lacks in f32. Then Taylor's series
-/// for the quadrant. Every target gives the same result, whatever its own sine does with large arguments.
+/// `x - n pi/2` with `n` the nearest whole number takes two steps (Cody & Waite 1980): the first
+/// fused product is exact, since the difference is a multiple of 2^-23 below 1, and the second adds
+/// what `pi/2` lacks in f32. Then Taylor's series for the quadrant. Every target gives the same
+/// result, whatever its own sine does with large arguments.
 #[track_caller]
 pub fn sin_cos(x: Val<f32>) -> (Val<f32>, Val<f32>) {
     const HIGH: f32 = std::f32::consts::FRAC_PI_2;
@@ -124,10 +134,12 @@ pub fn sin_cos(x: Val<f32>) -> (Val<f32>, Val<f32>) {
     )
 }
 
-/// The nearest whole number of `x`, which is below 2^22, ties away from zero: what C's `roundf` and ggml's quantisers do.
+/// The nearest whole number of `x`, which is below 2^22, ties away from zero: what C's `roundf` and
+/// ggml's quantisers do.
 ///
-/// The fraction is cut off `x` plus the largest number below a half: a half itself would carry the number just below one half
-/// to one, while the sum of a tie and that number rounds up to the next whole one.
+/// The fraction is cut off `x` plus the largest number below a half: a half itself would carry the
+/// number just below one half to one, while the sum of a tie and that number rounds up to the next
+/// whole one.
 #[track_caller]
 pub fn round_away(x: Val<f32>) -> Val<i32> {
     let half = 0.5f32.next_down().to_bits();
@@ -188,7 +200,8 @@ mod tests {
     #[test]
     fn gelu_keeps_its_relative_accuracy_in_the_tail() {
         let xs: Vec<f32> = (-900..=900).map(|i| i as f32 * 0.01).collect();
-        // P(X < x) in the tail by the continued fraction of DLMF 7.9.2; elsewhere from the error function.
+        // P(X < x) in the tail by the continued fraction of DLMF 7.9.2; elsewhere from the error
+        // function.
         let below = |x: f64| {
             let z = -x / 2f64.sqrt();
             if z < 2.0 {

@@ -1,5 +1,5 @@
-//! Mixture of experts: each token goes through the `k` experts of `experts` that its router scores highest (Shazeer et al.
-//! 2017; Fedus et al. 2021).
+//! Mixture of experts: each token goes through the `k` experts of `experts` that its router scores
+//! highest (Shazeer et al. 2017; Fedus et al. 2021).
 //!
 //! ```text
 //! ids[t, 0..k] = the largest scores[t, ..], larger first, ties to the lower expert
@@ -7,9 +7,10 @@
 //! y[t] = sum_j w[t, j] expert(ids[t, j], x[t])
 //! ```
 //!
-//! A *pair* is a token and one of its experts: pair `t k + j`. Rows of what experts read and write are in the order of pairs,
-//! whatever computes them: [`moe_gemv`] takes pairs one by one, for few tokens; [`moe_gemm`] takes them by expert, in the
-//! order that [`moe_group`] found, for many. The weights of all experts are one matrix `[experts * out, width]`.
+//! A *pair* is a token and one of its experts: pair `t k + j`. Rows of what experts read and write
+//! are in the order of pairs, whatever computes them: [`moe_gemv`] takes pairs one by one, for few
+//! tokens; [`moe_gemm`] takes them by expert, in the order that [`moe_group`] found, for many. The
+//! weights of all experts are one matrix `[experts * out, width]`.
 
 mod cases;
 mod group;
@@ -33,10 +34,12 @@ const TOKENS: u32 = 4;
 /// No expert.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The experts of each token and their weights. A simdgroup holds `slots` scores in each lane: there are at most `32 slots`
-/// experts, and `slots` at most 32. Scores that are no number come last.
+/// The experts of each token and their weights. A simdgroup holds `slots` scores in each lane:
+/// there are at most `32 slots` experts, and `slots` at most 32. Scores that are no number come
+/// last.
 ///
-/// `logits` `[tokens, experts]`; `ids` and `weights` `[tokens, top_k]`, `top_k` at most 32 and at most `experts`.
+/// `logits` `[tokens, experts]`; `ids` and `weights` `[tokens, top_k]`, `top_k` at most 32 and at
+/// most `experts`.
 #[kernel]
 pub fn moe_route(
     logits: In<{ scalar }>,
@@ -122,7 +125,8 @@ fn scaled(weight: Val<f32>, by: f32) -> Val<f32> {
     if by == 1.0 { weight } else { weight * by }
 }
 
-/// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or [`NONE`].
+/// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or
+/// [`NONE`].
 #[track_caller]
 pub(crate) fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Val<u32>) {
     let none = (f32::NEG_INFINITY.val(), NONE.val());
@@ -133,7 +137,8 @@ pub(crate) fn best_open(scores: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (V
     })
 }
 
-/// Adds each pair's expert's bias: `y[p, o] += bias[ids[p], o]`, `y` `[pairs, out]`, `bias` `[experts, out]`.
+/// Adds each pair's expert's bias: `y[p, o] += bias[ids[p], o]`, `y` `[pairs, out]`, `bias`
+/// `[experts, out]`.
 #[kernel]
 pub fn moe_bias(ids: In<u32>, bias: In<f32>, y: InOut<f32>, out: Const<u32>, experts: Const<u32>) {
     launch(Mode::Row, [dim("pairs"), fixed(1), fixed(1)], 256);
@@ -164,7 +169,8 @@ pub fn clamped_gate(
     });
 }
 
-/// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y` `[tokens * k, width]`.
+/// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y`
+/// `[tokens * k, width]`.
 #[kernel]
 pub fn moe_combine(
     y: In<{ scalar }>,

@@ -74,7 +74,8 @@ pub trait Operation: Debug {
         None
     }
 
-    /// If its weights are those of several experts: how many of them a row goes through, and how many there are.
+    /// If its weights are those of several experts: how many of them a row goes through, and how
+    /// many there are.
     fn experts(&self, _inputs: &[Shape]) -> Option<(usize, usize)> {
         None
     }
@@ -99,7 +100,8 @@ pub trait Operation: Debug {
         Ok(false)
     }
 
-    /// Records what its cotangents make of the cotangents of its operands: the vector-Jacobian product.
+    /// Records what its cotangents make of the cotangents of its operands: the vector-Jacobian
+    /// product.
     ///
     /// # Errors
     /// An operation that has no gradient.
@@ -108,7 +110,8 @@ pub trait Operation: Debug {
             .of(ErrorKind::Unsupported))
     }
 
-    /// Records what the tangents of its operands make of those of its outputs: the Jacobian-vector product.
+    /// Records what the tangents of its operands make of those of its outputs: the Jacobian-vector
+    /// product.
     ///
     /// # Errors
     /// An operation that has no tangent.
@@ -317,9 +320,9 @@ impl CachedLayer {
         put(&mut self.values, positions, width, values);
     }
 
-    /// Stores rows that the part of a state from `start` on follows from at their positions: for the
-    /// definition of an operation that carries it, which begins at the first position whatever was
-    /// computed before. All that are there come back.
+    /// Stores rows that the part of a state from `start` on follows from at their positions: for
+    /// the definition of an operation that carries it, which begins at the first position whatever
+    /// was computed before. All that are there come back.
     pub(crate) fn note(
         &mut self,
         start: usize,

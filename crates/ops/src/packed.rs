@@ -1,4 +1,5 @@
-//! How a weight matrix `[rows, cols]` lies in GPU memory: rows of 32-bit words, each row a few planes.
+//! How a weight matrix `[rows, cols]` lies in GPU memory: rows of 32-bit words, each row a few
+//! planes.
 //!
 //! ```text
 //! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
@@ -14,8 +15,8 @@
 //! a table are stored as what they stand for. Dense matrices (f32, f16, bf16) keep their bytes:
 //! their base plane is all there is.
 //!
-//! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's affine formats are
-//! another source of the same layout. What kernels read it with is [`Weights`].
+//! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's
+//! affine formats are another source of the same layout. What kernels read it with is [`Weights`].
 
 mod pack;
 mod weights;
@@ -81,7 +82,8 @@ impl Entry {
     }
 }
 
-/// How codes and entries of a quantised [`Format`] turn into weights: `w = scale * (code - zero) + offset`.
+/// How codes and entries of a quantised [`Format`] turn into weights:
+/// `w = scale * (code - zero) + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packing {
     /// Bits per code: 2, 3, 4, 5, 6 or 8.
@@ -134,7 +136,8 @@ impl Packing {
         self.bits - self.base()
     }
 
-    /// What is taken off a code before it is stored: 128 from codes of 8 bits, so that they are signed bytes.
+    /// What is taken off a code before it is stored: 128 from codes of 8 bits, so that they are
+    /// signed bytes.
     pub fn bias(&self) -> u32 {
         if self.bits == 8 { 128 } else { 0 }
     }
@@ -144,8 +147,8 @@ impl Packing {
 type PerWord = [u32; 4];
 
 impl Format {
-    /// The format of a weight, if matrices that are encoded so can be multiplied with. Codes of affine groups take 4 or 8 bits,
-    /// and a longer group is kept as several with the same scale.
+    /// The format of a weight, if matrices that are encoded so can be multiplied with. Codes of
+    /// affine groups take 4 or 8 bits, and a longer group is kept as several with the same scale.
     pub fn of(encoding: impl Into<Encoding>) -> Option<Format> {
         let dtype = match encoding.into() {
             Encoding::Stored(dtype) => dtype,
@@ -244,7 +247,8 @@ impl Format {
         [32 / p.base(), high, p.sub * 32 / p.entry.bits(), block]
     }
 
-    /// The word of a row at which each plane starts, and last the row's size: on the CPU and in kernels.
+    /// The word of a row at which each plane starts, and last the row's size: on the CPU and in
+    /// kernels.
     fn starts<N>(self, zero: N, cols: N) -> [N; 5]
     where
         N: Copy + Add<u32, Output = N> + Add<N, Output = N>,
@@ -274,7 +278,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Errors: columns that are no whole number of blocks (or 16-byte loads), or a matrix of 16 GiB and more.
+    /// Errors: columns that are no whole number of blocks (or 16-byte loads), or a matrix of 16 GiB
+    /// and more.
     pub fn new(format: Format, rows: usize, cols: usize) -> Result<Layout> {
         let place = || format!("packed {} [{rows}, {cols}]", format.name());
         let step = format.step() as usize;

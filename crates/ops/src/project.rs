@@ -1,5 +1,6 @@
-//! A norm and the projections that share its result: `n = rms_norm(x)`, `y_j = linear_j(n)`. The fused form of
-//! q/k/v; with no norm, projections that share an input; with one projection, a norm folded into its consumer.
+//! A norm and the projections that share its result: `n = rms_norm(x)`, `y_j = linear_j(n)`. The
+//! fused form of q/k/v; with no norm, projections that share an input; with one projection, a norm
+//! folded into its consumer.
 
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
@@ -30,8 +31,9 @@ pub struct Part {
 /// `yJ[rows, outJ] = n weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`;
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`.
 ///
-/// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of rows are numbered
-/// through, so that a launch is as even as that of one matrix with all rows. With `low`, what adapters add is added.
+/// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of
+/// rows are numbered through, so that a launch is as even as that of one matrix with all rows. With
+/// `low`, what adapters add is added.
 #[kernel]
 pub fn project(
     x: In<{ from }>,

@@ -1,6 +1,7 @@
 //! Root-mean-square norm: `y = x / sqrt(mean(x^2) + eps) * weight` (Zhang & Sennrich 2019).
 //!
-//! A weight narrower than the row normalises each group of that width by itself: the per-head q/k norm.
+//! A weight narrower than the row normalises each group of that width by itself: the per-head q/k
+//! norm.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -119,7 +120,8 @@ pub fn launch_numbers(rows: usize, width: usize, eps: f32) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32).with_f32("eps", eps)
 }
 
-/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are rows too.
+/// Normalises rows of `width` elements, on the device; `weight` is `[width]`. Per-head norms are
+/// rows too.
 #[kernel]
 pub fn rms_norm(
     x: In<{ types.x }>,

@@ -1,7 +1,8 @@
 //! Rotary embedding (Su et al. 2021): pair `i` of a head turns by `position * frequency[i]`.
 //!
-//! Half-split pairing couples elements `(i, i + n)`, as Hugging Face checkpoints store q and k; adjacent pairing
-//! couples `(2i, 2i + 1)`, as the original Llama weights and GGUF's `llama` rows do.
+//! Half-split pairing couples elements `(i, i + n)`, as Hugging Face checkpoints store q and k;
+//! adjacent pairing couples `(2i, 2i + 1)`, as the original Llama weights and GGUF's `llama` rows
+//! do.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -103,9 +104,11 @@ impl Rope {
         }
     }
 
-    /// Cosine and sine of every pair at `position`: `cos` and `sin` hold `frequencies.len()` elements.
+    /// Cosine and sine of every pair at `position`: `cos` and `sin` hold `frequencies.len()`
+    /// elements.
     ///
-    /// The angle is an f32 product, as reference implementations compute it; its sine is taken in f64.
+    /// The angle is an f32 product, as reference implementations compute it; its sine is taken in
+    /// f64.
     pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
         for (i, &frequency) in self.frequencies.iter().enumerate() {
             let (s, c) = f64::from(position as f32 * frequency).sin_cos();
@@ -136,7 +139,8 @@ impl Rope {
 /// Pairs of a head that may turn: what is reserved for their sines and cosines.
 pub const MOST_PAIRS: u32 = 256;
 
-/// Cosines and sines of every pair at the positions of a few tokens, computed once and shared by a threadgroup.
+/// Cosines and sines of every pair at the positions of a few tokens, computed once and shared by a
+/// threadgroup.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Angles {
     cos: Shared<f32>,
@@ -144,11 +148,12 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// Those of `tokens` tokens, whose positions `position` reads, times `magnitude`. All threads of the group take part; ends
-    /// with a barrier.
+    /// Those of `tokens` tokens, whose positions `position` reads, times `magnitude`. All threads
+    /// of the group take part; ends with a barrier.
     ///
-    /// The angle is the f32 product that reference implementations compute, so that nothing is to be won by a better one;
-    /// [`sin_cos`] is then exact to f32 up to a million positions of a radian each, on every target.
+    /// The angle is the f32 product that reference implementations compute, so that nothing is to
+    /// be won by a better one; [`sin_cos`] is then exact to f32 up to a million positions of a
+    /// radian each, on every target.
     #[track_caller]
     pub(crate) fn of(
         tokens: u32,
@@ -210,8 +215,8 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Reads every element once, turns the pairs and writes each where it was: `read` and `write` may go to the same buffer.
-    /// Vectors have at most `lanes` elements.
+    /// Reads every element once, turns the pairs and writes each where it was: `read` and `write`
+    /// may go to the same buffer. Vectors have at most `lanes` elements.
     #[track_caller]
     pub(crate) fn turn(self, team: Team, lanes: u8, angles: Angles, read: Read, write: Write) {
         let Heads { tokens, heads, head_dim, pairs, pairing } = self;
@@ -230,7 +235,8 @@ impl Heads {
                 }
             };
             let places: Vec<_> = at.iter().map(place).collect();
-            // Adjacent pairs that fill a vector are one read; single ones may start at an odd element.
+            // Adjacent pairs that fill a vector are one read; single ones may start at an odd
+            // element.
             let one = pairing == Pairing::Adjacent && count > 1;
             let take = |token: u32, [a, b]: [Val<u32>; 2]| {
                 if one {
@@ -268,8 +274,8 @@ impl Heads {
     }
 }
 
-/// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are those of [`Rope`], `[pairs]`;
-/// `positions` `[tokens]`. `y` may be the same buffer as `x`.
+/// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are those of
+/// [`Rope`], `[pairs]`; `positions` `[tokens]`. `y` may be the same buffer as `x`.
 #[kernel]
 pub fn rope(
     x: In<{ scalar }>,

@@ -1,5 +1,6 @@
-//! What happens to q, k and v between projection and attention, fused: per-head RMS norms of q and k (where the
-//! model has them), rotation of both, and the cache write of k and v. Returns the rotated q.
+//! What happens to q, k and v between projection and attention, fused: per-head RMS norms of q and
+//! k (where the model has them), rotation of both, and the cache write of k and v. Returns the
+//! rotated q.
 
 mod fused;
 
@@ -82,8 +83,8 @@ impl Operation for RopeWrite {
     }
 }
 
-/// Norms (where there is a weight) and turns `q` and `k`, rows of heads, in place. What is left of the step is
-/// [`crate::kv_write::reference`].
+/// Norms (where there is a weight) and turns `q` and `k`, rows of heads, in place. What is left of
+/// the step is [`crate::kv_write::reference`].
 pub fn reference(
     write: &RopeWrite,
     positions: &[u32],
@@ -103,7 +104,8 @@ pub fn reference(
     each(k, k_norm, write.k_norm);
 }
 
-/// Tokens that a simdgroup works on at once. For one token more are wasted; for prompts their loads overlap.
+/// Tokens that a simdgroup works on at once. For one token more are wasted; for prompts their loads
+/// overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
     /// How many.
@@ -139,8 +141,8 @@ pub struct Types {
     pub norm: Scalar,
 }
 
-/// The fused step with caches of a type, on the device. `y` may be the same buffer as `q` if they are
-/// of one type. A simdgroup per head.
+/// The fused step with caches of a type, on the device. `y` may be the same buffer as `q` if they
+/// are of one type. A simdgroup per head.
 #[kernel]
 pub fn rope_write(
     q: In<{ types.x }>,
@@ -173,7 +175,8 @@ pub fn rope_write(
     step.record(types.norm, Plain(keys), Plain(values));
 }
 
-/// The fused step with caches of codes, on the device: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
+/// The fused step with caches of codes, on the device: i8 is q8_0, u32 turbo. 32 must divide
+/// `head_dim`.
 #[kernel]
 pub fn rope_write_codes(
     q: In<{ types.x }>,
@@ -347,7 +350,8 @@ fn cases_codes() -> Vec<Case> {
             let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
             let mut expected = vec![(7, near(types.y, &trial.q))];
-            // A rotated key may differ in its last bit and round to the next code or scale; values must not.
+            // A rotated key may differ in its last bit and round to the next code or scale; values
+            // must not.
             let [stored, scales] = trial.step.after_codes(codes, &trial.k, width);
             if codes == Scalar::I8 {
                 expected.push((8, Expected::Near(stored, 0.03)));

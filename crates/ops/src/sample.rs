@@ -1,13 +1,15 @@
 //! Sampling: from the logits of one position to a token.
 //!
-//! The chain, in this order: mask, logit bias, repetition, presence and frequency penalties, DRY; then at temperature 0 the
-//! greatest logit, else temperature, top-k, top-p, min-p, XTC and a draw. Each of the first three filters keeps a prefix of the
-//! tokens in order of descending logit (lower id first among equals), and never nothing; [`Xtc`] then takes the beginning away.
+//! The chain, in this order: mask, logit bias, repetition, presence and frequency penalties, DRY;
+//! then at temperature 0 the greatest logit, else temperature, top-k, top-p, min-p, XTC and a draw.
+//! Each of the first three filters keeps a prefix of the tokens in order of descending logit (lower
+//! id first among equals), and never nothing; [`Xtc`] then takes the beginning away.
 //!
-//! A draw takes its randomness from a counter generator keyed by (seed, position). A token's weight is a whole number,
-//! `floor(2^31 e^((logit - greatest) / temperature))` by arithmetic that every machine does alike (`wide`), so that sums
-//! are exact and their order is nobody's concern: the same logits give the same token on every machine, in every batch,
-//! and from [`kernels`], the same chain on a device.
+//! A draw takes its randomness from a counter generator keyed by (seed, position). A token's weight
+//! is a whole number, `floor(2^31 e^((logit - greatest) / temperature))` by arithmetic that every
+//! machine does alike (`wide`), so that sums are exact and their order is nobody's concern: the
+//! same logits give the same token on every machine, in every batch, and from [`kernels`], the same
+//! chain on a device.
 
 mod dry;
 pub mod kernels;
@@ -24,15 +26,17 @@ use wide::{BLOCK, any_broken, block_sums, prefix_floor, sum_exp, tops, weight};
 pub struct Choice {
     /// The token.
     pub token: u32,
-    /// Natural logarithm of its probability under the model itself: of the logits as they came, at temperature 1. NaN if one
-    /// of those is NaN or infinity.
+    /// Natural logarithm of its probability under the model itself: of the logits as they came, at
+    /// temperature 1. NaN if one of those is NaN or infinity.
     pub logprob: f32,
 }
 
-/// The first logit of a row from which nothing may be chosen, with its token: NaN or infinity, or minus infinity where no logit
-/// is more. Single ones of minus infinity are tokens that a model rules out.
+/// The first logit of a row from which nothing may be chosen, with its token: NaN or infinity, or
+/// minus infinity where no logit is more. Single ones of minus infinity are tokens that a model
+/// rules out.
 ///
-/// The chain itself passes over NaN, so that it gives a token whatever comes: who runs a model asks here first.
+/// The chain itself passes over NaN, so that it gives a token whatever comes: who runs a model asks
+/// here first.
 pub fn broken(logits: &[f32]) -> Option<(u32, f32)> {
     let find = |odd: fn(&f32) -> bool| logits.iter().position(odd);
     let first = match any_broken(logits) {
@@ -79,9 +83,9 @@ impl Sampler {
         Sampler::default()
     }
 
-    /// Samples the token at `position` (the index it will have in the sequence). `logits` is `[vocabulary]`; `history`
-    /// is the sequence so far, which penalties look back on. `mask` has a bit for each token, the lowest of the first word for
-    /// token 0: those that may be chosen.
+    /// Samples the token at `position` (the index it will have in the sequence). `logits` is
+    /// `[vocabulary]`; `history` is the sequence so far, which penalties look back on. `mask` has a
+    /// bit for each token, the lowest of the first word for token 0: those that may be chosen.
     ///
     /// NaN counts as impossible. None if every token is impossible, or there is none.
     pub fn token(
@@ -107,8 +111,8 @@ impl Sampler {
         token
     }
 
-    /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; NaN of logits that are
-    /// [`broken`].
+    /// As [`Sampler::token`], and its log-probability, for which every logit is read once more; NaN
+    /// of logits that are [`broken`].
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -226,8 +230,8 @@ impl Sampler {
         &self.candidates
     }
 
-    /// Collects what can survive the filters: cheaply, without sorting the vocabulary, and never too little. Returns
-    /// the weight of the whole vocabulary where top-p had to know it.
+    /// Collects what can survive the filters: cheaply, without sorting the vocabulary, and never
+    /// too little. Returns the weight of the whole vocabulary where top-p had to know it.
     fn candidates(
         &mut self,
         logits: &[f32],
@@ -267,7 +271,8 @@ impl Sampler {
         self.candidates.retain(|candidate| descending(candidate, &last).is_le());
     }
 
-    /// Keeps the smallest prefix whose weight reaches `share` (in units of `2^-32`): of `total`, or of the candidates.
+    /// Keeps the smallest prefix whose weight reaches `share` (in units of `2^-32`): of `total`, or
+    /// of the candidates.
     fn top_p(&mut self, share: u32, total: Option<u64>) {
         if share == u32::MAX {
             return;
@@ -275,7 +280,8 @@ impl Sampler {
         let weight = |kept: &[Candidate]| kept.iter().map(|c| u64::from(c.weight)).sum::<u64>();
         let mut wanted = share_of(total.unwrap_or_else(|| weight(&self.candidates)), share);
         self.heavy.clone_from(&self.candidates);
-        // Halve the range in which the prefix ends, until it is one token: linear time, without a full sort.
+        // Halve the range in which the prefix ends, until it is one token: linear time, without a
+        // full sort.
         let mut range = &mut self.heavy[..];
         while range.len() > 1 {
             let middle = range.len() / 2;
@@ -364,7 +370,8 @@ fn draw(weights: impl Iterator<Item = (u32, u32)>, mut left: u64) -> u32 {
 
 /// The greater logit first; the lower token first among equals.
 fn descending(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    // Candidates are never NaN. Zeros of both signs are equal here, as they are in every other comparison.
+    // Candidates are never NaN. Zeros of both signs are equal here, as they are in every other
+    // comparison.
     let logits = b.logit.partial_cmp(&a.logit).unwrap_or(std::cmp::Ordering::Equal);
     logits.then(a.token.cmp(&b.token))
 }

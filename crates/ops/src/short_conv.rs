@@ -1,5 +1,6 @@
-//! A short causal convolution, each element by itself: `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where
-//! `x` is 0 in front of the sequence. What it carries are the last `kernel - 1` rows of `x`.
+//! A short causal convolution, each element by itself: `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 +
+//! j, i]`, where `x` is 0 in front of the sequence. What it carries are the last `kernel - 1` rows
+//! of `x`.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Case, Expected, Fill, Spec, tolerance};
@@ -12,13 +13,14 @@ use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
 use crate::{Shape, arity, expect};
 
-/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps are those of a row itself.
+/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps are those of
+/// a row itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortConv {
     /// Index of the cache layer.
     pub layer: usize,
-    /// Where its part of the layer's state begins, `[kernel - 1, width]`: the rows before the next one, the oldest
-    /// first.
+    /// Where its part of the layer's state begins, `[kernel - 1, width]`: the rows before the next
+    /// one, the oldest first.
     pub start: usize,
     /// Elements in a row.
     pub width: usize,
@@ -100,9 +102,9 @@ impl Form {
 /// Threads of a group.
 const THREADS: u32 = 128;
 
-/// Convolves the rows `x` `[tokens, width]` of a step, on the device. A group has some columns of a row. The first row's group
-/// computes those rows of its sequence that see the state, and then replaces it; so nobody else reads or writes it. Idle rows
-/// become zeros.
+/// Convolves the rows `x` `[tokens, width]` of a step, on the device. A group has some columns of a
+/// row. The first row's group computes those rows of its sequence that see the state, and then
+/// replaces it; so nobody else reads or writes it. Idle rows become zeros.
 #[kernel]
 pub fn short_conv(
     x: In<f32>,
@@ -215,8 +217,8 @@ impl Columns {
             let sum = self.sum(|j| either(own + j));
             self.put(chunk.first + own, &sum);
         });
-        // The first block may be the one that was read: it comes last, and its rows in ascending order, so that what is
-        // still to be read is not yet written over.
+        // The first block may be the one that was read: it comes last, and its rows in ascending
+        // order, so that what is still to be read is not yet written over.
         let (from, to) = (begins / self.states.block, last / self.states.block);
         range(0u32, to + 1u32 - from).each(|turn| {
             let at = to - turn;

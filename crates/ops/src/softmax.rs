@@ -1,8 +1,9 @@
 //! Softmax of scaled rows: `y = exp(scale x - m) / sum(exp(scale x - m))`, `m` the row's largest.
 //!
-//! The maximum and the sum come from one pass (Milakov & Gimelshein 2018): a thread that finds a larger element rescales
-//! the sum it has. The second pass reads the row again and writes it; of a long row, the first elements stay in shared
-//! memory meanwhile, and the second pass begins with the last ones, which the cache may still have.
+//! The maximum and the sum come from one pass (Milakov & Gimelshein 2018): a thread that finds a
+//! larger element rescales the sum it has. The second pass reads the row again and writes it; of a
+//! long row, the first elements stay in shared memory meanwhile, and the second pass begins with
+//! the last ones, which the cache may still have.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -12,7 +13,8 @@ use tile::launch::Numbers;
 use crate::sweep::{Team, begin, lanes, require_vectors};
 use crate::trial::{every_float, memory, near, rows_of, scaled};
 
-/// `ln(sum(exp(logits)))`, in f64 and shifted by the greatest so that nothing overflows: by it logits become log-probabilities.
+/// `ln(sum(exp(logits)))`, in f64 and shifted by the greatest so that nothing overflows: by it
+/// logits become log-probabilities.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let greatest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - greatest).exp()).sum();
@@ -31,7 +33,8 @@ pub fn reference(x: &[f32], width: usize, scale: f32, y: &mut [f32]) {
     }
 }
 
-/// The softmax of rows of `width` elements times `scale`, on the device. Elements may be minus infinity, but not a whole row.
+/// The softmax of rows of `width` elements times `scale`, on the device. Elements may be minus
+/// infinity, but not a whole row.
 #[kernel]
 pub fn softmax(
     x: In<{ scalar }>,
@@ -46,7 +49,8 @@ pub fn softmax(
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("y", size)]);
     begin();
-    // exp(x) = 2^(x log2 e): the targets' exponentials are powers of two, and the scale takes the factor in.
+    // exp(x) = 2^(x log2 e): the targets' exponentials are powers of two, and the scale takes the
+    // factor in.
     let scale = scale * std::f32::consts::LOG2_E;
     let first = group_id() * width;
     let lanes = lanes(scalar);
@@ -60,7 +64,8 @@ pub fn softmax(
     let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<Raw>>> {
         at.iter().map(|&i| x.get_raw_vec(first + i, lanes, Hint::None)).collect()
     };
-    // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
+    // The lowest finite number: from minus infinity the first rescaling would be infinity minus
+    // infinity.
     let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
     let see = |loaded: Vec<Vec<Val<Raw>>>| {
         let values: Vec<Val<f32>> = loaded.into_iter().flat_map(scaled).collect();
@@ -113,9 +118,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// For rows of so many elements of so many bytes, on a device with so much shared memory for a group.
+    /// For rows of so many elements of so many bytes, on a device with so much shared memory for a
+    /// group.
     pub fn pick(width: u32, bytes: u32, shared: u32) -> Schedule {
-        // Rows of a few thousand elements are in the caches still; rows of tens of thousands, such as logits, are not.
+        // Rows of a few thousand elements are in the caches still; rows of tens of thousands, such
+        // as logits, are not.
         match width {
             0..=32_768 => Schedule { threads: 256, kept: 0 },
             _ => Schedule { threads: 1024, kept: shared.saturating_sub(1024) / (16 * bytes) * 16 },
@@ -169,7 +176,8 @@ fn cases() -> Vec<Case> {
             case(1, 520, KEPT, false, "kept whole"),
             case(1, 1031, KEPT, false, "a width no vector divides is not kept"),
         ];
-        // In f16 such small probabilities are subnormal, with fewer bits than the tolerance asks for.
+        // In f16 such small probabilities are subnormal, with fewer bits than the tolerance asks
+        // for.
         if scalar == Scalar::F32 {
             all.push(case(1, 131_072, WIDE, false, "the widest vocabulary"));
         }

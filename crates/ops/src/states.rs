@@ -1,8 +1,9 @@
 //! States in the cache: how kernels find what a sequence carries from position to position.
 //!
-//! A layer's states are a pool of blocks, `[blocks, size]` in f32. The block of a sequence's positions `n * block..` holds the
-//! state behind the last of them that was computed, so that the states at multiples of `block` stay. The same numbers are
-//! computed in the same order wherever a chunk begins or ends: bits do not depend on where a prompt is cut.
+//! A layer's states are a pool of blocks, `[blocks, size]` in f32. The block of a sequence's
+//! positions `n * block..` holds the state behind the last of them that was computed, so that the
+//! states at multiples of `block` stay. The same numbers are computed in the same order wherever a
+//! chunk begins or ends: bits do not depend on where a prompt is cut.
 
 use std::ops::Range;
 
@@ -101,7 +102,8 @@ impl Trial {
     /// The sequence of idle rows.
     pub(crate) const IDLE: u32 = 4;
 
-    /// Rows of sequences 0 to 3, each in one chunk, and idle ones behind them: rings of four blocks of 16 positions.
+    /// Rows of sequences 0 to 3, each in one chunk, and idle ones behind them: rings of four blocks
+    /// of 16 positions.
     pub(crate) fn of(rows: &[(u32, u32)], size: usize) -> Trial {
         Trial { rows: rows.to_vec(), batch: Trial::IDLE as usize + 1, block: 16, stride: 4, size }
     }
@@ -148,8 +150,8 @@ impl Trial {
             .with("size", self.size as u32)
     }
 
-    /// What the pool holds after the step, whose rows move a part of it on as `advance` says, and what that gives for each
-    /// row, `width` elements; zeros for idle ones.
+    /// What the pool holds after the step, whose rows move a part of it on as `advance` says, and
+    /// what that gives for each row, `width` elements; zeros for idle ones.
     pub(crate) fn walk(
         &self,
         before: &Buffer,

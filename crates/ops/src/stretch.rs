@@ -1,6 +1,6 @@
-//! Queries times a number that grows with the logarithm of the position, so that attention over long contexts stays as peaked as
-//! over short ones (Nakanishi, Scalable-Softmax, 2025, as Llama 4 has it):
-//! `y[t] = x[t] (1 + by ln(1 + floor((p[t] + 1) / step)))`.
+//! Queries times a number that grows with the logarithm of the position, so that attention over
+//! long contexts stays as peaked as over short ones (Nakanishi, Scalable-Softmax, 2025, as Llama 4
+//! has it): `y[t] = x[t] (1 + by ln(1 + floor((p[t] + 1) / step)))`.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;

@@ -1,7 +1,8 @@
-//! How threads share arrays: vectors of up to 16 bytes, several loads in flight, single elements where vectors do not fit.
+//! How threads share arrays: vectors of up to 16 bytes, several loads in flight, single elements
+//! where vectors do not fit.
 //!
-//! A flat array is cut into chunks, one per threadgroup (`map`); a row is shared by a [`Team`], strided so that
-//! neighbours touch neighbouring vectors (`Team::sweep`).
+//! A flat array is cut into chunks, one per threadgroup (`map`); a row is shared by a [`Team`],
+//! strided so that neighbours touch neighbouring vectors (`Team::sweep`).
 
 use std::cell::RefCell;
 
@@ -16,8 +17,9 @@ const ROWS: u32 = 4;
 /// Threads of a group of a flat kernel.
 const THREADS: u32 = 256;
 
-/// Starts a kernel: what the one before wrote is there, and the next one may be launched already. In this order, so that
-/// what the next does before its own wait finds all that was written before this one.
+/// Starts a kernel: what the one before wrote is there, and the next one may be launched already.
+/// In this order, so that what the next does before its own wait finds all that was written before
+/// this one.
 #[track_caller]
 pub(crate) fn begin() {
     grid_wait();
@@ -66,8 +68,8 @@ pub(crate) fn chunk(scalar: Scalar) -> u32 {
     THREADS * u32::from(lanes(scalar)) * AHEAD
 }
 
-/// `y[i] = f(x0[i], x1[i], ..)` for all `i` below the argument `n`, the whole body of an element-wise kernel. The buffers'
-/// `names` are for the contract.
+/// `y[i] = f(x0[i], x1[i], ..)` for all `i` below the argument `n`, the whole body of an
+/// element-wise kernel. The buffers' `names` are for the contract.
 #[track_caller]
 pub(crate) fn map<const N: usize>(
     names: [&str; N],
@@ -155,8 +157,8 @@ impl Team {
         if self == Team::Simd { lanes.min(4) } else { lanes }
     }
 
-    /// The rows this thread works on. A simdgroup has several, whose loads overlap. Past the last row they repeat it, so that
-    /// no thread leaves its group early, and keep nothing.
+    /// The rows this thread works on. A simdgroup has several, whose loads overlap. Past the last
+    /// row they repeat it, so that no thread leaves its group early, and keep nothing.
     #[track_caller]
     pub(crate) fn rows(self, rows: Val<u32>, width: Val<u32>) -> Vec<Row> {
         if self == Team::Group {
@@ -180,16 +182,18 @@ impl Team {
         }
     }
 
-    /// Calls `body(elements, lanes)` until the team has seen all of `0..width`: vectors of `lanes` that start at each of
-    /// `elements`, or single elements for a width that is no multiple of `lanes`. See [`Team::sweep_if`].
+    /// Calls `body(elements, lanes)` until the team has seen all of `0..width`: vectors of `lanes`
+    /// that start at each of `elements`, or single elements for a width that is no multiple of
+    /// `lanes`. See [`Team::sweep_if`].
     #[track_caller]
     pub(crate) fn sweep(self, width: Val<u32>, lanes: u8, body: impl FnMut(&[Val<u32>], u8)) {
         self.sweep_if(Order::eq(width % u32::from(lanes), 0u32), width, lanes, body);
     }
 
-    /// As [`Team::sweep`], in vectors where `whole` holds, which includes that `lanes` divides `width`. The body is recorded
-    /// several times: with 4, 2 and 1 vectors at once, so that their loads overlap, and with single elements. Where `width`
-    /// is constant, only those it needs remain.
+    /// As [`Team::sweep`], in vectors where `whole` holds, which includes that `lanes` divides
+    /// `width`. The body is recorded several times: with 4, 2 and 1 vectors at once, so that their
+    /// loads overlap, and with single elements. Where `width` is constant, only those it needs
+    /// remain.
     #[track_caller]
     pub(crate) fn sweep_if(
         self,

@@ -1,8 +1,9 @@
 //! The `k` greatest elements of every row, greatest first, the lower index first among equals.
 //!
-//! A group keeps the best it has seen in shared memory, adds as many new elements as fit, and sorts both (Batcher's bitonic
-//! sort, 1968). Long rows are cut into slabs: a group each, then one that merges what they found. NaN counts as minus
-//! infinity; where a row has fewer than `k` elements the rest is minus infinity with the index [`u32::MAX`].
+//! A group keeps the best it has seen in shared memory, adds as many new elements as fit, and sorts
+//! both (Batcher's bitonic sort, 1968). Long rows are cut into slabs: a group each, then one that
+//! merges what they found. NaN counts as minus infinity; where a row has fewer than `k` elements
+//! the rest is minus infinity with the index [`u32::MAX`].
 //!
 //! Sampling does not sort, so it has no use for this: see [`crate::sample::kernels`].
 
@@ -47,8 +48,8 @@ impl Schedule {
 /// Threads of a group.
 const THREADS: u32 = 256;
 
-/// The `k` greatest of every slab of `slab` elements of the rows of `x`, `[rows, width]`: `values` and `indices` are `[rows,
-/// ceil(width / slab), k]`.
+/// The `k` greatest of every slab of `slab` elements of the rows of `x`, `[rows, width]`: `values`
+/// and `indices` are `[rows, ceil(width / slab), k]`.
 #[kernel]
 pub fn top_k(
     x: In<{ scalar }>,
@@ -101,7 +102,8 @@ fn contract<const N: usize>(schedule: Schedule, inputs: [(&str, Extent); N], res
     require(Requirement::AtMost(dim("k"), schedule.size / 2));
 }
 
-/// The `k` greatest of `size` elements that `read` gives with their indices, to the `k` places of `slot`.
+/// The `k` greatest of `size` elements that `read` gives with their indices, to the `k` places of
+/// `slot`.
 #[device]
 fn best(
     schedule: Schedule,

@@ -31,7 +31,8 @@ pub(crate) fn exact(scalar: Scalar, values: &[f32]) -> Expected {
     Expected::Exact(Buffer::floats(scalar, values).to_f64())
 }
 
-/// Cases of an element-wise kernel of `inputs` operands and the argument `n`, with values in `-by..by`.
+/// Cases of an element-wise kernel of `inputs` operands and the argument `n`, with values in
+/// `-by..by`.
 pub(crate) fn flat(
     scalar: Scalar,
     kernel: Recipe,
@@ -72,7 +73,8 @@ pub(crate) fn flat(
     lengths.into_iter().map(case).collect()
 }
 
-/// Rows of a benchmark whose buffers are 64 MiB whatever the type: more than caches hold, and long against a launch.
+/// Rows of a benchmark whose buffers are 64 MiB whatever the type: more than caches hold, and long
+/// against a launch.
 pub(crate) fn rows_of(scalar: Scalar, width: usize) -> usize {
     (64 << 20) / (width * scalar.bytes())
 }

@@ -92,9 +92,9 @@ impl Program {
         Program { sites, ..self.clone() }
     }
 
-    /// The same Program with a [`LowRank`] behind the product of every site, for devices that compute adapters as operations of
-    /// their own. It must be [fused](crate::fuse); what was fused around a site comes apart, without a change to any bit of the
-    /// results.
+    /// The same Program with a [`LowRank`] behind the product of every site, for devices that
+    /// compute adapters as operations of their own. It must be [fused](crate::fuse); what was fused
+    /// around a site comes apart, without a change to any bit of the results.
     pub fn adapted(&self) -> Program {
         let whole = Program { nodes: Vec::new(), ..self.clone() };
         let mut adapting = Adapting { program: whole };
@@ -106,7 +106,8 @@ impl Program {
 }
 
 impl Node {
-    /// For each matrix that a node multiplies with, or whose rows its tokens pick, which of `sites` it is.
+    /// For each matrix that a node multiplies with, or whose rows its tokens pick, which of `sites`
+    /// it is.
     pub fn sites(&self, sites: &[Site]) -> Vec<Option<usize>> {
         let one = |weight: WeightId, gathers: bool| {
             sites.iter().position(|site| site.weight == weight && site.gathers == gathers)
@@ -149,7 +150,8 @@ impl Adapting {
         self.program.nodes.push(Node { op: op.into(), inputs, weights, outputs });
     }
 
-    /// A value that a site's product gives in the place of `output`, behind which `others` are what the site reads besides.
+    /// A value that a site's product gives in the place of `output`, behind which `others` are what
+    /// the site reads besides.
     fn low_rank(&mut self, site: usize, y: ValueId, others: &[ValueId], output: ValueId) {
         let inputs = [&[y], others].concat();
         self.push(LowRank { site }, inputs, Vec::new(), vec![output]);

@@ -1,5 +1,6 @@
-//! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and what happens to q, k and
-//! v before attention. Each rule removes passes over activations; none changes a result beyond rounding.
+//! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and what
+//! happens to q, k and v before attention. Each rule removes passes over activations; none changes
+//! a result beyond rounding.
 
 use crate::{Node, Program, ValueId};
 use ops::{Binary, GateUp, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite, Unary, Zip};
@@ -185,7 +186,8 @@ fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
         .filter(|&i| i > at)?;
     let turned = program.nodes[attention].inputs[0];
     let (q, k) = (rotated(program, turned)?, rotated(program, write.inputs[0])?);
-    // The fused node stands where the write stood, so the raw q must exist by then; it may overwrite the raw k.
+    // The fused node stands where the write stood, so the raw q must exist by then; it may
+    // overwrite the raw k.
     if q.rope != k.rope || program.writers()[q.source.0]? > at || program.uses()[k.source.0] != 1 {
         return None;
     }

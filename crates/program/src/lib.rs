@@ -1,8 +1,9 @@
 //! Programs: what a model's `forward` records, and the transforms over it.
 //!
-//! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`] rewrites it,
-//! [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it slowly in plain loops, and a device
-//! compiles it once per shape class and replays it with one small [`Step`] after the other.
+//! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`]
+//! rewrites it, [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it
+//! slowly in plain loops, and a device compiles it once per shape class and replays it with one
+//! small [`Step`] after the other.
 
 mod adapt;
 mod fuse;
@@ -121,10 +122,11 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Cache layers, by the `layer` of the operations.
     pub layers: Vec<CacheLayer>,
-    /// Matrices that adapters can change: see [`Program::with_sites`]; by the `site` of the operations, once they are
-    /// [adapted](Program::adapted).
+    /// Matrices that adapters can change: see [`Program::with_sites`]; by the `site` of the
+    /// operations, once they are [adapted](Program::adapted).
     pub sites: Vec<Site>,
-    /// A value that every replay is given, of a row per token: what the part before this one computed.
+    /// A value that every replay is given, of a row per token: what the part before this one
+    /// computed.
     pub input: Option<ValueId>,
     /// The operations in order.
     pub nodes: Vec<Node>,
@@ -162,7 +164,8 @@ impl Program {
         groups
     }
 
-    /// Lets no query see more than so many positions, itself included: what a context that forgets its oldest tokens is.
+    /// Lets no query see more than so many positions, itself included: what a context that forgets
+    /// its oldest tokens is.
     pub fn bound(&mut self, positions: usize) {
         let least = |window: &mut Option<usize>| {
             *window = Some(window.map_or(positions, |w| w.min(positions)));
@@ -199,8 +202,8 @@ impl Program {
         ropes
     }
 
-    /// The share of each weight that a token reads: of a table that only embeds it reads a row, here nothing; of a mixture the
-    /// experts that it goes through.
+    /// The share of each weight that a token reads: of a table that only embeds it reads a row,
+    /// here nothing; of a mixture the experts that it goes through.
     pub fn shares_read(&self) -> Vec<f64> {
         let mut shares = vec![0.0_f64; self.weights.len()];
         for node in self.nodes.iter().filter(|node| node.op.gathers().is_none()) {

@@ -1,4 +1,5 @@
-//! What products multiply with: a Program whose results are the inputs of its products, for statistics of a text.
+//! What products multiply with: a Program whose results are the inputs of its products, for
+//! statistics of a text.
 
 use crate::{Program, ValueId};
 use ops::experts::Sizes;
@@ -24,14 +25,15 @@ pub struct Routed {
     pub experts: usize,
     /// How scores choose.
     pub op: Experts,
-    /// Whether each of a row's experts has a part of the row to itself, best first; else all read the whole row.
+    /// Whether each of a row's experts has a part of the row to itself, best first; else all read
+    /// the whole row.
     pub apart: bool,
 }
 
 impl Program {
-    /// The same Program, which traces what its products multiply with, and what each traced value is. It must not be
-    /// [fused](crate::fuse) yet: fusion then leaves those values as they are. The head's input, which has rows only
-    /// where logits are wanted, is left out.
+    /// The same Program, which traces what its products multiply with, and what each traced value
+    /// is. It must not be [fused](crate::fuse) yet: fusion then leaves those values as they are.
+    /// The head's input, which has rows only where logits are wanted, is left out.
     pub fn observed(&self) -> (Program, Vec<Input>) {
         let mut observed = Program { traces: Vec::new(), ..self.clone() };
         // Of the results the first is what the model computes.

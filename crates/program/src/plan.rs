@@ -1,4 +1,5 @@
-//! Memory planning: every activation gets an offset in one arena, and values whose lives do not overlap share bytes.
+//! Memory planning: every activation gets an offset in one arena, and values whose lives do not
+//! overlap share bytes.
 
 use crate::{Program, ValueId};
 use ops::Shape;
@@ -19,7 +20,8 @@ pub struct Plan {
 
 /// Lays out the activations of `program` for `tokens` rows, of which `outputs` have logits.
 ///
-/// First fit over live intervals, largest values first; an elementwise operation takes over its dying input.
+/// First fit over live intervals, largest values first; an elementwise operation takes over its
+/// dying input.
 pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
     let size = |v: ValueId| {
         let Shape { rows, width } = program.shape(v);
@@ -44,7 +46,8 @@ pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
     for value in &program.results {
         last[value.0] = program.nodes.len();
     }
-    // A chain of in-place operations is one region: `root[v]` is the value whose bytes v takes over.
+    // A chain of in-place operations is one region: `root[v]` is the value whose bytes v takes
+    // over.
     let mut root: Vec<usize> = (0..count).collect();
     let mut in_place = vec![None; program.nodes.len()];
     for (i, node) in program.nodes.iter().enumerate() {

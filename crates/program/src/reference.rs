@@ -1,4 +1,5 @@
-//! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is compared with.
+//! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is
+//! compared with.
 
 use crate::{Adapter, Node, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
@@ -43,7 +44,8 @@ pub fn adapted(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// As [`run`], the Programs of all ranks ([`Program::shard`]) together, node by node. `weight` is told the rank first.
+/// As [`run`], the Programs of all ranks ([`Program::shard`]) together, node by node. `weight` is
+/// told the rank first.
 pub fn ranks(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,

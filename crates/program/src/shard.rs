@@ -1,8 +1,10 @@
-//! Tensor parallelism (Shoeybi et al. 2019): the Program of one of several ranks, each of which has a share of every layer.
+//! Tensor parallelism (Shoeybi et al. 2019): the Program of one of several ranks, each of which has
+//! a share of every layer.
 //!
-//! The first matrices of a block are cut by rows: each rank has some heads, with the key/value heads that they share, and some
-//! columns of the feed-forward. The second ones, which read what the first made, are cut by columns: each rank's product is a
-//! summand of the whole, and an `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone.
+//! The first matrices of a block are cut by rows: each rank has some heads, with the key/value
+//! heads that they share, and some columns of the feed-forward. The second ones, which read what
+//! the first made, are cut by columns: each rank's product is a summand of the whole, and an
+//! `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone.
 //! Everything else (embedding, norms, head) is whole on every rank.
 
 use crate::{Node, Program, ValueId, WeightId};
@@ -30,11 +32,12 @@ enum Spread {
 }
 
 impl Program {
-    /// What rank `rank` of `ranks` computes. Its nodes are those of every other rank, one by one, but for the residuals; its
-    /// results are the whole Program's, on every rank.
+    /// What rank `rank` of `ranks` computes. Its nodes are those of every other rank, one by one,
+    /// but for the residuals; its results are the whole Program's, on every rank.
     ///
     /// # Errors
-    /// If key/value heads or a matrix cannot be shared evenly, or it is no Program of blocks as above.
+    /// If key/value heads or a matrix cannot be shared evenly, or it is no Program of blocks as
+    /// above.
     pub fn shard(&self, rank: usize, ranks: usize) -> Result<Program> {
         if rank >= ranks || ranks < 2 {
             return Err(Error::new("ranks", "one of at least two", format!("{rank} of {ranks}")));
@@ -110,7 +113,8 @@ impl Sharder<'_> {
         }
     }
 
-    /// Whether the weights of an operation on a share of each row are of parts that the share has whole.
+    /// Whether the weights of an operation on a share of each row are of parts that the share has
+    /// whole.
     fn divides(&self, node: &Node, spread: Option<Spread>) -> Result<()> {
         let Some(x) = node.inputs.first().filter(|_| spread == Some(Spread::Share)) else {
             return Ok(());
@@ -146,11 +150,13 @@ impl Sharder<'_> {
         }
     }
 
-    /// Projections of a whole value: each rank has some of their rows, but all of those that give the Program's results.
+    /// Projections of a whole value: each rank has some of their rows, but all of those that give
+    /// the Program's results.
     fn rows(&mut self, node: &Node, projections: &[Projection]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
-        // What reads all of each row on every rank: experts read scores so, and every rank has all experts.
+        // What reads all of each row on every rank: experts read scores so, and every rank has all
+        // experts.
         let read_whole = |v: &ValueId| {
             let mut readers = self.of.nodes.iter().filter(|node| node.inputs.contains(v));
             readers.any(|node| node.op.sharding() == Sharding::Whole)
@@ -167,7 +173,8 @@ impl Sharder<'_> {
         self.push(node, &cuts, Spread::Share)
     }
 
-    /// A product with a rank's columns, and the sum of all ranks' products: a whole value. Rank 0 adds the bias and the residual.
+    /// A product with a rank's columns, and the sum of all ranks' products: a whole value. Rank 0
+    /// adds the bias and the residual.
     fn summand(&mut self, node: &Node, x: ValueId, residual: Option<ValueId>) -> Result<()> {
         let output = node.outputs[0];
         self.part.values.push(self.of.shape(output));

@@ -17,11 +17,12 @@ pub struct Part {
 type Cut = (usize, ValueId);
 
 impl Program {
-    /// Cuts before each of these cache layers, in ascending order; as many as there are layers is between the last one and the
-    /// head. Each part's one result is the next one's input.
+    /// Cuts before each of these cache layers, in ascending order; as many as there are layers is
+    /// between the last one and the head. Each part's one result is the next one's input.
     ///
     /// # Errors
-    /// If there is no such layer, values are traced, or more than one value of a row per token crosses a boundary.
+    /// If there is no such layer, values are traced, or more than one value of a row per token
+    /// crosses a boundary.
     pub fn split(&self, at: &[usize]) -> Result<Vec<Part>> {
         let whole = self.traces.is_empty() && self.input.is_none();
         let ascend = at.windows(2).all(|pair| pair[0] < pair[1]);
@@ -40,8 +41,9 @@ impl Program {
         Ok(parts)
     }
 
-    /// Where to [`split`](Program::split) what comes from layer `from` on into so many parts, so that the weights of the largest
-    /// are as few as can be; from 0, the table of embeddings is among them. The head counts as one more layer.
+    /// Where to [`split`](Program::split) what comes from layer `from` on into so many parts, so
+    /// that the weights of the largest are as few as can be; from 0, the table of embeddings is
+    /// among them. The head counts as one more layer.
     ///
     /// # Errors
     /// If there are more parts than layers and head, or a boundary that cannot be cut.
@@ -142,11 +144,12 @@ impl Program {
     }
 }
 
-/// Boundaries that cut sizes, given as the sum in front of each boundary, into so many runs of at least one, so that the largest
-/// run is as small as can be.
+/// Boundaries that cut sizes, given as the sum in front of each boundary, into so many runs of at
+/// least one, so that the largest run is as small as can be.
 fn least_largest(before: &[u64], parts: usize) -> Vec<usize> {
     let count = before.len() - 1;
-    // `best[p][end]`: the largest of p + 1 runs that end at `end`, and where the last of them begins.
+    // `best[p][end]`: the largest of p + 1 runs that end at `end`, and where the last of them
+    // begins.
     let mut best = vec![vec![(u64::MAX, 0); count + 1]; parts];
     for end in 1..=count {
         best[0][end] = (before[end], 0);

@@ -6,8 +6,9 @@ use ops::Rows;
 use ops::operation::{Access, CacheUse};
 
 impl Program {
-    /// Checks that every value is written once and before it is read, that shapes agree with the operations' rules,
-    /// and that cache layers are written before they are read, with one geometry.
+    /// Checks that every value is written once and before it is read, that shapes agree with the
+    /// operations' rules, and that cache layers are written before they are read, with one
+    /// geometry.
     pub fn verify(&self) -> Result<()> {
         let mut written = vec![false; self.values.len()];
         let mut cached = vec![false; self.layers.len()];

@@ -2,7 +2,8 @@
 
 use formats::{Described, Encoded, Error, Result, Source, Tensors, shape};
 
-/// A weight by its canonical name, such as `blocks.3.attention.q`. Two are one weight only if their recipes are equal.
+/// A weight by its canonical name, such as `blocks.3.attention.q`. Two are one weight only if their
+/// recipes are equal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weight {
     /// Canonical name, the same for every file format.
@@ -14,10 +15,12 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// What its recipe gives, as headers tell it: the encoding that a device packs, and the bytes that are read for it.
+    /// What its recipe gives, as headers tell it: the encoding that a device packs, and the bytes
+    /// that are read for it.
     ///
     /// # Errors
-    /// Tensors that are missing, or that cannot be used as the recipe says; another shape than the weight's.
+    /// Tensors that are missing, or that cannot be used as the recipe says; another shape than the
+    /// weight's.
     pub fn describe(&self, tensors: &Tensors) -> Result<Described> {
         let described = self.source.describe(tensors).map_err(|e| self.named(e))?;
         if described.shape != self.shape {

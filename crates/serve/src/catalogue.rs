@@ -1,8 +1,9 @@
 //! The models that a server has: which are known, which are loaded, and who uses them.
 //!
-//! A request holds its model ([`Held`]) until it is answered. One that names a model that is not loaded waits in line while it
-//! is: one model is loaded at a time, planned before any memory is taken, and those unused for longest give way where memory is
-//! short. A model in use gives way once its requests are answered; those that come meanwhile wait in the same line.
+//! A request holds its model ([`Held`]) until it is answered. One that names a model that is not
+//! loaded waits in line while it is: one model is loaded at a time, planned before any memory is
+//! taken, and those unused for longest give way where memory is short. A model in use gives way
+//! once its requests are answered; those that come meanwhile wait in the same line.
 
 mod room;
 
@@ -254,8 +255,8 @@ impl Catalogue {
         }
     }
 
-    /// Puts an adapter, with its handle on each engine, behind a name beside the loaded model `of`, in the place of the one of
-    /// that name.
+    /// Puts an adapter, with its handle on each engine, behind a name beside the loaded model `of`,
+    /// in the place of the one of that name.
     ///
     /// # Errors
     /// A model that is not loaded; a name that another model has.
@@ -283,10 +284,12 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The model of a name, which is loaded if it is not; `keep` is how long it stays loaded from now on.
+    /// The model of a name, which is loaded if it is not; `keep` is how long it stays loaded from
+    /// now on.
     ///
     /// # Errors
-    /// 404 with the names that there are; a model that cannot be loaded; a line that is full, or in which the time ran out.
+    /// 404 with the names that there are; a model that cannot be loaded; a line that is full, or in
+    /// which the time ran out.
     pub(crate) async fn hold(
         self: &Arc<Self>,
         name: Option<&str>,
@@ -370,8 +373,8 @@ impl Catalogue {
         }
     }
 
-    /// The name that is meant where a request gives none: the first that was named, else the one used last, else the
-    /// first of the store.
+    /// The name that is meant where a request gives none: the first that was named, else the one
+    /// used last, else the first of the store.
     fn usual(&self) -> Result<String, Problem> {
         if let Some(named) = self.library.named.first() {
             return Ok(named.name.clone());

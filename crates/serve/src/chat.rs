@@ -9,8 +9,8 @@ use crate::problem::Problem;
 /// Most messages of a conversation.
 pub(crate) const MOST_MESSAGES: usize = 10_000;
 
-/// Messages of OpenAI's and Ollama's kind: objects with `role` and `content`, the latter a string or a list of parts, of which
-/// only text is read.
+/// Messages of OpenAI's and Ollama's kind: objects with `role` and `content`, the latter a string
+/// or a list of parts, of which only text is read.
 pub(crate) fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
     let list = fields.needed("messages", fields.list("messages")?)?;
     if list.is_empty() || list.len() > MOST_MESSAGES {
@@ -148,7 +148,8 @@ fn tool_calls(place: &str, value: &Value) -> Result<Value, Problem> {
     calls.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>().map(Value::Array)
 }
 
-/// Variables of the template that turn reasoning on or off; a field that asks for it has no effect where it reads none.
+/// Variables of the template that turn reasoning on or off; a field that asks for it has no effect
+/// where it reads none.
 pub(crate) fn thinking(
     model: &Model,
     fields: &Fields,

@@ -1,4 +1,5 @@
-//! Embeddings, as OpenAI's `/v1/embeddings` and Ollama's `/api/embed` and `/api/embeddings` ask for them.
+//! Embeddings, as OpenAI's `/v1/embeddings` and Ollama's `/api/embed` and `/api/embeddings` ask for
+//! them.
 
 use axum::response::IntoResponse;
 use base64::Engine as _;
@@ -177,7 +178,8 @@ fn wrong_count(input: &str, of: &str, most: usize, found: usize) -> Problem {
     Problem::field(input, format_args!("expected at most {most} {of}, found {found}"))
 }
 
-/// A text's tokens. One that does not fit the context is cut if that is wanted; what the tokenizer puts at its end stays.
+/// A text's tokens. One that does not fit the context is cut if that is wanted; what the tokenizer
+/// puts at its end stays.
 fn fitted(model: &Model, text: &str, cuts: bool) -> Result<Vec<u32>, Problem> {
     if !cuts {
         return model.encode_text(text);

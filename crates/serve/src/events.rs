@@ -1,6 +1,8 @@
-//! What happens in a server, as it happens: models that are loaded and unloaded, requests that begin and end.
+//! What happens in a server, as it happens: models that are loaded and unloaded, requests that
+//! begin and end.
 //!
-//! Whoever listens at `/events` gets server-sent events from then on; one who reads too slowly misses some, and is told how many.
+//! Whoever listens at `/events` gets server-sent events from then on; one who reads too slowly
+//! misses some, and is told how many.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Bodies of requests, read by a table that says of every documented field what becomes of it.
 //!
-//! No setting is ignored in silence: a field is used; or accepted without effect on the answer, and then named in a header of
-//! the response; or refused by name. A table holds all of an interface's documented fields, and tests hold the tables against
-//! the fields that the official clients know.
+//! No setting is ignored in silence: a field is used; or accepted without effect on the answer, and
+//! then named in a header of the response; or refused by name. A table holds all of an interface's
+//! documented fields, and tests hold the tables against the fields that the official clients know.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -19,7 +19,8 @@ pub(crate) enum Fate {
     Used,
     /// It is accepted, and the answer is the same without it: accounting, caching and the like.
     NoEffect,
-    /// It is refused with this reason, unless its value is one of these, written as JSON, which ask for nothing.
+    /// It is refused with this reason, unless its value is one of these, written as JSON, which ask
+    /// for nothing.
     Refused { why: &'static str, unless: &'static [&'static str] },
 }
 

@@ -1,8 +1,9 @@
 //! Who may ask: the checks that every request passes before it is read.
 //!
-//! A page of some web site can have its reader's browser send requests to this machine. Two checks stand against that: the
-//! `Origin` of a page is this server's own, or one that was allowed; and without keys the `Host` is an address or a name of this
-//! machine, since a site may let its own name point here (DNS rebinding). Keys are compared in constant time and never logged.
+//! A page of some web site can have its reader's browser send requests to this machine. Two checks
+//! stand against that: the `Origin` of a page is this server's own, or one that was allowed; and
+//! without keys the `Host` is an address or a name of this machine, since a site may let its own
+//! name point here (DNS rebinding). Keys are compared in constant time and never logged.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,11 +36,14 @@ pub(crate) struct Peer(pub(crate) IpAddr);
 /// Who may ask.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// Keys, one of which every request must have, unless it has one of an administrator; none: no key is asked for.
+    /// Keys, one of which every request must have, unless it has one of an administrator; none: no
+    /// key is asked for.
     pub keys: Vec<String>,
-    /// Keys of administrators, who may change the store of models. Without one, only programs of this machine may.
+    /// Keys of administrators, who may change the store of models. Without one, only programs of
+    /// this machine may.
     pub admin_keys: Vec<String>,
-    /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this server's own page.
+    /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this
+    /// server's own page.
     pub origins: Vec<String>,
     /// Host names of this server, beside `localhost` and addresses.
     pub hosts: Vec<String>,
@@ -118,7 +122,8 @@ impl Access {
     }
 }
 
-/// Whether this is one of some keys, in a time that does not tell which, or how much of it is right.
+/// Whether this is one of some keys, in a time that does not tell which, or how much of it is
+/// right.
 fn has(keys: &[String], key: &str) -> bool {
     let same = |own: &String| own.as_bytes().ct_eq(key.as_bytes());
     keys.iter().map(same).fold(Choice::from(0), |any, same| any | same).into()

@@ -1,8 +1,9 @@
 //! Delft over HTTP: the interfaces of OpenAI, Anthropic and Ollama, and a web page to chat on.
 //!
-//! [`Server::bind`] takes an address, models that are loaded, and a [`Library`] of those that are loaded when a request names
-//! them; [`Server::run`] answers until it is told to stop. Requests pass the checks of `gate.rs`, are read by tables of documented
-//! fields (`fields.rs`), hold their model (`catalogue.rs`), and become texts through the one module that knows the engine
+//! [`Server::bind`] takes an address, models that are loaded, and a [`Library`] of those that are
+//! loaded when a request names them; [`Server::run`] answers until it is told to stop. Requests
+//! pass the checks of `gate.rs`, are read by tables of documented fields (`fields.rs`), hold their
+//! model (`catalogue.rs`), and become texts through the one module that knows the engine
 //! (`generation.rs`). There is no state but the models and their sessions.
 
 mod anthropic;

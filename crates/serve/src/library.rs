@@ -1,4 +1,5 @@
-//! What could be loaded: the models that a server was given by name, and those of the store that `delft pull` fills.
+//! What could be loaded: the models that a server was given by name, and those of the store that
+//! `delft pull` fills.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,10 +28,11 @@ pub struct Library {
     pub embeddings: bool,
     /// Sources of chat templates to use instead of the models' own, by name.
     pub templates: Option<BTreeMap<String, String>>,
-    /// Most bytes that the loaded ones may take of each device's memory together; unset: what is free.
+    /// Most bytes that the loaded ones may take of each device's memory together; unset: what is
+    /// free.
     pub memory: Option<u64>,
-    /// A folder that keeps what a few tokens' logits were at the last good load of each model, with which every load is compared;
-    /// unset: none is.
+    /// A folder that keeps what a few tokens' logits were at the last good load of each model, with
+    /// which every load is compared; unset: none is.
     pub canary: Option<PathBuf>,
     /// How long the named ones stay loaded.
     pub keep_named: Keep,
@@ -45,7 +47,8 @@ pub struct Named {
     pub name: String,
     /// Where it lies.
     pub model: hub::Model,
-    /// Where it is loaded: on each of these, which then share its requests; none: as the library's models are.
+    /// Where it is loaded: on each of these, which then share its requests; none: as the library's
+    /// models are.
     pub devices: Vec<Place>,
     /// Adapters of it, each a model of its own name.
     pub adapters: Vec<(String, AdapterFile)>,
@@ -63,7 +66,8 @@ impl Named {
 }
 
 impl Library {
-    /// Whether a model fits a device of its own, with all of its context, beside others that are loaded.
+    /// Whether a model fits a device of its own, with all of its context, beside others that are
+    /// loaded.
     ///
     /// # Errors
     /// Files that cannot be read, or of a model that cannot be run.
@@ -79,8 +83,9 @@ impl Library {
         if named.devices.is_empty() { usual } else { &named.devices }
     }
 
-    /// Why a model does not fit beside those that are loaded: what is free is less than it needs and they may still take of
-    /// what was planned for them, or they would take more together than they may.
+    /// Why a model does not fit beside those that are loaded: what is free is less than it needs
+    /// and they may still take of what was planned for them, or they would take more together than
+    /// they may.
     pub(crate) fn lack(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
         prepared.plan().iter().zip(prepared.places()).find_map(|(plan, place)| {
             let on_it = || loaded.iter().filter(|engine| engine.places().contains(place));
@@ -113,7 +118,8 @@ impl Library {
         Served { name: named.name.clone(), templates: self.templates.clone(), adapters, engines }
     }
 
-    /// How a model is loaded on a device: with its adapters, and for embeddings where it is made for them.
+    /// How a model is loaded on a device: with its adapters, and for embeddings where it is made
+    /// for them.
     ///
     /// # Errors
     /// Files that cannot be read.

@@ -1,4 +1,5 @@
-//! Log lines: a time, a word and `key=value` pairs, one line for each request and each text, on standard error.
+//! Log lines: a time, a word and `key=value` pairs, one line for each request and each text, on
+//! standard error.
 //!
 //! Prompts, answers and keys are never logged.
 

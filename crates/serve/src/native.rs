@@ -86,8 +86,8 @@ pub(crate) fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// `/props`: what is served, and the settings that apply where a request says nothing. Of models that are not loaded, the
-/// name alone.
+/// `/props`: what is served, and the settings that apply where a request says nothing. Of models
+/// that are not loaded, the name alone.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
     let told = |known: Known| {
         let Some(model) = known.loaded else {

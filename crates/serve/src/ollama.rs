@@ -1,4 +1,5 @@
-//! Ollama's interface: chat and generate; what is about models is in `manage.rs`. Streams are JSON lines, and are the default.
+//! Ollama's interface: chat and generate; what is about models is in `manage.rs`. Streams are JSON
+//! lines, and are the default.
 
 pub(crate) mod manage;
 

@@ -136,7 +136,8 @@ async fn stream<S: Shape>(
     sender.done().await
 }
 
-/// A model of the list; how long its context is follows from the memory that there is when it is loaded.
+/// A model of the list; how long its context is follows from the memory that there is when it is
+/// loaded.
 fn model_json(app: &App, known: &Known) -> Value {
     json!({
         "id": known.name,

@@ -1,4 +1,5 @@
-//! The web page: files inside the program, served with a policy that lets the page ask this server alone.
+//! The web page: files inside the program, served with a policy that lets the page ask this server
+//! alone.
 
 use std::sync::Arc;
 

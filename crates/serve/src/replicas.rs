@@ -1,15 +1,17 @@
 //! One model on several devices: which of its engines computes a text.
 //!
-//! Each engine keeps what it computed, so that a conversation does best where its earlier turns are; but an engine that has
-//! much to do is worth leaving. Both are counted in tokens of prompt: those of the text that the engine would compute itself,
-//! and [`NEIGHBOUR`] for each text that is under way there. SGLang's and vLLM's routers weigh the same two.
+//! Each engine keeps what it computed, so that a conversation does best where its earlier turns
+//! are; but an engine that has much to do is worth leaving. Both are counted in tokens of prompt:
+//! those of the text that the engine would compute itself, and [`NEIGHBOUR`] for each text that is
+//! under way there. SGLang's and vLLM's routers weigh the same two.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use delft::{Adapter, Engine};
 
-/// What a text under way costs one that comes to the same engine, in tokens of prompt: its steps take longer by so much.
+/// What a text under way costs one that comes to the same engine, in tokens of prompt: its steps
+/// take longer by so much.
 const NEIGHBOUR: usize = 256;
 
 /// A model's engines, and what is under way on each.
@@ -61,8 +63,8 @@ impl Replicas {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place on the engine that has the least to do for a text that begins so; `adapters` has a handle for each engine, or
-    /// there is none.
+    /// A place on the engine that has the least to do for a text that begins so; `adapters` has a
+    /// handle for each engine, or there is none.
     pub(crate) fn place(self: &Arc<Self>, prompt: &[u32], adapters: &[Adapter]) -> Place {
         let mut under_way = self.under_way();
         let adapter = adapters.first().map(Adapter::path);
@@ -122,7 +124,8 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    /// The engine that is chosen, of some with so many tokens to compute and so many texts under way.
+    /// The engine that is chosen, of some with so many tokens to compute and so many texts under
+    /// way.
     fn chosen(offers: &[(usize, usize)]) -> usize {
         least(offers.iter().map(|&(rest, others)| Offer { rest, others }), 4)
     }

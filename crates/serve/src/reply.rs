@@ -193,7 +193,8 @@ impl Reply {
         Reply { calls: Some(reader), ..self }
     }
 
-    /// The same, which gives the arguments of calls as they come, where the form of the calls allows it.
+    /// The same, which gives the arguments of calls as they come, where the form of the calls
+    /// allows it.
     pub(crate) fn piecewise(self) -> Self {
         let calls = self.calls.map(|reader| match reader {
             Reader::Marks(calls) => Reader::Marks(calls.piecewise()),

@@ -31,7 +31,8 @@ use crate::watch::Record;
 
 /// Connections that are open at a time; more wait until one is closed.
 const CONNECTIONS: usize = 512;
-/// The longest that the head of a request may take to arrive, and that a connection may idle before it.
+/// The longest that the head of a request may take to arrive, and that a connection may idle before
+/// it.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// The longest that a client may leave what is sent to it unread.
 const WRITE_TIME: Duration = Duration::from_secs(60);
@@ -80,12 +81,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the address. Models that are loaded and that the configuration's library names as well may be unloaded and loaded
-    /// again; others stay.
+    /// Takes the address. Models that are loaded and that the configuration's library names as well
+    /// may be unloaded and loaded again; others stay.
     ///
     /// # Errors
-    /// An address that is in use, or that other machines reach while no key is asked for; two models of one name; a chat
-    /// template that cannot be read; a folder for records that cannot be written to.
+    /// An address that is in use, or that other machines reach while no key is asked for; two
+    /// models of one name; a chat template that cannot be read; a folder for records that cannot be
+    /// written to.
     pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
         config.check()?;
         let Config { address, access, limits, drain, library, record, .. } = config;
@@ -118,8 +120,8 @@ impl Server {
         Adapted(self.app.models.clone())
     }
 
-    /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the second ends at once. Calls
-    /// `ready` when it heeds signals and is about to answer.
+    /// Serves until SIGTERM, SIGINT or Ctrl-C: the first lets requests finish within the limit, the
+    /// second ends at once. Calls `ready` when it heeds signals and is about to answer.
     ///
     /// # Errors
     /// A system without the threads or sockets that serving takes.
@@ -184,7 +186,8 @@ impl Server {
                 (permit, accepted) = accepted => match accepted {
                     Ok((stream, peer)) => (permit, (stream, Peer(peer.ip()))),
                     Err(_) => {
-                        // The process has no file descriptors left, or the client is gone already: others go on.
+                        // The process has no file descriptors left, or the client is gone already:
+                        // others go on.
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
                     }
@@ -225,8 +228,9 @@ impl Server {
 pub struct Adapted(Arc<Catalogue>);
 
 impl Adapted {
-    /// Puts an adapter, with its handle on each of the model's engines, behind a name of its own beside the loaded model `of`,
-    /// in the place of the one of that name. Requests that are under way keep the one that they began with.
+    /// Puts an adapter, with its handle on each of the model's engines, behind a name of its own
+    /// beside the loaded model `of`, in the place of the one of that name. Requests that are under
+    /// way keep the one that they began with.
     ///
     /// # Errors
     /// A model that is not loaded; a name that another model has.

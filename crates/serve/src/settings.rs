@@ -16,8 +16,8 @@ const LONGEST_STOP: usize = 1024;
 /// Most likeliest tokens that are told, as OpenAI documents it.
 pub(crate) const MOST_TOP_LOGPROBS: i64 = 20;
 
-/// The settings that the interfaces share, by the names that they share. A table decides which of them a request may have.
-/// `seed` is for a request that gives none.
+/// The settings that the interfaces share, by the names that they share. A table decides which of
+/// them a request may have. `seed` is for a request that gives none.
 pub(crate) fn options(
     model: &Model,
     fields: &Fields,

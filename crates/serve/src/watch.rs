@@ -1,5 +1,5 @@
-//! What follows a request from its head to the last byte of its answer: its name and seed, events of its begin and end, and the
-//! record of both for `delft replay`.
+//! What follows a request from its head to the last byte of its answer: its name and seed, events
+//! of its begin and end, and the record of both for `delft replay`.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -76,8 +76,8 @@ impl Trail {
 pub(crate) struct Record(Mutex<File>);
 
 impl Record {
-    /// Begins a file in a folder, which is made if there is none. It is called after the time, and holds what people ask, so
-    /// that only its owner may read it.
+    /// Begins a file in a folder, which is made if there is none. It is called after the time, and
+    /// holds what people ask, so that only its owner may read it.
     ///
     /// # Errors
     /// The system's.

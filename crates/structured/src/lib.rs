@@ -46,7 +46,8 @@ const LONGEST_REASON: usize = 300;
 pub enum Grammar {
     /// A JSON object.
     Json,
-    /// JSON that a JSON schema (draft 2020-12) allows. Keywords that cannot be followed are refused.
+    /// JSON that a JSON schema (draft 2020-12) allows. Keywords that cannot be followed are
+    /// refused.
     Schema(Value),
     /// A text that all of this regular expression matches.
     Regex(String),

@@ -1,14 +1,15 @@
-//! JSON schemas in the keywords that llguidance follows. What others say is said in these, alike, or where that cannot be, in a
-//! way that allows less:
+//! JSON schemas in the keywords that llguidance follows. What others say is said in these, alike,
+//! or where that cannot be, in a way that allows less:
 //!
 //! - `contains` is met by one of the first [`PLACES`] items;
 //! - an array of which no more than some items may meet `contains` begins with those that do;
-//! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf` names, not what all that fit do;
+//! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf`
+//!   names, not what all that fit do;
 //! - arrays of different items are those of the few values that a schema lists, in every order;
 //! - formats of names and addresses in any script are those in ASCII.
 //!
-//! So whatever is written is valid by the schema as it was given. A keyword that can be put into no other stays, and llguidance
-//! refuses it by its name.
+//! So whatever is written is valid by the schema as it was given. A keyword that can be put into no
+//! other stays, and llguidance refuses it by its name.
 
 mod evaluated;
 mod negation;
@@ -164,7 +165,8 @@ impl Rewriter<'_> {
     fn schema(&self, schema: &mut Value) {
         if let Value::Object(fields) = schema {
             self.evaluated(fields);
-            // What is said about what is not met comes before anything is said in a way that allows less.
+            // What is said about what is not met comes before anything is said in a way that allows
+            // less.
             self.conditions(fields);
             self.exclusions(fields);
             dependencies(fields);
@@ -379,8 +381,8 @@ impl Names {
     }
 }
 
-/// `dependentRequired`, `dependentSchemas` and what `dependencies` said before them: each property is absent, or what depends on it
-/// holds.
+/// `dependentRequired`, `dependentSchemas` and what `dependencies` said before them: each property
+/// is absent, or what depends on it holds.
 fn dependencies(fields: &mut Object) {
     for key in ["dependencies", "dependentRequired", "dependentSchemas"] {
         let Some(Value::Object(all)) = fields.get(key) else { continue };

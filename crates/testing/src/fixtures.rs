@@ -4,9 +4,10 @@
 /// Declares a module with a test for each reference fixture, which calls a function with the
 /// fixture's path.
 ///
-/// - `fixtures!(name: run)`: every folder with a Hugging Face checkpoint, which `run` takes as `&Path`.
-/// - `fixtures!(name: run, twins)`: every GGUF file and quantised folder beside one, which `run` takes
-///   as `&Path`.
+/// - `fixtures!(name: run)`: every folder with a Hugging Face checkpoint, which `run` takes as
+///   `&Path`.
+/// - `fixtures!(name: run, twins)`: every GGUF file and quantised folder beside one, which `run`
+///   takes as `&Path`.
 ///
 /// A new fixture is a row here; a test of this crate fails if one is missing.
 #[macro_export]

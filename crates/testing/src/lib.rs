@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 mod fixtures;
 
 /// Notes that the running test, or a part of it, is skipped, and why: on standard output, and in
-/// the file that the variable `DELFT_TEST_SKIPPED` names, if it is set. `.ci/run` prints that file at
-/// its end, so that a run on a machine that lacks something does not look like a full one.
+/// the file that the variable `DELFT_TEST_SKIPPED` names, if it is set. `.ci/run` prints that file
+/// at its end, so that a run on a machine that lacks something does not look like a full one.
 ///
 /// # Panics
 ///
@@ -45,7 +45,8 @@ pub fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models")
 }
 
-/// The context with which a fixture's rotation is the one that it expects, where that follows the context.
+/// The context with which a fixture's rotation is the one that it expects, where that follows the
+/// context.
 pub fn context(path: &Path) -> Option<usize> {
     let contexts = [("phi3-short", 32), ("llama-dynamic-beyond", 128)];
     let named = |name: &str| path.components().any(|part| part.as_os_str() == name);

@@ -88,8 +88,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
 /// What to say where nothing compiles Metal text.
 const NO_TOOLS: &str = "metallib: there are none of Apple's tools for every platform (xcrun metal)";
 
-/// The Metal texts of the kernels that Metal takes: schedules with more threadgroup memory, or other
-/// products, are for other targets.
+/// The Metal texts of the kernels that Metal takes: schedules with more threadgroup memory, or
+/// other products, are for other targets.
 fn metal(kernels: &[Kernel]) -> Result<Vec<Source>, String> {
     let source = |kernel: &Kernel| {
         let (name, version) = (kernel.name.clone(), emit::metal_version(kernel));

@@ -24,7 +24,8 @@ pub(crate) fn run(filter: Option<&str>) -> Outcome {
     Ok(true)
 }
 
-/// The digest of a kernel's text under a name that is everybody's, without the prelude; `none` where the target does not take it.
+/// The digest of a kernel's text under a name that is everybody's, without the prelude; `none`
+/// where the target does not take it.
 fn digest(kernel: &Kernel, dialect: Dialect) -> String {
     let nameless = Kernel { name: "nameless".to_owned(), ..kernel.clone() };
     let lowered = passes::lower(&nameless, build::target(dialect));
@@ -32,7 +33,8 @@ fn digest(kernel: &Kernel, dialect: Dialect) -> String {
     text.map_or_else(|_| "none".to_owned(), hex)
 }
 
-/// The first 16 digits of the SHA-256 of a text without the comments that say where its lines were recorded.
+/// The first 16 digits of the SHA-256 of a text without the comments that say where its lines were
+/// recorded.
 fn hex(text: String) -> String {
     let lines = text.lines().map(|line| line.rfind("  // ").map_or(line, |at| &line[..at]));
     let digest = Sha256::digest(lines.collect::<Vec<_>>().join("\n"));

@@ -53,8 +53,8 @@ enum Command {
         #[arg(long)]
         text: bool,
     },
-    /// List every case, and every kernel with digests of its texts in which its own name does not count, and
-    /// those of what stands before all kernels.
+    /// List every case, and every kernel with digests of its texts in which its own name does not
+    /// count, and those of what stands before all kernels.
     List {
         /// Only kernels whose name or family contains this.
         filter: Option<String>,
@@ -75,7 +75,8 @@ enum Emit {
     All,
     /// Metal text, one file per kernel.
     Msl,
-    /// A library of Metal for each platform, where there are Apple's tools, and the list of its texts.
+    /// A library of Metal for each platform, where there are Apple's tools, and the list of its
+    /// texts.
     Metallib,
     /// CUDA text, one file per kernel.
     Cuda,

@@ -41,7 +41,8 @@ impl Platform {
         }
     }
 
-    /// The library's file. The driver looks for macOS's beside the program, and for the list beside it.
+    /// The library's file. The driver looks for macOS's beside the program, and for the list beside
+    /// it.
     fn library(self) -> String {
         match self {
             Platform::Macos => "kernels.metallib".to_owned(),
@@ -150,8 +151,8 @@ impl Build<'_> {
         run(command.arg("-o").arg(to).arg(from), &format!("{name} for {}", self.platform.name()))
     }
 
-    /// Links what was compiled; returns the name of the list. Both are made aside and renamed, the list last: a library
-    /// without its list is not used.
+    /// Links what was compiled; returns the name of the list. Both are made aside and renamed, the
+    /// list last: a library without its list is not used.
     fn link(&self, out: &Path) -> Result<String, String> {
         let library = self.platform.library();
         let aside = tempfile::tempdir_in(out).map_err(|e| format!("{}: {e}", out.display()))?;
@@ -216,8 +217,8 @@ mod tests {
         }
     }
 
-    /// What stands for `xcrun`: finds tools for Macs and iPhones, refuses texts with `wrong` in them, and links by joining files,
-    /// behind a line with its arguments.
+    /// What stands for `xcrun`: finds tools for Macs and iPhones, refuses texts with `wrong` in
+    /// them, and links by joining files, behind a line with its arguments.
     #[cfg(unix)]
     const XCRUN: &str = r#"#!/bin/sh
 case "$*" in

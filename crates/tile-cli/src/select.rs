@@ -6,7 +6,8 @@ use tile::case::{Bench, Case, Spec};
 use tile::launch::Numbers;
 use tile::manifest::Manifest;
 
-/// The families with cases or benchmarks that a filter names: by the family's name, or by a kernel's.
+/// The families with cases or benchmarks that a filter names: by the family's name, or by a
+/// kernel's.
 pub(crate) fn cases(filter: Option<&str>) -> Result<Vec<(Spec, Vec<Case>)>, String> {
     let chosen = kernels::all().into_iter().filter_map(|spec| {
         let cases = kept((spec.cases)(), |case| &case.kernel, spec, filter);

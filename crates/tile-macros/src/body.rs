@@ -9,7 +9,8 @@ use syn::{
     parse_quote_spanned,
 };
 
-/// Rewrites the body of a function in place; its last expression is a value if the function returns one.
+/// Rewrites the body of a function in place; its last expression is a value if the function returns
+/// one.
 pub(crate) fn rewrite(block: &mut Block, output: &ReturnType) -> Result<()> {
     let mut rewriter = Rewriter { errors: None, statement: false };
     match output {
@@ -87,7 +88,8 @@ impl Rewriter {
     }
 }
 
-/// Whether the last statement of a block may be its value: an `if` that is not followed by `else` has none.
+/// Whether the last statement of a block may be its value: an `if` that is not followed by `else`
+/// has none.
 fn is_value(last: &Stmt) -> bool {
     match last {
         Stmt::Expr(Expr::If(choice), None) => choice.else_branch.is_some(),

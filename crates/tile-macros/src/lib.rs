@@ -4,14 +4,16 @@
 //! #[kernel]
 //! pub fn scale(x: In<{ scalar }>, y: Out<{ scalar }>, by: Const<f32>, scalar: Scalar) { .. }
 //! ```
-//! becomes `pub fn scale(scalar: Scalar) -> Recipe<'static>`. Parameters of the types `In`, `Out`, `InOut`, `Const` and `Arg`
-//! are the kernel's; all others stay the function's, known while it records. A buffer's element type stands between braces,
-//! an expression of the function's parameters, or is a type of the language: `In<u32>`. The kernel is named after the
-//! function and the values of its parameters, all of which its recipe's key holds.
+//! becomes `pub fn scale(scalar: Scalar) -> Recipe<'static>`. Parameters of the types `In`, `Out`,
+//! `InOut`, `Const` and `Arg` are the kernel's; all others stay the function's, known while it
+//! records. A buffer's element type stands between braces, an expression of the function's
+//! parameters, or is a type of the language: `In<u32>`. The kernel is named after the function and
+//! the values of its parameters, all of which its recipe's key holds.
 //!
-//! In the body these forms are rewritten, on spans of the user's source, so that both the device's values and plain
-//! Rust values work in them: `for`, `if`/`else` as statements, comparisons, `&&`, `||`, `x[i]`, `x[i] = v`, `x[i] += v`, `v = e`
-//! and reads of `x[i]`. Everything else is plain Rust. `#[device]` rewrites the body of a helper alike.
+//! In the body these forms are rewritten, on spans of the user's source, so that both the device's
+//! values and plain Rust values work in them: `for`, `if`/`else` as statements, comparisons, `&&`,
+//! `||`, `x[i]`, `x[i] = v`, `x[i] += v`, `v = e` and reads of `x[i]`. Everything else is plain
+//! Rust. `#[device]` rewrites the body of a helper alike.
 
 mod body;
 

@@ -1,8 +1,9 @@
-//! Builds a kernel while its Rust function runs: every operation of [`crate::dsl`] appends an instruction here.
+//! Builds a kernel while its Rust function runs: every operation of [`crate::dsl`] appends an
+//! instruction here.
 //!
-//! One builder is current per thread; `build` makes it, runs the function and takes the kernel out. Misuse that the type
-//! system cannot see (a value used outside the loop that defines it, for one) is found by the verifier, which names
-//! the Rust line each instruction was recorded at.
+//! One builder is current per thread; `build` makes it, runs the function and takes the kernel out.
+//! Misuse that the type system cannot see (a value used outside the loop that defines it, for one)
+//! is found by the verifier, which names the Rust line each instruction was recorded at.
 
 use std::cell::RefCell;
 use std::panic::Location;

@@ -1,4 +1,5 @@
-//! What kernels are tested and measured with: buffers, cases with expected results, benchmarks with their work.
+//! What kernels are tested and measured with: buffers, cases with expected results, benchmarks with
+//! their work.
 
 use half::{bf16, f16};
 
@@ -74,7 +75,8 @@ impl Buffer {
         self.bytes.chunks_exact(self.scalar.bytes()).map(read).collect()
     }
 
-    /// Every element as f32: what a kernel that reads this buffer sees, so what its reference must be given.
+    /// Every element as f32: what a kernel that reads this buffer sees, so what its reference must
+    /// be given.
     pub fn to_f32(&self) -> Vec<f32> {
         self.to_f64().into_iter().map(|x| x as f32).collect()
     }
@@ -96,7 +98,8 @@ pub struct Case {
     pub numbers: Numbers,
     /// The buffers in binding order, as they are before the launch.
     pub buffers: Vec<Buffer>,
-    /// What buffers (by index into `buffers`) must hold afterwards; all others must be unchanged if they are inputs.
+    /// What buffers (by index into `buffers`) must hold afterwards; all others must be unchanged if
+    /// they are inputs.
     pub expected: Vec<(usize, Expected)>,
 }
 
@@ -109,7 +112,8 @@ pub enum Expected {
     Exact(Vec<f64>),
 }
 
-/// The tolerance for results stored as a type: 1e-5 for f32, 2e-3 for f16, 1e-2 for bf16, none for integers.
+/// The tolerance for results stored as a type: 1e-5 for f32, 2e-3 for f16, 1e-2 for bf16, none for
+/// integers.
 pub fn tolerance(scalar: Scalar) -> f64 {
     match scalar {
         Scalar::F32 => 1e-5,
@@ -119,8 +123,8 @@ pub fn tolerance(scalar: Scalar) -> f64 {
     }
 }
 
-/// The relative error of a result: the largest `|got - want| / (|want| + rms(want))`. Equal infinities differ by nothing; any
-/// other value that is not finite is infinitely wrong.
+/// The relative error of a result: the largest `|got - want| / (|want| + rms(want))`. Equal
+/// infinities differ by nothing; any other value that is not finite is infinitely wrong.
 pub fn error(got: &[f64], want: &[f64]) -> f64 {
     let finite: Vec<f64> = want.iter().copied().filter(|w| w.is_finite()).collect();
     let rms = (finite.iter().map(|w| w * w).sum::<f64>() / finite.len().max(1) as f64).sqrt();
@@ -137,7 +141,8 @@ pub fn error(got: &[f64], want: &[f64]) -> f64 {
 }
 
 impl Case {
-    /// Compares the buffers after a launch with what is expected; the largest relative error, or what is wrong.
+    /// Compares the buffers after a launch with what is expected; the largest relative error, or
+    /// what is wrong.
     ///
     /// # Errors
     /// One line naming the buffer and the first element out of bounds.

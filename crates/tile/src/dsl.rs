@@ -1,9 +1,10 @@
 //! What a `#[kernel]` function is written with: typed values whose operators record instructions.
 //!
-//! A [`Val<T>`] is one number per thread, a [`Frag`] a matrix tile per simdgroup; [`In`], [`Out`], [`InOut`] are buffers,
-//! [`Shared`] threadgroup memory, [`Var`] and [`Regs`] registers. Rust's own `for` and `if` run while the kernel is
-//! built (they unroll and choose); those on `Val`s are recorded: `#[kernel]` turns `for i in range(a, b)`, `if cond`,
-//! `x[i]`, `y[i] = v`, `a < b` and `v = e` on them into the functions below. Plain helper functions compose freely.
+//! A [`Val<T>`] is one number per thread, a [`Frag`] a matrix tile per simdgroup; [`In`], [`Out`],
+//! [`InOut`] are buffers, [`Shared`] threadgroup memory, [`Var`] and [`Regs`] registers. Rust's own
+//! `for` and `if` run while the kernel is built (they unroll and choose); those on `Val`s are
+//! recorded: `#[kernel]` turns `for i in range(a, b)`, `if cond`, `x[i]`, `y[i] = v`, `a < b` and
+//! `v = e` on them into the functions below. Plain helper functions compose freely.
 
 use std::marker::PhantomData;
 
@@ -278,7 +279,8 @@ pub fn range(start: impl IntoVal<u32>, end: impl IntoVal<u32>) -> Range {
     Range { start: start.val(), end: end.val(), step: 1u32.val(), unroll: false }
 }
 
-/// This thread's share of `0..end`: `thread, thread + threads, ..`. Neighbours touch neighbouring elements.
+/// This thread's share of `0..end`: `thread, thread + threads, ..`. Neighbours touch neighbouring
+/// elements.
 #[track_caller]
 pub fn strided(end: impl IntoVal<u32>) -> Range {
     let step = threads();
@@ -392,8 +394,8 @@ pub fn ballot(cond: Val<bool>) -> Val<u32> {
     simd(SimdOp::Ballot, cond, None)
 }
 
-/// The combination of all threads' values, in every thread. Ends and begins with a barrier when there is more than one
-/// simdgroup.
+/// The combination of all threads' values, in every thread. Ends and begins with a barrier when
+/// there is more than one simdgroup.
 #[track_caller]
 pub fn group_reduce<T: Number>(op: Reduce, value: Val<T>) -> Val<T> {
     let own = simd_reduce(op, value);

@@ -1,7 +1,9 @@
-//! Arithmetic: one table in which each operation has its name, its meaning and its spelling per target.
+//! Arithmetic: one table in which each operation has its name, its meaning and its spelling per
+//! target.
 //!
-//! The meaning works on the 32 bits that a register holds. `None` is an undefined result (division by zero, a shift by
-//! 32 or more): the interpreter reports it, and constant folding leaves it alone.
+//! The meaning works on the 32 bits that a register holds. `None` is an undefined result (division
+//! by zero, a shift by 32 or more): the interpreter reports it, and constant folding leaves it
+//! alone.
 
 use crate::types::Scalar;
 
@@ -368,8 +370,8 @@ fn halves(to: Scalar, a: f32, b: f32) -> u32 {
     cast(Scalar::F32, to, a.to_bits()) | cast(Scalar::F32, to, b.to_bits()) << 16
 }
 
-/// The meaning of a cast: register bits of one type to those of another. Storage types keep their bits in the low end,
-/// signed ones extended.
+/// The meaning of a cast: register bits of one type to those of another. Storage types keep their
+/// bits in the low end, signed ones extended.
 #[inline(always)]
 pub fn cast(from: Scalar, to: Scalar, bits: u32) -> u32 {
     use Scalar::{BF16, Bool, F16, F32, I8, I16, I32, U8, U16, U32};

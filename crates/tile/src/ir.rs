@@ -1,9 +1,11 @@
-//! The intermediate representation: a kernel as a tree of blocks of typed instructions, each value assigned once.
+//! The intermediate representation: a kernel as a tree of blocks of typed instructions, each value
+//! assigned once.
 //!
-//! Control flow is structured (`For`, `If`) and carries no values: what changes in a loop lives in memory, of which
-//! there are three kinds ([`Place`]): buffers (global), shared arrays (threadgroup) and register arrays (one thread,
-//! or one simdgroup for tiles). A value may be used after its definition in the same block and in blocks inside it.
-//! `verify` states every rule; `text` prints and parses the form shown in tests.
+//! Control flow is structured (`For`, `If`) and carries no values: what changes in a loop lives in
+//! memory, of which there are three kinds ([`Place`]): buffers (global), shared arrays
+//! (threadgroup) and register arrays (one thread, or one simdgroup for tiles). A value may be used
+//! after its definition in the same block and in blocks inside it. `verify` states every rule;
+//! `text` prints and parses the form shown in tests.
 
 use crate::launch::Launch;
 use crate::types::{Scalar, Type};
@@ -12,7 +14,8 @@ use crate::types::{Scalar, Type};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Value(pub u32);
 
-/// Where in the kernel's Rust source an instruction was written. An index into [`Kernel::sources`]; 0 is unknown.
+/// Where in the kernel's Rust source an instruction was written. An index into [`Kernel::sources`];
+/// 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Source(pub u32);
 
@@ -172,9 +175,10 @@ impl Literal {
 /// Elements of a row of a block that [`Inst::Wgmma`] reads: 128 bytes.
 pub const ROW: u32 = 64;
 
-/// Where element `col` of row `row` lies in such a block, from its first element on, which is a multiple of 1024 bytes: each
-/// row's eight units of 16 bytes change places, unit `u` of row `r` to `u ^ (r % 8)`, so that the same unit of eight
-/// neighbouring rows lies in different banks. PTX calls this the 128-byte swizzling mode.
+/// Where element `col` of row `row` lies in such a block, from its first element on, which is a
+/// multiple of 1024 bytes: each row's eight units of 16 bytes change places, unit `u` of row `r` to
+/// `u ^ (r % 8)`, so that the same unit of eight neighbouring rows lies in different banks. PTX
+/// calls this the 128-byte swizzling mode.
 pub const fn swizzled(row: u32, col: u32) -> u32 {
     row * ROW + ((col / 8) ^ (row % 8)) * 8 + col % 8
 }
@@ -269,12 +273,13 @@ pub enum Inst {
     Fma(Value, Value, Value),
     /// `yes` where `cond` (a `Bool` of the same shape), else `no`.
     Select { cond: Value, yes: Value, no: Value },
-    /// Conversion to another element type: floats round to nearest even, floats to integers truncate and saturate.
-    /// On vectors and tiles element by element.
+    /// Conversion to another element type: floats round to nearest even, floats to integers
+    /// truncate and saturate. On vectors and tiles element by element.
     Cast(Scalar, Value),
     /// The same bits as another scalar of the same size.
     Bitcast(Scalar, Value),
-    /// `acc + sum of four products of bytes`: `a` and `b` hold signed bytes in a `U32`, lowest first; `acc` is `I32`.
+    /// `acc + sum of four products of bytes`: `a` and `b` hold signed bytes in a `U32`, lowest
+    /// first; `acc` is `I32`.
     Dot4 { a: Value, b: Value, acc: Value },
     /// Scalars of one type to a vector.
     Pack(Vec<Value>),
@@ -285,18 +290,20 @@ pub enum Inst {
     Load { place: Place, index: Value, lanes: u8, hint: Hint },
     /// A scalar, a vector (its index a multiple of its lanes), or an element of a register array.
     Store { place: Place, index: Value, value: Value },
-    /// Returns the old value. `U32` or `I32` of a buffer or shared array; `F32` for `Add` on a buffer.
+    /// Returns the old value. `U32` or `I32` of a buffer or shared array; `F32` for `Add` on a
+    /// buffer.
     Atomic { op: AtomicOp, place: Place, index: Value, value: Value },
     /// All threads of the threadgroup wait; shared and global writes before it are seen after it.
     Barrier,
     /// All lanes of the simdgroup wait; shared writes before it are seen after it.
     SimdBarrier,
-    /// Writes before it are seen by every threadgroup before what comes after it: for atomics that hand work over.
+    /// Writes before it are seen by every threadgroup before what comes after it: for atomics that
+    /// hand work over.
     Fence,
     /// An exchange between lanes; the second operand is for [`SimdOp::Shuffle`].
     Simd(SimdOp, Value, Option<Value>),
-    /// Begins to copy `lanes` elements (4, 8 or 16 bytes) from a buffer to a shared array of the same type. Where `keep`
-    /// is false it writes zeros and reads nothing.
+    /// Begins to copy `lanes` elements (4, 8 or 16 bytes) from a buffer to a shared array of the
+    /// same type. Where `keep` is false it writes zeros and reads nothing.
     CopyAsync {
         to: Place,
         to_index: Value,
@@ -307,29 +314,35 @@ pub enum Inst {
     },
     /// Closes a batch of copies of this thread.
     CopyCommit,
-    /// Waits until at most this many of the thread's latest batches are unfinished. A barrier shows them to others.
+    /// Waits until at most this many of the thread's latest batches are unfinished. A barrier shows
+    /// them to others.
     CopyWait(u8),
     /// Lets the next kernel of the stream start early.
     GridTrigger,
     /// Waits for the kernel before: nothing that it writes may be read earlier.
     GridWait,
-    /// A tile with the same value everywhere, from a scalar; or from a row tile, each row with its value.
+    /// A tile with the same value everywhere, from a scalar; or from a row tile, each row with its
+    /// value.
     Splat(Type, Value),
-    /// A tile from memory: element `(r, c)` is at `index + r * stride + c`, or `index + c * stride + r` if transposed.
+    /// A tile from memory: element `(r, c)` is at `index + r * stride + c`, or
+    /// `index + c * stride + r` if transposed.
     TileLoad { ty: Type, place: Place, index: Value, stride: Value, transposed: bool },
     /// An accumulator to memory, element `(r, c)` to `index + r * stride + c`.
     TileStore { place: Place, index: Value, stride: Value, value: Value },
-    /// An operand of a product from the lanes' own words, each two elements that are neighbours along the sum, the first in
-    /// the low half. With `g = lane / 4` and `t = 2 (lane % 4)`, the four words of a left operand are `(g, t)`, `(g + 8, t)`,
-    /// `(g, t + 8)` and `(g + 8, t + 8)`; of a right one `(t, g)`, `(t + 8, g)`, `(t, g + 8)` and `(t + 8, g + 8)`. Tiles
-    /// of 8 rows have the first word alone.
+    /// An operand of a product from the lanes' own words, each two elements that are neighbours
+    /// along the sum, the first in the low half. With `g = lane / 4` and `t = 2 (lane % 4)`, the
+    /// four words of a left operand are `(g, t)`, `(g + 8, t)`, `(g, t + 8)` and `(g + 8, t + 8)`;
+    /// of a right one `(t, g)`, `(t + 8, g)`, `(t, g + 8)` and `(t + 8, g + 8)`. Tiles of 8 rows
+    /// have the first word alone.
     TileOf(Type, Vec<Value>),
     /// `c + a b`, summed in f32.
     Mma { a: Value, b: Value, c: Value },
-    /// Begins the product of a warpgroup, four simdgroups from a multiple of four on: all registers of `sum`, accumulators
-    /// of f32, become themselves plus `a b'` over 64 terms. Tile `j` of simdgroup `s` gets rows `16 (s % 4)` on of `a` by
-    /// rows `16 j` on of `b`: blocks of [`ROW`] elements a row in shared memory, 64 rows of `a` and 16 a register of `b`,
-    /// swizzled as [`swizzled`] says. Until it is waited for, neither blocks nor registers may be touched otherwise.
+    /// Begins the product of a warpgroup, four simdgroups from a multiple of four on: all registers
+    /// of `sum`, accumulators of f32, become themselves plus `a b'` over 64 terms. Tile `j` of
+    /// simdgroup `s` gets rows `16 (s % 4)` on of `a` by rows `16 j` on of `b`: blocks of [`ROW`]
+    /// elements a row in shared memory, 64 rows of `a` and 16 a register of `b`, swizzled as
+    /// [`swizzled`] says. Until it is waited for, neither blocks nor registers may be touched
+    /// otherwise.
     Wgmma { sum: Place, a: Place, a_index: Value, b: Place, b_index: Value },
     /// What was done to accumulators before it comes before the products that begin after it.
     WgmmaFence,
@@ -337,7 +350,8 @@ pub enum Inst {
     WgmmaCommit,
     /// Waits until at most this many of the warpgroup's latest batches are unfinished.
     WgmmaWait(u8),
-    /// The thread's writes to shared memory before it are seen by products that begin after the next barrier.
+    /// The thread's writes to shared memory before it are seen by products that begin after the
+    /// next barrier.
     AsyncFence,
     /// Combines each row of an accumulator.
     RowReduce(Reduce, Value),
@@ -447,8 +461,9 @@ impl Inst {
         }
     }
 
-    /// Whether it does anything besides defining its result from its operands: such an instruction is neither
-    /// removed, nor repeated, nor moved over another. Loads have no effect but depend on stores; see [`Inst::reads`].
+    /// Whether it does anything besides defining its result from its operands: such an instruction
+    /// is neither removed, nor repeated, nor moved over another. Loads have no effect but depend on
+    /// stores; see [`Inst::reads`].
     pub fn has_effect(&self) -> bool {
         matches!(
             self,

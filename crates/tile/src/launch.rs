@@ -1,4 +1,5 @@
-//! The launch contract: how many threadgroups, how many threads, and what must hold of sizes and addresses.
+//! The launch contract: how many threadgroups, how many threads, and what must hold of sizes and
+//! addresses.
 
 use std::fmt;
 
@@ -68,7 +69,8 @@ pub enum Requirement {
     Aligned(String, u32),
 }
 
-/// A size in terms of literals and names: constants, `u32` arguments, and free dimensions given at launch.
+/// A size in terms of literals and names: constants, `u32` arguments, and free dimensions given at
+/// launch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Extent {
     /// A number.
@@ -84,7 +86,8 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Its value, given those of the names; an error says which name is missing or that it overflows.
+    /// Its value, given those of the names; an error says which name is missing or that it
+    /// overflows.
     pub fn eval(&self, names: &dyn Fn(&str) -> Option<u32>) -> Result<u32, String> {
         let found = match self {
             Extent::Literal(n) => Some(*n),
@@ -159,7 +162,8 @@ impl fmt::Display for Extent {
         match self {
             Extent::Literal(n) => write!(f, "{n}"),
             Extent::Name(name) => f.write_str(name),
-            // What stands on the right is in parentheses where it would else be read as part of the left.
+            // What stands on the right is in parentheses where it would else be read as part of the
+            // left.
             Extent::Add(a, b) => write!(f, "{a} + {}", enclosed(b, sum(b))),
             Extent::Mul(a, b) => {
                 write!(f, "{} * {}", enclosed(a, sum(a)), enclosed(b, sum(b) || product(b)))
@@ -180,7 +184,8 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// The numbers of one launch besides buffers: constants, scalar arguments and free dimensions by name, as register bits.
+/// The numbers of one launch besides buffers: constants, scalar arguments and free dimensions by
+/// name, as register bits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Numbers(Vec<(String, u32)>);
 
@@ -230,7 +235,8 @@ pub struct Bound {
 }
 
 impl Kernel {
-    /// Checks the contract and returns the grid. `buffers` are the buffer parameters in binding order.
+    /// Checks the contract and returns the grid. `buffers` are the buffer parameters in binding
+    /// order.
     ///
     /// # Errors
     /// One sentence naming the kernel, the rule and the numbers found.

@@ -1,6 +1,8 @@
-//! The kernel language: functions that build IR, a verifier, an interpreter, passes, and emitters for Metal and CUDA.
+//! The kernel language: functions that build IR, a verifier, an interpreter, passes, and emitters
+//! for Metal and CUDA.
 //!
-//! [`dsl`] is what kernels are written with, [`ir`] what they become. This crate knows no device and no model.
+//! [`dsl`] is what kernels are written with, [`ir`] what they become. This crate knows no device
+//! and no model.
 
 pub mod build;
 pub mod case;

@@ -1,12 +1,13 @@
 //! The manifest of a build: per kernel all that a launch needs to know, as JSON.
 //!
-//! A program that has no chooser of its own takes the first kernel of a family that its target has, whose
-//! parameters have the wanted types, and whose requirements hold for the sizes at hand; `Launch.swift`
-//! does so ([`crate::wrappers::swift_runtime`]).
+//! A program that has no chooser of its own takes the first kernel of a family that its target has,
+//! whose parameters have the wanted types, and whose requirements hold for the sizes at hand;
+//! `Launch.swift` does so ([`crate::wrappers::swift_runtime`]).
 //!
-//! [`Entry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`] checks a launch and gives the
-//! grid: whoever holds the manifest and the built text needs nothing else. Sizes are written as in the text form
-//! (`ceil_div(rows * width, 256)`), over constants, `u32` arguments and the free `dimensions`.
+//! [`Entry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`]
+//! checks a launch and gives the grid: whoever holds the manifest and the built text needs nothing
+//! else. Sizes are written as in the text form (`ceil_div(rows * width, 256)`), over constants,
+//! `u32` arguments and the free `dimensions`.
 
 use serde::{Deserialize, Serialize};
 
@@ -195,7 +196,8 @@ impl Entry {
         }
     }
 
-    /// The kernel without its body: parameters, constants and contract. Its shared memory is one array of the right size.
+    /// The kernel without its body: parameters, constants and contract. Its shared memory is one
+    /// array of the right size.
     ///
     /// # Errors
     /// A [`Fault`] in the lines of the text form that the entry stands for.

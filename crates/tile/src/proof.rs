@@ -1,10 +1,12 @@
 //! Proof on a machine without a GPU: emitted text is compiled for the CPU and executed.
 //!
-//! A C++ compiler turns Metal or CUDA text into a program through the headers in `tests/shim`, which give each built-in
-//! function its meaning. The threads of a threadgroup run as fibres under five schedules; threadgroup memory starts
-//! as NaN, buffers end at pages that cannot be touched, inputs cannot be written. So the text is wrong here if it is missing a
-//! barrier, synchronises threads that have gone different ways, leaves an array, or computes something else than the
-//! reference. What this cannot show: what a vendor's compiler makes of the text, coherence across threadgroups, speed.
+//! A C++ compiler turns Metal or CUDA text into a program through the headers in `tests/shim`,
+//! which give each built-in function its meaning. The threads of a threadgroup run as fibres under
+//! five schedules; threadgroup memory starts as NaN, buffers end at pages that cannot be touched,
+//! inputs cannot be written. So the text is wrong here if it is missing a barrier, synchronises
+//! threads that have gone different ways, leaves an array, or computes something else than the
+//! reference. What this cannot show: what a vendor's compiler makes of the text, coherence across
+//! threadgroups, speed.
 //!
 //! [`check_all`] is what tests call; [`Program`] runs single launches; [`address_spaces`] and
 //! [`strict_types`] check what the shim is generous with.
@@ -33,7 +35,8 @@ pub use strict::strict_types;
 /// Why something is not proved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unproved {
-    /// A tool is not on this machine. No failure, but whoever sees it prints it: nothing is skipped in silence.
+    /// A tool is not on this machine. No failure, but whoever sees it prints it: nothing is skipped
+    /// in silence.
     Skip(String),
     /// A finding: the text does not compile, or does not do what it should.
     Wrong(String),
@@ -55,11 +58,13 @@ impl std::error::Error for Unproved {}
 pub enum ThreadOrder {
     /// Threads in order, simdgroups in turn. Asynchronous copies are made at once.
     Forward,
-    /// The reverse. Arrays begin, rather than end, at a guard page; copies are made when they are waited for.
+    /// The reverse. Arrays begin, rather than end, at a guard page; copies are made when they are
+    /// waited for.
     Backward,
     /// Threads, simdgroups and threadgroups in a seeded random order; late copies.
     Shuffled,
-    /// The first simdgroup runs until it has to wait for the others, then the second, and so on; early copies.
+    /// The first simdgroup runs until it has to wait for the others, then the second, and so on;
+    /// early copies.
     FirstAhead,
     /// The last simdgroup goes first; late copies.
     LastAhead,
@@ -86,10 +91,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles a text that holds (at least) these kernels. CUDA kernels with constants need their instances in the text.
+    /// Compiles a text that holds (at least) these kernels. CUDA kernels with constants need their
+    /// instances in the text.
     ///
     /// # Errors
-    /// [`Unproved::Skip`] without a C++ compiler; [`Unproved::Wrong`] if the text does not compile or lacks a kernel.
+    /// [`Unproved::Skip`] without a C++ compiler; [`Unproved::Wrong`] if the text does not compile
+    /// or lacks a kernel.
     pub fn compile(text: &str, kernels: &[Kernel], dialect: Dialect) -> Result<Program, Unproved> {
         let source = source::prepare(text, dialect).map_err(Unproved::Wrong)?;
         for kernel in kernels {
@@ -103,7 +110,8 @@ impl Program {
         Ok(Program { executable, entries, constants, dialect, worker: Mutex::new(None) })
     }
 
-    /// Runs one launch. `buffers` are the kernel's in binding order; those it writes are replaced by what they hold then.
+    /// Runs one launch. `buffers` are the kernel's in binding order; those it writes are replaced
+    /// by what they hold then.
     ///
     /// # Errors
     /// One line: the contract that the launch breaks, or what the run found wrong.

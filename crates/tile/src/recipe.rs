@@ -1,13 +1,15 @@
 //! [`Recipe`]: a kernel before it is recorded.
 //!
-//! A kernel depends on its function and on the values that the function takes, nothing else. Both are known without recording
-//! it, so a recipe is enough to find a kernel that is there already; and since the key is made of all parameters, as
-//! `#[kernel]` finds them in the signature, none can be left out of it.
+//! A kernel depends on its function and on the values that the function takes, nothing else. Both
+//! are known without recording it, so a recipe is enough to find a kernel that is there already;
+//! and since the key is made of all parameters, as `#[kernel]` finds them in the signature, none
+//! can be left out of it.
 
 use crate::build;
 use crate::ir::Kernel;
 
-/// Characters of a name that holds everything. Of a longer one the first are kept, with a digest of all.
+/// Characters of a name that holds everything. Of a longer one the first are kept, with a digest of
+/// all.
 const MOST: usize = 96;
 
 /// How to record a kernel, and what tells it from all others.
@@ -32,7 +34,8 @@ impl<'a> Recipe<'a> {
         Recipe { path, stem, parameters, record }
     }
 
-    /// What equals that of no other kernel: where its function is, and the values of all its parameters.
+    /// What equals that of no other kernel: where its function is, and the values of all its
+    /// parameters.
     pub fn key(&self) -> String {
         let values = self.parameters.iter().map(|(name, value)| format!("{name}: {value}"));
         format!("{}::{}({})", self.path, self.stem, values.collect::<Vec<_>>().join(", "))
@@ -71,8 +74,9 @@ fn digest(text: &str) -> u64 {
 
 /// Turns what `Debug` printed into words.
 ///
-/// A number is preceded by its field's name, a `true` is that name and a `false` nothing; a variant is its own word. So is
-/// a structure, unless it is called as the parameter is: `schedule: Schedule { .. }`.
+/// A number is preceded by its field's name, a `true` is that name and a `false` nothing; a variant
+/// is its own word. So is a structure, unless it is called as the parameter is:
+/// `schedule: Schedule { .. }`.
 struct Words<'t, 'w> {
     /// What is left.
     text: &'t str,

@@ -1,4 +1,5 @@
-//! The text form of kernels: printed for people, for `tile diff` and for tests, and parsed back to the same [`Kernel`].
+//! The text form of kernels: printed for people, for `tile diff` and for tests, and parsed back to
+//! the same [`Kernel`].
 //!
 //! ```text
 //! kernel scale_f16 {
@@ -23,13 +24,14 @@
 //! }
 //! ```
 //!
-//! One instruction a line. `;` begins a comment; after an instruction, a comment that ends in `:` and a number is where
-//! the instruction was written. A float is decimal if it is finite, else `0x` and its bits. What the launch contract
-//! leaves out is as in [`Launch::default`](crate::launch::Launch). Value numbers may have gaps, as passes leave them: a
+//! One instruction a line. `;` begins a comment; after an instruction, a comment that ends in `:`
+//! and a number is where the instruction was written. A float is decimal if it is finite, else `0x`
+//! and its bits. What the launch contract leaves out is as in
+//! [`Launch::default`](crate::launch::Launch). Value numbers may have gaps, as passes leave them: a
 //! value that nothing defines has no type in the text, and reads back as a `bool`.
 //!
-//! The parser takes text from anywhere: it checks the form, never panics, and allocates in proportion to the text. What
-//! a kernel means is [`crate::verify`]'s business.
+//! The parser takes text from anywhere: it checks the form, never panics, and allocates in
+//! proportion to the text. What a kernel means is [`crate::verify`]'s business.
 
 use std::fmt;
 
@@ -51,7 +53,8 @@ impl fmt::Display for Kernel {
 }
 
 impl Kernel {
-    /// The text form; with `sources`, each instruction is followed by the place in the Rust source it was written at.
+    /// The text form; with `sources`, each instruction is followed by the place in the Rust source
+    /// it was written at.
     pub fn to_text(&self, sources: bool) -> String {
         print::Printer::new(self, sources).print()
     }

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// A number as memory or a register holds it.
 ///
-/// Arithmetic is on `Bool`, `I32`, `U32` and `F32` only; the others are storage and are cast after a load and before a
-/// store, so that every target rounds in the same places.
+/// Arithmetic is on `Bool`, `I32`, `U32` and `F32` only; the others are storage and are cast after
+/// a load and before a store, so that every target rounds in the same places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scalar {
     /// Truth value; never stored.
@@ -111,7 +111,8 @@ impl Role {
     }
 }
 
-/// A matrix spread over the 32 lanes of a simdgroup. Which lane holds which element is the target's business.
+/// A matrix spread over the 32 lanes of a simdgroup. Which lane holds which element is the target's
+/// business.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
     /// Element type.

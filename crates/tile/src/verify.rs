@@ -1,10 +1,12 @@
-//! The rules of the representation. Each is stated once, beside its check: the kernel's own in `contract`, those of
-//! instructions in `operands`, uniform control in `uniform`, and here the three that tie values to places:
+//! The rules of the representation. Each is stated once, beside its check: the kernel's own in
+//! `contract`, those of instructions in `operands`, uniform control in `uniform`, and here the
+//! three that tie values to places:
 //!
 //! - A value is defined once, and before it is used.
-//! - A value is used in the block that defines it or in blocks inside that one. What has to survive a block is a
-//!   register: in the language, a `Var`.
-//! - An instruction has a result exactly if it computes something, and the result has the type computed.
+//! - A value is used in the block that defines it or in blocks inside that one. What has to survive
+//!   a block is a register: in the language, a `Var`.
+//! - An instruction has a result exactly if it computes something, and the result has the type
+//!   computed.
 
 use std::fmt;
 

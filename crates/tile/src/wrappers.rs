@@ -1,8 +1,8 @@
-//! Typed wrappers for built kernels: one Rust or Swift function per kernel, so that a launch that binds the wrong number or
-//! type of things does not compile.
+//! Typed wrappers for built kernels: one Rust or Swift function per kernel, so that a launch that
+//! binds the wrong number or type of things does not compile.
 //!
-//! Both only gather a launch. In Rust it is a [`Call`], which the device binds, checks and submits; in Swift a `Launch`, which
-//! `Launch.swift` ([`swift_runtime`]) does by the manifest.
+//! Both only gather a launch. In Rust it is a [`Call`], which the device binds, checks and submits;
+//! in Swift a `Launch`, which `Launch.swift` ([`swift_runtime`]) does by the manifest.
 
 mod rust;
 mod swift;

@@ -1,7 +1,8 @@
 //! The `decoder` of a tokenizer.json as a function from one token's text to its bytes.
 //!
-//! A decoder there works on the whole list of tokens; each kind that is known here works on one token at a time but
-//! for spaces at the start of a text ([`Leading`]), which is what makes decoding linear.
+//! A decoder there works on the whole list of tokens; each kind that is known here works on one
+//! token at a time but for spaces at the start of a text ([`Leading`]), which is what makes
+//! decoding linear.
 
 use formats::{Error, Result};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! What the `tokenizers` crate takes for granted, checked before it is given a file's parts: where it does not hold, the crate
-//! panics. [`caught`] is the last net below these checks.
+//! What the `tokenizers` crate takes for granted, checked before it is given a file's parts: where
+//! it does not hold, the crate panics. [`caught`] is the last net below these checks.
 
 use std::collections::HashSet;
 
@@ -41,11 +41,12 @@ pub(crate) fn check(place: &str, json: &Value) -> Result<()> {
     Ok(())
 }
 
-/// How many times as long a normaliser may make a text. Those of real models write a character for a character, and tables of
-/// normalisations up to 18.
+/// How many times as long a normaliser may make a text. Those of real models write a character for
+/// a character, and tables of normalisations up to 18.
 const GROWTH: usize = 128;
 
-/// Characters that a normaliser writes for each that it reads, at most; 1 where it is no replacement.
+/// Characters that a normaliser writes for each that it reads, at most; 1 where it is no
+/// replacement.
 fn written(part: &Value) -> usize {
     let texts = [&part["content"], &part["prepend"]].into_iter().filter_map(Value::as_str);
     texts.map(|text| text.chars().count()).max().unwrap_or(1).max(1)
@@ -76,8 +77,9 @@ fn check_template(place: &str, part: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Added tokens are looked for in text as the normaliser leaves them, so something of them must be left. And beside tokens that
-/// swallow the spaces behind them, there must be none of spaces that swallow those in front: such a one could end before it begins.
+/// Added tokens are looked for in text as the normaliser leaves them, so something of them must be
+/// left. And beside tokens that swallow the spaces behind them, there must be none of spaces that
+/// swallow those in front: such a one could end before it begins.
 pub(crate) fn check_added<'a>(
     place: &str,
     tokens: impl Iterator<Item = &'a AddedToken>,
@@ -107,14 +109,15 @@ pub(crate) fn check_added<'a>(
     }
 }
 
-/// A SentencePiece table of normalisations: a trie as a double array of 32-bit units, and texts between zero bytes.
+/// A SentencePiece table of normalisations: a trie as a double array of 32-bit units, and texts
+/// between zero bytes.
 ///
 /// ```text
 /// bytes of the trie: u32, units: u32 each, texts
 /// unit: 31 set: a value (0..31); else 10..32 offset, 9 offset in 256s, 8 has a value, 0..8 label
 /// ```
-/// Every walk that some text could take must stay inside the array, and every value must be a place in the texts. Gives the
-/// length of the longest text, 1 where there is no table.
+/// Every walk that some text could take must stay inside the array, and every value must be a place
+/// in the texts. Gives the length of the longest text, 1 where there is no table.
 fn check_charsmap(place: &str, part: &Value) -> Result<usize> {
     let mut longest = 1;
     let stated = &part["precompiled_charsmap"];
@@ -162,7 +165,8 @@ fn check_charsmap(place: &str, part: &Value) -> Result<usize> {
 
 /// Runs `work`, and turns a panic in it into an error at `place` without a word on standard error.
 pub(crate) fn caught<T>(place: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What a panic leaves half-done is dropped with the tokenizer, or is a cache that is only cleared.
+    // What a panic leaves half-done is dropped with the tokenizer, or is a cache that is only
+    // cleared.
     formats::caught(work).unwrap_or_else(|_| {
         Err(Error::new(place, "a tokenizer whose parts fit together", "one that breaks in use"))
     })

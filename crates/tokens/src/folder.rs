@@ -1,8 +1,9 @@
 //! Tokenizers out of Hugging Face folders.
 //!
-//! `tokenizer.json` states the pipeline and, by its post-processor alone, what is put around a text, as in current
-//! Transformers; `tokenizer_config.json` and `special_tokens_map.json` name the special tokens. Folders of the GPT-2 and Qwen2 classes that hold only
-//! `vocab.json` and `merges.txt` are read as the GGUF vocabulary that says the same.
+//! `tokenizer.json` states the pipeline and, by its post-processor alone, what is put around a
+//! text, as in current Transformers; `tokenizer_config.json` and `special_tokens_map.json` name the
+//! special tokens. Folders of the GPT-2 and Qwen2 classes that hold only `vocab.json` and
+//! `merges.txt` are read as the GGUF vocabulary that says the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -302,7 +303,8 @@ fn model(place: &str, mut value: Value, added: &BTreeMap<u32, AddedToken>) -> Re
             Err(Error::new(format!("{place}: merges"), "a list of pairs of tokens", found))
         }
         "Unigram" => {
-            // The model finds any text of its list, so special tokens must not be there by their text.
+            // The model finds any text of its list, so special tokens must not be there by their
+            // text.
             let unknown = value["unk_id"].as_u64();
             let list = value["vocab"].as_array_mut().into_iter().flatten();
             for (id, entry) in (0u32..).zip(list) {

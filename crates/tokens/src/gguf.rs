@@ -1,7 +1,9 @@
-//! Tokenizers out of GGUF metadata: the keys `tokenizer.ggml.*` as [`GgufVocabulary`], and its three kinds.
+//! Tokenizers out of GGUF metadata: the keys `tokenizer.ggml.*` as [`GgufVocabulary`], and its
+//! three kinds.
 //!
-//! `gpt2` is byte-level BPE with merges and a named pre-tokeniser, `llama` SentencePiece BPE with scores, `t5`
-//! SentencePiece unigram. Kinds that no decoder-only model uses (`bert`, `rwkv`, `plamo2`) are refused by name.
+//! `gpt2` is byte-level BPE with merges and a named pre-tokeniser, `llama` SentencePiece BPE with
+//! scores, `t5` SentencePiece unigram. Kinds that no decoder-only model uses (`bert`, `rwkv`,
+//! `plamo2`) are refused by name.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Display;
@@ -72,7 +74,8 @@ impl Origin {
     }
 }
 
-/// The vocabulary of a GGUF file; each field is the key `tokenizer.ggml.` of the same name unless said otherwise.
+/// The vocabulary of a GGUF file; each field is the key `tokenizer.ggml.` of the same name unless
+/// said otherwise.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocabulary {
     /// `model`: `gpt2`, `llama`, `t5`, `gemma4`.
@@ -203,7 +206,8 @@ impl GgufVocabulary {
         Error::new(self.origin.at(name), expected, found)
     }
 
-    /// The same with lengths and ids checked, empty texts named, ids that are not needed and lie outside the vocabulary gone.
+    /// The same with lengths and ids checked, empty texts named, ids that are not needed and lie
+    /// outside the vocabulary gone.
     fn checked(self) -> Result<GgufVocabulary> {
         let mut v = self;
         let count = v.tokens.len();
@@ -349,7 +353,8 @@ fn spm(mut v: GgufVocabulary) -> Result<Tokenizer> {
         (0u32..).zip(&v.tokens).zip(v.scores.iter().zip(&v.token_types))
     {
         match *kind {
-            // Control and user-defined texts are found beforehand or not at all: merging never forms them.
+            // Control and user-defined texts are found beforehand or not at all: merging never
+            // forms them.
             kind::CONTROL | kind::UNKNOWN | kind::USER_DEFINED => {}
             kind::BYTE => {
                 if let Some(byte) = byte_token(text) {
@@ -512,7 +517,8 @@ fn unigram(mut v: GgufVocabulary) -> Result<Tokenizer> {
         .map(|((id, text), (score, kind))| match *kind {
             kind::NORMAL | kind::BYTE if score.is_finite() => (text.clone(), f64::from(*score)),
             _ if Some(id) == v.unk => (text.clone(), 0.0),
-            // The model finds any text of its list, so special tokens must not be there by their text.
+            // The model finds any text of its list, so special tokens must not be there by their
+            // text.
             _ => (format!("\u{fdd0}{id}\u{2581}"), 0.0),
         })
         .collect();

@@ -1,8 +1,9 @@
 //! Text and tokens: tokenizers, streaming detokenisation, chat templates.
 //!
-//! [`Tokenizer`] turns text into ids and back, from a Hugging Face folder or GGUF metadata; [`Stream`] turns ids into
-//! text as they come; [`ChatTemplate`] turns a conversation into a prompt. Vocabularies and templates are untrusted:
-//! what is wrong with them is an error, never a panic.
+//! [`Tokenizer`] turns text into ids and back, from a Hugging Face folder or GGUF metadata;
+//! [`Stream`] turns ids into text as they come; [`ChatTemplate`] turns a conversation into a
+//! prompt. Vocabularies and templates are untrusted: what is wrong with them is an error, never a
+//! panic.
 
 mod decoder;
 mod export;

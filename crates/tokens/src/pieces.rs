@@ -79,7 +79,8 @@ pub fn char_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The bytes of a token spelled in GPT-2's alphabet; a token with any other character is plain text.
+/// The bytes of a token spelled in GPT-2's alphabet; a token with any other character is plain
+/// text.
 pub(crate) fn byte_level(token: &str) -> Vec<u8> {
     token
         .chars()

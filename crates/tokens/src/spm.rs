@@ -1,8 +1,10 @@
-//! SentencePiece's BPE: the adjacent pair whose union has the best score merges first, ties leftmost.
+//! SentencePiece's BPE: the adjacent pair whose union has the best score merges first, ties
+//! leftmost.
 //!
-//! Unlike merges by rank ([`tokenizers::models::bpe`]), which pair formed a token does not matter, only the token.
-//! After Kudo and Richardson, "SentencePiece" (2018), and as ggml's `llama` vocabularies are read. Characters that
-//! are no token become byte tokens, or the unknown token where the vocabulary has none.
+//! Unlike merges by rank ([`tokenizers::models::bpe`]), which pair formed a token does not matter,
+//! only the token. After Kudo and Richardson, "SentencePiece" (2018), and as ggml's `llama`
+//! vocabularies are read. Characters that are no token become byte tokens, or the unknown token
+//! where the vocabulary has none.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -122,7 +124,8 @@ impl Spm {
     }
 
     fn emit(&self, text: &str, symbols: &[Symbol], symbol: usize, ids: &mut Vec<u32>) {
-        // A stack, not recursion: an unused piece of an untrusted vocabulary may be as deep as it is long.
+        // A stack, not recursion: an unused piece of an untrusted vocabulary may be as deep as it
+        // is long.
         let mut stack = vec![symbol];
         while let Some(index) = stack.pop() {
             let Symbol { start, end, parts, .. } = symbols[index];
@@ -158,7 +161,8 @@ struct Symbol {
     parts: Option<(usize, usize)>,
 }
 
-/// Two neighbours that could merge: slots, and the symbols that stood there when the pair was found.
+/// Two neighbours that could merge: slots, and the symbols that stood there when the pair was
+/// found.
 #[derive(Debug)]
 struct Pair {
     score: f32,

@@ -1,7 +1,8 @@
 //! Tokens to text, one at a time, in linear time.
 //!
-//! Bytes are held back only while they are the beginning of a character. What is no UTF-8 becomes U+FFFD, one for
-//! each maximal part as [`String::from_utf8_lossy`] does, so all outputs joined equal the decoding of all tokens.
+//! Bytes are held back only while they are the beginning of a character. What is no UTF-8 becomes
+//! U+FFFD, one for each maximal part as [`String::from_utf8_lossy`] does, so all outputs joined
+//! equal the decoding of all tokens.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ impl Stream {
         Stream { shown, ..self }
     }
 
-    /// Takes the next token; the text that is now certain, if there is any. Ids outside the vocabulary say nothing.
+    /// Takes the next token; the text that is now certain, if there is any. Ids outside the
+    /// vocabulary say nothing.
     pub fn push(&mut self, id: u32) -> Option<String> {
         let mut text = String::new();
         self.push_to(id, &mut text);

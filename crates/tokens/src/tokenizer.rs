@@ -1,7 +1,8 @@
 //! [`Tokenizer`]: text to ids and back, whatever the model was shipped as.
 //!
-//! Encoding is the Hugging Face pipeline (added tokens, normaliser, pre-tokeniser, model) with SentencePiece's
-//! merging by score as one more model. Decoding is a table of bytes per id, so it is linear and can stream.
+//! Encoding is the Hugging Face pipeline (added tokens, normaliser, pre-tokeniser, model) with
+//! SentencePiece's merging by score as one more model. Decoding is a table of bytes per id, so it
+//! is linear and can stream.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -30,7 +31,8 @@ pub struct Special {
     pub parse: bool,
 }
 
-/// A model's vocabulary and how text becomes it. Made by [`Tokenizer::from_folder`] or [`Tokenizer::from_gguf`].
+/// A model's vocabulary and how text becomes it. Made by [`Tokenizer::from_folder`] or
+/// [`Tokenizer::from_gguf`].
 pub struct Tokenizer {
     /// The file, as errors name it.
     place: String,
@@ -89,8 +91,9 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a Hugging Face folder: `tokenizer.json`, or `vocab.json` with `merges.txt` for the GPT-2 and
-    /// Qwen2 classes; `tokenizer_config.json` and `special_tokens_map.json` are read where present.
+    /// The tokenizer of a Hugging Face folder: `tokenizer.json`, or `vocab.json` with `merges.txt`
+    /// for the GPT-2 and Qwen2 classes; `tokenizer_config.json` and `special_tokens_map.json` are
+    /// read where present.
     ///
     /// # Errors
     /// A missing or malformed file, or a kind of tokenizer that is not known, by name.
@@ -126,8 +129,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids of a prompt that a chat template rendered. Special tokens are parsed; BOS is added where the model asks
-    /// for it and the template did not write it, and EOS never is.
+    /// Ids of a prompt that a chat template rendered. Special tokens are parsed; BOS is added where
+    /// the model asks for it and the template did not write it, and EOS never is.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -194,7 +197,8 @@ impl Tokenizer {
         Stream::new(self.pieces.clone(), skip_special)
     }
 
-    /// What a token says: bytes, perhaps part of a character. Empty for an id outside the vocabulary.
+    /// What a token says: bytes, perhaps part of a character. Empty for an id outside the
+    /// vocabulary.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.pieces.get(id)
     }
@@ -239,8 +243,8 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Adds ids that end a generation, such as those of `generation_config.json`. Ids outside the vocabulary are
-    /// passed over.
+    /// Adds ids that end a generation, such as those of `generation_config.json`. Ids outside the
+    /// vocabulary are passed over.
     pub fn add_eos(&mut self, ids: impl IntoIterator<Item = u32>) {
         let size = self.vocab_size();
         self.end.extend(ids.into_iter().filter(|id| (*id as usize) < size));

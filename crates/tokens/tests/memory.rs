@@ -1,4 +1,5 @@
-//! Templates that would fill any memory, operation by operation: an error of one line, before they take much.
+//! Templates that would fill any memory, operation by operation: an error of one line, before they
+//! take much.
 //!
 //! One test, as it counts what the process allocates.
 
@@ -15,7 +16,8 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came; the counters touch no memory of its.
+// SAFETY: every call goes to the system's allocator as it came; the counters touch no memory of
+// its.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();

@@ -76,8 +76,8 @@ impl Moments {
         Moments { first: zeros(), second: zeros(), updates: 0 }
     }
 
-    /// Updates the parameters at a learning rate by gradients that are `scale` times too long, and returns their norm before
-    /// clipping, scaled.
+    /// Updates the parameters at a learning rate by gradients that are `scale` times too long, and
+    /// returns their norm before clipping, scaled.
     ///
     /// # Errors
     /// Gradients that are not finite, by the parameter's name; nothing is changed then.
@@ -142,7 +142,8 @@ pub enum RateSchedule {
 }
 
 impl RateSchedule {
-    /// The share of the learning rate in update `step`, from 0, of `steps`, of which the first `warmup` rise from zero.
+    /// The share of the learning rate in update `step`, from 0, of `steps`, of which the first
+    /// `warmup` rise from zero.
     pub fn share(self, step: u64, steps: u64, warmup: u64) -> f64 {
         if step < warmup {
             return step as f64 / warmup as f64;

@@ -5,8 +5,8 @@
 //! f32 of each parameter, then of each first moment, then of each second one  SHA-256 of all before it
 //! ```
 //!
-//! Numbers are little-endian. The file is written aside and renamed, so that there is always a whole one, and both ways pass
-//! through a buffer of a fixed size.
+//! Numbers are little-endian. The file is written aside and renamed, so that there is always a
+//! whole one, and both ways pass through a buffer of a fixed size.
 
 use crate::{Moments, Parameter};
 use formats::{Aside, Error, Result};
@@ -80,10 +80,12 @@ pub(crate) fn write(
     out.finish()
 }
 
-/// Reads a checkpoint into parameters and moments of the same names and shapes, once `check` has agreed to its state.
+/// Reads a checkpoint into parameters and moments of the same names and shapes, once `check` has
+/// agreed to its state.
 ///
 /// # Errors
-/// A file that is damaged, is of another model, or that `check` refuses. Parameters may hold anything then.
+/// A file that is damaged, is of another model, or that `check` refuses. Parameters may hold
+/// anything then.
 pub(crate) fn read(
     path: &Path,
     parameters: &mut [Parameter],

@@ -1,5 +1,6 @@
-//! Programs in training on the CPU: products by packed matrices ([`cpu_kernels`]), everything else by loops that a team of threads
-//! shares out. What a result's bits follow from is the batch and the instruction set, never the number of threads.
+//! Programs in training on the CPU: products by packed matrices ([`cpu_kernels`]), everything else
+//! by loops that a team of threads shares out. What a result's bits follow from is the batch and
+//! the instruction set, never the number of threads.
 
 mod attention;
 mod elements;

@@ -59,7 +59,8 @@ impl Curve {
         Some(Frame { x, y })
     }
 
-    /// The curve in Braille, of so many columns and rows with an axis at the left; empty where there is nothing to draw.
+    /// The curve in Braille, of so many columns and rows with an axis at the left; empty where
+    /// there is nothing to draw.
     pub fn plot(&self, columns: usize, rows: usize) -> String {
         let Some(frame) = self.frame() else { return String::new() };
         let (wide, high) = (2 * columns.max(2), 4 * rows.max(2));
@@ -100,7 +101,8 @@ impl Curve {
         text
     }
 
-    /// The curve as an SVG of 800 by 400: each batch as a point, their mean as a line, what is held out as a line with marks.
+    /// The curve as an SVG of 800 by 400: each batch as a point, their mean as a line, what is held
+    /// out as a line with marks.
     pub fn svg(&self) -> String {
         const LEFT: f64 = 60.0;
         const TOP: f64 = 20.0;

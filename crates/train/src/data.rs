@@ -1,8 +1,10 @@
-//! Examples to learn from: files of JSON lines or plain text, as tokens of which some are to be predicted.
+//! Examples to learn from: files of JSON lines or plain text, as tokens of which some are to be
+//! predicted.
 //!
-//! A line is `messages` (as OpenAI's interface has them, through the model's chat template), `prompt` with `completion` or with
-//! `chosen` and `rejected`, or `text`. Of messages the assistant's answers count, of a prompt with its completion the completion,
-//! of a text every token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
+//! A line is `messages` (as OpenAI's interface has them, through the model's chat template),
+//! `prompt` with `completion` or with `chosen` and `rejected`, or `text`. Of messages the
+//! assistant's answers count, of a prompt with its completion the completion, of a text every
+//! token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
 
 mod chat;
 mod choices;
@@ -25,7 +27,8 @@ pub enum Form {
     Text,
     /// Prompts, and answers that count.
     Answers,
-    /// A prompt with two answers, of which the better counts here and the worse in [`Example::rejected`].
+    /// A prompt with two answers, of which the better counts here and the worse in
+    /// [`Example::rejected`].
     Preference,
 }
 
@@ -34,13 +37,13 @@ pub enum Form {
 pub struct Example {
     /// Its tokens, those that are not predicted included.
     pub tokens: Vec<u32>,
-    /// Which of them are to be predicted, each from what precedes it: ranges in ascending order, none of them empty, none with
-    /// token 0.
+    /// Which of them are to be predicted, each from what precedes it: ranges in ascending order,
+    /// none of them empty, none with token 0.
     pub counted: Vec<Range<usize>>,
     /// What it was made of.
     pub form: Form,
-    /// The line of the file that it comes from, from 1; the piece of a plain text. What has one line in common is held out
-    /// together.
+    /// The line of the file that it comes from, from 1; the piece of a plain text. What has one
+    /// line in common is held out together.
     pub line: usize,
     /// The same with the worse answer, of a [`Form::Preference`].
     pub rejected: Option<Box<Example>>,
@@ -175,7 +178,8 @@ pub struct Reader<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Messages to text.
     pub template: Option<&'a ChatTemplate>,
-    /// Whether a prompt and its completion are continued text although the model has a chat template.
+    /// Whether a prompt and its completion are continued text although the model has a chat
+    /// template.
     pub raw: bool,
     /// Tokens that an example has at most. Texts are cut there into several.
     pub context: usize,
@@ -184,11 +188,12 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The examples of a file: of JSON lines where its name ends in `.jsonl`, `.ndjson` or `.json`, else of plain text.
+    /// The examples of a file: of JSON lines where its name ends in `.jsonl`, `.ndjson` or `.json`,
+    /// else of plain text.
     ///
     /// # Errors
-    /// A file that cannot be read or is no UTF-8; a line that is malformed, by file, line and key; an example longer than the
-    /// context; nothing to learn from.
+    /// A file that cannot be read or is no UTF-8; a line that is malformed, by file, line and key;
+    /// an example longer than the context; nothing to learn from.
     pub fn read(&self, path: &Path) -> Result<Data> {
         if self.context < 2 {
             return Err(Error::new("context", "at least 2 tokens", self.context));
@@ -239,7 +244,8 @@ impl Reader<'_> {
             return Ok(Vec::new());
         }
         remarks.split += usize::from(tokens.len() > self.context);
-        // Each piece begins with the last token of the one before it, so that every token but the first is predicted once.
+        // Each piece begins with the last token of the one before it, so that every token but the
+        // first is predicted once.
         let piece = |start: usize| {
             let tokens = tokens[start..].iter().take(self.context).copied().collect::<Vec<u32>>();
             let count = tokens.len();
@@ -248,7 +254,8 @@ impl Reader<'_> {
         Ok((0..tokens.len() - 1).step_by(self.context - 1).map(piece).collect())
     }
 
-    /// The tokens with the one that ends a text behind them, if the model has one and they do not end in it.
+    /// The tokens with the one that ends a text behind them, if the model has one and they do not
+    /// end in it.
     fn ended(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         let end = self.tokenizer.eos_token().or(self.tokenizer.eos().first().copied());
         if let Some(end) = end.filter(|end| tokens.last() != Some(end)) {

@@ -41,8 +41,9 @@ impl Scores {
 
     /// Adds what the model makes of an example; `ends` are the tokens that end a generation.
     ///
-    /// An answer is exact where each of its tokens is the likeliest behind those before it: that is what greedy decoding would
-    /// write. What stands behind the token that ends it is not asked for.
+    /// An answer is exact where each of its tokens is the likeliest behind those before it: that is
+    /// what greedy decoding would write. What stands behind the token that ends it is not asked
+    /// for.
     ///
     /// # Errors
     /// An example that does not fit the context; logits that are not finite.
@@ -156,8 +157,9 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Adds what the model makes of a question. With a chat template the question is a user's message and a choice the
-    /// beginning of the answer; else the question stands between `Question: ` and `Answer:`, each choice behind a blank.
+    /// Adds what the model makes of a question. With a chat template the question is a user's
+    /// message and a choice the beginning of the answer; else the question stands between
+    /// `Question: ` and `Answer:`, each choice behind a blank.
     ///
     /// # Errors
     /// A question that does not fit the context with its choices; an engine without a tokenizer.

@@ -7,7 +7,8 @@ use program::{Program, WeightId};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where a weight's elements are in a tensor of the files: some rows of it, all of them plus a number.
+/// Where a weight's elements are in a tensor of the files: some rows of it, all of them plus a
+/// number.
 struct Place<'a> {
     tensor: &'a str,
     first_row: Option<usize>,
@@ -77,8 +78,8 @@ pub(crate) fn parameters(
     Ok((used, all))
 }
 
-/// The model's folder with these parameters in the place of its weights: one file of weights, each in the type that it had, the
-/// configuration and the tokenizer.
+/// The model's folder with these parameters in the place of its weights: one file of weights, each
+/// in the type that it had, the configuration and the tokenizer.
 ///
 /// # Errors
 /// A file that cannot be read, or a temporary one that cannot be written.

@@ -1,5 +1,6 @@
-//! Functions of arrays, recorded once, and their derivatives: [`value_and_grad`], [`vjp`] in reverse and [`jvp`] forwards. They are
-//! computed by the operations' references, in loops that are exact and slow; models are trained by [`Tuned`](crate::Tuned).
+//! Functions of arrays, recorded once, and their derivatives: [`value_and_grad`], [`vjp`] in
+//! reverse and [`jvp`] forwards. They are computed by the operations' references, in loops that are
+//! exact and slow; models are trained by [`Tuned`](crate::Tuned).
 //!
 //! ```
 //! use delft_train::function::{Function, Unary, jvp, value_and_grad, vjp};
@@ -110,7 +111,8 @@ impl Function {
     /// Records `f`, of arguments with these names and shapes.
     ///
     /// # Errors
-    /// Those of `f`; two arguments of one name; what does not fit together; rows of arguments that are not equally many.
+    /// Those of `f`; two arguments of one name; what does not fit together; rows of arguments that
+    /// are not equally many.
     pub fn record(
         arguments: &[(&str, &[usize])],
         f: impl FnOnce(&Arguments<'_>) -> Result<Tensor>,
@@ -203,7 +205,8 @@ pub struct ValueAndGrad {
     of: Function,
 }
 
-/// The sum of the elements of a function's value, with its gradients with respect to the arguments of these names.
+/// The sum of the elements of a function's value, with its gradients with respect to the arguments
+/// of these names.
 ///
 /// # Errors
 /// A name that no argument has; an operation that has no gradient.
@@ -213,14 +216,16 @@ pub fn value_and_grad(f: &Function, wrt: &[&str]) -> Result<ValueAndGrad> {
 }
 
 impl ValueAndGrad {
-    /// The same numbers in less memory: what the value is made of is computed again for the gradients, some of it at a time.
+    /// The same numbers in less memory: what the value is made of is computed again for the
+    /// gradients, some of it at a time.
     #[must_use]
     pub fn checkpointed(mut self) -> ValueAndGrad {
         self.gradient = checkpoint(&self.gradient, 1);
         self
     }
 
-    /// The value and the gradients, each as long as its argument, in the order in which they were named.
+    /// The value and the gradients, each as long as its argument, in the order in which they were
+    /// named.
     ///
     /// # Errors
     /// As [`Function::call`].
@@ -240,7 +245,8 @@ pub struct Vjp {
     of: Function,
 }
 
-/// The vector-Jacobian product of a function with respect to the arguments of these names: reverse mode.
+/// The vector-Jacobian product of a function with respect to the arguments of these names: reverse
+/// mode.
 ///
 /// # Errors
 /// As [`value_and_grad`].
@@ -285,16 +291,19 @@ pub struct Jvp {
     of: Function,
 }
 
-/// The Jacobian-vector product of a function with respect to the arguments of these names: forward mode.
+/// The Jacobian-vector product of a function with respect to the arguments of these names: forward
+/// mode.
 ///
 /// # Errors
-/// A name that no argument has; an operation that has no tangent; a value that does not depend on those arguments.
+/// A name that no argument has; an operation that has no tangent; a value that does not depend on
+/// those arguments.
 pub fn jvp(f: &Function, wrt: &[&str]) -> Result<Jvp> {
     Ok(Jvp { tangent: tangents(&f.program, &f.wrt(wrt)?)?, of: f.clone() })
 }
 
 impl Jvp {
-    /// The value, and how it changes along the tangents of the arguments, in the order in which they were named.
+    /// The value, and how it changes along the tangents of the arguments, in the order in which
+    /// they were named.
     ///
     /// # Errors
     /// As [`Function::call`].

@@ -1,10 +1,10 @@
-//! Training. A [`Model`] has parameters and gives the gradients of a loss on a [`Batch`]; what updates them, where the
-//! data come from and what is written when, it does not know.
+//! Training. A [`Model`] has parameters and gives the gradients of a loss on a [`Batch`]; what
+//! updates them, where the data come from and what is written when, it does not know.
 //!
-//! [`Tuned`] is a model's recorded Program, differentiated ([`gradients`]) and run on the CPU ([`cpu`]) or a GPU; [`Preference`]
-//! trains one by pairs of answers.
-//! [`data`] makes examples of files, [`pack`] batches of examples, [`AdamW`] updates of gradients, and [`run`] does all of it in
-//! turn, so that it can be stopped and resumed. [`eval`] measures what came of it.
+//! [`Tuned`] is a model's recorded Program, differentiated ([`gradients`]) and run on the CPU
+//! ([`cpu`]) or a GPU; [`Preference`] trains one by pairs of answers. [`data`] makes examples of
+//! files, [`pack`] batches of examples, [`AdamW`] updates of gradients, and [`run`] does all of it
+//! in turn, so that it can be stopped and resumed. [`eval`] measures what came of it.
 
 mod adamw;
 mod checkpoint;

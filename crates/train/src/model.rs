@@ -4,15 +4,16 @@ use crate::{AdamW, Moments};
 use formats::Result;
 use std::ops::Range;
 
-/// Sequences packed one behind the other. No token sees another sequence's, and positions begin at 0 in each.
+/// Sequences packed one behind the other. No token sees another sequence's, and positions begin at
+/// 0 in each.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
     /// Token ids of all sequences.
     pub tokens: Vec<u32>,
     /// What each token is to predict; of a sequence's last token it is not read.
     pub targets: Vec<u32>,
-    /// How much each prediction counts: 0 for a prompt's tokens and a sequence's last, 1 for an answer's; less than 0 where it is to
-    /// become less likely.
+    /// How much each prediction counts: 0 for a prompt's tokens and a sequence's last, 1 for an
+    /// answer's; less than 0 where it is to become less likely.
     pub weights: Vec<f32>,
     /// Where each sequence lies: ranges that follow one another and cover all tokens.
     pub sequences: Vec<Range<usize>>,
@@ -71,8 +72,8 @@ pub trait Model {
     /// A batch that does not fit the model, or a loss that is not finite.
     fn loss(&mut self, batch: &Batch) -> Result<Loss>;
 
-    /// The loss of a batch, and the gradients of its *sum* with respect to each parameter, added to `gradients`, which
-    /// has a row of the parameter's length for each.
+    /// The loss of a batch, and the gradients of its *sum* with respect to each parameter, added to
+    /// `gradients`, which has a row of the parameter's length for each.
     ///
     /// # Errors
     /// As [`Model::loss`].
@@ -131,8 +132,8 @@ pub trait Model {
         Ok(())
     }
 
-    /// What the parameters make of the model, to be used beside or in place of it: an adapter's files, or a model's.
-    /// Files are named and have their bytes; nothing is written.
+    /// What the parameters make of the model, to be used beside or in place of it: an adapter's
+    /// files, or a model's. Files are named and have their bytes; nothing is written.
     ///
     /// # Errors
     /// Parameters that are not finite, by name.

@@ -5,12 +5,13 @@ use formats::{Error, Result};
 use ops::sample::philox;
 use std::ops::Range;
 
-/// The numbers below `count` in an order that follows from a seed and the number of a stream alone (Fisher and Yates's, with
-/// Philox's numbers).
+/// The numbers below `count` in an order that follows from a seed and the number of a stream alone
+/// (Fisher and Yates's, with Philox's numbers).
 pub fn shuffled(count: usize, seed: u64, stream: u32) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for i in (1..count).rev() {
-        // The high half of a product with 64 random bits: of a bias below 2^-32 for any count that fits memory.
+        // The high half of a product with 64 random bits: of a bias below 2^-32 for any count that
+        // fits memory.
         let bits = philox::stream(seed, i as u64, stream);
         let j = ((u128::from(bits) * (i as u128 + 1)) >> 64) as usize;
         order.swap(i, j);
@@ -70,7 +71,8 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Epoch `number` under a seed, in batches of at most `budget` tokens, of which `accumulate` make an update.
+    /// Epoch `number` under a seed, in batches of at most `budget` tokens, of which `accumulate`
+    /// make an update.
     ///
     /// # Errors
     /// As [`runs`].

@@ -19,8 +19,8 @@ pub(crate) struct Packing {
 
 impl Packing {
     /// # Errors
-    /// Parts of other lengths, sequences that do not cover all tokens in order, weights that are not finite, or a last
-    /// token that is to predict something.
+    /// Parts of other lengths, sequences that do not cover all tokens in order, weights that are
+    /// not finite, or a last token that is to predict something.
     pub(crate) fn new(batch: &Batch) -> Result<Packing> {
         let rows = batch.tokens.len();
         if batch.targets.len() != rows || batch.weights.len() != rows || rows > u32::MAX as usize {

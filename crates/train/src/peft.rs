@@ -1,4 +1,5 @@
-//! Factors as PEFT names, begins and stores them: `adapter_config.json` and `adapter_model.safetensors`.
+//! Factors as PEFT names, begins and stores them: `adapter_config.json` and
+//! `adapter_model.safetensors`.
 
 use crate::gradients::{Factors, Module};
 use crate::{LoraOptions, Parameter};
@@ -8,8 +9,8 @@ use ops::Op;
 use program::Site;
 use serde_json::json;
 
-/// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows of one where that model keeps
-/// several matrices in one.
+/// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows
+/// of one where that model keeps several matrices in one.
 fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     let architecture = base.config.architecture;
     let named = |canonical: &str| {
@@ -29,12 +30,13 @@ fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
-/// The matrices whose names end like one of those `wanted`, by their own name or their module's, with all others of their modules;
-/// where none are named, those of the blocks, or in models with experts of attention. Routers are none of them: PEFT adapts linear
-/// layers alone.
+/// The matrices whose names end like one of those `wanted`, by their own name or their module's,
+/// with all others of their modules; where none are named, those of the blocks, or in models with
+/// experts of attention. Routers are none of them: PEFT adapts linear layers alone.
 ///
 /// # Errors
-/// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no module for.
+/// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no
+/// module for.
 pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, Module)>> {
     let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     let sites = base.program.adaptable().into_iter();
@@ -76,7 +78,8 @@ pub(crate) fn count(options: &LoraOptions) -> usize {
     if options.dora { 3 } else { 2 }
 }
 
-/// The parameters at their beginning, under PEFT's names, in the order of modules. A magnitude is the length of the base's row.
+/// The parameters at their beginning, under PEFT's names, in the order of modules. A magnitude is
+/// the length of the base's row.
 ///
 /// # Errors
 /// With DoRA, matrices that cannot be read.
@@ -199,7 +202,8 @@ pub(crate) fn export(
     ])
 }
 
-/// Puts rows of `width` elements into the order of Hugging Face's form: row `i` of the base's is its row `order[i]`.
+/// Puts rows of `width` elements into the order of Hugging Face's form: row `i` of the base's is
+/// its row `order[i]`.
 fn unorder(rows: &mut [f32], width: usize, order: Option<Vec<usize>>) {
     let Some(order) = order else { return };
     let own = rows.to_vec();

@@ -1,20 +1,21 @@
-//! Direct preference optimisation (Rafailov et al. 2023): of two answers to a prompt, the better is to gain more than the worse.
+//! Direct preference optimisation (Rafailov et al. 2023): of two answers to a prompt, the better is
+//! to gain more than the worse.
 //!
 //! ```text
 //! margin = ln p(chosen) - ln p0(chosen) - ln p(rejected) + ln p0(rejected)        p0: the model without its adapter
 //! loss   = -ln sigmoid(beta margin)
 //! ```
 //!
-//! Its gradients are those of cross-entropies, in which the tokens of both count `beta sigmoid(-beta margin)`, those of the rejected
-//! answer less than nothing.
+//! Its gradients are those of cross-entropies, in which the tokens of both count
+//! `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
 
 use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Tuned};
 use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// An adapter in training by preferences. The sequences of its batches are a chosen one and a rejected one in turn; a loss is that
-/// of a pair.
+/// An adapter in training by preferences. The sequences of its batches are a chosen one and a
+/// rejected one in turn; a loss is that of a pair.
 pub struct Preference {
     model: Tuned,
     beta: f64,
@@ -57,7 +58,8 @@ impl Preference {
         Ok(margins)
     }
 
-    /// What a pair's margin is measured from. Each is computed by itself, so that it never follows from a batch.
+    /// What a pair's margin is measured from. Each is computed by itself, so that it never follows
+    /// from a batch.
     fn base(&mut self, batch: &Batch, [chosen, rejected]: [Range<usize>; 2]) -> Result<f64> {
         let whole = chosen.start..rejected.end;
         let bits = batch.weights[whole.clone()].iter().map(|weight| weight.to_bits());

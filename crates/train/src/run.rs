@@ -1,8 +1,9 @@
 //! The loop of a run: updates, held-out losses, checkpoints, and what is written when.
 //!
-//! Everything that a run computes follows from the model, the examples and [`Settings`], so that one that was stopped, by
-//! whatever, and resumed writes the same bytes as one that was not. A folder holds the run: `checkpoint.delft`, `loss.jsonl`,
-//! `loss.svg`, what [`Model::export`] gives, and `delft.json`, which says what that was made of.
+//! Everything that a run computes follows from the model, the examples and [`Settings`], so that
+//! one that was stopped, by whatever, and resumed writes the same bytes as one that was not. A
+//! folder holds the run: `checkpoint.delft`, `loss.jsonl`, `loss.svg`, what [`Model::export`]
+//! gives, and `delft.json`, which says what that was made of.
 
 mod running;
 
@@ -149,7 +150,8 @@ pub struct Run<'a> {
     pub training: &'a [Example],
     /// What is only measured; may be empty.
     pub held_out: &'a [Example],
-    /// What else the result follows from, by name: the model, the data. A run that is resumed must have the same.
+    /// What else the result follows from, by name: the model, the data. A run that is resumed must
+    /// have the same.
     pub identity: &'a [(String, String)],
     /// The folder.
     pub folder: &'a Path,
@@ -239,8 +241,8 @@ impl Run<'_> {
     /// Trains the model.
     ///
     /// # Errors
-    /// A folder that has a run already where none is resumed, none where one is, or one of something else; losses or gradients
-    /// that are not finite; files that cannot be written.
+    /// A folder that has a run already where none is resumed, none where one is, or one of
+    /// something else; losses or gradients that are not finite; files that cannot be written.
     pub fn train(&self, model: &mut dyn Model, watcher: &mut dyn Watcher) -> Result<Summary> {
         let timeline = self.settings.timeline(self.training)?;
         std::fs::create_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;

@@ -7,7 +7,8 @@ use formats::{Error, ErrorKind, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
 
-/// What a model is trained on. A number of threads is the CPU with so many; `None` one for each physical core.
+/// What a model is trained on. A number of threads is the CPU with so many; `None` one for each
+/// physical core.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Hardware {
     /// The device; `auto` is a GPU if there is one.
@@ -52,7 +53,8 @@ impl Runner {
     /// [set](Runner::set), and other devices than the CPU divide some of them.
     ///
     /// # Errors
-    /// A device that there is not, an operation that it has not in training, weights that cannot be read, too little memory.
+    /// A device that there is not, an operation that it has not in training, weights that cannot be
+    /// read, too little memory.
     pub(crate) fn new(
         programs: Vec<Program>,
         tensors: &Tensors,
@@ -181,7 +183,8 @@ impl Runner {
         matches!(self, Runner::Device { .. })
     }
 
-    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many are to predict something.
+    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many
+    /// are to predict something.
     pub(crate) fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
         match self {
             Runner::Cpu { programs, .. } => {
@@ -199,7 +202,8 @@ impl Runner {
         }
     }
 
-    /// Bytes of the device's own memory that are left for runs; none where that is the machine's, or cannot be told.
+    /// Bytes of the device's own memory that are left for runs; none where that is the machine's,
+    /// or cannot be told.
     ///
     /// # Errors
     /// If the device does not answer.

@@ -23,10 +23,10 @@ pub struct LoraOptions {
     pub stabilised: bool,
     /// Whether the lengths of the changed matrix's rows are trained by themselves (DoRA, Liu et al. 2024).
     pub dora: bool,
-    /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as Delft names them, `q_proj` as
-    /// Hugging Face does. Of those that Hugging Face's model keeps in one, such as Phi-3's q, k and v, all have them if any has.
-    /// Empty: every matrix of the blocks; of models with
-    /// experts, those of attention.
+    /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
+    /// Delft names them, `q_proj` as Hugging Face does. Of those that Hugging Face's model keeps in
+    /// one, such as Phi-3's q, k and v, all have them if any has. Empty: every matrix of the
+    /// blocks; of models with experts, those of attention.
     pub sites: Vec<String>,
     /// What the factors begin with follows from it alone.
     pub seed: u64,
@@ -82,7 +82,8 @@ enum Without {
     These(Vec<f32>),
 }
 
-/// The lengths of a matrix's rows, its factors' product included. They count as constants in gradients, as DoRA has it.
+/// The lengths of a matrix's rows, its factors' product included. They count as constants in
+/// gradients, as DoRA has it.
 struct Lengths {
     matrix: WeightId,
     /// The parameters that are its factors.
@@ -177,19 +178,21 @@ pub struct Tuned {
     runner: Runner,
     trained: Vec<Trained>,
     parameters: Vec<Parameter>,
-    /// Whether the runner was last given the parameters, or what leaves the adapter out; none where parameters may have changed.
+    /// Whether the runner was last given the parameters, or what leaves the adapter out; none where
+    /// parameters may have changed.
     given: Option<bool>,
     /// Whether the device has newer parameters and moments: it makes the updates.
     newer: bool,
 }
 
 impl Tuned {
-    /// The model in a folder or a GGUF file, of any encoding, with low-rank factors that are trained beside its matrices. `down`
-    /// begins as PEFT's does, uniform within `1 / sqrt(in)`; `up` begins with zeros, so that nothing is changed at first.
+    /// The model in a folder or a GGUF file, of any encoding, with low-rank factors that are
+    /// trained beside its matrices. `down` begins as PEFT's does, uniform within `1 / sqrt(in)`;
+    /// `up` begins with zeros, so that nothing is changed at first.
     ///
     /// # Errors
-    /// A model that cannot be read or has an operation that has no gradient on the device; sites that it has not; options out of
-    /// range; too little memory.
+    /// A model that cannot be read or has an operation that has no gradient on the device; sites
+    /// that it has not; options out of range; too little memory.
     pub fn lora(
         model: impl Into<Location>,
         options: &LoraOptions,
@@ -218,10 +221,12 @@ impl Tuned {
         Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware.into())
     }
 
-    /// The model in a folder, all of whose weights are trained. They must be of 16 or 32 bits; what is trained is kept in f32.
+    /// The model in a folder, all of whose weights are trained. They must be of 16 or 32 bits; what
+    /// is trained is kept in f32.
     ///
     /// # Errors
-    /// A model that cannot be read, is quantised or has an operation that has no gradient on the device; too little memory.
+    /// A model that cannot be read, is quantised or has an operation that has no gradient on the
+    /// device; too little memory.
     pub fn full(model: impl Into<Location>, hardware: impl Into<Hardware>) -> Result<Tuned> {
         let tensors = Tensors::open(model)?;
         let model = models::load(&tensors, &models::Options::default())?;
@@ -263,12 +268,14 @@ impl Tuned {
         &self.config
     }
 
-    /// Bytes of activations and gradients that a batch of so many tokens takes, of which so many are to predict something.
+    /// Bytes of activations and gradients that a batch of so many tokens takes, of which so many
+    /// are to predict something.
     pub fn activation_bytes(&self, tokens: usize, predicted: usize) -> usize {
         self.runner.bytes(GRADIENTS, tokens, predicted)
     }
 
-    /// Bytes of the device's own memory that are left for that; none where it is the machine's memory, or cannot be told.
+    /// Bytes of the device's own memory that are left for that; none where it is the machine's
+    /// memory, or cannot be told.
     ///
     /// # Errors
     /// If the device does not answer.
@@ -301,8 +308,9 @@ impl Tuned {
         self.runner.usage()
     }
 
-    /// From now on activations are computed again for their gradients, a block of the model at a time: about a third more work,
-    /// in a fraction of the [memory](Tuned::activation_bytes). No bit of the results changes.
+    /// From now on activations are computed again for their gradients, a block of the model at a
+    /// time: about a third more work, in a fraction of the [memory](Tuned::activation_bytes). No
+    /// bit of the results changes.
     ///
     /// # Errors
     /// If the device refuses.
@@ -349,7 +357,8 @@ impl Tuned {
         Ok(sequences.collect())
     }
 
-    /// Gives the runner the parameters, or what leaves the adapter out, if it has not got that already.
+    /// Gives the runner the parameters, or what leaves the adapter out, if it has not got that
+    /// already.
     fn refresh(&mut self, adapted: bool) -> Result<()> {
         if self.given == Some(adapted) {
             return Ok(());

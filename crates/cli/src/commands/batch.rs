@@ -1,8 +1,9 @@
 //! `delft batch`: a file of requests, answered in order and computed together.
 //!
-//! A line is a request body as OpenAI's APIs take it, or a line of its batch files (`custom_id`, `body`), which is answered in the
-//! shape of their results. A line that cannot be answered is answered with its error. With `--output` a batch that was
-//! interrupted goes on behind the last whole answer.
+//! A line is a request body as OpenAI's APIs take it, or a line of its batch files (`custom_id`,
+//! `body`), which is answered in the shape of their results. A line that cannot be answered is
+//! answered with its error. With `--output` a batch that was interrupted goes on behind the last
+//! whole answer.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -35,7 +36,8 @@ pub(crate) fn run(args: &Batch) -> Outcome {
     };
     let mut lines = Lines::open(name)?;
     let mut output = Output::open(args.output.as_deref())?;
-    // Earlier answers are checked against the requests first: a mistaken file is refused before a model is loaded.
+    // Earlier answers are checked against the requests first: a mistaken file is refused before a
+    // model is loaded.
     let answered = output.skip(&mut lines)?;
     let grammar = args.grammar.read()?;
     let load = LoadArgs { as_served: true, ..args.load.clone() };
@@ -270,7 +272,8 @@ struct Waiting {
 
 impl Waiting {
     fn begin(asker: &Asker<'_>, line: Line, options: &GenerateOptions) -> Waiting {
-        // Lines that say nothing of a seed draw differently, and the same ones in each run with --seed.
+        // Lines that say nothing of a seed draw differently, and the same ones in each run with
+        // --seed.
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
         let request = line.body().and_then(|body| request(&line.place(), body, options));
@@ -301,7 +304,8 @@ impl Waiting {
     }
 }
 
-/// The request of a body, and what its answer must be. Settings that it does not name are those of `options`.
+/// The request of a body, and what its answer must be. Settings that it does not name are those of
+/// `options`.
 fn request(
     place: &str,
     body: &Map<String, Value>,
@@ -419,8 +423,8 @@ impl Output {
         Ok(Output::File { name, file })
     }
 
-    /// Passes over the lines that are answered already, and cuts off what is left of an answer that was being written; returns
-    /// how many there are.
+    /// Passes over the lines that are answered already, and cuts off what is left of an answer that
+    /// was being written; returns how many there are.
     fn skip(&mut self, lines: &mut Lines) -> Outcome<usize> {
         let Output::File { name, file } = self else { return Ok(0) };
         let place = |answer: usize| format!("{name}: line {answer}");

@@ -220,8 +220,8 @@ fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) 
     }
 }
 
-/// Fills the cache with so many tokens, and waits until it has them: a device may still be at work on a step of which nobody
-/// has asked for logits.
+/// Fills the cache with so many tokens, and waits until it has them: a device may still be at work
+/// on a step of which nobody has asked for logits.
 fn fill(session: &mut Session, tokens: &[u32]) -> Outcome {
     session.clear();
     Ok(session.evaluate(tokens, tokens.len().saturating_sub(1), &mut |_, _| {})?)
@@ -245,8 +245,8 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, in which each chooses
-/// the next, greedily.
+/// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, in
+/// which each chooses the next, greedily.
 fn together(
     engine: &Engine,
     tokens: &[u32],
@@ -263,7 +263,8 @@ fn together(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds to generate tokens behind `depth` cached ones, each chosen (greedily) from the logits of the one before.
+/// Seconds to generate tokens behind `depth` cached ones, each chosen (greedily) from the logits of
+/// the one before.
 fn choose(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) -> Outcome<f64> {
     session.clear();
     let options = GenerateOptions {

@@ -1,6 +1,8 @@
-//! `delft bench --load`: requests that arrive at random, as at a server, computed together as they come.
+//! `delft bench --load`: requests that arrive at random, as at a server, computed together as they
+//! come.
 //!
-//! Arrivals are a Poisson process: the gaps between them are `-ln(u) / rate`, `u` uniform in (0, 1].
+//! Arrivals are a Poisson process: the gaps between them are `-ln(u) / rate`, `u` uniform in (0,
+//! 1].
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

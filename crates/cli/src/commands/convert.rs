@@ -1,4 +1,5 @@
-//! `delft convert` and `delft quantize`: a model as a GGUF file, or a folder as MLX has it, with types of choice.
+//! `delft convert` and `delft quantize`: a model as a GGUF file, or a folder as MLX has it, with
+//! types of choice.
 
 use std::cell::RefCell;
 use std::path::Path;

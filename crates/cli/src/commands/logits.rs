@@ -1,4 +1,5 @@
-//! `delft logits`: the model's raw output for given tokens, for comparing with other implementations.
+//! `delft logits`: the model's raw output for given tokens, for comparing with other
+//! implementations.
 
 use std::io::{self, Write};
 
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &Logits) -> Outcome {
     Ok(())
 }
 
-/// Row by row, each number in as few digits as tell it from every other f32; what is not finite becomes null.
+/// Row by row, each number in as few digits as tell it from every other f32; what is not finite
+/// becomes null.
 fn write_json(tokens: &[u32], logits: &Found, generated: &[u32], interrupted: bool) -> Outcome {
     let mut out = io::BufWriter::new(io::stdout().lock());
     write!(out, "{{\"tokens\":")?;

@@ -1,4 +1,5 @@
-//! `delft perplexity`: `exp` of the mean negative log-likelihood of a text's tokens, chunk by chunk.
+//! `delft perplexity`: `exp` of the mean negative log-likelihood of a text's tokens, chunk by
+//! chunk.
 
 use delft::tokens::Special;
 use delft::{Error, Session, check_logits, log_sum_exp};
@@ -12,8 +13,8 @@ use crate::{load, prompt};
 /// Tokens of a chunk unless said otherwise, as llama.cpp has it.
 const CONTEXT: usize = 512;
 
-/// Running sums over the scored tokens: their number, and the sums of their negative log-likelihoods and of the
-/// squares.
+/// Running sums over the scored tokens: their number, and the sums of their negative
+/// log-likelihoods and of the squares.
 #[derive(Debug, Default, Clone, Copy)]
 struct Score {
     count: usize,

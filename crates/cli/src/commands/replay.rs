@@ -9,7 +9,8 @@ use crate::args::Replay;
 use crate::client::Client;
 use crate::terminal::{Outcome, aside, harmless, print, print_json_line};
 
-/// Fields of answers that differ from one time to the next: names, times, and what was found in the cache.
+/// Fields of answers that differ from one time to the next: names, times, and what was found in the
+/// cache.
 const PASSING: [&str; 18] = [
     "id",
     "item_id",
@@ -47,7 +48,8 @@ pub(crate) fn run(args: &Replay) -> Outcome {
         let wrong = |field: &str| Error::new(&place, format!("a request with its {field}"), "none");
         let path = record["path"].as_str().ok_or_else(|| wrong("path"))?;
         let request = record.get("request").ok_or_else(|| wrong("request"))?;
-        // A request that was cut off has no answer to compare with; one that changes the store is not sent twice.
+        // A request that was cut off has no answer to compare with; one that changes the store is
+        // not sent twice.
         let changes = ["/api/pull", "/api/copy", "/api/delete"].contains(&path);
         if record["whole"] != true || record["method"] != "POST" || changes {
             passed += 1;

@@ -41,7 +41,8 @@ enum Form {
 }
 
 pub(crate) fn run(args: &Run) -> Outcome {
-    // What must be read is read before the model is loaded: a prompt that is missing shall not cost that time.
+    // What must be read is read before the model is loaded: a prompt that is missing shall not cost
+    // that time.
     let gathering = prompt::gather(args.prompt.as_deref(), &args.file)?;
     check(args, &gathering)?;
     let grammar = args.grammar.read()?;
@@ -108,9 +109,11 @@ fn template(path: &std::path::Path) -> Outcome<ChatTemplate> {
     Ok(ChatTemplate::new(&path.display().to_string(), sources)?)
 }
 
-/// The prompt, or the bundled model's own opening where there is none, and its form for a model with this template.
+/// The prompt, or the bundled model's own opening where there is none, and its form for a model
+/// with this template.
 fn opening(args: &Run, gathering: Gathering, template: Option<&ChatTemplate>) -> Outcome<Opening> {
-    // A bundled model that has a template continues plain text all the same, and nobody asked it anything.
+    // A bundled model that has a template continues plain text all the same, and nobody asked it
+    // anything.
     if gathering.is_nothing() {
         return Ok(Opening { text: OPENING.to_string(), own: true, form: Form::Plain });
     }
@@ -242,7 +245,8 @@ impl<'a> Writer<'a> {
         Writer { args, opening, page, begun: false, splitter, hidden, ended: false }
     }
 
-    /// While a prompt is read a bar may stand where the text will begin, so the prompt comes with the first token.
+    /// While a prompt is read a bar may stand where the text will begin, so the prompt comes with
+    /// the first token.
     fn begin(&mut self) -> Outcome {
         if std::mem::replace(&mut self.begun, true) {
             return Ok(());
@@ -296,7 +300,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Writes the prompt where it is asked for, or helps a reader to follow: at a terminal, in front of its continuation.
+/// Writes the prompt where it is asked for, or helps a reader to follow: at a terminal, in front of
+/// its continuation.
 fn echo(args: &Run, opening: &Opening, page: &mut Page) -> Outcome {
     if args.no_echo {
         return Ok(());

@@ -18,7 +18,8 @@ use crate::terminal::{Outcome, Stop, aside, harmless, note, read_file};
 const BUNDLED: &str = "delft-stories";
 
 pub(crate) fn run(args: &Serve) -> Outcome {
-    // Threads of requests come and go: a thousand connections left 156 to 175 MiB, with shared heaps 95 to 100.
+    // Threads of requests come and go: a thousand connections left 156 to 175 MiB, with shared
+    // heaps 95 to 100.
     delft::share_heaps();
     survive_panics();
     if !args.load.adapter.is_empty() && args.models.len() > 1 {
@@ -68,7 +69,8 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     Ok(outcome?)
 }
 
-/// The models that may be loaded: those that the command line names, else the bundled one and the store.
+/// The models that may be loaded: those that the command line names, else the bundled one and the
+/// store.
 fn library(args: &Serve) -> Outcome<Library> {
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let adapters = |model: &str| -> Vec<_> {
@@ -120,7 +122,8 @@ fn library(args: &Serve) -> Outcome<Library> {
     })
 }
 
-/// Loads the models that the command line names, the later ones as far as there is memory beside the first.
+/// Loads the models that the command line names, the later ones as far as there is memory beside
+/// the first.
 fn load_named(
     args: &Serve,
     library: &Library,

@@ -264,7 +264,8 @@ fn or_share(given: Option<u64>, updates: u64, share: u64) -> u64 {
     given.unwrap_or((updates / share).max(1))
 }
 
-/// The settings of the run; those not given follow from the examples and from the width of the model.
+/// The settings of the run; those not given follow from the examples and from the width of the
+/// model.
 fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings> {
     let given = &args.updates;
     let (longest, all) = (examples.longest(), examples.training.tokens());
@@ -282,7 +283,8 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         (Some(steps), _) => Length::Updates(steps),
         (None, epochs) => Length::Epochs(epochs.unwrap_or(3) as u32),
     };
-    // Narrow models take greater steps than wide ones, factors than the weights themselves, and answers than pairs of them.
+    // Narrow models take greater steps than wide ones, factors than the weights themselves, and
+    // answers than pairs of them.
     let most = if args.lora.full || args.lora.dpo { 2e-5 } else { 2e-4 };
     let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
@@ -332,8 +334,8 @@ fn free(tuned: &Tuned) -> Outcome<Option<usize>> {
     Ok(tuned.free_memory()?.or_else(delft::free_memory))
 }
 
-/// Has activations computed again if that was asked for or memory is short. Refuses a run for which memory is short even so,
-/// with the batch that would fit.
+/// Has activations computed again if that was asked for or memory is short. Refuses a run for which
+/// memory is short even so, with the batch that would fit.
 fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: bool) -> Outcome {
     if recompute {
         tuned.recompute()?;

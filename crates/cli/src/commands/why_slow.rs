@@ -1,8 +1,9 @@
-//! `delft why-slow`: where a prefill's and a decode's time goes, beside what the machine could do, and what holds it
-//! back.
+//! `delft why-slow`: where a prefill's and a decode's time goes, beside what the machine could do,
+//! and what holds it back.
 //!
-//! An operation's roof is the longer of two times: its bytes at the rate at which this run read the weights, and its
-//! operations at the peaks that this run measured. What is concluded from the figures: `verdict`.
+//! An operation's roof is the longer of two times: its bytes at the rate at which this run read the
+//! weights, and its operations at the peaks that this run measured. What is concluded from the
+//! figures: `verdict`.
 
 mod verdict;
 
@@ -54,7 +55,8 @@ struct Phase {
 }
 
 impl Phase {
-    /// Of steps of so many tokens. A GPU's take the time of its own clock: what the host does beside them is to place the clocks.
+    /// Of steps of so many tokens. A GPU's take the time of its own clock: what the host does
+    /// beside them is to place the clocks.
     fn new(tokens: usize, steps: &[Step], gpu: bool) -> Phase {
         let n = steps.len().max(1) as f64;
         let mut phase = Phase { steps: steps.len(), tokens, ..Phase::default() };
@@ -179,7 +181,8 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
     let mut session = load::session(&engine)?;
     let (tokens, start) =
         (super::bench::random_tokens(prompt, engine.info().vocab), Instant::now());
-    // The first pass brings in pages, clocks and shape classes; the counters watch it, the figures leave it out.
+    // The first pass brings in pages, clocks and shape classes; the counters watch it, the figures
+    // leave it out.
     evaluate(&mut session, &tokens, generate.min(2))?;
     let cannot = || {
         Error::new(engine.info().device.to_string(), "a device that times its operations", "none")
@@ -221,8 +224,8 @@ fn on_gpu(engine: &Engine) -> bool {
     engine.info().device.name != "cpu"
 }
 
-/// Bytes per second at which the weights can be read: the best of several medians, for a roof is what the machine can
-/// do, and a small model is read in less time than a neighbour's turn.
+/// Bytes per second at which the weights can be read: the best of several medians, for a roof is
+/// what the machine can do, and a small model is read in less time than a neighbour's turn.
 fn reads(engine: &Engine) -> f64 {
     const PATIENCE: f64 = 0.1;
     let (start, mut best) = (Instant::now(), 0f64);
@@ -287,7 +290,8 @@ fn median(steps: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// How much longer than the median the slowest tenth of the steps took at least; 1 with too few to tell.
+/// How much longer than the median the slowest tenth of the steps took at least; 1 with too few to
+/// tell.
 fn spread(steps: &[f64]) -> f64 {
     let mut sorted = steps.to_vec();
     sorted.sort_by(f64::total_cmp);

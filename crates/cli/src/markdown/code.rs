@@ -1,7 +1,8 @@
 //! Colours for code: comments, strings, numbers and common keywords.
 //!
-//! It knows no grammar, only how a language begins comments and strings, since a whole highlighter would be larger than
-//! the rest of the command line. Code whose language is not named stays as it is.
+//! It knows no grammar, only how a language begins comments and strings, since a whole highlighter
+//! would be larger than the rest of the command line. Code whose language is not named stays as it
+//! is.
 
 use anstyle::{AnsiColor, Style};
 
@@ -25,7 +26,8 @@ struct Language {
     keywords: bool,
 }
 
-/// What a line of text in these languages looks like; `'` is no quote where it also begins lifetimes or labels.
+/// What a line of text in these languages looks like; `'` is no quote where it also begins
+/// lifetimes or labels.
 const LANGUAGES: [Language; 9] = [
     Language { names: &["rust", "rs", "zig"], comment: "//", quotes: "\"", keywords: true },
     Language {
@@ -196,7 +198,8 @@ fn is_keyword(word: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The code with a letter before each piece that is not plain: k keyword, s string, n number, c comment.
+    /// The code with a letter before each piece that is not plain: k keyword, s string, n number, c
+    /// comment.
     fn shown(language: &str, text: &str) -> String {
         let mut code = Code::of(language);
         let mut pieces: Vec<Styled> = Vec::new();

@@ -1,7 +1,7 @@
 //! Emphasis and code within a line of Markdown.
 //!
-//! A run of marks opens or closes by what stands before and after it, as in CommonMark, but without looking ahead for
-//! the other end.
+//! A run of marks opens or closes by what stands before and after it, as in CommonMark, but without
+//! looking ahead for the other end.
 
 use anstyle::Style;
 

@@ -1,8 +1,9 @@
 //! Markdown in colour, while it streams.
 //!
-//! Every character is kept where it stands: marks such as `**` are dimmed, not taken away, so what is on the screen can
-//! be copied as the model wrote it. A mark that is never closed changes nothing beyond its line. Layout (wrapping,
-//! hanging indents) is [`crate::wrap`]'s, which is told what each piece is.
+//! Every character is kept where it stands: marks such as `**` are dimmed, not taken away, so what
+//! is on the screen can be copied as the model wrote it. A mark that is never closed changes
+//! nothing beyond its line. Layout (wrapping, hanging indents) is [`crate::wrap`]'s, which is told
+//! what each piece is.
 
 mod code;
 mod inline;
@@ -287,8 +288,8 @@ fn numbered(text: &str, indent: usize, complete: bool) -> Opening {
 mod tests {
     use super::*;
 
-    /// The text with `[` and `]` around what is not plain: b bold, i italic, c code, d dimmed, h heading, m marker,
-    /// v verbatim.
+    /// The text with `[` and `]` around what is not plain: b bold, i italic, c code, d dimmed, h
+    /// heading, m marker, v verbatim.
     fn shown(pieces: &[Piece]) -> String {
         let letters = |piece: &Piece| {
             let effects = piece.style.get_effects();

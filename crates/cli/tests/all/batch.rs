@@ -1,4 +1,5 @@
-//! `delft batch`: answers in order, errors in their places, and a batch that goes on where it stopped.
+//! `delft batch`: answers in order, errors in their places, and a batch that goes on where it
+//! stopped.
 
 use crate::common::{delft, fed, status};
 use serde_json::{Value, json};

@@ -1,12 +1,13 @@
-//! `delft chat` on models that say what a script has them say: through pipes, byte by byte, and at a terminal, as a
-//! screen shows it.
+//! `delft chat` on models that say what a script has them say: through pipes, byte by byte, and at
+//! a terminal, as a screen shows it.
 
 use crate::common::{delft, fed, letters, status, tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-/// `<|role|>content` for every message, then the assistant's turn; without reasoning it begins with `<s>`.
+/// `<|role|>content` for every message, then the assistant's turn; without reasoning it begins with
+/// `<s>`.
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}\
                         {% if enable_thinking is defined and not enable_thinking %}<s>{% else %}<|assistant|>{% endif %}";
 const END: usize = 2;
@@ -30,8 +31,9 @@ struct Script<'a> {
 }
 
 impl Script<'_> {
-    /// Writes a Llama in which nothing but the last token decides on the next: embeddings are directions, the head
-    /// turns each into the token that follows, and the layer between adds zeros.
+    /// Writes a Llama in which nothing but the last token decides on the next: embeddings are
+    /// directions, the head turns each into the token that follows, and the layer between adds
+    /// zeros.
     fn model(&self, folder: &Path) {
         let mut vocabulary = letters();
         let mut head = vec![0.0; WIDTH * WIDTH];

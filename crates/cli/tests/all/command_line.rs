@@ -1,4 +1,5 @@
-//! The binary from outside: exit statuses, error lines, closed pipes, and commands that need no model.
+//! The binary from outside: exit statuses, error lines, closed pipes, and commands that need no
+//! model.
 
 use crate::common::{delft, status};
 use std::io::Write;

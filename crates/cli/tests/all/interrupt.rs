@@ -21,7 +21,8 @@ fn interrupted(args: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The kernel tells when the handler is in place: SIGINT is the second bit of the caught signals (proc(5)).
+/// The kernel tells when the handler is in place: SIGINT is the second bit of the caught signals
+/// (proc(5)).
 fn catches(child: &Child) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();

@@ -1,4 +1,5 @@
-//! The `delft` binary from outside, as one test program: linking one is faster than linking a dozen.
+//! The `delft` binary from outside, as one test program: linking one is faster than linking a
+//! dozen.
 
 mod adapters;
 mod batch;

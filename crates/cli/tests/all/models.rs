@@ -1,4 +1,5 @@
-//! The binary on real checkpoints: the reference fixtures, whose expected values Transformers computed.
+//! The binary on real checkpoints: the reference fixtures, whose expected values Transformers
+//! computed.
 
 use crate::common::{delft, fixture, status};
 use serde_json::{Value, json};
@@ -96,7 +97,8 @@ fn commands_that_need_a_tokenizer_say_so() {
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Cargo runs tests in the package's folder, from which the workspace's path of this file leads nowhere.
+        // Cargo runs tests in the package's folder, from which the workspace's path of this file
+        // leads nowhere.
         assert_eq!(status(&output), 1, "{args:?}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
     }
@@ -306,7 +308,8 @@ fn inspect_tells_sizes_and_memory_without_loading() {
     let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert_eq!(found["bytes"], bytes);
     let memory = &found["memory"];
-    // 2 layers, a block of 256 positions, 2 heads: keys of 8 and values of 16, a whole vector, of two bytes each.
+    // 2 layers, a block of 256 positions, 2 heads: keys of 8 and values of 16, a whole vector, of
+    // two bytes each.
     assert_eq!(memory["cache_bytes"], 2 * 256 * 2 * (8 + 16) * 2);
     let parts = ["weights_bytes", "cache_bytes", "activation_bytes", "working_bytes"];
     let total: u64 = parts.iter().map(|p| memory[p].as_u64().unwrap()).sum();

@@ -1,4 +1,5 @@
-//! Which words are the model and which the prompt, where a prompt comes from, and what is written around the text.
+//! Which words are the model and which the prompt, where a prompt comes from, and what is written
+//! around the text.
 
 use crate::common::{delft, fed, lettered, status};
 use serde_json::Value;
@@ -220,7 +221,8 @@ fn a_prompt_is_shown_as_the_model_gets_it() {
     assert_eq!(system["prompt"], format!("<|system|>Be.{spelled}"));
     assert_eq!(show(&["--raw"])["prompt"], "ab");
 
-    // Special tokens that are spelled out in a raw prompt, and the same from a template of one's own.
+    // Special tokens that are spelled out in a raw prompt, and the same from a template of one's
+    // own.
     let raw = |flag: &str| {
         let args = ["run", &model, "--show-prompt", "--json", flag, "-p", spelled];
         json(&delft().args(args).stdin(Stdio::null()).output().unwrap())["tokens"].clone()
@@ -320,7 +322,8 @@ fn an_interrupted_text_stays_is_marked_and_ends_with_130() {
     assert_eq!(last["tokens"].as_array().unwrap().len(), written.lines().count() - 1);
 }
 
-/// What a command writes at a terminal: `script` (util-linux, BSD) lends one. `None`, and a word of it, where there is none.
+/// What a command writes at a terminal: `script` (util-linux, BSD) lends one. `None`, and a word of
+/// it, where there is none.
 #[cfg(target_os = "linux")]
 fn at_a_terminal(model: &str, args: &str) -> Option<String> {
     let line = format!("{} run -m {model} {args}", env!("CARGO_BIN_EXE_delft"));

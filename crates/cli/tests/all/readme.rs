@@ -1,5 +1,5 @@
-//! README, followed by someone who has only the program: every command that it tells of is there, its examples make
-//! sense, and the first of them works in an empty folder of an empty home.
+//! README, followed by someone who has only the program: every command that it tells of is there,
+//! its examples make sense, and the first of them works in an empty folder of an empty home.
 
 use crate::common::{delft, status};
 use std::collections::BTreeSet;
@@ -17,7 +17,8 @@ fn shell_lines(readme: &str) -> Vec<String> {
     blocks.flat_map(str::lines).map(str::to_string).collect()
 }
 
-/// The words of a command as a shell splits them: blanks, double quotes, comments; up to a pipe or redirection.
+/// The words of a command as a shell splits them: blanks, double quotes, comments; up to a pipe or
+/// redirection.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), None::<String>, false);
     for c in line.chars() {
@@ -85,15 +86,16 @@ fn every_example_is_understood() {
     let examples = examples();
     assert!(examples.len() >= 4, "{examples:?}");
     for example in examples {
-        // With --help at its end a command line is read and nothing is run; a flag that is not there is refused.
+        // With --help at its end a command line is read and nothing is run; a flag that is not
+        // there is refused.
         let output = delft().args(&example).arg("--help").stdin(Stdio::null()).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(status(&output), 0, "{example:?}: {stderr}");
     }
 }
 
-/// Copies the program. Where programs are forked, another test's would keep a copy open for writing that this process
-/// made, and a file in that state cannot be run; `cp` makes it alone.
+/// Copies the program. Where programs are forked, another test's would keep a copy open for writing
+/// that this process made, and a file in that state cannot be run; `cp` makes it alone.
 fn copy(from: &str, to: &Path) {
     if cfg!(unix) {
         assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
@@ -102,8 +104,8 @@ fn copy(from: &str, to: &Path) {
     }
 }
 
-/// The program alone, copied to an empty folder, with an empty home: README's first command tells a story, and leaves
-/// nothing behind.
+/// The program alone, copied to an empty folder, with an empty home: README's first command tells a
+/// story, and leaves nothing behind.
 #[test]
 fn a_newcomer_gets_a_story_from_the_program_alone() {
     let (folder, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

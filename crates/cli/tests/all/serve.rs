@@ -1,4 +1,5 @@
-//! `delft serve` from outside: it tells where it is, answers there, keeps keys to itself, and ends when it is told to.
+//! `delft serve` from outside: it tells where it is, answers there, keeps keys to itself, and ends
+//! when it is told to.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,8 @@
-//! The binary on models that write text: the bundled one, and a published story model with a golden file.
+//! The binary on models that write text: the bundled one, and a published story model with a golden
+//! file.
 //!
-//! The golden file (greedy tokens and likelihoods, computed in float64) is found through `DELFT_TEST_DATA`.
+//! The golden file (greedy tokens and likelihoods, computed in float64) is found through
+//! `DELFT_TEST_DATA`.
 
 use crate::common::{delft, fed, fixture, status};
 use formats::DType;
@@ -251,7 +253,8 @@ fn tokens_are_shown_in_three_ways() {
     assert!(bare > 0 && bare <= ids.len());
 }
 
-/// The instruction sets of this processor, least first, as the error about an unknown one lists them.
+/// The instruction sets of this processor, least first, as the error about an unknown one lists
+/// them.
 fn instruction_sets() -> Vec<String> {
     let output = delft().args(["logits", "--tokens", "1"]).env("DELFT_ISA", "abacus").output();
     let error = text(&output.unwrap().stderr);
@@ -262,8 +265,8 @@ fn instruction_sets() -> Vec<String> {
     names
 }
 
-/// Logits of a model (the bundled one if none is named) behind `tokens` on an instruction set, and the `n` greedy
-/// tokens that follow.
+/// Logits of a model (the bundled one if none is named) behind `tokens` on an instruction set, and
+/// the `n` greedy tokens that follow.
 fn greedy(model: Option<&Path>, set: &str, tokens: &[u64], n: usize) -> (Vec<f64>, Vec<u64>) {
     let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
     let mut command = delft();
@@ -284,9 +287,9 @@ fn greedy(model: Option<&Path>, set: &str, tokens: &[u64], n: usize) -> (Vec<f64
     )
 }
 
-/// Greedy tokens behind `ids` on every instruction set against those of the portable one: how many sets give the
-/// same, and how many there are. Panics when logits are further apart than `tie` of their range, or tokens differ
-/// that are not as close.
+/// Greedy tokens behind `ids` on every instruction set against those of the portable one: how many
+/// sets give the same, and how many there are. Panics when logits are further apart than `tie` of
+/// their range, or tokens differ that are not as close.
 fn agreement(model: Option<&Path>, what: &str, ids: &[u64], n: usize, tie: f64) -> (usize, usize) {
     let (logits, tokens) = greedy(model, "scalar", ids, n);
     let range = |logits: &[f64]| {
@@ -318,16 +321,18 @@ fn agreement(model: Option<&Path>, what: &str, ids: &[u64], n: usize, tie: f64) 
     (same, all)
 }
 
-/// The quantised model. F32 sums round otherwise in other registers; here and there that moves an activation's 8-bit
-/// code by a step, which moves codes in every later layer, until logits differ as much as 8-bit activations make them
-/// differ anyway: by half a percent of their range. (AMX prefills in bf16 besides, which differs no more.) So the
-/// tokens are the same except where two are that close; where they part, this says that they were.
+/// The quantised model. F32 sums round otherwise in other registers; here and there that moves an
+/// activation's 8-bit code by a step, which moves codes in every later layer, until logits differ
+/// as much as 8-bit activations make them differ anyway: by half a percent of their range. (AMX
+/// prefills in bf16 besides, which differs no more.) So the tokens are the same except where two
+/// are that close; where they part, this says that they were.
 #[test]
 fn greedy_tokens_differ_between_instruction_sets_in_near_ties_only() {
     if !is_bundled() {
         return;
     }
-    // The first is prefilled by the products of few rows, the others by those of many, which have tiles with AMX.
+    // The first is prefilled by the products of few rows, the others by those of many, which have
+    // tiles with AMX.
     let prompts = [
         "Once upon a time",
         "A hungry fox saw some fine bunches of grapes hanging from a vine that was trained along a high wall",
@@ -344,8 +349,9 @@ fn greedy_tokens_differ_between_instruction_sets_in_near_ties_only() {
     assert!(2 * same > all, "{same} of {all} alike");
 }
 
-/// Every block type, in the matrices of one model: prefill of 24 rows, then single ones. Each set is held to what
-/// 8-bit activations may differ by from the truth, 3% of the range, since AMX rounds others away.
+/// Every block type, in the matrices of one model: prefill of 24 rows, then single ones. Each set
+/// is held to what 8-bit activations may differ by from the truth, 3% of the range, since AMX
+/// rounds others away.
 #[test]
 fn every_block_gives_the_tokens_of_the_portable_products() {
     let source =
@@ -383,7 +389,8 @@ fn every_block_gives_the_tokens_of_the_portable_products() {
     }
 }
 
-/// Weights that are no blocks leave activations as they are: nothing but the order of f32 sums differs.
+/// Weights that are no blocks leave activations as they are: nothing but the order of f32 sums
+/// differs.
 #[test]
 fn float_weights_give_the_same_tokens_on_every_instruction_set() {
     let tokens: Vec<u64> = (0..24).map(|i| (i * 37 + 11) % 120).collect();

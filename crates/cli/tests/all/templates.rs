@@ -1,5 +1,6 @@
-//! The binary on a model with a chat template: a reference checkpoint of 128 tokens given a vocabulary of single
-//! characters, so that its (meaningless) answers can be followed token by token.
+//! The binary on a model with a chat template: a reference checkpoint of 128 tokens given a
+//! vocabulary of single characters, so that its (meaningless) answers can be followed token by
+//! token.
 
 use crate::common::{delft, lettered, status};
 use serde_json::{Value, json};
@@ -70,7 +71,8 @@ fn a_conversation_is_continued_and_its_prefix_reused() {
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(status(&output), 0, "{stderr}");
-    // The second time the same question is asked, all but its last token is in the cache: <|system|>Be.<|user|>ab.
+    // The second time the same question is asked, all but its last token is in the cache:
+    // <|system|>Be.<|user|>ab.
     assert!(
         stderr.contains("prefill 8 tokens,") && stderr.contains("prefill 8 tokens (7 reused)"),
         "{stderr}"

@@ -25,7 +25,8 @@ fn file(folder: &Path, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A text is foreseen as `delft perplexity` says, which llama.cpp's and Transformers' own figures hold.
+/// A text is foreseen as `delft perplexity` says, which llama.cpp's and Transformers' own figures
+/// hold.
 #[test]
 fn losses_are_those_of_perplexity() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +133,8 @@ fn an_adapter_is_made_and_used_at_once() {
     let (code, _, stderr) =
         run(&["run", "-m", MODEL, "--adapter", out, "The zebra", "-n", "4", "--raw"]);
     assert_eq!(code, 0, "{stderr}");
-    // The run is finished: to go on with it changes nothing, with its flags or without, and other settings make it another run.
+    // The run is finished: to go on with it changes nothing, with its flags or without, and other
+    // settings make it another run.
     let again = object(&[&begin[..], &FEW, &["--resume", "--json"]].concat());
     assert_eq!((&again["updates"], &again["end"]), (&4.into(), &"done".into()));
     assert_eq!(object(&["tune", "--resume", "--out", out, "--json"])["tokens"], again["tokens"]);
@@ -179,8 +181,8 @@ fn pairs_teach_which_answer_is_better() {
         assert!(after["margin"].as_f64().unwrap() > 1.0, "{after}");
         let log = std::fs::read_to_string(Path::new(&out).join("loss.jsonl")).unwrap();
         let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
-        // Nothing has been learned: both answers are as likely as without the adapter. DoRA's lengths, which are rounded to f32, move
-        // the quantised products a little.
+        // Nothing has been learned: both answers are as likely as without the adapter. DoRA's
+        // lengths, which are rounded to f32, move the quantised products a little.
         let bound = if more.contains(&"--dora") { 0.02 } else { 1e-6 };
         assert!((first["loss"].as_f64().unwrap() - 2f64.ln()).abs() < bound, "{first}");
     }

@@ -1,4 +1,5 @@
-//! `delft why-slow`: that its parts add up, that its bytes are those of the file, and that it says what is the matter.
+//! `delft why-slow`: that its parts add up, that its bytes are those of the file, and that it says
+//! what is the matter.
 
 use crate::common::{delft, fixture, status};
 use serde_json::Value;
@@ -48,8 +49,8 @@ fn parts_add_up_and_bytes_are_those_of_the_file() {
             let noted = operations + number(phase, "sampling_s") + number(phase, "barriers_s");
             let (rest, total) = (number(phase, "rest_s"), number(phase, "seconds"));
             assert!((noted + rest - total).abs() < 1e-6 * total, "{model:?} {name}: {phase}");
-            // What no clock was around: starting the replay, angles, block tables. On a busy machine a turn lost there
-            // may be longer than all else.
+            // What no clock was around: starting the replay, angles, block tables. On a busy
+            // machine a turn lost there may be longer than all else.
             assert!(rest > 0.0 && operations > 0.0, "{model:?} {name}: {rest} of {total}");
             let shares: f64 = rows.iter().map(|row| number(row, "share")).sum();
             assert!((shares - operations / total).abs() < 1e-6, "{model:?} {name}: {shares}");
@@ -60,7 +61,8 @@ fn parts_add_up_and_bytes_are_those_of_the_file() {
         }
 
         let decode = &found["decode"];
-        // Every matrix once a token, but for a table that only embeds. Panels of 16 rows may end in padding.
+        // Every matrix once a token, but for a table that only embeds. Panels of 16 rows may end in
+        // padding.
         let tied = file["tied"] == true;
         let matrices: f64 = (file["tensors"].as_array().unwrap().iter())
             .filter(|t| t["shape"].as_array().unwrap().len() == 2)
@@ -77,7 +79,8 @@ fn parts_add_up_and_bytes_are_those_of_the_file() {
         let [layers, kv_heads, head_dim] =
             ["layers", "kv_heads", "head_dim"].map(|key| number(&file, key));
         let [hidden, vocab] = ["hidden", "vocab"].map(|key| number(&file, key));
-        // The first step behind the prompt only warms up: those after it see one position more each.
+        // The first step behind the prompt only warms up: those after it see one position more
+        // each.
         let seen = PROMPT as f64 + 1.0 + (STEPS as f64 + 1.0) / 2.0;
         let attention = named(decode, "attention");
         // Two bytes an element; values are kept in whole vectors of 16.

@@ -1,10 +1,11 @@
 //! Keys and values in blocks of memory: one pool for all layers of a kind.
 //!
-//! A block holds `block_tokens` positions of every layer; within it, layer by layer, head by head: the keys as
-//! `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a vector holds the same element of sixteen
-//! keys and scores need no sums across lanes), then the values as `[block_tokens][width]` with `width` the head
-//! rounded up to whole vectors. Codes are as numbers are, and behind those of sixteen keys or values lie their scales
-//! (`store`). The memory of a block is the operating system's until something is written there.
+//! A block holds `block_tokens` positions of every layer; within it, layer by layer, head by head:
+//! the keys as `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a vector
+//! holds the same element of sixteen keys and scores need no sums across lanes), then the values as
+//! `[block_tokens][width]` with `width` the head rounded up to whole vectors. Codes are as numbers
+//! are, and behind those of sixteen keys or values lie their scales (`store`). The memory of a
+//! block is the operating system's until something is written there.
 
 use super::TILE;
 use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
@@ -60,7 +61,8 @@ impl Geometry {
         self.kv_heads * self.head_bytes()
     }
 
-    /// Bytes that the pool takes when full, or an error when that is no number of bytes, or a field makes no sense.
+    /// Bytes that the pool takes when full, or an error when that is no number of bytes, or a field
+    /// makes no sense.
     ///
     /// # Errors
     /// As said.
@@ -109,8 +111,8 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// A pool for `layers` layers of one geometry, and each layer's view of it. Costs address space at once, memory
-    /// only where something is written.
+    /// A pool for `layers` layers of one geometry, and each layer's view of it. Costs address space
+    /// at once, memory only where something is written.
     ///
     /// # Errors
     /// When the geometry makes no sense, or the operating system refuses.
@@ -138,7 +140,8 @@ impl LayerCache {
             "cache: block {block}, head {head}"
         );
         let offset = block * self.block_stride + self.offset + head * self.geometry.head_bytes();
-        // SAFETY: the pool has `blocks` blocks of `block_stride` bytes, and a layer's heads lie inside one.
+        // SAFETY: the pool has `blocks` blocks of `block_stride` bytes, and a layer's heads lie
+        // inside one.
         unsafe { self.pool.start.as_ptr().add(offset) }
     }
 
@@ -158,9 +161,11 @@ impl LayerCache {
         (group * geometry.keys_bytes(), values + group * geometry.values_bytes())
     }
 
-    /// Where the groups of the tile from `position` on are, a multiple of [`GROUP`]: the keys and the values of each.
+    /// Where the groups of the tile from `position` on are, a multiple of [`GROUP`]: the keys and
+    /// the values of each.
     ///
-    /// They exist at any position, for a table is a ring; whether they hold anything is the caller's to know.
+    /// They exist at any position, for a table is a ring; whether they hold anything is the
+    /// caller's to know.
     pub(super) fn tile(&self, table: &[u32], position: usize, head: usize) -> Tile {
         let tokens = self.geometry.block_tokens;
         let (mut block, mut slot) = self.slot(table, position);
@@ -185,10 +190,12 @@ impl LayerCache {
         (table[position / tokens % table.len()] as usize, position % tokens)
     }
 
-    /// Stores the keys and values of `tokens` and `heads` of a batch of rows. Token `t` is at `position + t`, and its
-    /// key of head `h` is `k[t * stride + h * head_dim..][..head_dim]`, its value likewise in `v`.
+    /// Stores the keys and values of `tokens` and `heads` of a batch of rows. Token `t` is at
+    /// `position + t`, and its key of head `h` is `k[t * stride + h * head_dim..][..head_dim]`, its
+    /// value likewise in `v`.
     ///
-    /// Workers share a batch best by heads, or by tokens in multiples of 16 positions: neighbours share cache lines.
+    /// Workers share a batch best by heads, or by tokens in multiples of 16 positions: neighbours
+    /// share cache lines.
     ///
     /// # Safety
     /// Nobody else reads or writes these positions of these heads at the same time.
@@ -238,7 +245,8 @@ impl LayerCache {
         }
     }
 
-    /// Copies block `from` of this layer to block `to`: copy on write, for sessions that share a prefix.
+    /// Copies block `from` of this layer to block `to`: copy on write, for sessions that share a
+    /// prefix.
     ///
     /// # Safety
     /// Nobody else uses block `to`, and nobody writes block `from`, at the same time.
@@ -257,9 +265,9 @@ impl LayerCache {
         unsafe { std::ptr::copy(start.add(from), start.add(to), self.geometry.layer_bytes()) };
     }
 
-    /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`, then
-    /// its values, each element as it is stored. Of blocks of 32 elements it is the codes, then the scales, of each; two codes of
-    /// four bits share a byte, the first in its lower half.
+    /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`,
+    /// then its values, each element as it is stored. Of blocks of 32 elements it is the codes,
+    /// then the scales, of each; two codes of four bits share a byte, the first in its lower half.
     ///
     /// # Safety
     /// Nobody writes the block at the same time.
@@ -281,7 +289,8 @@ impl LayerCache {
         self.each_code(&mut bytes[from..], in_order);
     }
 
-    /// Changes the codes of a block's keys and of its values, as they are read, in a type whose codes share bytes.
+    /// Changes the codes of a block's keys and of its values, as they are read, in a type whose
+    /// codes share bytes.
     fn each_code(&self, bytes: &mut [u8], change: fn(&mut [u8])) {
         if self.geometry.element.bits() == Some(4) {
             let half = bytes.len() / 2;
@@ -342,7 +351,8 @@ impl LayerCache {
                     for i in 0..part.count {
                         let at = part.row.map_or(i * GROUP + key, |row| key * row + i);
                         let start = head.wrapping_add(group + at * part.bytes);
-                        // SAFETY: it lies inside the head; nobody else uses it, by the caller's promise.
+                        // SAFETY: it lies inside the head; nobody else uses it, by the caller's
+                        // promise.
                         visit(unsafe { std::slice::from_raw_parts_mut(start, part.bytes) });
                     }
                 }
@@ -363,7 +373,8 @@ impl LayerCache {
     }
 }
 
-/// What [`LayerCache::each_element`] shows of each position and head: `count` pieces of `bytes` bytes.
+/// What [`LayerCache::each_element`] shows of each position and head: `count` pieces of `bytes`
+/// bytes.
 #[derive(Clone, Copy)]
 struct Part {
     /// Of keys, or of values.
@@ -372,12 +383,13 @@ struct Part {
     first: usize,
     count: usize,
     bytes: usize,
-    /// Pieces from a position to the next; none where those of a group's positions lie side by side.
+    /// Pieces from a position to the next; none where those of a group's positions lie side by
+    /// side.
     row: Option<usize>,
 }
 
-/// Puts the codes of blocks of 32 elements, of which byte `j` has elements `j` and `16 + j`, in their order: byte `j` then has
-/// elements `2 j` and `2 j + 1`.
+/// Puts the codes of blocks of 32 elements, of which byte `j` has elements `j` and `16 + j`, in
+/// their order: byte `j` then has elements `2 j` and `2 j + 1`.
 fn in_order(codes: &mut [u8]) {
     let (blocks, _) = codes.as_chunks_mut::<16>();
     for block in blocks {
@@ -424,7 +436,8 @@ unsafe fn write_kernel<L: Lanes, E: Store>(cache: &LayerCache, rows: Rows<'_>) {
         for token in rows.tokens.clone() {
             let (position, at) = (rows.position + token, token * rows.stride + head * dim);
             let groups = cache.group(rows.table, position, head);
-            // SAFETY: the rows exist, as `write` checked; a head is at most MAX_HEAD_DIM; the slots exist.
+            // SAFETY: the rows exist, as `write` checked; a head is at most MAX_HEAD_DIM; the slots
+            // exist.
             unsafe {
                 let (k, v) = (rows.k.as_ptr().add(at), rows.v.as_ptr().add(at));
                 E::put::<L>(k, v, groups, dim, width, position % GROUP);

@@ -1,6 +1,8 @@
-//! One query over one chunk of keys: every key and value is read from memory once, for all heads of the group.
+//! One query over one chunk of keys: every key and value is read from memory once, for all heads of
+//! the group.
 //!
-//! Tiles of keys and of values take turns, and each is fetched while the one before it is read: both fit the first cache.
+//! Tiles of keys and of values take turns, and each is fetched while the one before it is read:
+//! both fit the first cache.
 
 pub(super) mod blocks;
 
@@ -20,11 +22,12 @@ pub(super) struct Part {
     pub(super) chunk: usize,
 }
 
-/// Leaves the state of `sequence`'s query over a part of what it sees in the first rows of `work`. `next` is what this thread
-/// will most likely read then.
+/// Leaves the state of `sequence`'s query over a part of what it sees in the first rows of `work`.
+/// `next` is what this thread will most likely read then.
 ///
 /// # Safety
-/// `check` holds for the call, `work` is the caller's own, and nobody writes what the sequence sees.
+/// `check` holds for the call, `work` is the caller's own, and nobody writes what the sequence
+/// sees.
 pub(super) unsafe fn chunk(
     isa: Isa,
     call: &Call<'_>,
@@ -52,7 +55,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
     let (group, dim, width) = (shape.group(), shape.head_dim, shape.width());
     let visible = visible(shape, sequence, sequence.position);
     let seen = visible.start.max(part.chunk * CHUNK)..visible.end.min((part.chunk + 1) * CHUNK);
-    // SAFETY: `work` has a group's rows; `check` vouches for the table, and `seen` for the positions.
+    // SAFETY: `work` has a group's rows; `check` vouches for the table, and `seen` for the
+    // positions.
     unsafe {
         queries(call, sequence.row, part.kv_head, work.q);
         softmax::reset::<L>(&work, group, width);
@@ -79,7 +83,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
     }
 }
 
-/// Scores of `rows` queries with the first `groups` groups of a tile's keys, while its values are fetched.
+/// Scores of `rows` queries with the first `groups` groups of a tile's keys, while its values are
+/// fetched.
 ///
 /// # Safety
 /// `work` has the rows; the groups are there.
@@ -91,8 +96,8 @@ unsafe fn scores<L: Lanes, E: Store>(
     work: &Work,
     tile: &Tile,
 ) {
-    // Rows and groups at a time, so that the sums fill the registers and hide the latency of the additions.
-    // SAFETY: the steps stay inside `rows` and `groups`.
+    // Rows and groups at a time, so that the sums fill the registers and hide the latency of the
+    // additions. SAFETY: the steps stay inside `rows` and `groups`.
     unsafe {
         let mut row = 0;
         while row < rows {
@@ -228,7 +233,8 @@ pub(super) unsafe fn sums<L: Lanes, N: Number>(
             let left = rows - row;
             let mut column = 0;
             while column < vectors {
-                // As many columns as the registers hold next to four rows; a narrow head takes what there is.
+                // As many columns as the registers hold next to four rows; a narrow head takes what
+                // there is.
                 macro_rules! step {
                     ($columns:literal) => {{
                         let (sums, at) = (sums.add(column * L::N), column * L::N);
@@ -254,7 +260,8 @@ pub(super) unsafe fn sums<L: Lanes, N: Number>(
     }
 }
 
-/// Adds to the sums of `ROWS` rows in `COLUMNS` vectors, which begin `first` elements into each value.
+/// Adds to the sums of `ROWS` rows in `COLUMNS` vectors, which begin `first` elements into each
+/// value.
 #[inline(always)]
 unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
     p: *const f32,
@@ -274,7 +281,8 @@ unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
             }
         }
         for i in 0..TILE {
-            // A value of each group in turn: four streams of cache lines, where one alone is slower by an eighth.
+            // A value of each group in turn: four streams of cache lines, where one alone is slower
+            // by an eighth.
             let (k, t) = (i % (TILE / GROUP), i / (TILE / GROUP));
             if !seen.contains(&(k * GROUP + t)) {
                 continue;

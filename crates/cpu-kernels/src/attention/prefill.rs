@@ -1,4 +1,5 @@
-//! A block of queries over all the keys it sees: tiles of keys and values, converted once, times blocks of rows.
+//! A block of queries over all the keys it sees: tiles of keys and values, converted once, times
+//! blocks of rows.
 
 use super::cache::GROUP;
 use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
@@ -10,14 +11,15 @@ use crate::math::lanes::{Lanes, dispatch};
 use crate::team::SharedSlice;
 use formats::CacheType;
 
-/// Rows of the inner product: six rows and four vectors fill 24 of the 32 registers of AVX-512 and Advanced SIMD.
+/// Rows of the inner product: six rows and four vectors fill 24 of the 32 registers of AVX-512 and
+/// Advanced SIMD.
 const STRIP: usize = 6;
 
 /// Attention of one block of `sequence`'s queries, for one KV head's group.
 ///
 /// # Safety
-/// `check` holds for the call; `work` and the block's part of `out` are the caller's own; nobody writes what the
-/// sequence sees.
+/// `check` holds for the call; `work` and the block's part of `out` are the caller's own; nobody
+/// writes what the sequence sees.
 pub(super) unsafe fn block(
     isa: Isa,
     call: &Call<'_>,
@@ -30,7 +32,8 @@ pub(super) unsafe fn block(
     let shape = &call.shape;
     let first = block * shape.block();
     let tokens = shape.block().min(sequence.tokens - first);
-    // SAFETY: the caller's promises; the element is the cache's; the block's rows are in `work` when finished.
+    // SAFETY: the caller's promises; the element is the cache's; the block's rows are in `work`
+    // when finished.
     unsafe {
         match call.cache.geometry().element {
             #[cfg(target_arch = "x86_64")]
@@ -60,7 +63,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
     let rows = tokens * group;
     let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
     let (lowest, end) = (sees(0).start, sees(rows - 1).end);
-    // SAFETY: `work` has a block's rows; `check` vouches for the table, and `visible` for the positions.
+    // SAFETY: `work` has a block's rows; `check` vouches for the table, and `visible` for the
+    // positions.
     unsafe {
         for token in 0..tokens {
             let to = work.q.add(token * group * Q_STRIDE);
@@ -87,7 +91,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     }
                 }
             }
-            // Keys that the rows from `row` to the end of their strip see: `columns(row)`, in this tile.
+            // Keys that the rows from `row` to the end of their strip see: `columns(row)`, in this
+            // tile.
             let columns = |last: usize| sees(last).end.clamp(start, start + TILE) - start;
             for row in (0..rows).step_by(STRIP) {
                 let count = STRIP.min(rows - row);
@@ -132,8 +137,9 @@ unsafe fn kernel<L: Lanes, E: Store>(
     }
 }
 
-/// `c = a b`, or `c += a b`: `a` is `[rows][depth]` at distance `A`, `b` is `[depth][columns]` at `b_stride`, `c` is
-/// `[rows][columns]` at `c_stride`. `rows <= STRIP`, and `columns` is a multiple of [`GROUP`] up to four.
+/// `c = a b`, or `c += a b`: `a` is `[rows][depth]` at distance `A`, `b` is `[depth][columns]` at
+/// `b_stride`, `c` is `[rows][columns]` at `c_stride`. `rows <= STRIP`, and `columns` is a multiple
+/// of [`GROUP`] up to four.
 ///
 /// # Safety
 /// The pointers are to that many elements.

@@ -1,7 +1,8 @@
 //! The running softmax: what happens between the two products, and at the end.
 //!
-//! A row keeps the greatest score so far (`top`), the sum of `e^(score - top)` (`weight`) and that sum weighted by
-//! values (`sums`). A new tile with a greater score scales the latter two by `e^(old top - new top)`.
+//! A row keeps the greatest score so far (`top`), the sum of `e^(score - top)` (`weight`) and that
+//! sum weighted by values (`sums`). A new tile with a greater score scales the latter two by
+//! `e^(old top - new top)`.
 
 use super::{Call, P_STRIDE, Shape, Work};
 use crate::math::lanes::Lanes;
@@ -28,9 +29,11 @@ pub(super) unsafe fn reset<L: Lanes>(work: &Work, rows: usize, width: usize) {
     }
 }
 
-/// Turns the scores of one row of a tile into probabilities relative to the row's top, and scales the row's sums.
+/// Turns the scores of one row of a tile into probabilities relative to the row's top, and scales
+/// the row's sums.
 ///
-/// The row's scores are `0..columns` (whole vectors); those outside `seen` count as -infinity, whatever they hold.
+/// The row's scores are `0..columns` (whole vectors); those outside `seen` count as -infinity,
+/// whatever they hold.
 ///
 /// # Safety
 /// `work` has that row; `columns` is at most the tile; `seen` lies inside `0..columns`.
@@ -88,8 +91,8 @@ pub(super) unsafe fn row<L: Lanes>(
     }
 }
 
-/// Writes the result of `tokens` tokens of a KV head's group: sums over weights, sinks included, turned back
-/// where the cache's values are turned.
+/// Writes the result of `tokens` tokens of a KV head's group: sums over weights, sinks included,
+/// turned back where the cache's values are turned.
 ///
 /// # Safety
 /// `work` holds `tokens * group` rows; nobody else uses the group's part of those rows of `out`.

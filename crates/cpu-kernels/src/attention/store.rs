@@ -1,7 +1,8 @@
 //! How keys and values are stored: as numbers, or as codes of 32 elements that share a scale.
 //!
-//! Sixteen positions of a head are a group. Its keys are `[head_dim][16]`, its values `[16][width]`; codes of blocks are
-//! followed by the f16 scales of the group, `[head_dim / 32][16]`.
+//! Sixteen positions of a head are a group. Its keys are `[head_dim][16]`, its values
+//! `[16][width]`; codes of blocks are followed by the f16 scales of the group,
+//! `[head_dim / 32][16]`.
 
 use super::cache::{GROUP, Tile};
 use super::{MAX_HEAD_DIM, Work, decode};
@@ -26,13 +27,15 @@ pub(super) trait Store: 'static {
     /// Elements of a group's value `key` from `column` on.
     ///
     /// # Safety
-    /// `group` points to values of `width` elements, to which the columns belong; `key` is below [`GROUP`].
+    /// `group` points to values of `width` elements, to which the columns belong; `key` is below
+    /// [`GROUP`].
     unsafe fn value<L: Lanes>(group: *const u8, width: usize, key: usize, column: usize) -> L;
 
     /// Stores a key and a value of `dim` elements as the group's `key`th.
     ///
     /// # Safety
-    /// `k` and `v` have `dim` elements, at most [`MAX_HEAD_DIM`]; the groups are the caller's alone.
+    /// `k` and `v` have `dim` elements, at most [`MAX_HEAD_DIM`]; the groups are the caller's
+    /// alone.
     unsafe fn put<L: Lanes>(
         k: *const f32,
         v: *const f32,
@@ -42,8 +45,8 @@ pub(super) trait Store: 'static {
         key: usize,
     );
 
-    /// Scores of `ROWS` queries with `GROUPS` groups of a tile's keys from `first` on, each `VECTORS` vectors wide, while the
-    /// tile's values are fetched.
+    /// Scores of `ROWS` queries with `GROUPS` groups of a tile's keys from `first` on, each
+    /// `VECTORS` vectors wide, while the tile's values are fetched.
     ///
     /// # Safety
     /// The queries and keys have `dim` elements; `p` has the room.
@@ -55,8 +58,8 @@ pub(super) trait Store: 'static {
         p: *mut f32,
     );
 
-    /// Adds the tile's values `seen`, times their probabilities, to the sums of `rows` rows, while the keys of the tile that is
-    /// read `then` are fetched.
+    /// Adds the tile's values `seen`, times their probabilities, to the sums of `rows` rows, while
+    /// the keys of the tile that is read `then` are fetched.
     ///
     /// # Safety
     /// `work` has the rows; the tile has values of `width` elements.
@@ -81,7 +84,8 @@ pub(super) type Eighth = Blocks<Bytes>;
 /// [`CacheType::Turbo`].
 pub(super) type Turbo = Blocks<Nibbles>;
 
-/// Calls a generic kernel, as [`dispatch`](crate::math::lanes::dispatch) does, for the element type of a cache too.
+/// Calls a generic kernel, as [`dispatch`](crate::math::lanes::dispatch) does, for the element type
+/// of a cache too.
 macro_rules! dispatch_stored {
     ($element:expr, $isa:expr, $kernel:ident $arguments:tt) => {
         match $element {
@@ -240,7 +244,8 @@ impl Number for f32 {
     }
 }
 
-/// Codes of 32 elements that share a scale: the first 16 elements of a block and the last 16 are read in pairs.
+/// Codes of 32 elements that share a scale: the first 16 elements of a block and the last 16 are
+/// read in pairs.
 pub(super) struct Blocks<C>(PhantomData<C>);
 
 impl<C: Codes> Blocks<C> {
@@ -270,7 +275,8 @@ impl<C: Codes> Blocks<C> {
         unsafe { C::pair(group.add((block * C::BYTES + i) * GROUP + key), BLOCK / 2 * GROUP) }
     }
 
-    /// Codes of a block of a group's value `key`: `L::N` from `i` on, and those that are 16 further.
+    /// Codes of a block of a group's value `key`: `L::N` from `i` on, and those that are 16
+    /// further.
     ///
     /// # Safety
     /// The value and the block are there; the first codes are among the first 16.
@@ -296,8 +302,8 @@ pub(super) trait Codes: 'static {
     /// Whether heads are turned by [`CacheType::rotate`] before they are stored.
     const ROTATES: bool;
 
-    /// `L::N` codes, and those that are 16 elements further in their blocks. Bytes `apart` lie between neighbours of 16
-    /// elements, where these do not share bytes.
+    /// `L::N` codes, and those that are 16 elements further in their blocks. Bytes `apart` lie
+    /// between neighbours of 16 elements, where these do not share bytes.
     ///
     /// # Safety
     /// The codes are there.
@@ -418,7 +424,8 @@ impl<C: Codes> Store for Blocks<C> {
     ) {
         let mut turned = [0.0; MAX_HEAD_DIM];
         for (x, group, is_key) in [(k, keys, true), (v, values, false)] {
-            // SAFETY: the caller's promises: a head fits, and its codes and scales lie inside the group.
+            // SAFETY: the caller's promises: a head fits, and its codes and scales lie inside the
+            // group.
             unsafe {
                 std::ptr::copy_nonoverlapping(x, turned.as_mut_ptr(), dim);
                 if C::ROTATES {

@@ -1,9 +1,10 @@
-//! [`super::prefill`] on Intel's tile unit, for a cache of f16 or of codes: both products of sums of two bf16, with nearly f32's
-//! accuracy.
+//! [`super::prefill`] on Intel's tile unit, for a cache of f16 or of codes: both products of sums
+//! of two bf16, with nearly f32's accuracy.
 //!
-//! Queries and probabilities are split into two bf16, keys and values too, of which those of f16 are such sums exactly. Of the four products of
-//! their parts that of the two small ones, some `2^-18` of the whole, is left out. Calls that are [`super::Call::rounded`]
-//! do with the product of the greater parts.
+//! Queries and probabilities are split into two bf16, keys and values too, of which those of f16
+//! are such sums exactly. Of the four products of their parts that of the two small ones, some
+//! `2^-18` of the whole, is left out. Calls that are [`super::Call::rounded`] do with the product
+//! of the greater parts.
 
 use super::cache::GROUP;
 use super::store::{Eighth, Half, Store, Turbo};
@@ -25,7 +26,8 @@ pub(super) fn takes(element: CacheType, head_dim: usize) -> bool {
 /// Tokens `first..first + tokens` of the sequence.
 ///
 /// # Safety
-/// The processor has the unit, it [`takes`] the cache, and the promises of [`super::prefill::block`] hold.
+/// The processor has the unit, it [`takes`] the cache, and the promises of
+/// [`super::prefill::block`] hold.
 pub(super) unsafe fn block(
     call: &Call<'_>,
     sequence: &Sequence<'_>,
@@ -46,7 +48,8 @@ pub(super) unsafe fn block(
     unsafe { kernel(call, sequence, kv_head, first, tokens, work) }
 }
 
-/// The kernel: tokens `first..first + tokens` of the sequence. `PARTS`: those that numbers are split into, 1 or 2.
+/// The kernel: tokens `first..first + tokens` of the sequence. `PARTS`: those that numbers are
+/// split into, 1 or 2.
 ///
 /// # Safety
 /// Those of [`block`], of a cache of `E`.
@@ -72,8 +75,8 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
         Split::<PARTS> { start: work.tiles.weights.cast(), plane: work.tiles.rows * KEYS * 2 };
     let keys = Split::<PARTS> { start: work.keys.cast(), plane: KEYS * dim * 2 };
     let values = Split::<PARTS> { start: work.values.cast(), plane: KEYS * dim * 2 };
-    // SAFETY: `work` has room for the block's rows, rounded up to whole products; `check` vouches for the table, and
-    // `visible` for the positions.
+    // SAFETY: `work` has room for the block's rows, rounded up to whole products; `check` vouches
+    // for the table, and `visible` for the positions.
     unsafe {
         for row in 0..rows {
             let start = (sequence.row + first + row / group) * call.q_stride;
@@ -165,7 +168,8 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
     }
 }
 
-/// Tiles of the greater parts of numbers, and if there are two parts, as far behind them those of the smaller.
+/// Tiles of the greater parts of numbers, and if there are two parts, as far behind them those of
+/// the smaller.
 struct Split<const PARTS: usize> {
     start: *mut u8,
     /// Bytes.
@@ -173,7 +177,8 @@ struct Split<const PARTS: usize> {
 }
 
 impl<const PARTS: usize> Split<PARTS> {
-    /// Writes numbers times `scale` to a row of left tiles, of which each 16 rows have `length`; of them those of `tiles`.
+    /// Writes numbers times `scale` to a row of left tiles, of which each 16 rows have `length`; of
+    /// them those of `tiles`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn row(
@@ -217,8 +222,8 @@ impl<const PARTS: usize> Split<PARTS> {
     }
 }
 
-/// The products that make two by two tiles, three or with one part the first: of `tiles` each, those of the next 16 rows or
-/// columns `length` on.
+/// The products that make two by two tiles, three or with one part the first: of `tiles` each,
+/// those of the next 16 rows or columns `length` on.
 fn runs<const PARTS: usize>(
     left: &Split<PARTS>,
     row: usize,

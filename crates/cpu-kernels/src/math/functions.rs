@@ -4,10 +4,11 @@ use super::lanes::Lanes;
 
 /// `e^x`, within 2 units in the last place; 0 below -87.33, infinite above 88.72, NaN for NaN.
 ///
-/// Results that would be subnormal are 0: x86 processors take over a hundred cycles for one, and a softmax has many.
+/// Results that would be subnormal are 0: x86 processors take over a hundred cycles for one, and a
+/// softmax has many.
 ///
-/// `x = n ln 2 + r` with `|r| <= ln 2 / 2` (Cody and Waite's two-part reduction), then the polynomial of Cephes'
-/// `expf` for `e^r`, times `2^n`.
+/// `x = n ln 2 + r` with `|r| <= ln 2 / 2` (Cody and Waite's two-part reduction), then the
+/// polynomial of Cephes' `expf` for `e^r`, times `2^n`.
 #[inline(always)]
 pub(crate) fn exp<L: Lanes>(x: L) -> L {
     let least = L::splat(-87.33);
@@ -36,7 +37,8 @@ pub(super) fn silu<L: Lanes>(x: L) -> L {
     x.div(L::splat(1.0).add(exp(L::splat(0.0).sub(x))))
 }
 
-/// The hyperbolic tangent: `(e^2x - 1) / (e^2x + 1)`, and the Taylor polynomial near 0, where that cancels.
+/// The hyperbolic tangent: `(e^2x - 1) / (e^2x + 1)`, and the Taylor polynomial near 0, where that
+/// cancels.
 #[inline(always)]
 pub(crate) fn tanh<L: Lanes>(x: L) -> L {
     let square = x.mul(x);
@@ -52,7 +54,8 @@ pub(crate) fn tanh<L: Lanes>(x: L) -> L {
     L::select_lt(square, L::splat(0.0625), near, far)
 }
 
-/// `x / 2 (1 + tanh(u)) = x sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`: no cancellation for `x < 0`.
+/// `x / 2 (1 + tanh(u)) = x sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`: no
+/// cancellation for `x < 0`.
 #[inline(always)]
 pub(super) fn gelu_tanh<L: Lanes>(x: L) -> L {
     let slope = -2.0 * 0.797_884_6;
@@ -62,8 +65,8 @@ pub(super) fn gelu_tanh<L: Lanes>(x: L) -> L {
 
 /// `x / 2 (1 + erf(x / sqrt 2)) = x / 2 erfc(-x / sqrt 2)`.
 ///
-/// `erfc` by the Chebyshev fit of Press et al., Numerical Recipes (6.2, `erfcc`): its relative error is below 1.2e-7
-/// everywhere, so that the tail of negative `x` keeps its digits.
+/// `erfc` by the Chebyshev fit of Press et al., Numerical Recipes (6.2, `erfcc`): its relative
+/// error is below 1.2e-7 everywhere, so that the tail of negative `x` keeps its digits.
 #[inline(always)]
 pub(super) fn gelu_erf<L: Lanes>(x: L) -> L {
     let z = x.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
@@ -83,7 +86,8 @@ pub(super) fn gelu_erf<L: Lanes>(x: L) -> L {
     ] {
         p = p.fma(t, L::splat(c));
     }
-    // erfc of |z|; below 0 the fit is mirrored: erfc(-z) = 2 - erfc(z), and here the argument is -z.
+    // erfc of |z|; below 0 the fit is mirrored: erfc(-z) = 2 - erfc(z), and here the argument is
+    // -z.
     let tail = t.mul(exp(p.sub(size.mul(size))));
     let erfc = L::select_lt(z, L::splat(0.0), tail, L::splat(2.0).sub(tail));
     x.mul(L::splat(0.5)).mul(erfc)

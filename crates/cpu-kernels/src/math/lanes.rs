@@ -1,8 +1,10 @@
-//! Vectors of f32: the one abstraction that the kernels are written over, and one implementation per instruction set.
+//! Vectors of f32: the one abstraction that the kernels are written over, and one implementation
+//! per instruction set.
 //!
-//! A kernel is a generic function `fn kernel<L: Lanes>(..)`, `#[inline(always)]` all the way down; [`dispatch`]
-//! instantiates it inside a function that is compiled for the set that an [`Isa`](super::super::isa::Isa) stands for.
-//! The vector types are named there and nowhere else: that is what makes their methods sound.
+//! A kernel is a generic function `fn kernel<L: Lanes>(..)`, `#[inline(always)]` all the way down;
+//! [`dispatch`] instantiates it inside a function that is compiled for the set that an
+//! [`Isa`](super::super::isa::Isa) stands for. The vector types are named there and nowhere else:
+//! that is what makes their methods sound.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -103,7 +105,8 @@ pub(crate) trait Lanes: Copy {
     fn select_lt(a: Self, b: Self, yes: Self, no: Self) -> Self;
     /// The sum of the lanes.
     fn sum(self) -> f32;
-    /// The greatest lane; NaN is undefined behaviour of the value only (some lane's value comes back).
+    /// The greatest lane; NaN is undefined behaviour of the value only (some lane's value comes
+    /// back).
     fn greatest(self) -> f32;
 
     /// Reads `n <= N` f32; the other lanes are 0.
@@ -135,9 +138,9 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// Calls a generic kernel compiled for an instruction set:
-/// `dispatch!(isa, kernel(x: *const f32, n: usize) -> f32)` calls `kernel::<L>(x, n)` with the vectors `L` of `isa`.
-/// The kernel must be `unsafe` and `#[inline(always)]`; the expression is unsafe for the kernel's own reasons only.
+/// Calls a generic kernel compiled for an instruction set: `dispatch!(isa, kernel(x: *const f32, n:
+/// usize) -> f32)` calls `kernel::<L>(x, n)` with the vectors `L` of `isa`. The kernel must be
+/// `unsafe` and `#[inline(always)]`; the expression is unsafe for the kernel's own reasons only.
 macro_rules! dispatch {
     ($isa:expr, $kernel:ident $([$($fixed:ty),+])? ( $($arg:ident : $type:ty),* $(,)? ) $(-> $result:ty)?) => {{
         use $crate::math::lanes;

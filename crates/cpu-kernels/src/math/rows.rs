@@ -8,8 +8,8 @@ use half::{bf16, f16};
 
 /// RMS norm of every row: `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
 ///
-/// `x` and `out` hold rows of `weight.len()`. With `weight` of head_dim and `x` as `[tokens * heads][head_dim]` it is
-/// the per-head norm of queries and keys.
+/// `x` and `out` hold rows of `weight.len()`. With `weight` of head_dim and `x` as
+/// `[tokens * heads][head_dim]` it is the per-head norm of queries and keys.
 ///
 /// # Panics
 /// When the lengths do not fit.
@@ -30,7 +30,8 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) 
 /// When `x` does not hold whole rows.
 pub fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
     assert!(x.len().is_multiple_of(weight.len().max(1)), "rms_norm: rows of the weight's width");
-    // SAFETY: the slice holds that many whole rows; the kernel reads each vector before it writes it.
+    // SAFETY: the slice holds that many whole rows; the kernel reads each vector before it writes
+    // it.
     unsafe {
         rms_norm_raw(isa, x.as_ptr(), x.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps)
     }
@@ -62,11 +63,13 @@ unsafe fn rms_norm_kernel<L: Lanes>(
 ) {
     let width = weight.len();
     let (blocks, whole) = (width - width % (4 * L::N), width - width % L::N);
-    // SAFETY: every index is below `rows * width` (below `width` for the weight), which the caller promises.
+    // SAFETY: every index is below `rows * width` (below `width` for the weight), which the caller
+    // promises.
     unsafe {
         for row in 0..rows {
             let (x, out) = (x.add(row * width), out.add(row * width));
-            // Four sums hide the latency of the additions, and shorten each: error grows with a sum's length.
+            // Four sums hide the latency of the additions, and shorten each: error grows with a
+            // sum's length.
             let mut sums = [L::splat(0.0); 4];
             for i in (0..blocks).step_by(4 * L::N) {
                 for (k, sum) in sums.iter_mut().enumerate() {
@@ -203,8 +206,8 @@ unsafe fn layer_norm_kernel<L: Lanes>(
     }
 }
 
-/// Softmax of every row of `width`, in place: `e^(x - max) / sum`. A row of nothing but -infinity becomes NaN, as
-/// the mathematics has no answer.
+/// Softmax of every row of `width`, in place: `e^(x - max) / sum`. A row of nothing but -infinity
+/// becomes NaN, as the mathematics has no answer.
 ///
 /// # Panics
 /// When `x` does not hold whole rows.
@@ -280,7 +283,8 @@ unsafe fn max_kernel<L: Lanes>(x: *const f32, n: usize) -> f32 {
     }
 }
 
-/// The index of the greatest element: the lowest one of equals; NaN never wins. Of nothing but NaN, or of nothing: 0.
+/// The index of the greatest element: the lowest one of equals; NaN never wins. Of nothing but NaN,
+/// or of nothing: 0.
 pub fn argmax(isa: Isa, x: &[f32]) -> usize {
     let top = max(isa, x);
     // A second scan that stops at the first hit beats carrying indices through the first.
@@ -295,11 +299,13 @@ pub fn argmax(isa: Isa, x: &[f32]) -> usize {
     0
 }
 
-/// Rotary embedding (Su et al., 2021) of one token, in place: the first `2 * cos.len()` elements of every head of `x`
-/// (`[heads][head_dim]`) turn by the angles whose cosines and sines are given; the rest of a head stays.
+/// Rotary embedding (Su et al., 2021) of one token, in place: the first `2 * cos.len()` elements of
+/// every head of `x` (`[heads][head_dim]`) turn by the angles whose cosines and sines are given;
+/// the rest of a head stays.
 ///
 /// # Panics
-/// When `cos` and `sin` differ in length, a head is shorter than `2 * cos.len()`, or `x` does not hold whole heads.
+/// When `cos` and `sin` differ in length, a head is shorter than `2 * cos.len()`, or `x` does not
+/// hold whole heads.
 pub fn rope(isa: Isa, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: Pairing) {
     assert!(
         cos.len() == sin.len() && 2 * cos.len() <= head_dim,
@@ -325,7 +331,8 @@ unsafe fn rope_kernel<L: Lanes>(
     let whole = n - n % L::N;
     for head in x.chunks_exact_mut(head_dim.max(1)) {
         let head = head.as_mut_ptr();
-        // SAFETY: every index is below `2 n <= head_dim`, the head's length, or below `n` for the angles.
+        // SAFETY: every index is below `2 n <= head_dim`, the head's length, or below `n` for the
+        // angles.
         unsafe {
             for i in (0..whole).step_by(L::N) {
                 let (c, s) = (L::load(cos.as_ptr().add(i)), L::load(sin.as_ptr().add(i)));
@@ -433,8 +440,8 @@ pub fn from_bf16(isa: Isa, x: &[bf16], out: &mut [f32]) {
     unsafe { dispatch!(isa, from_bf16_kernel(x: &[bf16], out: &mut [f32])) }
 }
 
-// These two are integer arithmetic without branches: the compiler turns the plain loops into vectors of the set that
-// they are instantiated for.
+// These two are integer arithmetic without branches: the compiler turns the plain loops into
+// vectors of the set that they are instantiated for.
 
 #[inline(always)]
 unsafe fn to_bf16_kernel<L: Lanes>(x: &[f32], out: &mut [bf16]) {

@@ -1,7 +1,9 @@
-//! The right-hand side of a product: rows of f32, and the same rows as signed bytes for quantised weights.
+//! The right-hand side of a product: rows of f32, and the same rows as signed bytes for quantised
+//! weights.
 //!
-//! Each 32 elements of a token become one [`Line`]: codes `q = round(127 x / max|x|)`, the scale `max|x| / 127`, and
-//! the sums that zero points and mins are multiplied with. Scales are exact per 32 elements, as the weights' are.
+//! Each 32 elements of a token become one [`Line`]: codes `q = round(127 x / max|x|)`, the scale
+//! `max|x| / 127`, and the sums that zero points and mins are multiplied with. Scales are exact per
+//! 32 elements, as the weights' are.
 //!
 //! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are
 //! fewer tokens that are read in place), and a group holds its lines block by block, so that one
@@ -42,15 +44,16 @@ pub(super) struct Line {
     pub(super) half_sum: [f32; 2],
 }
 
-/// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`). A second plane, as long as
-/// the first, holds what the first rounded away, for weights that are finer than bf16.
+/// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`). A second
+/// plane, as long as the first, holds what the first rounded away, for weights that are finer than
+/// bf16.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Halves = [u16; BLOCK];
 
 /// `tokens` rows of `cols` activations, and storage for their quantised form.
 ///
-/// It allocates nothing: the caller's storage may serve every step. The rows are quantised once and then multiply any
-/// number of matrices.
+/// It allocates nothing: the caller's storage may serve every step. The rows are quantised once and
+/// then multiply any number of matrices.
 pub struct Activations<'a> {
     rows: *const f32,
     stride: usize,
@@ -61,15 +64,15 @@ pub struct Activations<'a> {
     life: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: the pointers are only followed by `quantise` and `multiply`, whose callers prove that no two threads write
-// the same line, and none reads one before it is written.
+// SAFETY: the pointers are only followed by `quantise` and `multiply`, whose callers prove that no
+// two threads write the same line, and none reads one before it is written.
 unsafe impl Send for Activations<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Activations<'_> {}
 
 impl<'a> Activations<'a> {
-    /// Bytes of storage for the quantised form, a multiple of 64; 0 when `cols` is not a multiple of 32, as only
-    /// float weights have such rows.
+    /// Bytes of storage for the quantised form, a multiple of 64; 0 when `cols` is not a multiple
+    /// of 32, as only float weights have such rows.
     pub fn bytes(path: Path, tokens: usize, cols: usize) -> usize {
         if !cols.is_multiple_of(BLOCK) {
             return 0;
@@ -79,13 +82,13 @@ impl<'a> Activations<'a> {
         planes * tokens.next_multiple_of(group(path, tokens)) * (cols / BLOCK) * size_of::<Line>()
     }
 
-    /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`], aligned to 64. Where no float
-    /// weights read them, half of that is enough for the expanded path, and the rows of a block are
-    /// read when it is quantised and then no more.
+    /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`],
+    /// aligned to 64. Where no float weights read them, half of that is enough for the expanded
+    /// path, and the rows of a block are read when it is quantised and then no more.
     ///
     /// # Safety
-    /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as far as the above asks for
-    /// them.
+    /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as
+    /// far as the above asks for them.
     pub unsafe fn new(
         path: Path,
         rows: *const f32,
@@ -118,11 +121,12 @@ impl<'a> Activations<'a> {
         if self.cols.is_multiple_of(BLOCK) { self.tokens * (self.cols / BLOCK) } else { 0 }
     }
 
-    /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may split as they like; `float`:
-    /// float weights read them too, and want what bf16 leaves.
+    /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may
+    /// split as they like; `float`: float weights read them too, and want what bf16 leaves.
     ///
     /// # Safety
-    /// No other thread works on these blocks at the same time, and products that read them wait until it is done.
+    /// No other thread works on these blocks at the same time, and products that read them wait
+    /// until it is done.
     pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>, float: bool) {
         assert!(blocks.end <= self.blocks());
         // No other processor has the tile unit.
@@ -142,14 +146,16 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// What a product with weights in blocks (`quantised`) or plain numbers multiplies of a token, into `out`, which has
-    /// `cols` elements: as quantised, rounded to bf16 for the tile unit, or as they are.
+    /// What a product with weights in blocks (`quantised`) or plain numbers multiplies of a token,
+    /// into `out`, which has `cols` elements: as quantised, rounded to bf16 for the tile unit, or
+    /// as they are.
     ///
     /// # Safety
     /// The rows are there and, for weights in blocks, [`Activations::quantise`] is done with them.
     pub unsafe fn seen(&self, isa: Isa, quantised: bool, token: usize, out: &mut [f32]) {
         assert!(token < self.tokens && out.len() == self.cols);
-        // SAFETY: the caller's promise; a row has `cols` elements, and a line for every block of them.
+        // SAFETY: the caller's promise; a row has `cols` elements, and a line for every block of
+        // them.
         unsafe {
             if !quantised {
                 out.copy_from_slice(std::slice::from_raw_parts(self.row(token), self.cols));
@@ -168,7 +174,8 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// Whether `quantise` makes halves of them, 16 bits each, instead of lines of codes: for the tile unit.
+    /// Whether `quantise` makes halves of them, 16 bits each, instead of lines of codes: for the
+    /// tile unit.
     pub fn halves(&self, isa: Isa) -> bool {
         halves(isa, self.path, self.cols)
     }
@@ -240,8 +247,8 @@ unsafe fn quantise_avx2(x: &Activations, blocks: Range<usize>) {
 #[inline(always)]
 unsafe fn quantise(x: &Activations, blocks: Range<usize>) {
     for i in blocks {
-        // SAFETY: `i` is below `x.blocks()`, so that both lie in what `Activations::new` was promised; the caller of
-        // `Activations::quantise` rules out other users of this line.
+        // SAFETY: `i` is below `x.blocks()`, so that both lie in what `Activations::new` was
+        // promised; the caller of `Activations::quantise` rules out other users of this line.
         unsafe {
             let (from, to) = x.block(i);
             to.write(line(&*from));
@@ -272,7 +279,8 @@ unsafe fn halve(x: &Activations, blocks: Range<usize>, rest: bool) {
 /// One block to one line. The same bits on every processor.
 #[inline(always)]
 fn line(x: &[f32; BLOCK]) -> Line {
-    // Compared as integers, magnitudes order like the floats, with infinity and then NaN above all: neither is lost.
+    // Compared as integers, magnitudes order like the floats, with infinity and then NaN above all:
+    // neither is lost.
     let peak = x.iter().fold(0, |peak: u32, x| peak.max(x.to_bits() & 0x7fff_ffff));
     let peak = f32::from_bits(peak);
     // Below this the inverse overflows; such a block is silence.
@@ -300,7 +308,8 @@ fn line(x: &[f32; BLOCK]) -> Line {
     }
 }
 
-/// One block to bf16 (to nearest, ties to even; a NaN stays one), and what that leaves, rounded likewise.
+/// One block to bf16 (to nearest, ties to even; a NaN stays one), and what that leaves, rounded
+/// likewise.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {

@@ -1,14 +1,17 @@
 //! Prefill on Intel's tile unit (AMX), in bf16 with f32 sums: 32 tokens by 32 rows at a time.
 //!
-//! The unit multiplies bytes at twice the rate of bf16, but byte products must leave it after every 32 columns to be
-//! scaled, which costs more than the products. In bf16 the scales are part of the weights and the sums stay in the
-//! tiles. Both sides are rounded to 8 bits, relative to each number: the error is a quarter of that of activations
-//! in bytes with one scale per 32, so nothing is given up. Panels are expanded to bf16 in cache, several at a time.
+//! The unit multiplies bytes at twice the rate of bf16, but byte products must leave it after every
+//! 32 columns to be scaled, which costs more than the products. In bf16 the scales are part of the
+//! weights and the sums stay in the tiles. Both sides are rounded to 8 bits, relative to each
+//! number: the error is a quarter of that of activations in bytes with one scale per 32, so nothing
+//! is given up. Panels are expanded to bf16 in cache, several at a time.
 //!
-//! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits, an f16 weight is exactly one, so
-//! that two products (bf16 weights) or three (f16) have nearly the accuracy of f32. F32 weights stay in the vector unit.
+//! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits, an f16 weight
+//! is exactly one, so that two products (bf16 weights) or three (f16) have nearly the accuracy of
+//! f32. F32 weights stay in the vector unit.
 //!
-//! Tokens are the rows of left tiles, a panel's rows the columns of right ones: see [`super::super::amx`].
+//! Tokens are the rows of left tiles, a panel's rows the columns of right ones: see
+//! [`super::super::amx`].
 
 use super::super::amx::{self, Run, TILE};
 use super::activations::TOKENS;
@@ -19,16 +22,19 @@ use super::{BLOCK, Call, Kernel, ROWS, prefetch, with_panel};
 use formats::{DType, Encoding, quant::Block, with_block};
 use std::arch::x86_64::*;
 
-/// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every processor with the unit.
+/// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every
+/// processor with the unit.
 const WEIGHTS: usize = 1024;
-/// Blocks of a panel that are expanded together, at most. Every pass over the output costs more than a long stream.
+/// Blocks of a panel that are expanded together, at most. Every pass over the output costs more
+/// than a long stream.
 const BLOCKS: usize = 64;
 
 /// Bytes of scratch: the slab, 4 tiles of results.
 pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
 const SLAB: usize = WEIGHTS * TILE;
 
-/// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does better.
+/// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does
+/// better.
 pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quantised<B: Block>(call: &Call) {
@@ -53,8 +59,8 @@ pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
 /// Which planes of the activations and of the weights are multiplied.
 type Passes = [(usize, usize)];
 
-/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to one or two planes
-/// of bf16, one behind the other.
+/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to
+/// one or two planes of bf16, one behind the other.
 type Expand = unsafe fn(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8);
 
 /// The product of the call.
@@ -62,8 +68,9 @@ unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
     let total = call.cols / BLOCK;
     let planes = 1 + passes.iter().map(|pass| pass.1).max().unwrap_or(0);
     let most = WEIGHTS / (planes * BLOCKS.min(total).max(1));
-    // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1; panels, tokens and
-    // scratch are the call's, the scratch being `SCRATCH` bytes and the lines being allocated to whole groups.
+    // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1;
+    // panels, tokens and scratch are the call's, the scratch being `SCRATCH` bytes and the lines
+    // being allocated to whole groups.
     unsafe {
         amx::configure();
         for panel in call.panels.clone().step_by(most) {
@@ -110,8 +117,8 @@ impl Tiles {
         let whole = row + self.panels * ROWS <= call.rows
             && call.tokens.start <= self.token
             && self.token + tokens <= call.tokens.end;
-        // SAFETY: the slab holds the panels, the lines hold the groups; results go to the output only where it
-        // has all of them, and to 4 tiles of scratch otherwise.
+        // SAFETY: the slab holds the panels, the lines hold the groups; results go to the output
+        // only where it has all of them, and to 4 tiles of scratch otherwise.
         unsafe {
             let out = call.out.start.wrapping_add(self.token * call.out.stride + row).cast::<u8>();
             let stride = 4 * call.out.stride;

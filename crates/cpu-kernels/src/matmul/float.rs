@@ -1,8 +1,8 @@
 //! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. A
 //! result's terms are added in an order that follows from its path alone.
 //!
-//! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so that one load and
-//! one broadcast activation feed 16 multiply-adds.
+//! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so
+//! that one load and one broadcast activation feed 16 multiply-adds.
 
 use super::lanes::Lanes;
 use super::layout::AHEAD;
@@ -73,7 +73,8 @@ pub(super) fn panel_bytes(cols: usize, element: usize) -> usize {
 
 /// Packs up to 16 rows of elements of `BYTES` bytes; absent rows become zeros.
 pub(super) fn pack<const BYTES: usize>(rows: &[&[u8]], panel: &mut [u8]) {
-    // Sixteen columns at a time: each row gives a contiguous run, each cache line of the panel is written once.
+    // Sixteen columns at a time: each row gives a contiguous run, each cache line of the panel is
+    // written once.
     let cols = rows[0].len() / BYTES;
     for first in (0..cols).step_by(16) {
         for c in first..cols.min(first + 16) {

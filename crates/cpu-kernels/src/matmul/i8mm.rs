@@ -1,14 +1,16 @@
-//! Prefill with aarch64's products of byte matrices (FEAT_I8MM): `smmla`, of 2 rows by 2 tokens over 8 columns.
+//! Prefill with aarch64's products of byte matrices (FEAT_I8MM): `smmla`, of 2 rows by 2 tokens
+//! over 8 columns.
 //!
 //! ```text
 //! sums += w x^T      w: 2 rows x 8 columns, x: 2 tokens x 8 columns, sums: 2 x 2 i32
 //! ```
 //!
-//! It does twice the products of an `sdot`, and takes rows and tokens in pairs. Panels are expanded in cache as for
-//! the other sets (`product::many`), into the order of these pairs, with zero points taken off; tokens are brought into
-//! the same order, a group at a time, for all panels of the slab. Integers are exact, and f32 are scaled, fused and
-//! added in the order of `product::tile` over slabs as deep, so that results have the bits of those of `sdot`. A few tokens
-//! are bound by memory and stay with `sdot`; float weights multiply in f32 (`float`).
+//! It does twice the products of an `sdot`, and takes rows and tokens in pairs. Panels are expanded
+//! in cache as for the other sets (`product::many`), into the order of these pairs, with zero
+//! points taken off; tokens are brought into the same order, a group at a time, for all panels of
+//! the slab. Integers are exact, and f32 are scaled, fused and added in the order of
+//! `product::tile` over slabs as deep, so that results have the bits of those of `sdot`. A few
+//! tokens are bound by memory and stay with `sdot`; float weights multiply in f32 (`float`).
 
 use super::activations::{Line, TOKENS};
 use super::lanes::{Lanes, neon::Neon};
@@ -22,9 +24,10 @@ use std::hint::black_box;
 
 /// Bytes of the codes of a block: 16 rows of a panel, or 16 tokens, by 32 columns.
 ///
-/// Lanes (rows or tokens) stand in pairs: the 16 bytes at `128 s + 16 i` are columns `8 s..8 s + 8` of lane `2 i`, then
-/// of lane `2 i + 1`. Behind the codes lie f32 of 16 lanes each: a panel's scales of each sub-block, then its
-/// offsets; the tokens' scales, then the sums of each sub-block that offsets are multiplied with.
+/// Lanes (rows or tokens) stand in pairs: the 16 bytes at `128 s + 16 i` are columns `8 s..8 s + 8`
+/// of lane `2 i`, then of lane `2 i + 1`. Behind the codes lie f32 of 16 lanes each: a panel's
+/// scales of each sub-block, then its offsets; the tokens' scales, then the sums of each sub-block
+/// that offsets are multiplied with.
 const CODES: usize = 16 * BLOCK;
 
 /// Bytes of a block of tokens.
@@ -103,7 +106,8 @@ unsafe fn expand<B: Block>(
             for b in 0..n {
                 <Packed<B> as Source<Neon<true>>>::fetch(group, b);
                 for q in (0..BLOCK / 4).step_by(2) {
-                    // Registers of 4 rows by 4 columns: two of them side by side are two pairs of rows by 8.
+                    // Registers of 4 rows by 4 columns: two of them side by side are two pairs of
+                    // rows by 8.
                     let near = <Packed<B> as Source<Neon<true>>>::quad(group, b, q);
                     let far = <Packed<B> as Source<Neon<true>>>::quad(group, b, q + 1);
                     for i in 0..4 {
@@ -169,7 +173,8 @@ unsafe fn tile<B: Block>(
     unsafe {
         let (mut codes, mut floats) =
             (right.add(8 * lane), right.add(CODES).cast::<f32>().add(lane));
-        // Eight rows at a time: the integers of 16, beside the results, would not stay in registers.
+        // Eight rows at a time: the integers of 16, beside the results, would not stay in
+        // registers.
         let (mut upper, mut lower) =
             ([[vdupq_n_f32(0.0); 2]; WIDTH], [[vdupq_n_f32(0.0); 2]; WIDTH]);
         for _ in 0..blocks {
@@ -200,7 +205,8 @@ unsafe fn tile<B: Block>(
     }
 }
 
-/// Adds sub-block `h` of rows `8 half..8 half + 8` of a block, times [`WIDTH`] tokens, to `acc[token][row / 4]`.
+/// Adds sub-block `h` of rows `8 half..8 half + 8` of a block, times [`WIDTH`] tokens, to
+/// `acc[token][row / 4]`.
 #[inline(always)]
 unsafe fn eight_rows<B: Block>(
     left: *const u8,
@@ -227,7 +233,8 @@ unsafe fn eight_rows<B: Block>(
             let at = left.add(CODES).cast::<f32>().add(ROWS * h + 8 * half + 4 * r);
             let scale = vld1q_f32(at);
             for j in 0..WIDTH / 2 {
-                // Two by two, and the two by two below it: four rows of the one token, and of the other.
+                // Two by two, and the two by two below it: four rows of the one token, and of the
+                // other.
                 let (above, below) = (sums[2 * r][j], sums[2 * r + 1][j]);
                 let even = vcvtq_f32_s32(vuzp1q_s32(above, below));
                 let odd = vcvtq_f32_s32(vuzp2q_s32(above, below));
@@ -266,7 +273,8 @@ unsafe fn load(p: *const u8) -> int8x16_t {
 /// The processor has `i8mm`.
 #[inline(always)]
 unsafe fn multiply(mut sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: registers only. Rust has not made the intrinsic (`vmmlaq_s32`) stable, hence the instruction.
+    // SAFETY: registers only. Rust has not made the intrinsic (`vmmlaq_s32`) stable, hence the
+    // instruction.
     unsafe {
         asm!(".arch_extension i8mm", "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
             inout(vreg) sums, in(vreg) w, in(vreg) x, options(pure, nomem, nostack, preserves_flags));
@@ -274,7 +282,8 @@ unsafe fn multiply(mut sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t
     sums
 }
 
-/// For `peak`: products alone, in as many sums as hide the latency of adding. Returns the operations done.
+/// For `peak`: products alone, in as many sums as hide the latency of adding. Returns the
+/// operations done.
 ///
 /// # Safety
 /// The processor has `i8mm`.

@@ -1,4 +1,5 @@
-//! How quantised weights lie in memory: panels of 16 rows, one contiguous stream each, derived from [`Block`].
+//! How quantised weights lie in memory: panels of 16 rows, one contiguous stream each, derived from
+//! [`Block`].
 //!
 //! ```text
 //! panel   groups of 256 columns (the last may be shorter)
@@ -25,7 +26,8 @@ use std::ops::Range;
 /// Blocks of 32 columns per group.
 pub(super) const GROUP: usize = 8;
 
-/// How far ahead of the reads weights are fetched, in bytes: past what the hardware's prefetcher does unasked.
+/// How far ahead of the reads weights are fetched, in bytes: past what the hardware's prefetcher
+/// does unasked.
 pub(super) const AHEAD: usize = 4096;
 
 /// The panel layout of a block format, and the [`Source`] that reads it in place.
@@ -63,7 +65,8 @@ impl<B: Block> Packed<B> {
         Offset::Zero(zero) => zero,
         Offset::Min => 0,
     };
-    /// What a format must be for this layout; a violation fails the build of the kernels that name it.
+    /// What a format must be for this layout; a violation fails the build of the kernels that name
+    /// it.
     pub(super) const VALID: () = {
         assert!(matches!(Self::BITS, 2..=6 | 8) && matches!(Self::SUB, 16 | 32));
         assert!(if Self::SUPER {
@@ -89,8 +92,9 @@ impl<B: Block> Packed<B> {
         Self::head(blocks) + blocks * Self::CODES
     }
 
-    /// From a group of `groups`, which are read one after the other, to the one that is read about [`AHEAD`] bytes later: in the
-    /// same panel or, behind the last group, in the panel `next` bytes on. In bytes, and around zero.
+    /// From a group of `groups`, which are read one after the other, to the one that is read about
+    /// [`AHEAD`] bytes later: in the same panel or, behind the last group, in the panel `next`
+    /// bytes on. In bytes, and around zero.
     fn ahead(g: usize, groups: &Range<usize>, next: usize) -> usize {
         let bytes = Self::group_bytes(GROUP);
         let distance = ((AHEAD + bytes / 2) / bytes).max(1);
@@ -109,8 +113,8 @@ impl<B: Block> Packed<B> {
         blocks / GROUP * Self::group_bytes(GROUP) + rest
     }
 
-    /// Opens group `g` of a panel of `total` blocks, with its number of blocks, where `groups` of this panel are read, and then
-    /// those of the next.
+    /// Opens group `g` of a panel of `total` blocks, with its number of blocks, where `groups` of
+    /// this panel are read, and then those of the next.
     ///
     /// # Safety
     /// The panel holds the group, and the processor has `L`.
@@ -198,7 +202,8 @@ impl<B: Block> Packed<B> {
                 quad[r] = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
             }
         }
-        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest, to 64 bytes of the planes.
+        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest, to 64
+        // bytes of the planes.
         let mut planes = planes.chunks_exact_mut(64);
         let mut put = |first: usize, step: usize, from: usize, bits: usize| {
             let mask = 0x0101_0101 * (0xff >> (8 - bits));
@@ -351,7 +356,8 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 }};
             }
             match Self::BITS {
-                // What is stored has the zero point 128, or gets it: flipping the top bit, by whichever addition, takes it off.
+                // What is stored has the zero point 128, or gets it: flipping the top bit, by
+                // whichever addition, takes it off.
                 8 if L::SIGNED => L::add_byte(L::bytes(planes.add(64 * q)), 128),
                 8 => L::bytes(planes.add(64 * q)),
                 6 => {

@@ -1,7 +1,7 @@
 //! Memory for weights: zeroed, aligned to 2 MiB, in huge pages where the system has them to give.
 //!
-//! A matrix product that reads 600 MB of weights per token misses the TLB on every 4 KiB page; huge pages are worth
-//! about a tenth of the decode speed.
+//! A matrix product that reads 600 MB of weights per token misses the TLB on every 4 KiB page; huge
+//! pages are worth about a tenth of the decode speed.
 
 use formats::{Error, Result};
 
@@ -10,8 +10,8 @@ const PAGE: usize = Huge::PAGE;
 
 /// An owned, zeroed byte buffer aligned to 2 MiB.
 ///
-/// On Linux it is an anonymous mapping that asks for huge pages as far as whole ones reach: pages that were never
-/// written take no memory.
+/// On Linux it is an anonymous mapping that asks for huge pages as far as whole ones reach: pages
+/// that were never written take no memory.
 pub struct Huge {
     start: *mut u8,
     len: usize,
@@ -56,7 +56,8 @@ impl Huge {
         self.len == 0
     }
 
-    /// The first byte, aligned to 2 MiB. Writing through it while others read is the caller's to rule out.
+    /// The first byte, aligned to 2 MiB. Writing through it while others read is the caller's to
+    /// rule out.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
@@ -66,7 +67,8 @@ impl std::ops::Deref for Huge {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` is aligned and, for `len > 0`, the mapping holds at least `len` initialised (zeroed) bytes.
+        // SAFETY: `start` is aligned and, for `len > 0`, the mapping holds at least `len`
+        // initialised (zeroed) bytes.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -92,7 +94,8 @@ impl Drop for Huge {
 fn map(reserved: usize, len: usize) -> std::io::Result<*mut u8> {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh anonymous mapping at an address of the system's choice touches no memory of this process.
+    // SAFETY: a fresh anonymous mapping at an address of the system's choice touches no memory of
+    // this process.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), reserved, protection, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error());
@@ -101,7 +104,8 @@ fn map(reserved: usize, len: usize) -> std::io::Result<*mut u8> {
     let before = base as usize;
     let start = before.next_multiple_of(PAGE);
     let (head, tail) = (start - before, before + reserved - (start + kept));
-    // SAFETY: head and tail lie inside the mapping just made and outside the part that is kept; advice is only advice.
+    // SAFETY: head and tail lie inside the mapping just made and outside the part that is kept;
+    // advice is only advice.
     unsafe {
         if head > 0 {
             libc::munmap(base, head);
@@ -109,7 +113,8 @@ fn map(reserved: usize, len: usize) -> std::io::Result<*mut u8> {
         if tail > 0 {
             libc::munmap((start + kept) as *mut _, tail);
         }
-        // Huge pages for whole ones only: a last one that is mostly empty would cost a small model its size again.
+        // Huge pages for whole ones only: a last one that is mostly empty would cost a small model
+        // its size again.
         let whole = len / PAGE * PAGE;
         if whole > 0 {
             libc::madvise(start as *mut _, whole, libc::MADV_HUGEPAGE);

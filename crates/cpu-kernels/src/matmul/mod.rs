@@ -1,9 +1,10 @@
 //! Matrix products `y = x W^T (+ bias) (+ y)` with weights of any type, packed once at load.
 //!
-//! [`Matrix::pack`] lays the weights out in panels of 16 rows (see `layout` for quantised, `float` for plain types)
-//! at the size they have in the file. [`Activations`] hold the tokens, quantised once for all matrices that read
-//! them. [`multiply`] does a range of panels for a range of tokens and is called by every thread of a team; what a
-//! thread reads is one contiguous stream. No call allocates.
+//! [`Matrix::pack`] lays the weights out in panels of 16 rows (see `layout` for quantised, `float`
+//! for plain types) at the size they have in the file. [`Activations`] hold the tokens, quantised
+//! once for all matrices that read them. [`multiply`] does a range of panels for a range of tokens
+//! and is called by every thread of a team; what a thread reads is one contiguous stream. No call
+//! allocates.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -36,14 +37,15 @@ pub const ROWS: usize = 16;
 /// Columns per block: the activations' scales are exact per 32.
 pub const BLOCK: usize = 32;
 
-/// Runs an expression with `B` bound to the block type that panels of an encoding hold, or another expression where they hold
-/// numbers.
+/// Runs an expression with `B` bound to the block type that panels of an encoding hold, or another
+/// expression where they hold numbers.
 macro_rules! with_panel {
     ($encoding:expr, $B:ident => $then:expr, else => $else:expr) => {
         match $encoding {
             formats::Encoding::Stored(dtype) => with_block!(dtype, $B => $then, else => $else),
             formats::Encoding::Groups(groups) => {
-                // Codes take four bits or eight, and a longer group is kept as several with the same scale.
+                // Codes take four bits or eight, and a longer group is kept as several with the
+                // same scale.
                 let (narrow, brain) = (groups.bits <= 4, groups.scale == formats::DType::BF16);
                 match (narrow, groups.group % 64, groups.group % 32, brain) {
                     (true, 0, _, true) => {
@@ -86,9 +88,11 @@ macro_rules! with_panel {
 }
 use with_panel;
 
-/// Something that runs a function on several threads: a thread team, or the caller alone ([`Alone`]).
+/// Something that runs a function on several threads: a thread team, or the caller alone
+/// ([`Alone`]).
 pub trait Parallel {
-    /// Calls `f(index, count)` once for every index below `count`, on any threads, and returns when all are done.
+    /// Calls `f(index, count)` once for every index below `count`, on any threads, and returns when
+    /// all are done.
     fn run(&self, f: &(dyn Fn(usize, usize) + Sync));
 }
 
@@ -129,8 +133,8 @@ impl Matrix {
     /// Packs `rows` consecutive rows of `cols` weights. The source is read once, by all threads.
     ///
     /// # Errors
-    /// A type that is not float, columns that are not whole blocks or none, bytes that are not `rows * cols` weights, or too
-    /// little memory.
+    /// A type that is not float, columns that are not whole blocks or none, bytes that are not
+    /// `rows * cols` weights, or too little memory.
     pub fn pack(
         encoding: impl Into<Encoding>,
         rows: usize,
@@ -209,7 +213,8 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Bytes that [`Matrix::pack`] takes for such a matrix, of an encoding that it takes, with columns in whole blocks.
+    /// Bytes that [`Matrix::pack`] takes for such a matrix, of an encoding that it takes, with
+    /// columns in whole blocks.
     pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> usize {
         rows.div_ceil(ROWS).saturating_mul(panel_bytes(encoding, cols))
     }
@@ -249,7 +254,8 @@ impl Matrix {
         self.rows.div_ceil(ROWS)
     }
 
-    /// Decodes row `r` (below `rows`) exactly, `out` having `cols` elements: the gather of an embedding table.
+    /// Decodes row `r` (below `rows`) exactly, `out` having `cols` elements: the gather of an
+    /// embedding table.
     pub fn row(&self, r: usize, out: &mut [f32]) {
         assert!(
             r < self.rows && out.len() == self.cols,
@@ -306,7 +312,8 @@ pub struct Output {
     pub stride: usize,
 }
 
-// SAFETY: the pointer is only written by `multiply`, whose callers give every thread its own panels.
+// SAFETY: the pointer is only written by `multiply`, whose callers give every thread its own
+// panels.
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
@@ -367,8 +374,8 @@ impl Call<'_> {
         self.weights.wrapping_add(panel * self.panel_bytes)
     }
 
-    /// Writes the results of a panel for tokens from `token`, those of the call; `first` says that nothing of this
-    /// call is there yet.
+    /// Writes the results of a panel for tokens from `token`, those of the call; `first` says that
+    /// nothing of this call is there yet.
     ///
     /// # Safety
     /// The panel is the call's, and the processor has `L`.
@@ -380,7 +387,8 @@ impl Call<'_> {
         for (token, &y) in (token..).zip(y).filter(|(token, _)| self.tokens.contains(token)) {
             let mut y = y;
             let to = self.out.start.wrapping_add(token * self.out.stride + row);
-            // SAFETY: rows `row..self.rows` of the token may be read and written; a bias has `self.rows` elements.
+            // SAFETY: rows `row..self.rows` of the token may be read and written; a bias has
+            // `self.rows` elements.
             unsafe {
                 if row + ROWS <= self.rows {
                     if let Some(bias) = bias {
@@ -405,13 +413,14 @@ impl Call<'_> {
 
 /// `out[t][r] (+)= x[t] . w[r] (+ bias[r])` for the rows of the panels and the tokens given.
 ///
-/// `x` must have been quantised, for the same instruction set: it decides the form (bytes, or bf16 for the tile unit).
-/// F32 weights do without, as do all float weights where `cols` is no multiple of 32. A token's
-/// results depend neither on how panels are shared out among threads nor on which and how many
-/// other tokens there are.
+/// `x` must have been quantised, for the same instruction set: it decides the form (bytes, or bf16
+/// for the tile unit). F32 weights do without, as do all float weights where `cols` is no multiple
+/// of 32. A token's results depend neither on how panels are shared out among threads nor on which
+/// and how many other tokens there are.
 ///
 /// # Safety
-/// - `out` is writable at every token of the range for the rows of these panels, and no other thread uses them.
+/// - `out` is writable at every token of the range for the rows of these panels, and no other
+///   thread uses them.
 /// - The lines of `x` are not written meanwhile.
 ///
 /// # Panics
@@ -444,7 +453,8 @@ pub unsafe fn multiply(
         scratch: scratch.0.as_ptr(),
     };
     let kernel = kernel(isa, w.encoding, call.x);
-    // SAFETY: the ISA value proves the instruction set; ranges were checked; the rest is the caller's promise.
+    // SAFETY: the ISA value proves the instruction set; ranges were checked; the rest is the
+    // caller's promise.
     unsafe { kernel(&call) }
 }
 
@@ -490,7 +500,8 @@ fn scalar(encoding: Encoding) -> Kernel {
     }
 }
 
-/// Advanced SIMD is part of every aarch64 target, and what is not is assembly: no function enables anything.
+/// Advanced SIMD is part of every aarch64 target, and what is not is assembly: no function enables
+/// anything.
 #[cfg(target_arch = "aarch64")]
 fn neon(isa: Isa, encoding: Encoding) -> Kernel {
     use lanes::neon::Neon;
@@ -521,7 +532,8 @@ mod x86 {
     use super::{Call, Encoding, Kernel, float, product};
     use formats::{DType, quant::Block, with_block};
 
-    /// A function of the name that picks the kernel: tiles of quantised and of float weights, in panels by tokens.
+    /// A function of the name that picks the kernel: tiles of quantised and of float weights, in
+    /// panels by tokens.
     macro_rules! kernels {
         ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
             pub(super) fn $name(encoding: Encoding) -> Kernel {

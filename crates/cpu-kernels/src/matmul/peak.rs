@@ -1,5 +1,5 @@
-//! The most that an instruction set can multiply: its dot products of bytes, its tiles and its fused multiply-adds,
-//! each alone in a loop. What memory holds back, `roof` measures.
+//! The most that an instruction set can multiply: its dot products of bytes, its tiles and its
+//! fused multiply-adds, each alone in a loop. What memory holds back, `roof` measures.
 
 use super::lanes::Lanes;
 use super::{BLOCK, Isa, Matrix, Parallel, Path, with_panel};
@@ -32,8 +32,8 @@ impl Matrix {
     }
 }
 
-/// Operations per second (a multiplication and an addition are two) of a unit on all workers together, the best of
-/// `repeats`; 0 where the instruction set has no such unit.
+/// Operations per second (a multiplication and an addition are two) of a unit on all workers
+/// together, the best of `repeats`; 0 where the instruction set has no such unit.
 pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f64 {
     let kernel = match unit {
         Unit::Bytes => bytes(isa),
@@ -51,7 +51,8 @@ pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f6
         });
         total.into_inner() as f64 / start.elapsed().as_secs_f64().max(1e-9)
     };
-    // A portable loop is a hundred times slower than tiles: as many rounds as take about two milliseconds.
+    // A portable loop is a hundred times slower than tiles: as many rounds as take about two
+    // milliseconds.
     let mut rounds = 1000;
     loop {
         let start = Instant::now();
@@ -115,7 +116,8 @@ fn tiles(isa: Isa) -> Option<Loop> {
     None
 }
 
-/// The loops with their instruction sets enabled; sums at a time fill the registers and hide the latency of adding.
+/// The loops with their instruction sets enabled; sums at a time fill the registers and hide the
+/// latency of adding.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::lanes::{avx2::Avx2, avx512::Avx512};
@@ -152,7 +154,8 @@ mod x86 {
 /// The processor has `L`.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const N: usize, const BITS: usize>(rounds: usize) -> usize {
-    // Codes in memory and activations that change: a compiler that knew either would lift the products out.
+    // Codes in memory and activations that change: a compiler that knew either would lift the
+    // products out.
     let codes = black_box([[1u8; 64]; 2]);
     let (mut x, step) = (black_box(0x0101_0101), black_box(0x0000_0001));
     const QUADS: usize = BLOCK / 4;

@@ -4,11 +4,11 @@
 //! y[t][r] = sum over sub-blocks of  s_w s_x (codes_w - zero) . codes_x  +  m_w s_x sum(codes_x)
 //! ```
 //!
-//! The dot product of a sub-block is exact in integers; the accumulator starts at `-zero * sum(codes_x)`, which the
-//! activations carry. [`tile`] does it for `P` panels by `N` tokens. It reads the packed weights in
-//! place ([`in_place`]), or panels that were first expanded to bytes and f32 scales in cache
-//! ([`many`]), so that every format prefills alike. On either path each token's sums are one chain,
-//! whatever `P` and `N` are. Float weights: `float`.
+//! The dot product of a sub-block is exact in integers; the accumulator starts at
+//! `-zero * sum(codes_x)`, which the activations carry. [`tile`] does it for `P` panels by `N`
+//! tokens. It reads the packed weights in place ([`in_place`]), or panels that were first expanded
+//! to bytes and f32 scales in cache ([`many`]), so that every format prefills alike. On either path
+//! each token's sums are one chain, whatever `P` and `N` are. Float weights: `float`.
 
 use super::activations::{Line, Path, TOKENS};
 use super::lanes::Lanes;
@@ -21,7 +21,8 @@ use std::ops::Range;
 /// Where [`tile`] reads weights: groups of at most [`GROUP`] blocks of 32 columns by 16 rows.
 ///
 /// # Safety
-/// Callers pass a panel that holds the group, block and sub-block they name, on a processor that has `L`.
+/// Callers pass a panel that holds the group, block and sub-block they name, on a processor that
+/// has `L`.
 pub(super) trait Source<L: Lanes> {
     /// An opened group.
     type Group: Copy;
@@ -33,11 +34,12 @@ pub(super) trait Source<L: Lanes> {
     const ZERO: u8;
     /// Bits of a code.
     const BITS: usize;
-    /// Whether [`Source::quad`] gives codes less 128, so that they are signed, though they have no zero point.
+    /// Whether [`Source::quad`] gives codes less 128, so that they are signed, though they have no
+    /// zero point.
     const LOWERED: bool;
 
-    /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where `panels` panels are read side
-    /// by side: in bytes, and around zero.
+    /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where
+    /// `panels` panels are read side by side: in bytes, and around zero.
     fn ahead(g: usize, blocks: usize, panels: usize) -> usize;
     /// Opens group `g`, which has `blocks` blocks; what is fetched meanwhile lies `ahead` of it.
     unsafe fn group(panel: *const u8, g: usize, blocks: usize, ahead: usize) -> Self::Group;
@@ -76,7 +78,8 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                     S::fetch(groups[p], b);
                 }
                 let (mut sums, mut runs) = ([[L::ints(0); N]; P], [[L::ints(0); N]; P]);
-                // One after the other in the text, so that where the bits of each quad are is known when this is compiled.
+                // One after the other in the text, so that where the bits of each quad are is known
+                // when this is compiled.
                 macro_rules! quads {
                     ($($q:literal)*) => {$({
                         let (h, within, depth) = ($q * 4 / S::SUB, $q % (S::SUB / 4), L::depth(S::BITS));
@@ -216,8 +219,9 @@ const FEW: usize = 8;
 /// Panels that are read side by side, and that further passes find in cache.
 const BESIDE: usize = 4;
 
-/// A few tokens: every panel is read once for up to 8 of them, and several panels side by side: one stream of
-/// cache lines leaves a core's share of the memory's bandwidth a third unused, four come close to all of it.
+/// A few tokens: every panel is read once for up to 8 of them, and several panels side by side: one
+/// stream of cache lines leaves a core's share of the memory's bandwidth a third unused, four come
+/// close to all of it.
 ///
 /// # Safety
 /// As [`product`].
@@ -298,7 +302,8 @@ unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
     }
 }
 
-/// Panels that are expanded together, and blocks of them: what the second-level cache holds while tokens pass by.
+/// Panels that are expanded together, and blocks of them: what the second-level cache holds while
+/// tokens pass by.
 pub(super) const SLAB_PANELS: usize = 16;
 pub(super) const SLAB_BLOCKS: usize = 16;
 /// Bytes of an expanded block, at most: codes, two scales, two offsets.
@@ -307,7 +312,8 @@ const EXPANDED: usize = 512 + 4 * 64;
 /// Bytes of scratch that [`many`] wants.
 pub(super) const SCRATCH: usize = SLAB_PANELS * SLAB_BLOCKS * EXPANDED;
 
-/// Expanded panels: per block of 32 columns 512 code bytes, then f32 scales and offsets of its sub-blocks.
+/// Expanded panels: per block of 32 columns 512 code bytes, then f32 scales and offsets of its
+/// sub-blocks.
 pub(super) struct Slab<B>(PhantomData<B>);
 
 impl<B: Block> Slab<B> {
@@ -318,7 +324,8 @@ impl<B: Block> Slab<B> {
     /// Bytes per block.
     pub(super) const STEP: usize = 512 + 64 * Self::SUBS * (1 + Self::MINS as usize);
 
-    /// What is added to the codes of formats with a zero point, which becomes 128 where codes are unsigned.
+    /// What is added to the codes of formats with a zero point, which becomes 128 where codes are
+    /// unsigned.
     const fn rebias<L: Lanes>() -> u8 {
         <Self as Source<L>>::ZERO - <Packed<B> as Source<L>>::ZERO
     }
@@ -331,7 +338,8 @@ impl<B: Block> Slab<B> {
         to: *mut f32,
     ) {
         for h in 0..Self::SUBS {
-            // SAFETY: the group has block `b`, `to` has room for 16 f32 of each sub-block, twice with offsets.
+            // SAFETY: the group has block `b`, `to` has room for 16 f32 of each sub-block, twice
+            // with offsets.
             unsafe {
                 let at = to.add(16 * h);
                 L::store_f32(at, <Packed<B> as Source<L>>::scale(group, b, h));

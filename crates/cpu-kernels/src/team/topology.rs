@@ -1,14 +1,16 @@
-//! Which processors this process may use: affinity, cores and their hyperthreads, and cgroup quotas.
+//! Which processors this process may use: affinity, cores and their hyperthreads, and cgroup
+//! quotas.
 
-/// Threads that a team should have: one per physical core this process may run on, no more than its cgroup's quota
-/// of processor time (rounded up), at least one. Hyperthreads do not add: the kernels fill a core by themselves.
-/// On macOS: the performance cores.
+/// Threads that a team should have: one per physical core this process may run on, no more than its
+/// cgroup's quota of processor time (rounded up), at least one. Hyperthreads do not add: the
+/// kernels fill a core by themselves. On macOS: the performance cores.
 pub fn default_threads() -> usize {
     let cores = cores();
     quota().map_or(cores, |quota| cores.min(quota.ceil().max(1.0) as usize)).max(1)
 }
 
-/// The processors this process may use, one of every core first, then the cores' further hyperthreads.
+/// The processors this process may use, one of every core first, then the cores' further
+/// hyperthreads.
 #[cfg(target_os = "linux")]
 pub(super) fn allowed_cpus() -> Vec<usize> {
     let mut seen = Vec::new();
@@ -72,7 +74,8 @@ fn cores() -> usize {
 /// The processors in this process's affinity mask, which cpusets narrow too.
 #[cfg(target_os = "linux")]
 fn affinity() -> Vec<usize> {
-    // The kernel wants a mask at least as long as its own: 64 Ki processors is beyond any configuration.
+    // The kernel wants a mask at least as long as its own: 64 Ki processors is beyond any
+    // configuration.
     let mut mask = [0u64; 1024];
     // SAFETY: the mask is that many bytes that may be written.
     let bytes = unsafe {
@@ -89,7 +92,8 @@ fn affinity() -> Vec<usize> {
     allowed
 }
 
-/// Pins the calling thread to one processor; an operating system that refuses leaves it where it was.
+/// Pins the calling thread to one processor; an operating system that refuses leaves it where it
+/// was.
 #[cfg(target_os = "linux")]
 pub(super) fn pin(cpu: usize) {
     let mut mask = [0u64; 1024];
@@ -120,7 +124,8 @@ fn quota() -> Option<f64> {
         } else {
             &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"]
         };
-        // Inside a container the path may not exist under the mount: its ancestors, the mount itself among them, do.
+        // Inside a container the path may not exist under the mount: its ancestors, the mount
+        // itself among them, do.
         let mut path = path.trim_end_matches('/');
         loop {
             for mount in mounts {

@@ -1,4 +1,5 @@
-//! Attention against the definition in f64, on every instruction set, element type and number of workers.
+//! Attention against the definition in f64, on every instruction set, element type and number of
+//! workers.
 
 use delft_cpu_kernels::attention::*;
 use delft_cpu_kernels::isa::Isa;
@@ -301,7 +302,8 @@ fn round(element: CacheType, heads: &mut [f32]) {
 const ELEMENTS: [CacheType; 5] =
     [CacheType::F16, CacheType::BF16, CacheType::F32, CacheType::Q8_0, CacheType::Turbo];
 
-/// The largest error of an element that stores of `element` are computed with exactly, or with rounded products.
+/// The largest error of an element that stores of `element` are computed with exactly, or with
+/// rounded products.
 fn bound(isa: Isa, element: CacheType, rounded: bool) -> f64 {
     let tiles = isa.to_string() == "amx" && ![CacheType::BF16, CacheType::F32].contains(&element);
     match (tiles, rounded, element) {
@@ -440,8 +442,8 @@ fn a_decode_row_does_not_depend_on_its_batch() {
     }
 }
 
-/// What is read of a block is ggml's codes and scales, bit for bit, on every instruction set; written to another block it is
-/// read again.
+/// What is read of a block is ggml's codes and scales, bit for bit, on every instruction set;
+/// written to another block it is read again.
 #[test]
 fn codes_are_ggmls() {
     let (kv_heads, head_dim, block_tokens) = (2, 64, 32);

@@ -10,7 +10,8 @@ fn every_set_parses_back_and_unknown_names_are_told_apart() {
     assert!(error.found.contains("sse9"), "{error}");
 }
 
-/// `xtask/neon.sh` names a set with each emulated processor: one that lacks it fails here instead of testing less.
+/// `xtask/neon.sh` names a set with each emulated processor: one that lacks it fails here instead
+/// of testing less.
 #[test]
 fn the_set_asked_for_is_the_one_in_use() {
     let best = *Isa::available().last().unwrap();

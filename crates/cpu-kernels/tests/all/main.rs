@@ -1,5 +1,5 @@
-//! Tests of the kernels through their public interface: a library of kernels takes minutes to compile, and tests inside
-//! it would compile it a second time.
+//! Tests of the kernels through their public interface: a library of kernels takes minutes to
+//! compile, and tests inside it would compile it a second time.
 
 mod attention;
 mod isa;

@@ -49,7 +49,8 @@ fn unary_functions() {
                 x * sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))
             }),
             6.0,
-            // The exponent is as large as 27 at the end of the range: its rounding is multiplied by that.
+            // The exponent is as large as 27 at the end of the range: its rounding is multiplied by
+            // that.
             4e-6,
             1e-45,
         ),

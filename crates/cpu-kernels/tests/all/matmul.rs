@@ -107,7 +107,8 @@ fn on_path<'a>(
     }
 }
 
-/// What the product sees of token `t`: for blocks the quantised values, or bf16, and for floats the f32.
+/// What the product sees of token `t`: for blocks the quantised values, or bf16, and for floats the
+/// f32.
 fn seen(isa: Isa, x: &Activations, quantised: bool, t: usize) -> Vec<f64> {
     let mut row = vec![0.0; x.cols()];
     // SAFETY: the rows and lines were written by `activations`.
@@ -239,14 +240,16 @@ fn products_match_f64_sums_on_every_instruction_set() {
     }
 }
 
-/// Codes and activations as great as they come, of the same signs everywhere: narrow sums that overflow would be far off.
+/// Codes and activations as great as they come, of the same signs everywhere: narrow sums that
+/// overflow would be far off.
 #[test]
 fn the_greatest_sums_fit() {
     let (rows, cols) = (32, 512);
     let mut scratch = Scratch::new().unwrap();
     for encoding in types().filter(|encoding| encoding.is_quantised()) {
         for sign in [1.0, -1.0] {
-            // The greatest of a block of the other sign, so that formats without a zero of their own reach the end of their codes.
+            // The greatest of a block of the other sign, so that formats without a zero of their
+            // own reach the end of their codes.
             let weights: Vec<f32> =
                 (0..rows * cols).map(|i| if i % 16 == 0 { -sign } else { 0.96 * sign }).collect();
             let (w, decoded) = packed(encoding, rows, cols, &weights);
@@ -278,7 +281,8 @@ fn the_greatest_sums_fit() {
     }
 }
 
-/// Dot products of four bytes and products of matrices are the same sums, scaled and added in the same order.
+/// Dot products of four bytes and products of matrices are the same sums, scaled and added in the
+/// same order.
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn every_neon_set_gives_the_same_bits() {

@@ -8,8 +8,8 @@ fn every_set_has_peaks() {
         assert_eq!(rate(isa, Unit::Tiles) > 0.0, isa.name() == "amx", "{isa}");
         assert_eq!(rate(isa, Unit::Narrow) > 0.0, isa.name() == "avx2", "{isa}");
     }
-    // Factors of ten and more, far from what neighbours do to the best of several; an emulator, though, is as slow
-    // in wide registers as in narrow ones.
+    // Factors of ten and more, far from what neighbours do to the best of several; an emulator,
+    // though, is as slow in wide registers as in narrow ones.
     #[cfg(target_arch = "x86_64")]
     if let [least, .., best] = *Isa::available() {
         assert!(rate(best, Unit::Bytes) > 2.0 * rate(least, Unit::Bytes), "{best}");

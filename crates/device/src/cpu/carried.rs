@@ -1,5 +1,6 @@
-//! Operations that carry a state: short convolutions and gated delta nets. A sequence's rows follow each other,
-//! whatever the step is, so that its states do not depend on where it is cut; workers share columns and heads.
+//! Operations that carry a state: short convolutions and gated delta nets. A sequence's rows follow
+//! each other, whatever the step is, so that its states do not depend on where it is cut; workers
+//! share columns and heads.
 
 use super::replay::Replay;
 use super::state::{Cache, States};
@@ -66,7 +67,8 @@ impl Replay<'_> {
         {
             // SAFETY: each worker has its own columns of rows and states; inputs are only read.
             unsafe {
-                // Row `i` of those carried, then of the segment's own; none in front of the sequence.
+                // Row `i` of those carried, then of the segment's own; none in front of the
+                // sequence.
                 let row = |i: usize| -> Option<&[f32]> {
                     if let Some(own) = i.checked_sub(carried) {
                         let at = (segment.rows.start + own) * width;

@@ -12,7 +12,8 @@ pub(super) const FEW: usize = 4;
 /// Rows up to which the workers' parts of a product are even shares of its bytes.
 pub(super) const EVEN: usize = 2 * FEW;
 
-/// Panels of a product's part that pay for a pass over more rows than that, and the most that a part has.
+/// Panels of a product's part that pay for a pass over more rows than that, and the most that a
+/// part has.
 pub(super) const PART: usize = 16;
 pub(super) const MOST_PART: usize = 2 * PART;
 
@@ -27,7 +28,8 @@ pub(super) struct Class {
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
     pub(super) lines: usize,
-    /// Worker `i`'s operands of a gate, of the columns that it has in hand: the second, then the first where it needs a place.
+    /// Worker `i`'s operands of a gate, of the columns that it has in hand: the second, then the
+    /// first where it needs a place.
     pub(super) hands: usize,
     pub(super) hand_bytes: usize,
     /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
@@ -70,7 +72,8 @@ fn widths(program: &Program) -> Widths {
     Widths { input, gate, lines: Box::new(lines) }
 }
 
-/// Elements of the largest part of `[rows, width]` that a worker has in hand at once, as [`deal`](super::replay) deals them.
+/// Elements of the largest part of `[rows, width]` that a worker has in hand at once, as
+/// [`deal`](super::replay) deals them.
 fn widest(rows: usize, width: usize, workers: usize) -> usize {
     let panels = width.div_ceil(ROWS);
     let few = rows.min(EVEN) * (panels / workers + 1);
@@ -78,7 +81,8 @@ fn widest(rows: usize, width: usize, workers: usize) -> usize {
 }
 
 impl Class {
-    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits, and adapters of a rank up to `rank`.
+    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits, and adapters of a
+    /// rank up to `rank`.
     pub(super) fn new(
         program: &Program,
         ropes: &[Rope],
@@ -114,7 +118,8 @@ impl Class {
         let worker_lines = (few * widths.input * float).next_multiple_of(64);
         let of = |rows| (widths.lines)(Path::InPlace, rows);
         let few_lines = (1..=few).map(of).max().unwrap_or(0);
-        // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at home.
+        // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at
+        // home.
         let worker_bytes = (worker_lines + few_lines).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
         let experts = experts::Layout::new(program, tokens);

@@ -1,4 +1,5 @@
-//! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen so far.
+//! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen
+//! so far.
 
 use super::class::Class;
 use super::profile::{Span, Spans, profile};
@@ -211,7 +212,8 @@ pub(super) fn plan(
     })
 }
 
-/// Bytes of a weight in the form in which it is kept; `each`: the rows of one expert, where it has several's.
+/// Bytes of a weight in the form in which it is kept; `each`: the rows of one expert, where it has
+/// several's.
 fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors) -> Result<usize> {
     let encoding = weight.describe(tensors)?.encoding;
     Ok(match *weight.shape.as_slice() {
@@ -313,7 +315,8 @@ pub(super) fn shape(op: &ops::Attention) -> Shape {
 /// A buffer as floats.
 fn floats(buffer: &mut Huge) -> &mut [f32] {
     let len = buffer.len() / size_of::<f32>();
-    // SAFETY: the buffer is borrowed exclusively, aligned to more than a float, and any bits are valid.
+    // SAFETY: the buffer is borrowed exclusively, aligned to more than a float, and any bits are
+    // valid.
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
 }
 
@@ -334,7 +337,8 @@ impl Padded {
         self.rows / self.each * self.each.next_multiple_of(ROWS)
     }
 
-    /// Zeros are zeros in every encoding: of floats, and of blocks, whose scales and offsets are floats.
+    /// Zeros are zeros in every encoding: of floats, and of blocks, whose scales and offsets are
+    /// floats.
     fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let each = bytes.len() / self.rows * self.each;
         let wide = bytes.len() / self.rows * self.each.next_multiple_of(ROWS);
@@ -353,7 +357,8 @@ impl Padded {
     }
 }
 
-/// The values that, of many rows, never exist but as what the one product that reads them takes: gates of a quantised matrix.
+/// The values that, of many rows, never exist but as what the one product that reads them takes:
+/// gates of a quantised matrix.
 fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
     let (uses, writers) = (program.uses(), program.writers());
     let mut lined = vec![false; program.values.len()];

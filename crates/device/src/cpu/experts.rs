@@ -1,8 +1,9 @@
-//! Mixtures of experts: a token's scores choose experts, each expert multiplies the tokens that chose it, and their results are
-//! added up, token by token.
+//! Mixtures of experts: a token's scores choose experts, each expert multiplies the tokens that
+//! chose it, and their results are added up, token by token.
 //!
-//! A *pair* is a token and one of its experts; pairs lie by expert, in the order of tokens, so that each expert's are rows of one
-//! product. A row's bits depend neither on which other rows there are nor on their number, as those of every product.
+//! A *pair* is a token and one of its experts; pairs lie by expert, in the order of tokens, so that
+//! each expert's are rows of one product. A row's bits depend neither on which other rows there are
+//! nor on their number, as those of every product.
 
 use super::class::EVEN;
 use super::replay::Replay;
@@ -14,7 +15,8 @@ use ops::{Experts, Unary};
 use program::{Node, Program};
 use std::ops::Range;
 
-/// Where the working memory of mixtures lies, in bytes from its start, for the hungriest of a Program's.
+/// Where the working memory of mixtures lies, in bytes from its start, for the hungriest of a
+/// Program's.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Layout {
     /// The expert of each pair, in the order of tokens; u32.
@@ -27,7 +29,8 @@ pub(super) struct Layout {
     tokens: usize,
     /// The first place of each expert, and the end; u32.
     offsets: usize,
-    /// Rows at each place: what experts read; what lies between their matrices, twice; what they give.
+    /// Rows at each place: what experts read; what lies between their matrices, twice; what they
+    /// give.
     x: usize,
     gate: usize,
     up: usize,
@@ -143,8 +146,8 @@ impl Pairs<'_> {
     }
 }
 
-/// Sorts pairs by expert, those of one in the order of tokens: the place of each pair, the token at each place, and the first
-/// place of each expert.
+/// Sorts pairs by expert, those of one in the order of tokens: the place of each pair, the token at
+/// each place, and the first place of each expert.
 fn group(ids: &[u32], used: usize, places: &mut [u32], tokens: &mut [u32], offsets: &mut [u32]) {
     offsets.fill(0);
     for id in ids {
@@ -174,7 +177,8 @@ impl Replay<'_> {
         reason = "the caller's promise stands in for the borrow checker"
     )]
     unsafe fn words(&self, offset: usize, range: Range<usize>) -> &mut [u32] {
-        // SAFETY: any bits are valid of both types, which are of one size; the rest is the caller's promise.
+        // SAFETY: any bits are valid of both types, which are of one size; the rest is the caller's
+        // promise.
         unsafe {
             let floats = self.floats(self.class.mixture + offset, range);
             std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len())
@@ -212,7 +216,8 @@ impl Replay<'_> {
             worker.barrier();
         }
         if worker.index == 0 {
-            // SAFETY: experts were written before the barrier, or by this worker; until the next one it has these alone.
+            // SAFETY: experts were written before the barrier, or by this worker; until the next
+            // one it has these alone.
             unsafe {
                 group(
                     self.words(place.ids, 0..pairs),
@@ -242,7 +247,8 @@ impl Replay<'_> {
         if op.weighs_inputs {
             for pair in worker.split(pairs) {
                 let (from, at) = (pair / used * width, all.places[pair] as usize);
-                // SAFETY: each worker has its own pairs, and so its own places; the input is only read.
+                // SAFETY: each worker has its own pairs, and so its own places; the input is only
+                // read.
                 let (from, to) = unsafe {
                     let from = self.floats(self.offset(node.inputs[0]), from..from + width);
                     (from, self.floats(x.start, at * width..(at + 1) * width))
@@ -289,7 +295,8 @@ impl Replay<'_> {
         if let Some(&seen) = node.outputs.get(1) {
             for pair in worker.split(pairs) {
                 let at = all.places[pair] as usize * inner;
-                // SAFETY: each worker has its own pairs of the output; rows between matrices are only read.
+                // SAFETY: each worker has its own pairs of the output; rows between matrices are
+                // only read.
                 let (from, to) = unsafe {
                     let to = self.floats(self.offset(seen), pair * ff..(pair + 1) * ff);
                     (self.floats(gate.start, at..at + ff), to)
@@ -334,7 +341,8 @@ impl Replay<'_> {
         math::gate_in_place(self.loaded.isa, f, gate, up);
     }
 
-    /// An expert's rows as its matrices read them. Where they are quantised to follows from its places alone.
+    /// An expert's rows as its matrices read them. Where they are quantised to follows from its
+    /// places alone.
     fn activations(
         &self,
         all: &Pairs<'_>,
@@ -343,7 +351,8 @@ impl Replay<'_> {
     ) -> Activations<'_> {
         let bounds = [expert, expert + 1].map(|e| all.offsets[e] as usize);
         let count = bounds[1] - bounds[0];
-        // Experts in front take at most what `lines` adds for each, and each begins with a whole group.
+        // Experts in front take at most what `lines` adds for each, and each begins with a whole
+        // group.
         let before = match path {
             Path::InPlace => 2 * bounds[0],
             Path::Expanded => all
@@ -356,7 +365,8 @@ impl Replay<'_> {
         let start = start.wrapping_add(bounds[0] * rows.stride);
         let lines = self.arena.wrapping_add(self.class.mixture + self.class.experts.lines);
         let lines = lines.wrapping_add(before * each);
-        // SAFETY: rows and lines lie in the working memory as it is laid out for so many pairs, and experts' do not meet.
+        // SAFETY: rows and lines lie in the working memory as it is laid out for so many pairs, and
+        // experts' do not meet.
         unsafe { Activations::new(path, start.cast_const(), rows.stride, count, cols, lines) }
     }
 
@@ -378,7 +388,8 @@ impl Replay<'_> {
                 let each = cols / BLOCK;
                 let x = self.activations(all, (rows, cols, path), expert);
                 let blocks = (start - places.start) * each..(end - places.start) * each;
-                // SAFETY: each worker has its own places, whose rows were complete before the last barrier, or are its own.
+                // SAFETY: each worker has its own places, whose rows were complete before the last
+                // barrier, or are its own.
                 unsafe { x.quantise(self.loaded.isa, blocks, float) };
             }
         }
@@ -403,8 +414,9 @@ impl Replay<'_> {
         self.multiply(&product, x, first + panels.start..first + panels.end, worker);
     }
 
-    /// Deals out the panels of the experts that have pairs: `f(expert, places, panels)` for each part of this worker's, with
-    /// panels counted from the expert's first. Few rows are shared by bytes, many go to whoever is free.
+    /// Deals out the panels of the experts that have pairs: `f(expert, places, panels)` for each
+    /// part of this worker's, with panels counted from the expert's first. Few rows are shared by
+    /// bytes, many go to whoever is free.
     fn deal(
         &self,
         all: &Pairs<'_>,

@@ -1,8 +1,10 @@
-//! What this process may still take of the machine's memory, as Linux tells it (proc(5), cgroups(7)).
+//! What this process may still take of the machine's memory, as Linux tells it (proc(5),
+//! cgroups(7)).
 //!
-//! The least of: what the machine has available, what each control group that the process is in leaves it, and what is left of its
-//! address space and data, if they are limited. Everything that counts is counted in favour of loading: pages of files are
-//! available, whoever has them, and so is swap space. On systems that tell nothing nothing is known.
+//! The least of: what the machine has available, what each control group that the process is in
+//! leaves it, and what is left of its address space and data, if they are limited. Everything that
+//! counts is counted in favour of loading: pages of files are available, whoever has them, and so
+//! is swap space. On systems that tell nothing nothing is known.
 
 use std::path::{Path, PathBuf};
 
@@ -74,7 +76,8 @@ fn group_folders(read: Read<'_>) -> Vec<(PathBuf, Kind)> {
         let Some((root, mount)) = mounts.lines().find_map(|line| mount_of(line, kind)) else {
             continue;
         };
-        // A container may see the tree from its own group on, and the path from the outermost: then the mount is its own.
+        // A container may see the tree from its own group on, and the path from the outermost: then
+        // the mount is its own.
         let inside = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let plain = inside.components().all(|c| matches!(c, std::path::Component::Normal(_)));
         let own = if plain { Path::new(mount).join(inside) } else { PathBuf::from(mount) };
@@ -98,8 +101,8 @@ fn mount_of(line: &str, kind: Kind) -> Option<(&str, &str)> {
     fits.then_some((root, place))
 }
 
-/// What a control group leaves, if it has a limit: what its processes take counts without what the system can drop, and with
-/// swap space as far as the group may use it.
+/// What a control group leaves, if it has a limit: what its processes take counts without what the
+/// system can drop, and with swap space as far as the group may use it.
 fn left_in(read: Read<'_>, folder: &Path, kind: Kind, swap: usize) -> Option<usize> {
     let text = |name: &str| read(&folder.join(name));
     let value = |name: &str| text(name)?.trim().parse::<usize>().ok();

@@ -1,5 +1,5 @@
-//! The CPU device: replays Programs with the kernels of `cpu_kernels`, chosen once at start, on a pinned
-//! thread team, with one copy of the weights in memory.
+//! The CPU device: replays Programs with the kernels of `cpu_kernels`, chosen once at start, on a
+//! pinned thread team, with one copy of the weights in memory.
 
 mod carried;
 mod class;
@@ -33,7 +33,8 @@ impl Cpu {
     /// A team of `threads`; `None`: one for each physical core that this process may use.
     ///
     /// # Errors
-    /// No threads, more than the system gives, or an unknown instruction set asked for by `DELFT_ISA`.
+    /// No threads, more than the system gives, or an unknown instruction set asked for by
+    /// `DELFT_ISA`.
     pub fn new(threads: Option<usize>) -> Result<Self> {
         let threads = threads.unwrap_or_else(team::default_threads);
         Ok(Cpu { team: Arc::new(Team::new(threads)?), isa: Isa::detect()? })

@@ -1,4 +1,5 @@
-//! What a replay spends where: the time of every node, beside the least that it must read and compute.
+//! What a replay spends where: the time of every node, beside the least that it must read and
+//! compute.
 
 use super::executor::{Loaded, Weight};
 use super::replay::path;
@@ -43,7 +44,8 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// The replay that left these spans and took so many seconds. `blocks`: the bytes of each layer in a block of cache.
+/// The replay that left these spans and took so many seconds. `blocks`: the bytes of each layer in
+/// a block of cache.
 pub(super) fn profile(
     loaded: &Loaded,
     blocks: &[usize],

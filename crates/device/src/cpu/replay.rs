@@ -1,7 +1,7 @@
 //! One replay: every worker walks the nodes in step, taking its share of each.
 //!
-//! Activations lie in the arena at the plan's offsets. Between two barriers each worker writes only its own rows,
-//! columns or heads, and reads only what was complete before the first of them.
+//! Activations lie in the arena at the plan's offsets. Between two barriers each worker writes only
+//! its own rows, columns or heads, and reads only what was complete before the first of them.
 
 use super::class::{Class, EVEN, FEW, MOST_PART, PART};
 use super::executor::{Loaded, Weight, shape};
@@ -65,7 +65,8 @@ pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     }
 }
 
-/// One product of a group that shares an input: where it goes and which part of each row is there already.
+/// One product of a group that shares an input: where it goes and which part of each row is there
+/// already.
 pub(super) struct Product<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) bias: Option<&'a [f32]>,
@@ -109,7 +110,8 @@ impl Replay<'_> {
     )]
     pub(super) unsafe fn floats(&self, offset: usize, range: Range<usize>) -> &mut [f32] {
         debug_assert!(offset + range.end * size_of::<f32>() <= self.class.bytes);
-        // SAFETY: inside the arena by the class's layout; apart from others by the caller's promise.
+        // SAFETY: inside the arena by the class's layout; apart from others by the caller's
+        // promise.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.arena.add(offset).cast::<f32>().add(range.start),
@@ -281,7 +283,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Whether there is nothing to do at a node: it has no rows, or it is a site that no adapter of the step changes.
+    /// Whether there is nothing to do at a node: it has no rows, or it is a site that no adapter of
+    /// the step changes.
     fn idle(&self, index: usize, node: &Node) -> bool {
         let there = self.class.plan.in_place[index] == Some(0);
         self.rows(node) == 0
@@ -299,7 +302,8 @@ impl Replay<'_> {
         self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
     }
 
-    /// Adds what each row's adapter changes at a site. Few rows are shared out by ranks and columns, many by rows.
+    /// Adds what each row's adapter changes at a site. Few rows are shared out by ranks and
+    /// columns, many by rows.
     fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
         let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
@@ -339,8 +343,8 @@ impl Replay<'_> {
             let range = row * width + columns.start..row * width + columns.end;
             self.copy_unless_in_place(index, node, 0, range.clone());
             let Some(factors) = factors(row) else { continue };
-            // SAFETY: each worker has its own rows, or its own columns of each; what was computed before the barrier, and the
-            // residual, are only read.
+            // SAFETY: each worker has its own rows, or its own columns of each; what was computed
+            // before the barrier, and the residual, are only read.
             let (t, y, residual) = unsafe {
                 let t = self.floats(self.class.low, row * rank..row * rank + factors.rank());
                 let y = self.floats(self.offset(node.outputs[0]), range.clone());
@@ -365,12 +369,14 @@ impl Replay<'_> {
         unsafe { self.floats(self.offset(node.outputs[0]), range) }
     }
 
-    /// Copies an input's elements to the output, unless the plan lets the output take over its bytes.
+    /// Copies an input's elements to the output, unless the plan lets the output take over its
+    /// bytes.
     fn copy_unless_in_place(&self, index: usize, node: &Node, input: usize, range: Range<usize>) {
         if self.class.plan.in_place[index] == Some(input) {
             return;
         }
-        // SAFETY: the caller has this range of the output to itself; the input lies elsewhere and is only read.
+        // SAFETY: the caller has this range of the output to itself; the input lies elsewhere and
+        // is only read.
         let (x, y) = unsafe {
             let x = self.floats(self.offset(node.inputs[input]), range.clone());
             (x, self.floats(self.offset(node.outputs[0]), range))
@@ -420,8 +426,9 @@ impl Replay<'_> {
             1,
             |_| self.matrix(both[0]),
             |_, panels| {
-                // Where both operands of this part are, from its first column, and f32 from one row to the next. The
-                // second, and the first if only what it becomes is kept, lie by themselves.
+                // Where both operands of this part are, from its first column, and f32 from one row
+                // to the next. The second, and the first if only what it becomes is kept, lie by
+                // themselves.
                 let columns = columns(0, width, &panels);
                 let (wide, float) = (panels.len() * ROWS, size_of::<f32>());
                 let first = match lined {
@@ -437,7 +444,8 @@ impl Replay<'_> {
                     let product = Product { matrix, bias: None, out, stride, accumulate: false };
                     self.multiply(&product, &x, panels.clone(), worker);
                 }
-                // SAFETY: the part was written above; its lines, in the value's place, are this worker's own.
+                // SAFETY: the part was written above; its lines, in the value's place, are this
+                // worker's own.
                 let part = unsafe {
                     let lines = self.start(value).cast();
                     Activations::new(self.path(value), row_0(first.0), first.1, rows, width, lines)
@@ -502,7 +510,8 @@ impl Replay<'_> {
         let (isa, value) = (self.loaded.isa, node.inputs[0]);
         let (rows, width) =
             (self.count(self.loaded.program.values[value.0].rows), self.width(value));
-        // A few rows are prepared by every worker for itself, many by all together with a barrier behind.
+        // A few rows are prepared by every worker for itself, many by all together with a barrier
+        // behind.
         let path = self.path(value);
         let few = rows <= FEW && path == Path::InPlace;
         let own = self.class.workers + worker.index * self.class.worker_bytes;
@@ -511,8 +520,8 @@ impl Replay<'_> {
         } else {
             (self.class.normed, self.class.lines)
         };
-        // SAFETY: the rows and the storage lie in the arena as the class laid them out for this many rows; nothing
-        // else touches either until the next node.
+        // SAFETY: the rows and the storage lie in the arena as the class laid them out for this
+        // many rows; nothing else touches either until the next node.
         let activations = |start: usize, lines: usize| unsafe {
             let (rows_at, lines) = (self.arena.wrapping_add(start), self.arena.wrapping_add(lines));
             Activations::new(path, rows_at.cast(), width, rows, width, lines)
@@ -522,7 +531,8 @@ impl Replay<'_> {
         }
         let float = node.weights.iter().any(|w| self.loaded.weights[w.0].is_float_matrix());
         let mine = if few { 0..rows } else { worker.split(rows) };
-        // Rows are quantised while they are in the first cache, and stay there if nothing else reads them.
+        // Rows are quantised while they are in the first cache, and stay there if nothing else
+        // reads them.
         for first in mine.clone().step_by(NEAR) {
             let near = first..mine.end.min(first + NEAR);
             let mut start = self.offset(value);
@@ -559,8 +569,8 @@ impl Replay<'_> {
         let epilogue = Epilogue { accumulate: product.accumulate, bias: product.bias };
         // SAFETY: the scratch at this index is this worker's own.
         let scratch = unsafe { self.scratch.slice_mut(worker.index..worker.index + 1) };
-        // SAFETY: panels of different workers do not overlap; the lines were complete before the last barrier, or
-        // are this worker's own.
+        // SAFETY: panels of different workers do not overlap; the lines were complete before the
+        // last barrier, or are this worker's own.
         unsafe {
             multiply(
                 self.loaded.isa,
@@ -590,7 +600,8 @@ impl Replay<'_> {
         math::rope(self.loaded.isa, row, rope.head_dim, cos, sin, rope.pairing);
     }
 
-    /// Norms and rotates this worker's share of the heads of q and k, and writes k and v to the cache.
+    /// Norms and rotates this worker's share of the heads of q and k, and writes k and v to the
+    /// cache.
     fn rope_write(&self, index: usize, op: &RopeWrite, node: &Node, worker: &Worker<'_>) {
         let [q, k, v] = [0, 1, 2].map(|i| node.inputs[i]);
         let d = op.rope.head_dim;
@@ -635,7 +646,8 @@ impl Replay<'_> {
             }
             return;
         }
-        // Keys of neighbouring tokens share lines of the cache: so many are written one after the other, head by head.
+        // Keys of neighbouring tokens share lines of the cache: so many are written one after the
+        // other, head by head.
         let mine = worker.split_units(tokens, ROWS);
         for first in mine.clone().step_by(ROWS) {
             let near = first..mine.end.min(first + ROWS);
@@ -699,7 +711,8 @@ impl Replay<'_> {
 
     fn attend(&self, op: &ops::Attention, node: &Node, worker: &Worker<'_>) {
         let (tokens, width) = (self.tokens.len(), op.heads * op.head_dim);
-        // SAFETY: q is only read; `attention::run` keeps the workers' rows and heads of the output apart.
+        // SAFETY: q is only read; `attention::run` keeps the workers' rows and heads of the output
+        // apart.
         let (q, out) = unsafe {
             let q = self.floats(self.offset(node.inputs[0]), 0..tokens * width);
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
@@ -730,7 +743,8 @@ impl Replay<'_> {
     }
 }
 
-/// Rows that are normed and quantised one after the other: as many as a worker has room for by itself.
+/// Rows that are normed and quantised one after the other: as many as a worker has room for by
+/// itself.
 const NEAR: usize = FEW;
 
 /// The elements of row `t` that panels of a matrix of `width` rows write.
@@ -738,9 +752,10 @@ fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
     t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width)
 }
 
-/// Deals out the panels of `count` matrices that read the same rows: `f(i, panels)` is called for this worker's part of
-/// matrix `i`. With few rows the parts are of equal bytes, with many they go to whoever is free: cores differ, and on a machine
-/// with other work each slows down at its own time. Many rows want a barrier before and after.
+/// Deals out the panels of `count` matrices that read the same rows: `f(i, panels)` is called for
+/// this worker's part of matrix `i`. With few rows the parts are of equal bytes, with many they go
+/// to whoever is free: cores differ, and on a machine with other work each slows down at its own
+/// time. Many rows want a barrier before and after.
 fn deal<'a>(
     worker: &Worker<'_>,
     rows: usize,

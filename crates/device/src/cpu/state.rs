@@ -1,4 +1,5 @@
-//! States that sequences carry from position to position, in blocks of cache: see [`CacheLayer::carried`].
+//! States that sequences carry from position to position, in blocks of cache: see
+//! [`CacheLayer::carried`].
 
 use cpu_kernels::attention::LayerCache;
 use cpu_kernels::matmul::Huge;
@@ -16,7 +17,8 @@ pub(super) enum Cache {
     State(States),
 }
 
-/// The states of one layer, one for each block. Costs address space at once, memory only where something is written.
+/// The states of one layer, one for each block. Costs address space at once, memory only where
+/// something is written.
 pub(super) struct States {
     pool: Huge,
     /// Floats from a block to the next.

@@ -1,4 +1,5 @@
-//! CUDA text to machine code through NVRTC, with what was compiled before kept in memory and on disk.
+//! CUDA text to machine code through NVRTC, with what was compiled before kept in memory and on
+//! disk.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -54,7 +55,8 @@ impl Compiler {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// The machine code of a text (PTX if the GPU is newer than the compiler). Threads that want the same text wait for one.
+    /// The machine code of a text (PTX if the GPU is newer than the compiler). Threads that want
+    /// the same text wait for one.
     ///
     /// # Errors
     /// What the compiler says of the text, its first error.
@@ -77,7 +79,8 @@ impl Compiler {
         Ok((key, image.clone()?))
     }
 
-    /// Compiles the texts of some items ahead of their use, on all cores. Whoever uses one that does not compile is told then.
+    /// Compiles the texts of some items ahead of their use, on all cores. Whoever uses one that
+    /// does not compile is told then.
     pub fn ahead<T: Sync>(&self, items: &[T], texts: impl Fn(&T) -> Vec<String> + Sync) {
         let next = AtomicUsize::new(0);
         let work = || {
@@ -145,7 +148,8 @@ struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created by `create_program`, destroyed only here. Nothing can be done about a failure.
+        // SAFETY: created by `create_program`, destroyed only here. Nothing can be done about a
+        // failure.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -161,7 +165,8 @@ fn supported() -> Result<Vec<u32>> {
     Ok(archs.into_iter().filter_map(|a| u32::try_from(a).ok()).collect())
 }
 
-/// The target for a GPU: its own instructions where the compiler knows it, else portable code of the newest that it knows.
+/// The target for a GPU: its own instructions where the compiler knows it, else portable code of
+/// the newest that it knows.
 fn architecture((major, minor): (u32, u32), supported: &[u32]) -> Result<String> {
     let wanted = major * 10 + minor;
     if wanted < 80 {

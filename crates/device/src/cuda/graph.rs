@@ -48,7 +48,8 @@ pub struct Graph {
     _work: Vec<Work>,
 }
 
-// SAFETY: the handle may be used from any one thread at a time while the context lives; `replay` takes `&mut self`.
+// SAFETY: the handle may be used from any one thread at a time while the context lives; `replay`
+// takes `&mut self`.
 unsafe impl Send for Graph {}
 
 impl Gpu {
@@ -60,7 +61,8 @@ impl Gpu {
         self.graph_with(work, |_| Ok(()))
     }
 
-    /// As [`graph`](Gpu::graph), with what `before` enqueues before each piece of work, by its number, and after the last.
+    /// As [`graph`](Gpu::graph), with what `before` enqueues before each piece of work, by its
+    /// number, and after the last.
     fn graph_with(&self, work: Vec<Work>, before: impl Fn(usize) -> Result<()>) -> Result<Graph> {
         let context = &self.0;
         context.enter()?;
@@ -88,8 +90,8 @@ impl Gpu {
         Ok(Graph { context: Arc::clone(context), executable, _work: work })
     }
 
-    /// Does all of this once, and returns how many seconds each took. Events between them are part of a graph, so that no
-    /// time of the host's is counted; none overlaps the one before.
+    /// Does all of this once, and returns how many seconds each took. Events between them are part
+    /// of a graph, so that no time of the host's is counted; none overlaps the one before.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel fails.
@@ -107,8 +109,9 @@ impl Gpu {
 
     /// How long each of these takes, run in order over and over.
     ///
-    /// They are recorded as a graph, so that the time between two of them is the device's own. After warming up, at least
-    /// `samples` runs of at least 300 us are timed by events on the device.
+    /// They are recorded as a graph, so that the time between two of them is the device's own.
+    /// After warming up, at least `samples` runs of at least 300 us are timed by events on the
+    /// device.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel fails.
@@ -177,7 +180,8 @@ pub struct Event {
     handle: sys::CUevent,
 }
 
-// SAFETY: the handle is valid on any thread while the context lives, which `context` sees to; the driver guards it.
+// SAFETY: the handle is valid on any thread while the context lives, which `context` sees to; the
+// driver guards it.
 unsafe impl Send for Event {}
 
 impl Gpu {

@@ -1,4 +1,5 @@
-//! NVIDIA's libraries, looked for when they are first needed: the same program starts on a machine that has none.
+//! NVIDIA's libraries, looked for when they are first needed: the same program starts on a machine
+//! that has none.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
@@ -35,8 +36,8 @@ fn start() -> Result<()> {
     driver::result::init().map_err(|e| super::fault("cuda", e))
 }
 
-/// Whether this machine has a GPU, or a driver that does not say that there is none: why such a one cannot be used is told by
-/// whoever opens it.
+/// Whether this machine has a GPU, or a driver that does not say that there is none: why such a one
+/// cannot be used is told by whoever opens it.
 pub fn present() -> bool {
     // SAFETY: loading the driver runs its initialisers, which have no preconditions.
     if !unsafe { driver::sys::is_culib_present() } {
@@ -85,7 +86,8 @@ fn find(found: &OnceLock<bool>, name: &str, present: impl Fn() -> bool) -> Resul
     ))
 }
 
-/// Loads a library from the toolkit's folder. The loader then finds it under its plain name, which is how it is asked for.
+/// Loads a library from the toolkit's folder. The loader then finds it under its plain name, which
+/// is how it is asked for.
 fn preload(name: &str) -> bool {
     toolkit(name, &["13", "12"]).iter().any(|path| load(path).is_some())
 }
@@ -111,7 +113,8 @@ pub(super) fn open(name: &str, versions: &[&str]) -> Option<Loaded> {
 #[cfg(unix)]
 fn load(path: &str) -> Option<NonNull<c_void>> {
     let path = CString::new(path).ok()?;
-    // SAFETY: the path ends in a zero byte, and the library stays loaded for the life of the process.
+    // SAFETY: the path ends in a zero byte, and the library stays loaded for the life of the
+    // process.
     NonNull::new(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) })
 }
 

@@ -1,5 +1,5 @@
-//! Dense matrix products by cuBLASLt: `y = x w^T`, or that plus a matrix, with `x` `[rows, width]`, `w` `[out, width]`, `y`
-//! `[rows, out]`, summed in f32; `x` and `w` may lie as their transposes.
+//! Dense matrix products by cuBLASLt: `y = x w^T`, or that plus a matrix, with `x` `[rows, width]`,
+//! `w` `[out, width]`, `y` `[rows, out]`, summed in f32; `x` and `w` may lie as their transposes.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -62,7 +62,8 @@ unsafe impl Sync for Inner {}
 impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.library.0.context.synchronize());
-        // SAFETY: each was created by the library, is destroyed only here, and no product of it is running.
+        // SAFETY: each was created by the library, is destroyed only here, and no product of it is
+        // running.
         unsafe {
             for layout in self.layouts.drain(..) {
                 let _ = result::destroy_matrix_layout(layout);
@@ -98,7 +99,8 @@ impl Gpu {
         Ok(CublasLt(Arc::new(Handle { context: Arc::clone(&self.0), handle, workspace })))
     }
 
-    /// A product of `[rows, width]` and `[out, width]` matrices of f16 or bf16, with results of the same type.
+    /// A product of `[rows, width]` and `[out, width]` matrices of f16 or bf16, with results of the
+    /// same type.
     ///
     /// # Errors
     /// Without cuBLASLt, or for a type or shape that it does not do.
@@ -132,8 +134,8 @@ impl CublasLt {
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         inner.product =
             result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(fault)?;
-        // The library counts column by column, where a row-major matrix is its own transpose: y^T = w x^T.
-        // `CUBLAS_OP_T`, which these bindings do not name.
+        // The library counts column by column, where a row-major matrix is its own transpose: y^T =
+        // w x^T. `CUBLAS_OP_T`, which these bindings do not name.
         let transposed = 1_i32;
         let bytes = size_of_val(&transposed);
         let of_w = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
@@ -185,8 +187,8 @@ impl Matmul {
         best.map(|(_, product)| product).ok_or_else(none)
     }
 
-    /// Binds it to matrices, with the algorithm that the library proposes first. `add`, if there is one, is added to the
-    /// product; it may be the same bytes as `y`.
+    /// Binds it to matrices, with the algorithm that the library proposes first. `add`, if there is
+    /// one, is added to the product; it may be the same bytes as `y`.
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.
@@ -225,11 +227,13 @@ impl Matmul {
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
         // `CUBLASLT_REDUCTION_SCHEME_NONE`, which these bindings do not name.
         let none = std::ptr::from_ref(&0_u32).cast::<c_void>();
-        // SAFETY: an all-zero result is one that says nothing; the library overwrites those it counts.
+        // SAFETY: an all-zero result is one that says nothing; the library overwrites those it
+        // counts.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
-        // SAFETY: all descriptors live; `found` has room for as many as are asked for; the preference is destroyed only here.
+        // SAFETY: all descriptors live; `found` has room for as many as are asked for; the
+        // preference is destroyed only here.
         let asked = unsafe {
             let set = result::set_matmul_pref_attribute(preference, attribute, limit, 8);
             // Nothing is said where anything is allowed, which is the library's own choice.
@@ -286,9 +290,10 @@ impl Product {
         context.enter()?;
         let (one, share) = (1.0_f32, if self.add.is_some() { 1.0_f32 } else { 0.0 });
         let pointer = |b: &Buffer| b.address() as *mut c_void;
-        // SAFETY: descriptors, matrices and workspace are held by `self` and free themselves only when the stream has
-        // drained; the matrices are as long as the layouts say (`bind`); the scales are read before the call returns.
-        // The driver's stream is the runtime's under another name.
+        // SAFETY: descriptors, matrices and workspace are held by `self` and free themselves only
+        // when the stream has drained; the matrices are as long as the layouts say (`bind`); the
+        // scales are read before the call returns. The driver's stream is the runtime's under
+        // another name.
         let launched = unsafe {
             result::matmul(
                 *handle,

@@ -12,7 +12,8 @@ use super::{Context, Gpu};
 use crate::Usage;
 use crate::gpu::meter::Taken;
 
-/// Bytes of device memory, or a part of them. Clones are the same bytes: what a kernel writes through one is seen through all.
+/// Bytes of device memory, or a part of them. Clones are the same bytes: what a kernel writes
+/// through one is seen through all.
 #[derive(Clone)]
 pub struct Buffer {
     allocation: Arc<Allocation>,
@@ -29,7 +30,8 @@ struct Allocation {
     _taken: Option<Taken>,
 }
 
-// SAFETY: the host's address is only used for volatile accesses of single words within bounds, which need no thread.
+// SAFETY: the host's address is only used for volatile accesses of single words within bounds,
+// which need no thread.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -38,8 +40,8 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         // A kernel may still be using it.
         drop(self.context.synchronize());
-        // SAFETY: allocated by `cuMemHostAlloc` or `cuMemAlloc`, freed only here, and the only stream has drained. In a lost
-        // context this fails, and the memory goes with the context.
+        // SAFETY: allocated by `cuMemHostAlloc` or `cuMemAlloc`, freed only here, and the only
+        // stream has drained. In a lost context this fails, and the memory goes with the context.
         let _ = unsafe {
             match self.host {
                 Some(host) => result::free_host(host.as_ptr()),
@@ -70,7 +72,8 @@ impl Gpu {
     /// If there is not as much left.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         self.0.enter()?;
-        // SAFETY: the context is current; nothing is read before it is written except as bytes without meaning.
+        // SAFETY: the context is current; nothing is read before it is written except as bytes
+        // without meaning.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
         let context = Arc::clone(&self.0);
@@ -92,7 +95,8 @@ impl Gpu {
         let host = self.0.check(&place(), host)?;
         let host = NonNull::new(host).ok_or_else(|| Error::new(place(), "some", "none"))?;
         let mut address = 0;
-        // SAFETY: the memory was allocated just now, for kernels to reach; nobody else knows of it yet.
+        // SAFETY: the memory was allocated just now, for kernels to reach; nobody else knows of it
+        // yet.
         let found = unsafe {
             std::ptr::write_bytes(host.as_ptr().cast::<u8>(), 0xFF, bytes.max(8));
             sys::cuMemHostGetDevicePointer_v2(&mut address, host.as_ptr(), 0).result()
@@ -149,7 +153,8 @@ impl Buffer {
         context.synchronize()?;
         // SAFETY: the range is inside the allocation, and the copy is over when the call returns.
         let copied = unsafe { result::memcpy_htod_sync(self.address(), from) };
-        // From pageable memory the call may return when the bytes are staged rather than when they have arrived.
+        // From pageable memory the call may return when the bytes are staged rather than when they
+        // have arrived.
         context.check("cuda: copy to the device", copied)?;
         context.check("cuda", result::ctx::synchronize())
     }
@@ -162,7 +167,8 @@ impl Buffer {
         self.same_length(to.len())?;
         let context = self.context();
         context.synchronize()?;
-        // SAFETY: the range is inside the allocation, the stream has drained, and the copy is over when the call returns.
+        // SAFETY: the range is inside the allocation, the stream has drained, and the copy is over
+        // when the call returns.
         let copied = unsafe { result::memcpy_dtoh_sync(to, self.address()) };
         context.check("cuda: copy from the device", copied)
     }
@@ -190,8 +196,9 @@ impl Buffer {
         context.check("cuda: fill", set)
     }
 
-    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one. Bytes of the host's memory
-    /// must not change before they are copied: an [`Event`](super::Event) tells.
+    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one.
+    /// Bytes of the host's memory must not change before they are copied: an
+    /// [`Event`](super::Event) tells.
     ///
     /// # Errors
     /// If the lengths differ or the buffers overlap.
@@ -208,8 +215,8 @@ impl Buffer {
         }
         context.enter()?;
         let (to, source, bytes) = (self.address(), from.address(), self.bytes);
-        // SAFETY: both ranges are inside their allocations, which wait for the stream before they go. Those of the host are
-        // pinned, so that this does not wait; Rust never refers to them.
+        // SAFETY: both ranges are inside their allocations, which wait for the stream before they
+        // go. Those of the host are pinned, so that this does not wait; Rust never refers to them.
         let copied = unsafe {
             match from.allocation.host {
                 Some(host) => {
@@ -245,7 +252,8 @@ impl Buffer {
     /// If it is not the host's, or they are not inside.
     pub fn look(&self, word: usize) -> Result<[u32; 2]> {
         let at = self.host(4 * word, 8, 8)?;
-        // SAFETY: inside the allocation and aligned to 8; a kernel may be writing it, in one store of eight bytes.
+        // SAFETY: inside the allocation and aligned to 8; a kernel may be writing it, in one store
+        // of eight bytes.
         let both = u64::from_le(unsafe { at.cast::<u64>().read_volatile() });
         Ok([both as u32, (both >> 32) as u32])
     }

@@ -1,14 +1,18 @@
-//! NVIDIA GPUs through the driver: kernels are compiled by NVRTC when first wanted, matrices too large for ours go to cuBLASLt.
+//! NVIDIA GPUs through the driver: kernels are compiled by NVRTC when first wanted, matrices too
+//! large for ours go to cuBLASLt.
 //!
-//! [`Gpu`] is a context with one stream on which all work is done in order. [`Gpu::load`] makes a [`Pipeline`] of a lowered
-//! kernel; bound to buffers and numbers it is a [`Launch`], whose parameters and grid are then in place: to repeat it is one call
-//! of the driver. A [`Graph`] repeats a list of them in one submission. [`roof`] measures what the GPU could do at best.
+//! [`Gpu`] is a context with one stream on which all work is done in order. [`Gpu::load`] makes a
+//! [`Pipeline`] of a lowered kernel; bound to buffers and numbers it is a [`Launch`], whose
+//! parameters and grid are then in place: to repeat it is one call of the driver. A [`Graph`]
+//! repeats a list of them in one submission. [`roof`] measures what the GPU could do at best.
 //!
-//! What is kept from one step to the next in each [`Dispatch`](crate::Dispatch): `eager` kernels and library plans; `arguments`
-//! their launches too; `graph` the graphs of steps of few rows, and launches of the others. Launches overlap in all three: one
-//! that [waits by itself](Pipeline::waits) is placed while the one before ends. With `arguments` a step's words are copied from
-//! pinned memory on the same stream, so that no kernel of a step starts before them, nor they before the last step's end;
-//! an [`Event`] after the copy says when the pinned bytes may change.
+//! What is kept from one step to the next in each [`Dispatch`](crate::Dispatch): `eager` kernels
+//! and library plans; `arguments` their launches too; `graph` the graphs of steps of few rows, and
+//! launches of the others. Launches overlap in all three: one that [waits by
+//! itself](Pipeline::waits) is placed while the one before ends. With `arguments` a step's words
+//! are copied from pinned memory on the same stream, so that no kernel of a step starts before
+//! them, nor they before the last step's end; an [`Event`] after the copy says when the pinned
+//! bytes may change.
 
 mod backend;
 mod compile;
@@ -105,8 +109,9 @@ struct Context {
     meter: Arc<Meter>,
 }
 
-// SAFETY: the driver's functions may be called from any thread on any handle; each call here first makes the context current
-// on its thread (`Context::enter`). What is mutable on this side is behind a mutex or atomic.
+// SAFETY: the driver's functions may be called from any thread on any handle; each call here first
+// makes the context current on its thread (`Context::enter`). What is mutable on this side is
+// behind a mutex or atomic.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -120,7 +125,8 @@ impl Gpu {
         Gpu::open_in(ordinal, false)
     }
 
-    /// As [`open`](Gpu::open), in the primary context, which this process shares with NVIDIA's libraries.
+    /// As [`open`](Gpu::open), in the primary context, which this process shares with NVIDIA's
+    /// libraries.
     ///
     /// # Errors
     /// As [`open`](Gpu::open).
@@ -146,7 +152,8 @@ impl Gpu {
             // SAFETY: as above.
             unsafe { result::ctx::set_current(handle) }.map_err(wrong)?;
         } else {
-            // SAFETY: no parameters is allowed; the device exists; this makes the context current too.
+            // SAFETY: no parameters is allowed; the device exists; this makes the context current
+            // too.
             unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), 0, device) }
                 .result()
                 .map_err(wrong)?;
@@ -184,7 +191,8 @@ impl Gpu {
     /// Waits until everything enqueued is done.
     ///
     /// # Errors
-    /// What a kernel did wrong since the last wait; then the GPU is most likely [`lost`](Gpu::lost).
+    /// What a kernel did wrong since the last wait; then the GPU is most likely
+    /// [`lost`](Gpu::lost).
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize()
     }
@@ -202,8 +210,8 @@ impl Gpu {
         }
     }
 
-    /// Whether a kernel has broken the context (an illegal address, for one): nothing on this `Gpu` works any more. Another
-    /// one may be opened once everything of this one is dropped.
+    /// Whether a kernel has broken the context (an illegal address, for one): nothing on this `Gpu`
+    /// works any more. Another one may be opened once everything of this one is dropped.
     pub fn lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
@@ -237,8 +245,8 @@ impl Drop for Context {
     fn drop(&mut self) {
         // Errors are those of earlier work: whoever waited for it was told.
         drop(self.synchronize());
-        // SAFETY: buffers, pipelines and graphs each hold an `Arc` of this context, so none is left; the stream has drained.
-        // Destroying the context unloads its modules.
+        // SAFETY: buffers, pipelines and graphs each hold an `Arc` of this context, so none is
+        // left; the stream has drained. Destroying the context unloads its modules.
         unsafe {
             let _ = result::stream::destroy(self.stream);
             leave(self.device, self.handle, self.primary);
@@ -249,7 +257,8 @@ impl Drop for Context {
 /// Destroys a context, or gives the primary one back, which then goes if nobody else has it.
 ///
 /// # Safety
-/// It was made or retained by [`Gpu::open`] or [`Gpu::open_primary`], and nothing of this process's own is left in it.
+/// It was made or retained by [`Gpu::open`] or [`Gpu::open_primary`], and nothing of this process's
+/// own is left in it.
 unsafe fn leave(device: sys::CUdevice, handle: sys::CUcontext, primary: bool) {
     // SAFETY: as the caller says.
     unsafe {
@@ -308,7 +317,8 @@ fn facts(device: sys::CUdevice) -> Outcome<Facts> {
     })
 }
 
-/// What there is of NVIDIA's on this machine. Contexts are not made: it costs what starting the driver costs.
+/// What there is of NVIDIA's on this machine. Contexts are not made: it costs what starting the
+/// driver costs.
 pub(crate) fn survey() -> Gpus {
     let found = library::driver().and_then(|()| {
         let count = result::device::get_count().map_err(|e| fault("cuda", e))?;

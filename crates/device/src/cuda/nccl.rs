@@ -1,8 +1,9 @@
-//! Sums over GPUs of one machine by NCCL, each in its GPU's stream, so that a sum is a node of a graph like any other work.
+//! Sums over GPUs of one machine by NCCL, each in its GPU's stream, so that a sum is a node of a
+//! graph like any other work.
 //!
-//! The library is looked for when several GPUs are to share a model's layers, under the name that it is installed by,
-//! `libnccl.so.2`: cudarc's bindings ask for `libnccl.so`, which only its development package has. What is used of it has been
-//! the same since version 2.4.
+//! The library is looked for when several GPUs are to share a model's layers, under the name that
+//! it is installed by, `libnccl.so.2`: cudarc's bindings ask for `libnccl.so`, which only its
+//! development package has. What is used of it has been the same since version 2.4.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,8 @@ use crate::ranks::Group;
 /// A rank's side of a group of GPUs.
 type Comm = *mut c_void;
 
-/// How long the other ranks of a step may take to end once one has failed: they may have failed at the same, and wait for nothing.
+/// How long the other ranks of a step may take to end once one has failed: they may have failed at
+/// the same, and wait for nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// `ncclFloat32` and `ncclSum`.
@@ -66,11 +68,13 @@ impl Nccl {
     }
 
     fn load() -> Option<Nccl> {
-        // NVLink multicast stays off: a process that ends while it has multicast objects can leave the host's switches so that
-        // other processes' GPUs fail, and sums as small as these gain nothing by it. Connections are made at once and not
-        // at a first sum, which may be one that is recorded.
+        // NVLink multicast stays off: a process that ends while it has multicast objects can leave
+        // the host's switches so that other processes' GPUs fail, and sums as small as these gain
+        // nothing by it. Connections are made at once and not at a first sum, which may be one that
+        // is recorded.
         for (name, value) in [("NCCL_NVLS_ENABLE", "0"), ("NCCL_RUNTIME_CONNECT", "0")] {
-            // SAFETY: readers in Rust take std's lock, and the only reader in C is the library that is loaded below.
+            // SAFETY: readers in Rust take std's lock, and the only reader in C is the library that
+            // is loaded below.
             unsafe { std::env::set_var(name, value) };
         }
         let loaded = library::open("libnccl.so", &["2"])?;
@@ -110,14 +114,15 @@ pub struct Sums {
     broken: RwLock<bool>,
 }
 
-// SAFETY: a handle may be used from any one thread at a time: each rank's is used by that rank's thread, or, by `abort`, once
-// no thread is inside the library and none enters it any more.
+// SAFETY: a handle may be used from any one thread at a time: each rank's is used by that rank's
+// thread, or, by `abort`, once no thread is inside the library and none enters it any more.
 unsafe impl Send for Sums {}
 // SAFETY: as above.
 unsafe impl Sync for Sums {}
 
 impl Sums {
-    /// Joins GPUs, in the order of their ranks. They are of [`Gpu::open_primary`], since NCCL works in primary contexts.
+    /// Joins GPUs, in the order of their ranks. They are of [`Gpu::open_primary`], since NCCL works
+    /// in primary contexts.
     ///
     /// # Errors
     /// Without NCCL, or if it refuses these GPUs.
@@ -141,8 +146,8 @@ impl Sums {
         let buffers = self.gpus.iter().map(one).collect::<Result<Vec<_>>>()?;
         let sums = buffers.iter().enumerate();
         let sums: Vec<_> = sums.map(|(rank, x)| self.bind(rank, x, x, 1)).collect::<Result<_>>()?;
-        // One thread enqueues for all of them: it must not wait for the first before it comes to the second.
-        // SAFETY: begins a group on this thread, which `group_end` ends.
+        // One thread enqueues for all of them: it must not wait for the first before it comes to
+        // the second. SAFETY: begins a group on this thread, which `group_end` ends.
         self.nccl.check("a first sum", unsafe { (self.nccl.group_start)() })?;
         let enqueued = sums.iter().try_for_each(AllReduce::enqueue);
         // SAFETY: as above.
@@ -159,7 +164,8 @@ impl Sums {
         Ok(())
     }
 
-    /// The sum of what all ranks have in `x`, so many floats, in every rank's `y`; both may be the same bytes.
+    /// The sum of what all ranks have in `x`, so many floats, in every rank's `y`; both may be the
+    /// same bytes.
     ///
     /// # Errors
     /// If a buffer is shorter, or not the rank's.
@@ -190,7 +196,8 @@ impl Sums {
 
     /// Ends sums that wait, unless the step is over.
     fn abort(self: &Arc<Self>, step: u64) {
-        // Once it is held, whoever was inside the library has left it, and nobody enters who would find it not broken.
+        // Once it is held, whoever was inside the library has left it, and nobody enters who would
+        // find it not broken.
         let mut broken = self.broken.write().unwrap_or_else(PoisonError::into_inner);
         if *broken || self.steps.load(Ordering::SeqCst) != step {
             return;
@@ -199,8 +206,9 @@ impl Sums {
         drop(broken);
         for rank in 0..self.comms.len() {
             let sums = Arc::clone(self);
-            // This ends the kernels that wait at once, but returns only when no graph has a sum of the rank any more.
-            // SAFETY: no thread is inside the library with the handle, and `drop` leaves it alone from now on.
+            // This ends the kernels that wait at once, but returns only when no graph has a sum of
+            // the rank any more. SAFETY: no thread is inside the library with the handle, and
+            // `drop` leaves it alone from now on.
             let abort = move || unsafe { (sums.nccl.abort)(sums.comms[rank]) };
             // Without a thread the kernels wait for ever, as they would have.
             drop(std::thread::Builder::new().spawn(abort));
@@ -236,7 +244,8 @@ impl Drop for Sums {
         }
         for (comm, gpu) in self.comms.iter().zip(&self.gpus) {
             drop(gpu.synchronize());
-            // SAFETY: made by `init_all`, destroyed only here; nothing that is bound to it is left, since that holds `self`.
+            // SAFETY: made by `init_all`, destroyed only here; nothing that is bound to it is left,
+            // since that holds `self`.
             unsafe { (self.nccl.destroy)(*comm) };
         }
     }
@@ -266,8 +275,8 @@ impl AllReduce {
         let context = self.x.context();
         context.enter()?;
         let (x, y) = (self.x.address() as *const c_void, self.y.address() as *mut c_void);
-        // SAFETY: both are `count` floats of this rank's GPU, and wait for the stream before they go; the context is current and
-        // the stream is its own.
+        // SAFETY: both are `count` floats of this rank's GPU, and wait for the stream before they
+        // go; the context is current and the stream is its own.
         let enqueued = unsafe {
             (sums.nccl.all_reduce)(
                 x,

@@ -8,7 +8,8 @@ use formats::{Error, Result};
 use super::{Buffer, Context, Gpu};
 
 impl Gpu {
-    /// Whether a copy from another `Gpu` goes straight from memory to memory; the driver is told that it will.
+    /// Whether a copy from another `Gpu` goes straight from memory to memory; the driver is told
+    /// that it will.
     pub fn reaches(&self, other: &Gpu) -> bool {
         let (to, from) = (&self.0, &other.0);
         if Arc::ptr_eq(to, from) || to.device == from.device {
@@ -20,7 +21,8 @@ impl Gpu {
         if asked.result().is_err() || can == 0 || to.enter().is_err() {
             return false;
         }
-        // SAFETY: `to` is current, and `from` lives at least until this call returns; access ends with either of the two.
+        // SAFETY: `to` is current, and `from` lives at least until this call returns; access ends
+        // with either of the two.
         let enabled = unsafe { sys::cuCtxEnablePeerAccess(from.handle, 0) };
         matches!(
             enabled,
@@ -30,8 +32,8 @@ impl Gpu {
 }
 
 impl Buffer {
-    /// Enqueues copying all bytes of a buffer of another `Gpu`: after what is enqueued there, and before what is enqueued here
-    /// or there from now on.
+    /// Enqueues copying all bytes of a buffer of another `Gpu`: after what is enqueued there, and
+    /// before what is enqueued here or there from now on.
     ///
     /// # Errors
     /// If the lengths differ, or the driver refuses.
@@ -42,8 +44,8 @@ impl Buffer {
         let (here, there) = (self.context(), from.context());
         after(there, here)?;
         here.enter()?;
-        // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream has drained, and both
-        // streams have the copy in front of what comes next.
+        // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream
+        // has drained, and both streams have the copy in front of what comes next.
         let copied = unsafe {
             sys::cuMemcpyPeerAsync(
                 self.address(),

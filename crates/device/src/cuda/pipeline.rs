@@ -32,7 +32,8 @@ struct Inner {
     local: u32,
 }
 
-// SAFETY: a function handle is a name for loaded code, valid on any thread while the context lives, which `context` sees to.
+// SAFETY: a function handle is a name for loaded code, valid on any thread while the context lives,
+// which `context` sees to.
 unsafe impl Send for Inner {}
 // SAFETY: as above; nothing here changes after construction.
 unsafe impl Sync for Inner {}
@@ -58,10 +59,12 @@ impl Gpu {
         source(kernel, numbers).map(|(text, _)| text)
     }
 
-    /// Compiles (or fetches) and loads a kernel that is lowered for CUDA. `numbers` give the values of its constants.
+    /// Compiles (or fetches) and loads a kernel that is lowered for CUDA. `numbers` give the values
+    /// of its constants.
     ///
     /// # Errors
-    /// If it does not compile, or needs more shared memory than the GPU has, or products that it has not.
+    /// If it does not compile, or needs more shared memory than the GPU has, or products that it
+    /// has not.
     pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<Pipeline> {
         if kernel.has_wgmma() && !self.facts().has_wgmma() {
             let (major, minor) = self.facts().capability;
@@ -130,12 +133,14 @@ impl Pipeline {
         self.0.registers
     }
 
-    /// Bytes of a thread in device memory: spilled registers, and register arrays indexed by what is not known.
+    /// Bytes of a thread in device memory: spilled registers, and register arrays indexed by what
+    /// is not known.
     pub fn local(&self) -> u32 {
         self.0.local
     }
 
-    /// Whether the kernel waits by itself for the one before: [`Launch::overlapping`] then lets it start early.
+    /// Whether the kernel waits by itself for the one before: [`Launch::overlapping`] then lets it
+    /// start early.
     pub fn waits(&self) -> bool {
         self.0.waits
     }
@@ -261,10 +266,12 @@ impl Launch {
             numAttrs: u32::from(self.overlap),
         };
         let pointers = self.parameters.pointers.as_ptr().cast_mut();
-        // SAFETY: the context is current; function and stream live as long as it. There is a pointer for each parameter of
-        // the kernel, to a word that holds an address or a 32-bit number as the emitted signature has it; the driver
-        // writes to neither, and copies the words before it returns. Buffers are alive (`_buffers`) and free themselves only
-        // once the stream has drained. They are long enough by the kernel's contract, and hold bytes that Rust never refers to.
+        // SAFETY: the context is current; function and stream live as long as it. There is a
+        // pointer for each parameter of the kernel, to a word that holds an address or a 32-bit
+        // number as the emitted signature has it; the driver writes to neither, and copies the
+        // words before it returns. Buffers are alive (`_buffers`) and free themselves only once the
+        // stream has drained. They are long enough by the kernel's contract, and hold bytes that
+        // Rust never refers to.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, *function, pointers, std::ptr::null_mut()) };
         context.check(&kernel.name, launched.result())

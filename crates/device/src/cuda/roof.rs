@@ -15,8 +15,8 @@ pub struct Roofs {
     pub read: f64,
     /// Bytes per second read and written by the driver's own copy, both counted.
     pub copy: f64,
-    /// Operations per second of the vendor's bf16 matrix product, by edge of the square matrices; a multiply-add is two.
-    /// Empty without the vendor's library.
+    /// Operations per second of the vendor's bf16 matrix product, by edge of the square matrices; a
+    /// multiply-add is two. Empty without the vendor's library.
     pub matmul: Vec<(u32, f64)>,
 }
 
@@ -91,7 +91,8 @@ fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
     Ok(2.0 * f64::from(edge).powi(3) / took.median)
 }
 
-/// Fills a buffer with noise that is finite in bf16: products of zeros or of infinities draw less power, and run faster.
+/// Fills a buffer with noise that is finite in bf16: products of zeros or of infinities draw less
+/// power, and run faster.
 fn scatter(gpu: &Gpu, buffer: &Buffer) -> Result<()> {
     let seed = tile::case::Buffer::floats(Scalar::BF16, &tile::case::noise(7, 1 << 20)).bytes;
     let seed = &seed[..seed.len().min(buffer.len())];

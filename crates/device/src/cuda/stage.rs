@@ -1,4 +1,5 @@
-//! Pinned portions of the host's memory, from which weights are copied to a GPU while the host fills others.
+//! Pinned portions of the host's memory, from which weights are copied to a GPU while the host
+//! fills others.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ impl Gpu {
         let host = unsafe { result::malloc_host(count.max(1), 0) };
         let host = context.check(&place, host)?.cast::<u8>();
         let host = NonNull::new(host).ok_or_else(|| Error::new(place, "some", "none"))?;
-        // SAFETY: allocated just now, with room for as many; they are initialised before anybody refers to them.
+        // SAFETY: allocated just now, with room for as many; they are initialised before anybody
+        // refers to them.
         unsafe { host.write_bytes(0, count.max(1)) };
         Ok(Pinned { context, host, count, copied })
     }
@@ -40,8 +42,8 @@ impl Gpu {
 impl Stage<Buffer> for Pinned {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         self.copied.wait()?;
-        // SAFETY: initialised, as many, and owned by this value until it is dropped. The last copy is over, and no other begins
-        // while the borrow lasts: `send` takes `&mut self`.
+        // SAFETY: initialised, as many, and owned by this value until it is dropped. The last copy
+        // is over, and no other begins while the borrow lasts: `send` takes `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), self.count) })
     }
 
@@ -54,8 +56,8 @@ impl Stage<Buffer> for Pinned {
         }
         self.context.enter()?;
         let (host, stream) = (self.host.as_ptr().cast_const().cast(), self.context.stream);
-        // SAFETY: both ranges are inside their allocations, which wait for the stream before they go. Nobody writes to the
-        // host's until `bytes` has waited for the event behind the copy.
+        // SAFETY: both ranges are inside their allocations, which wait for the stream before they
+        // go. Nobody writes to the host's until `bytes` has waited for the event behind the copy.
         let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), host, count, stream) };
         self.context.check("cuda: copy to the device", copied.result())?;
         // Without an event behind the copy, only the stream's end tells that it is over.

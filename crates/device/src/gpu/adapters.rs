@@ -1,5 +1,5 @@
-//! Adapters on a GPU: their factors' memory, of which every seat has its part from the start, so that what is bound and recorded
-//! stays as it is when adapters come and go.
+//! Adapters on a GPU: their factors' memory, of which every seat has its part from the start, so
+//! that what is bound and recorded stays as it is when adapters come and go.
 
 use formats::{Error, Result};
 use program::{Adapter, Step};

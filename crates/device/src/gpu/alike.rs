@@ -1,5 +1,6 @@
-//! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at load, on the products that
-//! a Program has. It promises nothing of the kind, but without sums in parts it does so wherever that was looked at.
+//! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at
+//! load, on the products that a Program has. It promises nothing of the kind, but without sums in
+//! parts it does so wherever that was looked at.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -7,7 +8,8 @@ use tile::types::Scalar;
 
 use super::{Backend, LIBRARY_ROWS, ProductShape};
 
-/// Rows of the product that the others are compared with, unless its results would take too much memory.
+/// Rows of the product that the others are compared with, unless its results would take too much
+/// memory.
 const MOST: usize = 512;
 const MOST_BYTES: usize = 64 << 20;
 /// Rows of the others.

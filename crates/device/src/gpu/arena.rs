@@ -14,7 +14,8 @@ use super::lower::{LOW, Lowering};
 /// Rows up to which products are of the matrix-vector kind.
 pub(super) const FEW: usize = 8;
 
-/// Rows that kernels of few rows are built for: the next power of two. More rows are as many as there are.
+/// Rows that kernels of few rows are built for: the next power of two. More rows are as many as
+/// there are.
 pub(super) fn bucket(rows: usize) -> usize {
     if rows > FEW || rows == 0 { rows } else { rows.next_power_of_two() }
 }
@@ -77,8 +78,8 @@ fn readers(program: &Program) -> Vec<Vec<&Node>> {
     readers
 }
 
-/// As [`types`], for steps of few rows: of gates, which are long, every threadgroup of the product that follows reads all, so
-/// they have 16 bits unless its matrix has 32.
+/// As [`types`], for steps of few rows: of gates, which are long, every threadgroup of the product
+/// that follows reads all, so they have 16 bits unless its matrix has 32.
 pub(super) fn narrow_types(
     program: &Program,
     half: Scalar,
@@ -105,8 +106,8 @@ pub(super) fn narrow_types(
     types
 }
 
-/// As [`types`], for steps of many rows: gates have the type of products' operands, and what is rotated comes from products
-/// as f32.
+/// As [`types`], for steps of many rows: gates have the type of products' operands, and what is
+/// rotated comes from products as f32.
 pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<Scalar> {
     let mut types = types(program, half);
     let readers = readers(program);
@@ -138,8 +139,9 @@ impl RowsOf {
 /// Arrays that a mixture of experts works with.
 pub(super) const MIXTURE: usize = 9;
 
-/// Words of each array that a mixture works with for so many rows: ids, weights, where each expert's pairs begin, their order,
-/// blocks of pairs; what the first matrices give, gate and up, and what becomes of them; what the last one gives.
+/// Words of each array that a mixture works with for so many rows: ids, weights, where each
+/// expert's pairs begin, their order, blocks of pairs; what the first matrices give, gate and up,
+/// and what becomes of them; what the last one gives.
 fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
     let Sizes { experts, used, width, ff } = sizes;
     let pairs = rows * used;
@@ -153,7 +155,8 @@ fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
 pub(super) struct Layout {
     plan: Plan,
     rows: RowsOf,
-    /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many rows.
+    /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many
+    /// rows.
     pub(super) scratch: [Range<usize>; 3],
     /// Working memory of mixtures of experts: see [`mixture`].
     pub(super) mixture: [Range<usize>; MIXTURE],
@@ -205,8 +208,9 @@ impl Layout {
             end = start + bytes;
             start..end
         });
-        // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what others still want. Such
-        // values take turns in one place: the next is made when attention has read the one before.
+        // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what
+        // others still want. Such values take turns in one place: the next is made when attention
+        // has read the one before.
         let mut moved = Vec::new();
         let mut most = 0;
         for (node, over) in program.nodes.iter().zip(&plan.in_place) {

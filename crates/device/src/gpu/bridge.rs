@@ -1,8 +1,9 @@
-//! How a value goes from a part of a Program on one GPU to the next part on another of its kind, without the host.
+//! How a value goes from a part of a Program on one GPU to the next part on another of its kind,
+//! without the host.
 //!
-//! The part in front leaves on the bridge where its result lies once the work that makes it is submitted; the part behind it
-//! fetches it from there before its own work. The host need not wait for either: the device in front begins its next step's work
-//! only once this is fetched.
+//! The part in front leaves on the bridge where its result lies once the work that makes it is
+//! submitted; the part behind it fetches it from there before its own work. The host need not wait
+//! for either: the device in front begins its next step's work only once this is fetched.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,7 +33,8 @@ impl<B: Backend> Bridge<B> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
     }
 
-    /// Copies what was left last to a buffer of this device, before any work that is submitted from now on.
+    /// Copies what was left last to a buffer of this device, before any work that is submitted from
+    /// now on.
     ///
     /// # Errors
     /// If nothing was left, or the device refuses.

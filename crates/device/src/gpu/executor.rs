@@ -1,4 +1,5 @@
-//! A Program loaded on a GPU: weights, the cache's pools, the arena, and the shape classes seen so far.
+//! A Program loaded on a GPU: weights, the cache's pools, the arena, and the shape classes seen so
+//! far.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -22,7 +23,8 @@ use super::weights::{self, Wanted, Weight};
 use super::{Backend, Dispatch, LIBRARY_ROWS, alike};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
-/// Positions of the shortest class of steps of many sequences: groups that have no keys cost little.
+/// Positions of the shortest class of steps of many sequences: groups that have no keys cost
+/// little.
 const LEAST_LENGTH: usize = 1024;
 
 /// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
@@ -57,7 +59,8 @@ fn wraps(end: u32, blocks: usize) -> bool {
     end.saturating_sub(1) as usize / BLOCK_TOKENS >= blocks
 }
 
-/// Whether many steps are of a class: of those with few rows, and of all that decode where few classes serve them.
+/// Whether many steps are of a class: of those with few rows, and of all that decode where few
+/// classes serve them.
 fn recurs(lowering: &Lowering, key: &Key) -> bool {
     lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
 }
@@ -243,7 +246,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(self.unpacked.clone())
     }
 
-    /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that chooses the next.
+    /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that
+    /// chooses the next.
     fn prewarm(&mut self) -> Result<()> {
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
@@ -301,7 +305,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Gives every layer of a group so many blocks, or none of them any if there is no memory for all.
+    /// Gives every layer of a group so many blocks, or none of them any if there is no memory for
+    /// all.
     fn enlarge(&mut self, group: usize, blocks: usize) -> Result<()> {
         let layers = self.layers.iter_mut().zip(&self.lowering.groups);
         let mut own: Vec<_> = layers.filter_map(|(l, of)| (*of == group).then_some(l)).collect();
@@ -319,8 +324,9 @@ impl<B: Backend> GpuExecutor<B> {
         own.iter_mut().try_for_each(|layer| layer.grow(&*self.backend, blocks))
     }
 
-    /// Does some work, unless the device is lost. If it fails, what was under way is forgotten; what there is in the cache
-    /// stays, and the next work begins with everything else as it was at the start.
+    /// Does some work, unless the device is lost. If it fails, what was under way is forgotten;
+    /// what there is in the cache stays, and the next work begins with everything else as it was at
+    /// the start.
     pub(super) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if let Some(why) = &self.lost {
             return Err(why.clone());
@@ -414,7 +420,8 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Lowers a class, loads its kernels, and binds and records its launches as far as they are kept.
+    /// Lowers a class, loads its kernels, and binds and records its launches as far as they are
+    /// kept.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
         let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         if layout.bytes > self.sizes.arena {
@@ -554,8 +561,8 @@ impl<B: Backend> GpuExecutor<B> {
                 }
             }
         }
-        // Idle rows are the first of a sequence whose only block, 0, is nobody's: they write to places of their own, and read
-        // a key or a few.
+        // Idle rows are the first of a sequence whose only block, 0, is nobody's: they write to
+        // places of their own, and read a key or a few.
         for (position, row) in (step.tokens.len()..rows).enumerate() {
             put(&word(&at.positions, row), &[position as u32]);
             put(&word(&at.sequences, row), &[step.sequences.len() as u32]);

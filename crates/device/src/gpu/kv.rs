@@ -1,5 +1,5 @@
-//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by blocks. Of a layer that
-//! carries states a block is one state, in f32.
+//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by
+//! blocks. Of a layer that carries states a block is one state, in f32.
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, CacheLayer};
@@ -40,8 +40,8 @@ pub(super) fn block_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
     arrays(kind, layer).iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Blocks to make room for where `needed` are: twice as many as before up to a whole context of `context`, then context by
-/// context.
+/// Blocks to make room for where `needed` are: twice as many as before up to a whole context of
+/// `context`, then context by context.
 pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
     let rounded = match needed <= context {
         true => needed.next_power_of_two().min(context),
@@ -91,8 +91,8 @@ impl<T: Clone> Layer<T> {
         Ok(Layer { blocks: each, arrays })
     }
 
-    /// Makes room for so many blocks, one array after the other, so that little is there twice. If it fails, what there was is
-    /// as before.
+    /// Makes room for so many blocks, one array after the other, so that little is there twice. If
+    /// it fails, what there was is as before.
     ///
     /// # Errors
     /// If there is no memory for them.

@@ -1,5 +1,5 @@
-//! A record of what simulated GPUs are given: a line for each launch that is bound, appended to the file that
-//! `DELFT_SIM_LAUNCHES` names. Two versions whose records are equal launch the same work.
+//! A record of what simulated GPUs are given: a line for each launch that is bound, appended to the
+//! file that `DELFT_SIM_LAUNCHES` names. Two versions whose records are equal launch the same work.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,8 +20,8 @@ static RECORD: LazyLock<Option<Mutex<std::io::Result<File>>>> = LazyLock::new(||
     Some(Mutex::new(File::options().create(true).append(true).open(path)))
 });
 
-/// Notes a kernel with its grid, threads, bytes of shared memory, numbers, and a digest of its text form, in which its own
-/// name does not count; the name stands at the end of the line.
+/// Notes a kernel with its grid, threads, bytes of shared memory, numbers, and a digest of its text
+/// form, in which its own name does not count; the name stands at the end of the line.
 ///
 /// # Errors
 /// If the launch contract has no grid for these numbers, or the file cannot be written.

@@ -96,7 +96,8 @@ pub(super) struct Key {
 pub(super) struct Samples {
     /// Whether filters are on.
     pub(super) filters: bool,
-    /// Whose words it reads and writes: one of [`SEATS`]. None: it chooses for all rows with logits, slot by slot.
+    /// Whose words it reads and writes: one of [`SEATS`]. None: it chooses for all rows with
+    /// logits, slot by slot.
     pub(super) seat: Option<usize>,
 }
 
@@ -113,7 +114,8 @@ impl Key {
         self.samples.and_then(|samples| samples.seat)
     }
 
-    /// Which of the regions of words it has: the first is for steps that the host feeds, then one for each seat.
+    /// Which of the regions of words it has: the first is for steps that the host feeds, then one
+    /// for each seat.
     pub(super) fn region(&self) -> usize {
         self.seat().map_or(0, |seat| 1 + seat)
     }
@@ -131,11 +133,12 @@ pub(super) struct Words {
     /// Of steps that choose: the sampler's state, and how many tokens penalties look back on.
     pub(super) settings: Range<usize>,
     pub(super) span: Range<usize>,
-    /// Of steps of many sequences, whose settings are of each row with logits: the slot of every row, and where the tokens
-    /// that are chosen go.
+    /// Of steps of many sequences, whose settings are of each row with logits: the slot of every
+    /// row, and where the tokens that are chosen go.
     pub(super) slots: Range<usize>,
     pub(super) targets: Range<usize>,
-    /// Of steps with adapters: the seat of every row or 0, of every row with logits, and of every row from 0 on.
+    /// Of steps with adapters: the seat of every row or 0, of every row with logits, and of every
+    /// row from 0 on.
     pub(super) adapters: [Range<usize>; 3],
     pub(super) bytes: usize,
 }
@@ -191,7 +194,8 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernel with the constants that `numbers` has, lowered; and the kernel as it was recorded.
+    /// The kernel with the constants that `numbers` has, lowered; and the kernel as it was
+    /// recorded.
     pub(super) fn get(
         &mut self,
         recipe: Recipe,
@@ -275,8 +279,8 @@ pub(super) struct Lowering {
     /// Whether every row is computed as in a step of many: see
     /// [`LoadOptions::batched`](crate::LoadOptions::batched).
     pub(super) batched: bool,
-    /// Whether rows that decode go to the kernels of a few rows there, however many they are: those are faster for so few
-    /// sequences.
+    /// Whether rows that decode go to the kernels of a few rows there, however many they are: those
+    /// are faster for so few sequences.
     few: bool,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
@@ -292,8 +296,9 @@ pub(super) struct Lowering {
     pub(super) unpacked: (usize, usize),
 }
 
-/// Sequences up to which rows that decode go to the kernels of a few rows even where those read some matrices more than once
-/// for so many: mostly fewer are there. Of matrices in 16 bits, and where all are packed: unpacking them for tiles takes longer.
+/// Sequences up to which rows that decode go to the kernels of a few rows even where those read
+/// some matrices more than once for so many: mostly fewer are there. Of matrices in 16 bits, and
+/// where all are packed: unpacking them for tiles takes longer.
 const FEW_SEQUENCES: [usize; 2] = [4, 8];
 
 impl Lowering {
@@ -352,8 +357,8 @@ impl Lowering {
         self.half == Scalar::F32
     }
 
-    /// Whether so many rows of a step of this kind go to the kernels of a few: products that read a matrix once for up to
-    /// [`FEW`] rows, with the norms and gates beside them.
+    /// Whether so many rows of a step of this kind go to the kernels of a few: products that read a
+    /// matrix once for up to [`FEW`] rows, with the norms and gates beside them.
     pub(super) fn narrow(&self, kind: Kind, rows: usize) -> bool {
         match self.batched {
             true => self.few && kind == Kind::Decode,
@@ -361,7 +366,8 @@ impl Lowering {
         }
     }
 
-    /// Rows that values of a step of this kind have room for: what products compute besides is there, and nobody reads it.
+    /// Rows that values of a step of this kind have room for: what products compute besides is
+    /// there, and nobody reads it.
     pub(super) fn room(&self, kind: Kind, rows: usize) -> usize {
         match (self.batched && rows > 0, self.facts.products) {
             (true, _) if self.narrow(kind, rows) => {
@@ -625,7 +631,8 @@ impl Recorder<'_> {
     }
 }
 
-/// The type of operands of products of many rows: that of the matrices if they are all f16; else bf16, which nothing overflows.
+/// The type of operands of products of many rows: that of the matrices if they are all f16; else
+/// bf16, which nothing overflows.
 fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
     let f16 = |f: &Format| *f == Format::Dense(Scalar::F16);
     match half {

@@ -1,14 +1,15 @@
-//! Choosing for steps of many sequences: rows of any slots, in any step, and tokens that go from one step to the next
-//! without the host.
+//! Choosing for steps of many sequences: rows of any slots, in any step, and tokens that go from
+//! one step to the next without the host.
 //!
-//! Each row with logits has settings of its own among a step's words. The last kernel of a step leaves each token in the
-//! word of its slot, which the first kernel of a later step looks up where it finds [`CHOSEN`]; behind the slot's history,
-//! where penalties look back; and in a mailbox, for the host. So a step can be submitted before it is known what the one
-//! before it chose, whichever sequences are in either.
+//! Each row with logits has settings of its own among a step's words. The last kernel of a step
+//! leaves each token in the word of its slot, which the first kernel of a later step looks up where
+//! it finds [`CHOSEN`]; behind the slot's history, where penalties look back; and in a mailbox, for
+//! the host. So a step can be submitted before it is known what the one before it chose, whichever
+//! sequences are in either.
 //!
-//! Histories and biases have a region each, of which there are as many as rows: a slot that needs one has it until it is
-//! the one that has been used least lately. What is in a region is written anew whenever a sequence begins or its end is
-//! reached; in between the device keeps it.
+//! Histories and biases have a region each, of which there are as many as rows: a slot that needs
+//! one has it until it is the one that has been used least lately. What is in a region is written
+//! anew whenever a sequence begins or its end is reached; in between the device keeps it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,7 +29,8 @@ use super::run::{Staged, filters, told};
 use crate::Ticket;
 use crate::choose::chosen;
 
-/// Tokens that a history has room for when it is written, besides those that penalties look back on.
+/// Tokens that a history has room for when it is written, besides those that penalties look back
+/// on.
 const AHEAD: usize = 64;
 
 /// What slots have on the device, and the steps whose choices the host has not yet read.
@@ -212,7 +214,8 @@ impl<B: Backend> GpuExecutor<B> {
         self.make_room(history, biases)
     }
 
-    /// The settings of a row for which the device chooses, and the place of its token in the histories, if it has one.
+    /// The settings of a row for which the device chooses, and the place of its token in the
+    /// histories, if it has one.
     fn place(
         &mut self,
         step: &Step<'_>,
@@ -262,7 +265,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok((settings(options, position, own, own_biases), place))
     }
 
-    /// Writes what a slot looks back on to its region: what it is given, or has chosen itself. Returns where in the region.
+    /// Writes what a slot looks back on to its region: what it is given, or has chosen itself.
+    /// Returns where in the region.
     fn write_history(
         &mut self,
         region: usize,

@@ -1,4 +1,5 @@
-//! Where simulated ranks add up what each has: they wait for each other, and whoever comes last adds, in the order of ranks.
+//! Where simulated ranks add up what each has: they wait for each other, and whoever comes last
+//! adds, in the order of ranks.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -1,11 +1,14 @@
-//! What all GPU devices share: which kernels a Program becomes, how its weights and cache lie, what a step is given.
+//! What all GPU devices share: which kernels a Program becomes, how its weights and cache lie, what
+//! a step is given.
 //!
-//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. `sim` is the one that needs no GPU,
-//! in builds with the feature of that name: it runs every kernel on the interpreter, or as emitted text on this CPU.
+//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. `sim` is the
+//! one that needs no GPU, in builds with the feature of that name: it runs every kernel on the
+//! interpreter, or as emitted text on this CPU.
 //!
-//! Activations are f32, but for queries, keys, values and what attention gives, which have the cache's type. Products of a few
-//! rows read weights as they are packed, once; products of many rows round both operands to 16 bits and add in f32. With
-//! an f32 cache nothing is rounded: that is for comparing with references.
+//! Activations are f32, but for queries, keys, values and what attention gives, which have the
+//! cache's type. Products of a few rows read weights as they are packed, once; products of many
+//! rows round both operands to 16 bits and add in f32. With an f32 cache nothing is rounded: that
+//! is for comparing with references.
 
 mod adapters;
 mod alike;
@@ -63,7 +66,8 @@ pub struct Facts {
     pub shared: u32,
     /// Whether four simdgroups can multiply together: see [`ops::linear::gemm::Machine`].
     pub wgmma: bool,
-    /// Rows from which on a packed matrix is worth unpacking for [`Backend::product`]; none if there is no such thing.
+    /// Rows from which on a packed matrix is worth unpacking for [`Backend::product`]; none if
+    /// there is no such thing.
     pub products: Option<usize>,
 }
 
@@ -73,13 +77,14 @@ impl Facts {
         self.shared >= ops::attention::decode::LARGE
     }
 
-    /// Whether one instruction multiplies four pairs of bytes: `dp4a`. Apple's GPUs have none, and their
-    /// products of whole numbers are slower than those of floats.
+    /// Whether one instruction multiplies four pairs of bytes: `dp4a`. Apple's GPUs have none, and
+    /// their products of whole numbers are slower than those of floats.
     pub fn dot4(&self) -> bool {
         self.target != Target::Metal
     }
 
-    /// Whether latency is hidden by many small threadgroups: see [`ops::linear::Task::small_groups`].
+    /// Whether latency is hidden by many small threadgroups: see
+    /// [`ops::linear::Task::small_groups`].
     pub fn small_groups(&self) -> bool {
         self.target == Target::Metal
     }
@@ -91,11 +96,12 @@ impl Facts {
     }
 }
 
-/// The fewest rows of a product of the vendor's library where rows must not depend on how many there are: it has other ways
-/// with fewer, which are not even faster.
+/// The fewest rows of a product of the vendor's library where rows must not depend on how many
+/// there are: it has other ways with fewer, which are not even faster.
 const LIBRARY_ROWS: usize = 32;
 
-/// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and type.
+/// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and
+/// type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProductShape {
     /// Rows of `x` and `y`.
@@ -162,8 +168,8 @@ pub trait Backend: Send + Sync + 'static {
         Ok(buffer)
     }
 
-    /// Portions of the host's memory, of so many bytes each, to be filled in turn with what buffers are to hold: while one is
-    /// copied, the next is filled.
+    /// Portions of the host's memory, of so many bytes each, to be filled in turn with what buffers
+    /// are to hold: while one is copied, the next is filled.
     ///
     /// # Errors
     /// If there is not as much memory left.
@@ -180,13 +186,15 @@ pub trait Backend: Send + Sync + 'static {
     /// If there is not as much memory left.
     fn mailbox(&self, words: usize) -> Result<Self::Buffer>;
 
-    /// Two words of a mailbox from an even one on, which kernels write at once; None while the first is [`u32::MAX`].
+    /// Two words of a mailbox from an even one on, which kernels write at once; None while the
+    /// first is [`u32::MAX`].
     ///
     /// # Errors
     /// If nobody is left who would write them, or that work has failed.
     fn peek(&self, mailbox: &Self::Buffer, word: usize) -> Result<Option<[u32; 2]>>;
 
-    /// Sets words of a mailbox from one on, before any work that is not yet submitted and without waiting for what is.
+    /// Sets words of a mailbox from one on, before any work that is not yet submitted and without
+    /// waiting for what is.
     ///
     /// # Errors
     /// If they are not all inside, or not whole.
@@ -240,8 +248,8 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Copies a buffer of another device to the first bytes of one of this, after what has been submitted there and before what
-    /// is submitted here or there from now on.
+    /// Copies a buffer of another device to the first bytes of one of this, after what has been
+    /// submitted there and before what is submitted here or there from now on.
     ///
     /// # Errors
     /// If it is longer, or there is no way between the two.
@@ -256,8 +264,8 @@ pub trait Backend: Send + Sync + 'static {
         let _ = kernels;
     }
 
-    /// A kernel that was compiled ahead: `kernel` has its constants, whose values `numbers` has. None if there is none that is
-    /// exactly this.
+    /// A kernel that was compiled ahead: `kernel` has its constants, whose values `numbers` has.
+    /// None if there is none that is exactly this.
     fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<Self::Pipeline> {
         let _ = (kernel, numbers);
         None
@@ -293,7 +301,8 @@ pub trait Backend: Send + Sync + 'static {
         y: &Self::Buffer,
     ) -> Result<Self::Launch>;
 
-    /// Binds the sum over all ranks of what each has in `x`, so many floats, to every rank's `y`; both may be the same bytes.
+    /// Binds the sum over all ranks of what each has in `x`, so many floats, to every rank's `y`;
+    /// both may be the same bytes.
     ///
     /// # Errors
     /// If a buffer is too short, or the device is no rank.
@@ -309,8 +318,8 @@ pub trait Backend: Send + Sync + 'static {
     /// If the device refuses one.
     fn submit(&self, launches: &[Self::Launch]) -> Result<()>;
 
-    /// Launches in order, each once the one before is done, and the seconds that each took; none, with nothing launched, where
-    /// the device has no clock for it.
+    /// Launches in order, each once the one before is done, and the seconds that each took; none,
+    /// with nothing launched, where the device has no clock for it.
     ///
     /// # Errors
     /// If the device refuses one, or it fails.
@@ -331,7 +340,8 @@ pub trait Backend: Send + Sync + 'static {
     /// If the device refuses.
     fn replay(&self, recording: &mut Self::Recording) -> Result<()>;
 
-    /// Whether loading a kernel for the first time takes so long that it is done before anything is asked for.
+    /// Whether loading a kernel for the first time takes so long that it is done before anything is
+    /// asked for.
     fn prewarms(&self) -> bool {
         false
     }
@@ -363,23 +373,27 @@ pub struct GpuDevice<B> {
     backend: Arc<B>,
 }
 
-/// How steps are given to a GPU. In each way the kernels of a shape class and their constants are found once, and what one step of
-/// it has that another has not (tokens, positions, tables, the sampler's state) is words in memory that kernels read. Steps
-/// whose tokens the device chooses write these words themselves, one for the next.
+/// How steps are given to a GPU. In each way the kernels of a shape class and their constants are
+/// found once, and what one step of it has that another has not (tokens, positions, tables, the
+/// sampler's state) is words in memory that kernels read. Steps whose tokens the device chooses
+/// write these words themselves, one for the next.
 ///
-/// On Metal a step is one command buffer either way. Memory is the CPU's too and has no copies in the order of the work, so that
-/// [`Arguments`](Dispatch::Arguments) waits there for the step before, as the other two do.
+/// On Metal a step is one command buffer either way. Memory is the CPU's too and has no copies in
+/// the order of the work, so that [`Arguments`](Dispatch::Arguments) waits there for the step
+/// before, as the other two do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dispatch {
-    /// Nothing else is kept: each kernel is bound to its buffers and launched in every step, and words are written once the
-    /// device is idle. For looking into things.
+    /// Nothing else is kept: each kernel is bound to its buffers and launched in every step, and
+    /// words are written once the device is idle. For looking into things.
     Eager,
-    /// Launches are bound once for each class: every parameter is in place, and a step looks nothing up and allocates nothing.
-    /// Words go through three slots, so that nobody waits for the step before: see `ring`. Launches go one after another, each
-    /// of which may let the next one start early.
+    /// Launches are bound once for each class: every parameter is in place, and a step looks
+    /// nothing up and allocates nothing. Words go through three slots, so that nobody waits for the
+    /// step before: see `ring`. Launches go one after another, each of which may let the next one
+    /// start early.
     Arguments,
-    /// Launches are bound once, and those of few rows recorded as one submission. Words are written once the device is
-    /// idle, which it mostly is: such a step's logits were waited for, or it chooses and writes the next one's words.
+    /// Launches are bound once, and those of few rows recorded as one submission. Words are written
+    /// once the device is idle, which it mostly is: such a step's logits were waited for, or it
+    /// chooses and writes the next one's words.
     #[default]
     Graph,
 }

@@ -23,7 +23,8 @@ const REPEATS: u32 = 8;
 /// Threads of a group.
 const GROUP: u32 = 256;
 
-/// Every thread multiplies and adds in `chains` registers, `turns` times [`REPEATS`], and keeps the sum of all.
+/// Every thread multiplies and adds in `chains` registers, `turns` times [`REPEATS`], and keeps the
+/// sum of all.
 #[kernel]
 pub(crate) fn fma_roof(y: Out<f32>, turns: Arg<u32>, chains: u32, group: u32) {
     launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);

@@ -1,6 +1,7 @@
 //! Where a step's time goes on a GPU: each launch by the device's own clock, added up by operation.
 //!
-//! Launches that are timed do not overlap, so that all of them together take longer than a step that is not.
+//! Launches that are timed do not overlap, so that all of them together take longer than a step
+//! that is not.
 
 use cpu_kernels::matmul::Unit;
 use formats::{Encoding, Result};

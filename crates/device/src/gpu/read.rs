@@ -11,7 +11,8 @@ use tile::types::Scalar;
 
 use super::Backend;
 
-/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and keeps the result.
+/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and
+/// keeps the result.
 #[kernel]
 pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, group: u32) {
     launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
@@ -32,7 +33,8 @@ pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, gr
     y[me] = folded.get();
 }
 
-/// Bytes per second at which so many bytes are read, for devices whose only clock is the CPU's: the best of several grids.
+/// Bytes per second at which so many bytes are read, for devices whose only clock is the CPU's: the
+/// best of several grids.
 ///
 /// # Errors
 /// If there is no memory for it, or a kernel fails.

@@ -1,8 +1,9 @@
 //! A step's arguments on their way to the device while earlier steps still run.
 //!
-//! Each step's are put into one of three slots of the host's memory, and copied to where kernels read them in the order of the
-//! steps. So the host is done with the steps after the next before the device is done with this one, and waits only when it comes
-//! to a slot whose copies are not made yet, which the slot's mark tells.
+//! Each step's are put into one of three slots of the host's memory, and copied to where kernels
+//! read them in the order of the steps. So the host is done with the steps after the next before
+//! the device is done with this one, and waits only when it comes to a slot whose copies are not
+//! made yet, which the slot's mark tells.
 //!
 //! Without slots arguments are written at once, which waits until the device is idle.
 
@@ -13,7 +14,8 @@ use super::{Backend, Dispatch};
 
 /// Steps whose arguments can be on their way.
 pub(super) const SLOTS: usize = 3;
-/// Bytes of a slot for what choosing has besides a step's words: tokens that penalties look back on, biases.
+/// Bytes of a slot for what choosing has besides a step's words: tokens that penalties look back
+/// on, biases.
 const BESIDES: usize = 4096;
 /// Where pieces of a slot begin.
 const ALIGN: usize = 64;
@@ -60,7 +62,8 @@ impl<B: Backend> Ring<B> {
         Ok(Ring { slots: (0..SLOTS).map(slot).collect::<Result<_>>()?, next: 0 })
     }
 
-    /// Replaces the first bytes of some buffers, for the work that comes after; `room` is what a slot has.
+    /// Replaces the first bytes of some buffers, for the work that comes after; `room` is what a
+    /// slot has.
     pub(super) fn send(
         &mut self,
         backend: &B,
@@ -69,7 +72,8 @@ impl<B: Backend> Ring<B> {
     ) -> Result<()> {
         let pieces = || pieces.iter().filter(|(_, bytes)| !bytes.is_empty());
         let needed: usize = pieces().map(|(_, bytes)| bytes.len().next_multiple_of(ALIGN)).sum();
-        // What is longer than usual (penalties over a whole context, thousands of biases) is not worth memory of its own.
+        // What is longer than usual (penalties over a whole context, thousands of biases) is not
+        // worth memory of its own.
         let Some(slot) = self.slots.get(self.next).filter(|_| needed <= room) else {
             return pieces().try_for_each(|(to, bytes)| backend.write(to, bytes));
         };

@@ -1,9 +1,9 @@
 //! Choosing tokens on the device: steps that feed the next one, with a note to the host for each.
 //!
-//! A run is staged once. Every step of it ends with kernels that choose a token, write it where the next step reads its own,
-//! and leave a note in a mailbox. The next step of the same slot, whose token is the one that was
-//! chosen, is then submitted without anything being written: the host need not know the token, and
-//! the device never waits for the host.
+//! A run is staged once. Every step of it ends with kernels that choose a token, write it where the
+//! next step reads its own, and leave a note in a mailbox. The next step of the same slot, whose
+//! token is the one that was chosen, is then submitted without anything being written: the host
+//! need not know the token, and the device never waits for the host.
 //!
 //! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So slots
 //! that take turns go on where they were; where all seats are taken, the one that waits longest
@@ -121,7 +121,8 @@ impl<B: Backend> Chooser<B> {
         copies.get(seat.min(copies.len() - 1)).cloned().ok_or_else(missing)
     }
 
-    /// Ends all runs. What is still under way leaves its notes in mailboxes that nobody may be given again.
+    /// Ends all runs. What is still under way leaves its notes in mailboxes that nobody may be
+    /// given again.
     pub(super) fn forget(&mut self) {
         self.seats = Default::default();
         self.slots.iter_mut().for_each(|slot| slot.token = None);
@@ -152,8 +153,8 @@ impl<B: Backend> Chooser<B> {
     }
 }
 
-/// Whether a row with these settings has filters. Words 1 and 2 are top-k and top-p, each off at its greatest; word 0 says
-/// whether anything is drawn.
+/// Whether a row with these settings has filters. Words 1 and 2 are top-k and top-p, each off at
+/// its greatest; word 0 says whether anything is drawn.
 pub(super) fn filters(settings: &[u32]) -> bool {
     settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX)
 }
@@ -169,7 +170,8 @@ pub(super) fn told([token, logprob]: [u32; 2]) -> std::result::Result<Choice, Re
     }
 }
 
-/// Where a seat's note of the token chosen at a position lies: they are by the position of that token.
+/// Where a seat's note of the token chosen at a position lies: they are by the position of that
+/// token.
 fn note(position: usize) -> usize {
     2 * ((position + 1) % NOTES as usize)
 }
@@ -259,7 +261,8 @@ impl<B: Backend> GpuExecutor<B> {
         let (known, class) = self.class(&key)?;
         self.stage(&class, step, Staged::Run(&sampled))?;
         self.classes.insert(known, class);
-        // A table that wraps goes on for ever; another ends with its last block. The class ends with its length.
+        // A table that wraps goes on for ever; another ends with its last block. The class ends
+        // with its length.
         let reach = |table: &Table<'_>| {
             let room = table.blocks.len() * BLOCK_TOKENS;
             if position >= room { usize::MAX } else { room }
@@ -361,8 +364,8 @@ impl<B: Backend> GpuExecutor<B> {
         seat.map_or(Ok(()), |seat| self.settle(seat, number))
     }
 
-    /// Has the host choose from the rows of the step that was submitted last: all, or those that need it where the device
-    /// chooses from the others.
+    /// Has the host choose from the rows of the step that was submitted last: all, or those that
+    /// need it where the device chooses from the others.
     pub(super) fn choose_by_host(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
         let Some(vocab) = self.limits.vocab else { return Ok(()) };
         let all = !self.lowering.batched;

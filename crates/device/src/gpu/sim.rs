@@ -1,5 +1,6 @@
-//! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell, or as emitted text
-//! compiled for this CPU. Metal text has a simulated driver besides: `metal/fake.rs`.
+//! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell,
+//! or as emitted text compiled for this CPU. Metal text has a simulated driver besides:
+//! `metal/fake.rs`.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -50,8 +51,8 @@ thread_local! {
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Makes one launch fail that this thread gives to any simulated GPU, the one after so many more; None: none does. Returns what
-/// was still to come. For tests of what is built on a device.
+/// Makes one launch fail that this thread gives to any simulated GPU, the one after so many more;
+/// None: none does. Returns what was still to come. For tests of what is built on a device.
 pub fn fail_after(launches: Option<usize>) -> Option<usize> {
     LEFT.replace(launches)
 }
@@ -237,8 +238,8 @@ pub(crate) fn compiled(
     Ok(Arc::clone(known().entry(text.to_owned()).or_insert(Arc::new(program))))
 }
 
-/// Refuses to let a kernel write what it also reads elsewhere: here each launch has copies, which would hide it. The very same
-/// elements are another matter: kernels that may be given them say so.
+/// Refuses to let a kernel write what it also reads elsewhere: here each launch has copies, which
+/// would hide it. The very same elements are another matter: kernels that may be given them say so.
 fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
     let params: Vec<(&str, Scalar, Access)> = kernel
         .params

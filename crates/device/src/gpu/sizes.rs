@@ -1,4 +1,5 @@
-//! What an executor takes of the device's memory: known before anything is allocated, and allocated by the same figures.
+//! What an executor takes of the device's memory: known before anything is allocated, and allocated
+//! by the same figures.
 
 use formats::Result;
 use ops::packed::Format;
@@ -28,7 +29,8 @@ pub(super) struct Sizes {
     pub(super) unpacked: usize,
 }
 
-/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it serves for longer.
+/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it
+/// serves for longer.
 pub(super) fn stride(blocks: usize, wraps: bool) -> usize {
     if wraps { blocks } else { blocks.next_power_of_two().max(16) }
 }

@@ -1,4 +1,5 @@
-//! Host memory on its way to a device: portions that are filled and copied, each while the next is filled.
+//! Host memory on its way to a device: portions that are filled and copied, each while the next is
+//! filled.
 
 use formats::{Error, Result};
 
@@ -12,8 +13,8 @@ pub trait Stage<B> {
     /// If a copy has failed.
     fn bytes(&mut self) -> Result<&mut [u8]>;
 
-    /// Copies its first `count` bytes to those of a buffer, in the order of the device's work. It need not be done when this
-    /// returns.
+    /// Copies its first `count` bytes to those of a buffer, in the order of the device's work. It
+    /// need not be done when this returns.
     ///
     /// # Errors
     /// If they are more than either has, or the device refuses.

@@ -1,5 +1,5 @@
-//! A GPU that fails: what it has said so far stays right, and what comes after it is right again, or one clear error. One that
-//! is late, or does nothing: `dispatch`.
+//! A GPU that fails: what it has said so far stays right, and what comes after it is right again,
+//! or one clear error. One that is late, or does nothing: `dispatch`.
 
 mod dispatch;
 
@@ -358,7 +358,8 @@ fn chosen(executor: &mut dyn Executor, block: u32, start: u32, token: u32) -> Re
 const FIRST: &[u32] = &[5, 9, 100, 3, 77, 21, 6, 8, 9, 2, 64, 13];
 const SECOND: &[u32] = &[7, 7, 50];
 
-/// Everything that is asked of an executor whose sessions hold [`FIRST`] in block 0 and [`SECOND`] in block 1.
+/// Everything that is asked of an executor whose sessions hold [`FIRST`] in block 0 and [`SECOND`]
+/// in block 1.
 fn answers(executor: &mut dyn Executor) -> Result<(Vec<f32>, Vec<f32>, [u32; 2])> {
     let second = logits(executor, 1, 3, &[40])?;
     let first = logits(executor, 0, 12, &[4])?;
@@ -389,7 +390,8 @@ fn after_any_failure_all_sessions_go_on() {
         logits(&mut executor, 1, 0, SECOND).unwrap();
         for (turn, after) in [0, 1, 2, 4, 9, 17, 30].into_iter().enumerate() {
             backend.arm(kind, after);
-            // A block that there is no room for yet, rows of a prompt, a step, and steps that choose.
+            // A block that there is no room for yet, rows of a prompt, a step, and steps that
+            // choose.
             let block = 2 + turn as u32;
             let tried = logits(&mut executor, block, 0, &FIRST[..10])
                 .and_then(|_| logits(&mut executor, 0, 12, &[4]))

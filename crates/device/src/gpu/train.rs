@@ -286,7 +286,8 @@ impl<B: Backend> GpuTrainer<B> {
         }
     }
 
-    /// Writes what kernels read of a batch. Rows that it has less than its class are a sequence of their own, which predicts nothing.
+    /// Writes what kernels read of a batch. Rows that it has less than its class are a sequence of
+    /// their own, which predicts nothing.
     fn stage(&mut self, rows: &PackedRows<'_>, counts: Counts) -> Result<()> {
         let words = Words::new(counts);
         self.staged.clear();

@@ -1,8 +1,9 @@
 //! Weights on the device: matrices in planes, vectors in f32.
 //!
-//! Loading is a pipeline. Some rows of a matrix at a time are looked through for what is not finite and packed by all cores,
-//! from the mapped file to a [`Stage`]; that is copied to the device while the next rows are packed to another. So the host has
-//! no more memory for it than the stages, but for weights whose recipe makes a copy of them.
+//! Loading is a pipeline. Some rows of a matrix at a time are looked through for what is not finite
+//! and packed by all cores, from the mapped file to a [`Stage`]; that is copied to the device while
+//! the next rows are packed to another. So the host has no more memory for it than the stages, but
+//! for weights whose recipe makes a copy of them.
 
 mod packer;
 
@@ -14,7 +15,8 @@ use super::{Backend, Stage};
 use crate::finite;
 use packer::Packer;
 
-/// Bytes of a stage, unless a row or all weights need another size: enough that a copy takes longer than to begin one.
+/// Bytes of a stage, unless a row or all weights need another size: enough that a copy takes longer
+/// than to begin one.
 const PORTION: usize = 32 << 20;
 
 /// A weight on the device.
@@ -146,7 +148,8 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// Packs a matrix to a buffer. The first of its weights that is not finite ends it, if they must be.
+    /// Packs a matrix to a buffer. The first of its weights that is not finite ends it, if they
+    /// must be.
     fn matrix(
         &mut self,
         from: &Encoded<'_>,

@@ -1,4 +1,5 @@
-//! What the driver asks of Metal: one method for each thing that is an Objective-C call, or a few that belong together.
+//! What the driver asks of Metal: one method for each thing that is an Objective-C call, or a few
+//! that belong together.
 //!
 //! `apple` implements it with Metal, `fake` with a C++ compiler. Nothing is decided behind it.
 
@@ -30,8 +31,9 @@ pub(crate) struct Facts {
     pub(crate) memory: usize,
     /// Bytes of threadgroup memory that a threadgroup can have.
     pub(crate) shared: u32,
-    /// Whether pipelines that only indirect commands name have to be named by the encoder too. GPUs before Apple's family 9 (M3, A17)
-    /// do not keep them where the GPU can reach them, and a step that meets one that is not there faults.
+    /// Whether pipelines that only indirect commands name have to be named by the encoder too. GPUs
+    /// before Apple's family 9 (M3, A17) do not keep them where the GPU can reach them, and a step
+    /// that meets one that is not there faults.
     pub(crate) touches: bool,
 }
 
@@ -43,7 +45,8 @@ pub(crate) struct Function<'a> {
     pub(crate) constants: Vec<(String, Scalar, u32)>,
 }
 
-/// Metal, on one device with one queue. Objects may be used from any thread; commands are given by one at a time.
+/// Metal, on one device with one queue. Objects may be used from any thread; commands are given by
+/// one at a time.
 pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// `MTLBuffer`, shared with the CPU.
     type Memory: Send + Sync;
@@ -72,19 +75,22 @@ pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// Copies bytes out of memory. Nothing that the GPU does may be writing them.
     fn read(&self, from: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// Two 32-bit words from a byte on, and no more than that is touched: the GPU may be using what is beside them.
+    /// Two 32-bit words from a byte on, and no more than that is touched: the GPU may be using what
+    /// is beside them.
     fn look(&self, from: &Self::Memory, at: usize) -> Result<[u32; 2]>;
 
     /// Sets one such word, for work that is committed later.
     fn put(&self, to: &Self::Memory, at: usize, word: u32) -> Result<()>;
 
-    /// Keeps memory where the GPU can reach it, by whatever names it, until [`depart`](Api::depart).
+    /// Keeps memory where the GPU can reach it, by whatever names it, until
+    /// [`depart`](Api::depart).
     fn reside(&self, memory: &Self::Memory);
 
     /// Ends what [`reside`](Api::reside) began.
     fn depart(&self, memory: &Self::Memory);
 
-    /// Asks the system again to keep what resides: it lets go of a program's memory about a second after the last work.
+    /// Asks the system again to keep what resides: it lets go of a program's memory about a second
+    /// after the last work.
     fn keep(&self);
 
     /// Bytes that this process has of the GPU's memory, as the system counts them.
@@ -96,7 +102,8 @@ pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// Opens a metallib file.
     fn open(&self, path: &Path) -> Result<Self::Library>;
 
-    /// A pipeline that indirect commands can use, taken from the archive or compiled and added to it. True: it was not in it.
+    /// A pipeline that indirect commands can use, taken from the archive or compiled and added to
+    /// it. True: it was not in it.
     fn pipeline(
         &self,
         library: &Self::Library,
@@ -116,11 +123,12 @@ pub(crate) trait Api: Send + Sync + Sized + 'static {
     /// One of them, to be filled in.
     fn slot<'a>(&self, indirect: &'a Self::Indirect, index: usize) -> Self::Slot<'a>;
 
-    /// A new command buffer, whose encoder starts after all work committed before, and whose dispatches may overlap.
+    /// A new command buffer, whose encoder starts after all work committed before, and whose
+    /// dispatches may overlap.
     fn encoder(&self) -> Result<Self::Encoder<'_>>;
 
-    /// Waits until the first of what is committed and not waited for is done or has failed, and tells the seconds that the GPU
-    /// worked on it. None: there was none.
+    /// Waits until the first of what is committed and not waited for is done or has failed, and
+    /// tells the seconds that the GPU worked on it. None: there was none.
     fn advance(&self) -> Option<f64>;
 
     /// Does something that makes many of the system's objects, which are given back at its end.

@@ -1,8 +1,9 @@
 //! Metal itself, through its Objective-C interface. Nothing is decided here: see `driver`.
 //!
-//! This has never run: it is type-checked for macOS, and every call is one that the fake stands for. What it relies on is what
-//! Apple documents: buffers are zeros, command buffers of a queue start in order, a fence orders their encoders, and
-//! waiting for a command buffer waits for its completion handlers.
+//! This has never run: it is type-checked for macOS, and every call is one that the fake stands
+//! for. What it relies on is what Apple documents: buffers are zeros, command buffers of a queue
+//! start in order, a fence orders their encoders, and waiting for a command buffer waits for its
+//! completion handlers.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -43,10 +44,12 @@ pub(crate) struct Object<P: ?Sized + 'static>(Retained<ProtocolObject<P>>)
 where
     ProtocolObject<P>: Message;
 
-// SAFETY: Metal's devices, queues, buffers, libraries, pipelines, archives, residency sets, command buffers and indirect command
-// buffers may be used from any thread, as long as one at a time changes them; retaining and releasing is atomic. The objects
-// that are changed are so under a lock: archives and residency sets under those below; the contents of buffers, indirect
-// commands and whatever is committed by the driver's turn. Encoders, which belong to a thread, are not held in this.
+// SAFETY: Metal's devices, queues, buffers, libraries, pipelines, archives, residency sets, command
+// buffers and indirect command buffers may be used from any thread, as long as one at a time
+// changes them; retaining and releasing is atomic. The objects that are changed are so under a
+// lock: archives and residency sets under those below; the contents of buffers, indirect commands
+// and whatever is committed by the driver's turn. Encoders, which belong to a thread, are not held
+// in this.
 unsafe impl<P: ?Sized> Send for Object<P> where ProtocolObject<P>: Message {}
 // SAFETY: as above.
 unsafe impl<P: ?Sized> Sync for Object<P> where ProtocolObject<P>: Message {}
@@ -112,7 +115,8 @@ impl Metal {
     /// The default device.
     ///
     /// # Errors
-    /// If there is none, it is older than Apple's M1 and A14, or the system is older than macOS 15 and iOS 18.
+    /// If there is none, it is older than Apple's M1 and A14, or the system is older than macOS 15
+    /// and iOS 18.
     pub(crate) fn open() -> Result<Metal> {
         autoreleasepool(|_| {
             let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
@@ -158,7 +162,8 @@ impl Metal {
             let found = format!("{bytes} at {at}");
             return Err(Error::new("metal buffer", format!("some of {length} bytes"), found));
         }
-        // SAFETY: `at` is inside the buffer, whose storage is shared, so that its contents are mapped while it lives.
+        // SAFETY: `at` is inside the buffer, whose storage is shared, so that its contents are
+        // mapped while it lives.
         Ok(unsafe { memory.contents().cast::<u8>().add(at) })
     }
 
@@ -176,8 +181,9 @@ impl Metal {
                 _ => MTLDataType::UInt,
             };
             let value = NonNull::from(bits).cast::<c_void>();
-            // SAFETY: the value has four bytes, as much as the widest of these types; its first is a `bool`'s on a
-            // little-endian machine, as all of these are, and it is 0 or 1. It is copied before the call returns.
+            // SAFETY: the value has four bytes, as much as the widest of these types; its first is
+            // a `bool`'s on a little-endian machine, as all of these are, and it is 0 or 1. It is
+            // copied before the call returns.
             unsafe { values.setConstantValue_type_withName(value, ty, &NSString::from_str(name)) };
         }
         let name = &function.kernel.name;
@@ -188,7 +194,8 @@ impl Metal {
         descriptor.setComputeFunction(Some(&made));
         descriptor.setLabel(Some(&NSString::from_str(name)));
         descriptor.setSupportIndirectCommandBuffers(true);
-        // SAFETY: the launch contract has threads in multiples of 32, which is the width that `pipeline` checks.
+        // SAFETY: the launch contract has threads in multiples of 32, which is the width that
+        // `pipeline` checks.
         unsafe { descriptor.setThreadGroupSizeIsMultipleOfThreadExecutionWidth(true) };
         Ok(descriptor)
     }
@@ -250,8 +257,8 @@ impl Api for Metal {
 
     fn write(&self, to: &Self::Memory, at: usize, bytes: &[u8]) -> Result<()> {
         let start = Metal::bytes(&to.0, at, bytes.len())?;
-        // SAFETY: so many bytes are there; the driver's turn keeps other threads away and the GPU is done. Rust has no
-        // reference to them, so `bytes` are others.
+        // SAFETY: so many bytes are there; the driver's turn keeps other threads away and the GPU
+        // is done. Rust has no reference to them, so `bytes` are others.
         unsafe { start.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         Ok(())
     }
@@ -266,14 +273,16 @@ impl Api for Metal {
 
     fn look(&self, from: &Self::Memory, at: usize) -> Result<[u32; 2]> {
         let start = Metal::bytes(&from.0, at, 8)?;
-        // SAFETY: eight bytes are there, aligned as words, of which Rust has no reference. Kernels may be writing beside them,
-        // and in them at most whole words: no value of a word is invalid.
+        // SAFETY: eight bytes are there, aligned as words, of which Rust has no reference. Kernels
+        // may be writing beside them, and in them at most whole words: no value of a word is
+        // invalid.
         Ok(unsafe { start.cast::<[u32; 2]>().read_volatile() })
     }
 
     fn put(&self, to: &Self::Memory, at: usize, word: u32) -> Result<()> {
         let start = Metal::bytes(&to.0, at, 4)?;
-        // SAFETY: four bytes are there, of which Rust has no reference; the driver's turn keeps other threads away.
+        // SAFETY: four bytes are there, of which Rust has no reference; the driver's turn keeps
+        // other threads away.
         unsafe { start.cast::<u32>().write_volatile(word) };
         Ok(())
     }
@@ -310,7 +319,8 @@ impl Api for Metal {
                 (3, 2) => MTLLanguageVersion::Version3_2,
                 _ => MTLLanguageVersion::Version3_1,
             });
-            // Masks are infinite, so infinities must mean what they say; and functions are as exact as in a metallib.
+            // Masks are infinite, so infinities must mean what they say; and functions are as exact
+            // as in a metallib.
             options.setMathMode(MTLMathMode::Safe);
             options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
             let source = NSString::from_str(text);
@@ -384,7 +394,8 @@ impl Api for Metal {
             descriptor.setMaxKernelBufferBindCount(bindings);
             let options = MTLResourceOptions::StorageModeShared
                 | MTLResourceOptions::HazardTrackingModeUntracked;
-            // SAFETY: the driver asks for no more commands than `api::COMMANDS`, which is Metal's limit.
+            // SAFETY: the driver asks for no more commands than `api::COMMANDS`, which is Metal's
+            // limit.
             let made = unsafe {
                 self.device.0.newIndirectCommandBufferWithDescriptor_maxCommandCount_options(
                     &descriptor,
@@ -417,7 +428,8 @@ impl Api for Metal {
                 .ok_or_else(|| none("a compute encoder"))?;
             let mut fence = lock(&self.fence);
             if lock(&self.committed).is_empty() {
-                // Nothing to wait for: the fence need not have been updated, and one that failed work was to update is let go.
+                // Nothing to wait for: the fence need not have been updated, and one that failed
+                // work was to update is let go.
                 if self.stale.swap(false, Ordering::Relaxed) {
                     *fence = Object(self.device.0.newFence().ok_or_else(|| none("a fence"))?);
                 }
@@ -469,8 +481,9 @@ impl Commands<Metal> for Encoder<'_> {
     }
 
     fn buffer(&mut self, index: usize, memory: &Object<dyn MTLBuffer>, range: Range<usize>) {
-        // SAFETY: the range is inside the memory and the index below `api::BINDINGS`, by the driver's `Buffer` and
-        // `plan::bind`. The kernel stays inside the range by its contract, and the command buffer retains the memory.
+        // SAFETY: the range is inside the memory and the index below `api::BINDINGS`, by the
+        // driver's `Buffer` and `plan::bind`. The kernel stays inside the range by its contract,
+        // and the command buffer retains the memory.
         unsafe { self.encoder.setBuffer_offset_atIndex(Some(&memory.0), range.start, index) };
     }
 
@@ -499,7 +512,8 @@ impl api::Encoder<Metal> for Encoder<'_> {
 
     fn execute(&mut self, indirect: &Object<dyn MTLIndirectCommandBuffer>, commands: Range<usize>) {
         let range = NSRange { location: commands.start, length: commands.len() };
-        // SAFETY: these commands are filled in, with what the recording keeps until the GPU is done with them.
+        // SAFETY: these commands are filled in, with what the recording keeps until the GPU is done
+        // with them.
         unsafe { self.encoder.executeCommandsInBuffer_withRange(&indirect.0, range) };
     }
 
@@ -507,7 +521,8 @@ impl api::Encoder<Metal> for Encoder<'_> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let first = Arc::clone(&self.of.failure);
         let handler = RcBlock::new(move |done: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
-            // SAFETY: the system gives the handler the command buffer that is done, alive while it runs.
+            // SAFETY: the system gives the handler the command buffer that is done, alive while it
+            // runs.
             let done = unsafe { done.as_ref() };
             if let Some(error) = done.error() {
                 let said = error.localizedDescription().to_string();
@@ -517,8 +532,8 @@ impl api::Encoder<Metal> for Encoder<'_> {
         autoreleasepool(|_| {
             self.encoder.updateFence(&self.fence);
             self.encoder.endEncoding();
-            // SAFETY: the block is alive, and the command buffer copies it. It is called on another thread, which
-            // all that it captures, an `Arc` of a mutex, allows.
+            // SAFETY: the block is alive, and the command buffer copies it. It is called on another
+            // thread, which all that it captures, an `Arc` of a mutex, allows.
             unsafe { buffer.addCompletedHandler(RcBlock::as_ptr(&handler)) };
             buffer.commit();
         });
@@ -545,8 +560,9 @@ impl Commands<Metal> for Slot {
     }
 
     fn buffer(&mut self, index: usize, memory: &Object<dyn MTLBuffer>, range: Range<usize>) {
-        // SAFETY: the index is below the bindings that the buffer of commands was made for, and the range inside the memory,
-        // by the driver's `record`, which keeps the memory as long as the recording.
+        // SAFETY: the index is below the bindings that the buffer of commands was made for, and the
+        // range inside the memory, by the driver's `record`, which keeps the memory as long as the
+        // recording.
         unsafe { self.0.setKernelBuffer_offset_atIndex(&memory.0, range.start, index) };
     }
 

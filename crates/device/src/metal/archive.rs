@@ -1,8 +1,9 @@
 //! Compiled pipelines on disk, so that a second start compiles nothing.
 //!
-//! Metal writes and reads an archive as a file of its own. That file is kept in the folder of compiled kernels as everything
-//! there is: with its hash, written aside and renamed. To be used it is unpacked into a temporary file, which Metal may
-//! go on reading. An archive that is damaged, or that Metal does not take, is as good as none.
+//! Metal writes and reads an archive as a file of its own. That file is kept in the folder of
+//! compiled kernels as everything there is: with its hash, written aside and renamed. To be used it
+//! is unpacked into a temporary file, which Metal may go on reading. An archive that is damaged, or
+//! that Metal does not take, is as good as none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,7 +51,8 @@ impl<A: Api> Pipelines<A> {
         self.added.store(true, Ordering::Relaxed);
     }
 
-    /// Writes what was added. A disk that cannot be written costs time, not correctness, so nothing is reported.
+    /// Writes what was added. A disk that cannot be written costs time, not correctness, so nothing
+    /// is reported.
     pub(super) fn save(&self, api: &A) {
         if self.added.swap(false, Ordering::Relaxed) {
             drop(self.write(api));

@@ -23,7 +23,8 @@ use crate::gpu::meter::{Meter, Taken};
 use crate::gpu::{self, Backend, ProductShape, read};
 use crate::{About, Usage};
 
-/// A GPU, and what the driver keeps of it. Everything is done in the order in which it is asked for.
+/// A GPU, and what the driver keeps of it. Everything is done in the order in which it is asked
+/// for.
 pub(crate) struct Driver<A: Api>(Arc<Shared<A>>);
 
 /// What a driver is opened with.
@@ -166,7 +167,8 @@ impl<A: Api> Shared<A> {
         }
     }
 
-    /// Waits for the first command buffer that is not waited for, and notes what it took. False: there was none.
+    /// Waits for the first command buffer that is not waited for, and notes what it took. False:
+    /// there was none.
     fn advance(&self) -> bool {
         let Some(seconds) = self.api.advance() else { return false };
         let mut flight = lock(&self.flight);
@@ -187,7 +189,8 @@ impl<A: Api> Shared<A> {
         self.told()
     }
 
-    /// Gives the GPU so many launches, in as many command buffers as their pace asks for: `encode` encodes a range of them.
+    /// Gives the GPU so many launches, in as many command buffers as their pace asks for: `encode`
+    /// encodes a range of them.
     fn give(
         &self,
         kind: Kind,
@@ -314,7 +317,8 @@ impl<A: Api> Driver<A> {
         &self.0.api
     }
 
-    /// Notes that a kernel is loaded. The last one of those announced has what is new written to disk.
+    /// Notes that a kernel is loaded. The last one of those announced has what is new written to
+    /// disk.
     fn arrived(&self) {
         let before = self.0.awaited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             Some(left.saturating_sub(1))
@@ -374,8 +378,8 @@ impl<A: Api> Backend for Driver<A> {
     fn peek(&self, mailbox: &Buffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
         let at = mailbox.first(4 * word + 8)?.start + 4 * word;
         let _turn = self.0.turn()?;
-        // What a command buffer writes is sure to be seen when it is done, and not before: so the oldest is waited for, then
-        // the next.
+        // What a command buffer writes is sure to be seen when it is done, and not before: so the
+        // oldest is waited for, then the next.
         loop {
             let more = self.0.advance();
             self.0.told()?;

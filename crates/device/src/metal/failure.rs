@@ -22,7 +22,8 @@ const LONG: Option<&str> = Some("shorter chunks of the prompt make shorter work"
 const RESTART: Option<&str> = Some("restart the program");
 const SMALLER: Option<&str> = Some("a smaller model, a shorter context, or fewer other programs");
 
-/// Kinds by words of what the system says: codes of the layer below, which Metal hands on by its words alone.
+/// Kinds by words of what the system says: codes of the layer below, which Metal hands on by its
+/// words alone.
 #[rustfmt::skip]
 const SAID: [(&str, Kind); 4] = [
     ("Impacting Interactivity", Kind { means: "work that kept the display waiting", hint: LONG, fatal: false }),

@@ -1,8 +1,10 @@
-//! Metal without Metal: texts are compiled for this CPU and run, and what Metal leaves to the caller is checked.
+//! Metal without Metal: texts are compiled for this CPU and run, and what Metal leaves to the
+//! caller is checked.
 //!
-//! It is stricter than a GPU. Work is done only when it is waited for, dispatches between two barriers run last to first, and
-//! memory that a command buffer does not hold must be alive and resident when it runs. A driver that forgets to
-//! wait, a barrier, a binding, or to keep something gets wrong results or an error.
+//! It is stricter than a GPU. Work is done only when it is waited for, dispatches between two
+//! barriers run last to first, and memory that a command buffer does not hold must be alive and
+//! resident when it runs. A driver that forgets to wait, a barrier, a binding, or to keep something
+//! gets wrong results or an error.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
@@ -208,7 +210,8 @@ impl Fake {
         lock(&self.state).failure = Some(failure);
     }
 
-    /// From now on a dispatch takes so many seconds. Returns how many the longest command buffer had so far.
+    /// From now on a dispatch takes so many seconds. Returns how many the longest command buffer
+    /// had so far.
     #[cfg(test)]
     pub(super) fn dispatches_take(&self, seconds: f64) -> usize {
         let mut state = lock(&self.state);
@@ -277,7 +280,8 @@ impl Fake {
     }
 }
 
-/// A coherent parameter that an atomic's cast makes another type of, which Apple's compiler may refuse.
+/// A coherent parameter that an atomic's cast makes another type of, which Apple's compiler may
+/// refuse.
 fn dropped(text: &str) -> Option<&str> {
     text.split("TK_COHERENT device ").skip(1).find_map(|rest| {
         let name = rest.split(" [[").next()?.rsplit(['*', ' ']).next()?;

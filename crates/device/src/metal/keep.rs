@@ -1,6 +1,6 @@
-//! Keeps memory where the GPU reaches it between one step and the next. The system lets go of a program's memory about a second
-//! after the last work, and takes a quarter of one to have a large model back; so it is asked again and again, for as long
-//! as somebody is likely to come back.
+//! Keeps memory where the GPU reaches it between one step and the next. The system lets go of a
+//! program's memory about a second after the last work, and takes a quarter of one to have a large
+//! model back; so it is asked again and again, for as long as somebody is likely to come back.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

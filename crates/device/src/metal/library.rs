@@ -1,8 +1,9 @@
-//! Kernels compiled ahead: a metallib that `tile build` made, and what says that its kernels are these.
+//! Kernels compiled ahead: a metallib that `tile build` made, and what says that its kernels are
+//! these.
 //!
-//! Beside `kernels.metallib` lies `kernels.metallib.sha256`, a line of `sha256sum` for each text that was compiled. A kernel is
-//! taken from the library only if the text that this program would compile has that very hash; so a library of another
-//! version is no danger, only of no use.
+//! Beside `kernels.metallib` lies `kernels.metallib.sha256`, a line of `sha256sum` for each text
+//! that was compiled. A kernel is taken from the library only if the text that this program would
+//! compile has that very hash; so a library of another version is no danger, only of no use.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub(super) struct Prebuilt<L> {
     hashes: HashMap<String, [u8; 32]>,
 }
 
-/// Where the library is: what `DELFT_METALLIB` names (and it must be there), else beside the program, if it is there.
+/// Where the library is: what `DELFT_METALLIB` names (and it must be there), else beside the
+/// program, if it is there.
 pub(super) fn find(named: Option<PathBuf>, program: Option<PathBuf>) -> Option<(PathBuf, bool)> {
     if let Some(named) = named {
         return Some((named, true));

@@ -1,18 +1,22 @@
 //! Apple GPUs through Metal: the driver of the shared lowering, and what it runs on.
 //!
-//! `driver` is all of it that decides anything: what is bound where, what waits for what, what is compiled and kept. It
-//! knows Metal as a trait (`api`) with two implementations. `apple` is Metal itself, through its Objective-C interface;
-//! `fake` runs the same texts on this CPU, and is how the driver is tested where there is no Metal.
+//! `driver` is all of it that decides anything: what is bound where, what waits for what, what is
+//! compiled and kept. It knows Metal as a trait (`api`) with two implementations. `apple` is Metal
+//! itself, through its Objective-C interface; `fake` runs the same texts on this CPU, and is how
+//! the driver is tested where there is no Metal.
 //!
-//! A step is one command buffer with one compute encoder whose dispatches may overlap; a barrier stands before each that touches
-//! what an earlier one writes. A step that is repeated is an indirect command buffer, encoded once. Memory is shared
-//! with the CPU, which waits for the GPU before it reads or writes.
+//! A step is one command buffer with one compute encoder whose dispatches may overlap; a barrier
+//! stands before each that touches what an earlier one writes. A step that is repeated is an
+//! indirect command buffer, encoded once. Memory is shared with the CPU, which waits for the GPU
+//! before it reads or writes.
 //!
-//! A step of many launches is several command buffers, whose length follows what launches take (`pace`), since the system ends
-//! those that keep the display waiting. Between steps memory is kept where the GPU reaches it (`keep`).
+//! A step of many launches is several command buffers, whose length follows what launches take
+//! (`pace`), since the system ends those that keep the display waiting. Between steps memory is
+//! kept where the GPU reaches it (`keep`).
 //!
-//! macOS 15 (iOS 18) is needed: the attention of every model hands results from one threadgroup to another within a launch, for
-//! which the language has `coherent(device)` from version 3.2 on. Kernels without such a hand-over ask for 3.1.
+//! macOS 15 (iOS 18) is needed: the attention of every model hands results from one threadgroup to
+//! another within a launch, for which the language has `coherent(device)` from version 3.2 on.
+//! Kernels without such a hand-over ask for 3.1.
 //!
 //! The order of such a hand-over is that of the language's memory model, not of what hardware is
 //! seen to do: all threads write, a barrier, then one thread fences, counts its threadgroup in with
@@ -25,11 +29,12 @@
 //!
 //! # Schedules
 //!
-//! Nothing here was measured: schedules follow from counts of instructions, and from what is public of
-//! these GPUs. A core has 128 lanes that do one 32-bit float operation or addition of whole numbers a
-//! cycle; a multiplication of whole numbers takes 2 to 2.3, with an addition 3 to 3.7, and there is no
-//! instruction for four products of bytes (`philipturner/metal-benchmarks`, Apple 7). Latency is hidden
-//! by other threads, 768 to 3,072 of them, as registers and 60 KiB of threadgroup memory allow.
+//! Nothing here was measured: schedules follow from counts of instructions, and from what is public
+//! of these GPUs. A core has 128 lanes that do one 32-bit float operation or addition of whole
+//! numbers a cycle; a multiplication of whole numbers takes 2 to 2.3, with an addition 3 to 3.7,
+//! and there is no instruction for four products of bytes (`philipturner/metal-benchmarks`, Apple 7).
+//! Latency is hidden by other threads, 768 to 3,072 of them, as registers and 60 KiB of threadgroup
+//! memory allow.
 //!
 //! | one row times a matrix of 4 bits in groups | for each weight |
 //! |---|---|
@@ -44,10 +49,10 @@
 //! | MLX | 4 | 2 | as many as have work |
 //! | llama.cpp | 2 to 4 | 2 | as many as have work |
 //!
-//! Such a group reads activations where they lie, since four or eight rows of weights are as much as
-//! they are. A norm in front would cost a tenth of such a kernel (squares of whole rows, and a product
-//! with the norm's weights in each simdgroup), so it is a launch of its own. Elsewhere eight to sixteen
-//! simdgroups share both.
+//! Such a group reads activations where they lie, since four or eight rows of weights are as much
+//! as they are. A norm in front would cost a tenth of such a kernel (squares of whole rows, and a
+//! product with the norm's weights in each simdgroup), so it is a launch of its own. Elsewhere
+//! eight to sixteen simdgroups share both.
 //!
 //! | product of many rows, operands of 16 bits | threadgroup memory | loads of 8 x 8 for each product of those |
 //! |---|---|---|
@@ -56,16 +61,18 @@
 //! | llama.cpp `mul_mm` 64 x 32 x 32, one step | 6 to 8 KiB | 0.75 |
 //! | MLX `qmm` 32 x 32 x 32, steel 64 x 64 x 16, one step | 5 to 10 KiB | 1, 0.5 |
 //!
-//! The next step waits in registers meanwhile. Barriers are of threadgroup memory alone where no thread
-//! reads from device memory what the kernel wrote (`tile::emit`), as MLX's and llama.cpp's are.
+//! The next step waits in registers meanwhile. Barriers are of threadgroup memory alone where no
+//! thread reads from device memory what the kernel wrote (`tile::emit`), as MLX's and llama.cpp's
+//! are.
 //!
-//! Operands of 16 bits stay bf16 where matrices are not all f16, on GPUs before family 9, too, which
-//! emulate it: that costs rounding, about five operations for each element that is put into
+//! Operands of 16 bits stay bf16 where matrices are not all f16, on GPUs before family 9, too,
+//! which emulate it: that costs rounding, about five operations for each element that is put into
 //! threadgroup memory and none in products, and f16 would turn activations beyond 65,504 into
 //! infinities.
 //!
-//! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's launches, which `eager` binds anew
-//! each time. `arguments` has no overlap of a step with the host's writing here: copies into words wait for the GPU.
+//! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's
+//! launches, which `eager` binds anew each time. `arguments` has no overlap of a step with the
+//! host's writing here: copies into words wait for the GPU.
 
 /// What needs Metal, or what stands for it.
 macro_rules! driven {

@@ -1,10 +1,13 @@
-//! How many launches one command buffer is given. The system ends command buffers that keep the display waiting, and work behind
-//! one that is long cannot begin; many short ones cost time too. So their length follows what launches were seen to take.
+//! How many launches one command buffer is given. The system ends command buffers that keep the
+//! display waiting, and work behind one that is long cannot begin; many short ones cost time too.
+//! So their length follows what launches were seen to take.
 
-/// Seconds that a command buffer is to take at most: the display may then be drawn ten times a second.
+/// Seconds that a command buffer is to take at most: the display may then be drawn ten times a
+/// second.
 const LONGEST: f64 = 0.08;
 
-/// What a launch is taken for before any was seen: a product of a large model's prompt on the smallest chip takes as long.
+/// What a launch is taken for before any was seen: a product of a large model's prompt on the
+/// smallest chip takes as long.
 const FIRST: f64 = 0.02;
 
 /// What launches of one kind of work take.
@@ -26,8 +29,9 @@ impl Pace {
         (LONGEST / self.launch).max(1.0) as usize
     }
 
-    /// Notes that so many launches took so long. What is slower than thought counts at once, what is faster by half: a mistake to
-    /// the one side ends a program, to the other it costs microseconds.
+    /// Notes that so many launches took so long. What is slower than thought counts at once, what
+    /// is faster by half: a mistake to the one side ends a program, to the other it costs
+    /// microseconds.
     pub(super) fn took(&mut self, launches: usize, seconds: f64) {
         if launches == 0 || !seconds.is_finite() || seconds < 0.0 {
             return;

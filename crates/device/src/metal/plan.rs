@@ -1,8 +1,10 @@
-//! What a launch binds where, which launches wait for which, and where a recording keeps its numbers. No Metal here.
+//! What a launch binds where, which launches wait for which, and where a recording keeps its
+//! numbers. No Metal here.
 //!
-//! The emitted text numbers a kernel's parameters `[[buffer(i)]]` in their order, buffers and 32-bit arguments alike;
-//! threadgroup memory is declared by the text itself. A number is bound as bytes of its own when work is encoded
-//! directly. An indirect command has no bytes: its numbers lie in a buffer that lives as long as the recording.
+//! The emitted text numbers a kernel's parameters `[[buffer(i)]]` in their order, buffers and
+//! 32-bit arguments alike; threadgroup memory is declared by the text itself. A number is bound as
+//! bytes of its own when work is encoded directly. An indirect command has no bytes: its numbers
+//! lie in a buffer that lives as long as the recording.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -68,8 +70,8 @@ pub(super) fn bind<B: Region + Clone>(
     Ok((bindings, grid))
 }
 
-/// For each launch whether it has to wait for those before: it reads what they wrote, or writes what they touched, since the
-/// last wait.
+/// For each launch whether it has to wait for those before: it reads what they wrote, or writes
+/// what they touched, since the last wait.
 pub(super) fn barriers<'a, B: Region + 'a>(
     launches: impl IntoIterator<Item = &'a [Binding<B>]>,
 ) -> Vec<bool> {
@@ -104,7 +106,8 @@ pub(super) fn barriers<'a, B: Region + 'a>(
     waits
 }
 
-/// Checks that an indirect command can hold where a range begins: it has 32 bits for it, and says nothing of the others.
+/// Checks that an indirect command can hold where a range begins: it has 32 bits for it, and says
+/// nothing of the others.
 ///
 /// # Errors
 /// If it cannot.
@@ -117,7 +120,8 @@ pub(super) fn offset(range: &Range<usize>) -> Result<()> {
     Err(error.hint("launches that are given one by one have no such limit"))
 }
 
-/// Bytes from one number of a recording to the next: what every Mac's constant address space is aligned to.
+/// Bytes from one number of a recording to the next: what every Mac's constant address space is
+/// aligned to.
 const STEP: usize = 256;
 
 /// The numbers of a recording, each value once.
@@ -148,8 +152,8 @@ impl Constants {
     }
 }
 
-/// GPU cores by the kind of chip, which is the best that can be known: Metal does not tell. They bound how finely work is split,
-/// never what is computed.
+/// GPU cores by the kind of chip, which is the best that can be known: Metal does not tell. They
+/// bound how finely work is split, never what is computed.
 pub(super) fn cores(name: &str) -> u32 {
     const KINDS: [(&str, u32); 4] = [("Apple A", 5), ("Ultra", 64), ("Max", 32), ("Pro", 16)];
     KINDS.iter().find(|(kind, _)| name.contains(kind)).map_or(10, |(_, cores)| *cores)

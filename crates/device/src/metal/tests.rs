@@ -1,4 +1,5 @@
-//! The driver on the fake: every test runs emitted Metal text, so each needs a C++ compiler and says so without one.
+//! The driver on the fake: every test runs emitted Metal text, so each needs a C++ compiler and
+//! says so without one.
 
 use formats::Result;
 use sha2::{Digest, Sha256};
@@ -66,7 +67,8 @@ fn put(driver: &Driver<Fake>, buffer: &Buffer, values: &[f32]) {
 
 const N: usize = 40;
 
-/// `b = 2 a + 1`, `c = 3 b + 1`, `b = 5 c + 1`: each waits for the one before, for three different reasons.
+/// `b = 2 a + 1`, `c = 3 b + 1`, `b = 5 c + 1`: each waits for the one before, for three different
+/// reasons.
 fn chain(driver: &Driver<Fake>, parts: &[Buffer; 3]) -> Vec<Launch<Fake>> {
     let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
     let numbers = |by| Numbers::new().with_f32("by", by).with("n", N as u32);
@@ -241,7 +243,8 @@ fn a_kernel_that_fails_is_named_when_it_is_waited_for() {
     assert!(why.contains("leaves"), "{why}");
 }
 
-/// A folder with a library of one kernel, as `tile build` makes it, but that the fake's metallib is the text.
+/// A folder with a library of one kernel, as `tile build` makes it, but that the fake's metallib is
+/// the text.
 fn library(kernel: &Kernel) -> (tempfile::TempDir, Options) {
     let folder = tempfile::tempdir().unwrap();
     let lowered = passes::lower(kernel, Target::Metal).unwrap();
@@ -429,7 +432,8 @@ fn the_fake_finds_what_a_driver_forgets() {
         let why = run(forgotten).expect_err(forgotten);
         assert!(why.contains(says), "{forgotten}: {why}");
     }
-    // A text that needs 3.2, one that asks for it without need, and one that makes an atomic of what is coherent.
+    // A text that needs 3.2, one that asks for it without need, and one that makes an atomic of
+    // what is coherent.
     let coherent = text.replace("device float*", "TK_COHERENT device float*");
     let cast = format!("{coherent}// atomic_fetch_add_explicit((device atomic_uint*)(y + 1u), 1u)");
     let refused = |text: &str, version| Fake::new().compile(text, version).map(drop).unwrap_err();

@@ -133,7 +133,8 @@ fn everything() -> Result<Program> {
     step.finish(bounded)
 }
 
-/// A Program of what carries a state, in two parts; heads of values are wider than what stays in the first cache.
+/// A Program of what carries a state, in two parts; heads of values are wider than what stays in
+/// the first cache.
 fn carried() -> Result<Program> {
     let builder = Builder::new(&Any);
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);

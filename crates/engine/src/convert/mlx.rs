@@ -1,4 +1,5 @@
-//! Folders as MLX has them: matrices as affine groups or four-bit floats, all else as the folder had it.
+//! Folders as MLX has them: matrices as affine groups or four-bit floats, all else as the folder
+//! had it.
 //!
 //! ```text
 //! NAME.weight   codes, u32 [rows, columns * bits / 32]: a stream of bits, the first code lowest
@@ -6,8 +7,8 @@
 //! NAME.biases   [rows, columns / group]: what a code of zero stands for; affine groups alone
 //! config.json   "quantization": {"group_size": 64, "bits": 4}
 //! ```
-//! Tensors keep the names that the folder has. Which of them are matrices follows from the Program: those whose rows
-//! its products multiply with, but for routers, whose few numbers decide much.
+//! Tensors keep the names that the folder has. Which of them are matrices follows from the Program:
+//! those whose rows its products multiply with, but for routers, whose few numbers decide much.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -37,8 +38,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form of that name, `mlx4` or `mlx-mxfp4`, with groups of so many elements; `None` for a name that is no
-    /// form of MLX's.
+    /// The form of that name, `mlx4` or `mlx-mxfp4`, with groups of so many elements; `None` for a
+    /// name that is no form of MLX's.
     ///
     /// # Errors
     /// A number of bits, or of elements, that MLX has not.
@@ -78,7 +79,8 @@ impl Form {
         }
     }
 
-    /// What a matrix of such numbers is encoded as: scales keep its type, and are bf16 where it has a wider one.
+    /// What a matrix of such numbers is encoded as: scales keep its type, and are bf16 where it has
+    /// a wider one.
     fn encoding(self, dtype: DType) -> Option<Encoding> {
         let scale = if dtype == DType::F16 { DType::F16 } else { DType::BF16 };
         match self {
@@ -117,12 +119,13 @@ impl Job<'_> {
     }
 }
 
-/// Writes the folder behind `tensors` to the folder `out`, which is there only once it is whole. What is held in
-/// memory is bounded by the largest tensor, and the same input gives the same bytes.
+/// Writes the folder behind `tensors` to the folder `out`, which is there only once it is whole.
+/// What is held in memory is bounded by the largest tensor, and the same input gives the same
+/// bytes.
 ///
 /// # Errors
-/// A GGUF file, a folder that does not load or is quantised already, weights that are no numbers, a folder that is
-/// there; I/O; a cancelled conversion.
+/// A GGUF file, a folder that does not load or is quantised already, weights that are no numbers, a
+/// folder that is there; I/O; a cancelled conversion.
 pub fn write(
     tensors: &Tensors,
     out: &Path,
@@ -205,8 +208,8 @@ pub fn write(
     Ok(Summary { bytes: [before, after], types, warnings })
 }
 
-/// The tensors whose rows products multiply with, or that hold rows of embeddings; and a warning where some would
-/// have to be turned.
+/// The tensors whose rows products multiply with, or that hold rows of embeddings; and a warning
+/// where some would have to be turned.
 fn matrices(tensors: &Tensors) -> Result<(HashSet<String>, Vec<String>)> {
     let program = models::load(tensors, &models::Options::default())?.record(false)?;
     let (mut found, mut turned) = (HashSet::new(), None);
@@ -223,7 +226,8 @@ fn matrices(tensors: &Tensors) -> Result<(HashSet<String>, Vec<String>)> {
     Ok((found, turned.map(said).into_iter().collect()))
 }
 
-/// Whether a recipe turns matrices on their side, so that rows of the tensor are not those of the weight.
+/// Whether a recipe turns matrices on their side, so that rows of the tensor are not those of the
+/// weight.
 fn is_turned(source: &Source) -> bool {
     match source {
         Source::Transpose(_) | Source::Columns { .. } => true,
@@ -312,7 +316,8 @@ fn write_tensor(
                     offsets.extend_from_slice(&halves[2..]);
                 }
                 Encoding::Stored(_) => {
-                    // A block's halves lie in the low and the high nibbles; MLX has neighbours in a byte.
+                    // A block's halves lie in the low and the high nibbles; MLX has neighbours in a
+                    // byte.
                     scales.push(block[0]);
                     let code = |i: usize| block[1 + i % 16] >> (i / 16 * 4) & 15;
                     codes.extend((0..16).map(|i| code(2 * i) | code(2 * i + 1) << 4));

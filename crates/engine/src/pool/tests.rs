@@ -77,7 +77,8 @@ fn who_goes_on_in_a_shared_block_copies_what_is_shared() {
     assert!(copies.is_empty() && one.table().blocks == [0, 1], "the last that has it keeps it");
     three.extend(100, 101, &mut copies).unwrap();
     let [Copy { to: 3, .. }] = &copies[..] else { panic!("{copies:?}") };
-    // Beside the prefix tree a table goes on where it wrote last, also where it had claimed more than it then wrote.
+    // Beside the prefix tree a table goes on where it wrote last, also where it had claimed more
+    // than it then wrote.
     copies.clear();
     let shared = two.share(1, two.reached).unwrap();
     two.extend(305, 306, &mut copies).unwrap();
@@ -174,7 +175,8 @@ fn whatever_is_shared_each_reads_what_it_wrote() {
                     all.push(fork);
                 }
                 14 if all.len() > 1 => drop(all.swap_remove(i)),
-                // Somebody else keeps a block up to some position, as the prefix tree does; or adopts what is there.
+                // Somebody else keeps a block up to some position, as the prefix tree does; or
+                // adopts what is there.
                 _ if random & 1 << 21 == 0 && len > 0 => {
                     let p = pick % len;
                     if let Some(block) = all[i].table.share(p / BLOCK_TOKENS, all[i].table.reached)

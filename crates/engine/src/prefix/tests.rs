@@ -241,7 +241,8 @@ fn whatever_comes_the_tree_finds_what_a_list_finds() {
     assert_eq!(f.tree.nodes.iter().flatten().count(), 1, "the root");
 }
 
-/// States are those behind whole blocks and behind sequences, and go first without what they follow from.
+/// States are those behind whole blocks and behind sequences, and go first without what they follow
+/// from.
 #[test]
 fn states_are_found_where_they_were_kept() {
     let carried = Group { window: Some(2), carried: true };

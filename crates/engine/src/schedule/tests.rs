@@ -1,4 +1,5 @@
-//! Random traces: nothing starves, nothing leaks, gaps are bounded, and tokens do not depend on neighbours.
+//! Random traces: nothing starves, nothing leaks, gaps are bounded, and tokens do not depend on
+//! neighbours.
 //!
 //! `DELFT_TEST_TRACES` sets how many traces of the scheduler alone are run.
 
@@ -147,7 +148,8 @@ fn trace(seed: u64) -> u64 {
             if request.computed < request.len {
                 continue;
             }
-            // A prompt's step comes after the tokens of decode steps, and with those that it ends with.
+            // A prompt's step comes after the tokens of decode steps, and with those that it ends
+            // with.
             let behind = if plan.decode.contains(work) { rows(&plan.prompt) } else { 0 };
             if let Some(before) = gaps.insert(work.id, behind) {
                 assert!(before <= LIMITS.shared_rows, "{seed}: {before} rows between two tokens");
@@ -180,7 +182,8 @@ fn every_request_comes_to_its_end_whatever_comes() {
     println!("{traces} traces, {steps} steps");
 }
 
-/// A scheduler whose requests all have one block and run one step, one at a time; the order in which they go.
+/// A scheduler whose requests all have one block and run one step, one at a time; the order in
+/// which they go.
 fn order(arrivals: &[(u64, i32)], patience: u64, each_step: Option<(u64, i32)>) -> Vec<Id> {
     let mut cache = Counting { free: 100, ..Counting::default() };
     let mut scheduler = Scheduler::new(Limits { sequences: 1, patience, ..LIMITS });
@@ -226,8 +229,9 @@ fn a_request_that_finds_no_blocks_alone_is_refused() {
     assert_eq!((scheduler.counts(), cache.free), ((0, 0), 3));
 }
 
-/// What the cache holds in each block of each group, where a position's entry follows from its token, the kind of step that
-/// computed it, and what the layers saw: the first and the last position before it.
+/// What the cache holds in each block of each group, where a position's entry follows from its
+/// token, the kind of step that computed it, and what the layers saw: the first and the last
+/// position before it.
 struct Device {
     memory: Vec<Vec<[u64; BLOCK_TOKENS]>>,
     groups: Vec<Group>,

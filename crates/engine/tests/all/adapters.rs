@@ -1,5 +1,5 @@
-//! Adapters: against PEFT, beside each other in one step, and added while an engine runs; on the CPU and on a GPU, the
-//! simulated one unless `DELFT_TEST_DEVICE` names another.
+//! Adapters: against PEFT, beside each other in one step, and added while an engine runs; on the
+//! CPU and on a GPU, the simulated one unless `DELFT_TEST_DEVICE` names another.
 
 use crate::common::{Expected, error, load, root};
 use delft_engine::{
@@ -57,7 +57,8 @@ fn both(engine: &Engine, adapter: Option<usize>, tokens: &[u32]) -> [Vec<f32>; 2
     [prompt, decoded]
 }
 
-/// An engine's logits with an adapter are PEFT's, and without one those of an engine that has no room for any, to the bit.
+/// An engine's logits with an adapter are PEFT's, and without one those of an engine that has no
+/// room for any, to the bit.
 fn compare(
     case: &str,
     base: &str,

@@ -1,4 +1,5 @@
-//! Damaged model files, all the way: each is refused with one line or runs, and never panics or hangs.
+//! Damaged model files, all the way: each is refused with one line or runs, and never panics or
+//! hangs.
 
 use crate::common::root;
 use delft_engine::{Engine, LoadOptions, Rows};
@@ -102,7 +103,8 @@ fn damaged_configurations() {
     check("config.json", "qwen2-window", 2048, 1000);
 }
 
-/// A download or a copy over a file in use: what is gone reads as zeros, and loading says so at its end.
+/// A download or a copy over a file in use: what is gone reads as zeros, and loading says so at its
+/// end.
 #[test]
 fn a_file_that_shrinks_while_it_is_loaded_is_refused() {
     for device in ["cpu", "sim"] {

@@ -1,4 +1,5 @@
-//! The same tokens on every device: greedy and sampled, chosen on the device with the words of one step feeding the next.
+//! The same tokens on every device: greedy and sampled, chosen on the device with the words of one
+//! step feeding the next.
 
 use crate::common::{cases, load, wanted};
 use delft_engine::{
@@ -79,7 +80,8 @@ fn a_rotating_context_is_the_cpus() {
     assert_eq!(tokens(Place::Cpu), tokens("sim".parse().unwrap()));
 }
 
-/// Small caches, for prompts and for single tokens, beside one of f32. The bundled model: its heads are whole blocks.
+/// Small caches, for prompts and for single tokens, beside one of f32. The bundled model: its heads
+/// are whole blocks.
 #[test]
 fn a_small_cache_is_near() {
     let logits = |device: &str, cache_type: CacheType| {
@@ -166,7 +168,8 @@ fn a_thousand_tokens_are_the_cpus() {
     same("sim", 200);
 }
 
-/// The last of several chooses; those of one kind hand their rows on by themselves, others by way of the host.
+/// The last of several chooses; those of one kind hand their rows on by themselves, others by way
+/// of the host.
 #[test]
 fn several_devices_choose_alike() {
     same("sim,sim", 24);
@@ -180,7 +183,8 @@ fn ranks_choose_alike() {
     same_by("sim,sim", SplitMode::Tensor, 200);
 }
 
-/// As [`a_thousand_tokens_are_the_cpus`], through Metal's driver: a process runs every kernel, so fewer.
+/// As [`a_thousand_tokens_are_the_cpus`], through Metal's driver: a process runs every kernel, so
+/// fewer.
 #[test]
 fn metal_text_chooses_alike() {
     same("sim-metal", 24);

@@ -1,4 +1,5 @@
-//! Embeddings against Transformers and the modules of sentence-transformers; see `tests/reference/embeddings.py`.
+//! Embeddings against Transformers and the modules of sentence-transformers; see
+//! `tests/reference/embeddings.py`.
 
 use crate::common::{Expected, error, load, root};
 use delft_engine::models::Ending;

@@ -1,4 +1,5 @@
-//! A step that fails is its session's alone: it gets one clear error, and the others go on as if nothing had happened.
+//! A step that fails is its session's alone: it gets one clear error, and the others go on as if
+//! nothing had happened.
 
 use crate::common::{load, root};
 use delft_engine::{

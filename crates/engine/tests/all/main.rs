@@ -1,4 +1,5 @@
-//! Loaded models from outside, as one test program. `replay.rs` beside it counts allocations and is a program of its own.
+//! Loaded models from outside, as one test program. `replay.rs` beside it counts allocations and is
+//! a program of its own.
 
 mod adapters;
 mod cached;

@@ -9,7 +9,8 @@ fn sim() -> Place {
     "sim".parse().unwrap()
 }
 
-/// The plan made before loading is within 5% of the peak once a whole context has been used and tokens were chosen.
+/// The plan made before loading is within 5% of the peak once a whole context has been used and
+/// tokens were chosen.
 #[test]
 fn the_plan_is_the_peak() {
     use SplitMode::{Layer, Tensor};

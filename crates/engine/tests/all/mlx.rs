@@ -45,7 +45,8 @@ fn apart(folder: &Path, original: &Path) -> f64 {
 fn what_is_written_is_read_and_close_to_the_original() {
     let scratch = tempfile::tempdir().unwrap();
     let options = LoadOptions { cache_type: CacheType::F32, ..LoadOptions::default() };
-    // Experts one by one, q, k and v in one matrix, a tied head, f16; each but the last with rows of whole groups.
+    // Experts one by one, q, k and v in one matrix, a tied head, f16; each but the last with rows
+    // of whole groups.
     for (name, kind, group, bound) in [
         ("qwen3", "mlx8", 32, 0.02),
         ("qwen3", "mlx6", 64, 0.05),

@@ -225,7 +225,8 @@ fn logits_that_are_not_finite_end_a_generation_with_an_error() {
             assert!(tokens.is_empty() && finish == "error", "{device}: {tokens:?}, {finish}");
         }
 
-        // One word that only the model writes: the second step, whose token the device chooses itself.
+        // One word that only the model writes: the second step, whose token the device chooses
+        // itself.
         let sound = on(&root().join(UNTIED), device);
         let (expected, error, finish) = generate(&mut sound.session(), &prompt);
         assert_eq!((expected.len(), error, finish), (6, None, "length"));

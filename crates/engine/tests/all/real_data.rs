@@ -1,4 +1,5 @@
-//! A trained model of the real world, as GGUF version 1: ids, logits and likelihoods computed elsewhere in float64.
+//! A trained model of the real world, as GGUF version 1: ids, logits and likelihoods computed
+//! elsewhere in float64.
 
 use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Rows, SamplingOptions};
 use serde_json::Value;

@@ -94,9 +94,9 @@ fn sixty_four_requests_get_what_each_gets_alone() {
     }
 }
 
-/// Where a GPU is loaded for many sequences, whatever else is computed leaves no trace in any bit: arrivals at random, prefixes
-/// that are found, and sequences that are given up for want of blocks and computed again. `DELFT_TEST_DEVICE` names another
-/// device.
+/// Where a GPU is loaded for many sequences, whatever else is computed leaves no trace in any bit:
+/// arrivals at random, prefixes that are found, and sequences that are given up for want of blocks
+/// and computed again. `DELFT_TEST_DEVICE` names another device.
 #[test]
 fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
     let load_for = |sessions| {
@@ -107,7 +107,8 @@ fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
         load(&root().join("mistral-long"), &options)
     };
     let (engine, quiet) = (load_for(3), load_for(1));
-    // It keeps its blocks, so that those that are left do not do for two sequences that become long.
+    // It keeps its blocks, so that those that are left do not do for two sequences that become
+    // long.
     let mut session = engine.session();
     let held = answer(session.generate(prompt(260, 77), &options(0, 1)).unwrap()).len();
     assert_eq!(held, 1);

@@ -108,8 +108,8 @@ fn a_cache_passes_between_devices() {
     assert!(worst <= 1e-4 * range, "{worst} of {range}");
 }
 
-/// What a cache of codes shows is near what one of f32 shows, a fork reads it, and a file brings it back, to another device
-/// too. The bundled model: its heads are whole blocks.
+/// What a cache of codes shows is near what one of f32 shows, a fork reads it, and a file brings it
+/// back, to another device too. The bundled model: its heads are whole blocks.
 #[test]
 fn a_cache_of_codes_is_saved_and_shown() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The CPU device against Hugging Face Transformers: logits of a prefill and of ten decode steps, per architecture.
+//! The CPU device against Hugging Face Transformers: logits of a prefill and of ten decode steps,
+//! per architecture.
 
 use crate::common::{Expected, cases, error, load, root, twin_truth, twins, wanted};
 use delft_engine::{CacheType, Engine, LoadOptions, Rows, SplitMode};
@@ -77,7 +78,8 @@ fn truth(path: &Path) -> (PathBuf, f32) {
     match twin_truth(path) {
         None => (path.join("expected.safetensors"), 1e-4),
         Some((truth, true)) => (truth, 1e-4),
-        // Its nets make more of what rounding activations to eight bits leaves: 5.7e-2 with every instruction set.
+        // Its nets make more of what rounding activations to eight bits leaves: 5.7e-2 with every
+        // instruction set.
         Some((truth, false)) if path.ends_with("qwen3.5-shared/model.q8_0.gguf") => (truth, 7e-2),
         Some((truth, false)) => (truth, 3e-2),
     }
@@ -147,7 +149,8 @@ fn cuda_text_agrees() {
     all_simulated("sim-cuda", &["qwen3"]);
 }
 
-/// Two layers and the head on two devices and on three; the device's own tests do this with every fixture.
+/// Two layers and the head on two devices and on three; the device's own tests do this with every
+/// fixture.
 #[test]
 fn layers_on_several_devices_agree() {
     for device in ["sim,sim", "sim,sim,sim"] {
@@ -155,7 +158,8 @@ fn layers_on_several_devices_agree() {
     }
 }
 
-/// The same, with the value at the cut handed over by the host, as between devices that do not reach each other.
+/// The same, with the value at the cut handed over by the host, as between devices that do not
+/// reach each other.
 #[test]
 fn layers_on_devices_that_do_not_reach_each_other_agree() {
     all_simulated("sim-metal,sim-metal", &["llama3"]);
@@ -199,7 +203,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("smollm3/model.f32.gguf", HEADS),
 ];
 
-/// Every layer shared by two ranks. Heads that two cannot share are refused, and so are blocks that a cut would go through.
+/// Every layer shared by two ranks. Heads that two cannot share are refused, and so are blocks that
+/// a cut would go through.
 fn shared_by_two_on(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
     let refused = REFUSED.iter().find(|(name, _)| path == root().join(name));

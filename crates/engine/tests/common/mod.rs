@@ -15,8 +15,8 @@ pub(crate) fn stories() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf")
 }
 
-/// Allows the tokens that are congruent to how many were accepted, modulo 3, and none once there are
-/// `most`; panics where it is told to.
+/// Allows the tokens that are congruent to how many were accepted, modulo 3, and none once there
+/// are `most`; panics where it is told to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counting {
     pub(crate) accepted: u32,
@@ -54,7 +54,8 @@ fn folders() -> Vec<PathBuf> {
     all
 }
 
-/// Whether a path is of one of the folders that `DELFT_TEST_FIXTURES` lists, with commas between; all are where it is not set.
+/// Whether a path is of one of the folders that `DELFT_TEST_FIXTURES` lists, with commas between;
+/// all are where it is not set.
 pub(crate) fn wanted(path: &Path) -> bool {
     let Ok(wanted) = std::env::var("DELFT_TEST_FIXTURES") else { return true };
     let below = path.strip_prefix(root()).ok().and_then(|below| below.iter().next());

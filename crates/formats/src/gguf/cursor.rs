@@ -63,7 +63,8 @@ impl<'a> Cursor<'a> {
         if self.wide { self.u64(what) } else { Ok(u64::from(self.u32(what)?)) }
     }
 
-    /// A count of things that take at least `least` bytes each, checked against the bytes that are left.
+    /// A count of things that take at least `least` bytes each, checked against the bytes that are
+    /// left.
     pub(super) fn count(&mut self, what: &str, least: usize) -> Result<usize> {
         let count = self.length(what)?;
         let most = self.left() / least;

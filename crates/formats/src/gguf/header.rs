@@ -6,7 +6,8 @@
 //! tensors x (name: string, rank: u32, dims: n each, innermost first, type: u32, offset: u64)
 //! padding to general.alignment (32), then the data that offsets count from
 //! ```
-//! `n` and string lengths are u32 in version 1 and u64 since; versions 2 and 3 differ only in allowing big-endian files.
+//! `n` and string lengths are u32 in version 1 and u64 since; versions 2 and 3 differ only in
+//! allowing big-endian files.
 
 use super::cursor::Cursor;
 use super::metadata::Metadata;
@@ -51,14 +52,16 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// Reads the header of a whole GGUF file; `place` names the file in errors.
 ///
-/// Everything the result says has been checked against `bytes`: counts, names, shapes, alignment, and that tensors lie
-/// inside the file one behind the other, with no more between them than padding. Keys and tensor names must be UTF-8; string values that are not have
-/// the bad bytes replaced. Memory use is bounded by a small multiple of the header's size in the file.
+/// Everything the result says has been checked against `bytes`: counts, names, shapes, alignment,
+/// and that tensors lie inside the file one behind the other, with no more between them than
+/// padding. Keys and tensor names must be UTF-8; string values that are not have the bad bytes
+/// replaced. Memory use is bounded by a small multiple of the header's size in the file.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let mut cursor = Cursor::new(bytes, place);
     let version = read_version(&mut cursor, place)?;
     let width = if cursor.wide { 8 } else { 4 };
-    // The least a tensor can take: an empty name, a rank, one dimension, a type and an offset; then the same for a key.
+    // The least a tensor can take: an empty name, a rank, one dimension, a type and an offset; then
+    // the same for a key.
     let tensor_count = cursor.count("a tensor count", width + 4 + width + 4 + 8)?;
     let key_count = cursor.count("a metadata count", width + 4 + 1)?;
 
@@ -90,8 +93,8 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     Ok(Header { version, alignment, metadata, tensors, data_start })
 }
 
-/// Reads the keys and values at the beginning of a GGUF file, of which `bytes` hold the first part: those that fit in
-/// it. `place` names the file in errors.
+/// Reads the keys and values at the beginning of a GGUF file, of which `bytes` hold the first part:
+/// those that fit in it. `place` names the file in errors.
 ///
 /// What a model is comes before its vocabulary, so some hundred kibibytes tell it.
 pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
@@ -101,7 +104,8 @@ pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
     let key_count = cursor.length("a metadata count")?;
     let mut entries = Vec::new();
     for _ in 0..key_count {
-        // Where the bytes end, and where they are damaged: the whole header is read when the file is opened.
+        // Where the bytes end, and where they are damaged: the whole header is read when the file
+        // is opened.
         let Ok(entry) = read_entry(&mut cursor, place) else { break };
         entries.push(entry);
     }
@@ -235,8 +239,9 @@ fn check_distinct(tensors: &[TensorInfo], place: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writers pad every tensor to the alignment and leave no other gap. A file whose tensors lie otherwise was written with
-/// another alignment than it states, or its offsets are damaged: in both cases the data would be taken for other weights.
+/// Writers pad every tensor to the alignment and leave no other gap. A file whose tensors lie
+/// otherwise was written with another alignment than it states, or its offsets are damaged: in both
+/// cases the data would be taken for other weights.
 fn check_layout(tensors: &[TensorInfo], start: u64, alignment: u64, place: &str) -> Result<()> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_unstable_by_key(|tensor| tensor.start);
@@ -265,9 +270,9 @@ fn check_layout(tensors: &[TensorInfo], start: u64, alignment: u64, place: &str)
 /// The largest alignment that [`check_alignment`] looks for.
 const LARGEST_ALIGNMENT: u64 = 1 << 16;
 
-/// Refuses a file that was written with a larger alignment than it states where every tensor fits both, so that only the
-/// beginning of the data tells: all of it would be read some bytes too early. Such a file is longer than it should be by just
-/// those bytes, which are zeros.
+/// Refuses a file that was written with a larger alignment than it states where every tensor fits
+/// both, so that only the beginning of the data tells: all of it would be read some bytes too
+/// early. Such a file is longer than it should be by just those bytes, which are zeros.
 fn check_alignment(
     tensors: &[TensorInfo],
     bytes: &[u8],

@@ -4,8 +4,8 @@ use super::value::{Array, Value};
 use crate::error::clipped;
 use crate::{Error, Result};
 
-/// Keys and values in file order. Getters of a key that is absent give `None`; a value of the wrong type is an error
-/// that names the key. Integers of any width convert where they fit.
+/// Keys and values in file order. Getters of a key that is absent give `None`; a value of the wrong
+/// type is an error that names the key. Integers of any width convert where they fit.
 #[derive(Debug, Clone, Default)]
 pub struct Metadata {
     place: String,
@@ -14,7 +14,8 @@ pub struct Metadata {
     by_key: Vec<usize>,
 }
 
-/// Kinds of GGUF files that hold no model by themselves, as `general.type` names them, and what they are.
+/// Kinds of GGUF files that hold no model by themselves, as `general.type` names them, and what
+/// they are.
 const OTHERS: &[(&str, &str)] = &[
     ("adapter", "an adapter, which works on top of a model"),
     ("mmproj", "a projector (mmproj), which lets a model see or hear"),
@@ -75,7 +76,8 @@ impl Metadata {
         Error::new(self.at(key), "a value", "no such key")
     }
 
-    /// Whether the file holds a model and not something that goes with one, as far as `general.type` says.
+    /// Whether the file holds a model and not something that goes with one, as far as
+    /// `general.type` says.
     ///
     /// # Errors
     /// A file of a kind that is known to hold no model.

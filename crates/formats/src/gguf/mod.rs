@@ -47,9 +47,11 @@ impl Shard {
 impl Gguf {
     /// Opens a file; for any file of a split set (`NAME-00001-of-0000N.gguf`), the whole set.
     ///
-    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in place.
+    /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in
+    /// place.
     ///
-    /// Errors: what [`parse`] refuses, a file of the set that is missing or not what its number says, I/O.
+    /// Errors: what [`parse`] refuses, a file of the set that is missing or not what its number
+    /// says, I/O.
     pub fn open(path: &Path) -> Result<Gguf> {
         let shard = Shard::open(path)?;
         let count = shard.header.metadata.u32("split.count")?.unwrap_or(1);
@@ -108,7 +110,8 @@ impl Gguf {
         &self.header().metadata
     }
 
-    /// Drops the (first) file's metadata, most of which is the vocabulary: megabytes that a loaded model has elsewhere.
+    /// Drops the (first) file's metadata, most of which is the vocabulary: megabytes that a loaded
+    /// model has elsewhere.
     pub fn forget_metadata(&mut self) {
         self.shards[0].header.metadata = Metadata::default();
     }

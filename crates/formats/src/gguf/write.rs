@@ -20,8 +20,8 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
 }
 
-/// A GGUF file under way. It is written aside and takes its name in [`Writer::finish`]; dropped before that, it
-/// leaves nothing behind.
+/// A GGUF file under way. It is written aside and takes its name in [`Writer::finish`]; dropped
+/// before that, it leaves nothing behind.
 pub struct Writer {
     out: Aside,
     place: String,
@@ -36,9 +36,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes the header. Tensor data then follows through [`Writer::write`], in the order of `tensors`.
+    /// Writes the header. Tensor data then follows through [`Writer::write`], in the order of
+    /// `tensors`.
     ///
-    /// Errors: keys or names that come twice, a bad `general.alignment`, a shape or type that GGUF cannot hold, I/O.
+    /// Errors: keys or names that come twice, a bad `general.alignment`, a shape or type that GGUF
+    /// cannot hold, I/O.
     pub fn create(
         path: &Path,
         metadata: &[(String, Value)],
@@ -111,8 +113,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The file as it is under way, with its headers and its length, and zeros for data that is still to come: where it is until it
-    /// takes its name.
+    /// The file as it is under way, with its headers and its length, and zeros for data that is
+    /// still to come: where it is until it takes its name.
     ///
     /// # Errors
     /// I/O.
@@ -120,8 +122,8 @@ impl Writer {
         self.out.outline(self.total)
     }
 
-    /// Appends tensor data. Pieces may be of any size and cross from one tensor into the next; padding between
-    /// tensors is added here. Errors: more data than the tensors hold, I/O.
+    /// Appends tensor data. Pieces may be of any size and cross from one tensor into the next;
+    /// padding between tensors is added here. Errors: more data than the tensors hold, I/O.
     pub fn write(&mut self, mut data: &[u8]) -> Result<()> {
         while !data.is_empty() {
             let Some(&(_, len)) = self.tensors.get(self.current) else {

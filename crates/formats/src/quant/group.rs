@@ -1,4 +1,5 @@
-//! Affine groups as blocks: what the CPU's panels hold of [`Encoding::Groups`](crate::Encoding::Groups).
+//! Affine groups as blocks: what the CPU's panels hold of
+//! [`Encoding::Groups`](crate::Encoding::Groups).
 //!
 //! ```text
 //! 0..n      codes of 4 or 8 bits, the first lowest
@@ -9,7 +10,8 @@
 use super::plain::{bf16_to_f32, bits_at, f16_to_f32, f32_to_bf16, f32_to_f16, put_bits};
 use super::{Affine, Block, Offset, Parts, Scale, range};
 
-/// `ELEMENTS` weights `scale * code + offset` with codes of `BITS` bits; scale and offset in bf16 or in f16.
+/// `ELEMENTS` weights `scale * code + offset` with codes of `BITS` bits; scale and offset in bf16
+/// or in f16.
 pub struct Group<const BITS: usize, const ELEMENTS: usize, const BF16: bool>;
 
 impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Group<BITS, ELEMENTS, BF16> {

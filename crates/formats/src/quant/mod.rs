@@ -1,8 +1,9 @@
 //! Quantised blocks, one file each: layout, decode, encode, integer codes, dot.
 //!
-//! A block packs `ELEMENTS` consecutive weights of one row into `BYTES` bytes. Everything downstream (the CPU's
-//! packed panels, the GPU kernels, the quantiser) is derived from the items of [`Block`], so that a new block is one
-//! new file here. Byte layouts follow ggml's block structures; each file states its own.
+//! A block packs `ELEMENTS` consecutive weights of one row into `BYTES` bytes. Everything
+//! downstream (the CPU's packed panels, the GPU kernels, the quantiser) is derived from the items
+//! of [`Block`], so that a new block is one new file here. Byte layouts follow ggml's block
+//! structures; each file states its own.
 
 mod codebook;
 mod group;
@@ -41,8 +42,9 @@ pub use q8_0::Q8_0;
 
 /// How the integer codes of a block turn back into weights.
 ///
-/// Every sub-block of `sub` elements shares a scale `s` and an offset `m`: `w = s * code + m`, where `m = -zero * s`
-/// for a fixed zero point. Where there is a table, a code stands for a number of it.
+/// Every sub-block of `sub` elements shares a scale `s` and an offset `m`: `w = s * code + m`,
+/// where `m = -zero * s` for a fixed zero point. Where there is a table, a code stands for a number
+/// of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Affine {
     /// Bits per code: 2, 3, 4, 5, 6 or 8. Codes are unsigned, `0..2^bits`.
@@ -73,7 +75,8 @@ pub enum Scale {
 pub enum Offset {
     /// `m = -zero * s`.
     Zero(u8),
-    /// `m = min` (as the scale, one per sub-block) with [`Scale::Half`] and [`Scale::Brain`]; `m = -min * mins[i]` with [`Scale::Super`].
+    /// `m = min` (as the scale, one per sub-block) with [`Scale::Half`] and [`Scale::Brain`];
+    /// `m = -min * mins[i]` with [`Scale::Super`].
     Min,
 }
 
@@ -94,8 +97,8 @@ impl Affine {
         u8::BITS - all.leading_zeros()
     }
 
-    /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or `s_i * code_e + m_i`.
-    /// `weights` holds the block's `ELEMENTS`.
+    /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or
+    /// `s_i * code_e + m_i`. `weights` holds the block's `ELEMENTS`.
     pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
         let number =
             if self.scale == Scale::Brain { plain::bf16_to_f32 } else { plain::f16_to_f32 };
@@ -150,8 +153,8 @@ pub trait Block: 'static {
     const BYTES: usize;
     /// How codes turn into weights.
     const AFFINE: Affine;
-    /// The bytes at which its f16 numbers lie: the scale and the `min` of [`Parts`]. Whatever else a block holds are whole
-    /// numbers, so that its weights are finite if these are.
+    /// The bytes at which its f16 numbers lie: the scale and the `min` of [`Parts`]. Whatever else
+    /// a block holds are whole numbers, so that its weights are finite if these are.
     const HALVES: &'static [usize];
     /// The byte at which the exponent of a power of two lies, where a block has one; above
     /// [`LARGEST_POWER`] its weights overflow.
@@ -160,18 +163,20 @@ pub trait Block: 'static {
     /// Block bytes (`BYTES`) to weights (`ELEMENTS`).
     fn decode(block: &[u8], weights: &mut [f32]);
 
-    /// Weights (`ELEMENTS`) to block bytes (`BYTES`), whatever the weights: those that are not finite give bytes
-    /// without meaning, but no panic.
+    /// Weights (`ELEMENTS`) to block bytes (`BYTES`), whatever the weights: those that are not
+    /// finite give bytes without meaning, but no panic.
     fn encode(weights: &[f32], block: &mut [u8]);
 
-    /// As [`Block::encode`], where the squared error of each weight counts by its importance (`ELEMENTS`, positive). Blocks of so
-    /// many bits that nothing is gained are the same for every importance.
+    /// As [`Block::encode`], where the squared error of each weight counts by its importance
+    /// (`ELEMENTS`, positive). Blocks of so many bits that nothing is gained are the same for every
+    /// importance.
     fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
         let _ = importance;
         Self::encode(weights, block);
     }
 
-    /// Block bytes to integer codes and scales, such that [`Block::AFFINE`] applied to them equals `decode`.
+    /// Block bytes to integer codes and scales, such that [`Block::AFFINE`] applied to them equals
+    /// `decode`.
     fn split(block: &[u8], parts: &mut Parts);
 
     /// Reference dot product of one block with `ELEMENTS` activations, in f64.

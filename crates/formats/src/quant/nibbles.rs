@@ -1,5 +1,5 @@
-//! Bit packing that blocks share: 4-bit codes, 4-bit codes with a plane of fifth bits before them, and fields of
-//! bits taken from 32 bytes at a time, which compilers turn into vector code.
+//! Bit packing that blocks share: 4-bit codes, 4-bit codes with a plane of fifth bits before them,
+//! and fields of bits taken from 32 bytes at a time, which compilers turn into vector code.
 
 /// Writes 32 codes of 4 bits: byte j holds code j low and code 16 + j high.
 pub(super) fn pack(bytes: &mut [u8], code: impl Fn(usize) -> u8) {
@@ -17,7 +17,8 @@ pub(super) fn unpack(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// Writes 32 codes of 5 bits: 4 bytes of high bits (bit i for code i), then the low bits as [`pack`] does.
+/// Writes 32 codes of 5 bits: 4 bytes of high bits (bit i for code i), then the low bits as
+/// [`pack`] does.
 pub(super) fn pack_5(bytes: &mut [u8], code: impl Fn(usize) -> u8) {
     let high = (0..32).fold(0u32, |bits, i| bits | u32::from(code(i) >> 4 & 1) << i);
     bytes[..4].copy_from_slice(&high.to_le_bytes());
@@ -40,8 +41,8 @@ pub(super) fn field(bytes: &[u8], shift: usize, mask: u8, codes: &mut [u8]) {
     }
 }
 
-/// 32 codes out of two planes of 32 bytes: `low_mask` bits of one, below those of `high_mask` of the other, which
-/// move up by `up`.
+/// 32 codes out of two planes of 32 bytes: `low_mask` bits of one, below those of `high_mask` of
+/// the other, which move up by `up`.
 pub(super) fn fields(
     (low, low_shift, low_mask): (&[u8], usize, u8),
     (high, high_shift, high_mask): (&[u8], usize, u8),

@@ -1,6 +1,8 @@
-//! Plain number types: f16, bf16 and f32 as little-endian bytes, one value at a time or a row at a time.
+//! Plain number types: f16, bf16 and f32 as little-endian bytes, one value at a time or a row at a
+//! time.
 //!
-//! Rounding is to nearest, ties to even; values past the largest f16 become infinite; a NaN stays a NaN.
+//! Rounding is to nearest, ties to even; values past the largest f16 become infinite; a NaN stays a
+//! NaN.
 
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
@@ -61,7 +63,8 @@ pub fn decode_f8_e4m3(bytes: &[u8], values: &mut [f32]) {
 /// Little-endian f16 bytes (2 a value) to values.
 pub fn decode_f16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len());
-    // The bytes may lie at an odd address: an aligned buffer lets `half` convert several values per instruction.
+    // The bytes may lie at an odd address: an aligned buffer lets `half` convert several values per
+    // instruction.
     let mut bits = [0u16; 64];
     for (b, v) in bytes.chunks(128).zip(values.chunks_mut(64)) {
         for (bits, b) in bits.iter_mut().zip(b.chunks_exact(2)) {

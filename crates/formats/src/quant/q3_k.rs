@@ -1,4 +1,5 @@
-//! Q3_K: 256 weights in 110 bytes; 16 sub-blocks of 16, `w = d * scales[i] * (code - 4)`, scales in -32..32.
+//! Q3_K: 256 weights in 110 bytes; 16 sub-blocks of 16, `w = d * scales[i] * (code - 4)`, scales in
+//! -32..32.
 //!
 //! ```text
 //! 0..32     high bits: bit i of byte l is bit 2 of element 32 i + l

@@ -1,4 +1,5 @@
-//! Q6_K: 256 weights in 210 bytes; 16 sub-blocks of 16, `w = d * scales[i] * (code - 32)`, scales are i8.
+//! Q6_K: 256 weights in 210 bytes; 16 sub-blocks of 16, `w = d * scales[i] * (code - 32)`, scales
+//! are i8.
 //!
 //! ```text
 //! 0..128    low bits: byte 64 h + 32 k + l holds element 128 h + 32 k + l (low nibble)

@@ -1,15 +1,16 @@
-//! The search for scales: minimise the squared error of the decoded weights, each counted by its importance.
+//! The search for scales: minimise the squared error of the decoded weights, each counted by its
+//! importance.
 //!
 //! Four steps, each only ever kept when it lowers the error:
-//! 1. every sub-block alone: try about twenty grids around the obvious one, and fit scale (and min) to the codes that
-//!    each gives by least squares;
-//! 2. round the scales (and mins) to small integers times the block's f16 `d` (and `min`), trying the neighbours of
-//!    each integer with the codes chosen anew;
+//! 1. every sub-block alone: try about twenty grids around the obvious one, and fit scale (and min)
+//!    to the codes that each gives by least squares;
+//! 2. round the scales (and mins) to small integers times the block's f16 `d` (and `min`), trying
+//!    the neighbours of each integer with the codes chosen anew;
 //! 3. with integers and codes held, fit `d` (and `min`) by least squares, and return to 2;
 //! 4. where there is a `min`: with integers held, try the f16 neighbours of `d` and `min` together.
 //!
-//! Where nothing is known of importance, all weights count alike ([`EVEN`]). An importance is positive and finite.
-//! Weights that are not finite are clamped, a NaN counts as zero.
+//! Where nothing is known of importance, all weights count alike ([`EVEN`]). An importance is
+//! positive and finite. Weights that are not finite are clamped, a NaN counts as zero.
 
 use super::Parts;
 use super::plain::{f16_to_f32, f32_to_f16};
@@ -24,7 +25,8 @@ pub(super) struct Grid {
     pub(super) scales: f32,
 }
 
-/// One assignment of every integer scale and min, the f16 bits of `d` and `min`, and the squared error.
+/// One assignment of every integer scale and min, the f16 bits of `d` and `min`, and the squared
+/// error.
 #[derive(Clone)]
 struct Choice {
     d: u16,
@@ -43,7 +45,8 @@ const ROUNDS: usize = 4;
 /// Nearest integer inside `low..=high`; NaN gives `low`.
 #[inline]
 fn nearest(x: f32, low: f32, high: f32) -> f32 {
-    // Adding 1.5 * 2^23 leaves no fraction bits: two additions round to even, and vectorise on every machine.
+    // Adding 1.5 * 2^23 leaves no fraction bits: two additions round to even, and vectorise on
+    // every machine.
     const ROUND: f32 = 12_582_912.0;
     (x.max(low).min(high) + ROUND) - ROUND
 }
@@ -68,7 +71,8 @@ fn reciprocal(x: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Squared error of `x ~ s * q - m` with `q` the nearest code in `low..=high`, each weight's times its importance.
+/// Squared error of `x ~ s * q - m` with `q` the nearest code in `low..=high`, each weight's times
+/// its importance.
 #[inline]
 fn error((x, importance): Counted<'_>, s: f32, m: f32, low: f32, high: f32) -> f32 {
     let inverse = reciprocal(s);
@@ -94,12 +98,14 @@ fn subs<'a>((x, importance): Block<'a>, grid: &Grid) -> impl Iterator<Item = Cou
     x.chunks_exact(grid.sub).zip(importance.chunks_exact(grid.sub))
 }
 
-/// `d` as f16 bits for weights `w = d * (code - codes)`, codes below `2 * codes`, of a block that has one scale.
+/// `d` as f16 bits for weights `w = d * (code - codes)`, codes below `2 * codes`, of a block that
+/// has one scale.
 pub(super) fn alone_symmetric(weights: &[f32], importance: &[f32], codes: f32) -> u16 {
     finite_f16(fit_symmetric((&clean(weights)[..weights.len()], importance), codes))
 }
 
-/// `d` and `min` as f16 bits for weights `w = d * code + min`, codes up to `codes`, of a block that has one of each.
+/// `d` and `min` as f16 bits for weights `w = d * code + min`, codes up to `codes`, of a block that
+/// has one of each.
 pub(super) fn alone_affine(weights: &[f32], importance: &[f32], codes: f32) -> (u16, u16) {
     let x = (&clean(weights)[..weights.len()], importance);
     let (least, most) = super::range(x.0);
@@ -112,7 +118,8 @@ pub(super) fn alone_affine(weights: &[f32], importance: &[f32], codes: f32) -> (
     if fitted < plain { both[1] } else { both[0] }
 }
 
-/// Scales, mins and codes for `w = d * scale * code - min * m` with codes, scales and mins from zero up.
+/// Scales, mins and codes for `w = d * scale * code - min * m` with codes, scales and mins from
+/// zero up.
 pub(super) fn affine(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts {
     let x = &(&clean(weights), importance);
     let mut fits = [(0.0f32, 0.0f32); 16];
@@ -160,8 +167,9 @@ pub(super) fn affine(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts 
     parts
 }
 
-/// Scale and offset of a group, whose length is a multiple of 8, for weights `w = scale * code + offset` with codes up to
-/// `codes`: numbers that `stored` gives back, which rounds them to what is stored.
+/// Scale and offset of a group, whose length is a multiple of 8, for weights
+/// `w = scale * code + offset` with codes up to `codes`: numbers that `stored` gives back, which
+/// rounds them to what is stored.
 pub(crate) fn group(weights: &[f32], codes: f32, stored: impl Fn(f32) -> f32) -> (f32, f32) {
     let even = vec![1.0; weights.len()];
     let x = (weights, &even[..]);
@@ -170,7 +178,8 @@ pub(crate) fn group(weights: &[f32], codes: f32, stored: impl Fn(f32) -> f32) ->
     let mut best = (0.0, stored(least));
     let mut smallest = f32::INFINITY;
     for (scale, offset) in [((most - least) / codes, least), (s, -m)] {
-        // A scale that is rounded down cuts the ends off, which costs most where there are many codes.
+        // A scale that is rounded down cuts the ends off, which costs most where there are many
+        // codes.
         for by in [1.0, 1.0 + 1.0 / 256.0, 1.0 - 1.0 / 256.0] {
             let (scale, offset) = (stored(scale * by), stored(offset));
             let e = error(x, scale, -offset, 0.0, codes);
@@ -282,8 +291,8 @@ fn refit_affine(x: &Block<'_>, grid: &Grid, choice: &Choice) -> (u16, u16) {
     }
 }
 
-/// Step 4: the f16 neighbours of `d` and `min`, with the integers held. Least squares rounds each alone, but where a
-/// sub-block has few distinct weights the two roundings must cancel.
+/// Step 4: the f16 neighbours of `d` and `min`, with the integers held. Least squares rounds each
+/// alone, but where a sub-block has few distinct weights the two roundings must cancel.
 fn polish_affine(x: &Block<'_>, grid: &Grid, best: &mut Choice) {
     for _ in 0..ROUNDS {
         let (d_bits, min_bits, before) = (best.d, best.min, best.error);
@@ -306,15 +315,16 @@ fn polish_affine(x: &Block<'_>, grid: &Grid, best: &mut Choice) {
     }
 }
 
-/// Scales and codes for `w = d * scale * (code - codes)` with signed scales; `grid.codes` is the zero point.
+/// Scales and codes for `w = d * scale * (code - codes)` with signed scales; `grid.codes` is the
+/// zero point.
 pub(super) fn symmetric(weights: &[f32], importance: &[f32], grid: &Grid) -> Parts {
     let x = &(&clean(weights), importance);
     let mut fits = [0.0f32; 16];
     for (fit, x) in fits.iter_mut().zip(subs(*x, grid)) {
         *fit = fit_symmetric(x, grid.codes);
     }
-    // The largest scale becomes -scales, the integer furthest from zero, or one of those beside it: a few starts, for
-    // d is rounded to f16 and the outliers of a block feel that most.
+    // The largest scale becomes -scales, the integer furthest from zero, or one of those beside it:
+    // a few starts, for d is rounded to f16 and the outliers of a block feel that most.
     let largest = super::peak(&fits);
     let mut best = assign_symmetric(x, grid, finite_f16(largest / -grid.scales), &fits);
     for below in 1..4 {
@@ -365,7 +375,8 @@ fn fit_symmetric((x, importance): Counted<'_>, codes: f32) -> f32 {
     for end in [low, high] {
         for step in (0..=9).chain(-9..=-1) {
             let inverse = (end + 0.1 * step as f32) / peak;
-            // With codes held, s = sum xq / sum qq lowers the squared error from sum xx by (sum xq)^2 / sum qq.
+            // With codes held, s = sum xq / sum qq lowers the squared error from sum xx by (sum
+            // xq)^2 / sum qq.
             let (mut sum_qq, mut sum_xq) = ([0.0f32; 8], [0.0f32; 8]);
             for (x, by) in x.chunks_exact(8).zip(importance.chunks_exact(8)) {
                 for (i, (&x, &by)) in x.iter().zip(by).enumerate() {
@@ -377,7 +388,8 @@ fn fit_symmetric((x, importance): Counted<'_>, codes: f32) -> f32 {
             let sum_xq: f32 = sum_xq.iter().sum();
             let s = sum_xq * reciprocal(sum_qq.iter().sum());
             let gain = s * sum_xq;
-            // Grids that differ only by rounding noise are no better: keep the one that uses every code.
+            // Grids that differ only by rounding noise are no better: keep the one that uses every
+            // code.
             if gain > best_gain * (1.0 + 1e-6) {
                 (best, best_gain) = (s, gain);
             }

@@ -1,4 +1,5 @@
-//! Safetensors files and Hugging Face folders: valid ones against the `safetensors` crate, and hostile ones.
+//! Safetensors files and Hugging Face folders: valid ones against the `safetensors` crate, and
+//! hostile ones.
 
 use std::fs;
 use std::path::Path;
@@ -159,7 +160,8 @@ fn hostile_headers_are_refused_with_a_reason() {
         let error = safetensors::parse(&bytes, "m").expect_err(case).to_string();
         assert!(error.contains(part), "{case}: {error:?} lacks {part:?}");
         assert!(error.len() < 600, "{case}: {error:?}");
-        // Stricter than the reference only where listed: types it knows and Delft does not store, names that repeat.
+        // Stricter than the reference only where listed: types it knows and Delft does not store,
+        // names that repeat.
         let theirs = ::safetensors::SafeTensors::deserialize(&bytes);
         let stricter = ["float8", "name twice", "metadata key twice", "metadata twice"];
         assert!(theirs.is_err() || stricter.contains(&case), "{case}: the reference accepts it");

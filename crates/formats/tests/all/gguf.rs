@@ -491,7 +491,8 @@ fn hostile_headers_are_refused_with_a_reason() {
     }
 }
 
-/// Files of one alignment that state another, with headers of every length: none is read at the wrong place.
+/// Files of one alignment that state another, with headers of every length: none is read at the
+/// wrong place.
 #[test]
 fn data_is_never_read_at_another_alignment_than_it_was_written_with() {
     let (mut refused, mut read) = (0, 0);

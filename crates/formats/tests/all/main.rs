@@ -1,4 +1,5 @@
-//! The formats from outside, as one test program. `damage.rs` beside it counts allocations and is a program of its own.
+//! The formats from outside, as one test program. `damage.rs` beside it counts allocations and is a
+//! program of its own.
 
 #[path = "../build/mod.rs"]
 mod build;

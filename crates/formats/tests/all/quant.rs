@@ -1,4 +1,5 @@
-//! Quantised blocks against the `gguf` package (committed vectors) and ggml itself (vectors under DELFT_TEST_DATA).
+//! Quantised blocks against the `gguf` package (committed vectors) and ggml itself (vectors under
+//! DELFT_TEST_DATA).
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,8 @@ use delft_formats::gguf::{TensorSpec, Writer};
 use delft_formats::{DType, Encoding, Groups, Source, Tensor, Tensors, safetensors};
 use std::path::Path;
 
-/// `a` `[6, 4]` f32 with element `i` being `i`, `half` `[2, 4]` f16, `norm` `[4]` bf16, and affine groups of 3 bits.
+/// `a` `[6, 4]` f32 with element `i` being `i`, `half` `[2, 4]` f16, `norm` `[4]` bf16, and affine
+/// groups of 3 bits.
 fn folder(at: &Path) -> Tensors {
     let a: Vec<u8> = (0..24).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let encoded = |dtype: DType, values: &[f32]| {

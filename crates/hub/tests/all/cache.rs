@@ -216,7 +216,8 @@ fn what_is_not_there_or_in_use_is_not_removed() {
     assert!(!root.exists() && model.exists());
 }
 
-/// A snapshot's link is a stranger's word: what it leads to outside the repository is not the cache's to delete.
+/// A snapshot's link is a stranger's word: what it leads to outside the repository is not the
+/// cache's to delete.
 #[test]
 fn a_link_out_of_the_repository_is_not_followed() {
     let cache = tempfile::tempdir().unwrap();

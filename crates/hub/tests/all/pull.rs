@@ -1,4 +1,5 @@
-//! Pulls against a server that imitates the hub: what arrives, what is asked for, and what happens when things break.
+//! Pulls against a server that imitates the hub: what arrives, what is asked for, and what happens
+//! when things break.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

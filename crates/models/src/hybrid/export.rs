@@ -1,5 +1,5 @@
-//! Qwen's hybrids in the terms of GGUF: keys that `config.json` does not have, weights that are stored as one, and the order of
-//! heads that share keys.
+//! Qwen's hybrids in the terms of GGUF: keys that `config.json` does not have, weights that are
+//! stored as one, and the order of heads that share keys.
 
 use super::NEXT;
 use crate::files::Files;
@@ -8,7 +8,8 @@ use formats::gguf::{Array, Value};
 use formats::{Result, Source};
 use program::Weight;
 
-/// What GGUF files of hybrids state that has no key in `config.json`, or another form: `held` are the model's weights.
+/// What GGUF files of hybrids state that has no key in `config.json`, or another form: `held` are
+/// the model's weights.
 ///
 /// # Errors
 /// Values of another type, by key.
@@ -46,8 +47,8 @@ fn together(source: &Source) -> Option<&Source> {
     }
 }
 
-/// A weight of a hybrid as GGUF has it, and its shape; `None` where it is as in any model. What is stored as one stays one;
-/// heads that share keys lie apart, but for Qwen3-Next's.
+/// A weight of a hybrid as GGUF has it, and its shape; `None` where it is as in any model. What is
+/// stored as one stays one; heads that share keys lie apart, but for Qwen3-Next's.
 pub(crate) fn exported(
     held: &[Weight],
     canonical: &str,

@@ -1,5 +1,5 @@
-//! What the attention kernels are tested and measured with: sequences in a scattered block pool whose unused slots are NaN,
-//! so that a kernel that mixes in what it should not see is found out.
+//! What the attention kernels are tested and measured with: sequences in a scattered block pool
+//! whose unused slots are NaN, so that a kernel that mixes in what it should not see is found out.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::dsl::Recipe;
@@ -144,7 +144,8 @@ impl Scene {
         Stores { keys: buffers[0].to_f32(), values: buffers[1].to_f32(), buffers }
     }
 
-    /// A cache of turbo, whose scales are NaN where no position lies; keys and values as they lie, turned.
+    /// A cache of turbo, whose scales are NaN where no position lies; keys and values as they lie,
+    /// turned.
     pub(super) fn turbo(&self) -> Stores {
         let width = self.kv_heads * self.head_dim;
         let used = self.used();
@@ -197,7 +198,8 @@ impl Scene {
         Buffer::floats(Scalar::F32, &logits)
     }
 
-    /// What each row's queries must give over a cache, `keys` and `values` indexed by `(slot, head)`.
+    /// What each row's queries must give over a cache, `keys` and `values` indexed by
+    /// `(slot, head)`.
     pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
         let (q, sinks, d) = (q.to_f32(), self.sinks().to_f32(), self.head_dim);
         let mut y = Vec::new();
@@ -469,7 +471,8 @@ fn decode_q8_0() -> Vec<Case> {
     every_float(of)
 }
 
-/// One row of a sequence: key/value heads, query heads each, elements, keys. A long one, and those of an 8B, a 1B and a 0.6B model.
+/// One row of a sequence: key/value heads, query heads each, elements, keys. A long one, and those
+/// of an 8B, a 1B and a 0.6B model.
 const LONG: [(usize, usize, usize, usize); 5] =
     [(8, 4, 128, 32_768), (8, 4, 64, 8192), (8, 4, 128, 4096), (8, 4, 64, 4096), (8, 2, 128, 4096)];
 

@@ -1,4 +1,5 @@
-//! What the prefill kernels are tested and measured with: chunks of consecutive positions in the scenes of [`super::cases`].
+//! What the prefill kernels are tested and measured with: chunks of consecutive positions in the
+//! scenes of [`super::cases`].
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, tolerance};
 use tile::dsl::Recipe;
@@ -10,7 +11,8 @@ use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attenti
 use super::{Form, Scores};
 use crate::trial::random;
 
-/// The tolerance of kernels that round weights to a type before they meet the values: that of a result in it, and 1e-3 at least.
+/// The tolerance of kernels that round weights to a type before they meet the values: that of a
+/// result in it, and 1e-3 at least.
 fn flash(scalar: Scalar) -> f64 {
     tolerance(scalar).max(1e-3)
 }

@@ -1,12 +1,14 @@
-//! Attention of single tokens over the cache: `y = softmax(q k^T * scale) v` for the latest position of each row's sequence.
+//! Attention of single tokens over the cache: `y = softmax(q k^T * scale) v` for the latest
+//! position of each row's sequence.
 //!
-//! Keys are split over threadgroups (flash-decoding, Dao et al. 2023), and the last group of a head to finish merges the
-//! parts, so that one launch does it all. A group works for all query heads that share a key/value head, up to a pack of
-//! them, so that the cache is read once. Within a group every simdgroup takes batches of keys in turn and has a running
-//! softmax of its own; simdgroups and groups are merged at the end.
+//! Keys are split over threadgroups (flash-decoding, Dao et al. 2023), and the last group of a head
+//! to finish merges the parts, so that one launch does it all. A group works for all query heads
+//! that share a key/value head, up to a pack of them, so that the cache is read once. Within a
+//! group every simdgroup takes batches of keys in turn and has a running softmax of its own;
+//! simdgroups and groups are merged at the end.
 //!
-//! A simdgroup multiplies in one of two ways ([`Schedule`]): `lanes`, which any types and any target allow, and `matrix`,
-//! which makes the query heads of a pack the rows of a tile.
+//! A simdgroup multiplies in one of two ways ([`Schedule`]): `lanes`, which any types and any
+//! target allow, and `matrix`, which makes the query heads of a pack the rows of a tile.
 
 mod batches;
 mod lanes;
@@ -30,20 +32,23 @@ pub const MOST_SPLITS: u32 = 128;
 /// How a group multiplies. All give the same results but for rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// Every lane multiplies the elements that it reads. `stages` is how many batches of keys are on their way at once through
-    /// shared memory, 16 KiB each, or 32 for f32; 0: through registers, one batch.
+    /// Every lane multiplies the elements that it reads. `stages` is how many batches of keys are
+    /// on their way at once through shared memory, 16 KiB each, or 32 for f32; 0: through
+    /// registers, one batch.
     Lanes {
         /// Batches.
         stages: u32,
     },
-    /// The matrix unit multiplies, weights rounded to the queries' type, which has 16 bits: a cache of that type and heads of
-    /// 16, 32, .. 128 elements, or a cache of q8_0, decoded to that type, and heads of 64 or 128.
+    /// The matrix unit multiplies, weights rounded to the queries' type, which has 16 bits: a cache
+    /// of that type and heads of 16, 32, .. 128 elements, or a cache of q8_0, decoded to that type,
+    /// and heads of 64 or 128.
     Matrix {
         /// Simdgroups of a group.
         simds: u32,
         /// Keys of a batch: 16 or 32.
         keys: u32,
-        /// Batches of each simdgroup in shared memory, all but one of which are on their way while it multiplies.
+        /// Batches of each simdgroup in shared memory, all but one of which are on their way while
+        /// it multiplies.
         stages: u32,
     },
 }
@@ -53,12 +58,13 @@ pub enum Schedule {
 pub const LARGE: u32 = 99 << 10;
 
 impl Schedule {
-    /// For queries and a cache of these types (i8: q8_0; u32: turbo, in registers alone) and up to `length` keys, on a device with so many bytes of shared memory
-    /// for a group.
+    /// For queries and a cache of these types (i8: q8_0; u32: turbo, in registers alone) and up to
+    /// `length` keys, on a device with so many bytes of shared memory for a group.
     pub fn pick(form: Form, query: Scalar, cache: Scalar, length: u32, shared: u32) -> Schedule {
         let d = form.head_dim;
-        // Few keys make few groups, and one that has a processor's shared memory to itself keeps the next kernels' groups
-        // from where they would balance: whole models with such heads lost an eighth by it, those with smaller ones gained.
+        // Few keys make few groups, and one that has a processor's shared memory to itself keeps
+        // the next kernels' groups from where they would balance: whole models with such heads lost
+        // an eighth by it, those with smaller ones gained.
         let crowds = length < 1024 && form.group * d >= 512;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
@@ -83,8 +89,9 @@ impl Schedule {
         }
     }
 
-    /// How many groups share the keys of each of `heads` key/value heads (of all rows) on a GPU with so many processors, when
-    /// there are `length` keys: as many as keep all processors busy, but none without keys.
+    /// How many groups share the keys of each of `heads` key/value heads (of all rows) on a GPU
+    /// with so many processors, when there are `length` keys: as many as keep all processors busy,
+    /// but none without keys.
     pub fn splits(self, processors: u32, heads: u32, length: u32) -> u32 {
         let each = match self {
             Schedule::Lanes { .. } => 2,
@@ -95,7 +102,8 @@ impl Schedule {
         busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
     }
 
-    /// What a group does of a form, over a cache whose elements, as queries, have at most so many bytes.
+    /// What a group does of a form, over a cache whose elements, as queries, have at most so many
+    /// bytes.
     fn plan(self, form: Form, bytes: u32) -> Plan {
         let (simds, keys, most) = match self {
             Schedule::Lanes { stages } => lanes::plan(form, bytes, stages),
@@ -145,14 +153,16 @@ struct Plan {
     keys: u32,
 }
 
-/// Attends rows `q` `[rows, kv_heads * group, head_dim]` to a cache of its own type, each at its own position, which is the latest; a
-/// row at position `u32::MAX` is idle and becomes zero.
+/// Attends rows `q` `[rows, kv_heads * group, head_dim]` to a cache of its own type, each at its
+/// own position, which is the latest; a row at position `u32::MAX` is idle and becomes zero.
 ///
-/// `splits` groups share the keys of each head. `partial` holds `rows * kv_heads * group * splits * head_dim` numbers, `stats`
-/// `rows * kv_heads * group * splits * 2`; `counters` `rows * kv_heads * group` zeros, which are zeros again afterwards.
+/// `splits` groups share the keys of each head. `partial` holds
+/// `rows * kv_heads * group * splits * head_dim` numbers, `stats`
+/// `rows * kv_heads * group * splits * 2`; `counters` `rows * kv_heads * group` zeros, which are
+/// zeros again afterwards.
 ///
-/// What the kernel in front may write are queries, and keys and values of a sequence's last `rows` positions: older ones, the
-/// positions and the table may be read before it is done.
+/// What the kernel in front may write are queries, and keys and values of a sequence's last `rows`
+/// positions: older ones, the positions and the table may be read before it is done.
 ///
 /// # Panics
 /// If the schedule does not suit the types or the form: see [`Schedule`].
@@ -196,7 +206,8 @@ pub fn attention_decode(
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
 
-/// As [`attention_decode`], over a cache of codes: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
+/// As [`attention_decode`], over a cache of codes: i8 is q8_0, u32 turbo. 32 must divide
+/// `head_dim`.
 #[kernel]
 pub fn attention_decode_codes(
     q: In<{ query }>,
@@ -250,7 +261,8 @@ struct Scratch {
     counters: InOut<u32>,
 }
 
-/// The positions that a group attends to: from `from` on, where a batch begins, below `to`; those below `first` are not seen.
+/// The positions that a group attends to: from `from` on, where a batch begins, below `to`; those
+/// below `first` are not seen.
 #[derive(Clone, Copy)]
 struct Span {
     first: Val<u32>,
@@ -287,7 +299,8 @@ fn decode(
     require(Requirement::Divisible(dim("block"), keys));
     require(Requirement::AtMost(dim("splits"), MOST_SPLITS));
     let extras = form.extras();
-    // What the kernel in front writes, which are queries, and keys and values of this step, is there once `attend` has waited.
+    // What the kernel in front writes, which are queries, and keys and values of this step, is
+    // there once `attend` has waited.
     grid_trigger();
 
     let (row, packed) = (group_id_of(2), group_id_of(1));
@@ -356,8 +369,9 @@ fn inverse(sum: Val<f32>) -> Val<f32> {
     select(Order::gt(sum, 0.0), 1.0f32 / sum, 0.0)
 }
 
-/// The softmaxes of a group's simdgroups: for each head of the pack a row of shared memory, `[simds, heads, width]`, which
-/// holds sums of values, from element `top` on the maximum (an exponent of two) and from `sum` on the sum.
+/// The softmaxes of a group's simdgroups: for each head of the pack a row of shared memory,
+/// `[simds, heads, width]`, which holds sums of values, from element `top` on the maximum (an
+/// exponent of two) and from `sum` on the sum.
 struct Softmaxes {
     rows: Shared<f32>,
     heads: u32,
@@ -399,7 +413,8 @@ impl Part {
         Part { plan, simds, sink }
     }
 
-    /// Calls `body(head, element, mixed, top, sum)` for each element of each head of the pack, all threads together.
+    /// Calls `body(head, element, mixed, top, sum)` for each element of each head of the pack, all
+    /// threads together.
     fn each(&self, body: impl FnOnce(Val<u32>, Val<u32>, Val<f32>, Val<f32>, Val<f32>)) {
         let (d, pack) = (self.plan.head_dim, self.plan.pack);
         let Softmaxes { rows, heads, width, top, sum } = self.simds;
@@ -426,10 +441,11 @@ impl Part {
     }
 }
 
-/// Merges the parts of all groups of a head pack and hands elements from `element` on to `store(head, element, values)`.
+/// Merges the parts of all groups of a head pack and hands elements from `element` on to
+/// `store(head, element, values)`.
 ///
-/// This stands at the end of every launch, when nothing else is under way: so the first [`TOGETHER`] parts are asked for
-/// before their weights are known.
+/// This stands at the end of every launch, when nothing else is under way: so the first
+/// [`TOGETHER`] parts are asked for before their weights are known.
 fn merge(
     plan: Plan,
     scratch: Scratch,

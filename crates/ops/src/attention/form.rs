@@ -1,8 +1,10 @@
-//! What the attention kernels have in common: the form of a layer, where cached numbers come from, the softmax's units.
+//! What the attention kernels have in common: the form of a layer, where cached numbers come from,
+//! the softmax's units.
 //!
-//! The softmax is computed online (Milakov & Gimelshein 2018) in powers of two: a score's exponent is `score * log2(e)`, folded
-//! into the scale. A masked score is [`MASKED`] and a maximum begins at [`FLOOR`], far above it and far below any score: so
-//! a row that sees nothing has the sum 0, and no infinity or NaN arises on the way.
+//! The softmax is computed online (Milakov & Gimelshein 2018) in powers of two: a score's exponent
+//! is `score * log2(e)`, folded into the scale. A masked score is [`MASKED`] and a maximum begins
+//! at [`FLOOR`], far above it and far below any score: so a row that sees nothing has the sum 0,
+//! and no infinity or NaN arises on the way.
 
 use tile::dsl::*;
 use tile::launch::Requirement;
@@ -27,7 +29,8 @@ pub struct Form {
     pub chunked: bool,
     /// Whether scores are bounded, `cap * tanh(score / cap)`: the constant `cap`.
     pub softcap: bool,
-    /// Whether each head has a sink, a logit that joins the denominator alone: the buffer `sinks`, one f32 per query head.
+    /// Whether each head has a sink, a logit that joins the denominator alone: the buffer `sinks`,
+    /// one f32 per query head.
     pub sinks: bool,
 }
 
@@ -74,7 +77,8 @@ impl Extras {
         }
     }
 
-    /// What multiplies `q . k`, and what multiplies the result (after the cap, if there is one) to make it an exponent of two.
+    /// What multiplies `q . k`, and what multiplies the result (after the cap, if there is one) to
+    /// make it an exponent of two.
     #[track_caller]
     pub(crate) fn scales(&self, scale: Val<f32>) -> (Val<f32>, Val<f32>) {
         let log2e = std::f32::consts::LOG2_E;
@@ -92,7 +96,8 @@ pub(super) fn ceil_div(a: Val<u32>, b: impl IntoVal<u32>) -> Val<u32> {
     (a + b - 1u32) / b
 }
 
-/// One of a layer's two caches, as a kernel reads it: numbers, or codes of i8, or eight to a u32, with a factor for each block.
+/// One of a layer's two caches, as a kernel reads it: numbers, or codes of i8, or eight to a u32,
+/// with a factor for each block.
 #[derive(Clone, Copy)]
 pub(crate) struct Stored {
     /// `[slots, kv_heads, head_dim]` numbers or codes.
@@ -110,8 +115,8 @@ impl Stored {
         Stored { array, scales: Some(scales) }
     }
 
-    /// The codes of elements `at` on, of which there are `count`, 1, 2, 4 or 8, in one word; none where codes have words of their
-    /// own.
+    /// The codes of elements `at` on, of which there are `count`, 1, 2, 4 or 8, in one word; none
+    /// where codes have words of their own.
     #[track_caller]
     pub(super) fn nibbles(self, at: Val<u32>, count: u32) -> Option<Vec<Val<f32>>> {
         if self.array.scalar() != Scalar::U32 {

@@ -1,8 +1,10 @@
-//! Causal attention over a layer's cache: `y = softmax(q k^T * scale) v` per head, each query at position `p` seeing
-//! the keys at positions `p - window + 1 ..= p`. Query heads share key/value heads in groups (Ainslie et al. 2023).
+//! Causal attention over a layer's cache: `y = softmax(q k^T * scale) v` per head, each query at
+//! position `p` seeing the keys at positions `p - window + 1 ..= p`. Query heads share key/value
+//! heads in groups (Ainslie et al. 2023).
 //!
-//! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a learned logit that joins the
-//! softmax's denominator alone. Kernels: [`decode`] for the latest token of each sequence, [`prefill`] for chunks of tokens.
+//! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a
+//! learned logit that joins the softmax's denominator alone. Kernels: [`decode`] for the latest
+//! token of each sequence, [`prefill`] for chunks of tokens.
 
 pub mod decode;
 pub mod prefill;
@@ -53,7 +55,8 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
-    /// Whether the window does not slide: positions lie in chunks of `window`, and a query sees those of its own up to itself.
+    /// Whether the window does not slide: positions lie in chunks of `window`, and a query sees
+    /// those of its own up to itself.
     pub chunked: bool,
     /// Bounds the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
@@ -73,7 +76,8 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Attends one head's query `q` `[head_dim]` to keys and values `[head_dim]` each, in f64. Zeros if there are none.
+    /// Attends one head's query `q` `[head_dim]` to keys and values `[head_dim]` each, in f64.
+    /// Zeros if there are none.
     pub fn reference(&self, q: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
         let score = |k: &&[f32]| {
             let product: f64 = q.iter().zip(*k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
@@ -132,7 +136,8 @@ impl Operation for Attention {
     }
 
     fn bound(&mut self, positions: usize) {
-        // A chunk that is longer than what is kept becomes a window over that: what came before it is seen until it is dropped.
+        // A chunk that is longer than what is kept becomes a window over that: what came before it
+        // is seen until it is dropped.
         self.chunked &= self.window.is_some_and(|window| window <= positions);
         self.window = Some(self.window.map_or(positions, |window| window.min(positions)));
     }
@@ -167,8 +172,9 @@ impl Attention {
         }
     }
 
-    /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values` `[positions, kv_heads * head_dim]`, which hold
-    /// every position from 0, into `y`, in f64. `sinks` is `[heads]`, if there are any.
+    /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values`
+    /// `[positions, kv_heads * head_dim]`, which hold every position from 0, into `y`, in f64.
+    /// `sinks` is `[heads]`, if there are any.
     pub fn attend<'a>(
         &self,
         positions: &[u32],

@@ -1,9 +1,11 @@
-//! Attention of a chunk of tokens, on the matrix units: `y = softmax(q k^T * scale) v` (FlashAttention-2, Dao 2023).
+//! Attention of a chunk of tokens, on the matrix units: `y = softmax(q k^T * scale) v`
+//! (FlashAttention-2, Dao 2023).
 //!
-//! A threadgroup owns a block of one head's query rows, a simdgroup 16 of them or more. Keys and values pass through shared
-//! memory a block at a time: values arrive while scores are computed, the next keys while values are mixed. Scores, weights and
-//! the running softmax stay in registers; a block of weights becomes a left operand as it is, rounded to the type of the values. Blocks of keys
-//! that no row sees are not read, and only blocks that some rows see in part are masked.
+//! A threadgroup owns a block of one head's query rows, a simdgroup 16 of them or more. Keys and
+//! values pass through shared memory a block at a time: values arrive while scores are computed,
+//! the next keys while values are mixed. Scores, weights and the running softmax stay in registers;
+//! a block of weights becomes a left operand as it is, rounded to the type of the values. Blocks of
+//! keys that no row sees are not read, and only blocks that some rows see in part are masked.
 //!
 //! Tokens of f32 have no matrix unit: [`super::decode`] takes each as a row of its own.
 
@@ -21,7 +23,8 @@ use crate::sweep::{begin, require_lengths, when};
 pub struct Tiling {
     /// Simdgroups per threadgroup.
     pub simds: u32,
-    /// Tiles of 16 query rows per simdgroup. With one, queries stay in registers; with more they stay in shared memory.
+    /// Tiles of 16 query rows per simdgroup. With one, queries stay in registers; with more they
+    /// stay in shared memory.
     pub tiles: u32,
     /// Keys per block: a multiple of 16.
     pub keys: u32,
@@ -68,9 +71,10 @@ pub enum Layout {
     KeyMajor,
 }
 
-/// Attends chunks of `q` `[tokens, kv_heads * group, head_dim]` to a cache of the same type. Chunk `i` is rows
-/// `starts[i]..starts[i + 1]`, consecutive positions of one sequence, whose keys are in the cache; `longest` is the most rows of
-/// a chunk. Weights are rounded to their type before they meet the values.
+/// Attends chunks of `q` `[tokens, kv_heads * group, head_dim]` to a cache of the same type. Chunk
+/// `i` is rows `starts[i]..starts[i + 1]`, consecutive positions of one sequence, whose keys are in
+/// the cache; `longest` is the most rows of a chunk. Weights are rounded to their type before they
+/// meet the values.
 #[kernel]
 pub fn attention_prefill(
     q: In<{ scalar }>,
@@ -97,7 +101,8 @@ pub fn attention_prefill(
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
 
-/// As [`attention_prefill`], over a cache of codes, decoded on the way: i8 is q8_0, u32 turbo. 32 must divide `head_dim`.
+/// As [`attention_prefill`], over a cache of codes, decoded on the way: i8 is q8_0, u32 turbo. 32
+/// must divide `head_dim`.
 #[kernel]
 pub fn attention_prefill_codes(
     q: In<{ scalar }>,
@@ -128,8 +133,8 @@ pub fn attention_prefill_codes(
     prefill(form, tiling, step, keys, values, Paged(cache));
 }
 
-/// As [`attention_prefill`], over arrays of `length` keys and values per chunk instead of a cache. Keys at `length` and
-/// beyond are not seen.
+/// As [`attention_prefill`], over arrays of `length` keys and values per chunk instead of a cache.
+/// Keys at `length` and beyond are not seen.
 #[kernel]
 pub fn attention_dense(
     q: In<{ scalar }>,
@@ -155,8 +160,9 @@ pub fn attention_dense(
     prefill(form, tiling, step, keys, values, dense);
 }
 
-/// As [`attention_prefill`], among the rows of whole sequences that lie one behind the other, as a model is trained: keys and values
-/// are rows of their own, and `lse` `[tokens, kv_heads * group]` is the logarithm of each softmax's denominator.
+/// As [`attention_prefill`], among the rows of whole sequences that lie one behind the other, as a
+/// model is trained: keys and values are rows of their own, and `lse` `[tokens, kv_heads * group]`
+/// is the logarithm of each softmax's denominator.
 #[kernel]
 pub fn attention_packed(
     q: In<{ scalar }>,
@@ -203,8 +209,8 @@ trait Rows: Copy {
     /// How many keys there are at most, if that is less than queries could see.
     fn limit(self) -> Option<Val<u32>>;
 
-    /// The first elements of a head in the rows of positions `start`, `start + 16`, .., and the elements from each row to the
-    /// next within sixteen.
+    /// The first elements of a head in the rows of positions `start`, `start + 16`, .., and the
+    /// elements from each row to the next within sixteen.
     fn slabs(
         self,
         first_row: Val<u32>,
@@ -314,7 +320,8 @@ impl Rows for Packed {
     }
 }
 
-/// Begins to bring eight elements of keys or values, from `from` on, to shared memory; zeros unless `keep`.
+/// Begins to bring eight elements of keys or values, from `from` on, to shared memory; zeros unless
+/// `keep`.
 #[track_caller]
 fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<bool>) {
     let Some(scales) = stored.scales else {
@@ -337,7 +344,8 @@ fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<boo
     test(keep).then(decoded).otherwise(zeros);
 }
 
-/// Brings the rows whose first elements `from` gives to consecutive rows of `to`, those below `left`.
+/// Brings the rows whose first elements `from` gives to consecutive rows of `to`, those below
+/// `left`.
 #[track_caller]
 pub(crate) fn bring(
     threads: u32,
@@ -584,7 +592,8 @@ impl Flash {
             let before = running.top.get(r);
             let top = before.max(all.reduce_rows(Reduce::Max));
             let shift = top * minus;
-            // The difference first: over nothing it is exactly 0, which a product rounded by itself would not give.
+            // The difference first: over nothing it is exactly 0, which a product rounded by itself
+            // would not give.
             let decay = ((before - top) * scale).map(Unary::Exp2);
             let across = shift.across();
             let mut total: Option<Frag> = None;

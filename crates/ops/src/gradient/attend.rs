@@ -1,8 +1,10 @@
-//! Causal attention among the rows of packed sequences, and its gradient. As [`crate::attention`], without a cache: a query sees
-//! the rows of its own sequence up to itself, as many as its window holds.
+//! Causal attention among the rows of packed sequences, and its gradient. As [`crate::attention`],
+//! without a cache: a query sees the rows of its own sequence up to itself, as many as its window
+//! holds.
 //!
-//! With `p = exp(s - lse)` the weights and `D = dy . y` (Dao et al., FlashAttention, 2022, appendix B):
-//! `dv = p' dy`, `ds = p (dy v' - D)`, `dq = scale ds k`, `dk = scale ds' q`; a sink's own is `-p_sink D`.
+//! With `p = exp(s - lse)` the weights and `D = dy . y` (Dao et al., FlashAttention, 2022, appendix
+//! B): `dv = p' dy`, `ds = p (dy v' - D)`, `dq = scale ds k`, `dk = scale ds' q`; a sink's own is
+//! `-p_sink D`.
 
 pub mod kernels;
 pub mod tiles;
@@ -17,7 +19,8 @@ use std::ops::RangeInclusive;
 
 pub use cases::KERNELS;
 
-/// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's denominator.
+/// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's
+/// denominator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attend(pub Attention);
 

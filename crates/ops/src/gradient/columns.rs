@@ -1,5 +1,5 @@
-//! Each column times a number of its own: `y[t, i] = x[t, i] s[i] + b[i]`. DoRA (Liu et al. 2024) does so to the products of matrices
-//! whose rows it gives other lengths.
+//! Each column times a number of its own: `y[t, i] = x[t, i] s[i] + b[i]`. DoRA (Liu et al. 2024)
+//! does so to the products of matrices whose rows it gives other lengths.
 
 use super::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};

@@ -1,5 +1,6 @@
-//! The cross-entropy of a linear head: for each row, `count * (lse(logits) - logits[target])` in nats, where `logits = scale (x W' +
-//! b)`, or `cap tanh(scale (x W' + b) / cap)`. Rows times vocabulary are never there at once: devices work in chunks of rows.
+//! The cross-entropy of a linear head: for each row, `count * (lse(logits) - logits[target])` in
+//! nats, where `logits = scale (x W' + b)`, or `cap tanh(scale (x W' + b) / cap)`. Rows times
+//! vocabulary are never there at once: devices work in chunks of rows.
 
 use super::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::operation::{Call, Operation, Sharding};
@@ -11,7 +12,8 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-/// `x[outputs, width]; head[vocab, width], (bias[vocab]) -> losses[outputs, 1], (dx), (dhead), (dbias)`.
+/// `x[outputs, width]; head[vocab, width], (bias[vocab]) -> losses[outputs, 1], (dx), (dhead),
+/// (dbias)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy {
     /// Multiplies the product.
@@ -20,7 +22,8 @@ pub struct CrossEntropy {
     pub cap: Option<f32>,
     /// Whether the gradient of the losses' sum with respect to `x` is an output.
     pub hidden: bool,
-    /// Whether those with respect to the head, and to its bias if it has one, are; `hidden` is set then.
+    /// Whether those with respect to the head, and to its bias if it has one, are; `hidden` is set
+    /// then.
     pub head: bool,
 }
 
@@ -146,8 +149,9 @@ impl Operation for CrossEntropy {
 /// Threads of a row.
 const THREADS: u32 = 512;
 
-/// A chunk of rows of `products` `[rows, vocab]` of a head: their losses, from number `start` on, and where `gradient` the
-/// losses' gradients with respect to the products, on the device. `picks` has the token behind each row.
+/// A chunk of rows of `products` `[rows, vocab]` of a head: their losses, from number `start` on,
+/// and where `gradient` the losses' gradients with respect to the products, on the device. `picks`
+/// has the token behind each row.
 #[kernel]
 pub fn cross_entropy(
     products: In<f32>,
@@ -190,7 +194,8 @@ pub fn cross_entropy(
         None => (product * scale, scale),
     };
     let lanes = lanes_of_both(Scalar::F32, gradient.unwrap_or(Scalar::F32));
-    // The lowest finite number: from minus infinity the first rescaling would be infinity minus infinity.
+    // The lowest finite number: from minus infinity the first rescaling would be infinity minus
+    // infinity.
     let (largest, sum) = (Var::new(f32::MIN), Var::new(0.0));
     team.sweep(vocab, lanes, |at, lanes| {
         let loaded: Vec<_> = at.iter().map(|&i| load(products, first + i, lanes)).collect();
@@ -227,7 +232,8 @@ pub fn cross_entropy(
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "cross_entropy", cases, benches }];
 
-/// The numbers of a launch of `rows` rows from `start` on, of so many with losses, in a step of so many tokens.
+/// The numbers of a launch of `rows` rows from `start` on, of so many with losses, in a step of so
+/// many tokens.
 pub fn numbers(
     of: &CrossEntropy,
     vocab: usize,

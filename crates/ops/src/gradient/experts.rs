@@ -1,4 +1,5 @@
-//! Gradients of a mixture of experts whose matrices stay as they are: those of its input and of its router's scores.
+//! Gradients of a mixture of experts whose matrices stay as they are: those of its input and of its
+//! router's scores.
 //!
 //! ```text
 //! y = sum_j w_j down_j h_j,  h_j = gate(gate_j x, up_j x)        w_j: the share of expert j, by the scores
@@ -79,7 +80,8 @@ impl Shares {
         if self.normalised { self.odds.iter().sum() } else { 1.0 }
     }
 
-    /// What changes of the odds become for the shares, and the other way round alike: of normalised ones each loses what all gain.
+    /// What changes of the odds become for the shares, and the other way round alike: of normalised
+    /// ones each loses what all gain.
     fn normalise(
         &self,
         changes: &[f64],

@@ -1,9 +1,11 @@
-//! The product that gradients are made of, `y[m, n] = sum_k a(m, k) b(n, k)`, where either side may lie turned: `x W'` and
-//! `dy W` have the rows of a matrix one way and the other, `dy' x` has both sides turned.
+//! The product that gradients are made of, `y[m, n] = sum_k a(m, k) b(n, k)`, where either side may
+//! lie turned: `x W'` and `dy W` have the rows of a matrix one way and the other, `dy' x` has both
+//! sides turned.
 //!
-//! A threadgroup computes a block of `16 tall x 16 wide` results and walks along `k` in steps of 16, whose blocks of both sides
-//! wait in shared memory as f32, so that any types and sizes go. Terms are added in their order, one by one. For products of
-//! 16-bit operands whose sizes allow it devices have faster ones: the vendor's, and [`gemm`](crate::linear::gemm).
+//! A threadgroup computes a block of `16 tall x 16 wide` results and walks along `k` in steps of
+//! 16, whose blocks of both sides wait in shared memory as f32, so that any types and sizes go.
+//! Terms are added in their order, one by one. For products of 16-bit operands whose sizes allow it
+//! devices have faster ones: the vendor's, and [`gemm`](crate::linear::gemm).
 
 use tile::case::{Bench, Buffer, Case, Fill, Roof, Spec};
 use tile::dsl::*;
@@ -32,7 +34,8 @@ pub struct Form {
     pub b_turned: bool,
     /// Whether a bias of f32, `[columns]`, is added: the buffer `bias`.
     pub bias: bool,
-    /// Whether a matrix of `y`'s shape and type is added, which may be `y` itself: the buffer `add`.
+    /// Whether a matrix of `y`'s shape and type is added, which may be `y` itself: the buffer
+    /// `add`.
     pub adds: bool,
 }
 

@@ -1,8 +1,10 @@
-//! Reverse-mode differentiation (Linnainmaa 1970): what a rule is given, and the operations that only gradients are made of.
+//! Reverse-mode differentiation (Linnainmaa 1970): what a rule is given, and the operations that
+//! only gradients are made of.
 //!
-//! Each operation's rule, [`Operation::vjp`], stands in its own file. It asks a [`Reverse`] for the cotangents of its outputs
-//! (the derivatives of a loss with respect to them) and records operations that make those of its inputs and weights. A value
-//! with the shape of a weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
+//! Each operation's rule, [`Operation::vjp`], stands in its own file. It asks a [`Reverse`] for the
+//! cotangents of its outputs (the derivatives of a loss with respect to them) and records
+//! operations that make those of its inputs and weights. A value with the shape of a weight has
+//! [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
 pub mod adamw;
 pub mod attend;
@@ -49,7 +51,8 @@ pub enum Wrt {
 
 /// Where rules record operations.
 pub trait Recorder {
-    /// Records an operation on values and on weights of the node, by their places, and gives its outputs.
+    /// Records an operation on values and on weights of the node, by their places, and gives its
+    /// outputs.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -70,7 +73,8 @@ pub trait Forward: Recorder {
     /// The tangent of an input; none if it does not change.
     fn tangent(&self, input: usize) -> Option<Var>;
 
-    /// The place of a weight's tangent, for [`Recorder::record`]; none if it does not change or there is no such weight.
+    /// The place of a weight's tangent, for [`Recorder::record`]; none if it does not change or
+    /// there is no such weight.
     fn weight_tangent(&self, weight: usize) -> Option<usize>;
 
     /// Whether the node has such a weight.
@@ -160,7 +164,8 @@ pub(crate) fn give(
 /// Makes [`Gradient`] of a table, as [`Op`] is made.
 macro_rules! gradients {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// The operations that only Programs in training have. Operands are listed as `inputs; weights -> outputs`.
+        /// The operations that only Programs in training have. Operands are listed as
+        /// `inputs; weights -> outputs`.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Gradient {
             $($(#[$doc])* $name($name),)*
@@ -187,7 +192,8 @@ gradients! {
     Attend,
     /// `q, k, v, y, lse, dy; (sinks) -> dq, dk, dv, (dsinks)`.
     AttendBackward,
-    /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in chunks of rows.
+    /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
+    /// chunks of rows.
     CrossEntropy,
     /// `x; s[width], (b[width]) -> y`: each column times a number of its own, plus another.
     ScaleColumns,

@@ -1,5 +1,6 @@
 //! Gradients of norms. With `n` the normed row before its weight and `g = dy weight`:
-//! `dx = (g - n mean(g n)) / rms` of an RMS norm, `dx = (g - mean(g) - n mean(g n)) / deviation` of a layer norm.
+//! `dx = (g - n mean(g n)) / rms` of an RMS norm, `dx = (g - mean(g) - n mean(g n)) / deviation` of
+//! a layer norm.
 
 use super::products::{self, sums_of_rows};
 use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
@@ -29,8 +30,8 @@ pub struct LayerNormBackward {
     pub weight: bool,
 }
 
-/// Adds a row's gradients to those of the weight and the bias, and gives `dx`, all in f64. Where a norm is not `centred`, its mean
-/// is taken to be 0.
+/// Adds a row's gradients to those of the weight and the bias, and gives `dx`, all in f64. Where a
+/// norm is not `centred`, its mean is taken to be 0.
 fn row(
     x: &[f32],
     dy: &[f32],
@@ -145,7 +146,8 @@ fn launch(to: &mut dyn Launches, eps: f32, centred: bool) -> Result<bool> {
     Ok(true)
 }
 
-/// `dx` of norms of rows of `width` elements, on the device; `weight` is `[width]`. `dx` may be `dy`.
+/// `dx` of norms of rows of `width` elements, on the device; `weight` is `[width]`. `dx` may be
+/// `dy`.
 #[kernel]
 pub fn norm_backward(
     x: In<{ scalar }>,

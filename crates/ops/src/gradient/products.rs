@@ -1,4 +1,5 @@
-//! What gradients of products are made of: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
+//! What gradients of products are made of: `dx = dy W`, `dW = dy' x`, and sums over rows and
+//! columns.
 
 use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
@@ -26,7 +27,8 @@ pub struct SumRows;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SumColumns;
 
-/// The rule of `y = x W' + b`, whose cotangent is `dy`: the weight is the node's first, the bias its second.
+/// The rule of `y = x W' + b`, whose cotangent is `dy`: the weight is the node's first, the bias
+/// its second.
 pub(crate) fn linear_vjp(at: &mut dyn Reverse, dy: Value) -> Result<()> {
     let x = at.input(0);
     give(at, Wrt::Input(0), |at| one(at, LinearBackward, &[dy], &[0]))?;
@@ -182,7 +184,8 @@ fn sum_of_rows(x: &[f32], y: &mut [f32]) {
 const COLUMNS: u32 = 32;
 const SHARES: u32 = 8;
 
-/// `y[i] = sum_t x[t, i]`, summed in f32 in an order that follows from the number of rows alone, on the device.
+/// `y[i] = sum_t x[t, i]`, summed in f32 in an order that follows from the number of rows alone, on
+/// the device.
 #[kernel]
 pub fn sum_rows(
     x: In<{ from }>,

@@ -14,7 +14,8 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-/// `dy[tokens, width] -> [table, width]`: row `r` is the sum of the rows of `dy` whose tokens picked `r`.
+/// `dy[tokens, width] -> [table, width]`: row `r` is the sum of the rows of `dy` whose tokens
+/// picked `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gathered {
     /// The numbers that picked the table's rows.

@@ -1,7 +1,8 @@
 //! What forward mode has besides: how norms and attention change along tangents of their operands.
 //!
-//! Of a norm with `n` the normed row before its weight: `weight (dx - n mean(n dx)) / rms`, of a layer norm also less the mean of
-//! `dx`. Of attention with weights `p`: `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and `mean = sum p ds`.
+//! Of a norm with `n` the normed row before its weight: `weight (dx - n mean(n dx)) / rms`, of a
+//! layer norm also less the mean of `dx`. Of attention with weights `p`:
+//! `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and `mean = sum p ds`.
 
 use super::attend::{dot, head, score, seen};
 use crate::operation::{Call, Operation, Sharding};

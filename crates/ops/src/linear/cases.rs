@@ -1,4 +1,5 @@
-//! What the matrix-vector kernels are tested and timed with: matrices of every format, and launches of [`gemv`].
+//! What the matrix-vector kernels are tested and timed with: matrices of every format, and launches
+//! of [`gemv`].
 
 use super::{Activations, Schedule, Task, bytes, gemv, reference};
 use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
@@ -67,8 +68,8 @@ impl Matrix {
     }
 }
 
-/// Activations of `[rows, width]` in a type, and what a kernel with this schedule multiplies: after a norm's weight, and
-/// after quantisation.
+/// Activations of `[rows, width]` in a type, and what a kernel with this schedule multiplies: after
+/// a norm's weight, and after quantisation.
 pub(crate) fn activations(
     scalar: Scalar,
     len: usize,
@@ -122,7 +123,8 @@ pub(crate) struct Shape {
     pub(crate) why: &'static str,
 }
 
-/// The shapes that a format is tested with: every count of rows and of outputs that takes another way.
+/// The shapes that a format is tested with: every count of rows and of outputs that takes another
+/// way.
 pub(crate) fn shapes(format: Format) -> Vec<Shape> {
     let step = format.step() as usize;
     let ragged = (288usize).next_multiple_of(step) + step;

@@ -1,13 +1,15 @@
-//! `gemm`: `y[r, o] = sum_i x[r, i] weight[o, i] + bias[o]` for many rows: prefill, batches. For a few rows: `gemv`.
+//! `gemm`: `y[r, o] = sum_i x[r, i] weight[o, i] + bias[o]` for many rows: prefill, batches. For a
+//! few rows: `gemv`.
 //!
-//! A threadgroup computes a block of `bm x bn` results and walks along `i` in steps of `bk`. Blocks of `x` and `weight`
-//! wait in shared memory, `stages` steps deep (`stage`): asynchronous copies where memory holds operands as they are,
-//! else values that are read a step early and converted (f32 activations, quantised weights). Each simdgroup multiplies
-//! its part with the matrix unit (`multiply`), or in f32 where the operand type `T` is f32; where the GPU can, four of them
+//! A threadgroup computes a block of `bm x bn` results and walks along `i` in steps of `bk`. Blocks
+//! of `x` and `weight` wait in shared memory, `stages` steps deep (`stage`): asynchronous copies
+//! where memory holds operands as they are, else values that are read a step early and converted
+//! (f32 activations, quantised weights). Each simdgroup multiplies its part with the matrix unit
+//! (`multiply`), or in f32 where the operand type `T` is f32; where the GPU can, four of them
 //! multiply together straight from shared memory (`warpgroup`).
 //!
-//! Threadgroups that run together take blocks of neighbouring rows and columns, `GROUP` rows of blocks at a time, so that
-//! the second-level cache serves both operands.
+//! Threadgroups that run together take blocks of neighbouring rows and columns, `GROUP` rows of
+//! blocks at a time, so that the second-level cache serves both operands.
 
 pub(crate) mod cases;
 pub(crate) mod multiply;
@@ -22,7 +24,8 @@ use tile::case::Spec;
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 
-/// How a matrix product divides its work. Sizes are multiples of 16; `bm` and `bn` of 16 times their simdgroups.
+/// How a matrix product divides its work. Sizes are multiples of 16; `bm` and `bn` of 16 times
+/// their simdgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Schedule {
     /// Rows of results that a threadgroup computes.
@@ -35,14 +38,14 @@ pub struct Schedule {
     pub simds_m: u32,
     /// Simdgroups along the columns.
     pub simds_n: u32,
-    /// Simdgroups that share each sum: each adds its part of every step, and the parts are added in their order at the end.
-    /// `bk` is a multiple of 16 times as many.
+    /// Simdgroups that share each sum: each adds its part of every step, and the parts are added in
+    /// their order at the end. `bk` is a multiple of 16 times as many.
     pub simds_k: u32,
-    /// Steps in shared memory: at least 3 for warpgroups. With 1, the next step waits in registers until all have read the
-    /// present one.
+    /// Steps in shared memory: at least 3 for warpgroups. With 1, the next step waits in registers
+    /// until all have read the present one.
     pub stages: u32,
-    /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of 64 with a simdgroup for every
-    /// 16 rows, `bn` at most 256, and `bk` 64.
+    /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of
+    /// 64 with a simdgroup for every 16 rows, `bn` at most 256, and `bk` 64.
     pub warpgroups: bool,
 }
 
@@ -59,8 +62,8 @@ pub struct Machine {
     pub small_groups: bool,
 }
 
-/// Candidates for up to so many rows, the larger block first: where weights are copied, and where they are converted. Measured
-/// on an H200 with matrices of 4096 x 14336 and 4096 x 4096.
+/// Candidates for up to so many rows, the larger block first: where weights are copied, and where
+/// they are converted. Measured on an H200 with matrices of 4096 x 14336 and 4096 x 4096.
 type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
 
 #[rustfmt::skip]
@@ -71,8 +74,9 @@ const CANDIDATES: [Candidates; 4] = [
     (u32::MAX, &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)], &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)]),
 ];
 
-/// Candidates for operands that are copied, and the rows from which on four simdgroups multiply together: the larger block first.
-/// Measured on an H200 with 128, 256 and 512 rows and the matrices above.
+/// Candidates for operands that are copied, and the rows from which on four simdgroups multiply
+/// together: the larger block first. Measured on an H200 with 128, 256 and 512 rows and the
+/// matrices above.
 const WARPGROUPS: (u32, &[Schedule]) =
     (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]);
 
@@ -85,13 +89,15 @@ const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
     Schedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
 }
 
-/// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on their way.
+/// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on
+/// their way.
 const fn k(bm: u32, bn: u32) -> Schedule {
     let (simds_m, simds_n, simds_k, stages) = (1, 1, 8, 2);
     Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
 }
 
-/// Candidates of [`Schedule::alike`] for up to so many rows, the larger block first. All add the same terms in the same order.
+/// Candidates of [`Schedule::alike`] for up to so many rows, the larger block first. All add the
+/// same terms in the same order.
 const ALIKE: [(u32, &[Schedule]); 3] = [
     (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
     (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
@@ -118,9 +124,9 @@ impl Schedule {
     /// Products of f32: 20 KiB.
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
-    /// For many small groups, each with one step of at least `run` terms in shared memory: 11.5, 12.5 and 15 KiB, of which
-    /// results take 5. The third takes the fewest reads of shared memory for a product, the first has the fewest rows that nobody
-    /// wants.
+    /// For many small groups, each with one step of at least `run` terms in shared memory: 11.5, 12.5
+    /// and 15 KiB, of which results take 5. The third takes the fewest reads of shared memory for a
+    /// product, the first has the fewest rows that nobody wants.
     fn small(rows: u32, run: u32) -> Schedule {
         let bk = run.max(32);
         match rows {
@@ -157,13 +163,14 @@ impl Schedule {
         staged * operand.bytes() as u32 + 4 * spare
     }
 
-    /// Elements between rows in shared memory: 16 bytes more than a row, so that eight rows lie in different banks. For
-    /// warpgroups no more than a row, whose units change places instead.
+    /// Elements between rows in shared memory: 16 bytes more than a row, so that eight rows lie in
+    /// different banks. For warpgroups no more than a row, whose units change places instead.
     pub(crate) fn stride(&self, operand: Scalar) -> u32 {
         self.bk + if self.warpgroups { 0 } else { 16 / operand.bytes() as u32 }
     }
 
-    /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that a device can run.
+    /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that a
+    /// device can run.
     pub fn pick(
         (rows, out): (u32, u32),
         operand: Scalar,
@@ -199,8 +206,8 @@ impl Schedule {
         }
     }
 
-    /// A schedule whose sums are the same for any number of rows of a product, on a device that gives the same answers
-    /// here: every row has its terms added in one order.
+    /// A schedule whose sums are the same for any number of rows of a product, on a device that
+    /// gives the same answers here: every row has its terms added in one order.
     pub fn alike(
         (rows, out): (u32, u32),
         operand: Scalar,
@@ -217,7 +224,8 @@ impl Schedule {
         let candidates = ALIKE.into_iter().find(|(most, _)| rows <= *most).unwrap_or(ALIKE[2]).1;
         let mut fitting = candidates.iter().filter(fits);
         let busy = fitting.find(|s| blocks(s) >= machine.parallel / 4 * 3);
-        // Fewer rows a block read the weights more often, so that the last with as many as there are is better.
+        // Fewer rows a block read the weights more often, so that the last with as many as there
+        // are is better.
         let most = candidates.iter().filter(fits).map(|s| s.bm).max();
         let last = || candidates.iter().filter(fits).rfind(|s| Some(s.bm) == most);
         *busy.or_else(last).unwrap_or(&Schedule::SHARED)
@@ -248,7 +256,8 @@ pub struct Types {
 /// Rows of blocks that are taken together.
 const GROUP: u32 = 8;
 
-/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, operands rounded to their type, summed in f32; the bias is f32.
+/// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, operands rounded to their type,
+/// summed in f32; the bias is f32.
 #[kernel]
 pub fn gemm(
     x: In<{ types.x }>,
@@ -308,7 +317,8 @@ pub(crate) fn contract(rows: &str, operand: Scalar, format: Format, weight_rows:
     require(Requirement::AtMost(dim(rows), 1 << 24));
 }
 
-/// The block of results of a threadgroup: along columns within [`GROUP`] rows of blocks, rows first.
+/// The block of results of a threadgroup: along columns within [`GROUP`] rows of blocks, rows
+/// first.
 #[track_caller]
 pub(crate) fn block(group: Val<u32>, rows: Val<u32>, cols: Val<u32>) -> (Val<u32>, Val<u32>) {
     let per_band = cols * GROUP;

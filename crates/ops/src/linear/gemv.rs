@@ -1,17 +1,20 @@
-//! The products of a few activation rows with the rows of packed matrices: what the kernels of decoding share.
+//! The products of a few activation rows with the rows of packed matrices: what the kernels of
+//! decoding share.
 //!
-//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`] matrix rows, `groups *
-//! simdgroups` apart, and walks each in steps of 32 lanes x [`Schedule::loads`] 16-byte loads. Two steps are under way at
-//! a time, across the ends of rows too: as soon as words are summed, their registers take those of the step after next.
-//! The first two steps are issued before the previous kernel is waited for, so that memory is busy while the activations
-//! are read, once per group ([`super::input`]).
+//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`]
+//! matrix rows, `groups * simdgroups` apart, and walks each in steps of 32 lanes x
+//! [`Schedule::loads`] 16-byte loads. Two steps are under way at a time, across the ends of rows
+//! too: as soon as words are summed, their registers take those of the step after next. The first
+//! two steps are issued before the previous kernel is waited for, so that memory is busy while the
+//! activations are read, once per group ([`super::input`]).
 
 use super::input::{Activations, Input, LIMIT, Slice};
 use crate::packed::{Format, Run, Weights};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 
-/// How a matrix-vector kernel divides its work. Every field is free: all give the same sums in some order.
+/// How a matrix-vector kernel divides its work. Every field is free: all give the same sums in some
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Schedule {
     /// Matrix rows that a simdgroup sums together, of each matrix of a pair.
@@ -20,11 +23,13 @@ pub struct Schedule {
     pub loads: u32,
     /// Threads of a group.
     pub threads: u32,
-    /// Groups that share a multiprocessor, as their registers allow; [`u32::MAX`]: as many as have work.
+    /// Groups that share a multiprocessor, as their registers allow; [`u32::MAX`]: as many as have
+    /// work.
     pub resident: u32,
     /// What is done with the activations.
     pub activations: Activations,
-    /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch contract then says so.
+    /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch
+    /// contract then says so.
     pub whole: bool,
 }
 
@@ -45,8 +50,8 @@ pub struct Task<'a> {
     pub pair: bool,
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
-    /// Whether the device hides the latency of memory by many small groups that take turns, Apple's, rather
-    /// than by loads that few groups have under way.
+    /// Whether the device hides the latency of memory by many small groups that take turns,
+    /// Apple's, rather than by loads that few groups have under way.
     pub small_groups: bool,
 }
 
@@ -68,9 +73,9 @@ impl Schedule {
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
-        // Two steps are under way. A thread has 128 registers when 512 threads share a multiprocessor, 64 when 1024 do: of
-        // formats with many words a run, more threads with smaller steps hold more. Long runs take registers for their
-        // activations, too.
+        // Two steps are under way. A thread has 128 registers when 512 threads share a
+        // multiprocessor, 64 when 1024 do: of formats with many words a run, more threads with
+        // smaller steps hold more. Long runs take registers for their activations, too.
         let (several, long) = (formats.len() > 1, !exact && formats.iter().any(|f| f.run() >= 64));
         let (held, threads, resident) = match pair {
             true if words > 5 || exact => (2, 256, 2),
@@ -86,7 +91,8 @@ impl Schedule {
             false => (8, 256, 2),
         };
         let held = if rows > 2 { (held / 2).max(1) } else { held };
-        // Tall matrices have rows enough for every simdgroup to take several, which then share the activations.
+        // Tall matrices have rows enough for every simdgroup to take several, which then share the
+        // activations.
         let tall = out >= 8192 && !several && !long;
         let least = if tall {
             held.min(4)
@@ -109,12 +115,14 @@ impl Schedule {
         schedule
     }
 
-    /// For many small groups: two simdgroups with a few matrix rows each, and a group for every so many rows. Activations are
-    /// read where they are, since a group would read all of them to share them among so few rows.
+    /// For many small groups: two simdgroups with a few matrix rows each, and a group for every so
+    /// many rows. Activations are read where they are, since a group would read all of them to
+    /// share them among so few rows.
     fn small(task: &Task) -> Schedule {
         let Task { formats, cols, rows, pair, .. } = *task;
         let long = formats.iter().any(|f| f.run() >= 64);
-        // What a thread holds: words of all of them, and of the next step, and a run of activations.
+        // What a thread holds: words of all of them, and of the next step, and a run of
+        // activations.
         let halves = [rows > 2, pair, long].into_iter().filter(|more| *more).count();
         let outputs = (4 >> halves).max(1);
         let (loads, threads, resident, activations) = (1, 64, u32::MAX, Activations::Direct);
@@ -123,9 +131,10 @@ impl Schedule {
         schedule
     }
 
-    /// Schedules for up to so many rows, a power of two, whose sums have the same bits: of any number of rows, a row's terms
-    /// meet activations that are kept in one way, and are added in one order, lane by lane. Returns how many rows may go
-    /// together on a device with so many bytes of shared memory, with the schedule of `task.rows` of them.
+    /// Schedules for up to so many rows, a power of two, whose sums have the same bits: of any
+    /// number of rows, a row's terms meet activations that are kept in one way, and are added in
+    /// one order, lane by lane. Returns how many rows may go together on a device with so many
+    /// bytes of shared memory, with the schedule of `task.rows` of them.
     pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
         let Task { formats, cols, x, int8, .. } = *task;
         if task.small_groups {
@@ -139,8 +148,8 @@ impl Schedule {
         (rows, Schedule { activations, ..Schedule::pick(task) })
     }
 
-    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or cores): as many as are resident,
-    /// or as have work. Any number is right.
+    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or
+    /// cores): as many as are resident, or as have work. Any number is right.
     pub fn groups(&self, out: u32, processors: u32) -> u32 {
         let work = out.div_ceil(self.outputs * (self.threads / 32).max(1));
         work.min(self.resident.saturating_mul(processors)).max(1)
@@ -180,7 +189,8 @@ pub(crate) struct Sums {
     pub(crate) sums: Vec<Val<f32>>,
 }
 
-/// States the contract that all these kernels share: `weights` are names, formats and names of the numbers of rows.
+/// States the contract that all these kernels share: `weights` are names, formats and names of the
+/// numbers of rows.
 pub(crate) fn contract(schedule: &Schedule, rows: u32, weights: &[(&str, Format, &str)]) {
     launch(Mode::Vector, [dim("groups"), fixed(1), fixed(1)], schedule.threads);
     holds("x", dim("width") * rows);
@@ -232,7 +242,8 @@ pub(crate) fn product_finished(
     mut finish: impl FnMut(Sums),
 ) {
     grid_trigger();
-    // Neighbouring groups take neighbouring blocks: the last, partial round is spread over all multiprocessors.
+    // Neighbouring groups take neighbouring blocks: the last, partial round is spread over all
+    // multiprocessors.
     let own = simd_id() * groups(0) + group_id();
     let stride = groups(0) * (schedule.threads / 32);
     let spans = spans(sweeps, schedule.outputs, own, stride);
@@ -316,7 +327,8 @@ pub(super) struct Span {
     pub(super) first: Val<bool>,
 }
 
-/// Blocks are numbered through all sweeps and dealt out in turn, so that nobody gets more than one more than another.
+/// Blocks are numbered through all sweeps and dealt out in turn, so that nobody gets more than one
+/// more than another.
 #[track_caller]
 pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
     let mut begin: Option<Val<u32>> = None;
@@ -412,8 +424,8 @@ impl Walk {
         step * (32 * self.schedule.loads) + (self.lane + 32 * load)
     }
 
-    /// Issues a load of a step for all rows of a block. Rows and runs past the end are replaced by the last: their sums are
-    /// not used.
+    /// Issues a load of a step for all rows of a block. Rows and runs past the end are replaced by
+    /// the last: their sums are not used.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, load: u32, to: Regs<u32>) {
         let Schedule { outputs, whole, .. } = self.schedule;
@@ -458,7 +470,8 @@ impl Walk {
                 sums.set(i, slice.dot(taken, sums.get(i)));
             };
             let all = 0..self.schedule.outputs * sweep.weights.len() as u32;
-            // Registers hold either the activations of all rows or the weights of all matrix rows, whichever fit.
+            // Registers hold either the activations of all rows or the weights of all matrix rows,
+            // whichever fit.
             if input.rows * format.run() <= 64 {
                 let kept: Vec<Slice> = (0..input.rows).map(slice).collect();
                 for sum in all {
@@ -544,7 +557,8 @@ mod tests {
 
     use super::*;
 
-    /// What decides in which order terms are added, and what activations are kept as: alike for any number of rows.
+    /// What decides in which order terms are added, and what activations are kept as: alike for any
+    /// number of rows.
     #[test]
     fn rows_are_added_alike_however_many_there_are() {
         let mut together = Vec::new();
@@ -580,8 +594,8 @@ mod tests {
         assert!([1, 2, 4, 8].iter().all(|rows| together.contains(rows)), "{together:?}");
     }
 
-    /// Small groups are as many as have work, on any device, read activations where they are, and give any number of
-    /// rows the same sums.
+    /// Small groups are as many as have work, on any device, read activations where they are, and
+    /// give any number of rows the same sums.
     #[test]
     fn small_groups_are_as_many_as_have_work() {
         for format in Format::all() {
@@ -602,7 +616,8 @@ mod tests {
         }
     }
 
-    /// One row's activations are kept as a kernel for it alone keeps them, so that it costs no more.
+    /// One row's activations are kept as a kernel for it alone keeps them, so that it costs no
+    /// more.
     #[test]
     fn one_row_is_computed_as_alone() {
         for (format, cols) in [(DType::BF16, 4096), (DType::Q4K, 4096), (DType::Q6K, 14336)] {

@@ -1,14 +1,17 @@
-//! The activations of a matrix-vector kernel: read once per group into shared memory, as they are or as bytes.
+//! The activations of a matrix-vector kernel: read once per group into shared memory, as they are
+//! or as bytes.
 //!
-//! With a norm in front (Zhang & Sennrich 2019) its weight multiplies the activations as they are read, every group sums
-//! their squares, and `1 / sqrt(mean + eps)`, which is the same for a whole row, multiplies the finished sums.
+//! With a norm in front (Zhang & Sennrich 2019) its weight multiplies the activations as they are
+//! read, every group sums their squares, and `1 / sqrt(mean + eps)`, which is the same for a whole
+//! row, multiplies the finished sums.
 //!
-//! As bytes, 32 neighbours share a scale: `x ~ s q`, `s = max |x| / 127`, `q` the integer nearest to `x / s`; [`bytes`] is the
-//! reference. Then `sum_i w_i x_i = s (a sum c_i q_i + m sum q_i)` where `w = a c + m`: four products an instruction. Both sums
-//! are whole numbers, and so are `a` and `m` up to a factor where a block's scales are bytes: floats are few.
+//! As bytes, 32 neighbours share a scale: `x ~ s q`, `s = max |x| / 127`, `q` the integer nearest
+//! to `x / s`; [`bytes`] is the reference. Then `sum_i w_i x_i = s (a sum c_i q_i + m sum q_i)`
+//! where `w = a c + m`: four products an instruction. Both sums are whole numbers, and so are `a`
+//! and `m` up to a factor where a block's scales are bytes: floats are few.
 //!
-//! A run of activations is spread over planes 16 bytes wide, so that neighbouring lanes read neighbouring 16 bytes: no two
-//! of them meet in a bank.
+//! A run of activations is spread over planes 16 bytes wide, so that neighbouring lanes read
+//! neighbouring 16 bytes: no two of them meet in a bank.
 
 use super::gemv::pick;
 use crate::packed::{Format, Run, Scaled, Supers};
@@ -35,8 +38,9 @@ impl Activations {
         Activations::within(LIMIT, cols, rows, bytes, int8)
     }
 
-    /// How the activations of up to `most` rows, a power of two, are kept in so many bytes of shared memory, and of how many
-    /// rows at a time: in the best way in which one fits, and of as many as fit so.
+    /// How the activations of up to `most` rows, a power of two, are kept in so many bytes of
+    /// shared memory, and of how many rows at a time: in the best way in which one fits, and of as
+    /// many as fit so.
     pub fn together(
         limit: u64,
         cols: u32,
@@ -87,10 +91,11 @@ impl Activations {
 const NEAREST: f32 = 12_582_912.0;
 /// A byte's share of the largest activation.
 const PER_STEP: f32 = 1.0 / 127.0;
-/// Activations that are all smaller than this count as zeros: the inverse of their scale may not exist.
+/// Activations that are all smaller than this count as zeros: the inverse of their scale may not
+/// exist.
 const TINY: f32 = 1e-30;
-/// Reads of 16 bytes of a thread that are under way together while activations are staged, of which 512 threads have
-/// fewer, since two groups of them leave each 64 registers.
+/// Reads of 16 bytes of a thread that are under way together while activations are staged, of which
+/// 512 threads have fewer, since two groups of them leave each 64 registers.
 fn most_rounds() -> u32 {
     if threads() < 512 { 8 } else { 2 }
 }
@@ -295,7 +300,8 @@ impl Input {
         }
     }
 
-    /// Fills shared memory. All threads of the group take part; the previous kernel has been waited for.
+    /// Fills shared memory. All threads of the group take part; the previous kernel has been waited
+    /// for.
     #[track_caller]
     pub(crate) fn stage(&mut self) {
         for row in 0..self.rows {
@@ -372,8 +378,9 @@ impl Input {
         run.min(self.lanes())
     }
 
-    /// Units of `unit` elements of a row, each dealt with by one thread: read several at a time, since the latency of this
-    /// read stands at the beginning of every launch, then handed to `keep`. All threads take part in each round.
+    /// Units of `unit` elements of a row, each dealt with by one thread: read several at a time,
+    /// since the latency of this read stands at the beginning of every launch, then handed to
+    /// `keep`. All threads take part in each round.
     #[track_caller]
     fn units(&self, row: u32, unit: u32, mut keep: impl FnMut(Unit)) {
         let fetch = |round: Val<u32>, known: Option<&Vec<Val<f32>>>| {
@@ -476,7 +483,8 @@ impl Input {
                 let capacity = self.activations.capacity().unwrap_or(0);
                 let read = |place: Val<u32>| quads.get_vec(place * 4u32, 4, Hint::None);
                 let places = planes.places(row, run, count / 16);
-                // Of `count` elements from the run's first on, `per` share one of an array: where the first is, and how many.
+                // Of `count` elements from the run's first on, `per` share one of an array: where
+                // the first is, and how many.
                 let shared = |per: u32| {
                     let first = if count < per { run / (per / count) } else { run * (count / per) };
                     (first + row * capacity / per, (count / per).max(1))

@@ -1,4 +1,5 @@
-//! Linear: `y[t, o] = sum_i weight[o, i] * x[t, i] + bias[o]`. Weights of any stored type; x and y are f32.
+//! Linear: `y[t, o] = sum_i weight[o, i] * x[t, i] + bias[o]`. Weights of any stored type; x and y
+//! are f32.
 
 pub(crate) mod cases;
 pub mod gemm;
@@ -117,7 +118,8 @@ pub(crate) fn check(
     Ok(out)
 }
 
-/// `x` `[rows, in]` times `weight` `[out, in]` transposed, plus `bias`, into `y` `[rows, out]`, in f64.
+/// `x` `[rows, in]` times `weight` `[out, in]` transposed, plus `bias`, into `y` `[rows, out]`, in
+/// f64.
 pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, width: usize, y: &mut [f32]) {
     let out = weight.len() / width;
     for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(out)) {

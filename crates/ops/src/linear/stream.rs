@@ -1,18 +1,21 @@
-//! The products of the rows of many sequences, each of which decodes, with the rows of packed matrices: `y[r, o] = sum_i x[r, i]
-//! weight[o, i]`. For one row to eight: `gemv`; for prompts: `gemm`.
+//! The products of the rows of many sequences, each of which decodes, with the rows of packed
+//! matrices: `y[r, o] = sum_i x[r, i] weight[o, i]`. For one row to eight: `gemv`; for prompts:
+//! `gemm`.
 //!
-//! Weights are read once for up to [`Tiling::rows`] rows of activations, and are the left operand of the matrix unit: they go
-//! from memory, as they are, to places that only one lane reads, which turns the words of its own runs into operands
-//! ([`Frag::left_of`]), whatever their format. A lane has whole runs of the matrix rows `g` and `g + 8` of a tile
-//! (`g = lane / 4`), so the four lanes of a `g` have four runs in a row; which terms a product of 16 then adds is a matter of
-//! order, and the activations follow it.
+//! Weights are read once for up to [`Tiling::rows`] rows of activations, and are the left operand
+//! of the matrix unit: they go from memory, as they are, to places that only one lane reads, which
+//! turns the words of its own runs into operands ([`Frag::left_of`]), whatever their format. A lane
+//! has whole runs of the matrix rows `g` and `g + 8` of a tile (`g = lane / 4`), so the four lanes
+//! of a `g` have four runs in a row; which terms a product of 16 then adds is a matter of order,
+//! and the activations follow it.
 //!
-//! The simdgroups of a threadgroup share the terms of each sum, step by step, and add up what they have at the end of a block
-//! of matrix rows, in their order. Each copies the activations of its own terms, so that they meet nowhere else. How terms
-//! are shared follows from the format and the number of columns alone, so a row's bits do not depend on how many rows
-//! there are. [`Tiling::stages`] steps are under way, across the ends of blocks too, and the first ask for their weights before
-//! the kernel in front is done. Both operands are copied asynchronously: what waits in registers is waited for by whoever
-//! waits for anything.
+//! The simdgroups of a threadgroup share the terms of each sum, step by step, and add up what they
+//! have at the end of a block of matrix rows, in their order. Each copies the activations of its
+//! own terms, so that they meet nowhere else. How terms are shared follows from the format and the
+//! number of columns alone, so a row's bits do not depend on how many rows there are.
+//! [`Tiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
+//! their weights before the kernel in front is done. Both operands are copied asynchronously: what
+//! waits in registers is waited for by whoever waits for anything.
 
 mod cases;
 
@@ -36,14 +39,16 @@ const SIMDS: u32 = 8;
 /// Floats between rows of the shared memory where simdgroups add up.
 const SPARE: u32 = EDGE + 4;
 
-/// How such a product divides its work. Every field is free: the same sums are added in the same order.
+/// How such a product divides its work. Every field is free: the same sums are added in the same
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tiling {
     /// Tiles of 16 matrix rows that a threadgroup sums together, of each matrix of a pair.
     pub tiles: u32,
     /// Rows of activations that a threadgroup takes together: a multiple of 8.
     pub rows: u32,
-    /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room for more rows.
+    /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room
+    /// for more rows.
     pub loads: u32,
     /// Steps in shared memory, one of them in use: at least 2.
     pub stages: u32,
@@ -86,8 +91,9 @@ impl Job<'_> {
         4 * SIMDS * (tiling.stages * words + self.matrices() * EDGE * SPARE)
     }
 
-    /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many rounds as the busiest
-    /// multiprocessor has blocks, each with the activations to be read besides. Turns share the multiprocessors.
+    /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many
+    /// rounds as the busiest multiprocessor has blocks, each with the activations to be read
+    /// besides. Turns share the multiprocessors.
     fn cost(&self, tiling: &Tiling) -> u32 {
         let bits = |f: &Format| 32 * f.words() / f.run();
         let bits = self.formats.iter().map(bits).min().unwrap_or(16).max(1);
@@ -97,7 +103,8 @@ impl Job<'_> {
 }
 
 impl Tiling {
-    /// Whether matrices of a format are taken, with activations of a type: 16 bits, and runs of whole units.
+    /// Whether matrices of a format are taken, with activations of a type: 16 bits, and runs of
+    /// whole units.
     pub fn takes(format: Format, x: Scalar) -> bool {
         format.run() >= UNIT && matches!(x, Scalar::F16 | Scalar::BF16)
     }
@@ -130,7 +137,8 @@ impl Tiling {
         32 * SIMDS
     }
 
-    /// How many groups to launch: as many as are resident, one on each multiprocessor, or as have work. Any number is right.
+    /// How many groups to launch: as many as are resident, one on each multiprocessor, or as have
+    /// work. Any number is right.
     pub fn groups(&self, job: &Job) -> u32 {
         job.out.div_ceil(EDGE * self.tiles).min(self.apart(job)).max(1)
     }
@@ -145,7 +153,8 @@ impl Tiling {
         format!("{}x{}_l{}_s{}", self.tiles, self.rows, self.loads, self.stages)
     }
 
-    /// Words of a simdgroup's stage: activations, then the words of each half of a tile and matrix of a block.
+    /// Words of a simdgroup's stage: activations, then the words of each half of a tile and matrix
+    /// of a block.
     fn stage(&self, format: Format, matrices: u32) -> u32 {
         let halves = 2 * self.tiles * matrices * self.per_step(format);
         self.rows * self.stride(format) + halves * 32 * format.words()
@@ -166,8 +175,9 @@ impl Tiling {
         4 * format.run() * self.per_step(format)
     }
 
-    /// Words between rows of activations in shared memory, of which two are one: so much more than a row that those of
-    /// neighbours lie in other banks, as far as whole sectors of 32 bytes allow, which are copied at once.
+    /// Words between rows of activations in shared memory, of which two are one: so much more than
+    /// a row that those of neighbours lie in other banks, as far as whole sectors of 32 bytes
+    /// allow, which are copied at once.
     fn stride(&self, format: Format) -> u32 {
         let words = self.terms(format) / 2;
         let apart = match words {
@@ -211,11 +221,12 @@ pub enum End {
     Gate(Unary),
 }
 
-/// `yJ[rows, outJ] = x[rows, width] weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`, operands rounded to their type,
-/// summed in f32. [`End::Add`] adds `residual[rows, out0]`; [`End::Gate`] makes one result `y0` of two matrices.
+/// `yJ[rows, outJ] = x[rows, width] weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`,
+/// operands rounded to their type, summed in f32. [`End::Add`] adds `residual[rows, out0]`;
+/// [`End::Gate`] makes one result `y0` of two matrices.
 ///
-/// Buffers: `x`, two elements a word; (`residual`); for each result `yJ`; for each matrix `weightJ`, (`biasJ`). With `low`, what
-/// adapters add is added to each sum.
+/// Buffers: `x`, two elements a word; (`residual`); for each result `yJ`; for each matrix
+/// `weightJ`, (`biasJ`). With `low`, what adapters add is added to each sum.
 #[kernel]
 pub fn stream(
     x: In<u32>,
@@ -253,7 +264,8 @@ struct Declared {
     sites: Option<Sites>,
 }
 
-/// Declares matrices, biases and results, and states what they require; `gate`: two matrices have one result.
+/// Declares matrices, biases and results, and states what they require; `gate`: two matrices have
+/// one result.
 #[track_caller]
 fn declare(
     matrices: &[Part],
@@ -496,8 +508,9 @@ impl Walk {
         self.place_of(format, step) * runs + (lane_id() % 4u32 + 4 * load)
     }
 
-    /// Begins to copy the weights of a step to a stage, for all rows of a block. Rows and runs past the end are replaced by the
-    /// last: the sums of those are not used, and the activations of these are zeros.
+    /// Begins to copy the weights of a step to a stage, for all rows of a block. Rows and runs past
+    /// the end are replaced by the last: the sums of those are not used, and the activations of
+    /// these are zeros.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
         let format = sweep.weights[0].format();
@@ -514,7 +527,8 @@ impl Walk {
         }
     }
 
-    /// Where the words of a load lie in a stage: of the upper or the lower half of a tile's rows, and of a matrix.
+    /// Where the words of a load lie in a stage: of the upper or the lower half of a tile's rows,
+    /// and of a matrix.
     #[track_caller]
     fn place(&self, sweep: &Sweep, stage: Val<u32>, load: u32, half: u32, m: u32) -> Val<u32> {
         let format = sweep.weights[0].format();
@@ -667,7 +681,8 @@ mod tests {
         crate::linear::cases::prove(KERNELS);
     }
 
-    /// A row's bits are those that it has alone, whatever a group takes together, and however many groups there are.
+    /// A row's bits are those that it has alone, whatever a group takes together, and however many
+    /// groups there are.
     #[test]
     fn rows_have_the_same_bits_among_any_others() {
         let (out, width, most) = (40, 1280, 21);

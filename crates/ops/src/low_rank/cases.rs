@@ -433,7 +433,8 @@ impl WithSites<'_> {
         let (sites, all): (usize, usize) = (places.len(), places.iter().map(|j| outs[*j]).sum());
         let t = Buffer::floats(F32, &noise(3, rows * sites * rank));
         let up = Buffer::floats(low.element, &noise(5, count * all * rank));
-        // The last site of the first seat is one that its adapter does not change; not every seat has gains.
+        // The last site of the first seat is one that its adapter does not change; not every seat
+        // has gains.
         let scale = |i: usize| if sites > 1 && i + 1 == sites { 0.0 } else { 0.5 + i as f32 };
         let gained = |i: usize| low.gains && i.is_multiple_of(2);
         let about = |i: usize| [scale(i), f32::from(u8::from(gained(i)))];

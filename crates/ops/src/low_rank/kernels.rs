@@ -1,13 +1,15 @@
-//! Adapters on GPUs: `t = down x` before a product, `y += scale up t` behind it, row by row with the factors of the row's seat.
-//! Kernels of rows that decode add that to their own sums ([`Low`]); behind other products it is a launch, [`low_rank_up`].
+//! Adapters on GPUs: `t = down x` before a product, `y += scale up t` behind it, row by row with
+//! the factors of the row's seat. Kernels of rows that decode add that to their own sums ([`Low`]);
+//! behind other products it is a launch, [`low_rank_up`].
 //!
-//! The sites that read one input are computed together. All seats' factors lie one after another: of a seat, `down` has the
-//! ranks of its first site, then those of its next, so that it is one matrix; `up` has the outputs of its first site, then those
-//! of its next. Every site has room for as many ranks, those that a seat does not use being zeros. A seat is a row's `seats`
-//! less one; a row whose `seats` is 0 keeps what the product gave it, to the bit.
+//! The sites that read one input are computed together. All seats' factors lie one after another:
+//! of a seat, `down` has the ranks of its first site, then those of its next, so that it is one
+//! matrix; `up` has the outputs of its first site, then those of its next. Every site has room for
+//! as many ranks, those that a seat does not use being zeros. A seat is a row's `seats` less one; a
+//! row whose `seats` is 0 keeps what the product gave it, to the bit.
 //!
-//! [`low_rank_down`] computes few rows, each by itself. Of many, those of a seat are multiplied together: that is
-//! [`moe_gemm`](crate::moe::moe_gemm), whose experts are the seats.
+//! [`low_rank_down`] computes few rows, each by itself. Of many, those of a seat are multiplied
+//! together: that is [`moe_gemm`](crate::moe::moe_gemm), whose experts are the seats.
 
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -37,7 +39,8 @@ const HELD: u32 = 64;
 /// Threads of a group that adds to outputs: one for each.
 const THREADS: u32 = 128;
 
-/// How few rows of `down` are multiplied: as products of floats are, in small groups, since there are few sums.
+/// How few rows of `down` are multiplied: as products of floats are, in small groups, since there
+/// are few sums.
 pub fn schedule(width: u32, ranks: u32, from: Scalar, element: Scalar) -> Schedule {
     let formats = [Format::Dense(element)];
     let decode = linear::Task::decode(&formats, width, ranks);
@@ -45,9 +48,9 @@ pub fn schedule(width: u32, ranks: u32, from: Scalar, element: Scalar) -> Schedu
     Schedule { threads: 128, outputs: 1, ..Schedule::pick(&task) }
 }
 
-/// `t[r, j] = sum_i down[seat of r, j, i] n[r, i]`; `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`. A row
-/// without an adapter has the sums of some seat, which nobody reads. With `keeps`, `kept[rows, outer]` becomes `residual`, which
-/// the product may overwrite.
+/// `t[r, j] = sum_i down[seat of r, j, i] n[r, i]`; `n = rms_norm(x)` with the f32 weight `norm`,
+/// or `x[rows, width]`. A row without an adapter has the sums of some seat, which nobody reads.
+/// With `keeps`, `kept[rows, outer]` becomes `residual`, which the product may overwrite.
 ///
 /// `t` `[rows, ranks]`, `seats` `[rows]`, `down` `[count, ranks, width]`.
 #[kernel]
@@ -130,7 +133,8 @@ pub fn low_rank_pick(
 pub enum Ending {
     /// Nothing.
     Plain,
-    /// DoRA, for seats that have it: `y = kept + gain (y - kept) + offset`, where `kept` is there only if `residual`.
+    /// DoRA, for seats that have it: `y = kept + gain (y - kept) + offset`, where `kept` is there
+    /// only if `residual`.
     Gains {
         /// Whether the product added a residual.
         residual: bool,
@@ -147,12 +151,13 @@ impl Ending {
     }
 }
 
-/// `yJ[r, o] += scales[s, J, 0] sum_k up[s, o of J, k] t[r, k of J]`, `s` the seat of row `r`, for each output `yJ`
-/// `[rows, outJ]` of a type of `to`, and what `ending` says. A site that a seat's adapter does not change has the scale 0. A
-/// threadgroup takes `block` rows, one after another.
+/// `yJ[r, o] += scales[s, J, 0] sum_k up[s, o of J, k] t[r, k of J]`, `s` the seat of row `r`, for
+/// each output `yJ` `[rows, outJ]` of a type of `to`, and what `ending` says. A site that a seat's
+/// adapter does not change has the scale 0. A threadgroup takes `block` rows, one after another.
 ///
-/// `t` `[rows, sites * rank]`, `up` `[count, all, rank]`, `scales` `[count, sites, 2]`: scales, and whether there are gains; `seats` `[rows]`,
-/// `all` being the sum of all `outJ`. With gains: `gains` `[count, 2, all]`, the gains and the offsets.
+/// `t` `[rows, sites * rank]`, `up` `[count, all, rank]`, `scales` `[count, sites, 2]`: scales, and
+/// whether there are gains; `seats` `[rows]`, `all` being the sum of all `outJ`. With gains:
+/// `gains` `[count, 2, all]`, the gains and the offsets.
 #[kernel]
 pub fn low_rank_up(
     t: In<f32>,
@@ -214,8 +219,8 @@ pub struct Low {
     pub sites: u32,
 }
 
-/// The sites of a product that adds `scale up t` to its own sums: as [`low_rank_up`] has its buffers, but for `site_up` and
-/// `site_scales`.
+/// The sites of a product that adds `scale up t` to its own sums: as [`low_rank_up`] has its
+/// buffers, but for `site_up` and `site_scales`.
 pub(crate) struct Sites {
     changes: Changes,
     /// For each matrix its site, and the first column of that among those of all.
@@ -224,7 +229,8 @@ pub(crate) struct Sites {
 }
 
 impl Sites {
-    /// Declares the buffers; `outs` are the rows of each matrix, as a value and for the contract, `rows` those of activations.
+    /// Declares the buffers; `outs` are the rows of each matrix, as a value and for the contract,
+    /// `rows` those of activations.
     #[track_caller]
     pub(crate) fn declare(low: Low, outs: &[(Val<u32>, Extent)], rows: Extent) -> Sites {
         let (mut places, mut sites, mut end, mut all) = (Vec::new(), 0, None, None);
@@ -252,7 +258,8 @@ impl Sites {
         Sites { changes, places, rank: low.rank }
     }
 
-    /// What the seat of a row makes of a sum `y`, of some row of a matrix, before a residual is added.
+    /// What the seat of a row makes of a sum `y`, of some row of a matrix, before a residual is
+    /// added.
     #[track_caller]
     pub(crate) fn change(
         &self,
@@ -299,7 +306,8 @@ struct Changes {
 }
 
 impl Changes {
-    /// What the seat of a row makes of `y`, in a column of those of all sites; `base` is what gains leave as it is.
+    /// What the seat of a row makes of `y`, in a column of those of all sites; `base` is what gains
+    /// leave as it is.
     #[track_caller]
     fn of(
         &self,

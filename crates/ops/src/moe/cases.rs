@@ -178,7 +178,8 @@ impl Shape {
         format!("{pairs} pairs, {experts} experts, {share} a row, {width} -> {out}: {why}")
     }
 
-    /// Activations, the experts' matrix, the experts of pairs, and the products of what `operand` rounds.
+    /// Activations, the experts' matrix, the experts of pairs, and the products of what `operand`
+    /// rounds.
     fn data(&self, types: Types, format: Format) -> (Buffer, Matrix, Vec<u32>, Vec<f64>) {
         let Shape { pairs, experts, share, width, out } = *self;
         let x = Buffer::floats(types.x, &noise(7, pairs.div_ceil(share) * width));

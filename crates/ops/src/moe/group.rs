@@ -1,7 +1,8 @@
 //! `moe_group`: pairs by expert, and the blocks of rows that [`super::moe_gemm`] computes.
 //!
-//! A threadgroup for each expert. All count the pairs of every expert, so that none waits for another; then each finds its
-//! own pairs in order and writes them behind those of the experts before it. The order is that of a stable sort.
+//! A threadgroup for each expert. All count the pairs of every expert, so that none waits for
+//! another; then each finds its own pairs in order and writes them behind those of the experts
+//! before it. The order is that of a stable sort.
 
 use crate::linear::holds;
 use tile::dsl::*;
@@ -13,14 +14,16 @@ const THREADS: u32 = 1024;
 /// Reads of a lane that are under way together.
 const READS: u32 = 4;
 
-/// How many blocks of `rows` there can be, given names for pairs and experts: each expert's last may be partial.
+/// How many blocks of `rows` there can be, given names for pairs and experts: each expert's last
+/// may be partial.
 pub fn tiles(pairs: Extent, experts: Extent, rows: impl Into<Extent>) -> Extent {
     pairs.ceil_div(rows) + experts
 }
 
-/// `ids` `[pairs]` -> `offsets` `[experts + 1]`: where each expert's pairs begin in `order` `[pairs]`, which holds the numbers of
-/// pairs; `blocks` `[tiles, 2]`: expert and first place in `order` of each block of `block_rows` pairs, `experts` where there is
-/// no block. At most `capacity` experts.
+/// `ids` `[pairs]` -> `offsets` `[experts + 1]`: where each expert's pairs begin in `order`
+/// `[pairs]`, which holds the numbers of pairs; `blocks` `[tiles, 2]`: expert and first place in
+/// `order` of each block of `block_rows` pairs, `experts` where there is no block. At most
+/// `capacity` experts.
 #[kernel]
 pub fn moe_group(
     ids: In<u32>,

@@ -1,4 +1,5 @@
-//! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the same rows in the same order.
+//! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the
+//! same rows in the same order.
 
 use super::group::tiles;
 use crate::linear::gemm::multiply::{Results, product, store};
@@ -21,10 +22,11 @@ pub fn pick_blocks(
     gemm::Schedule::pick((pairs.div_ceil(experts), out), operand, format, machine)
 }
 
-/// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair. `share` is how many pairs read the
-/// same row of `x`: `top_k` where tokens enter, 1 after.
+/// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair.
+/// `share` is how many pairs read the same row of `x`: `top_k` where tokens enter, 1 after.
 ///
-/// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `weight` `[experts * out, width]`, `ids` `[pairs]`.
+/// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `weight` `[experts * out, width]`, `ids`
+/// `[pairs]`.
 #[kernel]
 pub fn moe_gemv(
     x: In<{ from }>,
@@ -58,8 +60,8 @@ pub fn moe_gemv(
     });
 }
 
-/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::Schedule::bm`]: a threadgroup computes a
-/// block of one expert's rows. Operands are rounded to their type.
+/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::Schedule::bm`]:
+/// a threadgroup computes a block of one expert's rows. Operands are rounded to their type.
 ///
 /// `order` `[pairs]`, `offsets` `[experts + 1]` and `blocks` `[tiles, 2]` are that kernel's.
 #[kernel]

@@ -11,7 +11,8 @@ pub struct Routes {
     pub weights: Vec<f64>,
 }
 
-/// The experts with each token's highest scores, larger first, ties to the lower, and their weights.
+/// The experts with each token's highest scores, larger first, ties to the lower, and their
+/// weights.
 pub fn route(scores: &[f32], experts: usize, routing: &Routing) -> Routes {
     let mut routes = Routes { ids: vec![], weights: vec![] };
     for scores in scores.chunks_exact(experts) {
@@ -51,7 +52,8 @@ pub struct Groups {
     pub blocks: Vec<u32>,
 }
 
-/// Sorts pairs by expert and cuts each expert's into blocks of `rows`; the table is as long as it may ever have to be.
+/// Sorts pairs by expert and cuts each expert's into blocks of `rows`; the table is as long as it
+/// may ever have to be.
 pub fn group(ids: &[u32], experts: usize, rows: usize) -> Groups {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();
     order.sort_by_key(|pair| ids[*pair as usize]);
@@ -68,8 +70,8 @@ pub fn group(ids: &[u32], experts: usize, rows: usize) -> Groups {
     Groups { offsets, order, blocks }
 }
 
-/// `[pairs, out]`: row `p` of the result is row `p / share` of `x` `[.., width]` times the matrix of expert `ids[p]`, `[out, width]`
-/// each in `weight`.
+/// `[pairs, out]`: row `p` of the result is row `p / share` of `x` `[.., width]` times the matrix
+/// of expert `ids[p]`, `[out, width]` each in `weight`.
 pub fn product(
     x: &[f32],
     weight: &[f32],

@@ -1,14 +1,14 @@
 //! Packing: rows of a file's blocks and affine groups to the words of [`super`]'s planes.
 //!
-//! A block's codes are first bytes in the order of its elements; a plane of `b` bits then takes those of four neighbours at a
-//! time, which its words hold as they lie:
+//! A block's codes are first bytes in the order of its elements; a plane of `b` bits then takes
+//! those of four neighbours at a time, which its words hold as they lie:
 //!
 //! ```text
 //! word = sum over k < 8 / b of (codes[4 k .. 4 k + 4] as u32 >> shift & mask) << (b k)
 //! ```
 //!
-//! Nothing is read of what is packed to, and all of it is written. Whether scales are finite is asked elsewhere
-//! ([`Encoding::not_finite`]): any bytes are packed.
+//! Nothing is read of what is packed to, and all of it is written. Whether scales are finite is
+//! asked elsewhere ([`Encoding::not_finite`]): any bytes are packed.
 
 use formats::quant::{Block, Parts};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
@@ -49,8 +49,8 @@ fn check(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -> Result<(
     Err(Error::new(place, format!("{expected} bytes"), bytes.len()))
 }
 
-/// Packs some whole rows of a matrix of this layout: as many as `packed` has room for, [`Layout::row_words`] words each. Every
-/// byte of `packed` is written.
+/// Packs some whole rows of a matrix of this layout: as many as `packed` has room for,
+/// [`Layout::row_words`] words each. Every byte of `packed` is written.
 ///
 /// # Errors
 /// An encoding of another format, or bytes that are not those of as many whole rows.
@@ -177,7 +177,8 @@ impl<'a> Row<'a> {
         Row { base, high, entries: entries.as_flattened_mut(), supers }
     }
 
-    /// Codes from an element on: their lowest bits in the base plane, and those above in the high plane.
+    /// Codes from an element on: their lowest bits in the base plane, and those above in the high
+    /// plane.
     fn codes(&mut self, packing: &Packing, first: usize, codes: &[[u8; 4]]) {
         let (base, high) = (packing.base(), packing.high());
         let to = &mut self.base[first * base as usize / 32..];
@@ -240,8 +241,8 @@ pub struct Mlx<'a> {
 /// Packs an MLX affine matrix.
 ///
 /// # Errors
-/// A format that is not [`Format::Mlx`] with its listed numbers, a shape that [`Layout::new`] refuses, or bytes of another
-/// size.
+/// A format that is not [`Format::Mlx`] with its listed numbers, a shape that [`Layout::new`]
+/// refuses, or bytes of another size.
 pub fn pack_mlx(format: Format, from: &Mlx, rows: usize, cols: usize) -> Result<Planes> {
     let place = |what: &str| format!("packed {} [{rows}, {cols}]: {what}", format.name());
     let Format::Mlx { bits, group, scale } = format else {

@@ -1,8 +1,9 @@
 //! [`Weights`]: what kernels read packed and dense matrices with, whatever their format.
 //!
-//! A row is read in runs: what one 16-byte load of its base plane holds. Loading ([`Weights::load`]) gives raw words, to be
-//! kept in registers while other loads are under way; [`Weights::run`] then makes a [`Run`] of them, which yields weights
-//! as f32 ([`Run::floats`]) or bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
+//! A row is read in runs: what one 16-byte load of its base plane holds. Loading
+//! ([`Weights::load`]) gives raw words, to be kept in registers while other loads are under way;
+//! [`Weights::run`] then makes a [`Run`] of them, which yields weights as f32 ([`Run::floats`]) or
+//! bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
 
 use std::ops::Range;
 
@@ -40,7 +41,8 @@ impl Scaled {
     }
 }
 
-/// What the [`Scaled`]s of a run are made of where a block has numbers of its own: `scale = d * byte`, `offset = -min * byte`.
+/// What the [`Scaled`]s of a run are made of where a block has numbers of its own:
+/// `scale = d * byte`, `offset = -min * byte`.
 #[derive(Debug, Clone)]
 pub struct Supers {
     /// The block's factor of scales.
@@ -63,7 +65,8 @@ pub struct Run {
 }
 
 impl Weights {
-    /// Declares the buffer, a parameter of the kernel under construction, of a matrix with `cols` columns.
+    /// Declares the buffer, a parameter of the kernel under construction, of a matrix with `cols`
+    /// columns.
     #[track_caller]
     pub fn declare(name: &str, format: Format, cols: Val<u32>) -> Weights {
         let starts = format.starts(0u32.val(), cols);
@@ -87,8 +90,8 @@ impl Weights {
         Weights { first: Some(first), ..self }
     }
 
-    /// Reads the [`Format::words`] words of run `run` (elements `run * format.run()` on) of the row at `row`: the base and high planes are streamed, what
-    /// neighbours share is left in the cache.
+    /// Reads the [`Format::words`] words of run `run` (elements `run * format.run()` on) of the row
+    /// at `row`: the base and high planes are streamed, what neighbours share is left in the cache.
     #[track_caller]
     pub fn load(&self, row: Val<u32>, run: impl IntoVal<u32>) -> Vec<Val<u32>> {
         let run = run.val();
@@ -103,8 +106,8 @@ impl Weights {
         words
     }
 
-    /// Begins to copy what [`Weights::load`] reads to shared memory, where a simdgroup's 32 lanes have [`Format::words`] words each
-    /// from `to` on: plane after plane, lane after lane.
+    /// Begins to copy what [`Weights::load`] reads to shared memory, where a simdgroup's 32 lanes
+    /// have [`Format::words`] words each from `to` on: plane after plane, lane after lane.
     #[track_caller]
     pub fn copy(
         &self,
@@ -192,8 +195,9 @@ impl Run {
         codes.into_iter().enumerate().map(weight).collect()
     }
 
-    /// Eight neighbours rounded to f16 or bf16, two a word, the first in the low half: the weights from `8 * octet` on, of a run
-    /// whose [`Run::scaled`] is `scaled`. So few at a time keep registers free for sums.
+    /// Eight neighbours rounded to f16 or bf16, two a word, the first in the low half: the weights
+    /// from `8 * octet` on, of a run whose [`Run::scaled`] is `scaled`. So few at a time keep
+    /// registers free for sums.
     #[track_caller]
     pub fn octet(&self, scaled: &[Scaled], octet: u32, scalar: Scalar) -> Vec<Val<u32>> {
         if self.format == Format::Dense(scalar) {
@@ -364,13 +368,14 @@ fn field_bytes(words: &[Val<u32>], bits: u32, i: usize) -> Val<u32> {
     }
 }
 
-/// Four codes less the format's zero: the fields `k` of the bytes of a word, which comes with its upper half.
+/// Four codes less the format's zero: the fields `k` of the bytes of a word, which comes with its
+/// upper half.
 #[track_caller]
 fn four(p: &Packing, [word, upper]: [Val<u32>; 2], k: u32) -> [Val<f32>; 4] {
     [0, 1, 2, 3].map(|i| {
         let at = 8 * i + p.bits * k;
-        // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed; above bit 22 there is
-        // no mantissa.
+        // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed;
+        // above bit 22 there is no mantissa.
         let (word, at) = if at + p.bits <= 23 { (word, at) } else { (upper, at - 16) };
         let exponent = (127 + 23 - at) << 23;
         let float = (word & (((1 << p.bits) - 1) << at) | exponent).bits::<f32>();

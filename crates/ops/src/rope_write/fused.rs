@@ -1,8 +1,10 @@
-//! The body of the fused kernels: a simdgroup takes one head of a few tokens through norm, rotation and write.
+//! The body of the fused kernels: a simdgroup takes one head of a few tokens through norm, rotation
+//! and write.
 //!
-//! Queries are read and written pair by pair, so that they may be turned in place. Keys and values go to the cache in
-//! vectors of consecutive elements, as q8_0 needs them; a lane that turns a key's vector also reads the other half of its
-//! pairs. The usual head is taken as a whole, four elements to a lane.
+//! Queries are read and written pair by pair, so that they may be turned in place. Keys and values
+//! go to the cache in vectors of consecutive elements, as q8_0 needs them; a lane that turns a
+//! key's vector also reads the other half of its pairs. The usual head is taken as a whole, four
+//! elements to a lane.
 
 use tile::dsl::*;
 use tile::launch::Mode;
@@ -139,9 +141,10 @@ impl Fused {
         test(Order::lt(group, q_groups + kv_groups)).then(turned).otherwise(of_v);
     }
 
-    /// The usual head, of [`USUAL`] elements that all turn in halves, of each token of this simdgroup: read once, four elements
-    /// to a lane, so that the other elements of its pairs are sixteen lanes away. `keep(head, token, elements, live)` gets the
-    /// lane's elements, normed and turned.
+    /// The usual head, of [`USUAL`] elements that all turn in halves, of each token of this
+    /// simdgroup: read once, four elements to a lane, so that the other elements of its pairs are
+    /// sixteen lanes away. `keep(head, token, elements, live)` gets the lane's elements, normed and
+    /// turned.
     #[track_caller]
     fn held(
         &self,
@@ -243,8 +246,8 @@ impl Fused {
         heads.turn(Team::Simd, lanes, angles, &read, &write);
     }
 
-    /// Elements `i` on of a key, turned. Every lane turns what it writes; what does not turn takes the angle of pair 0 and
-    /// drops the result.
+    /// Elements `i` on of a key, turned. Every lane turns what it writes; what does not turn takes
+    /// the angle of pair 0 and drops the result.
     #[track_caller]
     fn turn_key(
         &self,
@@ -259,7 +262,8 @@ impl Fused {
         let turns = Order::lt(i, pairs * 2u32);
         let within = |i: Val<u32>| select(turns, i, 0u32);
         let vector = self.variant.pairing == Pairing::Adjacent && lanes > 1;
-        // The first pair, the other elements of the pairs, and which of own elements are the upper ones.
+        // The first pair, the other elements of the pairs, and which of own elements are the upper
+        // ones.
         let (pair, other, upper): (Val<u32>, Vec<Val<f32>>, Vec<Val<bool>>) =
             match self.variant.pairing {
                 Pairing::Half => {

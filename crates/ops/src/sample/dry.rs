@@ -1,4 +1,5 @@
-//! DRY: how far the end of a sequence is repeated from earlier, and the penalty on what came next there.
+//! DRY: how far the end of a sequence is repeated from earlier, and the penalty on what came next
+//! there.
 
 use super::Dry;
 
@@ -9,13 +10,14 @@ pub(super) struct Repeats {
     reversed: Vec<u32>,
     /// For each position of it, how many tokens from there on are those from its start on.
     common: Vec<usize>,
-    /// For each token of the vocabulary the longest repetition that it would go on with; zero between calls.
+    /// For each token of the vocabulary the longest repetition that it would go on with; zero
+    /// between calls.
     longest: Vec<usize>,
 }
 
 impl Repeats {
-    /// Subtracts `multiplier * base^(length - allowed_length)` from the logit of each token that once followed the
-    /// `length >= allowed_length` tokens with which `history` ends.
+    /// Subtracts `multiplier * base^(length - allowed_length)` from the logit of each token that
+    /// once followed the `length >= allowed_length` tokens with which `history` ends.
     pub(super) fn penalise(&mut self, logits: &mut [f32], history: &[u32], dry: &Dry) {
         let window = &history[history.len().saturating_sub(dry.last_n)..];
         let breaks = |token: &u32| dry.breakers.binary_search(token).is_ok();
@@ -50,7 +52,8 @@ impl Repeats {
     }
 }
 
-/// `multiplier * base^exponent`, by multiplications alone, which every machine does alike; at most the greatest f32.
+/// `multiplier * base^exponent`, by multiplications alone, which every machine does alike; at most
+/// the greatest f32.
 fn penalty(dry: &Dry, exponent: usize) -> f32 {
     let most = f64::from(f32::MAX);
     let mut penalty = f64::from(dry.multiplier);
@@ -63,8 +66,9 @@ fn penalty(dry: &Dry, exponent: usize) -> f32 {
     penalty.min(most) as f32
 }
 
-/// For each position of `text`, the length of what begins there and at the start alike (the Z function; D. Gusfield, "Algorithms
-/// on Strings, Trees and Sequences", 1997, section 1.4): in linear time.
+/// For each position of `text`, the length of what begins there and at the start alike (the Z
+/// function; D. Gusfield, "Algorithms on Strings, Trees and Sequences", 1997, section 1.4): in
+/// linear time.
 fn prefixes(text: &[u32], common: &mut Vec<usize>) {
     common.clear();
     common.resize(text.len(), 0);

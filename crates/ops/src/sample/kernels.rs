@@ -1,17 +1,21 @@
 //! The sampling chain on a device: the tokens of [`Sampler`](super::Sampler), bit for bit.
 //!
-//! Three to five kernels a step, since each needs something of the whole row that the one before finds:
-//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of a row;
-//! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows have top-k or top-p;
+//! Three to five kernels a step, since each needs something of the whole row that the one before
+//! finds:
+//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of
+//!   a row;
+//! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows
+//!   have top-k or top-p;
 //! - [`cut`]: where those end: likewise;
 //! - [`draw`]: sums what is kept, part by part, and finds the token;
-//! - [`mod@advance`]: what was drawn becomes the next step's token, and a note to the host. Where rows of many sequences come
-//!   and go, [`take`] and [`mod@hand_on`] do that, slot by slot.
+//! - [`mod@advance`]: what was drawn becomes the next step's token, and a note to the host. Where
+//!   rows of many sequences come and go, [`take`] and [`mod@hand_on`] do that, slot by slot.
 //!
-//! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among equals), so that all
-//! of them come down to one question: which is the smallest prefix that has so many tokens, or so much weight? It is
-//! answered digit by digit, with a histogram of the next digit among the tokens that share those before: nothing is sorted.
-//! Sums are of whole numbers, so it does not matter that threads add in no particular order.
+//! Every filter keeps a prefix of the tokens in order of descending logit (the lower id first among
+//! equals), so that all of them come down to one question: which is the smallest prefix that has so
+//! many tokens, or so much weight? It is answered digit by digit, with a histogram of the next
+//! digit among the tokens that share those before: nothing is sorted. Sums are of whole numbers, so
+//! it does not matter that threads add in no particular order.
 
 mod adjust;
 pub mod advance;
@@ -60,10 +64,12 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "sample_hand_on", cases: hand_on::cases, benches: hand_on::benches },
 ];
 
-/// A row's settings, [`SETTINGS`] words: what the kernels need to know of `options` for the token at `position`.
+/// A row's settings, [`SETTINGS`] words: what the kernels need to know of `options` for the token
+/// at `position`.
 ///
-/// `window` is where the tokens lie that penalties look at (at most `last_n`, the caller has cut them) in the buffer of
-/// histories, `biases` where the row's pairs of token and bias lie, counted in pairs.
+/// `window` is where the tokens lie that penalties look at (at most `last_n`, the caller has cut
+/// them) in the buffer of histories, `biases` where the row's pairs of token and bias lie, counted
+/// in pairs.
 pub fn settings(
     options: &Options,
     position: u64,

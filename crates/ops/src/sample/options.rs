@@ -5,7 +5,8 @@ use formats::{Error, Result};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// DRY: a penalty on tokens that would go on with a repetition, growing with the length of what is repeated already.
+/// DRY: a penalty on tokens that would go on with a repetition, growing with the length of what is
+/// repeated already.
 ///
 /// p-e-w, "DRY: a modern repetition penalty", text-generation-webui pull request 5677, 2024.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,15 +37,17 @@ impl Dry {
     }
 }
 
-/// XTC: now and then takes away the likeliest tokens, all that reach a threshold but the least likely of them.
+/// XTC: now and then takes away the likeliest tokens, all that reach a threshold but the least
+/// likely of them.
 ///
-/// p-e-w, "Exclude Top Choices", text-generation-webui pull request 6335, 2024. Probabilities are those that the filters before it
-/// leave, at the temperature in use.
+/// p-e-w, "Exclude Top Choices", text-generation-webui pull request 6335, 2024. Probabilities are
+/// those that the filters before it leave, at the temperature in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xtc {
     /// How often; 0 is off.
     pub probability: f32,
-    /// The probability that a token must reach to be taken away. Above 0.5 no two tokens do, and nothing is.
+    /// The probability that a token must reach to be taken away. Above 0.5 no two tokens do, and
+    /// nothing is.
     pub threshold: f32,
 }
 
@@ -74,7 +77,8 @@ impl Xtc {
     }
 }
 
-/// Options of the sampling chain; the default is plain sampling at temperature 1 with everything else off.
+/// Options of the sampling chain; the default is plain sampling at temperature 1 with everything
+/// else off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Divides the logits; 0 takes the greatest one.
@@ -85,7 +89,8 @@ pub struct Options {
     pub top_p: f32,
     /// Keeps tokens at least this many times as probable as the most probable one; 0 is off.
     pub min_p: f32,
-    /// Divides positive logits of tokens seen before, and multiplies negative ones (Keskar et al., 2019); 1 is off.
+    /// Divides positive logits of tokens seen before, and multiplies negative ones (Keskar et al., 2019);
+    /// 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token seen before; 0 is off.
     pub presence_penalty: f32,
@@ -192,12 +197,14 @@ impl Options {
         self.penalises() || self.dry.is_on() || !self.logit_bias.is_empty()
     }
 
-    /// Whether only [`Sampler`](super::Sampler) has what they ask for, and not [`kernels`](super::kernels).
+    /// Whether only [`Sampler`](super::Sampler) has what they ask for, and not
+    /// [`kernels`](super::kernels).
     pub fn needs_host(&self) -> bool {
         self.dry.is_on() || (self.xtc.is_on() && self.per_temperature() != 0.0)
     }
 
-    /// What the differences of logits are multiplied with; 0 where the greatest logit is all that is wanted.
+    /// What the differences of logits are multiplied with; 0 where the greatest logit is all that
+    /// is wanted.
     pub(super) fn per_temperature(&self) -> f32 {
         if self.temperature == 0.0 || self.top_k == 1 { 0.0 } else { 1.0 / self.temperature }
     }
@@ -216,7 +223,8 @@ impl Options {
         (f64::from(self.min_p) * f64::from(super::wide::ONE)).ceil().max(1.0) as u32
     }
 
-    /// The steps that are on, in their order: `repetition 1.1 (last 64), temperature 0.7, top-k 40, draw (seed 1)`.
+    /// The steps that are on, in their order: `repetition 1.1 (last 64), temperature 0.7, top-k 40,
+    /// draw (seed 1)`.
     pub fn describe(&self) -> String {
         let mut steps: Vec<String> = Vec::new();
         if !self.logit_bias.is_empty() {

@@ -1,8 +1,9 @@
 //! Loops over a whole vocabulary, written so that the compiler makes vectors of them.
 //!
-//! Everything is additions, multiplications, fused ones where written so, and bits, without library functions, so that
-//! every machine gets the same bits; wider registers only make it faster. Weights are whole numbers, whose sums do not
-//! depend on the order of their terms: a GPU, which sums in another order, draws the same token.
+//! Everything is additions, multiplications, fused ones where written so, and bits, without library
+//! functions, so that every machine gets the same bits; wider registers only make it faster.
+//! Weights are whole numbers, whose sums do not depend on the order of their terms: a GPU, which
+//! sums in another order, draws the same token.
 
 /// Logits that are scanned as one.
 pub(super) const BLOCK: usize = 64;
@@ -10,7 +11,8 @@ pub(super) const BLOCK: usize = 64;
 /// Sums kept side by side.
 const LANES: usize = 16;
 
-/// Cephes' `expf`: what `x = n ln 2 + r` takes from `x` per `n`, in two steps, and its polynomial for `e^r`, highest first.
+/// Cephes' `expf`: what `x = n ln 2 + r` takes from `x` per `n`, in two steps, and its polynomial
+/// for `e^r`, highest first.
 pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 /// See [`LN_2`].
 pub(super) const POLYNOMIAL: [f32; 6] =
@@ -24,7 +26,8 @@ pub(super) const ONE: u32 = 1 << 31;
 
 /// `e^x` for `x <= 0`, within 3 units in the last place; 0 below -87 and for NaN.
 ///
-/// `x = n ln 2 + r`, the polynomial of Cephes' `expf` for `e^r`, and `n` added to the exponent's bits.
+/// `x = n ln 2 + r`, the polynomial of Cephes' `expf` for `e^r`, and `n` added to the exponent's
+/// bits.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
@@ -42,7 +45,8 @@ pub(super) fn exp(x: f32) -> f32 {
     if x >= -87.0 { scaled } else { 0.0 }
 }
 
-/// `e^((logit - top) * factor)` in units of `2^-31`, rounded down; [`ONE`] for the top even if it is infinite, 0 for NaN.
+/// `e^((logit - top) * factor)` in units of `2^-31`, rounded down; [`ONE`] for the top even if it
+/// is infinite, 0 for NaN.
 #[inline(always)]
 pub(super) fn weight(logit: f32, top: f32, factor: f32) -> u32 {
     let x = (logit - top) * factor;
@@ -53,8 +57,8 @@ pub(super) fn weight(logit: f32, top: f32, factor: f32) -> u32 {
     if logit == top { ONE } else { scaled }
 }
 
-/// Makes `name` a function that runs `plain` compiled for AVX2 with fused products where the processor has them,
-/// and for the lowest common set elsewhere.
+/// Makes `name` a function that runs `plain` compiled for AVX2 with fused products where the
+/// processor has them, and for the lowest common set elsewhere.
 macro_rules! widened {
     ($(#[$doc:meta])* $name:ident = $plain:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?) => {
         $(#[$doc])*
@@ -86,7 +90,8 @@ widened! {
 }
 
 widened! {
-    /// The greatest number of every [`BLOCK`] of `x`; NaN never wins, and of nothing but NaN it is -infinity.
+    /// The greatest number of every [`BLOCK`] of `x`; NaN never wins, and of nothing but NaN it is
+    /// -infinity.
     tops = tops_plain(x: &[f32], tops: &mut Vec<f32>)
 }
 
@@ -96,8 +101,8 @@ widened! {
 }
 
 widened! {
-    /// A number such that those of `x` above it have at least `wanted(total)` of all [`weight`]s, and hardly more; and
-    /// that total. By a histogram: `top` is finite.
+    /// A number such that those of `x` above it have at least `wanted(total)` of all [`weight`]s,
+    /// and hardly more; and that total. By a histogram: `top` is finite.
     prefix_floor = prefix_floor_plain(
         x: &[f32],
         top: f32,
@@ -148,7 +153,8 @@ fn prefix_floor_plain(
     wanted: fn(u64, u32) -> u64,
     share: u32,
 ) -> (f32, u64) {
-    // Bins of an eighth of a nat below the top; what lies deeper than all of them shares the last one.
+    // Bins of an eighth of a nat below the top; what lies deeper than all of them shares the last
+    // one.
     const BINS: usize = 256;
     const PER_NAT: f32 = 8.0;
     // Four histograms in turn, since additions to one bin wait for each other.
@@ -160,7 +166,8 @@ fn prefix_floor_plain(
             let bin = (top - x) * factor * PER_NAT;
             // NaN and infinity have no weight, whichever bin they count in.
             let bin = if bin < (BINS - 1) as f32 { bin } else { (BINS - 1) as f32 };
-            // Adding 2^23 leaves the integer in the lowest bits: it rounds, which moves the bins by half.
+            // Adding 2^23 leaves the integer in the lowest bits: it rounds, which moves the bins by
+            // half.
             at[i] = (bin + 8_388_608.0).to_bits() & 0xff;
         }
         for i in 0..block.len() {

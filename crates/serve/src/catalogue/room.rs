@@ -1,4 +1,5 @@
-//! Loading and unloading: what is planned before memory is taken, who gives way, and when it is back.
+//! Loading and unloading: what is planned before memory is taken, who gives way, and when it is
+//! back.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,7 +64,8 @@ impl Catalogue {
         Ok(held)
     }
 
-    /// Plans a model for a device, and unloads others until it fits beside what is left and `own`, where it is loaded already.
+    /// Plans a model for a device, and unloads others until it fits beside what is left and `own`,
+    /// where it is loaded already.
     fn make_room(
         &self,
         named: &Named,
@@ -149,7 +151,8 @@ impl Catalogue {
         self.events.tell("model.unloaded", json!({ "model": name, "for": why }));
     }
 
-    /// Unloads a model if it is loaded and can be loaded again, once its requests are answered: whether it was.
+    /// Unloads a model if it is loaded and can be loaded again, once its requests are answered:
+    /// whether it was.
     ///
     /// # Errors
     /// Requests that took too long.
@@ -176,7 +179,8 @@ impl Catalogue {
         }
     }
 
-    /// Unloads what nobody has asked for in the time that it is kept, for as long as this is polled.
+    /// Unloads what nobody has asked for in the time that it is kept, for as long as this is
+    /// polled.
     pub(crate) async fn unload_idle(self: Arc<Self>) {
         loop {
             let (now, next) = (Instant::now(), self.expiring());

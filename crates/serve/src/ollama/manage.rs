@@ -211,7 +211,8 @@ fn main_type(tensors: &Tensors) -> &'static str {
     types.into_iter().max_by_key(|(_, elements)| *elements).map_or("", |(name, _)| name)
 }
 
-/// A value of a GGUF file's metadata. Lists, which may be a whole vocabulary, are told of where all is asked for.
+/// A value of a GGUF file's metadata. Lists, which may be a whole vocabulary, are told of where all
+/// is asked for.
 fn metadata(value: &gguf::Value, verbose: bool) -> Value {
     match value {
         gguf::Value::Bool(value) => (*value).into(),

@@ -1,4 +1,5 @@
-//! Models that are loaded when a request names them, side by side, and unloaded when their time is over or they are told to.
+//! Models that are loaded when a request names them, side by side, and unloaded when their time is
+//! over or they are told to.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -128,7 +129,8 @@ fn two_models_answer_at_once() {
     running.stop().unwrap();
 }
 
-/// Two models of which memory holds one: the one that is not used gives way, one in use does when it has answered.
+/// Two models of which memory holds one: the one that is not used gives way, one in use does when
+/// it has answered.
 #[test]
 fn models_give_way_where_memory_is_short() {
     let planned = |named: &Named| -> u64 {

@@ -1,4 +1,5 @@
-//! The store of models over Ollama's interface: a model comes from an imitated hub, gets a second name, answers, and goes.
+//! The store of models over Ollama's interface: a model comes from an imitated hub, gets a second
+//! name, answers, and goes.
 
 #[path = "../../../hub/tests/all/common/mod.rs"]
 #[expect(dead_code, reason = "shared with the hub's own tests")]

@@ -95,7 +95,8 @@ fn settings_change_the_answer() {
     assert_eq!(choices[1]["message"]["content"], warm(8).as_str());
     assert_eq!(several["usage"]["completion_tokens"], 72);
 
-    // Each token's log-probabilities: it is the likeliest at temperature 0, and its log-probability is the first of the list.
+    // Each token's log-probabilities: it is the likeliest at temperature 0, and its log-probability
+    // is the first of the list.
     let told = ask(json!({ "logprobs": true, "top_logprobs": 3 }));
     let tokens = told["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(tokens.len(), 24);

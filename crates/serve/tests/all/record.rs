@@ -1,4 +1,5 @@
-//! Requests and answers in a file: what is in it, what never is, and that the same is answered to the same again.
+//! Requests and answers in a file: what is in it, what never is, and that the same is answered to
+//! the same again.
 
 use delft_serve::{Access, Config, Served, Server};
 use serde_json::{Value, json};
@@ -48,7 +49,8 @@ fn requests_are_recorded_with_what_answers_them_again() {
     assert_eq!(lines[1]["response"], streamed.body.as_str());
     assert_eq!((&lines[2]["request"], &lines[2]["status"]), (&json!("{"), &json!(400)));
 
-    // The seed of a request that gave none answers it again, also where the interface has no field for it.
+    // The seed of a request that gave none answers it again, also where the interface has no field
+    // for it.
     let seed = first["seed"].as_str().unwrap();
     let again = ask("/v1/completions", &hot, &[("x-delft-seed", seed)]);
     assert_eq!(again.json()["choices"], whole.json()["choices"]);

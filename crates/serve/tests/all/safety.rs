@@ -1,4 +1,5 @@
-//! A server on a bad day: strangers, slow and broken clients, more requests than it can answer, its own end.
+//! A server on a bad day: strangers, slow and broken clients, more requests than it can answer, its
+//! own end.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -212,7 +213,8 @@ fn what_runs_is_finished_before_the_end() {
     assert!(TcpStream::connect(address).is_err());
 }
 
-/// Two hundred connections at once: some ask, some send half a request and wait, some leave in the middle of an answer.
+/// Two hundred connections at once: some ask, some send half a request and wait, some leave in the
+/// middle of an answer.
 #[test]
 fn a_torture_leaves_it_serving() {
     let busy = serve(Limits { parallel: 4, queue: 1000, ..limits() }, Access::default());

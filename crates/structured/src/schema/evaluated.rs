@@ -1,5 +1,6 @@
-//! `unevaluatedProperties` and `unevaluatedItems`: what no other keyword of a schema looked at. Where it can be told what the others
-//! look at, that is written down beside them, and what is left is `additionalProperties` or `items`.
+//! `unevaluatedProperties` and `unevaluatedItems`: what no other keyword of a schema looked at.
+//! Where it can be told what the others look at, that is written down beside them, and what is left
+//! is `additionalProperties` or `items`.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +11,8 @@ const DEEPEST: usize = 16;
 /// Ways in which a schema may be met.
 const MOST_WAYS: usize = 32;
 
-/// Keywords that are ways to meet a schema: once these are written down, the keywords say nothing more.
+/// Keywords that are ways to meet a schema: once these are written down, the keywords say nothing
+/// more.
 const CHOICES: [&str; 7] =
     ["anyOf", "dependencies", "dependentSchemas", "else", "if", "oneOf", "then"];
 
@@ -67,8 +69,9 @@ impl Rewriter<'_> {
         }
     }
 
-    /// The ways in which a schema is met, as far as they can be told; `None` where that depends on how it was come by, or they
-    /// are too many. A way may look at more than is said here, never at less.
+    /// The ways in which a schema is met, as far as they can be told; `None` where that depends on
+    /// how it was come by, or they are too many. A way may look at more than is said here, never at
+    /// less.
     fn ways(&self, schema: &Value, deep: usize) -> Option<Vec<Way>> {
         let deep = deep.checked_sub(1)?;
         let Value::Object(fields) = schema else { return Some(vec![Way::default()]) };

@@ -10,8 +10,8 @@ const DEEPEST: usize = 16;
 const TYPES: [&str; 6] = ["array", "boolean", "null", "number", "object", "string"];
 
 impl Rewriter<'_> {
-    /// A schema that is met only where `schema` is not, and by as much of that as can be said; `None` where that cannot be. `known`
-    /// is met in any case.
+    /// A schema that is met only where `schema` is not, and by as much of that as can be said;
+    /// `None` where that cannot be. `known` is met in any case.
     pub(super) fn negated(&self, schema: &Value, known: Option<&Value>) -> Option<Value> {
         self.without(schema, known, DEEPEST)
     }
@@ -90,7 +90,8 @@ impl Rewriter<'_> {
         self.followed(known).get("properties")?.get(name)
     }
 
-    /// All values but these, of those that are known to be possible; where that is not known, most others.
+    /// All values but these, of those that are known to be possible; where that is not known, most
+    /// others.
     fn others(&self, values: &[Value], known: Option<&Value>) -> Value {
         let known = known.and_then(|known| self.followed(known).as_object());
         let Some(possible) = known.and_then(possible) else { return unlike(values) };
@@ -100,7 +101,8 @@ impl Rewriter<'_> {
     }
 }
 
-/// Values that are none of these: of other types, numbers between them, and strings, arrays and objects that are longer than all.
+/// Values that are none of these: of other types, numbers between them, and strings, arrays and
+/// objects that are longer than all.
 fn unlike(values: &[Value]) -> Value {
     let longest = |of: fn(&Value) -> Option<usize>| values.iter().filter_map(of).max();
     let text = longest(|value| value.as_str().map(|text| text.chars().count()));

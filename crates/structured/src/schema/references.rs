@@ -1,5 +1,5 @@
-//! References to parts of a schema by anchors, by names of their own (`$id`), or by pointers that need decoding, as plain pointers
-//! to definitions.
+//! References to parts of a schema by anchors, by names of their own (`$id`), or by pointers that
+//! need decoding, as plain pointers to definitions.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,12 +15,13 @@ struct Index {
     names: HashMap<String, String>,
     /// Anchors, each within a schema of such a name.
     anchors: HashMap<(String, String), String>,
-    /// Anchors that are looked for from without first: where they are, and whether that is in no schema of another name than the
-    /// whole one's.
+    /// Anchors that are looked for from without first: where they are, and whether that is in no
+    /// schema of another name than the whole one's.
     dynamic: HashMap<String, Vec<(String, bool)>>,
     /// The whole schema's name.
     root: String,
-    /// The schemas that refer to others: where, by which keyword, from within which name, and to what.
+    /// The schemas that refer to others: where, by which keyword, from within which name, and to
+    /// what.
     references: Vec<(String, &'static str, String, String)>,
 }
 

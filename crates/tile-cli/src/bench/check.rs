@@ -1,4 +1,5 @@
-//! Test cases on a real GPU: as written, with constants as template values, and specialised, as the engine runs them.
+//! Test cases on a real GPU: as written, with constants as template values, and specialised, as the
+//! engine runs them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -43,8 +44,8 @@ impl Gpu {
         self.ready = ready.into_inner().unwrap_or_else(PoisonError::into_inner);
     }
 
-    /// Runs a case in both forms; the largest relative error. A kernel that breaks the context costs its own case only, if
-    /// another context can be had.
+    /// Runs a case in both forms; the largest relative error. A kernel that breaks the context
+    /// costs its own case only, if another context can be had.
     pub(crate) fn check(&mut self, case: &Case) -> Result<f64, String> {
         let gpu = match self.gpu.take() {
             Some(gpu) => gpu,
@@ -71,7 +72,8 @@ impl Gpu {
     }
 }
 
-/// A GPU after the one before was lost. The driver may not allow that: then nothing more can be run.
+/// A GPU after the one before was lost. The driver may not allow that: then nothing more can be
+/// run.
 fn reopen() -> cuda::Gpu {
     let works = |gpu: &cuda::Gpu| gpu.upload(&[1; 64]).and_then(|b| b.to_vec()).is_ok();
     match cuda::Gpu::open(0) {

@@ -1,4 +1,5 @@
-//! The time of one benchmark: its kernel specialised and lowered as the engine runs it, on data that no cache holds.
+//! The time of one benchmark: its kernel specialised and lowered as the engine runs it, on data
+//! that no cache holds.
 
 use device::cuda::{self, Work};
 use tile::Kernel;
@@ -73,7 +74,8 @@ pub(super) fn measure<'a>(gpu: &cuda::Gpu, bench: &'a Bench) -> Result<Measured<
     })
 }
 
-/// Copies of a benchmark's buffers, used in turn, so that each launch's data has left the cache since its last.
+/// Copies of a benchmark's buffers, used in turn, so that each launch's data has left the cache
+/// since its last.
 struct Sets {
     sets: Vec<Vec<cuda::Buffer>>,
     cold: bool,
@@ -135,7 +137,8 @@ fn filled(gpu: &cuda::Gpu, fill: &Fill, seed: usize) -> formats::Result<cuda::Bu
     Ok(buffer)
 }
 
-/// The vendor's time for a dense product of one 16-bit matrix with some rows, recognised by its numbers and its bytes.
+/// The vendor's time for a dense product of one 16-bit matrix with some rows, recognised by its
+/// numbers and its bytes.
 fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, String> {
     let Some([rows, out, width]) = dense(bench) else { return Ok(None) };
     let scalar = if bench.kernel.name.contains("bf16") { Scalar::BF16 } else { Scalar::F16 };
@@ -167,7 +170,8 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
     gpu.time(work, SAMPLES).map(|took| Some(took.median)).map_err(line)
 }
 
-/// Rows, outputs and width of a benchmark that is a product with one dense 16-bit matrix and nothing else.
+/// Rows, outputs and width of a benchmark that is a product with one dense 16-bit matrix and
+/// nothing else.
 fn dense(bench: &Bench) -> Option<[u32; 3]> {
     let out = bench.numbers.get("out").filter(|n| *n > 0)?;
     let rows = bench.numbers.get("rows").unwrap_or(1).max(1);

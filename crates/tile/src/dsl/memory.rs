@@ -1,7 +1,8 @@
 //! Arrays: buffers, shared memory, registers.
 //!
-//! An array of `T` is one whose elements are computed with as `T`. How memory stores them is a [`Scalar`] known when the kernel
-//! is recorded: an element is converted after a load and before a store. What is only moved is not: [`Raw`].
+//! An array of `T` is one whose elements are computed with as `T`. How memory stores them is a
+//! [`Scalar`] known when the kernel is recorded: an element is converted after a load and before a
+//! store. What is only moved is not: [`Raw`].
 
 use super::*;
 
@@ -13,7 +14,8 @@ pub trait Memory<T: Number>: Copy {
     fn scalar(self) -> Scalar;
 }
 
-/// Marks a value that has the type in which its array stores it: it may be moved, selected and converted.
+/// Marks a value that has the type in which its array stores it: it may be moved, selected and
+/// converted.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw;
 
@@ -42,8 +44,8 @@ impl Rights for Both {
     const ACCESS: Access = Access::InOut;
 }
 
-/// A buffer in device memory, a parameter of the kernel. In a kernel's signature `In<u32>` holds words, and `In<{ scalar }>`
-/// numbers of that type, which are f32 in the body.
+/// A buffer in device memory, a parameter of the kernel. In a kernel's signature `In<u32>` holds
+/// words, and `In<{ scalar }>` numbers of that type, which are f32 in the body.
 #[derive(Debug)]
 pub struct Global<T, M> {
     index: u32,
@@ -291,7 +293,8 @@ pub trait At<T: Number>: Memory<T> {
         write(self.place(), index.val(), value.value);
     }
 
-    /// Sets the elements from `index` on, a multiple of their number (1, 2, 4, 8 or 16, at most 16 bytes).
+    /// Sets the elements from `index` on, a multiple of their number (1, 2, 4, 8 or 16, at most 16
+    /// bytes).
     #[track_caller]
     fn set_vec(self, index: impl IntoVal<u32>, values: &[Val<T>]) {
         let mut rounded = Vec::with_capacity(values.len());
@@ -353,7 +356,8 @@ fn write_vec(place: Place, scalar: Scalar, index: Val<u32>, values: &[Val<Raw>])
     write(place, index, value);
 }
 
-/// Begins to copy `lanes` elements (4, 8 or 16 bytes) to shared memory; where `keep` is false, zeros.
+/// Begins to copy `lanes` elements (4, 8 or 16 bytes) to shared memory; where `keep` is false,
+/// zeros.
 #[track_caller]
 pub fn copy_async<T: Number>(
     to: Shared<T>,
@@ -381,7 +385,8 @@ pub fn copy_commit() {
     perform(Inst::CopyCommit);
 }
 
-/// Waits until at most `pending` of this thread's latest batches are unfinished; a barrier then shows them to others.
+/// Waits until at most `pending` of this thread's latest batches are unfinished; a barrier then
+/// shows them to others.
 #[track_caller]
 pub fn copy_wait(pending: u8) {
     perform(Inst::CopyWait(pending));

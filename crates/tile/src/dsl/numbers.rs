@@ -68,7 +68,8 @@ impl<T> Val<T> {
 }
 
 impl<T> Val<T> {
-    /// Converted to another element type: floats round to nearest even and saturate on the way to integers.
+    /// Converted to another element type: floats round to nearest even and saturate on the way to
+    /// integers.
     #[track_caller]
     pub fn cast<U: Element>(self) -> Val<U> {
         Val::wrap(convert(self.value, U::SCALAR))
@@ -160,8 +161,8 @@ pub trait Order<Rhs> {
     fn ge(self, other: Rhs) -> Self::Truth;
 }
 
-/// `&&` and `||` in a kernel: between [`Val`]s both sides are computed; a plain truth on the left decides, as in Rust, whether the
-/// right is.
+/// `&&` and `||` in a kernel: between [`Val`]s both sides are computed; a plain truth on the left
+/// decides, as in Rust, whether the right is.
 pub trait Truth<Rhs> {
     /// `self && other`.
     fn both(self, other: impl FnOnce() -> Rhs) -> Rhs;

@@ -36,8 +36,8 @@ impl Frag {
         Frag::load(from, index, stride, Role::A, false)
     }
 
-    /// A right operand `[16, 16]` from memory that holds its transpose, as weights `[n, k]` do: `(k, n)` at
-    /// `index + n * stride + k`.
+    /// A right operand `[16, 16]` from memory that holds its transpose, as weights `[n, k]` do:
+    /// `(k, n)` at `index + n * stride + k`.
     #[track_caller]
     pub fn right_transposed(
         from: impl Memory<f32>,
@@ -57,7 +57,8 @@ impl Frag {
         Frag::load(from, index, stride, Role::B, false)
     }
 
-    /// An accumulator `[16, 16]` from memory of f32: `(r, c)` at `index + r * stride + c`. With a stride of 0 all rows are one.
+    /// An accumulator `[16, 16]` from memory of f32: `(r, c)` at `index + r * stride + c`. With a
+    /// stride of 0 all rows are one.
     #[track_caller]
     pub fn accumulator(
         from: impl Memory<f32>,
@@ -67,8 +68,8 @@ impl Frag {
         Frag::load(from, index, stride, Role::C, false)
     }
 
-    /// An accumulator `[16, 16]` from memory of f32 that holds its transpose: `(r, c)` at `index + c * stride + r`. With a stride of
-    /// 0 all columns are one.
+    /// An accumulator `[16, 16]` from memory of f32 that holds its transpose: `(r, c)` at
+    /// `index + c * stride + r`. With a stride of 0 all columns are one.
     #[track_caller]
     pub fn accumulator_transposed(
         from: impl Memory<f32>,
@@ -91,15 +92,16 @@ impl Frag {
         Frag::define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
     }
 
-    /// A left operand `[16, 16]` of the lanes' own words, each two neighbours along its rows: with `g = lane / 4` and
-    /// `t = 2 (lane % 4)`, `(g, t)`, `(g + 8, t)`, `(g, t + 8)` and `(g + 8, t + 8)`.
+    /// A left operand `[16, 16]` of the lanes' own words, each two neighbours along its rows: with
+    /// `g = lane / 4` and `t = 2 (lane % 4)`, `(g, t)`, `(g + 8, t)`, `(g, t + 8)` and
+    /// `(g + 8, t + 8)`.
     #[track_caller]
     pub fn left_of(scalar: Scalar, words: [Val<u32>; 4]) -> Frag {
         Frag::of(Tile::new(scalar, Role::A), words)
     }
 
-    /// A right operand `[16, 16]` likewise, of neighbours along its columns: `(t, g)`, `(t + 8, g)`, `(t, g + 8)` and
-    /// `(t + 8, g + 8)`.
+    /// A right operand `[16, 16]` likewise, of neighbours along its columns: `(t, g)`,
+    /// `(t + 8, g)`, `(t, g + 8)` and `(t + 8, g + 8)`.
     #[track_caller]
     pub fn right_of(scalar: Scalar, words: [Val<u32>; 4]) -> Frag {
         Frag::of(Tile::new(scalar, Role::B), words)
@@ -305,8 +307,9 @@ impl Frags {
         perform(Inst::Store { place: self.place, index, value: value.value });
     }
 
-    /// Begins the product of a warpgroup, `self += a b'` over 64 terms: see [`Inst::Wgmma`] for which simdgroup gets which rows,
-    /// and for how `a` (64 rows from `a_index` on) and `b` (16 rows for each register) lie in shared memory.
+    /// Begins the product of a warpgroup, `self += a b'` over 64 terms: see [`Inst::Wgmma`] for
+    /// which simdgroup gets which rows, and for how `a` (64 rows from `a_index` on) and `b` (16
+    /// rows for each register) lie in shared memory.
     #[track_caller]
     pub fn wgmma(self, (a, a_index): (Shared, Val<u32>), (b, b_index): (Shared, Val<u32>)) {
         let (sum, a_index, b_index) = (self.place, a_index.value, b_index.value);
@@ -314,7 +317,8 @@ impl Frags {
     }
 }
 
-/// What was done to accumulators before it comes before the products of warpgroups that begin after it.
+/// What was done to accumulators before it comes before the products of warpgroups that begin after
+/// it.
 #[track_caller]
 pub fn wgmma_fence() {
     perform(Inst::WgmmaFence);
@@ -332,7 +336,8 @@ pub fn wgmma_wait(pending: u8) {
     perform(Inst::WgmmaWait(pending));
 }
 
-/// This thread's writes to shared memory are seen by products of warpgroups that begin after the next barrier.
+/// This thread's writes to shared memory are seen by products of warpgroups that begin after the
+/// next barrier.
 #[track_caller]
 pub fn async_fence() {
     perform(Inst::AsyncFence);

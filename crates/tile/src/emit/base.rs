@@ -108,7 +108,8 @@ impl Printer<'_> {
     /// A value where it is used; of a tile, its element `e`.
     fn text(&self, value: Value) -> Text {
         let written = self.texts.get(value.0 as usize).and_then(Option::as_ref);
-        // Verified kernels define before they use: the name alone is right for what is not printed yet.
+        // Verified kernels define before they use: the name alone is right for what is not printed
+        // yet.
         written.map_or_else(|| Text::primary(name(value)), |w| w.each.clone())
     }
 
@@ -523,7 +524,8 @@ impl Printer<'_> {
     }
 }
 
-/// What an instruction computes: an expression for one number (of a tile, for element `e`), or for a whole tile.
+/// What an instruction computes: an expression for one number (of a tile, for element `e`), or for
+/// a whole tile.
 enum Made {
     Each(Text),
     Whole(Text),

@@ -1,5 +1,6 @@
-//! What CUDA C++ says differently. Tiles are 16 x 16: `mma.sync` m16n8k16 twice, so that a lane holds four 32-bit words of an
-//! operand, eight floats of an accumulator (two of a row in each quadrant) and two of a row tile.
+//! What CUDA C++ says differently. Tiles are 16 x 16: `mma.sync` m16n8k16 twice, so that a lane
+//! holds four 32-bit words of an operand, eight floats of an accumulator (two of a row in each
+//! quadrant) and two of a row tile.
 
 use std::fmt::Write;
 
@@ -33,8 +34,8 @@ fn letter(i: u8) -> &'static str {
     LETTERS[usize::from(i % 4)]
 }
 
-/// Whether another kernel may still be writing this one's inputs when it starts. Only without that may the compiler take
-/// inputs for constant memory and read them early.
+/// Whether another kernel may still be writing this one's inputs when it starts. Only without that
+/// may the compiler take inputs for constant memory and read them early.
 fn overlaps(kernel: &Kernel) -> bool {
     let mut found = false;
     kernel.visit(&mut |node| {
@@ -69,8 +70,8 @@ fn alignment(kernel: &Kernel) -> u32 {
     if kernel.has_wgmma() { 1024 } else { 16 }
 }
 
-/// The functions that begin a kernel's products of warpgroups, each once in a file: `wgmma` is an instruction of its own for
-/// every number of columns, with all accumulators as operands.
+/// The functions that begin a kernel's products of warpgroups, each once in a file: `wgmma` is an
+/// instruction of its own for every number of columns, with all accumulators as operands.
 pub(super) fn products(kernel: &Kernel) -> String {
     let mut out = String::new();
     kernel.visit(&mut |node| {
@@ -386,7 +387,8 @@ impl Language for Cuda {
         let (at, stride) = (&access.at, &access.stride.text);
         // A pair of halves moves as one word where that is aligned.
         let pairs = access.align >= 4;
-        // Rows of eight halves move as one from shared memory; `.trans` turns each 8 x 8 on the way.
+        // Rows of eight halves move as one from shared memory; `.trans` turns each 8 x 8 on the
+        // way.
         let rows = access.shared && access.align >= 16;
         let role = match access.tile.role {
             Role::A => "a",

@@ -96,13 +96,15 @@ pub(super) trait Language {
     fn builtin(&self, builtin: Builtin) -> String;
     /// The type of a pointer into an array, to be cast to.
     fn pointer(&self, kernel: &Kernel, place: Place, ty: &str, write: bool) -> String;
-    /// A load through a pointer with a hint other than `None`; nothing if the language has no such load.
+    /// A load through a pointer with a hint other than `None`; nothing if the language has no such
+    /// load.
     fn hinted(&self, hint: Hint, pointer: &str) -> Option<Text>;
     /// A read-modify-write at an address.
     fn atomic(&self, op: AtomicOp, place: Place, scalar: Scalar, at: &str, value: &Text) -> Text;
     /// An exchange between lanes.
     fn simd(&self, op: SimdOp, scalar: Scalar, value: &Text, lane: Option<&Text>) -> Text;
-    /// A barrier, a fence, a batch boundary: what has neither operands nor result. Empty if there is nothing to do.
+    /// A barrier, a fence, a batch boundary: what has neither operands nor result. Empty if there
+    /// is nothing to do.
     fn signal(&self, inst: &Inst) -> String;
     /// A copy from buffer to shared memory.
     fn copy(&self, bytes: u32, to: &str, from: &str, keep: Option<&Text>) -> String;
@@ -123,7 +125,8 @@ pub(super) trait Language {
     fn tile_store(&self, access: &Access<'_>, value: &str) -> Result<String, String>;
     /// `c + a b`.
     fn mma(&self, a: (Tile, &str), b: &str, c: &str) -> Result<Text, String>;
-    /// The beginning of a warpgroup's product: the registers' name and the blocks' element type and addresses.
+    /// The beginning of a warpgroup's product: the registers' name and the blocks' element type and
+    /// addresses.
     fn wgmma(&self, sum: &str, scalar: Scalar, a: &str, b: &str) -> Result<String, String>;
     /// Keeps the compiler from moving accumulators past a fence or a wait for products.
     fn hold(&self, sum: &str) -> String;

@@ -1,12 +1,13 @@
 //! Which values stand inside the expression that uses them, and so need no name.
 //!
-//! Pure values used once, in the same block; and loads, if nothing that may change what they find separates them from
-//! the statement they end up in.
+//! Pure values used once, in the same block; and loads, if nothing that may change what they find
+//! separates them from the statement they end up in.
 
 use crate::ir::{Block, Inst, Kernel, Node, Place, Value};
 use crate::types::Type;
 
-/// For each instruction of a block, whether it may stand where it is used. `uses` counts each value's uses in the kernel.
+/// For each instruction of a block, whether it may stand where it is used. `uses` counts each
+/// value's uses in the kernel.
 pub(super) fn choose(kernel: &Kernel, uses: &[u32], block: &Block) -> Vec<bool> {
     let nodes = &block.0;
     // For each value, the instruction of this block that uses it.
@@ -40,7 +41,8 @@ pub(super) fn choose(kernel: &Kernel, uses: &[u32], block: &Block) -> Vec<bool> 
 }
 
 fn may_stand_in(kernel: &Kernel, node: &Node, result: Value, user: &Node) -> bool {
-    // A product may move down its block to the register that it becomes: all lanes get there together.
+    // A product may move down its block to the register that it becomes: all lanes get there
+    // together.
     if matches!(node.inst, Inst::Mma { .. }) {
         return matches!(&user.inst, Inst::Store { place: Place::Register(_), .. });
     }

@@ -1,4 +1,5 @@
-//! What Metal Shading Language says differently. Tiles are 8 x 8; a lane holds two neighbours of a row.
+//! What Metal Shading Language says differently. Tiles are 8 x 8; a lane holds two neighbours of a
+//! row.
 
 use std::fmt::Write;
 
@@ -20,11 +21,12 @@ pub(super) struct Metal {
     pub(super) device_barriers: bool,
 }
 
-/// Whether the threads of a group may hand each other something through device memory: a buffer is both read and written, or a
-/// fence follows. Others' barriers are of threadgroup memory alone, and so wait for no store.
+/// Whether the threads of a group may hand each other something through device memory: a buffer is
+/// both read and written, or a fence follows. Others' barriers are of threadgroup memory alone, and
+/// so wait for no store.
 ///
-/// Groups of one simdgroup keep both: Apple's compiler drops a barrier of threadgroup memory from them, with what it orders
-/// (MoltenVK's issue 2711).
+/// Groups of one simdgroup keep both: Apple's compiler drops a barrier of threadgroup memory from
+/// them, with what it orders (MoltenVK's issue 2711).
 pub(super) fn through_memory(kernel: &Kernel) -> bool {
     let (mut loaded, mut stored) = (Vec::new(), Vec::new());
     let mut together = false;
@@ -49,16 +51,18 @@ const RESERVED: &[&str] = &[
     "ushort2", "ushort4", "vec", "vertex", "visible",
 ];
 
-/// Whether threadgroups of a kernel hand results to each other while it runs: a fence stands between the two sides. A load with
-/// the hint that CUDA needs between kernels says nothing here, where the encoder's barriers order them.
+/// Whether threadgroups of a kernel hand results to each other while it runs: a fence stands
+/// between the two sides. A load with the hint that CUDA needs between kernels says nothing here,
+/// where the encoder's barriers order them.
 pub(super) fn hands_over(kernel: &Kernel) -> bool {
     let mut found = false;
     kernel.visit(&mut |node| found |= matches!(node.inst, Inst::Fence));
     found
 }
 
-/// Whether a buffer is what threadgroups hand over: a kernel with a fence both writes it and loads from it. What only atomics and
-/// a reset touch is never so: atomics are coherent by themselves, and no cast may drop the qualifier on the way to one.
+/// Whether a buffer is what threadgroups hand over: a kernel with a fence both writes it and loads
+/// from it. What only atomics and a reset touch is never so: atomics are coherent by themselves,
+/// and no cast may drop the qualifier on the way to one.
 fn is_handed(kernel: &Kernel, place: Place) -> bool {
     let (mut loaded, mut stored) = (false, false);
     kernel.visit(&mut |node| {
@@ -68,7 +72,8 @@ fn is_handed(kernel: &Kernel, place: Place) -> bool {
     loaded && stored && hands_over(kernel)
 }
 
-/// Refuses a kernel whose atomics touch what its threadgroups hand over: the two have different types in Metal.
+/// Refuses a kernel whose atomics touch what its threadgroups hand over: the two have different
+/// types in Metal.
 pub(super) fn check(kernel: &Kernel) -> Result<(), String> {
     let mut atomics = Vec::new();
     kernel.visit(&mut |node| {
@@ -282,7 +287,8 @@ impl Language for Metal {
             AtomicOp::Max => "atomic_fetch_max_explicit",
             AtomicOp::Exchange => "atomic_exchange_explicit",
         };
-        // Coherence is the atomic's own: see `is_handed`, which keeps the qualifier away from what only atomics touch.
+        // Coherence is the atomic's own: see `is_handed`, which keeps the qualifier away from what
+        // only atomics touch.
         let space = if matches!(place, Place::Shared(_)) { "threadgroup" } else { "device" };
         let ty = format!("atomic_{}", self.scalar(scalar));
         Text::primary(format!(

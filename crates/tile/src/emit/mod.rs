@@ -1,10 +1,11 @@
 //! Emitters: lowered, verified kernels as one self-contained Metal or CUDA source text.
 //!
-//! The text is meant to be read: parameters, constants and arrays keep their names, a value `%12` of the text form is
-//! `v12`, pure values with one use stand inside the expression that uses them, and a trailing comment names the Rust line
-//! whenever it changes. `base` prints what C, Metal and CUDA share; `metal` and `cuda` hold what differs, and a
-//! prelude each (`prelude.metal`, `prelude.cuh`) holds small functions named `tk_*`. Under `TILE_SHIM` the preludes leave
-//! out what only a GPU's compiler knows, for whoever runs the text on a CPU to supply.
+//! The text is meant to be read: parameters, constants and arrays keep their names, a value `%12`
+//! of the text form is `v12`, pure values with one use stand inside the expression that uses them,
+//! and a trailing comment names the Rust line whenever it changes. `base` prints what C, Metal and
+//! CUDA share; `metal` and `cuda` hold what differs, and a prelude each (`prelude.metal`,
+//! `prelude.cuh`) holds small functions named `tk_*`. Under `TILE_SHIM` the preludes leave out what
+//! only a GPU's compiler knows, for whoever runs the text on a CPU to supply.
 
 mod base;
 mod cuda;
@@ -27,8 +28,8 @@ use crate::verify::Fault;
 pub enum Dialect {
     /// Metal Shading Language 3.1; 3.2 for kernels that hand work from one threadgroup to another.
     Metal,
-    /// CUDA C++ for NVRTC or nvcc, without any include: compute capability 8.0 and up, or 9.0 alone (`sm_90a`) for
-    /// kernels with products of warpgroups ([`Kernel::has_wgmma`]).
+    /// CUDA C++ for NVRTC or nvcc, without any include: compute capability 8.0 and up, or 9.0 alone
+    /// (`sm_90a`) for kernels with products of warpgroups ([`Kernel::has_wgmma`]).
     Cuda,
 }
 
@@ -37,11 +38,13 @@ const CUDA_STATIC: u32 = 48 << 10;
 
 /// One source file: the prelude and these kernels, in order.
 ///
-/// In CUDA, a kernel with specialisation constants is a template to be instantiated by [`cuda_instance`]; any other is
-/// `extern "C"` under its own name. In Metal, constants are function constants named by [`metal_constant`].
+/// In CUDA, a kernel with specialisation constants is a template to be instantiated by
+/// [`cuda_instance`]; any other is `extern "C"` under its own name. In Metal, constants are
+/// function constants named by [`metal_constant`].
 ///
 /// # Errors
-/// A [`Fault`] naming the kernel and the Rust line of what the dialect cannot express, such as a tile that was not lowered.
+/// A [`Fault`] naming the kernel and the Rust line of what the dialect cannot express, such as a
+/// tile that was not lowered.
 pub fn text(kernels: &[Kernel], dialect: Dialect) -> Result<String, Fault> {
     let mut out = String::from(match dialect {
         Dialect::Metal => include_str!("prelude.metal"),
@@ -60,8 +63,8 @@ pub fn text(kernels: &[Kernel], dialect: Dialect) -> Result<String, Fault> {
     Ok(out)
 }
 
-/// One kernel without the prelude. `first_constant` is the Metal index of its first function constant: indices are unique in
-/// a file.
+/// One kernel without the prelude. `first_constant` is the Metal index of its first function
+/// constant: indices are unique in a file.
 ///
 /// # Errors
 /// As for [`text`].
@@ -92,8 +95,8 @@ pub fn metal_constant(kernel: &Kernel, constant: &str) -> String {
     format!("{}_{constant}", kernel.name)
 }
 
-/// The version of Metal Shading Language that a kernel's text needs: `(3, 1)`, or `(3, 2)` if its threadgroups hand work to
-/// each other.
+/// The version of Metal Shading Language that a kernel's text needs: `(3, 1)`, or `(3, 2)` if its
+/// threadgroups hand work to each other.
 pub fn metal_version(kernel: &Kernel) -> (u32, u32) {
     if metal::hands_over(kernel) { (3, 2) } else { (3, 1) }
 }
@@ -112,14 +115,15 @@ pub fn metal_takes(kernel: &Kernel) -> bool {
     kernel.shared_bytes() <= METAL_SHARED && passes::fits(kernel, Target::Metal).is_ok()
 }
 
-/// Bytes of dynamic shared memory to launch a kernel with on CUDA: 0 if its arrays fit the static limit of 48 KiB.
+/// Bytes of dynamic shared memory to launch a kernel with on CUDA: 0 if its arrays fit the static
+/// limit of 48 KiB.
 pub fn cuda_dynamic_shared(kernel: &Kernel) -> u32 {
     let bytes = kernel.shared_bytes();
     if bytes > CUDA_STATIC { bytes } else { 0 }
 }
 
-/// The `extern "C"` entry of a kernel for given constants, as `(symbol, text)`: append the text to that of [`text`]. A kernel
-/// without constants needs none, so the text is empty then.
+/// The `extern "C"` entry of a kernel for given constants, as `(symbol, text)`: append the text to
+/// that of [`text`]. A kernel without constants needs none, so the text is empty then.
 ///
 /// # Errors
 /// A [`Fault`] if a constant has no value.
@@ -139,7 +143,8 @@ pub fn cuda_instance(kernel: &Kernel, numbers: &Numbers) -> Result<(String, Stri
             _ => format!("{bits}u"),
         };
         values.push(value);
-        // Decimal for sizes, hexadecimal for the bits of a float: either way one symbol per set of values.
+        // Decimal for sizes, hexadecimal for the bits of a float: either way one symbol per set of
+        // values.
         let _ = match constant.scalar {
             Scalar::F32 => write!(symbol, "_{bits:x}"),
             _ => write!(symbol, "_{bits}"),
@@ -197,7 +202,8 @@ fn contract(kernel: &Kernel) -> String {
     out
 }
 
-/// A finite float as C writes it, and nothing for the others: each language names those its own way.
+/// A finite float as C writes it, and nothing for the others: each language names those its own
+/// way.
 fn finite(bits: u32) -> Option<String> {
     let x = f32::from_bits(bits);
     x.is_finite().then(|| format!("{x:?}f"))
@@ -207,7 +213,8 @@ fn finite(bits: u32) -> Option<String> {
 fn whole(literal: Literal) -> Option<String> {
     match literal {
         Literal::Bool(b) => Some(b.to_string()),
-        // The smallest i32 is not a literal of C: the minus sign is an operator on a number that does not fit.
+        // The smallest i32 is not a literal of C: the minus sign is an operator on a number that
+        // does not fit.
         Literal::I32(i32::MIN) => Some("(-2147483647 - 1)".to_owned()),
         Literal::I32(i) => Some(i.to_string()),
         Literal::U32(u) => Some(format!("{u}u")),

@@ -1,5 +1,6 @@
-//! What every index is known to be a multiple of: matrix loads may move several elements at once only from aligned
-//! addresses, and the contract, the literals and the arithmetic say which those are.
+//! What every index is known to be a multiple of: matrix loads may move several elements at once
+//! only from aligned addresses, and the contract, the literals and the arithmetic say which those
+//! are.
 
 use crate::instr::Binary;
 use crate::ir::{Inst, Kernel, Literal, ParamKind, Place};

@@ -1,4 +1,5 @@
-//! The names of a kernel's parameters, constants and arrays in the emitted text: its own, unless C or the text needs them.
+//! The names of a kernel's parameters, constants and arrays in the emitted text: its own, unless C
+//! or the text needs them.
 
 use crate::ir::{Kernel, Place};
 
@@ -48,7 +49,8 @@ impl Names {
                 || reserved.contains(&chosen.as_str())
                 || taken.contains(&chosen)
             {
-                // A prefix or a suffix: a name that begins like the prelude's must not go on doing so.
+                // A prefix or a suffix: a name that begins like the prelude's must not go on doing
+                // so.
                 chosen = if chosen.to_lowercase().starts_with("tk_") {
                     format!("x{chosen}")
                 } else {
@@ -66,7 +68,8 @@ impl Names {
         }
     }
 
-    /// Whether C++ keeps a word to itself: no kernel may be called so, since launches look it up by its name.
+    /// Whether C++ keeps a word to itself: no kernel may be called so, since launches look it up by
+    /// its name.
     pub(super) fn keyword(name: &str) -> bool {
         KEYWORDS.contains(&name)
     }

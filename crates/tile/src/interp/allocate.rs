@@ -1,5 +1,5 @@
-//! Gives names that are not alive together the same column or slot, so that a threadgroup's registers stay in the
-//! first-level cache.
+//! Gives names that are not alive together the same column or slot, so that a threadgroup's
+//! registers stay in the first-level cache.
 
 use super::ops::{Col, Kind, Op};
 
@@ -24,8 +24,9 @@ impl Names {
     }
 }
 
-/// Renames the columns and slots of `ops`, of which there are `count`, and returns how many are left of each. `loops` are
-/// the ranges of loops with their heads, inner before outer; the columns `pinned` come first and are shared with nothing.
+/// Renames the columns and slots of `ops`, of which there are `count`, and returns how many are
+/// left of each. `loops` are the ranges of loops with their heads, inner before outer; the columns
+/// `pinned` come first and are shared with nothing.
 pub(super) fn allocate(
     ops: &mut [Op],
     loops: Vec<(usize, usize)>,
@@ -44,8 +45,9 @@ pub(super) fn allocate(
             mentions.push((at, kind, name));
         });
     }
-    // What a loop's body reads from outside must survive to the loop's end, for the next turn; so must what the head
-    // itself holds. An inner loop is a mention inside the outer one, so one pass is enough.
+    // What a loop's body reads from outside must survive to the loop's end, for the next turn; so
+    // must what the head itself holds. An inner loop is a mention inside the outer one, so one pass
+    // is enough.
     for (start, end) in loops {
         let from = mentions.partition_point(|(at, ..)| *at < start);
         let to = mentions.partition_point(|(at, ..)| *at < end);

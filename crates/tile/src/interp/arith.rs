@@ -1,5 +1,6 @@
-//! Arithmetic on whole columns. The meaning is [`crate::instr`]'s, inlined into one loop per operation and type; whatever
-//! has no loop of its own goes through the same functions one lane at a time.
+//! Arithmetic on whole columns. The meaning is [`crate::instr`]'s, inlined into one loop per
+//! operation and type; whatever has no loop of its own goes through the same functions one lane at
+//! a time.
 
 use std::cell::Cell;
 
@@ -63,7 +64,8 @@ fn map3(mask: &Mask, d: &Column, [a, b, c]: [&Column; 3], f: impl Fn(u32, u32, u
     }
 }
 
-/// `index += step` on the active lanes; `Err` with the first lane for which it does not fit, and nothing changed.
+/// `index += step` on the active lanes; `Err` with the first lane for which it does not fit, and
+/// nothing changed.
 pub(super) fn advance(mask: &Mask, index: &Column, step: &Column) -> Result<(), usize> {
     let fits = |lane: usize| index[lane].get() <= !step[lane].get();
     if !mask.all_of(fits) {
@@ -187,13 +189,14 @@ pub(super) fn convert(
     }
 }
 
-/// An f16's bits as those of the f32 of equal value, without branches so that it vectorises: the exponent is moved and
-/// then scaled by 2^112, which is exact for subnormals too.
+/// An f16's bits as those of the f32 of equal value, without branches so that it vectorises: the
+/// exponent is moved and then scaled by 2^112, which is exact for subnormals too.
 #[inline(always)]
 pub(super) fn widen_f16(h: u32) -> u32 {
     let magnitude = (h & 0x7FFF) << 13;
     let scaled = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
-    // Infinities and NaNs keep their payload under the largest exponent; a NaN becomes quiet, as hardware makes it.
+    // Infinities and NaNs keep their payload under the largest exponent; a NaN becomes quiet, as
+    // hardware makes it.
     let special = magnitude | 0x7F80_0000 | if h & 0x03FF != 0 { 0x0040_0000 } else { 0 };
     let finite = if h & 0x7C00 == 0x7C00 { special } else { scaled };
     finite | (h & 0x8000) << 16

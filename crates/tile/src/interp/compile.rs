@@ -1,4 +1,5 @@
-//! From the block tree to the flat program: names become columns, and columns are reused once their last reader is past.
+//! From the block tree to the flat program: names become columns, and columns are reused once their
+//! last reader is past.
 
 use std::collections::HashMap;
 
@@ -474,7 +475,8 @@ impl Compiler<'_> {
         })
     }
 
-    /// Casts between integers of which the wider has 32 bits change no register, so they cost nothing.
+    /// Casts between integers of which the wider has 32 bits change no register, so they cost
+    /// nothing.
     fn cast(&mut self, node: &Node, visited: usize, to: Scalar, a: Value) -> Result<(), String> {
         let ty = self.ty(a)?;
         let from = ty.scalar();

@@ -30,7 +30,8 @@ impl Columns {
     }
 }
 
-/// The active lanes of a threadgroup, in order: a run, or a list where they are scattered. Never empty.
+/// The active lanes of a threadgroup, in order: a run, or a list where they are scattered. Never
+/// empty.
 #[derive(Debug)]
 pub(super) struct Mask {
     /// The first.
@@ -73,8 +74,8 @@ impl Mask {
         }
     }
 
-    /// Those for which `f` holds and those for which it does not, or nothing if there are none; `None` if it holds for
-    /// all.
+    /// Those for which `f` holds and those for which it does not, or nothing if there are none;
+    /// `None` if it holds for all.
     pub(super) fn split(&self, f: impl Fn(usize) -> bool) -> Option<(Option<Mask>, Option<Mask>)> {
         if self.all_of(&f) {
             return None;

@@ -14,7 +14,8 @@ struct Shadow {
     read: Vec<Record>,
     /// Empty where no atomic is in the kernel.
     atomic: Vec<Record>,
-    /// Earlier groups' reads (false) and atomics (true) of an element, where one record does not hold them.
+    /// Earlier groups' reads (false) and atomics (true) of an element, where one record does not
+    /// hold them.
     others: HashMap<(usize, bool), Vec<Record>>,
     /// The thread, plus one, whose unfinished copy will write it. Empty where there are none.
     flying: Vec<u16>,
@@ -245,7 +246,8 @@ impl Shared {
         self.cells[i]
     }
 
-    /// A product begins to read the element: it must be there for products, and may not be written until that ends.
+    /// A product begins to read the element: it must be there for products, and may not be written
+    /// until that ends.
     pub(super) fn lend(&mut self, i: usize, order: &Order) -> Result<(), Why> {
         let shadow = &mut self.shadow;
         shadow.landed(i)?;

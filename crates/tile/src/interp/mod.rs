@@ -1,11 +1,13 @@
 //! The interpreter: executes a kernel over its whole grid and finds what a device would not say.
 //!
-//! It is the oracle for machines without a GPU. All threads of a threadgroup go through the program in step, one
-//! instruction for all active lanes at a time, and threadgroups follow one another. Neither may decide a result, so
-//! every access to memory is checked: bounds and alignment, elements nothing has written, and accesses of several
-//! threads (or groups) that no barrier (or hand-over through an atomic) orders. Barriers, simdgroup exchanges and tile
-//! operations must be executed by all that they concern, arithmetic must be defined, asynchronous copies and products waited for.
-//! Kernels run one after another, so `grid_wait` has nothing to do and a missing one is not found.
+//! It is the oracle for machines without a GPU. All threads of a threadgroup go through the program
+//! in step, one instruction for all active lanes at a time, and threadgroups follow one another.
+//! Neither may decide a result, so every access to memory is checked: bounds and alignment,
+//! elements nothing has written, and accesses of several threads (or groups) that no barrier (or
+//! hand-over through an atomic) orders. Barriers, simdgroup exchanges and tile operations must be
+//! executed by all that they concern, arithmetic must be defined, asynchronous copies and products
+//! waited for. Kernels run one after another, so `grid_wait` has nothing to do and a missing one is
+//! not found.
 
 use crate::case::{Buffer, Case};
 use crate::ir::{Access, Kernel, ParamKind};
@@ -60,15 +62,18 @@ impl Machine {
     /// Verifies and compiles a kernel.
     ///
     /// # Errors
-    /// What the verifier finds, or that it needs more registers or shared memory than any device has.
+    /// What the verifier finds, or that it needs more registers or shared memory than any device
+    /// has.
     pub fn new(kernel: &Kernel) -> Result<Self, Fault> {
         verify::verify(kernel)?;
         Machine::compiled(kernel)
     }
 
-    /// Compiles a kernel that may break the verifier's rules: what that leads to is found when it is run.
+    /// Compiles a kernel that may break the verifier's rules: what that leads to is found when it
+    /// is run.
     fn compiled(kernel: &Kernel) -> Result<Self, Fault> {
-        // The verifier bounds threads and shared memory; an array of a million registers it lets pass.
+        // The verifier bounds threads and shared memory; an array of a million registers it lets
+        // pass.
         let words = kernel.registers.iter().map(|array| {
             let words = match array.ty {
                 Type::Scalar(_) => 1,
@@ -94,8 +99,8 @@ impl Machine {
     /// Launches it on `buffers`, the buffer parameters in binding order.
     ///
     /// # Errors
-    /// What breaks the launch contract, or the first thing that goes wrong, with its thread and line. What was written
-    /// until then stays written.
+    /// What breaks the launch contract, or the first thing that goes wrong, with its thread and
+    /// line. What was written until then stays written.
     pub fn run(&self, numbers: &Numbers, buffers: &mut [Buffer]) -> Result<Stats, Fault> {
         let kernel = &self.kernel;
         let fail = |message: String| report::fault(kernel, message);
@@ -152,10 +157,12 @@ pub fn run(kernel: &Kernel, numbers: &Numbers, buffers: &mut [Buffer]) -> Result
     Machine::new(kernel)?.run(numbers, buffers)
 }
 
-/// Runs a case as it is written, then specialised and lowered for every target; the largest relative error of all.
+/// Runs a case as it is written, then specialised and lowered for every target; the largest
+/// relative error of all.
 ///
 /// # Errors
-/// One line: the kernel, the case, which of these runs, and the fault or the first number that is wrong.
+/// One line: the kernel, the case, which of these runs, and the fault or the first number that is
+/// wrong.
 pub fn check(case: &Case) -> Result<f64, String> {
     let mut done = vec![case.kernel.clone()];
     let mut worst = launch(case, &case.kernel, "as written")?;

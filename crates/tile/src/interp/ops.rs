@@ -1,4 +1,5 @@
-//! The flat program: a kernel's block tree as one list of operations on numbered columns and tile slots.
+//! The flat program: a kernel's block tree as one list of operations on numbered columns and tile
+//! slots.
 //!
 //! A column holds one 32-bit register of every thread; a slot one matrix of every simdgroup.
 
@@ -349,7 +350,8 @@ pub(super) enum Fixed {
 pub(super) struct Program {
     /// The body.
     pub(super) ops: Vec<Op>,
-    /// For each operation, its instruction's number in the order of `Kernel::visit`, and its Rust source.
+    /// For each operation, its instruction's number in the order of `Kernel::visit`, and its Rust
+    /// source.
     pub(super) places: Vec<(usize, Source)>,
     /// Columns filled in advance; all others come after them.
     pub(super) fixed: Vec<Fixed>,

@@ -282,8 +282,9 @@ impl Order {
         self.taken.iter().any(ready) || by(&self.taken_by)
     }
 
-    /// Adds an access to a record of reads (or of atomics), which may be of several threads. Returns what must be kept
-    /// beside it: an access of another group that is not ordered before this one.
+    /// Adds an access to a record of reads (or of atomics), which may be of several threads.
+    /// Returns what must be kept beside it: an access of another group that is not ordered before
+    /// this one.
     #[inline(always)]
     pub(super) fn note<const SHARED: bool>(
         &self,

@@ -1,8 +1,10 @@
-//! Products of warpgroups: what they read and add is computed when they begin, and belongs to them until they are waited for.
+//! Products of warpgroups: what they read and add is computed when they begin, and belongs to them
+//! until they are waited for.
 //!
-//! Whatever would make a difference on a device is refused: operands that are not written, not fenced, or not behind a
-//! barrier; operands overwritten and accumulators touched before the wait; accumulators touched before the product
-//! without a `wgmma_fence` between. So when within that time the device reads, and when it adds, decides nothing.
+//! Whatever would make a difference on a device is refused: operands that are not written, not
+//! fenced, or not behind a barrier; operands overwritten and accumulators touched before the wait;
+//! accumulators touched before the product without a `wgmma_fence` between. So when within that
+//! time the device reads, and when it adds, decides nothing.
 
 use super::arith::widen_f16;
 use super::lanes::{Mask, SIMD};

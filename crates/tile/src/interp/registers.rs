@@ -1,4 +1,5 @@
-//! Register arrays: one copy per thread, or per simdgroup for tiles; each knows which of its elements are set.
+//! Register arrays: one copy per thread, or per simdgroup for tiles; each knows which of its
+//! elements are set.
 
 use std::cell::Cell;
 
@@ -17,7 +18,8 @@ pub(super) struct Registers {
     threads: usize,
     /// For every element and simdgroup, a bit per lane that is set; for tiles all or none.
     set: Vec<u32>,
-    /// By simdgroup: products under way that add to it, and whether it was touched since the last fence for products.
+    /// By simdgroup: products under way that add to it, and whether it was touched since the last
+    /// fence for products.
     products: Vec<u32>,
     touched: Vec<Cell<bool>>,
 }
@@ -137,7 +139,8 @@ impl Registers {
         self.products[simd] -= 1;
     }
 
-    /// Adds `left right'` to a simdgroup's tile: blocks of so many terms a row, added in their order.
+    /// Adds `left right'` to a simdgroup's tile: blocks of so many terms a row, added in their
+    /// order.
     pub(super) fn add_product(
         &mut self,
         simd: usize,

@@ -1,4 +1,5 @@
-//! What is wrong with an execution, in words: thread, array, numbers, and a hint where one is known.
+//! What is wrong with an execution, in words: thread, array, numbers, and a hint where one is
+//! known.
 
 use super::lanes::Divergent;
 use crate::ir::{Kernel, Place};
@@ -137,7 +138,8 @@ pub(super) fn place_in(linear: usize, grid: [u32; 3]) -> [u32; 3] {
     [(linear % x) as u32, (linear / x % y) as u32, (linear / x / y) as u32]
 }
 
-/// The line of the text form at which an instruction stands, by its number in the order of `Kernel::visit`.
+/// The line of the text form at which an instruction stands, by its number in the order of
+/// `Kernel::visit`.
 pub(super) fn line(kernel: &Kernel, visited: usize) -> usize {
     text::node_lines(kernel).get(visited).copied().unwrap_or(0)
 }

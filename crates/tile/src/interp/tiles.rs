@@ -114,7 +114,8 @@ impl Tiles {
         }
     }
 
-    /// An operand of the lanes' words, of which `word` gives the `i`th of a lane: see [`crate::ir::Inst::TileOf`].
+    /// An operand of the lanes' words, of which `word` gives the `i`th of a lane: see
+    /// [`crate::ir::Inst::TileOf`].
     pub(super) fn gather(
         &self,
         simd: usize,
@@ -131,7 +132,8 @@ impl Tiles {
         }
     }
 
-    /// `d = c + a b`. Products of 16-bit floats are exact in f32; they are added in the order of `k`.
+    /// `d = c + a b`. Products of 16-bit floats are exact in f32; they are added in the order of
+    /// `k`.
     pub(super) fn mma(&self, simd: usize, left: Tile, right: Tile, d: Slot, [a, b, c]: [Slot; 3]) {
         let (m, k, n) = (usize::from(left.rows), usize::from(left.cols), usize::from(right.cols));
         let read = |slot: Slot, scalar: Scalar| {

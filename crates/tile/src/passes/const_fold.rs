@@ -1,9 +1,10 @@
-//! ConstFold: arithmetic on numbers that are known, through the meaning each instruction has in [`crate::instr`]; the
-//! identities of `identities`; comparisons that the ranges of their operands decide (`ranges`); branches whose condition is
-//! known; loops of no trip or one.
+//! ConstFold: arithmetic on numbers that are known, through the meaning each instruction has in
+//! [`crate::instr`]; the identities of `identities`; comparisons that the ranges of their operands
+//! decide (`ranges`); branches whose condition is known; loops of no trip or one.
 //!
-//! Limits: what is undefined (a division by zero, a shift by 32) is never folded, so that the interpreter still
-//! reports it; floats only where the result has the same bits, so `x * 1.0` but not `x + 0.0`.
+//! Limits: what is undefined (a division by zero, a shift by 32) is never folded, so that the
+//! interpreter still reports it; floats only where the result has the same bits, so `x * 1.0` but
+//! not `x + 0.0`.
 
 use super::identities;
 use super::rewrite::{Rewrite, Visitor, rewrite};

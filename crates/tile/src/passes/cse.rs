@@ -1,6 +1,7 @@
 //! Common subexpressions: a pure instruction whose equal is in scope becomes the earlier value.
 //!
-//! Limits: loads are not merged, as another thread may write between them; values of two sibling blocks neither.
+//! Limits: loads are not merged, as another thread may write between them; values of two sibling
+//! blocks neither.
 
 use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};

@@ -1,5 +1,5 @@
-//! Dead code: values nobody uses, stores to registers nobody reads, blocks without content, arrays without accesses.
-//! What is left is numbered densely, in the order of the text.
+//! Dead code: values nobody uses, stores to registers nobody reads, blocks without content, arrays
+//! without accesses. What is left is numbered densely, in the order of the text.
 //!
 //! Limits: stores to buffers and shared arrays always count as used.
 
@@ -26,7 +26,8 @@ pub(super) fn dce(kernel: &Kernel) -> Kernel {
     kernel
 }
 
-/// Goes through a block from its end; whether a store to a register went, which may make others dead.
+/// Goes through a block from its end; whether a store to a register went, which may make others
+/// dead.
 fn sweep(block: &mut Block, used: &mut [bool], read: &HashSet<Place>) -> bool {
     let mut again = false;
     let mut kept = Vec::with_capacity(block.0.len());

@@ -1,7 +1,9 @@
-//! Registers in straight-line code: a load of what was just stored becomes the value itself, and a store that is
-//! overwritten before it is read goes. So a `Var` costs nothing but where a loop or a branch carries it.
+//! Registers in straight-line code: a load of what was just stored becomes the value itself, and a
+//! store that is overwritten before it is read goes. So a `Var` costs nothing but where a loop or a
+//! branch carries it.
 //!
-//! Limits: cells are told apart only by indices that are numbers; an access at any other index concerns them all.
+//! Limits: cells are told apart only by indices that are numbers; an access at any other index
+//! concerns them all.
 
 use std::collections::{HashMap, HashSet};
 
@@ -118,7 +120,8 @@ impl Live {
     }
 }
 
-/// Removes stores to registers that are overwritten or forgotten before they are read, from the end of a block.
+/// Removes stores to registers that are overwritten or forgotten before they are read, from the end
+/// of a block.
 fn dead_stores(block: &mut Block, numbers: &HashMap<Value, u32>, live: &mut Live) {
     let mut kept = Vec::with_capacity(block.0.len());
     for mut node in std::mem::take(&mut block.0).into_iter().rev() {

@@ -1,12 +1,15 @@
 //! Fusion, in three steps:
-//! - neighbouring strided loops over the same elements become one, if each trip touches elements of its own;
-//! - a product used once, by a sum in the same block, becomes `fma`: f32 and tiles of it. The result is rounded once
-//!   instead of twice, so it differs from the original within rounding, the same way on every target;
+//! - neighbouring strided loops over the same elements become one, if each trip touches elements of
+//!   its own;
+//! - a product used once, by a sum in the same block, becomes `fma`: f32 and tiles of it. The
+//!   result is rounded once instead of twice, so it differs from the original within rounding, the
+//!   same way on every target;
 //! - loads and stores of registers in straight-line code go: see `forward`.
 //!
-//! Limits: between the loops stands nothing but pure instructions; an array that one loop writes and the other touches
-//! must have, in all its accesses in both, the same index, which the trip's number determines (`i`, or `i` and something
-//! fixed). Loops that wait, exchange values between lanes or use atomics stay apart.
+//! Limits: between the loops stands nothing but pure instructions; an array that one loop writes
+//! and the other touches must have, in all its accesses in both, the same index, which the trip's
+//! number determines (`i`, or `i` and something fixed). Loops that wait, exchange values between
+//! lanes or use atomics stay apart.
 
 use std::collections::HashSet;
 
@@ -106,8 +109,8 @@ fn merged(facts: &Facts<'_>, first: &Node, second: &Node) -> Option<Node> {
     Some(Node { inst, result: None, source: first.source })
 }
 
-/// The indices at which an array is accessed inside an instruction. Tile accesses are none of these: loops that have
-/// them do things together.
+/// The indices at which an array is accessed inside an instruction. Tile accesses are none of
+/// these: loops that have them do things together.
 fn accesses(node: &Node, place: Place) -> impl Iterator<Item = Value> {
     let mut found = Vec::new();
     each(node, &mut |node| match &node.inst {
@@ -127,7 +130,8 @@ fn replace(block: &mut Block, old: Value, new: Value) {
 }
 
 impl Facts<'_> {
-    /// Whether two values are surely the same number: one value, or equal instructions on the same values.
+    /// Whether two values are surely the same number: one value, or equal instructions on the same
+    /// values.
     fn same(&self, a: Value, b: Value) -> bool {
         a == b
             || match (self.inst(a), self.inst(b)) {
@@ -136,8 +140,8 @@ impl Facts<'_> {
             }
     }
 
-    /// What is added to a loop's index to make `value`, if that is all: sorted terms from outside the loop. Different
-    /// trips then have different values.
+    /// What is added to a loop's index to make `value`, if that is all: sorted terms from outside
+    /// the loop. Different trips then have different values.
     pub(super) fn own(
         &self,
         value: Value,

@@ -1,5 +1,6 @@
-//! The algebra of const-fold: identities that hold bit for bit, and index arithmetic brought to one form (the number on
-//! the right, sums of numbers together), so that equal indices look equal to cse.
+//! The algebra of const-fold: identities that hold bit for bit, and index arithmetic brought to one
+//! form (the number on the right, sums of numbers together), so that equal indices look equal to
+//! cse.
 
 use super::const_fold::{Folded, scalar_of};
 use super::ranges::{self, Range};
@@ -98,7 +99,8 @@ fn opposite(compare: Binary) -> Option<Binary> {
     })
 }
 
-/// `x * 1`, `x / 1`, `x - 0`, `x + -0`: the only identities that keep every f32, its zero's sign too.
+/// `x * 1`, `x / 1`, `x - 0`, `x + -0`: the only identities that keep every f32, its zero's sign
+/// too.
 fn float(r: &Rewrite, op: Binary, a: Value, b: Value) -> Option<Folded> {
     let is = |v: Value, x: f32| r.known(v) == Some(Literal::float(x));
     let same = match op {

@@ -1,9 +1,9 @@
-//! Loop-invariant code: what a loop computes anew each time from values outside it is computed once before it. Inner
-//! loops go first, so that an instruction may leave several.
+//! Loop-invariant code: what a loop computes anew each time from values outside it is computed once
+//! before it. Inner loops go first, so that an instruction may leave several.
 //!
-//! Limits: instructions inside an `if` of the loop stay. Loads leave only a loop that surely runs, of an array that
-//! nothing in the loop writes, with nothing in the loop that waits for other threads; divisions and shifts only if they
-//! are defined whatever the loop's bounds are.
+//! Limits: instructions inside an `if` of the loop stay. Loads leave only a loop that surely runs,
+//! of an array that nothing in the loop writes, with nothing in the loop that waits for other
+//! threads; divisions and shifts only if they are defined whatever the loop's bounds are.
 
 use std::collections::HashSet;
 

@@ -1,12 +1,15 @@
-//! Passes: functions from a kernel to a kernel that means the same, from what was written to what a target has.
+//! Passes: functions from a kernel to a kernel that means the same, from what was written to what a
+//! target has.
 //!
-//! [`lower`] is the whole pipeline; [`trace`] keeps the kernel after every step of it. The six passes of a target are
-//! type-check, const-fold, tile-lowering, fusion, schedule and vectorize; cse, licm, dce and unroll clean up between
-//! them. The verifier runs after each, so a pass that breaks a rule is named by the error. [`specialise`] comes
-//! before, where the values of constants are known.
+//! [`lower`] is the whole pipeline; [`trace`] keeps the kernel after every step of it. The six
+//! passes of a target are type-check, const-fold, tile-lowering, fusion, schedule and vectorize;
+//! cse, licm, dce and unroll clean up between them. The verifier runs after each, so a pass that
+//! breaks a rule is named by the error. [`specialise`] comes before, where the values of constants
+//! are known.
 //!
-//! What "means the same" allows: sums of f32 may be ordered differently (vectorize) and a product followed by a sum is
-//! rounded once (fusion). Every target gets both, so that targets differ among themselves as little as possible.
+//! What "means the same" allows: sums of f32 may be ordered differently (vectorize) and a product
+//! followed by a sum is rounded once (fusion). Every target gets both, so that targets differ among
+//! themselves as little as possible.
 
 mod const_fold;
 mod cse;
@@ -37,7 +40,8 @@ pub enum Target {
     Interpreter,
     /// Metal: 8 x 8 tiles, no asynchronous copies, no products of warpgroups.
     Metal,
-    /// CUDA: 16 x 16 tiles (pairs of `mma.sync`), asynchronous copies and products of warpgroups stay.
+    /// CUDA: 16 x 16 tiles (pairs of `mma.sync`), asynchronous copies and products of warpgroups
+    /// stay.
     Cuda,
 }
 
@@ -115,7 +119,8 @@ impl Pass {
         Pass::ConstFold,
         Pass::Cse,
         Pass::Licm,
-        // Before loops are merged and after: the code between two loops must be free of what moves away.
+        // Before loops are merged and after: the code between two loops must be free of what moves
+        // away.
         Pass::Fusion,
         Pass::ConstFold,
         Pass::Cse,
@@ -154,7 +159,8 @@ impl Pass {
     /// Applies it to a verified kernel and verifies the result.
     ///
     /// # Errors
-    /// What the verifier finds; after the first pass that is a fault of the pass, and the message names it.
+    /// What the verifier finds; after the first pass that is a fault of the pass, and the message
+    /// names it.
     pub fn apply(self, kernel: &Kernel, target: Target) -> Result<Kernel, Fault> {
         let lowered = match self {
             Pass::TypeCheck => return type_check::type_check(kernel),

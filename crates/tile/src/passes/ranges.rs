@@ -1,5 +1,6 @@
-//! What is known of a `U32` value's size: the least and the greatest it can be, from the launch contract upward through
-//! arithmetic. Const-fold decides comparisons, remainders and loops with it.
+//! What is known of a `U32` value's size: the least and the greatest it can be, from the launch
+//! contract upward through arithmetic. Const-fold decides comparisons, remainders and loops with
+//! it.
 
 use crate::instr::Binary::{self, Add, And, Div, Max, Min, Mul, Rem, Shl, Shr, Sub};
 use crate::instr::Unary;

@@ -1,7 +1,8 @@
 //! What passes share: rebuilding a body with values renamed, and questions about a kernel's values.
 //!
-//! A pass walks the old body in order and emits the new one. [`Rewrite`] holds what is emitted, which old value each
-//! new one replaces, and the instruction behind every new value; [`Visitor`] is the pass's decision about one instruction.
+//! A pass walks the old body in order and emits the new one. [`Rewrite`] holds what is emitted,
+//! which old value each new one replaces, and the instruction behind every new value; [`Visitor`]
+//! is the pass's decision about one instruction.
 
 use std::collections::HashSet;
 
@@ -23,7 +24,8 @@ pub(crate) struct Rewrite {
 
 /// A pass's decision about each instruction, in order.
 pub(crate) trait Visitor {
-    /// Emits what replaces `node`, whose operands are renamed already; [`Rewrite::keep`] emits it as it is.
+    /// Emits what replaces `node`, whose operands are renamed already; [`Rewrite::keep`] emits it
+    /// as it is.
     fn node(&mut self, r: &mut Rewrite, node: Node);
     /// An inner block begins.
     fn enter(&mut self) {}
@@ -181,8 +183,8 @@ impl Rewrite {
         }
     }
 
-    /// Emits a copy of an old block with new values for all that it defines. Old values are renamed to those of the
-    /// latest copy, and renamed back by the next.
+    /// Emits a copy of an old block with new values for all that it defines. Old values are renamed
+    /// to those of the latest copy, and renamed back by the next.
     pub(crate) fn copy(&mut self, block: &Block) {
         for node in &block.0 {
             self.copy_node(node);
@@ -297,8 +299,9 @@ impl<'k> Facts<'k> {
         matches!((self.largest(start), self.u32(end)), (Some(start), Some(end)) if start < end)
     }
 
-    /// The exponent of a power of two known to divide a `U32` value, at most 16: from literals, the contract's
-    /// divisibility of constants and arguments, and arithmetic. Wrapping keeps powers of two.
+    /// The exponent of a power of two known to divide a `U32` value, at most 16: from literals, the
+    /// contract's divisibility of constants and arguments, and arithmetic. Wrapping keeps powers of
+    /// two.
     pub(crate) fn twos(&self, value: Value) -> u32 {
         self.twos_within(value, 16)
     }
@@ -357,13 +360,15 @@ impl<'k> Facts<'k> {
     }
 }
 
-/// Whether an instruction's result depends on its operands alone: it may be repeated, moved and removed.
+/// Whether an instruction's result depends on its operands alone: it may be repeated, moved and
+/// removed.
 pub(crate) fn is_pure(inst: &Inst) -> bool {
     !inst.has_effect() && inst.reads().next().is_none()
 }
 
-/// Whether an instruction without a used result may go: it changes nothing that another instruction sees. Exchanges
-/// between lanes and tile instructions are among them, as they go for all lanes at once.
+/// Whether an instruction without a used result may go: it changes nothing that another instruction
+/// sees. Exchanges between lanes and tile instructions are among them, as they go for all lanes at
+/// once.
 pub(crate) fn is_removable(inst: &Inst) -> bool {
     !inst.has_effect()
         || matches!(
@@ -376,8 +381,8 @@ pub(crate) fn is_removable(inst: &Inst) -> bool {
         )
 }
 
-/// Whether a pure instruction may run where the original would not have: it is defined for all operands that it can
-/// meet. Divisions and shifts of integers need a number on the right.
+/// Whether a pure instruction may run where the original would not have: it is defined for all
+/// operands that it can meet. Divisions and shifts of integers need a number on the right.
 pub(crate) fn is_safe(inst: &Inst, facts: &Facts<'_>) -> bool {
     use crate::instr::Binary::{Div, Rem, Shl, Shr};
     let known = |v: Value| match facts.inst(v) {
@@ -431,7 +436,8 @@ pub(crate) struct Effects {
     pub(crate) writes: HashSet<Place>,
     /// Whether anything waits for others, or orders memory.
     pub(crate) waits: bool,
-    /// Whether anything is done by a simdgroup or threadgroup together, or is atomic, or concerns asynchronous copies.
+    /// Whether anything is done by a simdgroup or threadgroup together, or is atomic, or concerns
+    /// asynchronous copies.
     pub(crate) together: bool,
 }
 

@@ -1,11 +1,14 @@
 //! Schedule: what runs when, as far as the target's compiler cannot know. Three steps:
-//! - on Metal, which has no asynchronous copies, a copy becomes a load and a store (zeros where `keep` is false);
-//! - barriers between which nothing touches memory that the kernel writes become one, and the last one of a kernel goes
-//!   if nothing follows it;
-//! - loads move up to an earlier load of their block, so that several are under way before the first is used.
+//! - on Metal, which has no asynchronous copies, a copy becomes a load and a store (zeros where
+//!   `keep` is false);
+//! - barriers between which nothing touches memory that the kernel writes become one, and the last
+//!   one of a kernel goes if nothing follows it;
+//! - loads move up to an earlier load of their block, so that several are under way before the
+//!   first is used.
 //!
-//! Limits: a load passes neither stores to its array, nor waits, nor what computes with an earlier load of its group, and a
-//! group has at most [`GROUP`] loads, so that registers suffice. Loads of tiles stay where they were written.
+//! Limits: a load passes neither stores to its array, nor waits, nor what computes with an earlier
+//! load of its group, and a group has at most [`GROUP`] loads, so that registers suffice. Loads of
+//! tiles stay where they were written.
 
 use std::collections::HashSet;
 

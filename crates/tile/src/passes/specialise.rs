@@ -1,4 +1,5 @@
-//! Specialisation: constants that have a value become literals, in the body and in the launch contract.
+//! Specialisation: constants that have a value become literals, in the body and in the launch
+//! contract.
 //!
 //! Limits: arguments and free dimensions change from launch to launch and stay.
 
@@ -7,8 +8,8 @@ use crate::ir::{Inst, Kernel, Literal, Node};
 use crate::launch::{Extent, Numbers, Requirement};
 use crate::types::Scalar;
 
-/// The kernel with every constant that `numbers` gives a value replaced by it. Those constants are no longer declared;
-/// the others keep their order.
+/// The kernel with every constant that `numbers` gives a value replaced by it. Those constants are
+/// no longer declared; the others keep their order.
 pub fn specialise(kernel: &Kernel, numbers: &Numbers) -> Kernel {
     let value = |name: &str, scalar: Scalar| Literal::from_bits(scalar, numbers.get(name)?);
     let known: Vec<Option<Literal>> =

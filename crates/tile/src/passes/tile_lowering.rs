@@ -1,9 +1,10 @@
 //! TileLowering: the language's 16 x 16 tiles become tiles that the target's matrix unit has.
 //!
-//! Metal multiplies 8 x 8 matrices, so a tile becomes its four quarters `q = 2 * (row / 8) + col / 8` and a row tile its
-//! two halves; `C = A B` over 16 becomes eight products, summed over `k` in order:
-//! `C[i][j] + A[i][0] B[0][j] + A[i][1] B[1][j]`. CUDA's 16 x 16 tile is native (pairs of `mma.sync`), and the interpreter
-//! has any size. Indices of register arrays of tiles grow fourfold: element `i` becomes `4 i + q`.
+//! Metal multiplies 8 x 8 matrices, so a tile becomes its four quarters
+//! `q = 2 * (row / 8) + col / 8` and a row tile its two halves; `C = A B` over 16 becomes eight
+//! products, summed over `k` in order: `C[i][j] + A[i][0] B[0][j] + A[i][1] B[1][j]`. CUDA's 16 x
+//! 16 tile is native (pairs of `mma.sync`), and the interpreter has any size. Indices of register
+//! arrays of tiles grow fourfold: element `i` becomes `4 i + q`.
 //!
 //! Limits: it splits and never joins, so that a kernel lowered for Metal stays so.
 

@@ -1,6 +1,7 @@
 //! TypeCheck: the verifier, so that every later pass may rely on the representation's rules.
 //!
-//! Limits: it proves form, not meaning; bounds, races and divergence that depend on data are the interpreter's.
+//! Limits: it proves form, not meaning; bounds, races and divergence that depend on data are the
+//! interpreter's.
 
 use crate::ir::Kernel;
 use crate::verify::{self, Fault};

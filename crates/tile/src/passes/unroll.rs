@@ -1,7 +1,8 @@
-//! Unroll: loops marked `unroll` whose bounds are numbers are written out, so that register arrays get indices that
-//! are numbers and stay registers.
+//! Unroll: loops marked `unroll` whose bounds are numbers are written out, so that register arrays
+//! get indices that are numbers and stay registers.
 //!
-//! Limits: at most [`TRIPS`] trips and [`BUDGET`] instructions a loop; a larger one stays for the target's compiler.
+//! Limits: at most [`TRIPS`] trips and [`BUDGET`] instructions a loop; a larger one stays for the
+//! target's compiler.
 
 use super::rewrite::{Rewrite, Visitor, rewrite, size};
 use crate::ir::{Inst, Kernel, Literal, Node};

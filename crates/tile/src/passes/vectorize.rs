@@ -1,20 +1,24 @@
-//! Vectorize: a strided loop, in which each thread takes every `threads`-th element, becomes one in which it takes runs of
-//! up to 8 neighbours: `for i in thread.. step threads` turns into `for i in thread * v.. step threads * v`, its body
-//! written out for each of the `v` elements in order, loads at `i` or `base + i` becoming vector loads before them, and
-//! stores there vector stores after them. An access moves at most 16 bytes; the narrowest element decides `v`.
+//! Vectorize: a strided loop, in which each thread takes every `threads`-th element, becomes one in
+//! which it takes runs of up to 8 neighbours: `for i in thread.. step threads` turns into
+//! `for i in thread * v.. step threads * v`, its body written out for each of the `v` elements in
+//! order, loads at `i` or `base + i` becoming vector loads before them, and stores there vector
+//! stores after them. An access moves at most 16 bytes; the narrowest element decides `v`.
 //!
-//! What must be known: the loop's end and every `base` are divisible by the vector (literals, or the contract's
-//! `Divisible` on a constant or argument), and the buffer is aligned to it (the contract's `Aligned`). Where the end is a
-//! number, every thread gets at least one run, so that none is idle.
+//! What must be known: the loop's end and every `base` are divisible by the vector (literals, or
+//! the contract's `Divisible` on a constant or argument), and the buffer is aligned to it (the
+//! contract's `Aligned`). Where the end is a number, every thread gets at least one run, so that
+//! none is idle.
 //!
-//! Elements change threads, so sums are ordered differently, and nothing may depend on which thread has which element:
-//! - an array that the loop writes is accessed by it only at the trip's own element, and what touches that array
-//!   before the next barrier is a loop over the same bounds that is vectorized with it, at the same element;
-//! - a register that the loop changes is either carried from trip to trip (read before it is written) or used by the
-//!   loop alone.
+//! Elements change threads, so sums are ordered differently, and nothing may depend on which thread
+//! has which element:
+//! - an array that the loop writes is accessed by it only at the trip's own element, and what
+//!   touches that array before the next barrier is a loop over the same bounds that is vectorized
+//!   with it, at the same element;
+//! - a register that the loop changes is either carried from trip to trip (read before it is
+//!   written) or used by the loop alone.
 //!
-//! Limits: loops that wait, exchange values between lanes or use atomics are left alone, and so are neighbouring
-//! accesses outside loops.
+//! Limits: loops that wait, exchange values between lanes or use atomics are left alone, and so are
+//! neighbouring accesses outside loops.
 
 use std::collections::{HashMap, HashSet};
 
@@ -76,7 +80,8 @@ struct Loop<'k> {
 }
 
 impl<'k> Loop<'k> {
-    /// A loop over this thread's share of `0..end`, among the threads of a threadgroup or of a simdgroup.
+    /// A loop over this thread's share of `0..end`, among the threads of a threadgroup or of a
+    /// simdgroup.
     fn of(facts: &Facts<'_>, node: &'k Node) -> Option<Self> {
         let Inst::For { index, start, end, step, body, .. } = &node.inst else { return None };
         let team = match facts.inst(*start)? {
@@ -270,8 +275,8 @@ fn registers_may(facts: &Facts<'_>, node: &Node, effects: &Effects) -> bool {
 fn plan(facts: &Facts<'_>, shape: Loop<'_>, lanes: u8) -> Plan {
     let inside: HashSet<Value> =
         shape.body.0.iter().flat_map(defined).chain([shape.index]).collect();
-    // A vector load comes before the run and a vector store after it: so an array is stored to once, not inside a
-    // branch or an inner loop, and not read after that.
+    // A vector load comes before the run and a vector store after it: so an array is stored to
+    // once, not inside a branch or an inner loop, and not read after that.
     let mut narrow: HashSet<Place> = HashSet::new();
     let mut stored: HashSet<Place> = HashSet::new();
     for node in &shape.body.0 {
@@ -392,7 +397,8 @@ fn store(r: &mut Rewrite, index: Value, access: &Access, values: &[Value]) {
     }
 }
 
-/// The index of element `first` of a run. What is fixed is summed first, so that it leaves the loop.
+/// The index of element `first` of a run. What is fixed is summed first, so that it leaves the
+/// loop.
 fn at(r: &mut Rewrite, index: Value, access: &Access, first: u8) -> Value {
     let terms: Vec<Value> = access.terms.iter().map(|term| r.renamed(*term)).collect();
     let sum = |r: &mut Rewrite, a, b| r.define(Inst::Binary(Binary::Add, a, b), Scalar::U32);

@@ -1,4 +1,5 @@
-//! Whole sets of cases: lowered, emitted, compiled a few translation units at a time, run under every schedule.
+//! Whole sets of cases: lowered, emitted, compiled a few translation units at a time, run under
+//! every schedule.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +22,8 @@ pub struct Counts {
     pub kernels: usize,
     /// The largest relative error.
     pub error: f64,
-    /// Cases of kernels that need more threadgroup memory, or other products, than the dialect's machines have: they are made
-    /// for others.
+    /// Cases of kernels that need more threadgroup memory, or other products, than the dialect's
+    /// machines have: they are made for others.
     pub left_out: usize,
     /// Why nothing ran, if a tool is missing: print it.
     pub skipped: Option<String>,
@@ -36,7 +37,8 @@ fn shared_limit(dialect: Dialect) -> u32 {
     }
 }
 
-/// Instructions per translation unit: enough to pay for starting a compiler, few enough to share among cores.
+/// Instructions per translation unit: enough to pay for starting a compiler, few enough to share
+/// among cores.
 const UNIT: usize = 4_000;
 
 /// A kernel as it is emitted, and the cases (by index) that launch it.
@@ -113,7 +115,8 @@ impl Counts {
     }
 }
 
-/// The distinct kernels of some cases, lowered, if they fit. Two kernels of one name get distinct ones: a text holds each name once.
+/// The distinct kernels of some cases, lowered, if they fit. Two kernels of one name get distinct
+/// ones: a text holds each name once.
 fn jobs(cases: &[Case], dialect: Dialect) -> Result<Vec<Job>, String> {
     let target = match dialect {
         Dialect::Metal => Target::Metal,

@@ -1,10 +1,12 @@
 //! The process that runs compiled kernels, and the words that it is spoken to in.
 //!
-//! A request, in 32-bit little-endian words: entry, schedule, grid (3), threads, bytes of dynamic shared memory; the number of
-//! function constants and of each its index and value; the number of parameters and of each its kind (0 number, 1 read, 2
-//! written), then a value, or the bytes of an element, the bytes of the buffer, and those bytes. An answer: status (0 done,
-//! 1 wrong, 2 wrong and the process ended), the length of a message, the message, and after 0 the bytes of every written
-//! buffer. The other end is `serve` in runtime.cpp. Both are on one machine, so words are in its own order.
+//! A request, in 32-bit little-endian words: entry, schedule, grid (3), threads, bytes of dynamic
+//! shared memory; the number of function constants and of each its index and value; the number of
+//! parameters and of each its kind (0 number, 1 read, 2 written), then a value, or the bytes of an
+//! element, the bytes of the buffer, and those bytes. An answer: status (0 done, 1 wrong, 2 wrong
+//! and the process ended), the length of a message, the message, and after 0 the bytes of every
+//! written buffer. The other end is `serve` in runtime.cpp. Both are on one machine, so words are
+//! in its own order.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -55,7 +57,8 @@ impl Worker {
         }
     }
 
-    /// Sends a request and waits for its answer. `written` are the lengths of the written buffers in bytes.
+    /// Sends a request and waits for its answer. `written` are the lengths of the written buffers
+    /// in bytes.
     pub(super) fn launch(
         &mut self,
         request: &Request,

@@ -15,8 +15,8 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 const RUNTIME: &str = include_str!("../../tests/shim/runtime.cpp");
 
-/// Arithmetic as the devices do it, and undefined arithmetic found: locals that were never set hold a pattern, and signed
-/// overflow, shifts too far and misaligned accesses trap.
+/// Arithmetic as the devices do it, and undefined arithmetic found: locals that were never set hold
+/// a pattern, and signed overflow, shifts too far and misaligned accesses trap.
 const FLAGS: [&str; 11] = [
     "-std=c++17",
     "-O1",

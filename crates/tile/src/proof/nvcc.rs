@@ -1,5 +1,5 @@
-//! What NVIDIA's compiler makes of CUDA text: that it compiles, and what each kernel costs in registers, shared memory and
-//! spills. No GPU is needed for that.
+//! What NVIDIA's compiler makes of CUDA text: that it compiles, and what each kernel costs in
+//! registers, shared memory and spills. No GPU is needed for that.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -72,7 +72,8 @@ fn usages(log: &str) -> Vec<Usage> {
             found.push(Usage { kernel, registers: 0, shared: 0, spills: 0, stack: 0 });
         }
         let Some(last) = found.last_mut() else { continue };
-        // `0 bytes stack frame, 8 bytes spill stores`, `Used 40 registers, used 1 barriers, 16 bytes smem`
+        // `0 bytes stack frame, 8 bytes spill stores`, `Used 40 registers, used 1 barriers, 16
+        // bytes smem`
         let mut before = ["", ""];
         for word in line.split([' ', ',', '\t']).filter(|w| !w.is_empty()) {
             let number = |text: &str| text.parse::<u32>().unwrap_or(0);

@@ -1,7 +1,9 @@
-//! Address spaces of Metal text. C++ has none, so what runs on the CPU may still mix device and threadgroup pointers.
+//! Address spaces of Metal text. C++ has none, so what runs on the CPU may still mix device and
+//! threadgroup pointers.
 //!
-//! OpenCL C++ has the same four under other names, and clang checks them: the text is parsed (never run) with the
-//! headers in `tests/shim/as`. What OpenCL allows and Metal does not, pointers without a space and `double`, a lint finds.
+//! OpenCL C++ has the same four under other names, and clang checks them: the text is parsed (never
+//! run) with the headers in `tests/shim/as`. What OpenCL allows and Metal does not, pointers
+//! without a space and `double`, a lint finds.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -19,8 +21,8 @@ const HEADERS: [(&str, &str); 2] = [
 /// Checks the address spaces of a Metal text.
 ///
 /// # Errors
-/// [`Unproved::Wrong`] with clang's first complaints or the lint's; [`Unproved::Skip`] without a clang that knows OpenCL C++
-/// (16 and up). The lint runs either way.
+/// [`Unproved::Wrong`] with clang's first complaints or the lint's; [`Unproved::Skip`] without a
+/// clang that knows OpenCL C++ (16 and up). The lint runs either way.
 pub fn address_spaces(text: &str) -> Result<(), Unproved> {
     let found = tokens(text);
     if let Some(what) = lint(text, &found) {
@@ -48,7 +50,8 @@ fn clang() -> Result<&'static str, Unproved> {
     let serves = |name: &&'static str| {
         let mut command = Command::new(name);
         command.args(["-x", "clcpp", "-cl-std=CLC++2021", "-target", "spir64", "-fsyntax-only"]);
-        // An empty file asks whether the mode is known. Apple's clang, for one, is built without this target.
+        // An empty file asks whether the mode is known. Apple's clang, for one, is built without
+        // this target.
         answers(name)
             && command
                 .args(["-cl-no-stdinc", "/dev/null"])
@@ -61,7 +64,8 @@ fn clang() -> Result<&'static str, Unproved> {
     })
 }
 
-/// The text without `[[..]]`; function constants, which a launch sets, get the value that constants must have in OpenCL.
+/// The text without `[[..]]`; function constants, which a launch sets, get the value that constants
+/// must have in OpenCL.
 fn without_attributes(text: &str, tokens: &[Token<'_>]) -> String {
     let mut out = String::with_capacity(text.len());
     let (mut copied, mut i) = (0, 0);

@@ -41,8 +41,8 @@ const FLAGS: [&str; 11] = [
 /// Checks the types of a Metal text.
 ///
 /// # Errors
-/// [`Unproved::Wrong`] with clang's first complaints; [`Unproved::Skip`] without a clang that has floats of 16 bits (17 and up, on
-/// x86-64 and ARM).
+/// [`Unproved::Wrong`] with clang's first complaints; [`Unproved::Skip`] without a clang that has
+/// floats of 16 bits (17 and up, on x86-64 and ARM).
 pub fn strict_types(text: &str) -> Result<(), Unproved> {
     let clang = clang()?;
     let scratch = Scratch::new()?;

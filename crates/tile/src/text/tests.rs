@@ -28,7 +28,8 @@ fn literal(bits: u32) -> Kernel {
 
 #[test]
 fn every_instruction_reads_back() {
-    /// A new instruction does not compile here until it is counted, and fails below until it is in the file.
+    /// A new instruction does not compile here until it is counted, and fails below until it is in
+    /// the file.
     fn number(inst: &Inst) -> usize {
         match inst {
             Inst::Literal(_) => 0,

@@ -10,7 +10,8 @@ use crate::types::{Role, Scalar, Type};
 /// The most threadgroup memory of any target: 227 KiB, what CUDA gives one group of an H100.
 const SHARED_BYTES: u64 = 227 * 1024;
 
-/// The most a thread's register arrays may hold: far above any register file, and little for an interpreter.
+/// The most a thread's register arrays may hold: far above any register file, and little for an
+/// interpreter.
 const REGISTER_BYTES: u64 = 16 * 1024;
 
 /// Words that C++, Metal or CUDA keep for themselves.
@@ -84,8 +85,8 @@ fn identifier(what: &str, name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Arguments are u32, i32 or f32; constants also bool; no buffer or shared array holds bool; shared arrays hold
-/// scalars; every array has elements.
+/// Arguments are u32, i32 or f32; constants also bool; no buffer or shared array holds bool; shared
+/// arrays hold scalars; every array has elements.
 fn declarations(kernel: &Kernel) -> Result<(), Broken> {
     for (i, param) in kernel.params.iter().enumerate() {
         let why = match param.kind {
@@ -126,8 +127,9 @@ fn declarations(kernel: &Kernel) -> Result<(), Broken> {
 const NO_BOOL: &str = "bool is never stored; hint: u8";
 const NO_ELEMENTS: &str = "at least one element expected, found none";
 
-/// Vectors have 2, 4, 8 or 16 lanes, at most 16 bytes, and no truth values. Tiles are 16 or 8 rows by as many columns,
-/// rows by one for `row`; operands are f16, bf16 or f32; accumulators and rows anything but 8- and 16-bit integers.
+/// Vectors have 2, 4, 8 or 16 lanes, at most 16 bytes, and no truth values. Tiles are 16 or 8 rows
+/// by as many columns, rows by one for `row`; operands are f16, bf16 or f32; accumulators and rows
+/// anything but 8- and 16-bit integers.
 pub(super) fn well_formed(ty: Type) -> Result<(), String> {
     match ty {
         Type::Scalar(_) => Ok(()),
@@ -189,8 +191,9 @@ fn fits(
     Ok(())
 }
 
-/// A group has 32 to 1024 threads in whole simdgroups. Divisors are positive, alignments powers of two. Lengths and
-/// alignments are of buffers. A name in an extent is a u32 constant, a u32 argument or a free dimension.
+/// A group has 32 to 1024 threads in whole simdgroups. Divisors are positive, alignments powers of
+/// two. Lengths and alignments are of buffers. A name in an extent is a u32 constant, a u32
+/// argument or a free dimension.
 fn launch(kernel: &Kernel) -> Result<(), Broken> {
     let Launch { grid, threads, requirements, .. } = &kernel.launch;
     if !(32..=1024).contains(threads) || threads % 32 != 0 {

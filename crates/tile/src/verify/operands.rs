@@ -48,7 +48,8 @@ impl<'k> Operands<'k> {
             Inst::Binary(op, a, b) => self.binary(*op, *a, *b),
             Inst::Fma(a, b, c) => self.fma(*a, *b, *c),
             Inst::Select { cond, yes, no } => self.select(*cond, *yes, *no),
-            // Any element type to any other in the same shape, so long as the language has such a type.
+            // Any element type to any other in the same shape, so long as the language has such a
+            // type.
             Inst::Cast(to, a) => Ok(Some(self.ty(*a).with(*to))),
             Inst::Bitcast(to, a) => self.bitcast(*to, *a),
             Inst::Dot4 { a, b, acc } => self.dot4(*a, *b, *acc),
@@ -189,8 +190,8 @@ impl<'k> Operands<'k> {
         }
     }
 
-    /// Exchanges take 32-bit numbers, prefix sums whole ones, votes truth values. A shuffle names the lane it reads and
-    /// nothing else does; a simdgroup has 32 lanes.
+    /// Exchanges take 32-bit numbers, prefix sums whole ones, votes truth values. A shuffle names
+    /// the lane it reads and nothing else does; a simdgroup has 32 lanes.
     fn simd(&self, op: SimdOp, value: Value, lane: Option<Value>) -> Computed {
         use Scalar::{Bool, F32, I32, U32};
         let ty = self.ty(value);
@@ -236,7 +237,8 @@ impl<'k> Operands<'k> {
         self.literals.get(value.0 as usize).copied().flatten()
     }
 
-    /// Arithmetic is element-wise on scalars and on accumulator and row tiles; vectors and operands have none.
+    /// Arithmetic is element-wise on scalars and on accumulator and row tiles; vectors and operands
+    /// have none.
     fn element_wise(&self, value: Value) -> Result<Type, String> {
         match self.ty(value) {
             Type::Vector(..) => {

@@ -1,11 +1,12 @@
-//! Rules that no text breaks, since the parser cannot make such kernels. All others have their files in
-//! `tests/filetests/verify`.
+//! Rules that no text breaks, since the parser cannot make such kernels. All others have their
+//! files in `tests/filetests/verify`.
 
 use super::*;
 use crate::ir::{Literal, Place, Source};
 use crate::types::Type;
 
-/// A kernel with a buffer, an argument and one instruction after two literals: `%0` is u32, `%1` f32.
+/// A kernel with a buffer, an argument and one instruction after two literals: `%0` is u32, `%1`
+/// f32.
 fn with(inst: Inst, result: Option<Type>) -> Kernel {
     let text = "kernel k {\nbuffer x: f32 in\nargument n: u32\nconstant c: u32\nbody {\n%0: u32 = 0\n%1: f32 = 1.0\n}\n}\n";
     let mut kernel = text::parse(text).unwrap();

@@ -1,14 +1,19 @@
-//! The rules of uniform control. A target whose threads disagree about reaching a barrier hangs or computes nonsense:
+//! The rules of uniform control. A target whose threads disagree about reaching a barrier hangs or
+//! computes nonsense:
 //!
-//! - All threads of the group reach a `barrier`, `grid_wait` or `grid_trigger` together, and a `wgmma` with what orders it.
-//! - All lanes of the simdgroup reach an exchange, a `simd_barrier` and every instruction on tiles together.
+//! - All threads of the group reach a `barrier`, `grid_wait` or `grid_trigger` together, and a
+//!   `wgmma` with what orders it.
+//! - All lanes of the simdgroup reach an exchange, a `simd_barrier` and every instruction on tiles
+//!   together.
 //! - All lanes agree on where a tile lies in memory, on its stride, and on a scalar that fills it.
 //!
-//! What threads agree on is found by following values: literals, constants, arguments and the group's index are the
-//! same in all threads; the simdgroup's index, and what a simdgroup exchanged, in all lanes; the rest differs. A load is the
-//! same where its index is, from a buffer that is only read and from shared memory: what one thread of the group could
-//! write there while another reads is a race, which the interpreter reports. A register array is as its stores: their
-//! values, their indices and the control around them, found by repeating the walk until nothing changes.
+//! What threads agree on is found by following values: literals, constants, arguments and the
+//! group's index are the same in all threads; the simdgroup's index, and what a simdgroup
+//! exchanged, in all lanes; the rest differs. A load is the same where its index is, from a buffer
+//! that is only read and from shared memory: what one thread of the group could write there while
+//! another reads is a race, which the interpreter reports. A register array is as its stores: their
+//! values, their indices and the control around them, found by repeating the walk until nothing
+//! changes.
 
 use super::{Fault, fault};
 use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, SimdOp, Value};
@@ -115,7 +120,8 @@ impl<'k> Walk<'k> {
         values.iter().map(|v| self.level(*v)).max().unwrap_or(Level::Group)
     }
 
-    /// Who agrees on an instruction's result, given control. For `for` and `if`, on the way it takes.
+    /// Who agrees on an instruction's result, given control. For `for` and `if`, on the way it
+    /// takes.
     fn computed(&mut self, node: &Node, control: Level) -> Level {
         let operands = self.join(&node.inst.operands());
         match &node.inst {

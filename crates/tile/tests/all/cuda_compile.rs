@@ -28,8 +28,9 @@ const ALL: [&str; 6] = ["sm_80", "sm_90a", "sm_86", "sm_89", "sm_100a", "sm_120a
 
 /// Bytes of spills that the compiler may choose for a GPU that is not on record.
 const UNRECORDED: u32 = 16;
-/// Bytes of registers that the compiler may put aside by its own choice, to fit one more threadgroup on a multiprocessor: it does
-/// for a few of all kernels, at 64 and 168 registers of 255, and for none of those on record.
+/// Bytes of registers that the compiler may put aside by its own choice, to fit one more
+/// threadgroup on a multiprocessor: it does for a few of all kernels, at 64 and 168 registers of
+/// 255, and for none of those on record.
 const TRADED: u32 = 32;
 
 /// Instructions per file: starting the compiler costs as much as compiling about this many.

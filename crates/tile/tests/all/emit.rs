@@ -1,4 +1,5 @@
-//! The emitted text: golden files that show it, its execution in both languages, and what it must refuse.
+//! The emitted text: golden files that show it, its execution in both languages, and what it must
+//! refuse.
 
 use std::path::Path;
 
@@ -162,7 +163,8 @@ fn written(target: Target) -> Vec<Kernel> {
     kernels
 }
 
-/// All kernels lowered for a language, and their text with the instances that [`LAUNCHES`] asks for.
+/// All kernels lowered for a language, and their text with the instances that [`LAUNCHES`] asks
+/// for.
 fn lowered(dialect: Dialect) -> (Vec<Kernel>, String) {
     let target = target(dialect);
     let kernels: Vec<Kernel> = written(target)
@@ -179,8 +181,8 @@ fn lowered(dialect: Dialect) -> (Vec<Kernel>, String) {
     (kernels, text)
 }
 
-/// Runs every kernel's text in every schedule and compares what it leaves with what the interpreter makes of the kernel as
-/// it was written.
+/// Runs every kernel's text in every schedule and compares what it leaves with what the interpreter
+/// makes of the kernel as it was written.
 fn compare(dialect: Dialect) {
     let (lowered, text) = lowered(dialect);
     let program = match Program::compile(&text, &lowered, dialect) {

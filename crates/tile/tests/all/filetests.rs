@@ -1,8 +1,9 @@
 //! Tests that are text files: `tests/filetests/*/*.tile`.
 //!
-//! The first line says what is tested, `; test: verify`; kernels follow, then `; expect:` and the expected output.
-//! `BLESS=1 cargo test -p delft-tile --test filetests` writes what was found in place of what was expected: read the
-//! difference before committing it. What can be tested is the table in [`find`].
+//! The first line says what is tested, `; test: verify`; kernels follow, then `; expect:` and the
+//! expected output. `BLESS=1 cargo test -p delft-tile --test filetests` writes what was found in
+//! place of what was expected: read the difference before committing it. What can be tested is the
+//! table in [`find`].
 
 use std::path::{Path, PathBuf};
 
@@ -60,8 +61,8 @@ fn round_trip(input: &str, _: &[&str]) -> Result<String, String> {
     Ok(printed)
 }
 
-/// What the words of a test ask for: `cse dce metal width=64` is two passes for a target (the interpreter, if none is
-/// named), after specialisation with a number. `lower` is all passes.
+/// What the words of a test ask for: `cse dce metal width=64` is two passes for a target (the
+/// interpreter, if none is named), after specialisation with a number. `lower` is all passes.
 struct Recipe {
     numbers: Numbers,
     target: Target,
@@ -112,8 +113,9 @@ fn passed(input: &str, words: &[&str]) -> Result<String, String> {
     Ok(found)
 }
 
-/// The buffers that each kernel writes, after it ran on those that lines such as `; bind x 1 2.5 0*6` name (six zeros at
-/// the end); or what stopped it. Without passes the kernel runs as it is written, else as [`Recipe`] makes it.
+/// The buffers that each kernel writes, after it ran on those that lines such as
+/// `; bind x 1 2.5 0*6` name (six zeros at the end); or what stopped it. Without passes the kernel
+/// runs as it is written, else as [`Recipe`] makes it.
 fn executed(input: &str, words: &[&str]) -> Result<String, String> {
     let recipe = Recipe::new(words)?;
     let bound: Vec<(&str, Vec<f32>)> = input
@@ -269,8 +271,8 @@ fn faults_name_the_rust_line() {
     assert!(fault.message.contains("make it a Var"), "{fault}");
 }
 
-/// Five thousand damaged texts: whatever happens to them, nothing panics, and what the verifier accepts still prints and
-/// reads back.
+/// Five thousand damaged texts: whatever happens to them, nothing panics, and what the verifier
+/// accepts still prints and reads back.
 #[test]
 fn damaged_texts_are_refused_or_understood() {
     let mut texts: Vec<String> = files().into_iter().map(|f| f.head).collect();

@@ -1,5 +1,5 @@
-//! The interpreter runs kernels as the language says: every instruction, against numbers worked out in plain Rust; and
-//! each kernel again as the passes lower it for every target.
+//! The interpreter runs kernels as the language says: every instruction, against numbers worked out
+//! in plain Rust; and each kernel again as the passes lower it for every target.
 
 use crate::language::rms_norm;
 use half::bf16;
@@ -11,7 +11,8 @@ use tile::ir::{AtomicOp, Hint, Kernel, Reduce};
 use tile::launch::{Mode, Numbers};
 use tile::types::Scalar;
 
-/// Runs a kernel as written and as lowered for every target; the listed buffers must hold exactly these numbers.
+/// Runs a kernel as written and as lowered for every target; the listed buffers must hold exactly
+/// these numbers.
 fn exact(kernel: Kernel, numbers: Numbers, buffers: Vec<Buffer>, want: Vec<(usize, Vec<f64>)>) {
     let expected = want.into_iter().map(|(i, w)| (i, Expected::Exact(w))).collect();
     let case = Case { kernel, label: "tiny".to_owned(), numbers, buffers, expected };
@@ -384,7 +385,8 @@ fn asynchronous_copies_arrive() {
     exact(stream().record(), Numbers::new().with("n", 1608), buffers, vec![(1, want)]);
 }
 
-/// `[16, 32] x [32, 16]`, the right side transposed for every second simdgroup; then what a softmax does to a tile.
+/// `[16, 32] x [32, 16]`, the right side transposed for every second simdgroup; then what a softmax
+/// does to a tile.
 #[kernel]
 fn product(
     a: In<{ scalar }>,
@@ -492,7 +494,8 @@ fn a_machine_counts_what_it_does() {
     }
 }
 
-/// Not a test of correctness: prints lane instructions per second. `cargo test -- --ignored --nocapture speed`.
+/// Not a test of correctness: prints lane instructions per second.
+/// `cargo test -- --ignored --nocapture speed`.
 #[test]
 #[ignore = "a measurement"]
 fn speed() {

@@ -4,8 +4,8 @@ use tile::dsl::*;
 use tile::ir::{Inst, Kernel, Place};
 use tile::launch::Mode;
 
-/// Root-mean-square norm of a row per threadgroup: loops, a reduction over shared memory, a constant
-/// of each kind.
+/// Root-mean-square norm of a row per threadgroup: loops, a reduction over shared memory, a
+/// constant of each kind.
 #[kernel]
 pub(crate) fn rms_norm(
     x: In<{ scalar }>,

@@ -1,5 +1,5 @@
-//! Seeded mistakes, each in a kernel that is right without it: the right one runs, the wrong one is refused in words that
-//! name the mistake, and at the line of this file that makes it.
+//! Seeded mistakes, each in a kernel that is right without it: the right one runs, the wrong one is
+//! refused in words that name the mistake, and at the line of this file that makes it.
 
 use tile::case::Buffer;
 use tile::dsl::*;

@@ -1,5 +1,6 @@
-//! Passes keep the meaning of kernels: each kernel here runs on the interpreter as it was written, and again after every
-//! step of the pipeline for every target, with its constants specialised and without.
+//! Passes keep the meaning of kernels: each kernel here runs on the interpreter as it was written,
+//! and again after every step of the pipeline for every target, with its constants specialised and
+//! without.
 
 use tile::Kernel;
 use tile::case::{self, Buffer, noise};
@@ -42,7 +43,8 @@ fn aligned(names: &[&str]) {
     }
 }
 
-/// Loops that hand elements on through memory without a barrier, and a running maximum with its sum.
+/// Loops that hand elements on through memory without a barrier, and a running maximum with its
+/// sum.
 #[kernel]
 fn softmax(x: In<f32>, y: InOut<f32>, width: Const<u32>) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 64);
@@ -90,7 +92,8 @@ fn gather(x: In<f32>, table: In<f32>, y: Out<f32>, n: Const<u32>) {
     }
 }
 
-/// Loops that must stay as they are: what the first leaves, the same thread reads at another of its elements.
+/// Loops that must stay as they are: what the first leaves, the same thread reads at another of its
+/// elements.
 #[kernel]
 fn own_but_other(x: In<f32>, y: InOut<f32>, z: Out<f32>, n: Const<u32>) {
     launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
@@ -103,7 +106,8 @@ fn own_but_other(x: In<f32>, y: InOut<f32>, z: Out<f32>, n: Const<u32>) {
     }
 }
 
-/// Branches that change a register, divisions by powers of two, comparisons that the contract decides.
+/// Branches that change a register, divisions by powers of two, comparisons that the contract
+/// decides.
 #[kernel]
 fn branches(x: InOut<u32>, n: Arg<u32>) {
     launch(Mode::Element, [fixed(2), fixed(1), fixed(1)], 64);
@@ -232,7 +236,8 @@ fn product(
     both.store(y, row * n + col, n);
 }
 
-/// What attention does with tiles: masked rows, their maxima and sums, a product with what comes out.
+/// What attention does with tiles: masked rows, their maxima and sums, a product with what comes
+/// out.
 #[kernel]
 fn attend(q: In<{ Scalar::F16 }>, v: In<{ Scalar::F16 }>, y: Out<f32>) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 32);
@@ -389,8 +394,8 @@ fn passes_hold_in_any_order() {
     }
 }
 
-/// Const-fold on every pair of operations with every pair of awkward numbers, on either side: the same bits for awkward
-/// operands, and undefined where it was.
+/// Const-fold on every pair of operations with every pair of awkward numbers, on either side: the
+/// same bits for awkward operands, and undefined where it was.
 #[test]
 fn folding_keeps_every_bit() {
     let numbers: [(&str, [&str; 5], Vec<u32>); 3] = [
@@ -417,7 +422,8 @@ fn folding_keeps_every_bit() {
         for (first, second) in ops.iter().flat_map(|a| ops.iter().map(move |b| (a, b))) {
             for (m, n, side) in (0..50).map(|i| (literals[i % 5], literals[i / 5 % 5], i / 25 == 1))
             {
-                // A result of another type, a truth value or a word of two numbers, takes no second operation of these.
+                // A result of another type, a truth value or a word of two numbers, takes no second
+                // operation of these.
                 let second = (first.result(scalar) == scalar).then_some(second);
                 let kernel = pair(ty, *first, second.copied(), m, n, side);
                 let folded = Pass::ConstFold.apply(&kernel, Target::Interpreter).expect("valid");

@@ -1,4 +1,5 @@
-//! Emitted text executed on the CPU, and the test of that test: text with one mistake in it must be caught.
+//! Emitted text executed on the CPU, and the test of that test: text with one mistake in it must be
+//! caught.
 //!
 //! Of the inventory's kernels a few of each family are run, or all if DELFT_ALL_KERNELS is set.
 
@@ -13,12 +14,14 @@ use tile::passes::{self, Target};
 use tile::proof::{self, Program, ThreadOrder, Unproved};
 use tile::types::Scalar;
 
-/// `c = a b^T` in tiles of 32 x 32: a 16 x 16 tile for each of four simdgroups, operands copied ahead to shared memory.
+/// `c = a b^T` in tiles of 32 x 32: a 16 x 16 tile for each of four simdgroups, operands copied
+/// ahead to shared memory.
 #[kernel]
 fn product(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<f32>, inner: Const<u32>, scalar: Scalar) {
     launch(Mode::Tile, [dim("columns").ceil_div(32), dim("rows").ceil_div(32), fixed(1)], 128);
     let width = 16u32;
-    // Rows are padded to 24 elements: 48 bytes, so that every row can be copied in pieces of 16 bytes.
+    // Rows are padded to 24 elements: 48 bytes, so that every row can be copied in pieces of 16
+    // bytes.
     let left = Shared::<f32>::stored(scalar, "left", 2 * 32 * 24);
     let right = Shared::<f32>::stored(scalar, "right", 2 * 32 * 24);
     let (row, column) = (group_id_of(1) * 32, group_id_of(0) * 32);
@@ -55,8 +58,8 @@ fn product(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<f32>, inner: Const<u32>,
     sums.get(0).store(c, to, dim_columns());
 }
 
-/// `c = a b^T` in blocks of 64 x 32, by a warpgroup: steps of 64 terms through three stages, a product under way while the
-/// next begins.
+/// `c = a b^T` in blocks of 64 x 32, by a warpgroup: steps of 64 terms through three stages, a
+/// product under way while the next begins.
 #[kernel]
 fn wide(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<f32>, inner: Const<u32>, scalar: Scalar) {
     launch(Mode::Tile, [dim("columns").ceil_div(32), dim("rows").ceil_div(64), fixed(1)], 128);
@@ -460,8 +463,8 @@ fn address_spaces_are_right() {
     assert_ne!(wrong, text);
     assert!(matches!(proof::address_spaces(&wrong), Err(Unproved::Wrong(_))));
 }
-/// One mistake in an emitted text: the `nth` occurrence of `find` after the kernel's name (or in the prelude, if the mistake is
-/// made there) becomes `put`.
+/// One mistake in an emitted text: the `nth` occurrence of `find` after the kernel's name (or in
+/// the prelude, if the mistake is made there) becomes `put`.
 struct Mutant {
     why: &'static str,
     case: fn() -> Case,

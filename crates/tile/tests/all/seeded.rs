@@ -1,7 +1,7 @@
-//! Mistakes seeded in the kernels of every family of `ops`: what orders threads, and what stores, is
-//! left out, one line of the Rust source after the other, and each time a case of the family must fail
-//! on the interpreter. So cases are shown to reach all of their kernels, and kernels to have no barrier
-//! that nothing needs.
+//! Mistakes seeded in the kernels of every family of `ops`: what orders threads, and what stores,
+//! is left out, one line of the Rust source after the other, and each time a case of the family
+//! must fail on the interpreter. So cases are shown to reach all of their kernels, and kernels to
+//! have no barrier that nothing needs.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -34,11 +34,14 @@ fn stores(inst: &Inst, to: fn(&Place) -> bool) -> bool {
     }
 }
 
-/// Lines of a kind of instruction that a family's cases do not miss, how many, and why that is no gap.
+/// Lines of a kind of instruction that a family's cases do not miss, how many, and why that is no
+/// gap.
 #[rustfmt::skip]
 const SPARE: &[(&str, &str, usize, &str)] = &[
     ("attend_tile_queries", "a simdgroup's barrier is missing", 1, "a helper's last: attend_tile_keys stores twice"),
-    ("attention_prefill_q8_0", "a wait for copies is missing", 2, "q8_0 is decoded on its way: nothing is copied"),
+    ("attention_prefill_codes", "a wait for copies is missing", 2, "codes are decoded on their way: nothing is copied"),
+    ("low_rank_sites", "a simdgroup's barrier is missing", 1, "as in stream, which it launches"),
+    ("low_rank_sites", "a wait for copies is missing", 1, "as in stream, which it launches"),
     ("sample_adjust", "a barrier is missing", 1, "between atomics, which the interpreter takes in the order of the text"),
     ("stream", "a wait for copies is missing", 1, "after a sweep's last step, whose batches are empty"),
     ("stream", "a simdgroup's barrier is missing", 1, "between sweeps, where a lane copies over what it alone reads"),
@@ -77,7 +80,8 @@ fn fails(case: &Case, kernel: &Kernel) -> bool {
     }
 }
 
-/// The kinds of mistakes of which a family's cases miss other than what is known, a line of text each.
+/// The kinds of mistakes of which a family's cases miss other than what is known, a line of text
+/// each.
 fn missed(spec: &Spec) -> Vec<String> {
     let mut cases = (spec.cases)();
     // What is small is quick, and mostly enough.

@@ -1,6 +1,6 @@
 //! Swift: what `tile build` writes compiles as Swift 6, and its launches are what [`tile::launch`]
-//! says they are. Skipped without `swiftc` on `PATH`. There is no Metal here, so `tests/swift/Metal.swift`
-//! stands for it.
+//! says they are. Skipped without `swiftc` on `PATH`. There is no Metal here, so
+//! `tests/swift/Metal.swift` stands for it.
 
 use std::path::Path;
 use std::process::Command;

@@ -22,7 +22,8 @@ pub(crate) fn all() -> Vec<Kernel> {
         words(Scalar::F16).record(),
         words(Scalar::BF16).record(),
     ];
-    // The language has no way to load an accumulator yet, the representation has: f32 operands become some.
+    // The language has no way to load an accumulator yet, the representation has: f32 operands
+    // become some.
     retype(&mut kernels, &|tile| match (tile.role, tile.scalar) {
         (Role::A, Scalar::F32) => Tile { role: Role::C, ..tile },
         _ => tile,
@@ -30,7 +31,8 @@ pub(crate) fn all() -> Vec<Kernel> {
     kernels
 }
 
-/// The same kernels with every tile 8 x 8 instead of 16 x 16, without products of warpgroups: what Metal takes.
+/// The same kernels with every tile 8 x 8 instead of 16 x 16, without products of warpgroups: what
+/// Metal takes.
 pub(crate) fn for_metal() -> Vec<Kernel> {
     let mut kernels = all();
     kernels.retain(|kernel| !kernel.has_wgmma());
@@ -441,7 +443,8 @@ pub(crate) fn hoard(half: Out<f32>, v1: Arg<u32>, len: u32) {
     half[thread_id()] = held[v1];
 }
 
-/// Two products of two warpgroups, one under way while the next begins: the block of `a` twice, by 32 and by 16 rows of `b`.
+/// Two products of two warpgroups, one under way while the next begins: the block of `a` twice, by
+/// 32 and by 16 rows of `b`.
 #[kernel]
 fn warpgroups(a: In<{ Scalar::BF16 }>, b: In<{ Scalar::BF16 }>, y: Out<f32>) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 256);

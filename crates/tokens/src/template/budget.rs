@@ -1,12 +1,15 @@
-//! What a template may make: a number of bytes in a whole rendering, and a size and a depth for each value.
+//! What a template may make: a number of bytes in a whole rendering, and a size and a depth for
+//! each value.
 //!
-//! MiniJinja counts steps, but one step may double a text or a list, so that sixty of them fill any memory. Here each
-//! operation that makes a value says what it takes before or as it makes it (`instrument.rs` sees to it that
-//! none is forgotten), and the sum only grows: what is no longer used is not given back, since strings do not tell.
+//! MiniJinja counts steps, but one step may double a text or a list, so that sixty of them fill any
+//! memory. Here each operation that makes a value says what it takes before or as it makes it
+//! (`instrument.rs` sees to it that none is forgotten), and the sum only grows: what is no longer
+//! used is not given back, since strings do not tell.
 //!
-//! The size of a value is what it holds if it were printed, every part counted as often as it is reached: a list of one
-//! list twice, sixty times over, takes little memory and ends no loop that walks it. Neither can a value hold
-//! itself: namespaces and loops, the two that change, are no part of another value.
+//! The size of a value is what it holds if it were printed, every part counted as often as it is
+//! reached: a list of one list twice, sixty times over, takes little memory and ends no loop that
+//! walks it. Neither can a value hold itself: namespaces and loops, the two that change, are no
+//! part of another value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// Bytes that all values of a rendering may take together. A template that appends each of a thousand messages to one
-/// string, which comes to a megabyte, takes about all of it.
+/// Bytes that all values of a rendering may take together. A template that appends each of a
+/// thousand messages to one string, which comes to a megabyte, takes about all of it.
 pub(crate) const MOST: usize = 512 << 20;
 /// Longest text, and largest size of a value, in bytes: some four million tokens.
 pub(crate) const LONGEST: usize = 16 << 20;
@@ -132,7 +135,8 @@ impl Budget {
         Ok(self.size(value, 0)?.bytes)
     }
 
-    /// A text or a list not yet computed, if it is one, is gone through once; other values are not looked into.
+    /// A text or a list not yet computed, if it is one, is gone through once; other values are not
+    /// looked into.
     pub(crate) fn scan(&self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::String => self.take(value.as_str().map_or(0, str::len) / READ),

@@ -105,8 +105,8 @@ impl Now {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date
-/// algorithms": years begin in March, so leap days end them).
+/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible
+/// low-level date algorithms": years begin in March, so leap days end them).
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);

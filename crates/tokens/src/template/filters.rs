@@ -1,7 +1,8 @@
 //! The filters and operators that make values, each with the budget it takes them from.
 //!
-//! No filter of MiniJinja's stays in an environment as it is: those whose result is about as long as what they are given
-//! have it counted afterwards, those that can make much of little are our own or are checked before they begin.
+//! No filter of MiniJinja's stays in an environment as it is: those whose result is about as long
+//! as what they are given have it counted afterwards, those that can make much of little are our
+//! own or are checked before they begin.
 
 use std::sync::Arc;
 
@@ -151,8 +152,9 @@ fn linear(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     }
 }
 
-/// One of MiniJinja's filters, before which `take` takes what it may need, and whose result is counted: `listing` every
-/// result, else texts only, since what was there before is a list of the caller's or has been counted.
+/// One of MiniJinja's filters, before which `take` takes what it may need, and whose result is
+/// counted: `listing` every result, else texts only, since what was there before is a list of the
+/// caller's or has been counted.
 fn counted(
     environment: &mut Environment<'_>,
     budget: &Arc<Budget>,
@@ -324,7 +326,8 @@ fn plus(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
     arithmetic("+", (left, right), i128::checked_add, |a, b| a + b)
 }
 
-/// `left * right`: numbers, or a text, list or tuple so many times; none where that is negative, as in Python.
+/// `left * right`: numbers, or a text, list or tuple so many times; none where that is negative, as
+/// in Python.
 fn times(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
     let repeats = |value: &Value| value.as_str().is_some() || is_list(value);
     let (value, count) = if repeats(left) { (left, right) } else { (right, left) };
@@ -388,7 +391,8 @@ pub(crate) fn replace(
     Ok(text.replacen(from, to, count))
 }
 
-/// The sum of all values, or of one of their attributes, from `start` on; what is undefined is left out.
+/// The sum of all values, or of one of their attributes, from `start` on; what is undefined is left
+/// out.
 fn sum(
     budget: &Budget,
     values: &Value,
@@ -418,8 +422,8 @@ fn sum(
     Ok(total)
 }
 
-/// `text | indent(width, first, blank)`: all lines but the first, and but empty ones, begin with so many spaces, or with
-/// `width` where that is a text.
+/// `text | indent(width, first, blank)`: all lines but the first, and but empty ones, begin with so
+/// many spaces, or with `width` where that is a text.
 fn indent(text: &str, arguments: &[Value], options: &Kwargs) -> Result<String, Error> {
     let option = |at: usize, name: &str| -> Result<Option<Value>, Error> {
         Ok(match arguments.get(at) {
@@ -458,8 +462,9 @@ fn indent(text: &str, arguments: &[Value], options: &Kwargs) -> Result<String, E
     Ok(out)
 }
 
-/// Takes what a format may write: its own text and, for each of its fields, the field's width and the longest of the
-/// values. Fields begin with `%` or `{`. Widths stand in the format, not among the values.
+/// Takes what a format may write: its own text and, for each of its fields, the field's width and
+/// the longest of the values. Fields begin with `%` or `{`. Widths stand in the format, not among
+/// the values.
 pub(crate) fn format_grows(
     budget: &Budget,
     format: &str,

@@ -1,8 +1,10 @@
-//! System messages for templates that take none: their text goes in front of the next message of the user's, as in llama.cpp.
+//! System messages for templates that take none: their text goes in front of the next message of
+//! the user's, as in llama.cpp.
 
 use serde_json::{Map, Value, json};
 
-/// The conversation without system messages. One behind the last message of the user's becomes a message of the user's.
+/// The conversation without system messages. One behind the last message of the user's becomes a
+/// message of the user's.
 pub fn fold_system(messages: &[Value]) -> Vec<Value> {
     let mut folded = Vec::with_capacity(messages.len());
     let mut waiting: Vec<Value> = Vec::new();

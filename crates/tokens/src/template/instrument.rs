@@ -1,14 +1,16 @@
 //! A parsed template in which every operation that makes a value is one of ours.
 //!
-//! `a + b`, `a * b` and `a ~ b` become filters that know the [`Budget`](super::budget::Budget); literals of lists and maps
-//! go through one that does; so do arguments that are spread, and what is put into a namespace. Text between tags
-//! becomes `{{ 'text' }}`, which reaches our printer, whatever captures it. Filters, functions and methods are ours by
-//! name (`filters.rs`, `methods.rs`). Slices become a filter, as negative steps over what is empty are out of
-//! bounds in MiniJinja 3.0 and a slice of a list is a list in Python; loops go over what a filter lets through, which
-//! refuses `none` as Python does. What is compared or searched is counted too, for the time that takes.
+//! `a + b`, `a * b` and `a ~ b` become filters that know the [`Budget`](super::budget::Budget);
+//! literals of lists and maps go through one that does; so do arguments that are spread, and what
+//! is put into a namespace. Text between tags becomes `{{ 'text' }}`, which reaches our printer,
+//! whatever captures it. Filters, functions and methods are ours by name (`filters.rs`,
+//! `methods.rs`). Slices become a filter, as negative steps over what is empty are out of bounds in
+//! MiniJinja 3.0 and a slice of a list is a list in Python; loops go over what a filter lets
+//! through, which refuses `none` as Python does. What is compared or searched is counted too, for
+//! the time that takes.
 //!
-//! Filters are called by names that no template can set a variable to. A syntax tree cannot be changed in place, so it is
-//! copied.
+//! Filters are called by names that no template can set a variable to. A syntax tree cannot be
+//! changed in place, so it is copied.
 
 use minijinja::Value;
 use minijinja::machinery::Span;
@@ -42,7 +44,8 @@ pub(crate) const SCANNED: &str = "__scanned";
 /// Takes the number of bytes that the definition of a macro takes; prints nothing.
 pub(crate) const DEFINE: &str = "__define";
 
-/// Bytes that a macro's definition takes for each byte of its source: names that it closes over are copied.
+/// Bytes that a macro's definition takes for each byte of its source: names that it closes over are
+/// copied.
 const CLOSURE: usize = 16;
 
 /// The statement in our terms.

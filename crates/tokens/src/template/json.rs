@@ -18,7 +18,8 @@ struct Json {
     sort: bool,
 }
 
-/// `json.dumps` with Transformers' defaults: not escaped for HTML, not reduced to ASCII, keys in order.
+/// `json.dumps` with Transformers' defaults: not escaped for HTML, not reduced to ASCII, keys in
+/// order.
 pub(crate) fn tojson(
     value: &Value,
     arguments: Rest<Value>,

@@ -9,8 +9,8 @@ use super::filters::{format_grows, join, replace, searches};
 /// Widest text that padding makes, in characters.
 const WIDEST: usize = 1 << 16;
 
-/// `value.name(arguments)`, where MiniJinja's own collection lacks the method or takes it differently, and where what
-/// it makes may be much longer than what it is given.
+/// `value.name(arguments)`, where MiniJinja's own collection lacks the method or takes it
+/// differently, and where what it makes may be much longer than what it is given.
 pub(crate) fn method(
     budget: &Budget,
     state: &mut State<'_, '_>,
@@ -82,7 +82,8 @@ fn places(
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    // Python's rule: a negative place counts from the end; then it is clamped to what the direction can reach.
+    // Python's rule: a negative place counts from the end; then it is clamped to what the direction
+    // can reach.
     let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let place = |at: i64| if at < 0 { at.saturating_add(length) } else { at }.clamp(low, high);
     let start = start.map_or(if step > 0 { low } else { high }, place);
@@ -92,7 +93,8 @@ fn places(
         .filter_map(|at| usize::try_from(at).ok())
 }
 
-/// What a method of a string gives; not yet taken from the budget, but where it may be much longer than the string.
+/// What a method of a string gives; not yet taken from the budget, but where it may be much longer
+/// than the string.
 fn string_method(
     budget: &Budget,
     string: &str,

@@ -1,12 +1,13 @@
 //! Chat templates: a conversation as the prompt text a model was trained on.
 //!
-//! Templates are Jinja as Hugging Face Transformers renders it (blocks trimmed, loop controls, Python's string
-//! methods and printing; `raise_exception`, `strftime_now`, `tojson`). They come with models, so they are untrusted:
-//! they touch nothing outside their own values; steps, recursion, what their values take and what they write are limited.
+//! Templates are Jinja as Hugging Face Transformers renders it (blocks trimmed, loop controls,
+//! Python's string methods and printing; `raise_exception`, `strftime_now`, `tojson`). They come
+//! with models, so they are untrusted: they touch nothing outside their own values; steps,
+//! recursion, what their values take and what they write are limited.
 //!
-//! MiniJinja parses, compiles and runs them. In between the parsed template is rewritten (`instrument.rs`), so that
-//! everything that makes a value is ours and knows how much may be made. That takes MiniJinja's unstable interface,
-//! which is why its version is fixed.
+//! MiniJinja parses, compiles and runs them. In between the parsed template is rewritten
+//! (`instrument.rs`), so that everything that makes a value is ours and knows how much may be made.
+//! That takes MiniJinja's unstable interface, which is why its version is fixed.
 
 mod budget;
 mod clock;
@@ -36,7 +37,8 @@ use budget::{Budget, LONGEST};
 pub use clock::Now;
 pub use fold::fold_system;
 
-/// Instructions a template may execute: far more than a thousand long messages need, about a second's worth.
+/// Instructions a template may execute: far more than a thousand long messages need, about a
+/// second's worth.
 const FUEL: u64 = 20_000_000;
 /// Characters shown of a reason that a template gives.
 const LONGEST_REASON: usize = 1000;
@@ -69,7 +71,8 @@ type Found = BTreeMap<String, (String, String)>;
 /// What a template is asked to render.
 #[derive(Debug, Clone, Default)]
 pub struct Request<'a> {
-    /// Messages as in the OpenAI API: objects with `role`, `content` (a string or a list of parts), `tool_calls`, ...
+    /// Messages as in the OpenAI API: objects with `role`, `content` (a string or a list of parts),
+    /// `tool_calls`, ...
     pub messages: &'a [Value],
     /// A list of JSON schemas of functions, each in `{"type": "function", "function": {...}}`.
     pub tools: Option<&'a Value>,
@@ -85,8 +88,8 @@ pub struct Request<'a> {
     pub eos_token: Option<&'a str>,
     /// What `strftime_now` says; the system's clock, in UTC, where `None`.
     pub now: Option<Now>,
-    /// Which template, where a model has several by name. Unset, it is `tool_use` when there are tools and such a
-    /// template, else the default one.
+    /// Which template, where a model has several by name. Unset, it is `tool_use` when there are
+    /// tools and such a template, else the default one.
     pub name: Option<&'a str>,
 }
 
@@ -145,9 +148,10 @@ impl ChatTemplate {
         Self::read("chat template", BTreeMap::from([(DEFAULT.to_string(), found)]))
     }
 
-    /// The templates of a Hugging Face folder: `chat_template.jinja` and `additional_chat_templates/*.jinja` (or
-    /// `chat_templates/*.jinja`), else `chat_template` of `tokenizer_config.json`, a string or a list of objects with
-    /// `name` and `template`. `None` where there is none.
+    /// The templates of a Hugging Face folder: `chat_template.jinja` and
+    /// `additional_chat_templates/*.jinja` (or `chat_templates/*.jinja`), else `chat_template` of
+    /// `tokenizer_config.json`, a string or a list of objects with `name` and `template`. `None`
+    /// where there is none.
     ///
     /// # Errors
     /// Files that cannot be read, or a syntax error.
@@ -159,8 +163,8 @@ impl ChatTemplate {
         Self::read(&folder.display().to_string(), sources).map(Some)
     }
 
-    /// The templates of a GGUF file: `tokenizer.chat_template` and, by name, `tokenizer.chat_template.NAME`. `None`
-    /// where there is none.
+    /// The templates of a GGUF file: `tokenizer.chat_template` and, by name,
+    /// `tokenizer.chat_template.NAME`. `None` where there is none.
     ///
     /// # Errors
     /// A key of another type than text, or a syntax error.
@@ -179,7 +183,8 @@ impl ChatTemplate {
         Self::read(&metadata.at("tokenizer.chat_template"), sources).map(Some)
     }
 
-    /// The templates of these names and sources, found at `place`; the default one is named `default`.
+    /// The templates of these names and sources, found at `place`; the default one is named
+    /// `default`.
     ///
     /// # Errors
     /// None at all, or a syntax error.
@@ -221,7 +226,8 @@ impl ChatTemplate {
         self.sources.get(self.choose(name, false)).map(|source| source.text.as_str())
     }
 
-    /// Names that the templates read before they set them, if they do; `enable_thinking` perhaps among them.
+    /// Names that the templates read before they set them, if they do; `enable_thinking` perhaps
+    /// among them.
     pub fn variables(&self) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for (name, source) in &self.sources {
@@ -247,12 +253,14 @@ impl ChatTemplate {
 
     /// The prompt.
     ///
-    /// Transformers gives a template none for tools and documents that it does not have. Some templates were written only to be
-    /// used with them, and fail at that: they are given another try with these undefined, and one with empty lists, both with
-    /// the variables that their own models' programs set.
+    /// Transformers gives a template none for tools and documents that it does not have. Some
+    /// templates were written only to be used with them, and fail at that: they are given another
+    /// try with these undefined, and one with empty lists, both with the variables that their own
+    /// models' programs set.
     ///
     /// # Errors
-    /// What the template raised, or why it could not be executed, with the line; a limit that was passed.
+    /// What the template raised, or why it could not be executed, with the line; a limit that was
+    /// passed.
     pub fn render(&self, request: &Request<'_>) -> Result<String> {
         let strict = self.render_with(request, Absent::None);
         let absent = request.tools.is_none() || request.documents.is_none();
@@ -266,7 +274,8 @@ impl ChatTemplate {
         strict
     }
 
-    /// Whether a system message of a conversation reaches the model: some templates refuse it, and others leave it out.
+    /// Whether a system message of a conversation reaches the model: some templates refuse it, and
+    /// others leave it out.
     pub fn takes_system(&self, request: &Request<'_>) -> bool {
         const PROBE: &str = "systemprobe";
         let messages = [
@@ -394,7 +403,8 @@ fn alias_reasoning(message: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// What went wrong and where: the innermost error, since those around it only say which block it was in.
+/// What went wrong and where: the innermost error, since those around it only say which block it
+/// was in.
 fn describe(error: &minijinja::Error) -> String {
     let mut error = error;
     while let Some(inner) = std::error::Error::source(error).and_then(|inner| inner.downcast_ref())
@@ -435,7 +445,8 @@ fn compile<'a>(
     Ok(Code { main, blocks })
 }
 
-/// Jinja as Transformers configures it, for one rendering. It has no templates: none can include another.
+/// Jinja as Transformers configures it, for one rendering. It has no templates: none can include
+/// another.
 fn environment(budget: &Arc<Budget>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL));

@@ -10,7 +10,8 @@ use super::budget::{Budget, fits, invalid};
 /// Deepest nesting that is printed.
 pub(crate) const DEEPEST: usize = 128;
 
-/// Bytes taken for each that is printed: what it is written to doubles when it is full, and is copied.
+/// Bytes taken for each that is printed: what it is written to doubles when it is full, and is
+/// copied.
 const PRINTED: usize = 4;
 
 /// Puts all of it into an environment.
@@ -38,7 +39,8 @@ pub(crate) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.add_function("raise_exception", |message: &Value| -> Result<String, Error> {
         Err(invalid(text(message)?))
     });
-    // In Python a string and a mapping are sequences too, whatever can be looped over is iterable, and True is 1.
+    // In Python a string and a mapping are sequences too, whatever can be looped over is iterable,
+    // and True is 1.
     environment.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -168,7 +170,8 @@ fn quote(string: &str, text: &mut String) {
     text.push(mark);
 }
 
-/// A number as Python writes it: the shortest digits that read back, with an exponent from 1e16 and below 1e-4.
+/// A number as Python writes it: the shortest digits that read back, with an exponent from 1e16 and
+/// below 1e-4.
 pub(crate) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(float) if !value.is_integer() => {

@@ -1,8 +1,9 @@
 //! What must be done to a template's source before MiniJinja may parse it.
 //!
-//! `{% generation %}` blocks, which mark what a model is trained on and say nothing in a prompt, become `{% with %}`
-//! blocks, which are scopes just the same. And as the parser and all that walks its tree recurse along chains, `a + b + c`
-//! or `elif` after `elif`, whose length the parser does not limit, they are limited here.
+//! `{% generation %}` blocks, which mark what a model is trained on and say nothing in a prompt,
+//! become `{% with %}` blocks, which are scopes just the same. And as the parser and all that walks
+//! its tree recurse along chains, `a + b + c` or `elif` after `elif`, whose length the parser does
+//! not limit, they are limited here.
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -20,7 +21,8 @@ pub(crate) fn rewrite(source: &str, syntax: &SyntaxConfig) -> Result<String, Str
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
     let (mut chain, mut elif) = (0, 0);
-    // Whether the last token opened a block, and where a word stands that so far is alone in its block.
+    // Whether the last token opened a block, and where a word stands that so far is alone in its
+    // block.
     let (mut opened, mut alone) = (false, None);
     for item in tokenize(source, false, syntax.clone()) {
         let Ok((token, span)) = item else { break };

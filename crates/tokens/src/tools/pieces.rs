@@ -1,4 +1,5 @@
-//! Calls of tools as they are written: where in a text that is not whole yet the arguments of a call begin, and how far they go.
+//! Calls of tools as they are written: where in a text that is not whole yet the arguments of a
+//! call begin, and how far they go.
 
 use super::read::{Calls, Look, Part, State, is_text, mark, overlap, typed};
 use super::{Body, Tool};
@@ -111,8 +112,8 @@ impl Begun {
     }
 }
 
-/// What a text adds to the fields of an object at a place, how many of its bytes that takes, and where they lead; `None` where
-/// more of the text must come first.
+/// What a text adds to the fields of an object at a place, how many of its bytes that takes, and
+/// where they lead; `None` where more of the text must come first.
 fn field(
     text: &str,
     tool: &Tool,
@@ -220,7 +221,8 @@ impl Calls {
         Some(Marks { argument, end: if own { end } else { self.format.call.1 }, own })
     }
 
-    /// Ends a begun call that is broken or cut: what was given of it stays, and what follows is text.
+    /// Ends a begun call that is broken or cut: what was given of it stays, and what follows is
+    /// text.
     pub(super) fn cut(&mut self, parts: &mut Vec<Part>) -> bool {
         let Some(begun) = self.begun.take() else { return false };
         self.held.drain(..begun.at);

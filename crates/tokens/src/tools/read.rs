@@ -72,8 +72,9 @@ impl Calls {
         Calls { format, tools, state: State::Start, held, gap, after_call, piecewise, begun }
     }
 
-    /// The same, that gives the arguments of a call as they are written, where its form and the order of its fields allow it:
-    /// the name of a tool that there is comes first, and then an object.
+    /// The same, that gives the arguments of a call as they are written, where its form and the
+    /// order of its fields allow it: the name of a tool that there is comes first, and then an
+    /// object.
     #[must_use]
     pub fn piecewise(self) -> Calls {
         Calls { piecewise: true, ..self }

@@ -1,5 +1,6 @@
-//! Valid tokenizers damaged in every part of their structure: an error of one line or a tokenizer that works, never a
-//! panic. (Damage to the text of the files is in `hostile.rs`; to whole model files, in the engine's tests.)
+//! Valid tokenizers damaged in every part of their structure: an error of one line or a tokenizer
+//! that works, never a panic. (Damage to the text of the files is in `hostile.rs`; to whole model
+//! files, in the engine's tests.)
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +53,8 @@ fn odd(random: &mut Random) -> Value {
     }
 }
 
-/// Changes one place of a tree: goes down at random, rather far, and there removes, repeats, swaps or replaces.
+/// Changes one place of a tree: goes down at random, rather far, and there removes, repeats, swaps
+/// or replaces.
 fn change(value: &mut Value, random: &mut Random) {
     match value {
         Value::Object(fields) if !fields.is_empty() && random.below(8) > 0 => {
@@ -204,8 +206,8 @@ fn parts() -> Vec<(&'static str, Value)> {
     all.concat()
 }
 
-/// Tokenizers put together from parts of every kind, some of them damaged: what the library would panic at is found before it is
-/// asked, so that none of the errors is that of the last net.
+/// Tokenizers put together from parts of every kind, some of them damaged: what the library would
+/// panic at is found before it is asked, so that none of the errors is that of the last net.
 #[test]
 fn damaged_parts_of_every_kind() {
     let wholes: Vec<Value> = ["bytes", "pieces", "unigram"]

@@ -1,5 +1,5 @@
-//! Tokenizers against those of the packages that define the formats (tests/reference/tokenizer_vectors.py), and streaming
-//! against decoding at once.
+//! Tokenizers against those of the packages that define the formats
+//! (tests/reference/tokenizer_vectors.py), and streaming against decoding at once.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,8 @@ fn folders_as_in_transformers() {
             let encode = |add, parse| tokenizer.encode(text, Special { add, parse }).unwrap();
             assert_eq!(encode(false, true), ids(&case["parsed"]), "{name}: {text:?}");
             assert_eq!(encode(true, true), ids(&case["added"]), "{name}: {text:?}");
-            // The package's own unigram model finds special tokens by their text even when told not to.
+            // The package's own unigram model finds special tokens by their text even when told not
+            // to.
             if name != "unigram" || !text.contains("<") {
                 assert_eq!(encode(false, false), ids(&case["plain"]), "{name}: {text:?}");
             }
@@ -119,7 +120,8 @@ fn vocabularies_as_in_sentencepiece() {
             let text = case["text"].as_str().unwrap();
             let expected = ids(&case["ids"]);
             let found = tokenizer.encode(text, Special::default()).unwrap();
-            // SentencePiece puts a space before the whole text only, ggml after every token found beforehand too.
+            // SentencePiece puts a space before the whole text only, ggml after every token found
+            // beforehand too.
             if !text.contains("<extra>") && !text.contains('\n') {
                 assert_eq!(found, expected, "{kind}: {text:?}");
                 assert_eq!(

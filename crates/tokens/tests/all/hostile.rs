@@ -1,4 +1,5 @@
-//! Templates and tokenizers that mean harm or are broken: an error or a result in good time, never a panic.
+//! Templates and tokenizers that mean harm or are broken: an error or a result in good time, never
+//! a panic.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Tokenizers and templates from outside, as one test program. `memory.rs` beside it counts what the process allocates.
+//! Tokenizers and templates from outside, as one test program. `memory.rs` beside it counts what
+//! the process allocates.
 
 mod damage;
 mod folders;

@@ -97,8 +97,9 @@ fn llama3() {
     assert_eq!(tokenizer.encode_chat("<|begin_of_text|>a").unwrap(), [128000, 64]);
 }
 
-/// A GGUF vocabulary out of a tiktoken file, whose lines are base64 bytes and a rank, as converters make it: for
-/// every token all its splits into two tokens, in the order of the token's rank, then the parts' ranks.
+/// A GGUF vocabulary out of a tiktoken file, whose lines are base64 bytes and a rank, as converters
+/// make it: for every token all its splits into two tokens, in the order of the token's rank, then
+/// the parts' ranks.
 fn tiktoken(file: &str) -> GgufVocabulary {
     let mut ranks: HashMap<Vec<u8>, usize> = HashMap::new();
     for line in file.lines() {

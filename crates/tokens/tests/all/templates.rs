@@ -1,4 +1,5 @@
-//! Chat templates against what Hugging Face Transformers makes of them (tests/reference/templates.py).
+//! Chat templates against what Hugging Face Transformers makes of them
+//! (tests/reference/templates.py).
 
 use delft_tokens::template::{Now, fold_system};
 use delft_tokens::{ChatTemplate, Request};
@@ -23,8 +24,8 @@ const DIFFERENT: &[(&str, &str)] = &[
     ),
 ];
 
-/// Templates that in Python can be used with tools only, or with variables that Transformers does not set. Here they render what
-/// they say without.
+/// Templates that in Python can be used with tools only, or with variables that Transformers does
+/// not set. Here they render what they say without.
 const FORGIVEN: &[&str] = &[
     "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
@@ -101,7 +102,8 @@ fn every_published_template_renders_as_in_python() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What any chat needs of any template: one question and two, with and without a system message, whose text must arrive.
+/// What any chat needs of any template: one question and two, with and without a system message,
+/// whose text must arrive.
 #[test]
 fn every_published_template_renders_a_plain_conversation() {
     let Some(folder) = testing::data("suites/llama.cpp-templates") else { return };
@@ -181,7 +183,8 @@ fn every_published_case_renders_as_in_python() {
         }
     }
     println!("{equal} prompts equal, {published} of them as published");
-    // The others fold system texts in llama.cpp's own way, or have further messages that the suite does not state.
+    // The others fold system texts in llama.cpp's own way, or have further messages that the suite
+    // does not state.
     assert_eq!((equal, published), (32, 26));
 }
 

@@ -66,7 +66,8 @@ fn read(format: &'static Format, pieces: impl Iterator<Item = String>) -> (Vec<T
     (calls, text)
 }
 
-/// The calls, whole or put together of their pieces, the text beside them, and the pieces of arguments.
+/// The calls, whole or put together of their pieces, the text beside them, and the pieces of
+/// arguments.
 fn gathered(
     mut reader: Calls,
     pieces: impl Iterator<Item = String>,
@@ -94,7 +95,8 @@ fn gathered(
     (calls, text, count)
 }
 
-/// Pieces of a call are those of the whole call, and come before its end; what ends in the middle is told as far as it came.
+/// Pieces of a call are those of the whole call, and come before its end; what ends in the middle
+/// is told as far as it came.
 #[test]
 fn arguments_come_as_they_are_written() {
     let arguments = r#"{"city": "a \"{ b\\", "days": 3, "units": ["x", "}"]}"#;

@@ -1,5 +1,5 @@
-//! Attention among packed rows. Each sequence's key/value head is one thread's, a block of queries at a time: scores of a block
-//! are there at once, those of a sequence are not.
+//! Attention among packed rows. Each sequence's key/value head is one thread's, a block of queries
+//! at a time: scores of a block are there at once, those of a sequence are not.
 
 use super::executor::Run;
 use super::gemm::{Of, To, gemm};
@@ -52,7 +52,8 @@ unsafe fn turned(start: *const f32, stride: usize, rows: usize, d: usize, to: &m
 }
 
 impl Run<'_> {
-    /// Calls `f` with every head of every sequence, and with a thread's own memory of so many f32 for so many rows.
+    /// Calls `f` with every head of every sequence, and with a thread's own memory of so many f32
+    /// for so many rows.
     fn heads(&self, of: &Attention, floats: &(dyn Fn(usize) -> usize + Sync), f: &HeadWork<'_>) {
         let sequences = &self.batch.sequences;
         self.each(sequences.len() * of.kv_heads, 1, &|range, scratch| {
@@ -68,7 +69,8 @@ impl Run<'_> {
         });
     }
 
-    /// Scores of a block's queries, `[queries, keys]`, scaled and bounded; what a query does not see is left as it is.
+    /// Scores of a block's queries, `[queries, keys]`, scaled and bounded; what a query does not
+    /// see is left as it is.
     ///
     /// # Safety
     /// `q` is the first query's, and `keys` `[d, rows]` are the sequence's.
@@ -108,7 +110,8 @@ impl Run<'_> {
         self.heads(of, &|rows| rows * (d + QUERIES), &|head, rows, scratch| {
             let (keys, scores) = scratch.split_at_mut(rows.len() * d);
             let at = rows.start * narrow + head.index * d;
-            // SAFETY: rows of a head are inside the values; each task writes its own heads of `y` and `lse`.
+            // SAFETY: rows of a head are inside the values; each task writes its own heads of `y`
+            // and `lse`.
             unsafe {
                 turned((k as *const f32).add(at), narrow, rows.len(), d, keys);
                 for h in head.index * (heads / kv_heads)..(head.index + 1) * (heads / kv_heads) {
@@ -153,7 +156,8 @@ impl Run<'_> {
             let at = rows.start * narrow + head.index * d;
             let head_of =
                 |x: usize, t: usize, h: usize| (x as *mut f32).wrapping_add(t * wide + h * d);
-            // SAFETY: rows of a head are inside the values; each task writes its own heads of `dq`, `dk` and `dv`.
+            // SAFETY: rows of a head are inside the values; each task writes its own heads of `dq`,
+            // `dk` and `dv`.
             unsafe {
                 turned((k as *const f32).add(at), narrow, rows.len(), d, keys);
                 turned((v as *const f32).add(at), narrow, rows.len(), d, values);

@@ -26,7 +26,8 @@ impl Run<'_> {
         });
     }
 
-    /// Calls `f` with pieces of the first output, to which the input was copied, and where they begin.
+    /// Calls `f` with pieces of the first output, to which the input was copied, and where they
+    /// begin.
     fn pieces(
         &self,
         index: usize,
@@ -237,7 +238,8 @@ impl Run<'_> {
         }
     }
 
-    /// The gradients of a norm. Those of its weight are added up by [`ROWS`] rows, then over all of these.
+    /// The gradients of a norm. Those of its weight are added up by [`ROWS`] rows, then over all of
+    /// these.
     fn norm_backward(&self, index: usize, node: &Node, how: (f32, bool), weight: WeightId) {
         self.copy(index, node, 1);
         let (to, weight) = (node.outputs[0], self.weights.vector(weight));
@@ -273,7 +275,8 @@ impl Run<'_> {
     }
 }
 
-/// A row's gradients: `dy` becomes `dx`; `sums` gets those of the weight, then of the bias, as far as it has room.
+/// A row's gradients: `dy` becomes `dx`; `sums` gets those of the weight, then of the bias, as far
+/// as it has room.
 fn norm_row(
     x: &[f32],
     dy: &mut [f32],

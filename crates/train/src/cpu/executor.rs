@@ -87,7 +87,8 @@ impl Results<'_> {
 }
 
 impl Executor {
-    /// An executor of so many threads; `None`: one for each physical core that this process may use.
+    /// An executor of so many threads; `None`: one for each physical core that this process may
+    /// use.
     ///
     /// # Errors
     /// More threads than the system gives, or too little memory.
@@ -109,7 +110,8 @@ impl Executor {
         &self.team
     }
 
-    /// Bytes of the values of a Program, for so many rows of which so many are to predict something.
+    /// Bytes of the values of a Program, for so many rows of which so many are to predict
+    /// something.
     pub fn bytes(program: &Program, tokens: usize, outputs: usize) -> usize {
         plan_memory(program, tokens, outputs).bytes
     }
@@ -137,7 +139,8 @@ impl Executor {
             self.storage = Huge::zeroed(storage)?;
         }
         let floats = self.arena.len() / size_of::<f32>();
-        // SAFETY: the arena is aligned and initialised, and only this run, which borrows the executor alone, uses it.
+        // SAFETY: the arena is aligned and initialised, and only this run, which borrows the
+        // executor alone, uses it.
         let values = unsafe { SharedSlice::from_raw(self.arena.as_ptr().cast::<f32>(), floats) };
         let of: &'a Executor = self;
         let angles = program.ropes().into_iter().map(|rope| angles(rope, &packing)).collect();

@@ -1,4 +1,5 @@
-//! Mixtures of experts, forward and backward: the rows of each expert are gathered, and go through its matrices together.
+//! Mixtures of experts, forward and backward: the rows of each expert are gathered, and go through
+//! its matrices together.
 
 use super::executor::Run;
 use cpu_kernels::math;
@@ -10,7 +11,8 @@ use ops::gradient::Shares;
 use ops::{Binary, moe};
 use program::Node;
 
-/// The rows that go through one expert, and which of a token's experts it is: their pairs, as [`moe`] numbers them.
+/// The rows that go through one expert, and which of a token's experts it is: their pairs, as
+/// [`moe`] numbers them.
 struct Visited {
     expert: usize,
     pairs: Vec<usize>,

@@ -1,5 +1,6 @@
-//! Products of two activations: `c (+)= a b`, in f32. `a` may be read along either axis, which is what makes `dW = dy' x` and
-//! attention's products one loop. Every element of `c` adds its terms in ascending order, in blocks of [`DEPTH`].
+//! Products of two activations: `c (+)= a b`, in f32. `a` may be read along either axis, which is
+//! what makes `dW = dy' x` and attention's products one loop. Every element of `c` adds its terms
+//! in ascending order, in blocks of [`DEPTH`].
 
 use cpu_kernels::isa::Isa;
 
@@ -29,7 +30,8 @@ pub(super) struct To {
 /// `c (+)= a b` of `[m, k]` and `[k, n]`; the columns of `b` stand side by side.
 ///
 /// # Safety
-/// All elements of `a` and `b` are readable and those of `c` writable, and used by nobody else meanwhile.
+/// All elements of `a` and `b` are readable and those of `c` writable, and used by nobody else
+/// meanwhile.
 pub(super) unsafe fn gemm(isa: Isa, [m, n, k]: [usize; 3], a: Of, b: Of, c: To) {
     debug_assert!(b.column == 1);
     // SAFETY: the caller's promise; the instruction set is there, since the value says so.

@@ -1,4 +1,5 @@
-//! The cross-entropy of a linear head, some rows at a time: logits are made, become their own gradients, and are multiplied back.
+//! The cross-entropy of a linear head, some rows at a time: logits are made, become their own
+//! gradients, and are multiplied back.
 
 use super::executor::Run;
 use cpu_kernels::math;
@@ -50,7 +51,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Losses of rows from `first` on; products with the head become the losses' gradients with respect to them.
+    /// Losses of rows from `first` on; products with the head become the losses' gradients with
+    /// respect to them.
     fn rows_of_logits(
         &self,
         of: &CrossEntropy,

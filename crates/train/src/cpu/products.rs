@@ -16,8 +16,8 @@ impl Run<'_> {
     /// `y (+)= x W' (+ bias)` of `rows` rows.
     ///
     /// # Safety
-    /// `x` has `rows` rows as wide as the matrix has columns, `y` as many as it has rows; nobody else writes the one, or uses the
-    /// other.
+    /// `x` has `rows` rows as wide as the matrix has columns, `y` as many as it has rows; nobody
+    /// else writes the one, or uses the other.
     pub(super) unsafe fn multiply(
         &self,
         matrix: &Matrix,
@@ -29,7 +29,8 @@ impl Run<'_> {
         let (columns, isa) = (matrix.cols(), self.of.isa);
         let float =
             matches!(matrix.encoding(), Encoding::Stored(DType::F32 | DType::F16 | DType::BF16));
-        // SAFETY: the caller's promise; the storage has room for the greatest product of the Program and is this call's.
+        // SAFETY: the caller's promise; the storage has room for the greatest product of the
+        // Program and is this call's.
         let x = unsafe {
             Activations::new(Path::Expanded, x, columns, rows, columns, self.of.storage.as_ptr())
         };

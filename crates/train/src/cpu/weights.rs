@@ -34,10 +34,12 @@ struct Loaded {
 }
 
 impl Weights {
-    /// Reads what the Programs use, but for the weights that are `trained`, which are [set](Weights::set).
+    /// Reads what the Programs use, but for the weights that are `trained`, which are
+    /// [set](Weights::set).
     ///
     /// # Errors
-    /// Weights that are missing, that cannot be packed or are not finite, by name; too little memory.
+    /// Weights that are missing, that cannot be packed or are not finite, by name; too little
+    /// memory.
     pub fn read(
         programs: &[&Program],
         tensors: &Tensors,

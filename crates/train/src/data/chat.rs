@@ -1,7 +1,8 @@
 //! Conversations: which of a chat template's tokens are answers.
 //!
-//! The conversation up to an answer is rendered twice: without it, opened for it, and with it. What the second adds to the
-//! first is the answer, with what ends it. This needs no marks in the template.
+//! The conversation up to an answer is rendered twice: without it, opened for it, and with it. What
+//! the second adds to the first is the answer, with what ends it. This needs no marks in the
+//! template.
 
 use super::line::{kind, string};
 use super::{Example, Form, Reader, Remarks};
@@ -35,8 +36,9 @@ impl Reader<'_> {
         self.chat_counting(messages, extra, line, &|_| true, remarks)
     }
 
-    /// The examples of a conversation: one, or one for each answer where the template shows an answer otherwise once the
-    /// conversation has gone on. Answers count that `counts` says so of, by the number of their message, unless their `weight` is 0.
+    /// The examples of a conversation: one, or one for each answer where the template shows an
+    /// answer otherwise once the conversation has gone on. Answers count that `counts` says so of,
+    /// by the number of their message, unless their `weight` is 0.
     pub(super) fn chat_counting(
         &self,
         messages: &[Value],
@@ -97,7 +99,8 @@ impl Reader<'_> {
         fitted.filter_map(Result::transpose).collect()
     }
 
-    /// A conversation that ends in an answer, and whether the answer begins as the template opens it.
+    /// A conversation that ends in an answer, and whether the answer begins as the template opens
+    /// it.
     fn turn(&self, messages: &[Value], extra: &Map<String, Value>) -> Result<(Turn, bool)> {
         let (last, before) = messages.split_last().unwrap_or((&Value::Null, &[]));
         let closed = self.render(messages, extra, false)?;

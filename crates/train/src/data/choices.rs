@@ -1,7 +1,7 @@
 //! Questions with choices, of which one is right: JSON lines of `question`, `choices` and `answer`.
 //!
-//! Choices are a list of texts, or ARC's object of `text` and `label`. The answer (`answer`, or `answerKey`) is one of the
-//! texts, a label (A, B, .. where none are given), or a number, from 0.
+//! Choices are a list of texts, or ARC's object of `text` and `label`. The answer (`answer`, or
+//! `answerKey`) is one of the texts, a label (A, B, .. where none are given), or a number, from 0.
 
 use super::line::{kind, string};
 use super::{below, is_lines};

@@ -1,13 +1,14 @@
-//! Recomputation (Chen et al. 2016): values of the forward pass that only gradients read are computed again where they are read,
-//! so that memory holds those of one segment at a time. The results have the same bits.
+//! Recomputation (Chen et al. 2016): values of the forward pass that only gradients read are
+//! computed again where they are read, so that memory holds those of one segment at a time. The
+//! results have the same bits.
 
 use program::{Node, Program, ValueId};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The same Program of a loss and its gradients with the forward pass cut into segments, which gradients compute again from
-/// what crosses their beginning. Cuts are where a single value crosses: between sublayers of a decoder. Every `every`-th of them
-/// is taken, at least the first.
+/// The same Program of a loss and its gradients with the forward pass cut into segments, which
+/// gradients compute again from what crosses their beginning. Cuts are where a single value
+/// crosses: between sublayers of a decoder. Every `every`-th of them is taken, at least the first.
 pub fn checkpoint(program: &Program, every: usize) -> Program {
     let writers = program.writers();
     let Some(loss) = program.results.first().and_then(|v| writers[v.0]) else {
@@ -39,7 +40,8 @@ pub fn checkpoint(program: &Program, every: usize) -> Program {
     again
 }
 
-/// The segments that are computed again: all between two cuts, but what is behind the last, which gradients read at once.
+/// The segments that are computed again: all between two cuts, but what is behind the last, which
+/// gradients read at once.
 fn segments(program: &Program, loss: usize, every: usize) -> Vec<Range<usize>> {
     let mut last = vec![0; program.values.len()];
     for (i, node) in program.nodes[..=loss].iter().enumerate() {

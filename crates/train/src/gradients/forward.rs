@@ -1,12 +1,14 @@
-//! Forward mode: from a Program to one of its result and how that changes along a direction of its weights.
+//! Forward mode: from a Program to one of its result and how that changes along a direction of its
+//! weights.
 
 use formats::{Error, Result, Source};
 use ops::gradient::{Forward, Recorder, Var};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, Weight, WeightId};
 
-/// The Program whose first result is that of `program`, and whose second is its derivative along a direction: for each weight of
-/// `wrt` there is another behind the program's own, in their order, of the same shape, which is the direction's part.
+/// The Program whose first result is that of `program`, and whose second is its derivative along a
+/// direction: for each weight of `wrt` there is another behind the program's own, in their order,
+/// of the same shape, which is the direction's part.
 ///
 /// ```
 /// use ops::{Embed, Map, Op, Shape, Unary, embed::Index};

@@ -1,4 +1,5 @@
-//! Runs a Program of packed sequences with the operations' own reference loops: what the executor is compared with.
+//! Runs a Program of packed sequences with the operations' own reference loops: what the executor
+//! is compared with.
 
 use crate::Batch;
 use crate::packing::Packing;
@@ -6,7 +7,8 @@ use formats::Result;
 use ops::operation::{Call, Packed};
 use program::{Program, WeightId};
 
-/// Every value of `program` for a batch, by [`program::ValueId`]. `weight` gives a weight's elements, row-major.
+/// Every value of `program` for a batch, by [`program::ValueId`]. `weight` gives a weight's
+/// elements, row-major.
 ///
 /// # Errors
 /// Those of `weight`, and a batch whose parts do not agree.

@@ -1,5 +1,5 @@
-//! From a model's recorded Program to one that is trained: attention without a cache, factors beside matrices, and losses in the
-//! place of logits.
+//! From a model's recorded Program to one that is trained: attention without a cache, factors
+//! beside matrices, and losses in the place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
 use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
@@ -12,8 +12,8 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
     ValueId(program.values.len() - 1)
 }
 
-/// The same Program for whole sequences, packed one behind the other, whose rows see each other instead of a cache. It must be as
-/// it was recorded, before [`program::fuse`].
+/// The same Program for whole sequences, packed one behind the other, whose rows see each other
+/// instead of a cache. It must be as it was recorded, before [`program::fuse`].
 ///
 /// # Errors
 /// Attention to a cache that nothing wrote.
@@ -52,7 +52,8 @@ pub fn pack(program: &Program) -> Result<Program> {
     Ok(packed)
 }
 
-/// A matrix that is to have factors, as checkpoints store it: a module of its own, or some rows of one.
+/// A matrix that is to have factors, as checkpoints store it: a module of its own, or some rows of
+/// one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     /// Its name. Matrices of the same name share one `down`.
@@ -85,7 +86,8 @@ pub struct Part {
     pub rows: usize,
     /// `[rows, rank]`.
     pub up: WeightId,
-    /// What the rows of the changed matrix are multiplied with, `[rows]`: with DoRA the magnitude of each by its length.
+    /// What the rows of the changed matrix are multiplied with, `[rows]`: with DoRA the magnitude
+    /// of each by its length.
     pub gain: Option<WeightId>,
 }
 
@@ -107,9 +109,9 @@ pub struct LowRank {
     pub gains: bool,
 }
 
-/// The same Program with `y + scale up (down x)` in the place of the product `y` of `x` and each matrix that `module` gives a
-/// module for; the factors are weights of their own, whose recipes are zeros. With gains, both are multiplied with them, but not
-/// the bias.
+/// The same Program with `y + scale up (down x)` in the place of the product `y` of `x` and each
+/// matrix that `module` gives a module for; the factors are weights of their own, whose recipes are
+/// zeros. With gains, both are multiplied with them, but not the bias.
 ///
 /// # Errors
 /// Weights that do not fit, which is a fault of the Program.
@@ -201,11 +203,12 @@ impl Adapting {
     }
 }
 
-/// The same Program with the losses of its logits in their place, `[outputs, 1]`: the product of the head and what follows it
-/// become one operation.
+/// The same Program with the losses of its logits in their place, `[outputs, 1]`: the product of
+/// the head and what follows it become one operation.
 ///
 /// # Errors
-/// A Program that does not end in a linear head, or in one with something else behind it than scaling and a bound.
+/// A Program that does not end in a linear head, or in one with something else behind it than
+/// scaling and a bound.
 pub fn losses(program: &Program) -> Result<Program> {
     let unknown = |found: &str| {
         let expected = "logits of a linear head, scaled or bounded by tanh";

@@ -1,4 +1,5 @@
-//! Updates against PyTorch's AdamW, `clip_grad_norm_` and Transformers' schedules: `tests/reference/adamw.py`.
+//! Updates against PyTorch's AdamW, `clip_grad_norm_` and Transformers' schedules:
+//! `tests/reference/adamw.py`.
 
 use delft_train::{AdamW, Moments, Parameter, RateSchedule};
 use formats::Safetensors;

@@ -41,7 +41,8 @@ fn shown(tokenizer: &Tokenizer, data: &Data) -> Vec<(String, Vec<String>)> {
     each.collect()
 }
 
-/// `tests/reference/answers.py`: published templates without marks give the masks that TRL's marked ones do.
+/// `tests/reference/answers.py`: published templates without marks give the masks that TRL's marked
+/// ones do.
 #[test]
 fn answers_are_those_of_trls_masks() {
     let folder = root().join("tests/reference/answers");

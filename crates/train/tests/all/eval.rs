@@ -1,4 +1,5 @@
-//! Scores against what Transformers computes: the logits and greedy choices of `tests/reference/models`.
+//! Scores against what Transformers computes: the logits and greedy choices of
+//! `tests/reference/models`.
 
 use delft_train::Example;
 use delft_train::data::{Form, questions};

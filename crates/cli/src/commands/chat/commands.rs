@@ -179,8 +179,8 @@ pub(super) const AFTERWORD: &str = "\
 The beginning of a name will do where it is clear. A line that ends with \\ goes on in the next one; \"\"\" begins and \
 ends a block of lines. Ctrl-C ends an answer, and leaves if it is pressed twice at an empty line.";
 
-/// The command that an input is, and what follows its name; None if it is text. A first word with a second slash is a
-/// path or a comment, and text.
+/// The command that an input is, and what follows its name; None if it is text. A first word with a
+/// second slash is a path or a comment, and text.
 pub(super) fn parse(input: &str) -> Option<(&str, &str)> {
     let command = input.strip_prefix('/')?;
     let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::super::run::message;
 use crate::terminal::{Outcome, Stop};
 
-/// Largest file that is read, and longest message: far more than any context holds, and little to hold in memory.
+/// Largest file that is read, and longest message: far more than any context holds, and little to
+/// hold in memory.
 pub(super) const LARGEST: usize = 16 << 20;
 
 /// What the user and the model said. `turns` alternates between user and assistant, from a user on.
@@ -46,7 +47,8 @@ impl Turn {
         };
         let mut message = message(role, &self.text);
         if !self.reasoning.is_empty() {
-            // The name by which templates know it. Those that do not leave it out, as their makers advise.
+            // The name by which templates know it. Those that do not leave it out, as their makers
+            // advise.
             message["reasoning_content"] = self.reasoning.as_str().into();
         }
         message
@@ -60,7 +62,8 @@ impl Conversation {
         system.chain(self.turns.iter().map(Turn::message)).collect()
     }
 
-    /// The conversation as text to continue: its parts with a space between them where they bring none.
+    /// The conversation as text to continue: its parts with a space between them where they bring
+    /// none.
     pub(super) fn text(&self) -> String {
         let mut text = self.system.clone().unwrap_or_default();
         for Turn { text: part, .. } in &self.turns {
@@ -129,8 +132,8 @@ impl Conversation {
         Ok(Conversation::from_messages(&place, &json)?)
     }
 
-    /// Writes the conversation to a file: beside it first, so that a full disk leaves the old one whole. False, and
-    /// nothing is written, if there is one that may not be replaced.
+    /// Writes the conversation to a file: beside it first, so that a full disk leaves the old one
+    /// whole. False, and nothing is written, if there is one that may not be replaced.
     pub(super) fn save(&self, path: &Path, replace: bool) -> Outcome<bool> {
         let failed = |error| Stop::Error(Error::io(path.display(), error));
         // A link stays one: its target is replaced.

@@ -129,7 +129,8 @@ impl Lines {
         }
     }
 
-    /// Whether Ctrl-C means to leave: at an empty line, for the second time. The first time says so.
+    /// Whether Ctrl-C means to leave: at an empty line, for the second time. The first time says
+    /// so.
     fn leaves(&mut self) -> bool {
         let Lines::Edited { editor, leaving, .. } = self else { return true };
         let empty = editor.helper().is_none_or(|help| help.empty.get());
@@ -161,7 +162,8 @@ impl Lines {
     }
 }
 
-/// A line without its end; None at the end of the input. One that never ends is refused before it fills the memory.
+/// A line without its end; None at the end of the input. One that never ends is refused before it
+/// fills the memory.
 fn bounded_line(input: &mut impl BufRead, longest: u64) -> Outcome<Option<String>> {
     let mut bytes = Vec::new();
     let read = input.take(longest + 1).read_until(b'\n', &mut bytes);

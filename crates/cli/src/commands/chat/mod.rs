@@ -1,7 +1,8 @@
 //! `delft chat`: a conversation in the terminal, or line by line through a pipe.
 //!
-//! The whole conversation is the prompt of every turn; the session computes only what it does not hold yet. A model
-//! without a chat template is given the plain text so far, so that a base model goes on with what was typed.
+//! The whole conversation is the prompt of every turn; the session computes only what it does not
+//! hold yet. A model without a chat template is given the plain text so far, so that a base model
+//! goes on with what was typed.
 
 mod actions;
 mod commands;
@@ -231,7 +232,8 @@ impl Talk<'_> {
         Err(Error::new("context", expected, found).hint(ROOM).into())
     }
 
-    /// Generates after these tokens and shows what is said; None if nothing was, since the user interrupted.
+    /// Generates after these tokens and shows what is said; None if nothing was, since the user
+    /// interrupted.
     fn say(&mut self, prompt: Vec<u32>, splitter: Option<Splitter>) -> Outcome<Option<Turn>> {
         let mut sequence = prompt.clone();
         let mut showing = self.screen.begin(splitter);

@@ -1,4 +1,5 @@
-//! An answer as it appears: exact in a pipe; at a terminal wrapped, in colour, with reasoning dimmed and folded away.
+//! An answer as it appears: exact in a pipe; at a terminal wrapped, in colour, with reasoning
+//! dimmed and folded away.
 
 use std::io::{StdoutLock, Write};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use crate::markdown::{Layout, Markdown, Piece};
 use crate::terminal::{DIM, Outcome, printable, stdout_is_terminal};
 use crate::wrap::Wrap;
 
-/// Rows in which reasoning is shown before it is folded: enough to follow it, few enough to be wiped in any window.
+/// Rows in which reasoning is shown before it is folded: enough to follow it, few enough to be
+/// wiped in any window.
 const ROWS: usize = 6;
 
 /// What becomes of reasoning.

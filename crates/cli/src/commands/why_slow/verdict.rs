@@ -1,4 +1,5 @@
-//! From figures to causes. A verdict follows from a measured number and carries it; what was not measured is not said.
+//! From figures to causes. A verdict follows from a measured number and carries it; what was not
+//! measured is not said.
 
 use super::{Bound, Ceilings, Phase, Row};
 use crate::machine::Counters;
@@ -7,7 +8,8 @@ use crate::terminal::bytes;
 /// Everything that was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Evidence {
-    /// Whether a GPU computes: what is said of this process's threads and of the processor is then not its matter.
+    /// Whether a GPU computes: what is said of this process's threads and of the processor is then
+    /// not its matter.
     pub(super) gpu: bool,
     pub(super) threads: usize,
     /// Cached positions half-way through the decode.
@@ -45,7 +47,8 @@ pub(super) struct Verdict {
     pub(super) mend: String,
 }
 
-/// Shares of the time from which on something counts as a cause: the noise of a quiet machine stays below them.
+/// Shares of the time from which on something counts as a cause: the noise of a quiet machine stays
+/// below them.
 const WAITING: f64 = 0.03;
 const STOLEN: f64 = 0.02;
 const SPREAD: f64 = 1.3;
@@ -216,7 +219,8 @@ impl Evidence {
         })
     }
 
-    /// A type of weights that is read or multiplied far slower than another, or than memory and peaks allow.
+    /// A type of weights that is read or multiplied far slower than another, or than memory and
+    /// peaks allow.
     fn format(&self) -> Option<Verdict> {
         let peaks = &self.ceilings.limits.used;
         let best = peaks.greatest();
@@ -356,7 +360,8 @@ impl Evidence {
         })
     }
 
-    /// How close to its roof a phase is in operations bound by memory (or by arithmetic), and their share of it.
+    /// How close to its roof a phase is in operations bound by memory (or by arithmetic), and their
+    /// share of it.
     fn near(&self, phase: &Phase, memory: bool) -> (f64, f64) {
         let (mut least, mut seconds) = (0.0, 0.0);
         for row in &phase.kinds {
@@ -519,7 +524,8 @@ mod tests {
                 (e.threads, e.ceilings.limits.cores) = (3, 1);
             }),
             ("threads", "8 on 4 cores", "--threads 4", |e| {
-                // What they do to each other: half of the time without a core, and steps of all lengths.
+                // What they do to each other: half of the time without a core, and steps of all
+                // lengths.
                 e.threads = 8;
                 e.running = Some(Counters { waiting: 41.0, ..Counters::default() });
                 (e.spread, e.decode.barriers, e.decode.kinds[0].busy) = (2.0, 0.4, 0.5);

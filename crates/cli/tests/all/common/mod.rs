@@ -89,8 +89,8 @@ pub(crate) fn letters() -> Vec<String> {
     SPECIALS.map(String::from).into_iter().chain(characters).collect()
 }
 
-/// Writes a model with a chat template: a reference checkpoint of 128 tokens given a vocabulary of single characters, so
-/// that its (meaningless) answers can be followed token by token.
+/// Writes a model with a chat template: a reference checkpoint of 128 tokens given a vocabulary of
+/// single characters, so that its (meaningless) answers can be followed token by token.
 #[allow(dead_code)] // Not every test file needs one.
 pub(crate) fn lettered(folder: &Path) {
     for name in ["config.json", "model.safetensors"] {
@@ -99,8 +99,8 @@ pub(crate) fn lettered(folder: &Path) {
     tokenizer(folder, &letters(), Some(TEMPLATE));
 }
 
-/// Writes a tokenizer with these tokens, none of which is merged from others, and a chat template. Those between `<|` and
-/// `|>` are special.
+/// Writes a tokenizer with these tokens, none of which is merged from others, and a chat template.
+/// Those between `<|` and `|>` are special.
 #[allow(dead_code)]
 pub(crate) fn tokenizer(folder: &Path, vocabulary: &[String], template: Option<&str>) {
     let ids: serde_json::Map<String, Value> =

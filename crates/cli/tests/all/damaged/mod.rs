@@ -1,7 +1,9 @@
-//! Model files with one thing wrong each: refused in the file's own words, or run with a warning that says what was assumed.
+//! Model files with one thing wrong each: refused in the file's own words, or run with a warning
+//! that says what was assumed.
 //!
-//! The rule: what would give another model than its makers', or one that never stops, is refused; what others run and does no
-//! harm is warned of. `tests/reference/damaged.py` writes the same kinds of files for programs other than this one.
+//! The rule: what would give another model than its makers', or one that never stops, is refused;
+//! what others run and does no harm is warned of. `tests/reference/damaged.py` writes the same
+//! kinds of files for programs other than this one.
 
 mod folder;
 mod gguf;

@@ -1,5 +1,6 @@
-//! The products of a query that decodes with codes that share scales: codes are multiplied as they are, and a block's scales
-//! multiply its sums of scores, or the probabilities in front of its values.
+//! The products of a query that decodes with codes that share scales: codes are multiplied as they
+//! are, and a block's scales multiply its sums of scores, or the probabilities in front of its
+//! values.
 
 use super::{P_STRIDE, Q_STRIDE, TILE, Tile, Work};
 use crate::attention::cache::GROUP;
@@ -34,7 +35,8 @@ pub(in crate::attention) unsafe fn score<
     first: usize,
     p: *mut f32,
 ) {
-    // SAFETY: the queries and keys have `dim` elements, which are whole blocks; the scores have the room.
+    // SAFETY: the queries and keys have `dim` elements, which are whole blocks; the scores have the
+    // room.
     unsafe {
         for block in 0..dim / BLOCK {
             let mut sums = [[[L::splat(0.0); VECTORS]; GROUPS]; ROWS];

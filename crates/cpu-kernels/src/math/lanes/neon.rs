@@ -41,8 +41,8 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: the caller's promise. The conversion is part of every aarch64 target; its intrinsic needs a type
-        // that Rust has not made stable, hence the instruction.
+        // SAFETY: the caller's promise. The conversion is part of every aarch64 target; its
+        // intrinsic needs a type that Rust has not made stable, hence the instruction.
         unsafe {
             let bits = vld1_u16(p);
             let result: float32x4_t;
@@ -78,7 +78,8 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: the caller's promise; as for `load_f16`. It rounds to nearest even, the default mode.
+        // SAFETY: the caller's promise; as for `load_f16`. It rounds to nearest even, the default
+        // mode.
         unsafe {
             let bits: uint16x4_t;
             std::arch::asm!("fcvtn {r:v}.4h, {x:v}.4s", r = lateout(vreg) bits, x = in(vreg) self.0,

@@ -36,7 +36,8 @@ impl Lanes for Scalar {
         // SAFETY: the caller's promise.
         let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         Scalar(bits.map(|bits| {
-            // The exponent moves by 112; infinity and NaN keep the highest one. No branches, so that it vectorises.
+            // The exponent moves by 112; infinity and NaN keep the highest one. No branches, so
+            // that it vectorises.
             let magnitude = u32::from(bits & 0x7fff) << 13;
             let finite = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
             let bits_out = if magnitude < 0x0f80_0000 { finite } else { magnitude | 0x7f80_0000 };

@@ -18,7 +18,8 @@ macro_rules! methods {
             #[inline(always)]
             fn $name(self, $($rest: Self),*) -> Self {
                 let $first = self;
-                // SAFETY: the vector types are only used where their instructions exist: see `dispatch`.
+                // SAFETY: the vector types are only used where their instructions exist: see
+                // `dispatch`.
                 unsafe { Self($body) }
             }
         )*
@@ -89,7 +90,8 @@ impl Lanes for Avx2 {
         // SAFETY: the caller's promise.
         unsafe {
             let (low, high) = (_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)));
-            // The shuffles work within halves of 128 bits: bring together the halves that belong together first.
+            // The shuffles work within halves of 128 bits: bring together the halves that belong
+            // together first.
             let (a, b) = (
                 _mm256_permute2f128_ps::<0x20>(low, high),
                 _mm256_permute2f128_ps::<0x31>(low, high),

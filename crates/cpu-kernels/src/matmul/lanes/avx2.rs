@@ -22,8 +22,8 @@ macro_rules! shift {
     };
 }
 
-/// `run + vpmaddubsw(codes, x)`, in 16 bits. As instructions, since a compiler that may regroup these sums makes all products of a
-/// block first, for which there are not registers enough.
+/// `run + vpmaddubsw(codes, x)`, in 16 bits. As instructions, since a compiler that may regroup
+/// these sums makes all products of a block first, for which there are not registers enough.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn multiply_add(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
@@ -36,8 +36,8 @@ fn multiply_add(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
     run
 }
 
-/// `run + codes . x`, in 32 bits, of signed codes. One side has to be unsigned, so the sign moves from the codes to `x`: the sums of
-/// two products stay below saturation, `2 * 128 * 127 < 2^15`.
+/// `run + codes . x`, in 32 bits, of signed codes. One side has to be unsigned, so the sign moves
+/// from the codes to `x`: the sums of two products stay below saturation, `2 * 128 * 127 < 2^15`.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn multiply_add_signed(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
@@ -51,8 +51,8 @@ fn multiply_add_signed(mut run: __m256i, codes: __m256i, x: __m256i) -> __m256i 
     run
 }
 
-/// `sum + codes . x`, in 32 bits. As an instruction, since functions that enable AVX-VNNI for the intrinsic would not be inlined into
-/// those that cannot.
+/// `sum + codes . x`, in 32 bits. As an instruction, since functions that enable AVX-VNNI for the
+/// intrinsic would not be inlined into those that cannot.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot_product(mut sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
@@ -130,12 +130,14 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
             8 => {
                 [multiply_add_signed(run[0], codes[0], x), multiply_add_signed(run[1], codes[1], x)]
             }
-            // The sums of two products saturate at 16 bits, which codes below 128 stay clear of: 2 * 127 * 127 < 2^15.
+            // The sums of two products saturate at 16 bits, which codes below 128 stay clear of: 2 *
+            // 127 * 127 < 2^15.
             _ => [multiply_add(run[0], codes[0], x), multiply_add(run[1], codes[1], x)],
         }
     }
-    /// Without AVX-VNNI, runs of narrow codes are sums of 16 bits, which take half of the instructions: `8 * 2 * 15 * 127 < 2^15`, half as many
-    /// with every bit more. Those of whole bytes are sums of 32.
+    /// Without AVX-VNNI, runs of narrow codes are sums of 16 bits, which take half of the
+    /// instructions: `8 * 2 * 15 * 127 < 2^15`, half as many with every bit more. Those of whole
+    /// bytes are sums of 32.
     #[inline(always)]
     fn depth(bits: usize) -> usize {
         if VNNI || bits == 8 { 8 } else { (128 >> bits).min(8) }

@@ -1,7 +1,7 @@
 //! Sixteen lanes: what the matrix products need of a vector unit, and nothing more.
 //!
-//! The kernels are written once over [`Lanes`]; one file per instruction set says how its registers do it. A lane is
-//! one of the 16 rows of a panel.
+//! The kernels are written once over [`Lanes`]; one file per instruction set says how its registers
+//! do it. A lane is one of the 16 rows of a panel.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -16,8 +16,9 @@ use super::Call;
 /// A vector unit, as 16 lanes of 32 bits.
 ///
 /// # Safety
-/// Every method asks that the processor has the instruction set and that pointers are valid for the bytes named.
-/// Methods are inlined into functions that enable the instruction set; they are slow anywhere else.
+/// Every method asks that the processor has the instruction set and that pointers are valid for the
+/// bytes named. Methods are inlined into functions that enable the instruction set; they are slow
+/// anywhere else.
 pub(super) trait Lanes: 'static {
     /// 64 code bytes: byte `4 r + e` is row `r`, column `e` of a quad of columns.
     type Bytes: Copy;
@@ -26,14 +27,16 @@ pub(super) trait Lanes: 'static {
     /// 16 f32.
     type Floats: Copy;
 
-    /// Whether [`Lanes::dot`] takes codes of eight bits as signed ones. Others take all codes as unsigned.
+    /// Whether [`Lanes::dot`] takes codes of eight bits as signed ones. Others take all codes as
+    /// unsigned.
     const SIGNED: bool;
 
     /// 64 bytes; any alignment.
     unsafe fn bytes(p: *const u8) -> Self::Bytes;
     /// Stores 64 bytes; any alignment.
     unsafe fn store_bytes(p: *mut u8, v: Self::Bytes);
-    /// Moves bits towards the low end by `n` in 0..=7; bits that cross a byte must be masked away by the caller.
+    /// Moves bits towards the low end by `n` in 0..=7; bits that cross a byte must be masked away
+    /// by the caller.
     unsafe fn shr(v: Self::Bytes, n: u32) -> Self::Bytes;
     /// Moves bits towards the high end by `n` in 0..=7; as [`Lanes::shr`].
     unsafe fn shl(v: Self::Bytes, n: u32) -> Self::Bytes;
@@ -46,10 +49,11 @@ pub(super) trait Lanes: 'static {
     /// Wrapping add of the same byte everywhere.
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes;
 
-    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes of so many bits, `x` four signed bytes in `-127..=127`. For runs, see
-    /// [`Lanes::open`].
+    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes of so many bits, `x` four signed bytes
+    /// in `-127..=127`. For runs, see [`Lanes::open`].
     unsafe fn dot(bits: usize, run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
-    /// How many dot products a run adds up, a power of two; 8, a whole block, where the run is simply the sum.
+    /// How many dot products a run adds up, a power of two; 8, a whole block, where the run is
+    /// simply the sum.
     #[inline(always)]
     fn depth(bits: usize) -> usize {
         let _ = bits;

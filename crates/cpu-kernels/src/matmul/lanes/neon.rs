@@ -1,4 +1,5 @@
-//! Sixteen lanes in four aarch64 registers; byte dot products take `sdot` where the processor has it.
+//! Sixteen lanes in four aarch64 registers; byte dot products take `sdot` where the processor has
+//! it.
 
 use super::{Call, Lanes};
 use std::arch::aarch64::*;
@@ -35,8 +36,8 @@ impl<const DOT: bool> Neon<DOT> {
     /// `acc + dot of signed bytes`, four by four.
     #[inline(always)]
     unsafe fn signed(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: `DOT` is only chosen where the processor has it; registers only. Rust has not made its intrinsic stable,
-        // hence the instruction.
+        // SAFETY: `DOT` is only chosen where the processor has it; registers only. Rust has not
+        // made its intrinsic stable, hence the instruction.
         unsafe {
             if DOT {
                 let mut acc = acc;
@@ -147,8 +148,8 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self::Floats {
-        // SAFETY: 16 u16 are readable at `p`. The conversion is part of every aarch64 target; its intrinsic needs a type
-        // that Rust has not made stable, hence the instruction.
+        // SAFETY: 16 u16 are readable at `p`. The conversion is part of every aarch64 target; its
+        // intrinsic needs a type that Rust has not made stable, hence the instruction.
         unsafe {
             four!(I => {
                 let wide: float32x4_t;

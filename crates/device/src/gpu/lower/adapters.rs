@@ -1,8 +1,10 @@
-//! Adapters: launches around the products whose matrices have sites. See [`ops::low_rank::kernels`].
+//! Adapters: launches around the products whose matrices have sites. See
+//! [`ops::low_rank::kernels`].
 //!
-//! A class of steps in which no row has an adapter is as if there were no sites. In the others a product is computed as it is
-//! there, so that a row without an adapter keeps its bits. `t = down x` is computed in front of it; our kernels of rows that
-//! decode add `scale up t` to their own sums, before a gate or a residual. What other products give is changed by one more
+//! A class of steps in which no row has an adapter is as if there were no sites. In the others a
+//! product is computed as it is there, so that a row without an adapter keeps its bits.
+//! `t = down x` is computed in front of it; our kernels of rows that decode add `scale up t` to
+//! their own sums, before a gate or a residual. What other products give is changed by one more
 //! launch; there a gate comes apart, since it needs both its operands as they are changed.
 
 use formats::{Error, Result};
@@ -61,7 +63,8 @@ impl Factor {
 /// The sites of a node: their factors lie together, and are multiplied together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::gpu) struct Group {
-    /// Places of the matrices among those of the node, with their sites. Of a gate both are here, with a site or without.
+    /// Places of the matrices among those of the node, with their sites. Of a gate both are here,
+    /// with a site or without.
     matrices: Vec<(usize, Option<usize>)>,
     /// Columns of each matrix; rows of a table.
     input: usize,
@@ -115,7 +118,8 @@ impl Group {
         to: &mut [u8],
     ) {
         let own = delta.rank;
-        // Rows of the factor, their columns and those that there is room for, and the row from which on it has its place.
+        // Rows of the factor, their columns and those that there is room for, and the row from
+        // which on it has its place.
         let (values, columns, room, from) = match factor {
             Factor::Down if self.gathers => (&delta.down, own, rank, 0),
             Factor::Down => (&delta.down, self.input, self.input, place * rank),
@@ -261,8 +265,8 @@ impl Room {
         self.count * all.iter().sum::<usize>()
     }
 
-    /// Bytes of each array that adapters work with in a class of so many rows: `t`; what products overwrite; rows by seat: where
-    /// each seat's begin, their order, blocks of them.
+    /// Bytes of each array that adapters work with in a class of so many rows: `t`; what products
+    /// overwrite; rows by seat: where each seat's begin, their order, blocks of them.
     pub(in crate::gpu) fn needs(&self, rows: usize) -> [usize; LOW] {
         if self.count == 0 {
             return [0; LOW];
@@ -278,7 +282,8 @@ impl Room {
 }
 
 impl Lowering {
-    /// What factors are multiplied as in prompts: rounded to bf16, which nothing overflows, where anything is rounded.
+    /// What factors are multiplied as in prompts: rounded to bf16, which nothing overflows, where
+    /// anything is rounded.
     fn low_operand(&self) -> Scalar {
         if self.exact() { Scalar::F32 } else { Scalar::BF16 }
     }
@@ -331,7 +336,8 @@ impl Recorder<'_> {
         self.up(group, operands, y, false)
     }
 
-    /// `t = down x` for the product in hand, whose kernel adds what becomes of it: what that is told, if it has sites.
+    /// `t = down x` for the product in hand, whose kernel adds what becomes of it: what that is
+    /// told, if it has sites.
     pub(super) fn sites(
         &mut self,
         x: TypedSlot,
@@ -455,7 +461,8 @@ impl Recorder<'_> {
         self.push(moe_gemm(types, Format::Dense(element), schedule), numbers, &bound)
     }
 
-    /// How `down x` of many rows is computed: each row's terms are added in one order, however many there are.
+    /// How `down x` of many rows is computed: each row's terms are added in one order, however many
+    /// there are.
     fn low_schedule(&self, rows: usize) -> gemm::Schedule {
         let machine = self.of.facts.machine();
         let machine = gemm::Machine { wgmma: false, small_groups: false, ..machine };
@@ -467,7 +474,8 @@ impl Recorder<'_> {
         gemm::Schedule::alike((rows as u32, ranks), self.of.low_operand(), format, machine)
     }
 
-    /// Rows in the order of their seats, in blocks of `block`: where each seat's begin, the order, the blocks.
+    /// Rows in the order of their seats, in blocks of `block`: where each seat's begin, the order,
+    /// the blocks.
     fn by_seat(&mut self, rows: usize, block: u32) -> Result<[Slot; 3]> {
         let count = self.of.adapters.count;
         let tiles = rows.div_ceil(block as usize) + count;

@@ -17,14 +17,15 @@ use crate::CacheType;
 pub(in crate::gpu) type Scratch = [usize; 3];
 
 /// Keys that a group takes at least, and parts of a row's keys at most, in steps of many sequences:
-/// these alone keep a GPU busy. Where prompts too are attended to row by row, parts are fewer, since
-/// each has working memory.
+/// these alone keep a GPU busy. Where prompts too are attended to row by row, parts are fewer,
+/// since each has working memory.
 const LEAST: u32 = 256;
 const PARTS: u32 = 16;
 const PARTS_OF_PROMPTS: u32 = 4;
 
 impl Lowering {
-    /// Whether rows of prompts are attended to in tiles: the matrix units take 16 elements at a time, of 16 bits.
+    /// Whether rows of prompts are attended to in tiles: the matrix units take 16 elements at a
+    /// time, of 16 bits.
     fn tiled(&self, op: &Attention) -> bool {
         !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
     }
@@ -40,8 +41,8 @@ impl Lowering {
         }
     }
 
-    /// Bytes of attention's working memory that any class of up to so many rows needs, so many of them where steps of many
-    /// sequences decode.
+    /// Bytes of attention's working memory that any class of up to so many rows needs, so many of
+    /// them where steps of many sequences decode.
     pub(in crate::gpu) fn scratch(&self, tokens: usize, decode: usize) -> Scratch {
         let mut most = [4; 3];
         for node in &self.program.nodes {

@@ -16,7 +16,8 @@ use tile::types::Scalar;
 
 use super::{FEW, Recorder, Slot, TypedSlot};
 
-/// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32, one for each pair.
+/// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32,
+/// one for each pair.
 struct Product {
     x: TypedSlot,
     y: Slot,
@@ -55,8 +56,9 @@ impl Recorder<'_> {
         self.push(kernel, numbers.clone(), &bound)?;
         let mut x = self.operand(node.inputs[0]);
         if op.weighs_inputs {
-            // Each row has one expert, and its own weight; where results lie later, weighed rows lie until they are read. Of one
-            // expert alone, the softmax is 1: what it gives is added as it is.
+            // Each row has one expert, and its own weight; where results lie later, weighed rows
+            // lie until they are read. Of one expert alone, the softmax is 1: what it gives is
+            // added as it is.
             let weighed = self.array(8, pairs * width);
             let sizes = Numbers::new().with("rows", rows as u32).with("width", width as u32);
             let of = [("x", x.slot), ("s", weights.clone()), ("y", weighed.clone())];

@@ -51,8 +51,8 @@ impl Turn {
 }
 
 impl Lowering {
-    /// How many rows the kernels of few rows take together, at most [`FEW`]: each product of the Program reads its matrices
-    /// once for so many.
+    /// How many rows the kernels of few rows take together, at most [`FEW`]: each product of the
+    /// Program reads its matrices once for so many.
     pub(super) fn together(&self) -> usize {
         let most = |node: &Node| {
             let product = node.op.product(node.weights.len())?;
@@ -65,7 +65,8 @@ impl Lowering {
         self.program.nodes.iter().filter_map(most).min().unwrap_or(FEW)
     }
 
-    /// How many rows go together where a row's bits must not depend on that, and how so many of them are shared.
+    /// How many rows go together where a row's bits must not depend on that, and how so many of
+    /// them are shared.
     fn alike(
         &self,
         formats: &[Format],
@@ -83,8 +84,9 @@ impl Lowering {
 }
 
 impl Recorder<'_> {
-    /// The launches of a product of few rows. Those of many sequences take turns where not all rows' activations fit shared
-    /// memory, and are shared so that a row's bits do not depend on how many there are.
+    /// The launches of a product of few rows. Those of many sequences take turns where not all
+    /// rows' activations fit shared memory, and are shared so that a row's bits do not depend on
+    /// how many there are.
     pub(super) fn turns(
         &self,
         formats: &[Format],
@@ -169,7 +171,8 @@ impl Recorder<'_> {
         Ok(taken && Tiling::pick(&job).is_some())
     }
 
-    /// Whether the kernel of a product adds what adapters add: one of rows that decode, with a residual or several results.
+    /// Whether the kernel of a product adds what adapters add: one of rows that decode, with a
+    /// residual or several results.
     pub(super) fn takes_sites(&self, node: &Node) -> Result<bool> {
         let (Op::Project(_) | Op::LinearAdd(_)) = node.op else { return Ok(false) };
         let Some(product) = node.op.product(node.weights.len()) else { return Ok(false) };
@@ -189,7 +192,8 @@ impl Recorder<'_> {
         Job { formats, out, rows, pair, shared, processors }
     }
 
-    /// Products of rows that decode together, which read each matrix once for many of them: see [`stream`].
+    /// Products of rows that decode together, which read each matrix once for many of them: see
+    /// [`stream`].
     #[allow(clippy::too_many_arguments, reason = "what a product is made of")]
     fn stream(
         &mut self,
@@ -249,8 +253,9 @@ impl Recorder<'_> {
         Ok(TypedSlot { slot: to, scalar: wide })
     }
 
-    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights are worth unpacking. In
-    /// steps of many sequences that must not follow from how many rows there are: prompts are its own, rows that decode ours.
+    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights
+    /// are worth unpacking. In steps of many sequences that must not follow from how many rows
+    /// there are: prompts are its own, rows that decode ours.
     fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
         let (format, out) = self.matrix(matrix.weight)?;
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
@@ -309,7 +314,8 @@ impl Recorder<'_> {
         self.gather(format, from, Slot::Numbers(rows), rows, width, to)
     }
 
-    /// An operand in the arena's scratch, of the type of products of many rows where there are many.
+    /// An operand in the arena's scratch, of the type of products of many rows where there are
+    /// many.
     pub(super) fn scratch(&self, i: usize, elements: usize) -> TypedSlot {
         let many = !self.narrow(self.key.tokens) && !self.of.exact();
         let scalar = if many { self.of.wide } else { Scalar::F32 };
@@ -317,7 +323,8 @@ impl Recorder<'_> {
         TypedSlot { slot: Slot::Arena(start..start + scalar.bytes() * elements), scalar }
     }
 
-    /// The rows of `x` as projections take them: normed where a norm is in front, which many rows need done first.
+    /// The rows of `x` as projections take them: normed where a norm is in front, which many rows
+    /// need done first.
     fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<TypedSlot> {
         let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
         let (rows, width) = (self.rows(x), self.width(x));
@@ -326,8 +333,8 @@ impl Recorder<'_> {
         Ok(y)
     }
 
-    /// The norm in front of products of few rows, and their rows: normed already where groups are small, each of which would
-    /// sum up the squares of whole rows for a few outputs.
+    /// The norm in front of products of few rows, and their rows: normed already where groups are
+    /// small, each of which would sum up the squares of whole rows for a few outputs.
     fn apart(
         &mut self,
         norm: Option<(f32, WeightId)>,

@@ -1,10 +1,11 @@
 //! Choosing tokens: what it works with, and its launches.
 //!
-//! A run of steps that feed each other has words, a history, biases and a mailbox of its own, its seat's; there are a few seats,
-//! so that sessions whose steps alternate need not be staged again each time. Everything else lasts for a step.
+//! A run of steps that feed each other has words, a history, biases and a mailbox of its own, its
+//! seat's; there are a few seats, so that sessions whose steps alternate need not be staged again
+//! each time. Everything else lasts for a step.
 //!
-//! Steps of many sequences choose for each row with logits: what a sequence has of its own is then a part of one array, and
-//! the word of its slot in another.
+//! Steps of many sequences choose for each row with logits: what a sequence has of its own is then
+//! a part of one array, and the word of its slot in another.
 
 use formats::Result;
 use ops::sample::kernels;
@@ -105,8 +106,8 @@ impl Recorder<'_> {
         self.push(kernels::take(), numbers, &bound)
     }
 
-    /// Chooses a token from the logits of one row, and makes it the next step's; or from each row's, for whichever steps
-    /// come.
+    /// Chooses a token from the logits of one row, and makes it the next step's; or from each
+    /// row's, for whichever steps come.
     pub(super) fn sample(&mut self, Samples { filters, seat }: Samples) -> Result<()> {
         let logits = self.of.program.results[0];
         let vocab = self.width(logits);

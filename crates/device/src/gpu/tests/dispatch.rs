@@ -1,4 +1,5 @@
-//! Steps as each way of dispatch gives them: the same answers, nothing allocated, and no slot written that is still wanted.
+//! Steps as each way of dispatch gives them: the same answers, nothing allocated, and no slot
+//! written that is still wanted.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +15,8 @@ thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: defers to the system allocator; the counter is no part of the contract, and allocates nothing itself.
+// SAFETY: defers to the system allocator; the counter is no part of the contract, and allocates
+// nothing itself.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
@@ -128,7 +130,8 @@ fn steps_allocate_nothing() {
                 }
             }
         };
-        // The first token that is chosen makes room for choosing, and steps bound before it are bound anew.
+        // The first token that is chosen makes room for choosing, and steps bound before it are
+        // bound anew.
         steps(0, 3);
         steps(3, 6);
         let (before, bound) = (COUNT.get(), backend.calls("bind"));
@@ -245,8 +248,8 @@ fn chains() -> [Options; 3] {
     ]
 }
 
-/// A step of a token of each of some sessions, which are also their blocks and slots: its number, position, token, and what
-/// came before.
+/// A step of a token of each of some sessions, which are also their blocks and slots: its number,
+/// position, token, and what came before.
 fn decode(
     executor: &mut GpuExecutor<Faulty>,
     chains: &[Options],

@@ -12,8 +12,8 @@ use super::lower::Lowering;
 /// Alignment of scratch and of results.
 const ALIGN: usize = 256;
 
-/// Types of all values: that of activations, or f32 for what has the shape of a weight and for what belongs to a row or a head as
-/// one number.
+/// Types of all values: that of activations, or f32 for what has the shape of a weight and for what
+/// belongs to a row or a head as one number.
 pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     let fixed = |v: &ops::Shape| matches!(v.rows, Rows::Fixed(_));
     let of = |v| if fixed(v) { Scalar::F32 } else { scalar };

@@ -1,7 +1,8 @@
 //! From the operations of a Program in training to launches.
 //!
-//! Products go to the vendor's library where there is one, operands are rounded and sizes are those of whole vectors; the rest go
-//! to `matmul`. Matrices that are packed, or of another type than activations, are unpacked before each product with them.
+//! Products go to the vendor's library where there is one, operands are rounded and sizes are those
+//! of whole vectors; the rest go to `matmul`. Matrices that are packed, or of another type than
+//! activations, are unpacked before each product with them.
 
 use std::ops::Range;
 
@@ -112,7 +113,8 @@ impl Lowering {
             .map_or(0, |end| end.next_multiple_of(ALIGN))
     }
 
-    /// Bytes of the largest matrix that is unpacked, and the most rows of one that is or that is rounded.
+    /// Bytes of the largest matrix that is unpacked, and the most rows of one that is or that is
+    /// rounded.
     pub(super) fn unpacked(&self) -> [usize; 2] {
         let mut most = [0; 2];
         for (id, (weight, format)) in self.program.weights.iter().zip(&self.formats).enumerate() {
@@ -428,7 +430,8 @@ impl Recorder<'_> {
         self.push(kernel, matmul::numbers([rows, columns, terms]), &bound)
     }
 
-    /// Whether a product is one for the vendor's library: of 16-bit operands, and whole vectors of each row that it reads.
+    /// Whether a product is one for the vendor's library: of 16-bit operands, and whole vectors of
+    /// each row that it reads.
     fn is_vendors(
         &self,
         [rows, columns, terms]: [usize; 3],
@@ -531,7 +534,8 @@ impl Recorder<'_> {
         self.push(norms::norm_backward(scalar, rms_norm::team(width), false), numbers, &bound)
     }
 
-    /// Losses, some rows at a time: products with the head become their own gradients, and are multiplied back.
+    /// Losses, some rows at a time: products with the head become their own gradients, and are
+    /// multiplied back.
     fn losses(&mut self, of: &CrossEntropy, node: &Node) -> Result<()> {
         let (x, head, scalar) = (node.inputs[0], node.weights[0], self.of.scalar);
         let (rows, width) = (self.count(x), self.width(x));

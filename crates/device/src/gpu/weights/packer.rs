@@ -6,7 +6,8 @@ use cpu_kernels::team::Team;
 use formats::{Encoding, NotFinite, Result};
 use ops::packed::{self, Layout};
 
-/// Bytes of the file that a worker takes at a time: what was looked through is in its cache when it is packed.
+/// Bytes of the file that a worker takes at a time: what was looked through is in its cache when it
+/// is packed.
 const PIECE: usize = 256 << 10;
 
 /// Bytes to be packed that one more thread is worth.
@@ -35,8 +36,9 @@ impl Packer {
         Ok(Packer { team: Team::new(cores.min(bytes.div_ceil(SHARE)))?, looks })
     }
 
-    /// Packs whole rows: `bytes` as the file has them to `packed`, which has room for just these. What it returns is the first
-    /// weight that is not finite, counted from the first row's first; `packed` then holds nothing.
+    /// Packs whole rows: `bytes` as the file has them to `packed`, which has room for just these.
+    /// What it returns is the first weight that is not finite, counted from the first row's first;
+    /// `packed` then holds nothing.
     ///
     /// # Errors
     /// As [`packed::pack_into`].

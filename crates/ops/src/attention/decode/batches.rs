@@ -1,5 +1,6 @@
-//! Keys and values on their way to the matrix unit: a simdgroup's batches in shared memory, as operands of 16 bits or as codes
-//! of q8_0 that the simdgroup turns into operands when their turn has come.
+//! Keys and values on their way to the matrix unit: a simdgroup's batches in shared memory, as
+//! operands of 16 bits or as codes of q8_0 that the simdgroup turns into operands when their turn
+//! has come.
 
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -27,7 +28,8 @@ pub(super) trait Batches: Copy {
     /// Where operands lie.
     fn operands(&self) -> Operands;
 
-    /// Begins to copy a batch, whose first key is in a slot, to a stage; zeros for keys that are not to be kept.
+    /// Begins to copy a batch, whose first key is in a slot, to a stage; zeros for keys that are
+    /// not to be kept.
     fn bring(
         &self,
         stage: Val<u32>,
@@ -38,7 +40,8 @@ pub(super) trait Batches: Copy {
         keep: impl Fn(Val<u32>) -> Val<bool>,
     );
 
-    /// Makes operands of a batch that has arrived and that no lane reads any more the former operands of: where they begin.
+    /// Makes operands of a batch that has arrived and that no lane reads any more the former
+    /// operands of: where they begin.
     fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32>;
 }
 
@@ -131,8 +134,8 @@ impl Batches for Numbers {
     }
 }
 
-/// Codes of q8_0. A lane turns those into operands that it brought itself. Scales come in pairs, 4 bytes: 64 must divide the
-/// elements of a head.
+/// Codes of q8_0. A lane turns those into operands that it brought itself. Scales come in pairs, 4
+/// bytes: 64 must divide the elements of a head.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {
     stored: [Stored; 2],

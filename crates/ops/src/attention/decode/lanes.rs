@@ -1,9 +1,10 @@
 //! Scores and mixtures by lanes: for any types, on any target.
 //!
-//! In a simdgroup, a team of lanes shares a key: each holds some elements of it, 16 bytes at a time. Four keys per team are
-//! read at once with their values. Their scores are summed over the team by exchanging halves, so that a quarter of the
-//! team's lanes ends with each key and the exponentials are computed once, not once per lane. Each team has a running
-//! softmax of its own; the teams of a simdgroup are merged at the end.
+//! In a simdgroup, a team of lanes shares a key: each holds some elements of it, 16 bytes at a
+//! time. Four keys per team are read at once with their values. Their scores are summed over the
+//! team by exchanging halves, so that a quarter of the team's lanes ends with each key and the
+//! exponentials are computed once, not once per lane. Each team has a running softmax of its own;
+//! the teams of a simdgroup are merged at the end.
 
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -43,8 +44,9 @@ impl Lanes {
     }
 }
 
-/// Simdgroups, keys that each takes at once, and the most heads that a group works for: registers hold a query and a sum
-/// for each head, and the keys, if these do not come through shared memory; shared memory a sum per simdgroup.
+/// Simdgroups, keys that each takes at once, and the most heads that a group works for: registers
+/// hold a query and a sum for each head, and the keys, if these do not come through shared memory;
+/// shared memory a sum per simdgroup.
 pub(super) fn plan(form: Form, bytes: u32, stages: u32) -> (u32, u32, u32) {
     let keys = AHEAD * 32 / Lanes::of(form, bytes).team;
     let heads = if stages > 0 { 8 } else { 4 };
@@ -59,7 +61,8 @@ struct Running {
     mixed: Regs<f32>,
 }
 
-/// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and values.
+/// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and
+/// values.
 pub(super) fn attend(
     form: Form,
     plan: Plan,
@@ -196,8 +199,8 @@ pub(super) fn attend(
     gather(plan, lanes, running)
 }
 
-/// Batches of keys and values on their way to the lanes that asked for them: a lane reads what it brought itself, so that
-/// nobody waits for others.
+/// Batches of keys and values on their way to the lanes that asked for them: a lane reads what it
+/// brought itself, so that nobody waits for others.
 #[derive(Clone, Copy)]
 struct Ring {
     /// `[stages, 2, AHEAD, vectors, THREADS, vector]`.
@@ -236,8 +239,9 @@ fn dot(a: &[Val<f32>], b: &[Val<f32>]) -> Val<f32> {
     a.iter().zip(b).fold(zero, |sum, (a, b)| a.fma(*b, sum))
 }
 
-/// Sums each of [`AHEAD`] values over a team; a lane gets value `lane / (team / AHEAD)`. Lanes exchange the halves that they
-/// are not to hold, which takes fewer exchanges than to sum each value everywhere.
+/// Sums each of [`AHEAD`] values over a team; a lane gets value `lane / (team / AHEAD)`. Lanes
+/// exchange the halves that they are not to hold, which takes fewer exchanges than to sum each
+/// value everywhere.
 #[track_caller]
 fn sum_over_team(mut values: Vec<Val<f32>>, lane: Val<u32>, team: u32) -> Val<f32> {
     let mut mask = team / 2;

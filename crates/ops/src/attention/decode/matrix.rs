@@ -1,10 +1,10 @@
-//! Scores and mixtures by the matrix unit: the query heads of a pack are the rows of a 16 x 16 tile, most of which are zeros.
-//! That wastes products, of which there are plenty, and spares instructions, of which lanes need too many: five times as many
-//! for four heads of 128 elements.
+//! Scores and mixtures by the matrix unit: the query heads of a pack are the rows of a 16 x 16
+//! tile, most of which are zeros. That wastes products, of which there are plenty, and spares
+//! instructions, of which lanes need too many: five times as many for four heads of 128 elements.
 //!
-//! A simdgroup brings its own keys and values to shared memory, a batch at a time, and waits for nobody else. The next batches
-//! are on their way while it multiplies one: memory answers after a microsecond, in which a processor must have asked for
-//! some 40 KB.
+//! A simdgroup brings its own keys and values to shared memory, a batch at a time, and waits for
+//! nobody else. The next batches are on their way while it multiplies one: memory answers after a
+//! microsecond, in which a processor must have asked for some 40 KB.
 
 use tile::dsl::*;
 use tile::instr::Unary;
@@ -23,12 +23,14 @@ pub(super) const HEADS: u32 = 16;
 /// Elements of a query that are copied at once.
 const CHUNK: u32 = 8;
 
-/// Bytes of shared memory that [`attend`] takes, `batches` of them for the batches of each simdgroup.
+/// Bytes of shared memory that [`attend`] takes, `batches` of them for the batches of each
+/// simdgroup.
 pub(super) fn bytes(head_dim: u32, simds: u32, batches: u32) -> u32 {
     simds * (batches + 4 * HEADS * (head_dim + 16)) + 2 * HEADS * (head_dim + PAD)
 }
 
-/// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and values.
+/// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and
+/// values.
 pub(super) fn attend<B: Batches>(
     plan: Plan,
     stages: u32,
@@ -57,7 +59,8 @@ pub(super) fn attend<B: Batches>(
         test(Order::lt(base, span.to)).then(bring).otherwise(copy_commit);
         copy_commit();
     };
-    // What a sequence gets in one step are its last positions, a row for each: what is older than that was there before.
+    // What a sequence gets in one step are its last positions, a row for each: what is older than
+    // that was there before.
     let old: Vec<(u32, Val<bool>)> = (0..stages)
         .map(|stage| (stage, Order::le(start + (stage * step + plan.keys) + groups(2), span.end)))
         .collect();
@@ -139,8 +142,8 @@ fn score(keys: Operands, from: Val<u32>, query: &[Frag]) -> Frag {
     if query.len() == 1 { sums[0] } else { sums[0] + sums[1] }
 }
 
-/// The running softmax of a simdgroup, in units of `outer`: maxima by head, sums spread over a tile, sums of values; and the
-/// scores of a batch.
+/// The running softmax of a simdgroup, in units of `outer`: maxima by head, sums spread over a
+/// tile, sums of values; and the scores of a batch.
 #[derive(Clone, Copy)]
 struct Running {
     top: Frags,
@@ -170,7 +173,8 @@ impl Running {
         let before = self.top.get(0);
         let top = before.max(all.reduce_rows(Reduce::Max));
         let shift = (top * Frag::rows(-outer)).across();
-        // The difference first: over nothing it is exactly 0, which a product rounded by itself would not give.
+        // The difference first: over nothing it is exactly 0, which a product rounded by itself
+        // would not give.
         let decay = ((before - top) * Frag::rows(outer)).map(Unary::Exp2).across();
         let mut sum = self.sum.get(0) * decay;
         for j in 0..columns {

@@ -1,9 +1,10 @@
-//! Kernels of attention among packed rows and of its gradients, for any type and head size: a simdgroup for each query row of a
-//! head, and for each key row of a key/value head.
+//! Kernels of attention among packed rows and of its gradients, for any type and head size: a
+//! simdgroup for each query row of a head, and for each key row of a key/value head.
 //!
-//! A lane has every 32nd key (or query) and computes its score by itself; then all lanes take turns over the 32, each with
-//! every 32nd element of a head. What a gradient adds up is added in one order by one simdgroup, without atomics: `dq` over
-//! the keys that a query sees, `dk` and `dv` over the query heads of the group, then over the queries that see the key.
+//! A lane has every 32nd key (or query) and computes its score by itself; then all lanes take turns
+//! over the 32, each with every 32nd element of a head. What a gradient adds up is added in one
+//! order by one simdgroup, without atomics: `dq` over the keys that a query sees, `dk` and `dv`
+//! over the query heads of the group, then over the queries that see the key.
 
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
@@ -177,8 +178,9 @@ fn lengths(form: Form, wide: &[&str], narrow: &[&str]) {
     require_lengths(&[("lse", dim("tokens") * heads())]);
 }
 
-/// Attends each row of `q` `[tokens, kv_heads * group, head_dim]` to the rows of its sequence up to itself; `first` has the first
-/// row of each row's sequence. `lse` is the logarithm of each softmax's denominator.
+/// Attends each row of `q` `[tokens, kv_heads * group, head_dim]` to the rows of its sequence up to
+/// itself; `first` has the first row of each row's sequence. `lse` is the logarithm of each
+/// softmax's denominator.
 #[kernel]
 pub fn attend(
     q: In<{ scalar }>,

@@ -1,10 +1,12 @@
-//! Gradients of attention among packed rows on the matrix units (Dao, FlashAttention-2, 2023), for operands of 16 bits and heads
-//! of a multiple of 16 elements. The forward pass is [`attention_packed`](crate::attention::prefill::attention_packed).
+//! Gradients of attention among packed rows on the matrix units (Dao, FlashAttention-2, 2023), for
+//! operands of 16 bits and heads of a multiple of 16 elements. The forward pass is
+//! [`attention_packed`](crate::attention::prefill::attention_packed).
 //!
-//! A threadgroup owns 64 rows of one head of one sequence, a simdgroup 16 of them: query rows for `dq`, key rows for `dk` and `dv`.
-//! Rows of the other side pass through shared memory, `STEP` at a time; scores are computed again and become weights and
-//! slopes in registers, which meet the other side as they are, rounded to its type. Key rows have the heads of their group
-//! one after another, so that everything is added up by one simdgroup in one order.
+//! A threadgroup owns 64 rows of one head of one sequence, a simdgroup 16 of them: query rows for
+//! `dq`, key rows for `dk` and `dv`. Rows of the other side pass through shared memory, `STEP` at a
+//! time; scores are computed again and become weights and slopes in registers, which meet the other
+//! side as they are, rounded to its type. Key rows have the heads of their group one after another,
+//! so that everything is added up by one simdgroup in one order.
 
 use tile::dsl::*;
 use tile::instr::Unary;
@@ -97,7 +99,8 @@ impl Staged {
         self.head_dim + PAD
     }
 
-    /// Brings rows from memory: `from` has the first element of row 0, `row` elements to the next; zeros from `left` on.
+    /// Brings rows from memory: `from` has the first element of row 0, `row` elements to the next;
+    /// zeros from `left` on.
     fn bring(self, count: u32, array: In, from: Val<u32>, row: Val<u32>, left: Val<u32>) {
         let of = |slab: u32, r: Val<u32>| from + (r + 16 * slab) * row;
         bring(
@@ -184,7 +187,8 @@ impl Scores {
         Scores { inner, outer, scale, cap: extras.cap, window: extras.window }
     }
 
-    /// `exp(score - lse)`, zero where a query does not see a key; and `f'` of the score. `base` is `lse` in powers of two.
+    /// `exp(score - lse)`, zero where a query does not see a key; and `f'` of the score. `base` is
+    /// `lse` in powers of two.
     fn weights(&self, products: Frag, base: Frag, seen: Frag) -> (Frag, Frag) {
         let (bounded, slope) = match self.cap {
             Some(_) => {

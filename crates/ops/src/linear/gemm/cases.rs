@@ -165,7 +165,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Products by warpgroups: ragged blocks, one and two of them, copied and converted operands, three stages and more.
+/// Products by warpgroups: ragged blocks, one and two of them, copied and converted operands, three
+/// stages and more.
 fn warpgroups() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
     let small = Schedule { bm: 64, bn: 32, simds_m: 4, stages: 3, ..Schedule::SQUARE };

@@ -1,8 +1,9 @@
-//! Products of blocks in shared memory: with the matrix unit for operands of 16 bits, by fused multiply-adds for f32.
+//! Products of blocks in shared memory: with the matrix unit for operands of 16 bits, by fused
+//! multiply-adds for f32.
 //!
-//! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the ends of steps too: a
-//! step's last fragments are in registers before its stage is given back, so that one barrier a step is enough. With one
-//! stage there are two, and other groups hide them.
+//! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the
+//! ends of steps too: a step's last fragments are in registers before its stage is given back, so
+//! that one barrier a step is enough. With one stage there are two, and other groups hide them.
 
 use super::stage::Ring;
 use super::warpgroup;
@@ -20,7 +21,8 @@ pub(crate) struct Results {
     pub(crate) values: Vec<Val<f32>>,
 }
 
-/// Records the product of a block: `finish` is given all results of the block, past the ends of matrices too.
+/// Records the product of a block: `finish` is given all results of the block, past the ends of
+/// matrices too.
 #[track_caller]
 pub(crate) fn product(ring: &Ring, finish: impl FnMut(Results)) {
     match ring.operand() {
@@ -30,7 +32,8 @@ pub(crate) fn product(ring: &Ring, finish: impl FnMut(Results)) {
     }
 }
 
-/// Writes neighbouring results to `y[row, col..]` of rows with `out` columns, as many as there are columns.
+/// Writes neighbouring results to `y[row, col..]` of rows with `out` columns, as many as there are
+/// columns.
 #[track_caller]
 pub(crate) fn store(y: Out, row: Val<u32>, col: Val<u32>, out: Val<u32>, values: &[Val<f32>]) {
     let values: Vec<Val<Raw>> = values.iter().map(|v| v.to(y.scalar())).collect();
@@ -145,8 +148,8 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
     spread(ring, sums, finish);
 }
 
-/// Hands out the sums of each simdgroup's part, row after row of fragments: through shared memory, so that a lane has
-/// neighbours of one row, and the parts of shared sums meet.
+/// Hands out the sums of each simdgroup's part, row after row of fragments: through shared memory,
+/// so that a lane has neighbours of one row, and the parts of shared sums meet.
 #[track_caller]
 pub(super) fn spread(ring: &Ring, sums: Frags, mut finish: impl FnMut(Results)) {
     let (s, part) = (ring.schedule, part(ring));
@@ -193,7 +196,8 @@ fn plain(ring: &Ring, mut finish: impl FnMut(Results)) {
     let s = ring.schedule;
     let (part, stride) = (part(ring), s.stride(ring.operand()));
     let (high, wide) = (part.rows / LANES.0, part.cols / LANES.1);
-    // A lane's rows and columns are apart, so that its neighbours read neighbouring rows of shared memory.
+    // A lane's rows and columns are apart, so that its neighbours read neighbouring rows of shared
+    // memory.
     let row = part.row + lane_id() / LANES.1;
     let col = part.col + lane_id() % LANES.1;
     let sums = Regs::<f32>::new(high * wide, 0.0);

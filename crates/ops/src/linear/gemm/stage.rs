@@ -1,8 +1,8 @@
 //! Operands on their way to shared memory: a ring of [`Schedule::stages`] steps.
 //!
-//! A [`Side`] is the block of `x` or of the weights. What memory holds as the product wants it is copied asynchronously,
-//! 16 bytes at a time. What must be converted goes through registers: read a step before it is stored, stored two steps
-//! before it is multiplied.
+//! A [`Side`] is the block of `x` or of the weights. What memory holds as the product wants it is
+//! copied asynchronously, 16 bytes at a time. What must be converted goes through registers: read a
+//! step before it is stored, stored two steps before it is multiplied.
 
 use super::Schedule;
 use crate::packed::{Format, Weights};
@@ -34,7 +34,8 @@ struct Line {
     exists: Val<bool>,
 }
 
-/// One operand's block, `[stages, count, stride]` in shared memory. Every thread moves one unit of each of some rows.
+/// One operand's block, `[stages, count, stride]` in shared memory. Every thread moves one unit of
+/// each of some rows.
 pub(crate) struct Side {
     pub(crate) shared: Shared,
     schedule: Schedule,
@@ -149,7 +150,8 @@ impl Side {
         matches!(self.source, Source::Copied(_))
     }
 
-    /// Runs `f` for each of this thread's rows, with the place in a stage that [`Side::spot`] takes.
+    /// Runs `f` for each of this thread's rows, with the place in a stage that [`Side::spot`]
+    /// takes.
     #[track_caller]
     fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Line, Val<u32>)) {
         let stride = self.schedule.stride(self.shared.scalar());
@@ -167,8 +169,9 @@ impl Side {
         }
     }
 
-    /// Where 16 bytes of this thread's unit lie, the `i`th, in a row at a place that [`Side::each`] gives. For warpgroups they
-    /// change places as [`tile::ir::swizzled`] says; a thread's rows are multiples of eight apart.
+    /// Where 16 bytes of this thread's unit lie, the `i`th, in a row at a place that [`Side::each`]
+    /// gives. For warpgroups they change places as [`tile::ir::swizzled`] says; a thread's rows are
+    /// multiples of eight apart.
     #[track_caller]
     fn spot(&self, to: Val<u32>, i: u32) -> Val<u32> {
         let lanes = 16 / self.shared.scalar().bytes() as u32;
@@ -198,7 +201,8 @@ impl Side {
         });
     }
 
-    /// Reads this thread's part of a step. Past the ends it reads what is there: nothing is made of it.
+    /// Reads this thread's part of a step. Past the ends it reads what is there: nothing is made of
+    /// it.
     #[track_caller]
     pub(crate) fn fetch(&self, step: Val<u32>) {
         let unit = self.at(step).min(self.width / self.unit - 1u32);
@@ -335,7 +339,8 @@ impl Ring {
         self.arrive(self.schedule.stages - 1);
     }
 
-    /// As [`Ring::start`], which has not waited for the kernel in front: asks for weights before it does.
+    /// As [`Ring::start`], which has not waited for the kernel in front: asks for weights before it
+    /// does.
     #[track_caller]
     pub(crate) fn start_early(&self) {
         for step in 0..self.schedule.stages {
@@ -368,7 +373,8 @@ impl Ring {
         self.arrive(0);
     }
 
-    /// After the last read of a step of one stage: puts the next in its place, and asks for the one after.
+    /// After the last read of a step of one stage: puts the next in its place, and asks for the one
+    /// after.
     #[track_caller]
     pub(super) fn replace(&self, step: Val<u32>) {
         barrier();

@@ -1,7 +1,9 @@
-//! Products of blocks by warpgroups: four simdgroups multiply 64 rows by all columns of a block, straight from shared memory.
+//! Products of blocks by warpgroups: four simdgroups multiply 64 rows by all columns of a block,
+//! straight from shared memory.
 //!
-//! A product begins while the one before is under way, so that the matrix unit waits for no barrier. When that one has ended
-//! its stage is filled anew, a whole ring ahead: how long copies may take decides the speed.
+//! A product begins while the one before is under way, so that the matrix unit waits for no
+//! barrier. When that one has ended its stage is filled anew, a whole ring ahead: how long copies
+//! may take decides the speed.
 
 use super::multiply::{EDGE, Results, spread};
 use super::stage::Ring;

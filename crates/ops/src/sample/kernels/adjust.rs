@@ -13,9 +13,10 @@ const THREADS: u32 = 256;
 /// Tokens of a thread.
 const EACH: u32 = PART / THREADS;
 
-/// From `logits` `[rows, vocab]` to `keys` of the same shape, with the `peaks` `[rows, ceil(vocab / PART), 2]` (key and
-/// token) of every part; `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token and the bits of its bias,
-/// which apply in their order; then the tokens of the row's window in `history` are penalised, each once.
+/// From `logits` `[rows, vocab]` to `keys` of the same shape, with the `peaks`
+/// `[rows, ceil(vocab / PART), 2]` (key and token) of every part; `bins` `[rows, BINS, PER_BIN]`
+/// become zero. `biases` holds pairs of a token and the bits of its bias, which apply in their
+/// order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
 pub fn adjust(
     logits: In<{ scalar }>,

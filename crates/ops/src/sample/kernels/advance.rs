@@ -24,18 +24,20 @@ const LEAST: f32 = -3.0e38;
 /// What a sum of weights, none of which is negative, becomes by a logit that is [`broken`].
 const SPOILT: f32 = -1.0e30;
 
-/// Whether a logit is NaN or infinity: by its bits, since a compiler may take all numbers for finite ones.
+/// Whether a logit is NaN or infinity: by its bits, since a compiler may take all numbers for
+/// finite ones.
 #[track_caller]
 fn broken(x: Val<f32>) -> Val<bool> {
     let (bits, infinity) = (x.bits::<u32>(), f32::INFINITY.to_bits());
     Order::gt(bits & 0x7fff_ffffu32, infinity) | Order::eq(bits, infinity)
 }
 
-/// Hands the `picked` token of every row on. For the next step: to `tokens`, `positions`, the position in `settings`, and the
-/// row's window in `history`, which keeps its latest `spans[row]` tokens (0: none is kept). For the host: token and the
-/// bits of its log-probability under `logits` `[rows, vocab]` as they came, to `mail` `[rows, NOTES, 2]` at the position
-/// modulo [`NOTES`], in one store; NaN if a logit is NaN or infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`) is zero before and
-/// after.
+/// Hands the `picked` token of every row on. For the next step: to `tokens`, `positions`, the
+/// position in `settings`, and the row's window in `history`, which keeps its latest `spans[row]`
+/// tokens (0: none is kept). For the host: token and the bits of its log-probability under `logits`
+/// `[rows, vocab]` as they came, to `mail` `[rows, NOTES, 2]` at the position modulo [`NOTES`], in
+/// one store; NaN if a logit is NaN or infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is
+/// scratch; `arrived` (`[rows]`) is zero before and after.
 #[kernel]
 pub fn advance(
     logits: In<f32>,
@@ -207,7 +209,8 @@ pub(crate) fn reference(
     Next { settings, history, logprob }
 }
 
-/// One row: vocabulary, token, tokens kept and how many there are, the position before, a change, and why.
+/// One row: vocabulary, token, tokens kept and how many there are, the position before, a change,
+/// and why.
 type Row = (usize, u32, u32, u32, u64, fn(&mut [f32]), &'static str);
 
 const ROWS: [Row; 11] = [

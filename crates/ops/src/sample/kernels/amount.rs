@@ -83,7 +83,8 @@ impl Scan {
         Scan { simds, sums: Shared::named("simds", simds * PER_BIN) }
     }
 
-    /// What the threads before this one have, and what all have. All threads take part, at any time.
+    /// What the threads before this one have, and what all have. All threads take part, at any
+    /// time.
     #[track_caller]
     pub(super) fn before(self, own: Amount) -> (Amount, Amount) {
         let upto = own.simd_prefix();

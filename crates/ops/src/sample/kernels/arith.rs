@@ -1,6 +1,7 @@
 //! What the kernels compute with: logits as ordered whole numbers, weights, 64-bit sums, Philox.
 //!
-//! Everything mirrors the chain on the CPU, bit for bit: [`super::super::wide`] and [`super::super::philox`].
+//! Everything mirrors the chain on the CPU, bit for bit: [`super::super::wide`] and
+//! [`super::super::philox`].
 
 use tile::dsl::*;
 
@@ -157,7 +158,8 @@ impl WideVar {
     }
 }
 
-/// Ten rounds of Philox4x32 on the counter `[position, 0, 0]` under the key `seed`; the first two words.
+/// Ten rounds of Philox4x32 on the counter `[position, 0, 0]` under the key `seed`; the first two
+/// words.
 #[track_caller]
 pub(super) fn random(seed: Wide, position: Wide) -> Wide {
     let zero = 0u32.val();

@@ -44,8 +44,8 @@ struct Ranked {
     weight: u64,
 }
 
-/// What top-k and top-p leave last, by sorting: as much of its rank and then of its id as tells it from all others, digit by
-/// digit, and ones; zeros where there are no tokens.
+/// What top-k and top-p leave last, by sorting: as much of its rank and then of its id as tells it
+/// from all others, digit by digit, and ones; zeros where there are no tokens.
 fn last_kept(mut tokens: Vec<Ranked>, options: &Options) -> [u32; 2] {
     tokens.sort_by_key(|t| (t.rank, t.token));
     let all = tokens.clone();
@@ -187,7 +187,8 @@ impl Trial {
         }
     }
 
-    /// A case of a kernel that reads the keys, their peaks and the settings, and has these buffers besides.
+    /// A case of a kernel that reads the keys, their peaks and the settings, and has these buffers
+    /// besides.
     fn of_keys(
         &self,
         kernel: Recipe,
@@ -279,7 +280,8 @@ const CHANGES: [Change; 7] = [
     (|x| x[x.len() / 2] = f32::INFINITY, "an infinite one"),
 ];
 
-/// Trials of all options: every kind of row at 31 and 1000 tokens, noise at the sizes between which kernels change their way.
+/// Trials of all options: every kind of row at 31 and 1000 tokens, noise at the sizes between which
+/// kernels change their way.
 fn trials(scalar: Scalar) -> Vec<(Trial, &'static str)> {
     let trial = |vocab: usize, (change, why): Change| {
         let all = options(vocab);
@@ -371,7 +373,8 @@ fn bench() -> [(Trial, &'static str); 3] {
     })
 }
 
-/// The case of one row as benchmarks, of it and of 128 alike, that must move so many bytes per token of the vocabulary.
+/// The case of one row as benchmarks, of it and of 128 alike, that must move so many bytes per
+/// token of the vocabulary.
 fn timed(case: Case, bytes: usize) -> Vec<Bench> {
     let bench = |rows: usize| {
         let many = |buffer: &Buffer| {

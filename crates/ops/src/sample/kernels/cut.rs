@@ -60,7 +60,8 @@ impl Team {
         Scanned { first, before, total }
     }
 
-    /// Finds the bin with which `wanted` is reached, where `base` lies before all of them; ends with a barrier.
+    /// Finds the bin with which `wanted` is reached, where `base` lies before all of them; ends
+    /// with a barrier.
     #[track_caller]
     fn find(self, scanned: &Scanned, base: Amount, wanted: Wide, by_count: Val<bool>) {
         for (bin, pair) in (0u32..).zip(scanned.before.windows(2)) {
@@ -83,9 +84,10 @@ struct Cut {
     token: Var<u32>,
 }
 
-/// The rank and the id of the last token that top-k and top-p keep, to `cuts` `[rows, 2]`, for rows that have such a filter
-/// and a possible token; the others are left alone. `keys`, `peaks` and `bins` are from [`super::adjust`] and
-/// [`super::weigh`]; `list` is scratch of twice the size of the keys; `settings` are [`super::settings`].
+/// The rank and the id of the last token that top-k and top-p keep, to `cuts` `[rows, 2]`, for rows
+/// that have such a filter and a possible token; the others are left alone. `keys`, `peaks` and
+/// `bins` are from [`super::adjust`] and [`super::weigh`]; `list` is scratch of twice the size of
+/// the keys; `settings` are [`super::settings`].
 #[kernel]
 pub fn cut(
     keys: In<u32>,

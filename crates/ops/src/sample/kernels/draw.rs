@@ -14,11 +14,13 @@ const THREADS: u32 = 256;
 /// Tokens of a thread.
 const EACH: u32 = PART / THREADS;
 
-/// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`] have left. `totals`
-/// `[rows, ceil(vocab / PART), 2]` is scratch; `arrived` (`[rows]`) is zero before and after.
+/// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
+/// have left. `totals` `[rows, ceil(vocab / PART), 2]` is scratch; `arrived` (`[rows]`) is zero
+/// before and after.
 ///
-/// Every group sums the weights that are kept in its part. The one that is done last finds the first token, in order of ids,
-/// up to which they are more than the random share of their sum: its part, then the token.
+/// Every group sums the weights that are kept in its part. The one that is done last finds the
+/// first token, in order of ids, up to which they are more than the random share of their sum: its
+/// part, then the token.
 #[kernel]
 pub fn draw(
     keys: In<u32>,
@@ -137,7 +139,8 @@ struct Search {
 }
 
 impl Search {
-    /// Goes on among the items of one thread, of which each has as many as it takes; `left` is made of the sum of all.
+    /// Goes on among the items of one thread, of which each has as many as it takes; `left` is made
+    /// of the sum of all.
     #[track_caller]
     fn narrow(self, weight: &impl Fn(Val<u32>) -> Wide, left: impl FnOnce(Wide) -> Wide) {
         let each = (self.size.get() + (THREADS - 1)) / THREADS;

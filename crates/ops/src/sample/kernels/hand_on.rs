@@ -1,5 +1,5 @@
-//! Tokens that go from one step to the next on the device, where rows belong to slots and any of them may be in either
-//! step: [`take`] in front of a step, [`hand_on`] behind it.
+//! Tokens that go from one step to the next on the device, where rows belong to slots and any of
+//! them may be in either step: [`take`] in front of a step, [`hand_on`] behind it.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, noise};
 use tile::dsl::*;
@@ -19,7 +19,8 @@ pub const NONE: u32 = u32::MAX;
 /// In the place of a token: what the row's slot chose last.
 pub const CHOSEN: u32 = u32::MAX;
 
-/// Replaces each of `tokens` `[rows]` that is [`CHOSEN`] by what its slot chose last: `latest[slots[row]]`.
+/// Replaces each of `tokens` `[rows]` that is [`CHOSEN`] by what its slot chose last:
+/// `latest[slots[row]]`.
 #[kernel]
 pub fn take(slots: In<u32>, latest: In<u32>, tokens: InOut<u32>) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], FEW_THREADS);
@@ -33,11 +34,12 @@ pub fn take(slots: In<u32>, latest: In<u32>, tokens: InOut<u32>) {
     }
 }
 
-/// Hands the `picked` token of every row on, to where `targets` `[rows, TARGETS]` says: to its slot in `latest`, for the next
-/// step's [`take`]; to a place in `history`; and, with the bits of its log-probability under `logits` `[rows, vocab]` as they
-/// came, to a place in `mail` `[notes, 2]`, in one store. The log-probability is NaN if a logit is NaN or infinity. A target
-/// that is [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`) is zero before and
-/// after.
+/// Hands the `picked` token of every row on, to where `targets` `[rows, TARGETS]` says: to its slot
+/// in `latest`, for the next step's [`take`]; to a place in `history`; and, with the bits of its
+/// log-probability under `logits` `[rows, vocab]` as they came, to a place in `mail` `[notes, 2]`,
+/// in one store. The log-probability is NaN if a logit is NaN or infinity. A target that is
+/// [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`)
+/// is zero before and after.
 #[kernel]
 pub fn hand_on(
     logits: In<f32>,

@@ -12,7 +12,8 @@ fn kernels_agree_with_the_chain() {
     crate::trial::check(KERNELS);
 }
 
-/// Random words, fractions and weights, a thread each: `[seed, position, total, share]` in pairs, then a logit.
+/// Random words, fractions and weights, a thread each: `[seed, position, total, share]` in pairs,
+/// then a logit.
 #[kernel]
 fn pieces(x: In<u32>, y: Out<u32>) {
     launch(tile::launch::Mode::Element, [dim("n").ceil_div(32u32), fixed(1), fixed(1)], 32);

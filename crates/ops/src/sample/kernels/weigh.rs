@@ -18,8 +18,9 @@ pub(super) fn bin_of(key: Val<u32>) -> Val<u32> {
     !key >> 21u32
 }
 
-/// Adds to `bins` `[rows, BINS, PER_BIN]`, which [`super::adjust`] has cleared, every token that weighs anything: how many
-/// there are and their weight. Rows without top-k and top-p are left alone.
+/// Adds to `bins` `[rows, BINS, PER_BIN]`, which [`super::adjust`] has cleared, every token that
+/// weighs anything: how many there are and their weight. Rows without top-k and top-p are left
+/// alone.
 #[kernel]
 pub fn weigh(
     keys: In<u32>,

@@ -5,8 +5,9 @@ use crate::ir::{Access, Array, AtomicOp, Hint, ParamKind, Place, Value};
 use crate::types::{Scalar, Type};
 
 impl Operands<'_> {
-    /// From registers one element; from memory a scalar or a vector. Hints are for buffers, and `stream` only for one
-    /// that the kernel does not write, since it may be read around the cache that holds the write.
+    /// From registers one element; from memory a scalar or a vector. Hints are for buffers, and
+    /// `stream` only for one that the kernel does not write, since it may be read around the cache
+    /// that holds the write.
     pub(super) fn load(&self, place: Place, index: Value, lanes: u8, hint: Hint) -> Computed {
         let element = self.element(place, index)?;
         let register = matches!(place, Place::Register(_));
@@ -41,7 +42,8 @@ impl Operands<'_> {
         }
     }
 
-    /// u32 and i32 in buffers and shared arrays; f32 is only added, and only in buffers: what every target has.
+    /// u32 and i32 in buffers and shared arrays; f32 is only added, and only in buffers: what every
+    /// target has.
     pub(super) fn atomic(
         &self,
         op: AtomicOp,
@@ -98,8 +100,9 @@ impl Operands<'_> {
         Ok(None)
     }
 
-    /// The element type of an array that the kernel has, at an index of u32. A literal index lies in the array, and that
-    /// of tiles in registers is a literal: which registers hold a tile cannot be computed.
+    /// The element type of an array that the kernel has, at an index of u32. A literal index lies
+    /// in the array, and that of tiles in registers is a literal: which registers hold a tile
+    /// cannot be computed.
     pub(super) fn element(&self, place: Place, index: Value) -> Result<Type, String> {
         let missing = |what: &str, i: u32| format!("there is no {what} number {i}");
         let literal = self.literal(index);

@@ -5,7 +5,8 @@ use crate::ir::{Array, Place, ROW, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 
 impl Operands<'_> {
-    /// An accumulator or a row from one scalar, or an accumulator from the row of its size; of one element type.
+    /// An accumulator or a row from one scalar, or an accumulator from the row of its size; of one
+    /// element type.
     pub(super) fn splat(&self, ty: Type, value: Value) -> Computed {
         let to = role(ty, &[Role::C, Role::Row])?;
         let row = Tile::sized(to.scalar, Role::Row, to.rows);
@@ -16,7 +17,8 @@ impl Operands<'_> {
         }
     }
 
-    /// An operand of a product, or an f32 accumulator, from a buffer or shared array of its element type.
+    /// An operand of a product, or an f32 accumulator, from a buffer or shared array of its element
+    /// type.
     pub(super) fn tile_load(
         &self,
         ty: Type,
@@ -81,8 +83,9 @@ impl Operands<'_> {
         Ok(Some(sum.into()))
     }
 
-    /// At most sixteen registers of f32 accumulators; f16 by f16 or bf16 by bf16 in shared arrays, both at multiples of 1024 bytes
-    /// and of whole kilobytes, the blocks too. Threads in whole warpgroups.
+    /// At most sixteen registers of f32 accumulators; f16 by f16 or bf16 by bf16 in shared arrays,
+    /// both at multiples of 1024 bytes and of whole kilobytes, the blocks too. Threads in whole
+    /// warpgroups.
     pub(super) fn wgmma(
         &self,
         sum: Place,
@@ -169,7 +172,8 @@ impl Operands<'_> {
         Ok(Some(ty))
     }
 
-    /// Memory of the tile's element type, which registers are not, at an index and with a stride of u32.
+    /// Memory of the tile's element type, which registers are not, at an index and with a stride of
+    /// u32.
     fn tile_memory(
         &self,
         tile: Tile,

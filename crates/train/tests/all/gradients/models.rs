@@ -1,4 +1,5 @@
-//! Whole tiny models against what PyTorch computes through Transformers and PEFT: `tests/reference/gradients.py`.
+//! Whole tiny models against what PyTorch computes through Transformers and PEFT:
+//! `tests/reference/gradients.py`.
 
 use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
 use delft_train::{Batch, Hardware, LoraOptions, Model, Parameter, Preference, Tuned};
@@ -305,7 +306,8 @@ fn gradients_add_up_over_batches() {
     }
 }
 
-/// Matrices stay as they are stored; their transposes are in bf16, and products round activations to bytes.
+/// Matrices stay as they are stored; their transposes are in bf16, and products round activations
+/// to bytes.
 #[test]
 fn quantised_models_have_the_gradients_of_what_they_decode_to() {
     for (twin, bound) in [

@@ -37,7 +37,8 @@ impl Built {
 
     fn weight(&mut self, shape: &[usize]) -> WeightId {
         let id = WeightId(self.program.weights.len());
-        // Seeds that differ make weights that differ, and two are one weight only if their recipes are equal.
+        // Seeds that differ make weights that differ, and two are one weight only if their recipes
+        // are equal.
         let source =
             Source::Normal { shape: shape.to_vec(), deviation: 0.7, seed: id.0 as u64 + 1 };
         let (name, shape) = (format!("weight.{}", id.0), shape.to_vec());
@@ -109,7 +110,8 @@ fn sum(program: &Program, weights: &[Vec<f32>]) -> f64 {
     values[program.results[0].0].iter().map(|v| f64::from(*v)).sum()
 }
 
-/// Every gradient along a direction against the difference of losses along it, and the CPU's against the references'.
+/// Every gradient along a direction against the difference of losses along it, and the CPU's
+/// against the references'.
 fn prove(name: &str, program: &Program) {
     prove_but(name, program, &[]);
 }
