@@ -42,8 +42,11 @@ use tile::dsl::*;
 use super::Options;
 use arith::Wide;
 
-/// Tokens of a row per group of [`adjust`], [`weigh`] and [`draw`].
+/// Tokens of a row per group of [`adjust`], which notes the greatest of them.
 pub const PART: u32 = 1024;
+/// Tokens of a row per group of [`weigh`] and [`draw`], each of which looks through the peaks of
+/// all parts first.
+pub const BLOCK: u32 = 4 * PART;
 /// Bins of the histogram of [`weigh`], for the upper bits of a key.
 pub const BINS: u32 = 2048;
 /// Numbers per bin: how many tokens, and the upper and lower half of their weight.

@@ -6,7 +6,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::arith::IMPOSSIBLE;
-use super::{BINS, PART, PER_BIN, Schedule, settings};
+use super::{BINS, BLOCK, PART, PER_BIN, Schedule, settings};
 use crate::sample::wide::weight;
 use crate::sample::{Options, Sampler, share_of};
 
@@ -221,8 +221,9 @@ impl Trial {
     }
 
     pub(super) fn draw(&self, label: &str) -> Case {
-        let totals = Trial::zeros(self.peaks.len());
-        let [arrived, tokens] = [self.rows; 2].map(Trial::zeros);
+        let totals = Trial::zeros(2 * self.rows * self.vocab.div_ceil(BLOCK as usize));
+        let arrived = Trial::zeros(self.rows);
+        let tokens = Buffer::words(&vec![7; self.rows]);
         let more = vec![Buffer::words(&self.cuts), totals, arrived, tokens];
         let none = vec![0; self.rows];
         self.of_keys(super::draw(), label, more, vec![(5, &none), (6, &self.tokens)])
@@ -292,7 +293,8 @@ fn trials(scalar: Scalar) -> Vec<(Trial, &'static str)> {
         let history: Vec<u32> = (0..90).map(|i| (i * i + 3) % 57).collect();
         (Trial::new(scalar, vocab, &logits, &history, &all, 100), why)
     };
-    let mut found: Vec<_> = [1, 2, 1025].iter().map(|&vocab| trial(vocab, CHANGES[0])).collect();
+    let mut found: Vec<_> =
+        [1, 2, 1025, 4097].iter().map(|&vocab| trial(vocab, CHANGES[0])).collect();
     found.extend(CHANGES.iter().map(|&change| trial(31, change)));
     found.extend(CHANGES[..5].iter().map(|&change| trial(1000, change)));
     found
@@ -315,10 +317,11 @@ fn large() -> Trial {
     )
 }
 
-/// A row of more parts than [`super::draw`] has threads.
+/// A row of more blocks than [`super::draw`] has threads.
 fn crowded() -> Trial {
-    let logits = noise(6, 300_000);
-    Trial::new(Scalar::F32, 300_000, &logits, &[], &[Options { seed: 4, ..Options::default() }], 7)
+    let vocab = 257 * BLOCK as usize;
+    let logits = noise(6, vocab);
+    Trial::new(Scalar::F32, vocab, &logits, &[], &[Options { seed: 4, ..Options::default() }], 7)
 }
 
 pub(super) fn adjust() -> Vec<Case> {
@@ -346,7 +349,7 @@ pub(super) fn draw() -> Vec<Case> {
     let mut all: Vec<Case> =
         trials(Scalar::F32).iter().map(|(trial, why)| trial.draw(why)).collect();
     all.push(large().draw("a large vocabulary"));
-    all.push(crowded().draw("more parts than threads"));
+    all.push(crowded().draw("more blocks than threads"));
     all
 }
 

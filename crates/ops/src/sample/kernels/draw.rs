@@ -5,22 +5,22 @@ use tile::ir::AtomicOp;
 use tile::launch::{Mode, Requirement};
 
 use super::amount::{Amount, Scan};
-use super::arith::{IMPOSSIBLE, Wide, WideVar, weight_of};
-use super::{MOST_TOKENS, PART, Row, SETTINGS, row_peak};
+use super::arith::{IMPOSSIBLE, Wide, WideVar, weighs, weight_of};
+use super::{BLOCK, MOST_TOKENS, PART, Row, SETTINGS, row_peak};
 use crate::sweep::{begin, require_lengths, when};
 
 /// Threads of a group.
 const THREADS: u32 = 256;
 /// Tokens of a thread.
-const EACH: u32 = PART / THREADS;
+const EACH: u32 = BLOCK / THREADS;
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
-/// have left. `totals` `[rows, ceil(vocab / PART), 2]` is scratch; `arrived` (`[rows]`) is zero
+/// have left. `totals` `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero
 /// before and after.
 ///
-/// Every group sums the weights that are kept in its part. The one that is done last finds the
+/// Every group sums the weights that are kept in its block. The one that is done last finds the
 /// first token, in order of ids, up to which they are more than the random share of their sum: its
-/// part, then the token.
+/// block, then the token. Rows that take the greatest logit need its place alone.
 #[kernel]
 pub fn draw(
     keys: In<u32>,
@@ -32,13 +32,13 @@ pub fn draw(
     tokens: Out<u32>,
     vocab: Const<u32>,
 ) {
-    launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
+    launch(Mode::Row, [dim("vocab").ceil_div(BLOCK), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("settings", dim("rows") * SETTINGS),
         ("cuts", dim("rows") * 2u32),
-        ("totals", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
+        ("totals", dim("rows") * dim("vocab").ceil_div(BLOCK) * 2u32),
         ("arrived", dim("rows")),
         ("tokens", dim("rows")),
     ]);
@@ -49,78 +49,88 @@ pub fn draw(
     begin();
     let row = group_id_of(1);
     let settings = Row::new(settings, row);
-    let first = group_id() * PART;
-    let own: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS + thread_id()).collect();
-    let loaded: Vec<Val<u32>> =
-        own.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
-    let (top, greatest) = row_peak(peaks, row, groups(0));
-    let answer = Shared::<u32>::named("answer", 3);
-    if thread_id() == 0 {
-        answer[0u32] = top;
-        answer[1u32] = greatest;
-    }
-    barrier();
-    let top = answer[0u32];
-    let possible = Order::gt(top, IMPOSSIBLE);
-    if !possible | !settings.draws() {
-        if Order::eq(thread_id(), 0u32) & Order::eq(group_id(), 0u32) {
-            tokens[row] = select(possible, answer[1u32], 0u32);
+    let parts = (vocab + (PART - 1)) / PART;
+    if !settings.draws() {
+        if group_id() == 0 {
+            let (top, greatest) = row_peak(peaks, row, parts);
+            if thread_id() == 0 {
+                tokens[row] = select(Order::gt(top, IMPOSSIBLE), greatest, 0u32);
+            }
         }
     } else {
-        let (rank, token) = (Var::new(u32::MAX), Var::new(u32::MAX));
-        if settings.filters() {
-            let cut = cuts.get_vec(row * 2, 2, tile::ir::Hint::None);
-            rank.set(cut[0]);
-            token.set(cut[1]);
-        }
-        let kept = |key: Val<u32>, of: Val<u32>| {
-            let weight = weight_of(key, top, settings.per_temperature());
-            let tie = Order::eq(!key, rank.get()) & Order::le(of, token.get());
-            let kept =
-                (Order::lt(!key, rank.get()) | tie) & Order::ge(weight, settings.least_weight());
-            Wide::from(select(kept, weight, 0u32))
-        };
-        let inside = own
-            .iter()
-            .zip(&loaded)
-            .map(|(&i, &key)| Wide::choose(Order::lt(i, vocab), kept(key, i), Wide::from(0u32)));
-        let sum = inside.reduce(Wide::plus).expect("a thread has tokens");
-        let scan = Scan::new(THREADS);
-        let (_, part) = scan.before(Amount::weighing(sum));
+        let first = group_id() * BLOCK + thread_id();
+        let own: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS).collect();
+        let loaded: Vec<Val<u32>> =
+            own.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
+        let (top, _) = row_peak(peaks, row, parts);
+        let answer = Shared::<u32>::named("answer", 2);
         if thread_id() == 0 {
-            let at = (row * groups(0) + group_id()) * 2;
-            totals.set_vec(at, &[part.weight.high, part.weight.low]);
-            fence();
-            answer[2u32] = arrived.atomic(AtomicOp::Add, row, 1u32);
-            fence();
+            answer[0u32] = top;
         }
         barrier();
-        if answer[2u32] == groups(0) - 1 {
-            let search = Search {
-                scan,
-                next: Shared::named("next", 3),
-                first: Var::new(0u32),
-                size: Var::new(groups(0)),
-                left: WideVar::new(Wide::from(0u32)),
-            };
-            let total = |part: Val<u32>| {
-                let pair = totals.get_vec((row * groups(0) + part) * 2, 2, tile::ir::Hint::None);
-                Wide { high: pair[0], low: pair[1] }
-            };
-            search.narrow(&total, |all| all.fraction(settings.random()));
-            // More parts than threads: those of the thread that was found.
-            if search.size.get() > 1 {
-                search.narrow(&total, |_| search.left.get());
+        let top = answer[0u32];
+        if top <= IMPOSSIBLE {
+            if Order::eq(thread_id(), 0u32) & Order::eq(group_id(), 0u32) {
+                tokens[row] = 0;
             }
-            let first = search.first.get() * PART;
-            search.first.set(first);
-            search.size.set((vocab - first).min(PART));
-            let weight = |token: Val<u32>| kept(keys[row * vocab + token], token);
-            search.narrow(&weight, |_| search.left.get());
-            search.narrow(&weight, |_| search.left.get());
+        } else {
+            let (rank, token) = (Var::new(u32::MAX), Var::new(u32::MAX));
+            if settings.filters() {
+                let cut = cuts.get_vec(row * 2, 2, tile::ir::Hint::None);
+                rank.set(cut[0]);
+                token.set(cut[1]);
+            }
+            let kept = |key: Val<u32>, of: Val<u32>| {
+                let weight = weight_of(key, top, settings.per_temperature());
+                let tie = Order::eq(!key, rank.get()) & Order::le(of, token.get());
+                let kept = (Order::lt(!key, rank.get()) | tie)
+                    & Order::ge(weight, settings.least_weight());
+                Wide::from(select(kept, weight, 0u32))
+            };
+            let sum = WideVar::new(Wide::from(0u32));
+            for (i, key) in own.into_iter().zip(loaded) {
+                // Most simdgroups have nothing of weight, and pass on.
+                let seen = weighs(key, top, settings.per_temperature());
+                when(Order::lt(i, vocab) & seen, || sum.set(sum.get().plus(kept(key, i))));
+            }
+            let scan = Scan::new(THREADS);
+            let (_, block) = scan.before(Amount::weighing(sum.get()));
             if thread_id() == 0 {
-                tokens[row] = search.first.get();
-                arrived[row] = 0;
+                let at = (row * groups(0) + group_id()) * 2;
+                totals.set_vec(at, &[block.weight.high, block.weight.low]);
+                fence();
+                answer[1u32] = arrived.atomic(AtomicOp::Add, row, 1u32);
+                fence();
+            }
+            barrier();
+            if answer[1u32] == groups(0) - 1 {
+                let search = Search {
+                    scan,
+                    next: Shared::named("next", 3),
+                    first: Var::new(0u32),
+                    size: Var::new(groups(0)),
+                    left: WideVar::new(Wide::from(0u32)),
+                };
+                let total = |block: Val<u32>| {
+                    let pair =
+                        totals.get_vec((row * groups(0) + block) * 2, 2, tile::ir::Hint::None);
+                    Wide { high: pair[0], low: pair[1] }
+                };
+                search.narrow(&total, |all| all.fraction(settings.random()));
+                // More blocks than threads: those of the thread that was found.
+                if search.size.get() > 1 {
+                    search.narrow(&total, |_| search.left.get());
+                }
+                let first = search.first.get() * BLOCK;
+                search.first.set(first);
+                search.size.set((vocab - first).min(BLOCK));
+                let weight = |token: Val<u32>| kept(keys[row * vocab + token], token);
+                search.narrow(&weight, |_| search.left.get());
+                search.narrow(&weight, |_| search.left.get());
+                if thread_id() == 0 {
+                    tokens[row] = search.first.get();
+                    arrived[row] = 0;
+                }
             }
         }
     }

@@ -3,14 +3,14 @@
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
-use super::arith::{IMPOSSIBLE, Wide, weight_of};
-use super::{BINS, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
+use super::arith::{IMPOSSIBLE, Wide, weighs, weight_of};
+use super::{BINS, BLOCK, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
 use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group.
 const THREADS: u32 = 256;
 /// Tokens of a thread.
-const EACH: u32 = PART / THREADS;
+const EACH: u32 = BLOCK / THREADS;
 
 /// The bin of a key, the greatest keys first.
 #[track_caller]
@@ -29,7 +29,7 @@ pub fn weigh(
     bins: InOut<u32>,
     vocab: Const<u32>,
 ) {
-    launch(Mode::Row, [dim("vocab").ceil_div(PART), dim("rows"), fixed(1)], THREADS);
+    launch(Mode::Row, [dim("vocab").ceil_div(BLOCK), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
@@ -43,21 +43,23 @@ pub fn weigh(
     let settings = Row::new(settings, row);
     let own = Shared::<u32>::named("own", BINS * PER_BIN);
     if settings.filters() {
-        let first = group_id() * PART + thread_id();
+        let first = group_id() * BLOCK + thread_id();
         let at: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS).collect();
         let loaded: Vec<Val<u32>> =
             at.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
-        let (top, _) = row_peak(peaks, row, groups(0));
+        let (top, _) = row_peak(peaks, row, (vocab + (PART - 1)) / PART);
         for i in strided(BINS * PER_BIN) {
             own[i] = 0;
         }
         barrier();
         for (i, key) in at.into_iter().zip(loaded) {
-            let weight = weight_of(key, top, settings.per_temperature());
             // Of a row without a possible token even the greatest weighs nothing.
             let counts = Order::lt(i, vocab) & Order::gt(top, IMPOSSIBLE);
-            if counts & Order::gt(weight, 0u32) {
-                add_to(own, bin_of(key), 1u32.val(), Wide::from(weight));
+            if counts & weighs(key, top, settings.per_temperature()) {
+                let weight = weight_of(key, top, settings.per_temperature());
+                if weight > 0 {
+                    add_to(own, bin_of(key), 1u32.val(), Wide::from(weight));
+                }
             }
         }
         barrier();
