@@ -137,6 +137,27 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
     }
 }
 
+/// Mixtures of experts, too: with biases, beside a state, and of packed matrices.
+#[test]
+fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
+    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    for (model, cache_type) in [
+        ("qwen3-moe", CacheType::F32),
+        ("qwen3-moe", CacheType::BF16),
+        ("gpt-oss", CacheType::F16),
+        ("qwen3-next", CacheType::F16),
+        ("mixtral/model.q8_0-split.gguf", CacheType::F16),
+    ] {
+        for sequences in [together::SEQUENCES, 3] {
+            let (batched, close) = (true, 0.0);
+            let (count, longest) = (10, 70);
+            let case =
+                together::Case { model, cache_type, count, longest, batched, sequences, close };
+            together::compare(case, &*sim, &[&*sim]);
+        }
+    }
+}
+
 /// More rows that decode than kernels of a few take: in turns, with the bits that each has alone.
 #[test]
 fn rows_that_decode_take_turns() {

@@ -99,23 +99,29 @@ fn sixty_four_requests_get_what_each_gets_alone() {
 /// and computed again. `DELFT_TEST_DEVICE` names another device.
 #[test]
 fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
+    for (case, context) in [("mistral-long", 300), ("qwen3-moe", 256), ("qwen3.5-moe", 256)] {
+        get_the_bits_that_each_gets_alone(case, context);
+    }
+}
+
+fn get_the_bits_that_each_gets_alone(case: &str, context: usize) {
     let load_for = |sessions| {
         let device = std::env::var("DELFT_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
         let device: Place = device.parse().unwrap();
-        let (context, chunk, batched) = (Some(300), Some(48), true);
+        let (context, chunk, batched) = (Some(context), Some(48), true);
         let options = LoadOptions { context, chunk, sessions, batched, ..LoadOptions::on(device) };
-        load(&root().join("mistral-long"), &options)
+        load(&root().join(case), &options)
     };
     let (engine, quiet) = (load_for(3), load_for(1));
     // It keeps its blocks, so that those that are left do not do for two sequences that become
     // long.
     let mut session = engine.session();
-    let held = answer(session.generate(prompt(260, 77), &options(0, 1)).unwrap()).len();
+    let held = answer(session.generate(prompt(context - 40, 77), &options(0, 1)).unwrap()).len();
     assert_eq!(held, 1);
     let requests: Vec<_> = (0..64usize)
         .map(|i| {
             let (shared, own) =
-                if i % 13 == 5 { (230, 22) } else { ([0, 9, 20][i % 3], 1 + i % 7) };
+                if i % 13 == 5 { (context - 70, 22) } else { ([0, 9, 20][i % 3], 1 + i % 7) };
             let tokens = [&prompt(shared, 1000)[..], &prompt(own, i as u32)].concat();
             (tokens, options(i as u64, if i % 13 == 5 { 9 } else { 1 + i % 5 }))
         })
@@ -140,7 +146,7 @@ fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for (i, together) in together.into_iter().enumerate() {
-        assert_eq!(together, submit(&quiet, i), "request {i}");
+        assert_eq!(together, submit(&quiet, i), "{case}, request {i}");
     }
     drop(session);
 }

@@ -118,3 +118,70 @@ pub fn moe_gemm(
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use formats::DType;
+    use tile::case::{Buffer, noise};
+    use tile::launch::Numbers;
+
+    use super::super::group;
+    use super::*;
+    use crate::linear::cases::Matrix;
+    use crate::linear::gemm::Types;
+    use crate::linear::gemm::cases::bound;
+
+    /// A pair's bits are those that it has alone, whichever pairs have the same expert and whatever
+    /// schedule so many have, but for warpgroups.
+    #[test]
+    fn pairs_have_the_same_bits_among_any_others() {
+        let (experts, out, width, most) = (3, 40, 512, 70);
+        let values = noise(9, most * width);
+        let ids: Vec<u32> = (0..most as u32).map(|pair| pair * pair % 7 % 3).collect();
+        let types = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+        for format in [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)] {
+            let matrix = Matrix::new(format, 5, experts * out, width);
+            let run = |pairs: usize, schedule: gemm::Schedule| {
+                let groups = group(&ids[..pairs], experts, schedule.bm as usize);
+                let sizes = [("pairs", pairs), ("experts", experts), ("share", 1)];
+                let sizes = sizes.into_iter().chain([("width", width), ("out", out)]);
+                let with =
+                    |numbers: Numbers, (name, n): (&str, usize)| numbers.with(name, n as u32);
+                let numbers = sizes.fold(Numbers::new(), with);
+                let mut buffers = [
+                    Buffer::floats(types.x, &values[..pairs * width]),
+                    Buffer::zeros(types.y, pairs * out),
+                    Buffer::words(&groups.order),
+                    Buffer::words(&groups.offsets),
+                    Buffer::words(&groups.blocks),
+                    bound(format, types.operand, &matrix),
+                ];
+                let kernel = moe_gemm(types, format, schedule).record();
+                tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
+                let [_, y, ..] = buffers;
+                y.bytes
+            };
+            let machine = |shared| {
+                let (parallel, wgmma, small_groups) = (4, false, false);
+                gemm::Machine { shared, parallel, wgmma, small_groups }
+            };
+            let mut schedules = Vec::new();
+            for (pairs, shared) in [(1, 227), (60, 227), (150, 227), (300, 227), (1, 32), (60, 32)]
+            {
+                let sizes = (pairs, experts as u32, out as u32);
+                let schedule = pick_blocks(sizes, types.operand, format, machine(shared << 10));
+                if !schedules.contains(&schedule) {
+                    schedules.push(schedule);
+                }
+            }
+            assert!(schedules.len() >= 4, "{schedules:?}");
+            let alone = run(1, schedules[0]);
+            for schedule in schedules {
+                for pairs in [2, most] {
+                    let all = run(pairs, schedule);
+                    assert_eq!(all[..alone.len()], alone, "{pairs} pairs, {}", schedule.name());
+                }
+            }
+        }
+    }
+}

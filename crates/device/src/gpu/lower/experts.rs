@@ -1,10 +1,13 @@
-//! Mixtures of experts: few pairs of a token and an expert one by one, many by expert.
+//! Mixtures of experts: the pairs of a token and an expert one by one where there are few tokens, by
+//! expert where there are many. Either way a pair's bits do not depend on the other pairs, so that
+//! where the choice follows from a step's kind alone, as in a lowering for many sequences, neither
+//! do a row's.
 
 use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
-use ops::linear::gemm::Types;
+use ops::linear::gemm::{Machine, Types};
 use ops::linear::{Schedule, Task};
 use ops::moe::{
     clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
@@ -14,7 +17,7 @@ use program::{Node, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{FEW, Recorder, Slot, TypedSlot};
+use super::{Recorder, Slot, TypedSlot};
 
 /// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32,
 /// one for each pair.
@@ -111,7 +114,7 @@ impl Recorder<'_> {
             ("weight", self.weight(weight)),
         ];
         let from = product.x.scalar;
-        if pairs <= FEW * sizes.used {
+        if self.narrow(pairs / sizes.used) {
             let facts = self.of.facts;
             let (int8, cols) = (!self.of.exact() && facts.dot4(), width as u32);
             let task = Task {
@@ -131,7 +134,11 @@ impl Recorder<'_> {
             self.push(kernel, numbers.with("groups", groups), &bound)?;
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
+            // Warpgroups add in an order of their own, which many sequences' rows would have where
+            // there are enough of them.
             let machine = self.of.facts.machine();
+            let wgmma = machine.wgmma && !self.of.batched;
+            let machine = Machine { wgmma, ..machine };
             let schedule = pick_blocks((pairs as u32, experts, columns), operand, format, machine);
             let rows = schedule.bm;
             let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
