@@ -165,6 +165,8 @@ pub(crate) struct LoadArgs {
     /// them run on the CPU [default: all]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]
     pub(crate) gpu_layers: Option<u64>,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
     /// How several GPUs share the model
     #[arg(long, value_enum, default_value_t = SplitArg::Layer)]
     pub(crate) split_mode: SplitArg,
@@ -203,6 +205,25 @@ pub(crate) struct LoadArgs {
     /// The values that are kept, as a command and no flag has it.
     #[arg(skip)]
     pub(crate) trace: delft::Trace,
+}
+
+/// Where experts are.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ExpertArgs {
+    /// Keep all experts in the machine's memory, where the CPU computes them, and all else on the
+    /// GPU: for mixtures of experts that a GPU has too little memory for
+    #[arg(long, conflicts_with = "n_cpu_moe")]
+    cpu_moe: bool,
+    /// As --cpu-moe, the experts of the first N layers alone
+    #[arg(long, value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]
+    n_cpu_moe: Option<u64>,
+}
+
+impl ExpertArgs {
+    /// Layers, from the first on, whose experts are on the CPU.
+    pub(crate) fn layers(self) -> usize {
+        if self.cpu_moe { usize::MAX } else { self.n_cpu_moe.map_or(0, |n| n as usize) }
+    }
 }
 
 impl Command {
@@ -806,6 +827,8 @@ pub(crate) struct Inspect {
     /// Where it would run: tells what it would take there beside what is free
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
     pub(crate) device: Place,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
     /// Element type of the key/value cache
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub(crate) cache_type: CacheArg,
@@ -1328,6 +1351,8 @@ fn number(text: &str, holds: impl Fn(f32) -> bool, expected: &str) -> Result<f32
 /// otherwise.
 const ONE_DASH: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
     ("-sm", "--split-mode"),
     ("-sys", "--system"),
     ("-hf", "--model"),

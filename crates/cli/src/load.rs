@@ -160,6 +160,7 @@ pub(crate) fn options(
         split_mode: args.split_mode.into(),
         dispatch: args.dispatch.map_or(Dispatch::default(), Dispatch::from),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
+        cpu_experts: args.experts.layers(),
         allow_nan: args.allow_nan,
         ignore_keys: args.ignore_key.clone(),
         adapters: Adapters {

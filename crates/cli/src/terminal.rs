@@ -66,6 +66,7 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::CacheType => "--cache-type",
         Setting::Place => "--device",
         Setting::GpuLayers => "--gpu-layers",
+        Setting::CpuMoe => "--cpu-moe",
         Setting::SplitMode => "--split-mode",
         Setting::AllowNan => "--allow-nan",
         Setting::IgnoreKey => "--ignore-key",

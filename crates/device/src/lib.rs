@@ -15,6 +15,7 @@ mod finite;
 pub mod gpu;
 mod heap;
 mod metal;
+mod offload;
 mod place;
 mod plan;
 #[cfg(any(feature = "cuda", feature = "sim"))]
@@ -37,6 +38,7 @@ pub use formats::CacheType;
 use formats::{Encoding, Error, ErrorKind, Result, Tensors};
 pub use gpu::Dispatch;
 pub use heap::{give_back, share_heaps};
+pub use offload::Offload;
 use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
@@ -157,6 +159,22 @@ pub struct Roof {
     pub position_bytes: usize,
     /// Bytes per second at which the device reads them and does nothing else.
     pub bytes_per_second: f64,
+}
+
+impl Roof {
+    /// That of several that work one after the other: the rate is that at which all read what is
+    /// theirs.
+    pub(crate) fn in_turns(all: impl Iterator<Item = Roof>) -> Roof {
+        let mut whole = Roof { token_bytes: 0, position_bytes: 0, bytes_per_second: 0.0 };
+        let mut seconds = 0.0;
+        for roof in all {
+            whole.token_bytes += roof.token_bytes;
+            whole.position_bytes += roof.position_bytes;
+            seconds += roof.token_bytes as f64 / roof.bytes_per_second.max(1.0);
+        }
+        whole.bytes_per_second = whole.token_bytes as f64 / f64::max(seconds, 1e-12);
+        whole
+    }
 }
 
 /// The least that an operation has to read and compute, as follows from the Program and its packed
@@ -386,6 +404,12 @@ fn keeps_cache() -> Error {
     Error::new("cache", expected, "ranks that share them").of(ErrorKind::Unsupported)
 }
 
+/// The error of a device that computes Programs whole.
+fn exchanges_nothing() -> Error {
+    let expected = "a device that computes a part of a Program at a time";
+    Error::new("exchange", expected, "another").of(ErrorKind::Unsupported)
+}
+
 /// The error of a block, or a layer, that there is not.
 pub(crate) fn no_block(layer: usize, block: u32) -> Error {
     Error::new("cache", "a block of a layer", format!("block {block} of layer {layer}"))
@@ -508,6 +532,32 @@ pub trait Executor: Send {
     fn follow(&mut self, before: &mut dyn Executor) -> bool {
         let _ = before;
         false
+    }
+
+    /// From now on has `partner` compute what its Program's exchanges bring: the away side of a
+    /// Program of which some operations were [moved](Program::offload).
+    ///
+    /// # Errors
+    /// A device whose replays cannot stop in between.
+    fn join(&mut self, partner: Box<dyn Executor>) -> Result<()> {
+        drop(partner);
+        Err(exchanges_nothing())
+    }
+
+    /// As the away side: takes what exchange `number` brings, value by value, computes up to the
+    /// next one, and makes `gives` what that gives. The step's tokens may be any.
+    ///
+    /// # Errors
+    /// Values of other sizes, a Program without that exchange, and whatever fails.
+    fn exchange(
+        &mut self,
+        step: &Step<'_>,
+        number: usize,
+        brings: &[Vec<f32>],
+        gives: &mut Vec<Vec<f32>>,
+    ) -> Result<()> {
+        let _ = (step, number, brings, gives);
+        Err(exchanges_nothing())
     }
 
     /// Itself, for one of its kind that is to [`follow`](Executor::follow) it.

@@ -261,16 +261,7 @@ impl Executor for SplitExecutor {
         self.all().map(Executor::compiled).sum()
     }
 
-    /// The rate is that at which all read what is theirs, one after the other.
     fn roof(&self) -> Roof {
-        let mut whole = Roof { token_bytes: 0, position_bytes: 0, bytes_per_second: 0.0 };
-        let mut seconds = 0.0;
-        for roof in self.all().map(Executor::roof) {
-            whole.token_bytes += roof.token_bytes;
-            whole.position_bytes += roof.position_bytes;
-            seconds += roof.token_bytes as f64 / roof.bytes_per_second.max(1.0);
-        }
-        whole.bytes_per_second = whole.token_bytes as f64 / f64::max(seconds, 1e-12);
-        whole
+        Roof::in_turns(self.all().map(Executor::roof))
     }
 }

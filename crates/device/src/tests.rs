@@ -1,5 +1,6 @@
 //! What Transformers computes, on several simulated devices: by layers, and by ranks.
 
+mod offload;
 mod operations;
 pub(crate) mod together;
 

@@ -7,7 +7,7 @@ use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
 use crate::pool::most;
 use crate::session::GROUPS;
-use device::{Device, Place, Plan, Split, SplitMode};
+use device::{Device, Offload, Place, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
 use models::Ending;
 use program::{Group, Program};
@@ -75,14 +75,14 @@ fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[Place]) -> Result<
     if options.gpu_layers == Some(0) {
         return on(model, &LoadOptions { gpu_layers: None, ..options.clone() }, Place::Cpu);
     }
-    let asked = options.gpu_layers.is_some();
+    let asked = options.gpu_layers.is_some() || options.cpu_experts > 0;
     for &place in gpus {
         let found = match on(model, options, place) {
             Ok(chosen) if chosen.fits() => {
                 let why = format!("{place}: {}", chosen.device.about().isa);
                 return Ok(Chosen { why: Some(why), ..chosen });
             }
-            // Who says how many layers go there is told how many would fit.
+            // Who says what goes there is told whether it fits.
             Ok(chosen) if asked => return Ok(chosen),
             Ok(chosen) => lack(&chosen.plan),
             Err(error) if asked => return Err(error),
@@ -182,6 +182,9 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
         let error = Error::new("split mode tensor", "a model without adapters", "adapters");
         return Err(error.hint(Hint::text("use ").with_value(Setting::SplitMode, "layer")));
     }
+    if options.cpu_experts > 0 {
+        return open_for_experts(options);
+    }
     match options.gpu_layers {
         Some(_) if tensor => {
             let found = "some on the CPU";
@@ -208,6 +211,24 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
         _ if tensor => Ok((device.open_ranks()?, device.each())),
         _ => Ok((device.open(threads)?, device.each())),
     }
+}
+
+/// A GPU, with the CPU for the experts of some layers; and both.
+fn open_for_experts(options: &LoadOptions) -> Result<(Box<dyn Device>, Vec<Place>)> {
+    let LoadOptions { device, threads, trace, gpu_layers, cpu_experts, .. } = *options;
+    let found = match (device, gpu_layers, trace) {
+        (Place::Cpu, ..) => Some("the CPU alone"),
+        (Place::Several(_), ..) => Some("several GPUs"),
+        (_, Some(_), _) => Some("layers on the CPU, too"),
+        (_, None, Trace::Nothing) => None,
+        (_, None, _) => Some("a trace, which is of one device"),
+    };
+    if let Some(found) = found {
+        let error = Error::new("experts on the CPU", "all else on one GPU", found);
+        return Err(error.hint(Hint::text("leave out ").with(Setting::CpuMoe)));
+    }
+    let offload = Offload::experts(device.open(threads)?, Place::Cpu.open(threads)?, cpu_experts);
+    Ok((Box::new(offload), vec![device, Place::Cpu]))
 }
 
 #[cfg(test)]
@@ -238,6 +259,37 @@ mod tests {
 
     fn auto() -> LoadOptions {
         LoadOptions { threads: Some(1), ..LoadOptions::on(Place::Auto) }
+    }
+
+    #[test]
+    fn experts_are_beside_one_gpu_that_has_all_else() {
+        let options = |device| LoadOptions { cpu_experts: 1, ..LoadOptions::on(device) };
+        let said = |options: LoadOptions| {
+            with(2048, |model| choose(model, &options))
+                .err()
+                .map_or_else(String::new, |e| e.to_string())
+        };
+        let several = "sim,sim".parse().unwrap();
+        let layers = LoadOptions { gpu_layers: Some(1), ..options(sim()) };
+        let traced = LoadOptions { trace: Trace::Layers, ..options(sim()) };
+        for (options, found) in [
+            (options(Place::Cpu), "found the CPU alone (hint: leave out"),
+            (options(several), "found several GPUs"),
+            (
+                LoadOptions { split_mode: SplitMode::Tensor, ..options(several) },
+                "found several GPUs",
+            ),
+            (layers, "found layers on the CPU, too"),
+            (traced, "found a trace"),
+            (options(sim()), "expected a mixture of experts, found a model without experts"),
+        ] {
+            let said = said(options);
+            assert!(said.starts_with("experts on the CPU: ") && said.contains(found), "{said}");
+        }
+        // Who asks for it is not given the CPU alone.
+        let auto = LoadOptions { cpu_experts: 1, ..auto() };
+        let why = with(2048, |model| among(model, &auto, &[sim()])).err().unwrap().to_string();
+        assert!(why.contains("a model without experts"), "{why}");
     }
 
     #[test]

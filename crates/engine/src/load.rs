@@ -30,6 +30,8 @@ pub struct LoadOptions {
     /// Layers on GPUs: the last so many, with the head; those before them, with the table of
     /// embeddings, are on the CPU. `None`, or as many as there are: all of the model.
     pub gpu_layers: Option<usize>,
+    /// Layers, from the first on, whose experts are on the CPU, with all else on the one GPU.
+    pub cpu_experts: usize,
     /// Threads of the CPU device; `None`: one for each physical core this process may use.
     pub threads: Option<usize>,
     /// Positions a session may hold; `None`: as many as the model was trained for, or where memory
@@ -81,6 +83,7 @@ impl Default for LoadOptions {
             split_mode: SplitMode::default(),
             dispatch: Dispatch::default(),
             gpu_layers: None,
+            cpu_experts: 0,
             threads: None,
             context: None,
             rotate: false,

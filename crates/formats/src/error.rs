@@ -34,6 +34,8 @@ pub enum Setting {
     Place,
     /// How many layers run on a GPU.
     GpuLayers,
+    /// Experts on the CPU beside a GPU.
+    CpuMoe,
     /// How several devices share a model.
     SplitMode,
     /// Loading weights that are not finite.
@@ -52,6 +54,7 @@ impl Setting {
         Setting::CacheType,
         Setting::Place,
         Setting::GpuLayers,
+        Setting::CpuMoe,
         Setting::SplitMode,
         Setting::AllowNan,
         Setting::IgnoreKey,
@@ -66,6 +69,7 @@ impl Setting {
             Setting::CacheType => "cache type",
             Setting::Place => "device",
             Setting::GpuLayers => "GPU layers",
+            Setting::CpuMoe => "experts on the CPU",
             Setting::SplitMode => "split mode",
             Setting::AllowNan => "permission for NaN",
             Setting::IgnoreKey => "ignored key",

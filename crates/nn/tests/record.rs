@@ -349,3 +349,72 @@ fn a_program_can_be_cut_between_layers() {
         }
     }
 }
+
+/// Whatever is moved, both sides in turns are the whole.
+#[test]
+fn operations_can_be_moved_to_another_device() {
+    for norm in [None, Some(1e-6)] {
+        let plain = decoder(Bias::Always, norm, true).unwrap();
+        for whole in [plain.clone(), fuse(&plain)] {
+            let moved: [&[&str]; 4] = [
+                &["gate_up", "linear_add", "linear"],
+                &["gate_up", "zip", "map"],
+                &["rms_norm", "project"],
+                &["linear_add", "linear", "zip", "map", "rms_norm"],
+            ];
+            for names in moved {
+                let both = whole.offload(&|_, node| names.contains(&node.op.name()));
+                let Ok(both) = both else {
+                    assert!(!whole.nodes.iter().any(|n| names.contains(&n.op.name())), "{names:?}");
+                    continue;
+                };
+                let program::Offloaded { home, away } = &both;
+                home.verify().unwrap();
+                away.verify().unwrap();
+                let count =
+                    |p: &Program| p.nodes.iter().filter(|n| n.op.name() != "exchange").count();
+                assert_eq!(count(home) + count(away), whole.nodes.len());
+                assert_eq!((home.layers.len(), away.layers.len()), (2, 0));
+                let used = |p: &Program| p.nodes.iter().flat_map(|n| n.weights.clone()).max();
+                for side in [home, away] {
+                    let last = used(side).map_or(0, |w| w.0 + 1);
+                    assert_eq!(last, side.weights.len(), "no weight of the other side: {side}");
+                }
+                let mut caches = [reference::Cache::default(), reference::Cache::default()];
+                for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5)] {
+                    let step = Replay {
+                        kind: Kind::Prompt,
+                        tokens,
+                        sequences: &[Sequence::new(tokens.len(), start, &[])],
+                        outputs: &[0],
+                        input: &[],
+                    };
+                    let of = |program: &Program, id| weights(program)(id);
+                    let [cache, other] = &mut caches;
+                    let wanted = reference::run(&whole, &weights(&whole), cache, &step).unwrap();
+                    let found = reference::offloaded(&both, &of, other, &step).unwrap();
+                    for value in whole.results.iter().chain(whole.traces.iter().map(|(_, v)| v)) {
+                        assert_eq!(found[value.0], wanted[value.0], "{names:?}: {home}\n{away}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operations_that_know_more_than_rows_are_not_moved() {
+    let whole = fuse(&decoder(Bias::Never, None, false).unwrap());
+    for (name, says) in [
+        ("attention", "found attention"),
+        ("rope_write", "found rope_write"),
+        ("embed", "found embed"),
+        ("experts", "found none"),
+    ] {
+        let why = whole.offload(&|_, node| node.op.name() == name).unwrap_err().to_string();
+        assert!(why.contains(says), "{why}");
+    }
+    let sites = whole.with_sites(&|name| name.contains("down"));
+    let why = sites.offload(&|_, node| node.op.name() == "linear_add").unwrap_err().to_string();
+    assert!(why.contains("found linear_add"), "{why}");
+}

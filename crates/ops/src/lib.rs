@@ -10,6 +10,7 @@ pub mod argmax;
 pub mod attention;
 pub mod delta_net;
 pub mod embed;
+pub mod exchange;
 pub mod experts;
 pub mod gate_up;
 pub mod gated;
@@ -53,6 +54,7 @@ pub use all_reduce::AllReduce;
 pub use attention::Attention;
 pub use delta_net::DeltaNet;
 pub use embed::Embed;
+pub use exchange::Exchange;
 pub use experts::Experts;
 pub use gate_up::GateUp;
 pub use gradient::Gradient;
@@ -207,6 +209,8 @@ operations! {
     LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
+    /// `gives.. -> brings..`: rows for another device, and rows from it. See [`exchange`].
+    Exchange(Exchange),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See
     /// [`rope_write`].
     RopeWrite(RopeWrite),

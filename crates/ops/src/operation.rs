@@ -224,6 +224,8 @@ pub enum Precision {
     Rounds,
     /// The first output is f32.
     Full,
+    /// All operands are f32.
+    Exact,
 }
 
 /// An operation's access to the key/value cache.

@@ -8,6 +8,7 @@
 mod adapt;
 mod fuse;
 mod observe;
+mod offload;
 mod plan;
 pub mod reference;
 mod shard;
@@ -25,6 +26,7 @@ use std::fmt;
 pub use adapt::{Adapter, Site};
 pub use fuse::fuse;
 pub use observe::{Input, Routed};
+pub use offload::Offloaded;
 pub use plan::{Plan, plan_memory, plan_sizes};
 pub use split::Part;
 pub use step::{

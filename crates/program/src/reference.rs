@@ -1,7 +1,7 @@
 //! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is
 //! compared with.
 
-use crate::{Adapter, Node, Program, Sequence, Step, WeightId};
+use crate::{Adapter, Node, Offloaded, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, Call};
 use ops::{Op, Rows, all_reduce};
@@ -55,6 +55,65 @@ pub fn ranks(
     together(programs, weight, None, caches, step)
 }
 
+/// As [`run`], the two sides of a Program of which some was [moved](Program::offload), in turns.
+/// `weight` is told the side first. The values are the home side's.
+///
+/// # Errors
+/// As [`run`], and sides whose exchanges are not the same.
+pub fn offloaded(
+    both: &Offloaded,
+    weight: &dyn Fn(&Program, WeightId) -> Result<Vec<f32>>,
+    cache: &mut Cache,
+    step: &Step<'_>,
+) -> Result<Vec<Vec<f32>>> {
+    let &[sequence] = step.sequences else {
+        let found = format!("{} sequences", step.sequences.len());
+        return Err(Error::new("reference", "a step of one sequence", found));
+    };
+    let Offloaded { home, away } = both;
+    let rows = Rowed::new(step, &sequence, None)?;
+    let [mut here, mut there] = [home, away].map(|program| values(program, step));
+    cache.layers.resize(home.layers.len(), Default::default());
+    let mut none = Cache::default();
+    let mut moved = away.nodes.iter().peekable();
+    for node in &home.nodes {
+        if !matches!(node.op, Op::Exchange(_)) {
+            compute(home, node, weight, &mut here, cache, &rows)?;
+            continue;
+        }
+        let unlike = || Error::new("offload", "an exchange on both sides", "on one");
+        let brought = moved.next().ok_or_else(unlike)?;
+        for (to, from) in brought.outputs.iter().zip(&node.inputs) {
+            there[to.0].clone_from(&here[from.0]);
+        }
+        while let Some(node) = moved.next_if(|node| !matches!(node.op, Op::Exchange(_))) {
+            compute(away, node, weight, &mut there, &mut none, &rows)?;
+        }
+        let given = moved.peek().ok_or_else(unlike)?;
+        for (to, from) in node.outputs.iter().zip(&given.inputs) {
+            here[to.0].clone_from(&there[from.0]);
+        }
+    }
+    Ok(here)
+}
+
+/// Computes one node of a Program.
+fn compute(
+    program: &Program,
+    node: &Node,
+    weight: &dyn Fn(&Program, WeightId) -> Result<Vec<f32>>,
+    values: &mut [Vec<f32>],
+    cache: &mut Cache,
+    rows: &Rowed<'_>,
+) -> Result<()> {
+    let weights = node.weights.iter().map(|w| weight(program, *w)).collect::<Result<Vec<_>>>()?;
+    let outputs = evaluate(program, node, values, &weights, cache, rows);
+    for (value, output) in node.outputs.iter().zip(outputs) {
+        values[value.0] = output;
+    }
+    Ok(())
+}
+
 fn together(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
@@ -90,12 +149,8 @@ fn together(
         }
         for (rank, program) in programs.iter().enumerate() {
             let node = &program.nodes[i];
-            let weights =
-                node.weights.iter().map(|w| weight(rank, *w)).collect::<Result<Vec<_>>>()?;
-            let outputs = evaluate(program, node, &all[rank], &weights, &mut caches[rank], &rows);
-            for (value, output) in node.outputs.iter().zip(outputs) {
-                all[rank][value.0] = output;
-            }
+            let of = |_: &Program, w| weight(rank, w);
+            compute(program, node, &of, &mut all[rank], &mut caches[rank], &rows)?;
         }
     }
     Ok(all)

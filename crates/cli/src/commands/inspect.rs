@@ -72,7 +72,8 @@ fn report(tensors: &Tensors, args: &Inspect) -> Report {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
         let on = LoadOptions::on(args.device);
-        let options = LoadOptions { context: Some(context), cache_type, ..on };
+        let cpu_experts = args.experts.layers();
+        let options = LoadOptions { context: Some(context), cache_type, cpu_experts, ..on };
         let prepared = Engine::prepare(tensors.location(), &options)?;
         let places = prepared.places().iter().copied();
         let plans = places.zip(prepared.plan().iter().copied()).collect();

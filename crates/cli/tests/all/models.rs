@@ -208,6 +208,57 @@ fn a_model_on_two_devices_gives_the_tokens_of_one() {
 }
 
 #[test]
+fn experts_on_the_cpu_give_the_tokens_of_one_device() {
+    let model = &fixture("qwen3-moe");
+    let of = |extra: &[&str]| {
+        let output = delft()
+            .args(["logits", "-m", model, "--cache-type", "f32", "--json"])
+            .args(["--tokens", "5,6,7,8", "--generate", "6"])
+            .args(extra)
+            .output();
+        json(&output.unwrap())
+    };
+    let wanted = of(&[]);
+    for extra in [&["--cpu-moe"][..], &["-cmoe"], &["--n-cpu-moe", "2"], &["-ncmoe", "2"]] {
+        let found = of(&[&["--device", "sim"], extra].concat());
+        assert_eq!(wanted["generated"], found["generated"], "{extra:?}");
+    }
+    let plan = |extra: &[&str]| {
+        let output =
+            delft().args(["inspect", model, "--device", "sim", "--json"]).args(extra).output();
+        json(&output.unwrap())["device_memory"].clone()
+    };
+    let weights = |plan: &Value| -> Vec<u64> {
+        let one = std::slice::from_ref(plan);
+        let devices = plan.as_array().map_or(one, Vec::as_slice).iter();
+        devices.map(|device| device["weights_bytes"].as_u64().unwrap()).collect()
+    };
+    let (all, none, some) = (plan(&["--cpu-moe"]), plan(&[]), plan(&["--n-cpu-moe", "2"]));
+    let ([gpu, cpu], [whole], [more, less]) =
+        (&weights(&all)[..], &weights(&none)[..], &weights(&some)[..])
+    else {
+        panic!("{all} {none} {some}");
+    };
+    // Two of three layers have experts.
+    assert!(gpu < more && more < whole && *cpu == 2 * less, "{all} {none} {some}");
+    let text = delft().args(["inspect", model, "--device", "sim", "--cpu-moe"]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("sim weights") && text.contains("cpu weights"), "{text}");
+    let refused = |args: &[&str]| {
+        let output = delft().args(["logits", "--tokens", "1"]).args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(status(&output) == 1 && stderr.lines().count() == 1, "{stderr}");
+        stderr
+    };
+    let stderr = refused(&["-m", model, "--device", "cpu", "--cpu-moe"]);
+    assert!(stderr.contains("found the CPU alone (hint: leave out --cpu-moe"), "{stderr}");
+    let stderr = refused(&["-m", &fixture("llama3"), "--device", "sim", "--n-cpu-moe", "1"]);
+    assert!(stderr.contains("found a model without experts"), "{stderr}");
+    let stderr = refused(&["-m", model, "--device", "sim", "--n-cpu-moe", "1"]);
+    assert!(stderr.contains("experts in the first 1 layers"), "{stderr}");
+}
+
+#[test]
 fn a_setting_without_effect_is_refused() {
     let model = &fixture("llama3");
     let logits = ["logits", "-m", model, "--tokens", "1", "--dispatch", "eager"];

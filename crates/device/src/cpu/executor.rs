@@ -25,6 +25,7 @@ use program::{
     Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId,
     recycle,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A weight in the form in which the CPU uses it.
@@ -320,6 +321,20 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
 }
 
+/// Where the floats of a value lie in the arena.
+fn place_of(loaded: &Loaded, class: &Class, step: &Step<'_>, value: ValueId) -> Range<usize> {
+    let shape = loaded.program.shape(value);
+    let start = class.plan.offsets[value.0] / size_of::<f32>();
+    start..start + shape.rows.count(step.tokens.len(), step.outputs.len()) * shape.width
+}
+
+/// The node that is so many exchanges from the first on.
+fn exchange(program: &Program, number: usize) -> Option<usize> {
+    let exchange = |node: &Node| matches!(node.op, Op::Exchange(_));
+    let all = program.nodes.iter().enumerate().filter(|(_, node)| exchange(node));
+    all.map(|(i, _)| i).nth(number)
+}
+
 /// The rows of several experts' matrices, of which each is filled up with zeros to whole panels.
 struct Padded {
     each: usize,
@@ -508,10 +523,27 @@ impl CpuExecutor {
         self.rows.set(step, &self.sampling.slots)?;
         let class = self.class(step.tokens.len(), step.outputs.len());
         if let Some(input) = self.loaded.program.input {
-            let start = self.classes[class].plan.offsets[input.0] / size_of::<f32>();
-            let to = &mut floats(&mut self.arena)[start..][..step.input.len()];
-            to.copy_from_slice(step.input);
+            let place = place_of(&self.loaded, &self.classes[class], step, input);
+            floats(&mut self.arena)[place].copy_from_slice(step.input);
         }
+        let nodes = 0..self.loaded.program.nodes.len();
+        if !self.compute(step, class, nodes, watch, spans) {
+            return Ok(None);
+        }
+        self.last = Some((class, step.tokens.len(), step.outputs.len()));
+        self.choose(step, ticket);
+        Ok(Some(ticket))
+    }
+
+    /// Computes some nodes of a step that was taken up; whether it came to their end.
+    fn compute(
+        &mut self,
+        step: &Step<'_>,
+        class: usize,
+        nodes: Range<usize>,
+        watch: &Watch<'_>,
+        spans: Option<&Spans<'_>>,
+    ) -> bool {
         let mut all: Vec<Vec<Sequence<'_>>> = std::mem::take(&mut self.rows.queries);
         for (group, into) in all.iter_mut().enumerate() {
             queries(step, group, into);
@@ -529,6 +561,7 @@ impl CpuExecutor {
             partials: SharedSlice::new(floats(&mut self.partials)),
             spans,
             watch,
+            nodes,
         };
         let whole = replay.run();
         self.rows.queries = all.into_iter().map(recycle).collect();
@@ -536,12 +569,49 @@ impl CpuExecutor {
             let blocks = step.sequences.iter().flat_map(|s| s.tables[group].blocks);
             *used = blocks.fold(*used, |used, &block| used.max(block as usize + 1));
         }
-        if !whole {
-            return Ok(None);
+        whole
+    }
+
+    /// Computes what lies between an exchange and the next one.
+    fn between(
+        &mut self,
+        step: &Step<'_>,
+        number: usize,
+        brings: &[Vec<f32>],
+        gives: &mut Vec<Vec<f32>>,
+    ) -> Result<()> {
+        self.last = None;
+        step.check(&self.limits)?;
+        self.rows.set(step, &self.sampling.slots)?;
+        let class = self.class(step.tokens.len(), step.outputs.len());
+        let place = |number| exchange(&self.loaded.program, number);
+        let (Some(first), Some(last)) = (place(number), place(number + 1)) else {
+            let found = format!("exchange {number}");
+            return Err(Error::new("exchange", "one of the Program's, and one behind it", found));
+        };
+        let CpuExecutor { loaded, classes, arena, .. } = self;
+        let floats_of = |value: &ValueId| place_of(loaded, &classes[class], step, *value);
+        let brought = &loaded.program.nodes[first].outputs;
+        let fit = brings.iter().map(Vec::len).eq(brought.iter().map(|v| floats_of(v).len()));
+        if !fit {
+            let found: Vec<usize> = brings.iter().map(Vec::len).collect();
+            return Err(Error::new("exchange", "rows of its values", format!("{found:?} floats")));
         }
-        self.last = Some((class, step.tokens.len(), step.outputs.len()));
-        self.choose(step, ticket);
-        Ok(Some(ticket))
+        for (value, from) in brought.iter().zip(brings) {
+            floats(arena)[floats_of(value)].copy_from_slice(from);
+        }
+        if !self.compute(step, class, first + 1..last, &Watch::NONE, None) {
+            return Err(Error::new("exchange", "a step that ends", "one that was stopped"));
+        }
+        let CpuExecutor { loaded, classes, arena, .. } = self;
+        let given = &loaded.program.nodes[last].inputs;
+        gives.resize_with(given.len(), Vec::new);
+        for (to, value) in gives.iter_mut().zip(given) {
+            let place = place_of(loaded, &classes[class], step, *value);
+            to.clear();
+            to.extend_from_slice(&floats(arena)[place]);
+        }
+        Ok(())
     }
 
     /// Has the step's sequences choose: one on this thread, several on all workers.
@@ -643,6 +713,16 @@ impl Executor for CpuExecutor {
 
     fn ahead(&self) -> usize {
         0
+    }
+
+    fn exchange(
+        &mut self,
+        step: &Step<'_>,
+        number: usize,
+        brings: &[Vec<f32>],
+        gives: &mut Vec<Vec<f32>>,
+    ) -> Result<()> {
+        self.between(step, number, brings, gives)
     }
 
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {

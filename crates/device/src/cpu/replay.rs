@@ -39,6 +39,8 @@ pub(super) struct Replay<'a> {
     /// Where the workers of a timed replay note what each node took.
     pub(super) spans: Option<&'a Spans<'a>>,
     pub(super) watch: &'a Watch<'a>,
+    /// The nodes to compute: all, or those between two exchanges.
+    pub(super) nodes: Range<usize>,
 }
 
 // SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
@@ -83,7 +85,8 @@ impl Replay<'_> {
         self.loaded.team.run_until(self.watch.stop, &|worker| {
             self.angles(worker);
             let mut going_on = worker.gather();
-            for (i, node) in nodes.iter().enumerate().filter(|(i, node)| !self.idle(*i, node)) {
+            let wanted = nodes.iter().enumerate().take(self.nodes.end).skip(self.nodes.start);
+            for (i, node) in wanted.filter(|(i, node)| !self.idle(*i, node)) {
                 if !going_on {
                     return;
                 }
@@ -278,6 +281,8 @@ impl Replay<'_> {
             }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             Op::LowRank(op) => self.low_rank(index, op, node, worker),
+            // Between two parts of a replay.
+            Op::Exchange(_) => {}
             // Refused when the Program was loaded.
             Op::AllReduce(_) | Op::Gradient(_) => {}
         }

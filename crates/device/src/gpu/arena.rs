@@ -56,6 +56,7 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
                 all.iter().for_each(|(_, v)| of_attention[*v] = true);
             }
             Precision::Full => of_residual[node.outputs[0].0] = true,
+            Precision::Exact => all.iter().for_each(|(_, v)| of_residual[*v] = true),
         }
     }
     program.results.iter().chain(&program.input).for_each(|v| of_residual[v.0] = true);

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
@@ -13,6 +14,7 @@ use tile::types::Scalar;
 use super::adapters::Adapters;
 use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
+use super::exchange::{Exchange, Partner};
 use super::kv::{self, Layer};
 use super::lower::{self, Adapted, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
 use super::profile::Timed;
@@ -38,13 +40,19 @@ pub(super) struct Class<B: Backend> {
     sequences: usize,
     /// Which region its words are in.
     region: usize,
-    work: Work<B>,
+    stages: Vec<Stage<B>>,
     /// Where the results are, and their rows.
     results: Vec<(B::Buffer, Rows, usize)>,
     /// Where the Program's input goes.
     input: Option<B::Buffer>,
     /// Its launches one by one, once a step of it was timed.
     pub(super) timed: Option<Timed<B>>,
+}
+
+/// Launches up to an exchange, or to the end.
+struct Stage<B: Backend> {
+    work: Work<B>,
+    exchange: Option<Exchange<B>>,
 }
 
 /// What is kept of a class's launches from one step to the next: see [`Dispatch`].
@@ -104,6 +112,8 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// Where the Program's input comes from and where its result stays, if not with the host.
     source: Option<Bridge<B>>,
     sink: Option<Bridge<B>>,
+    /// Who computes what was moved to another device.
+    pub(super) partner: Option<Partner>,
     /// Choosing tokens on the device.
     pub(super) chooser: Chooser<B>,
     /// Whether work may have ended midway, so that what kernels leave as zeros is not.
@@ -171,6 +181,7 @@ impl<B: Backend> GpuExecutor<B> {
             limits,
             source: None,
             sink: None,
+            partner: None,
             chooser: Chooser::new(room),
             staged: Vec::with_capacity(sizes.words),
             strides: Vec::new(),
@@ -432,14 +443,7 @@ impl<B: Backend> GpuExecutor<B> {
         }
         let (steps, _) = self.lowering.launches(key, &layout, &mut self.kernels)?;
         self.kernels.load(&*self.backend, &mut self.pipelines)?;
-        let work = match self.dispatch {
-            Dispatch::Eager => Work::Loose { steps, key: key.clone() },
-            // What is seen once is not worth recording.
-            Dispatch::Graph if recurs(&self.lowering, key) => {
-                Work::Recorded(self.backend.record(&self.bind(&steps, key)?)?)
-            }
-            Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&steps, key)?),
-        };
+        let stages = self.stages(steps, key)?;
         let program = &self.lowering.program;
         let types = self.lowering.types(key.kind, key.tokens);
         let part = |v| self.backend.part(&self.arena, layout.value(program, types, v));
@@ -451,25 +455,65 @@ impl<B: Backend> GpuExecutor<B> {
         let input = program.input.map(part).transpose()?;
         let (words, region) = (key.words(self.lowering.batched), key.region());
         let (rows, sequences) = (key.tokens, key.sequences);
-        Ok(Class { words, rows, sequences, region, work, results, input, timed: None })
+        Ok(Class { words, rows, sequences, region, stages, results, input, timed: None })
     }
 
-    /// Runs a class on what is staged.
-    pub(super) fn launch(&self, class: &mut Class<B>) -> Result<()> {
-        match &mut class.work {
-            Work::Loose { steps, key } => self.backend.submit(&self.bind(steps, key)?),
-            Work::Bound(launches) => self.backend.submit(launches),
-            Work::Recorded(recording) => self.backend.replay(recording),
+    /// What is kept of a class's launches, exchange by exchange.
+    fn stages(&self, steps: Vec<lower::Step>, key: &Key) -> Result<Vec<Stage<B>>> {
+        let mut stages = Vec::new();
+        let mut steps = steps.into_iter().peekable();
+        loop {
+            let launch = |step: &lower::Step| !matches!(step, lower::Step::Exchange { .. });
+            let own: Vec<lower::Step> = std::iter::from_fn(|| steps.next_if(launch)).collect();
+            let work = match self.dispatch {
+                Dispatch::Eager => Work::Loose { steps: own, key: key.clone() },
+                // What is seen once is not worth recording.
+                Dispatch::Graph if recurs(&self.lowering, key) => {
+                    Work::Recorded(self.backend.record(&self.bind(&own, key)?)?)
+                }
+                Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&own, key)?),
+            };
+            let Some(lower::Step::Exchange { number, gives, brings }) = steps.next() else {
+                stages.push(Stage { work, exchange: None });
+                return Ok(stages);
+            };
+            let exchange = self.bind_exchange(number, [&gives, &brings], key)?;
+            stages.push(Stage { work, exchange: Some(exchange) });
         }
+    }
+
+    /// Runs a class on what is staged of a step; false if it was stopped.
+    pub(super) fn launch(
+        &mut self,
+        class: &mut Class<B>,
+        step: &Step<'_>,
+        watch: &Watch<'_>,
+    ) -> Result<bool> {
+        let all = class.stages.len() as f64;
+        for (done, Stage { work, exchange }) in class.stages.iter_mut().enumerate() {
+            match work {
+                Work::Loose { steps, key } => self.backend.submit(&self.bind(steps, key)?)?,
+                Work::Bound(launches) => self.backend.submit(launches)?,
+                Work::Recorded(recording) => self.backend.replay(recording)?,
+            }
+            let Some(exchange) = exchange else { continue };
+            if watch.stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            self.meet(exchange, step)?;
+            (watch.progress)((done + 1) as f64 / all);
+        }
+        Ok(true)
     }
 
     pub(super) fn bind(&self, steps: &[lower::Step], key: &Key) -> Result<Vec<B::Launch>> {
         steps.iter().map(|step| self.bind_one(step, key)).collect()
     }
 
-    fn bind_one(&self, step: &lower::Step, key: &Key) -> Result<B::Launch> {
+    /// What a slot is in a class.
+    pub(super) fn buffer(&self, slot: &Slot, key: &Key) -> Result<B::Buffer> {
         let seat = key.seat().unwrap_or(0);
-        let buffer = |slot: &Slot| match slot {
+        match slot {
             Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
             Slot::Words(range) => self.backend.part(&self.words[key.region()], range.clone()),
             Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
@@ -480,7 +524,11 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Sampling(part) => self.chooser.buffer(*part, seat),
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
-        };
+        }
+    }
+
+    fn bind_one(&self, step: &lower::Step, key: &Key) -> Result<B::Launch> {
+        let buffer = |slot: &Slot| self.buffer(slot, key);
         match step {
             lower::Step::Kernel { kernel, numbers, buffers } => {
                 let buffers = buffers.iter().map(buffer).collect::<Result<Vec<_>>>()?;
@@ -492,6 +540,9 @@ impl<B: Backend> GpuExecutor<B> {
             }
             lower::Step::AllReduce { x, y, count } => {
                 self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
+            }
+            lower::Step::Exchange { .. } => {
+                Err(Error::new("exchange", "a launch", "rows for another device"))
             }
         }
     }
@@ -648,13 +699,14 @@ impl<B: Backend> GpuExecutor<B> {
         self.ring.send(&*self.backend, self.sizes.slot, &[(to, bytes)])
     }
 
-    fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+    /// Hands a step over; false if it was stopped, which can be where another device computes.
+    fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket, watch: &Watch<'_>) -> Result<bool> {
         self.latest.clear();
         if self.chooses_many() {
-            return self.submit_many(step, ticket);
+            return self.submit_many(step, ticket, watch);
         }
         if let Some(choosing) = self.fed(step) {
-            return self.feed(step, &choosing, ticket);
+            return self.feed(step, &choosing, ticket).map(|()| true);
         }
         self.chooser.outcomes.begin(ticket);
         let mut tokens = std::mem::take(&mut self.tokens);
@@ -664,34 +716,40 @@ impl<B: Backend> GpuExecutor<B> {
             tokens[first] = self.known(tokens[first], sequence.slot)?;
             self.chooser.end(sequence.slot);
         }
-        self.replay(&Step { tokens: &tokens, ..*step })?;
+        let whole = self.replay(&Step { tokens: &tokens, ..*step }, watch)?;
         self.tokens = tokens;
+        if !whole {
+            return Ok(false);
+        }
         if let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) {
             step.choosing().for_each(|choosing| choices.push(choosing.choose));
         }
-        self.choose_by_host(step, ticket)
+        self.choose_by_host(step, ticket).map(|()| true)
     }
 
-    fn replay(&mut self, step: &Step<'_>) -> Result<()> {
+    fn replay(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<bool> {
         self.prepare(step)?;
         let key = self.key(step);
-        self.replay_as(key, step, Staged::Nothing)
+        self.replay_as(key, step, Staged::Nothing, watch)
     }
 
-    /// Replays a step of a class, for which there is room.
+    /// Replays a step of a class, for which there is room; false if it was stopped.
     pub(super) fn replay_as(
         &mut self,
         wanted: Key,
         step: &Step<'_>,
         choosing: Staged<'_>,
-    ) -> Result<()> {
+        watch: &Watch<'_>,
+    ) -> Result<bool> {
         let (key, mut class) = self.class(&wanted)?;
         self.strides = wanted.strides;
         self.stage(&class, step, choosing)?;
-        self.launch(&mut class)?;
-        self.note_results(&class, step.tokens.len(), step.outputs.len());
+        let whole = self.launch(&mut class, step, watch)?;
+        if whole {
+            self.note_results(&class, step.tokens.len(), step.outputs.len());
+        }
         self.keep(key, class);
-        Ok(())
+        Ok(whole)
     }
 
     /// Puts a class back, in the place of those that are seen once where there are many.
@@ -731,12 +789,13 @@ impl<B: Backend> GpuExecutor<B> {
 }
 
 impl<B: Backend> Executor for GpuExecutor<B> {
-    /// All of a step is handed over at once: it is not stopped.
-    fn submit_watched(&mut self, step: &Step<'_>, _: &Watch<'_>) -> Result<Option<Ticket>> {
+    /// All of a step is handed over at once, and not stopped, but where another device computes some
+    /// of it.
+    fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>> {
         let ticket = Ticket::next(&mut self.tickets);
         self.check(step)?;
-        self.attempt(|executor| executor.enqueue(step, ticket))?;
-        Ok(Some(ticket))
+        let whole = self.attempt(|executor| executor.enqueue(step, ticket, watch))?;
+        Ok(whole.then_some(ticket))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
@@ -801,14 +860,21 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         Some(self)
     }
 
+    fn join(&mut self, partner: Box<dyn Executor>) -> Result<()> {
+        self.partner = Some(Partner::new(partner));
+        Ok(())
+    }
+
     fn memory(&self) -> Memory {
-        Memory {
+        let own = Memory {
             weights: self.weights.iter().map(|w| w.bytes).sum::<usize>()
                 + self.lowering.adapters.bytes(),
             cache: self.layers.iter().map(Layer::bytes).sum(),
             arena: self.sizes.arena + self.sizes.working(),
             device: self.backend.usage(),
-        }
+        };
+        let partner = self.partner.iter().map(|partner| partner.executor.memory());
+        Memory::sum(std::iter::once(own).chain(partner))
     }
 
     fn compiled(&self) -> usize {
@@ -819,16 +885,21 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         let read = self.weights.iter().zip(self.lowering.program.shares_read());
         let layers = self.lowering.program.layers.iter().filter(|layer| layer.state == 0);
         let position = |layer| kv::block_bytes(self.lowering.cache, layer) / BLOCK_TOKENS;
-        Roof {
+        let own = Roof {
             token_bytes: read.map(|(w, share)| (w.bytes as f64 * share) as usize).sum(),
             position_bytes: layers.map(position).sum(),
             bytes_per_second: self.backend.read_rate(),
-        }
+        };
+        let partner = self.partner.iter().map(|partner| partner.executor.roof());
+        Roof::in_turns(std::iter::once(own).chain(partner))
     }
 
     fn submit_timed(&mut self, step: &Step<'_>) -> Result<Option<(Ticket, Profile)>> {
         let ticket = Ticket::next(&mut self.tickets);
         self.check(step)?;
+        if self.partner.is_some() {
+            return Ok(None);
+        }
         let timed = self.attempt(|executor| executor.replay_timed(step, ticket))?;
         Ok(timed.map(|profile| (ticket, profile)))
     }

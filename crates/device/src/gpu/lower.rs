@@ -11,7 +11,7 @@ use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::sample::kernels::hand_on::TARGETS;
-use ops::{Op, Rope, Rows};
+use ops::{Op, Rope, Rows, Shape};
 use program::{Kind, Node, Program, ValueId, WeightId};
 use tile::Kernel;
 use tile::dsl::Recipe;
@@ -70,6 +70,9 @@ pub(super) enum Step {
     Product { shape: ProductShape, x: Slot, w: Slot, add: Option<Slot>, y: Slot },
     /// The sum over all ranks of so many floats.
     AllReduce { x: Slot, y: Slot, count: usize },
+    /// Rows for another device, and rows from it: no launch, but where launches stop. Each with its
+    /// rows and their elements.
+    Exchange { number: usize, gives: Vec<(Slot, Shape)>, brings: Vec<(Slot, Shape)> },
 }
 
 /// What tells shape classes apart.
@@ -590,6 +593,18 @@ impl Recorder<'_> {
                 self.steps.push(Step::AllReduce { x, y, count });
                 Ok(())
             }
+            Op::Exchange(exchange) => {
+                let found = inputs.iter().chain(outputs).map(|v| self.scalar(*v));
+                if let Some(found) = found.into_iter().find(|scalar| *scalar != Scalar::F32) {
+                    return Err(Error::new("exchange", "values of f32", format!("{found:?}")));
+                }
+                let all = |values: &[ValueId]| {
+                    values.iter().map(|v| (self.value(*v), self.of.program.shape(*v))).collect()
+                };
+                let (number, gives, brings) = (exchange.number, all(inputs), all(outputs));
+                self.steps.push(Step::Exchange { number, gives, brings });
+                Ok(())
+            }
             _ => Err(Error::new("gpu", "an operation that GPUs have", op.name())),
         }
     }
@@ -647,6 +662,10 @@ fn scores(program: &Program) -> Vec<bool> {
     let mut scores = vec![false; program.values.len()];
     for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Experts(_))) {
         scores[node.inputs[1].0] = true;
+    }
+    // The router's operation may be on the other side.
+    for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Exchange(_))) {
+        node.inputs.iter().for_each(|v| scores[v.0] = true);
     }
     for node in program.nodes.iter().filter(|node| matches!(node.op, Op::GroupLimit(_))) {
         scores[node.inputs[0].0] = true;

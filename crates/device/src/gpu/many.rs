@@ -26,8 +26,8 @@ use super::Backend;
 use super::executor::GpuExecutor;
 use super::lower::{Room, Samples, Sampling};
 use super::run::{Staged, filters, told};
-use crate::Ticket;
 use crate::choose::chosen;
+use crate::{Ticket, Watch};
 
 /// Tokens that a history has room for when it is written, besides those that penalties look back
 /// on.
@@ -133,8 +133,13 @@ impl Many {
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// Submits a step of many sequences.
-    pub(super) fn submit_many(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+    /// Submits a step of many sequences; false if it was stopped.
+    pub(super) fn submit_many(
+        &mut self,
+        step: &Step<'_>,
+        ticket: Ticket,
+        watch: &Watch<'_>,
+    ) -> Result<bool> {
         self.chooser.outcomes.begin(ticket);
         self.make_room_for(step)?;
         while self.chooser.many.pending.len() >= NOTES as usize {
@@ -189,10 +194,14 @@ impl<B: Backend> GpuExecutor<B> {
             self.backend.poke(&mail, 2 * first_note, empty)?;
         }
         let staged = Staged::Rows { settings: &settings, targets: &targets };
-        self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged)?;
+        let whole = self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged, watch)?;
         self.tokens = tokens;
         let many = &mut self.chooser.many;
         (many.settings, many.targets) = (settings, targets);
+        if !whole {
+            many.spare.push(rows);
+            return Ok(false);
+        }
         if rows.is_empty() {
             many.spare.push(rows);
         } else {
@@ -200,7 +209,7 @@ impl<B: Backend> GpuExecutor<B> {
             many.pending.push_back(Pending { number: ticket.number(), rows });
             many.steps += 1;
         }
-        self.choose_by_host(step, ticket)
+        self.choose_by_host(step, ticket).map(|()| true)
     }
 
     /// Sees to it that histories and biases have room for what a step's rows look back on.

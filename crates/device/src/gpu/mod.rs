@@ -14,6 +14,7 @@ mod adapters;
 mod alike;
 mod arena;
 mod bridge;
+mod exchange;
 mod executor;
 mod kv;
 #[cfg(feature = "sim")]

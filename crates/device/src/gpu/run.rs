@@ -20,11 +20,12 @@ use program::{BLOCK_TOKENS, CHOSEN, Choose, Choosing, Kind, Sequence, Step, Tabl
 use formats::{Error, Result};
 
 use super::Backend;
+use super::exchange::one_row;
 use super::executor::GpuExecutor;
 use super::lower::{Key, Room, SEATS, Samples, Sampling};
 use super::many::Many;
 use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
-use crate::{IN_FLIGHT, Ticket};
+use crate::{IN_FLIGHT, Ticket, Watch};
 
 /// Steps before a run is staged again: room in the history for as many tokens.
 pub(super) const STEPS: usize = 1024;
@@ -312,7 +313,7 @@ impl<B: Backend> GpuExecutor<B> {
         let mut run = self.chooser.seats[seat].take().ok_or_else(none)?;
         let (key, mut class) = self.class(&run.key)?;
         self.backend.poke(&mail, note(run.position), &EMPTY.to_le_bytes())?;
-        self.launch(&mut class)?;
+        one_row(run.position, |step| self.launch(&mut class, step, &Watch::NONE))?;
         self.note_results(&class, 1, 1);
         self.classes.insert(key, class);
         run.under_way.push_back((ticket.number(), run.position));

@@ -272,8 +272,12 @@ impl Backend for Faulty {
 }
 
 fn model() -> (Program, Tensors) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models/llama3");
-    let tensors = Tensors::open(&path).unwrap();
+    recorded("llama3")
+}
+
+fn recorded(name: &str) -> (Program, Tensors) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    let tensors = Tensors::open(root.join(name)).unwrap();
     let program = program::fuse(
         &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
     );

@@ -13,33 +13,40 @@ fn sim() -> Place {
 /// tokens were chosen.
 #[test]
 fn the_plan_is_the_peak() {
-    use SplitMode::{Layer, Tensor};
-    for (case, context, cache_type, layers, device, split_mode) in [
-        ("llama-long", 600, CacheType::F16, None, "sim", Layer),
-        ("llama-long", 1000, CacheType::F32, None, "sim", Layer),
-        ("mistral-long", 500, CacheType::BF16, None, "sim", Layer),
-        ("qwen2-window", 300, CacheType::F16, None, "sim", Layer),
-        ("llama-long", 600, CacheType::F16, Some(1), "sim", Layer),
-        ("llama-long", 600, CacheType::F16, None, "sim,sim", Layer),
-        ("llama-long", 600, CacheType::F16, None, "sim,sim,sim", Layer),
-        ("llama-long", 600, CacheType::F16, Some(1), "sim,sim", Layer),
-        ("llama-long", 600, CacheType::F16, None, "sim,sim", Tensor),
+    let all: fn(LoadOptions) -> LoadOptions = |options| options;
+    let last: fn(LoadOptions) -> LoadOptions =
+        |options| LoadOptions { gpu_layers: Some(1), ..options };
+    let without_experts: fn(LoadOptions) -> LoadOptions =
+        |options| LoadOptions { cpu_experts: usize::MAX, ..options };
+    let tensor: fn(LoadOptions) -> LoadOptions =
+        |options| LoadOptions { split_mode: SplitMode::Tensor, ..options };
+    for (case, context, cache_type, share, device) in [
+        ("llama-long", 600, CacheType::F16, all, "sim"),
+        ("llama-long", 1000, CacheType::F32, all, "sim"),
+        ("mistral-long", 500, CacheType::BF16, all, "sim"),
+        ("qwen2-window", 300, CacheType::F16, all, "sim"),
+        ("llama-long", 600, CacheType::F16, last, "sim"),
+        ("qwen3-moe", 250, CacheType::F16, without_experts, "sim"),
+        ("llama-long", 600, CacheType::F16, all, "sim,sim"),
+        ("llama-long", 600, CacheType::F16, all, "sim,sim,sim"),
+        ("llama-long", 600, CacheType::F16, last, "sim,sim"),
+        ("llama-long", 600, CacheType::F16, tensor, "sim,sim"),
     ] {
         let device: Place = device.parse().unwrap();
-        let options = LoadOptions {
+        let options = share(LoadOptions {
             context: Some(context),
             chunk: Some(64),
             cache_type,
-            gpu_layers: layers,
-            split_mode,
             ..LoadOptions::on(device)
-        };
+        });
         let path = root().join(case);
         let prepared = Engine::prepare(&path, &options).unwrap();
         let planned = prepared.plan().to_vec();
-        let on_cpu = usize::from(layers.is_some());
-        assert_eq!(planned.len(), on_cpu + device.each().len());
-        assert_eq!(prepared.places()[on_cpu..], device.each());
+        assert_eq!(planned.len(), prepared.places().len());
+        let gpus = prepared.places().iter().filter(|place| **place != Place::Cpu);
+        assert_eq!(gpus.copied().collect::<Vec<_>>(), device.each());
+        let shared = options.gpu_layers.is_some() || options.cpu_experts > 0;
+        assert_eq!(prepared.places().contains(&Place::Cpu), shared);
         // What the machine has left changes from one moment to the next.
         let lasting = |plan: &Plan| Plan { free: plan.free.filter(|_| !plan.host), ..*plan };
         let engine = load(&path, &options);
@@ -60,6 +67,8 @@ fn the_plan_is_the_peak() {
         let tokens: Vec<_> = tokens.map(|token| token.unwrap().id).collect();
         assert_eq!(tokens.len(), 5, "{case}");
         let used = engine.memory().device.unwrap();
+        let weights: usize = planned.iter().map(|plan| plan.weights).sum();
+        assert_eq!(engine.memory().weights, weights, "{case}, {device}");
         let planned: usize = planned.iter().filter(|plan| !plan.host).map(Plan::peak).sum();
         let (planned, peak) = (planned as f64, used.peak as f64);
         assert!(

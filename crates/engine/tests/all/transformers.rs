@@ -251,6 +251,34 @@ fn on_two_devices(case: &Path) {
 }
 testing::fixtures!(a_model_on_two_devices_agrees: on_two_devices);
 
+/// A mixture's experts on the CPU, all else on the GPU: of all layers, and of the first alone, which
+/// may have none.
+fn experts_on_the_cpu_with(device: &str, path: &Path) {
+    let (truth, exact) = truth(path);
+    for (cpu_experts, (cache_type, bound, chunk)) in
+        [usize::MAX, 2].into_iter().flat_map(|blocks| variants(exact).map(|v| (blocks, v)))
+    {
+        let on = LoadOptions::on(device.parse().unwrap());
+        let options = LoadOptions { cpu_experts, cache_type, chunk: Some(chunk), ..on };
+        match Engine::prepare(path, &options) {
+            Ok(prepared) => assert_eq!(prepared.plan().len(), 2),
+            Err(why) => {
+                let why = why.to_string();
+                return assert!(why.contains("found a model without experts"), "{why}");
+            }
+        }
+        let worst = worst(path, &Expected::open(&truth), &options);
+        println!("{cpu_experts} blocks, {cache_type:?} in chunks of {chunk}: {worst:e}");
+        assert!(worst <= bound, "{cache_type:?} in chunks of {chunk}: {worst:e}");
+    }
+}
+
+fn experts_on_the_cpu(path: &Path) {
+    experts_on_the_cpu_with("sim", path);
+}
+testing::fixtures!(experts_on_the_cpu_agree: experts_on_the_cpu);
+testing::fixtures!(experts_on_the_cpu_agree_with_twins: experts_on_the_cpu, twins);
+
 /// A cache of bf16, everywhere: eight bits of keys and values.
 fn bf16_cache_stays_within_3e_2(case: &Path) {
     for device in ["cpu", "sim"] {
@@ -272,6 +300,9 @@ fn the_named_device_agrees() {
     for path in cases().iter().chain(&twins()).filter(|path| wanted(path)) {
         println!("{}", path.display());
         simulated(&device, path);
+        if !device.contains(',') {
+            experts_on_the_cpu_with(&device, path);
+        }
         match device.contains(',') {
             true => shared_by_two_on(&device, path),
             false if path.is_dir() => on_two_devices_with(&device, path),

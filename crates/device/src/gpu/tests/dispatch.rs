@@ -103,11 +103,37 @@ fn a_late_device_chooses_the_same_tokens() {
     }
 }
 
+/// A mixture whose experts another device computes.
+fn load_without_experts(
+    backend: &Arc<Faulty>,
+    dispatch: Dispatch,
+    other: &dyn Device,
+) -> GpuExecutor<Faulty> {
+    let (program, tensors) = recorded("qwen3-moe");
+    let both = program.offload(&|_, node| node.op.name() == "experts").unwrap();
+    let (options, told) = (LoadOptions { dispatch, ..options() }, &mut |_, _| {});
+    let away = LoadOptions { blocks: vec![], context: vec![], ..options.clone() };
+    let other = other.load(both.away, &tensors, away, told).unwrap();
+    let home = GpuExecutor::load(Arc::clone(backend), both.home, &tensors, options, told);
+    let mut home = home.unwrap();
+    home.join(other).unwrap();
+    home
+}
+
 #[test]
 fn steps_allocate_nothing() {
-    for dispatch in [Dispatch::Arguments, Dispatch::Graph] {
+    let cpu = "cpu".parse::<crate::Place>().unwrap().open(Some(2)).unwrap();
+    for (dispatch, moved) in [
+        (Dispatch::Arguments, false),
+        (Dispatch::Graph, false),
+        (Dispatch::Arguments, true),
+        (Dispatch::Graph, true),
+    ] {
         let backend = faulty();
-        let mut executor = load_as(&backend, dispatch);
+        let mut executor = match moved {
+            true => load_without_experts(&backend, dispatch, &*cpu),
+            false => load_as(&backend, dispatch),
+        };
         *backend.when.lock().unwrap() = When::Never;
         let options = Options { top_k: 5, ..Options::default() };
         let mut steps = |from: u32, to: u32| {
@@ -136,7 +162,7 @@ fn steps_allocate_nothing() {
         steps(3, 6);
         let (before, bound) = (COUNT.get(), backend.calls("bind"));
         steps(6, 40);
-        assert_eq!(COUNT.get() - before, 0, "{dispatch:?}");
+        assert_eq!(COUNT.get() - before, 0, "{dispatch:?}, experts moved: {moved}");
         assert_eq!(backend.calls("bind"), bound, "{dispatch:?}: nothing is bound again");
     }
 }

@@ -1,0 +1,102 @@
+//! Some operations of a model on another device, inside layers: the experts of mixtures on the CPU,
+//! where there is more memory, and all else on a GPU.
+//!
+//! Each device loads its side of the Program ([`Program::offload`]), with memory planned for both.
+//! In every replay the GPU stops at each mixture, whose rows and scores the CPU is handed; what it
+//! computes of them goes back. A row's bits are those that each device gives it.
+
+use formats::{Error, Result, Tensors};
+use program::{Node, Offloaded, Program};
+
+use crate::{About, Device, Executor, LoadOptions, Plan};
+
+/// A GPU and a device for experts, as one.
+pub struct Offload {
+    home: Box<dyn Device>,
+    away: Box<dyn Device>,
+    /// Layers, from the first on, whose experts are away.
+    layers: usize,
+}
+
+impl Offload {
+    /// The experts of so many of a model's first layers `away`, all else at `home`.
+    pub fn experts(home: Box<dyn Device>, away: Box<dyn Device>, layers: usize) -> Offload {
+        Offload { home, away, layers }
+    }
+
+    fn sides(&self, program: &Program) -> Result<Offloaded> {
+        // A layer has its cache in front of its experts.
+        let of = |last: &mut usize, node: &Node| {
+            *last = node.op.layer().map_or(*last, |layer| layer.max(*last));
+            Some(*last)
+        };
+        let layers: Vec<usize> = program.nodes.iter().scan(0, of).collect();
+        let mixture = |node: &Node| {
+            let shapes: Vec<_> = node.inputs.iter().map(|v| program.shape(*v)).collect();
+            node.op.experts(&shapes).is_some()
+        };
+        let moved = |i: usize, node: &Node| layers[i] < self.layers && mixture(node);
+        let some = program.nodes.iter().enumerate().any(|(i, node)| moved(i, node));
+        match (some, program.nodes.iter().any(mixture)) {
+            (true, _) => program.offload(&moved),
+            (false, true) => {
+                let expected = format!("experts in the first {} layers", self.layers);
+                Err(Error::new("experts on the CPU", expected, "none there"))
+            }
+            (false, false) => {
+                let expected = "a mixture of experts";
+                Err(Error::new("experts on the CPU", expected, "a model without experts"))
+            }
+        }
+    }
+}
+
+/// What the side without a cache is loaded with.
+fn away(options: &LoadOptions) -> LoadOptions {
+    LoadOptions { blocks: vec![], context: vec![], ..options.clone() }
+}
+
+impl Device for Offload {
+    fn about(&self) -> About {
+        let (home, away) = (self.home.about(), self.away.about());
+        let isa = format!("{}; experts on {} with {} threads", home.isa, away.name, away.threads);
+        About { isa, ..home }
+    }
+
+    fn check(&self, program: &Program) -> Result<()> {
+        let Offloaded { home, away } = self.sides(program)?;
+        self.home.check(&home)?;
+        self.away.check(&away)
+    }
+
+    fn plan(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Vec<Plan>> {
+        let sides = self.sides(program)?;
+        let home = self.home.plan(&sides.home, tensors, options)?;
+        let away = self.away.plan(&sides.away, tensors, &away(options))?;
+        Ok([home, away].concat())
+    }
+
+    fn load(
+        &self,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>> {
+        let sides = self.sides(&program)?;
+        let first = sides.home.stored_bytes(tensors)?;
+        let total = first + sides.away.stored_bytes(tensors)?;
+        let host = away(&options);
+        // The GPU's memory is the scarcer, and if it does not do, that is told first.
+        let mut told = |done, _| progress(done, total);
+        let mut home = self.home.load(sides.home, tensors, options, &mut told)?;
+        let mut told = |done, _| progress(first + done, total);
+        home.join(self.away.load(sides.away, tensors, host, &mut told)?)?;
+        Ok(home)
+    }
+}
