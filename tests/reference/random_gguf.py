@@ -1,8 +1,9 @@
 """Writes a GGUF model of a real shape with random weights: for speed, not for sense. Needs numpy alone, and seconds.
 
     python3 tests/reference/random_gguf.py llama-1b q4_k OUT.gguf [words]
+    python3 tests/reference/random_gguf.py qwen3-30b-a3b:8 q4_k OUT.gguf
 
-Every tensor is cut from one pool of random blocks, at a place of its own, so that writing is as fast as the disk. With `words` it
+A number behind the shape is how many layers there are instead of all. Every tensor is cut from one pool of random blocks, at a place of its own, so that writing is as fast as the disk. With `words` it
 has a made-up tokenizer, as a server needs one; `delft bench` needs none.
 """
 
@@ -12,15 +13,18 @@ import sys
 import numpy as np
 
 # architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms; of hybrids,
-# three of four layers of which are gated delta nets: heads of keys and of values, their sizes, rows that a convolution mixes
+# three of four layers of which are gated delta nets: heads of keys and of values, their sizes, rows that a convolution mixes; of
+# mixtures, a dictionary: experts, how many a token goes through, and what gpt-oss has besides: biases, sinks, a window
 SHAPES = {
     "llama-1b": ("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True, False),
     "qwen3-0.6b": ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 1e6, True, True),
     "qwen3.5-4b": ("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, 1e7, True, True, 16, 32, 128, 128, 4),
     "llama-8b": ("llama", 32, 4096, 32, 8, 128, 14336, 128256, 5e5, False, False),
+    "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 32, 4, 128, 768, 151936, 1e6, False, True, {"experts": 128, "used": 8}),
+    "gpt-oss-20b": ("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 1.5e5, False, False, {"experts": 32, "used": 4, "window": 128}),
 }
 # ggml's type number, elements and bytes of a block
-TYPES = {"f32": (0, 1, 4), "bf16": (30, 1, 2), "f16": (1, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18), "q4_k": (12, 256, 144), "q6_k": (14, 256, 210)}
+TYPES = {"f32": (0, 1, 4), "bf16": (30, 1, 2), "f16": (1, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18), "q4_k": (12, 256, 144), "q6_k": (14, 256, 210), "mxfp4": (39, 32, 17)}
 ALIGN = 32
 POOL = 64 << 20
 
@@ -43,6 +47,9 @@ def blocks(kind):
         pool[:, 0:2] = half(0.02 / 73)
     elif kind == "q4_0":
         pool[:, 0:2] = half(0.02 / 4.6)
+    elif kind == "mxfp4":
+        # 2^-8, of which codes are multiples up to twelve.
+        pool[:, 0] = 127 - 8
     elif kind == "q4_k":
         pool[:, 0:2] = half(0.02 / 32 / 4.6)
         pool[:, 2:4] = half(0.02 / 32 / 4.6 * 7.5)
@@ -90,9 +97,13 @@ def value(key, x):
 
 
 def main(shape, kind, out, *words):
-    arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms, *net = SHAPES[shape]
-    # K-quantised models keep the matrices of both ends in six bits.
-    ends = "q6_k" if kind == "q4_k" else kind
+    name, _, cut = shape.partition(":")
+    arch, layers, width, heads, kv_heads, head, ff, vocab, base, tied, norms, *net = SHAPES[name]
+    layers = int(cut or layers)
+    mix = net.pop() if net and isinstance(net[-1], dict) else {}
+    # K-quantised models keep the matrices of both ends in six bits; of MXFP4 are experts alone.
+    ends = {"q4_k": "q6_k", "mxfp4": "q8_0"}.get(kind, kind)
+    experts, kind = kind, "q8_0" if kind == "mxfp4" else kind
     tensors = [("token_embd.weight", (vocab, width), ends), ("output_norm.weight", (width,), "f32")]
     if not tied:
         tensors.append(("output.weight", (vocab, width), ends))
@@ -100,11 +111,22 @@ def main(shape, kind, out, *words):
         b = f"blk.{i}."
         tensors += [
             (b + "attn_norm.weight", (width,), "f32"),
-            (b + ("post_attention_norm.weight" if net else "ffn_norm.weight"), (width,), "f32"),
-            (b + "ffn_gate.weight", (ff, width), kind),
-            (b + "ffn_up.weight", (ff, width), kind),
-            (b + "ffn_down.weight", (width, ff), kind),
+            (b + ("post_attention_norm.weight" if net or "window" in mix else "ffn_norm.weight"), (width,), "f32"),
         ]
+        if mix:
+            count = mix["experts"]
+            tensors += [
+                (b + "ffn_gate_inp.weight", (count, width), "f32"),
+                (b + "ffn_gate_exps.weight", (count, ff, width), experts),
+                (b + "ffn_up_exps.weight", (count, ff, width), experts),
+                (b + "ffn_down_exps.weight", (count, width, ff), experts),
+            ]
+        else:
+            tensors += [
+                (b + "ffn_gate.weight", (ff, width), kind),
+                (b + "ffn_up.weight", (ff, width), kind),
+                (b + "ffn_down.weight", (width, ff), kind),
+            ]
         if net and (i + 1) % 4:
             keys, values, key, size, mixed = net
             joined = 2 * keys * key + values * size
@@ -127,6 +149,11 @@ def main(shape, kind, out, *words):
             (b + "attn_v.weight", (kv_heads * head, width), kind),
             (b + "attn_output.weight", (width, heads * head), kind),
         ]
+        if "window" in mix:
+            outs = {"attn_q": (heads * head,), "attn_k": (kv_heads * head,), "attn_v": (kv_heads * head,), "attn_output": (width,)}
+            outs |= {"ffn_gate_inp": (count,), "ffn_gate_exps": (count, ff), "ffn_up_exps": (count, ff), "ffn_down_exps": (count, width)}
+            tensors += [(b + of + ".bias", dims, "f32") for of, dims in outs.items()]
+            tensors.append((b + "attn_sinks.weight", (heads,), "f32"))
         if norms:
             tensors += [(b + n, (head,), "f32") for n in ("attn_q_norm.weight", "attn_k_norm.weight")]
     metadata = [
@@ -149,6 +176,14 @@ def main(shape, kind, out, *words):
         keys, values, key, size, mixed = net
         sizes = {"group_count": keys, "time_step_rank": values, "state_size": key, "inner_size": values * size, "conv_kernel": mixed}
         metadata += [value(f"{arch}.ssm.{name}", n) for name, n in sizes.items()]
+    if mix:
+        metadata += [
+            value(f"{arch}.expert_count", mix["experts"]),
+            value(f"{arch}.expert_used_count", mix["used"]),
+            value(f"{arch}.expert_feed_forward_length", ff),
+        ]
+    if "window" in mix:
+        metadata.append(value(f"{arch}.attention.sliding_window", mix["window"]))
     if words:
         metadata += tokenizer(vocab)
     head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata)
@@ -166,8 +201,10 @@ def main(shape, kind, out, *words):
         start = 0
         for (name, dims, of), bytes_ in zip(tensors, sizes):
             if of == "f32":
-                # States forget.
-                f.write(np.full(dims, -1 if name.endswith("ssm_a") else 1, np.float32).tobytes())
+                # States forget, and routers choose: others for each row.
+                constant = np.full(dims, -1 if name.endswith("ssm_a") else 1, np.float32)
+                routes = name.endswith("ffn_gate_inp.weight")
+                f.write((np.random.default_rng(at + start).standard_normal(dims, dtype=np.float32) if routes else constant).tobytes())
             else:
                 pool, size = pools[of], TYPES[of][2]
                 start = (start + 1009 * size) % (len(pool) // size * size)
@@ -182,6 +219,6 @@ def main(shape, kind, out, *words):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    if len(given) not in (3, 4) or given[3:] not in ([], ["words"]) or given[0] not in SHAPES or given[1] not in TYPES:
+    if len(given) not in (3, 4) or given[3:] not in ([], ["words"]) or given[0].partition(":")[0] not in SHAPES or given[1] not in TYPES:
         raise SystemExit(f"usage: random_gguf.py {'|'.join(SHAPES)} {'|'.join(TYPES)} OUT.gguf [words]")
     main(*given)

@@ -122,7 +122,7 @@ impl Class {
         // home.
         let worker_bytes = (worker_lines + few_lines).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
-        let experts = experts::Layout::new(program, tokens);
+        let experts = experts::Layout::new(program, tokens, workers);
         let mixture = take(experts.bytes);
         let low = take(rows * rank * float);
         Class {

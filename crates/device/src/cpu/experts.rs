@@ -5,12 +5,14 @@
 //! each expert's are rows of one product. A row's bits depend neither on which other rows there are
 //! nor on their number, as those of every product.
 
+mod one;
+
 use super::class::EVEN;
 use super::replay::Replay;
 use cpu_kernels::math;
 use cpu_kernels::matmul::{Activations, BLOCK, Matrix, Path, ROWS, share};
 use cpu_kernels::team::Worker;
-use ops::experts::{Gate, Odds, Routing, Sizes};
+use ops::experts::{Gate, MOST_EXPERTS, Odds, Routing, Sizes};
 use ops::{Experts, Unary};
 use program::{Node, Program};
 use std::ops::Range;
@@ -37,6 +39,9 @@ pub(super) struct Layout {
     y: usize,
     /// The first of these quantised.
     lines: usize,
+    /// Worker `i`'s own row, quantised.
+    own: usize,
+    own_bytes: usize,
     /// All of it.
     pub(super) bytes: usize,
 }
@@ -53,8 +58,8 @@ fn lines(path: Path, pairs: usize, experts: usize, width: usize) -> usize {
 
 impl Layout {
     /// For steps of up to so many tokens.
-    pub(super) fn new(program: &Program, tokens: usize) -> Layout {
-        let mut most = [0; 10];
+    pub(super) fn new(program: &Program, tokens: usize, workers: usize) -> Layout {
+        let (mut most, mut own_bytes) = ([0; 10], 0);
         for node in &program.nodes {
             let Some(Sizes { experts, used, width, ff }) = program.mixture(node) else { continue };
             let (pairs, word) = (tokens * used, size_of::<f32>());
@@ -76,6 +81,9 @@ impl Layout {
                 quantised[0].max(quantised[1]),
             ];
             (0..10).for_each(|i| most[i] = most[i].max(needs[i]));
+            let own = Activations::bytes(Path::InPlace, 1, wider.next_multiple_of(32));
+            // Neighbours' a page apart, as in `Class`.
+            own_bytes = own_bytes.max(own.next_multiple_of(4096));
         }
         let mut end = 0;
         let mut take = |i: usize| {
@@ -85,7 +93,22 @@ impl Layout {
         };
         let [ids, weights, places, of, offsets, x, gate, up, y, lines] =
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(&mut take);
-        Layout { ids, weights, places, tokens: of, offsets, x, gate, up, y, lines, bytes: end }
+        let (own, bytes) = (end, end + workers * own_bytes);
+        Layout {
+            ids,
+            weights,
+            places,
+            tokens: of,
+            offsets,
+            x,
+            gate,
+            up,
+            y,
+            lines,
+            own,
+            own_bytes,
+            bytes,
+        }
     }
 }
 
@@ -106,21 +129,23 @@ fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]
     // Not a number is less than every number, and ties go to the lower expert.
     let number = |e: usize| if scores[e].is_nan() { f32::NEG_INFINITY } else { scores[e] };
     let top = (0..scores.len()).map(number).fold(f32::NEG_INFINITY, f32::max);
-    for j in 0..routing.used {
-        let (chosen, rest) = ids.split_at_mut(j);
-        let open = || (0..scores.len()).filter(|e| !chosen.contains(&(*e as u32)));
+    // Experts that may still be chosen.
+    let mut open = [true; MOST_EXPERTS];
+    for (id, weight) in ids.iter_mut().zip(&mut *weights) {
+        let left = || (0..scores.len()).filter(|e| open[*e]);
         let better = |best: usize, e: usize| if number(e) > number(best) { e } else { best };
-        let best = open().reduce(better).unwrap_or(0);
+        let best = left().reduce(better).unwrap_or(0);
         let peak = number(best);
-        rest[0] = best as u32;
-        weights[j] = match routing.odds {
+        *id = best as u32;
+        *weight = match routing.odds {
             Odds::Softmax => (peak - top).exp(),
             Odds::Sigmoid => 1.0 / (1.0 + (-peak).exp()),
             Odds::Near { jitter } => {
                 let near = |s: &f32| (peak - s) / s.abs().max(peak) <= 2.0 * jitter;
-                1.0 / open().map(number).filter(near).map(|s| (s - peak).exp()).sum::<f32>()
+                1.0 / left().map(number).filter(near).map(|s| (s - peak).exp()).sum::<f32>()
             }
         };
+        open[best] = false;
     }
     let total = match (routing.normalised, routing.odds) {
         (true, _) => weights.iter().sum(),
@@ -128,6 +153,14 @@ fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]
         (false, _) => 1.0,
     };
     weights.iter_mut().for_each(|weight| *weight *= routing.scale / total);
+}
+
+/// Adds up what a token's experts give, weighed, in the order of the scores.
+fn combine<'a>(to: &mut [f32], results: impl Iterator<Item = (f32, &'a [f32])>) {
+    to.fill(0.0);
+    for (weight, from) in results {
+        to.iter_mut().zip(from).for_each(|(to, y)| *to += weight * *y);
+    }
 }
 
 /// A step's pairs, once they are known.
@@ -193,6 +226,9 @@ impl Replay<'_> {
         let (rows, place) = (self.count(program.shape(node.inputs[0]).rows), &self.class.experts);
         let (pairs, path) = (rows * used, self.path(node.inputs[0]));
         let at = self.class.mixture;
+        if rows == 1 && path == Path::InPlace && !op.weighs_inputs && !op.inner {
+            return self.experts_of_one(op, node, sizes, worker);
+        }
         let few = rows <= EVEN;
         let mine = match few {
             true if worker.index == 0 => 0..rows,
@@ -316,14 +352,13 @@ impl Replay<'_> {
             // SAFETY: each worker has its own tokens; results are only read.
             let to =
                 unsafe { self.floats(self.offset(node.outputs[0]), t * width..(t + 1) * width) };
-            to.fill(0.0);
-            for pair in t * used..(t + 1) * used {
+            let results = (t * used..(t + 1) * used).map(|pair| {
                 let at = all.places[pair] as usize * wide;
-                // SAFETY: as above.
-                let from = unsafe { self.floats(y.start, at..at + width) };
                 let weight = if op.weighs_inputs { 1.0 } else { all.weights[pair] };
-                to.iter_mut().zip(from).for_each(|(to, y)| *to += weight * *y);
-            }
+                // SAFETY: as above.
+                (weight, unsafe { &*self.floats(y.start, at..at + width) })
+            });
+            combine(to, results);
         }
     }
 
