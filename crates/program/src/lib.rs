@@ -145,9 +145,8 @@ impl Program {
     /// The sizes of a node's mixture of experts, if it is one.
     pub fn mixture(&self, node: &Node) -> Option<ops::experts::Sizes> {
         let Op::Experts(op) = &node.op else { return None };
-        let weights: Vec<&[usize]> =
-            node.weights.iter().map(|w| self.weights[w.0].shape.as_slice()).collect();
-        op.sizes([0, 1].map(|i| self.shape(node.inputs[i]).width), &weights).ok()
+        let gate = &self.weights[node.weights.first()?.0];
+        op.sizes([0, 1].map(|i| self.shape(node.inputs[i]).width), &[&gate.shape]).ok()
     }
 
     /// Shape of a value.

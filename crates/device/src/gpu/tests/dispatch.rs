@@ -111,10 +111,11 @@ fn load_without_experts(
 ) -> GpuExecutor<Faulty> {
     let (program, tensors) = recorded("qwen3-moe");
     let both = program.offload(&|_, node| node.op.name() == "experts").unwrap();
-    let (options, told) = (LoadOptions { dispatch, ..options() }, &mut |_, _| {});
+    let options = LoadOptions { dispatch, ..options() };
     let away = LoadOptions { blocks: vec![], context: vec![], ..options.clone() };
-    let other = other.load(both.away, &tensors, away, told).unwrap();
-    let home = GpuExecutor::load(Arc::clone(backend), both.home, &tensors, options, told);
+    let other = other.load(both.away, &tensors, away, &mut |_, _| {}).unwrap();
+    let backend = Arc::clone(backend);
+    let home = GpuExecutor::load(backend, both.home, &tensors, options, &mut |_, _| {});
     let mut home = home.unwrap();
     home.join(other).unwrap();
     home
