@@ -196,9 +196,22 @@ impl Row {
     }
 }
 
+/// Threads of a group of [`weigh`] and [`draw`].
+const THREADS: u32 = 256;
+
+/// This thread's tokens of its group's [`BLOCK`], each with its key; beyond the end of the vocabulary
+/// the last key is read again.
+#[track_caller]
+fn block_keys(keys: In<u32>, row: Val<u32>, vocab: Val<u32>) -> Vec<(Val<u32>, Val<u32>)> {
+    let first = group_id() * BLOCK + thread_id();
+    let own: Vec<Val<u32>> = (0..BLOCK / THREADS).map(|i| first + i * THREADS).collect();
+    own.into_iter().map(|i| (i, keys.get(row * vocab + i.min(vocab - 1)))).collect()
+}
+
 /// The greatest key of the row and the lowest token that has it, from the `peaks` of its parts.
 #[track_caller]
-fn row_peak(peaks: In<u32>, row: Val<u32>, parts: Val<u32>) -> (Val<u32>, Val<u32>) {
+fn row_peak(peaks: In<u32>, row: Val<u32>, vocab: Val<u32>) -> (Val<u32>, Val<u32>) {
+    let parts = (vocab + (PART - 1)) / PART;
     let (best, whose) = (Var::new(0u32), Var::new(u32::MAX));
     strided(parts).each(|i| {
         let pair = peaks.get_vec((row * parts + i) * 2u32, 2, tile::ir::Hint::None);

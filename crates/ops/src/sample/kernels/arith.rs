@@ -27,17 +27,22 @@ pub(crate) fn logit_of(key: Val<u32>) -> Val<f32> {
     select(Order::eq(key >> 31u32, 1u32), key & 0x7fff_ffffu32, !key).bits()
 }
 
+/// The logarithm of a key's weight, that of the greatest being 0.
+#[track_caller]
+fn exponent(key: Val<u32>, top: Val<u32>, factor: Val<f32>) -> Val<f32> {
+    (logit_of(key) - logit_of(top)) * factor
+}
+
 /// Whether a key's weight may be more than 0.
 #[track_caller]
 pub(crate) fn weighs(key: Val<u32>, top: Val<u32>, factor: Val<f32>) -> Val<bool> {
-    let x = (logit_of(key) - logit_of(top)) * factor;
-    Order::ge(x, FAINTEST) | Order::eq(key, top)
+    Order::ge(exponent(key, top, factor), FAINTEST) | Order::eq(key, top)
 }
 
 /// The weight of a key, a whole number: `floor(2^31 e^((logit - top) factor))`.
 #[track_caller]
 pub(crate) fn weight_of(key: Val<u32>, top: Val<u32>, factor: Val<f32>) -> Val<u32> {
-    let x = (logit_of(key) - logit_of(top)) * factor;
+    let x = exponent(key, top, factor);
     // What is too faint, and NaN, is computed as 0 lest a shift be out of range.
     let seen = Order::ge(x, FAINTEST);
     let x = select(seen, x, 0.0);

@@ -116,7 +116,7 @@ pub fn cut(
     let row = group_id();
     let settings = Row::new(settings, row);
     if settings.filters() {
-        let (top, _) = row_peak(peaks, row, (vocab + (PART - 1)) / PART);
+        let (top, _) = row_peak(peaks, row, vocab);
         let answer = Shared::<u32>::named("answer", 1);
         if thread_id() == 0 {
             answer[0u32] = top;

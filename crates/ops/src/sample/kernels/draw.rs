@@ -6,13 +6,8 @@ use tile::launch::{Mode, Requirement};
 
 use super::amount::{Amount, Scan};
 use super::arith::{IMPOSSIBLE, Wide, WideVar, weighs, weight_of};
-use super::{BLOCK, MOST_TOKENS, PART, Row, SETTINGS, row_peak};
+use super::{BLOCK, MOST_TOKENS, PART, Row, SETTINGS, THREADS, block_keys, row_peak};
 use crate::sweep::{begin, require_lengths, when};
-
-/// Threads of a group.
-const THREADS: u32 = 256;
-/// Tokens of a thread.
-const EACH: u32 = BLOCK / THREADS;
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
 /// have left. `totals` `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero
@@ -49,20 +44,16 @@ pub fn draw(
     begin();
     let row = group_id_of(1);
     let settings = Row::new(settings, row);
-    let parts = (vocab + (PART - 1)) / PART;
     if !settings.draws() {
         if group_id() == 0 {
-            let (top, greatest) = row_peak(peaks, row, parts);
+            let (top, greatest) = row_peak(peaks, row, vocab);
             if thread_id() == 0 {
                 tokens[row] = select(Order::gt(top, IMPOSSIBLE), greatest, 0u32);
             }
         }
     } else {
-        let first = group_id() * BLOCK + thread_id();
-        let own: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS).collect();
-        let loaded: Vec<Val<u32>> =
-            own.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
-        let (top, _) = row_peak(peaks, row, parts);
+        let own = block_keys(keys, row, vocab);
+        let (top, _) = row_peak(peaks, row, vocab);
         let answer = Shared::<u32>::named("answer", 2);
         if thread_id() == 0 {
             answer[0u32] = top;
@@ -88,7 +79,7 @@ pub fn draw(
                 Wide::from(select(kept, weight, 0u32))
             };
             let sum = WideVar::new(Wide::from(0u32));
-            for (i, key) in own.into_iter().zip(loaded) {
+            for (i, key) in own {
                 // Most simdgroups have nothing of weight, and pass on.
                 let seen = weighs(key, top, settings.per_temperature());
                 when(Order::lt(i, vocab) & seen, || sum.set(sum.get().plus(kept(key, i))));

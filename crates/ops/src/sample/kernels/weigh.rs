@@ -4,13 +4,10 @@ use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
 use super::arith::{IMPOSSIBLE, Wide, weighs, weight_of};
-use super::{BINS, BLOCK, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
+use super::{
+    BINS, BLOCK, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, THREADS, add_to, block_keys, row_peak,
+};
 use crate::sweep::{begin, require_lengths};
-
-/// Threads of a group.
-const THREADS: u32 = 256;
-/// Tokens of a thread.
-const EACH: u32 = BLOCK / THREADS;
 
 /// The bin of a key, the greatest keys first.
 #[track_caller]
@@ -43,16 +40,13 @@ pub fn weigh(
     let settings = Row::new(settings, row);
     let own = Shared::<u32>::named("own", BINS * PER_BIN);
     if settings.filters() {
-        let first = group_id() * BLOCK + thread_id();
-        let at: Vec<Val<u32>> = (0..EACH).map(|i| first + i * THREADS).collect();
-        let loaded: Vec<Val<u32>> =
-            at.iter().map(|i| keys[row * vocab + (*i).min(vocab - 1)]).collect();
-        let (top, _) = row_peak(peaks, row, (vocab + (PART - 1)) / PART);
+        let block = block_keys(keys, row, vocab);
+        let (top, _) = row_peak(peaks, row, vocab);
         for i in strided(BINS * PER_BIN) {
             own[i] = 0;
         }
         barrier();
-        for (i, key) in at.into_iter().zip(loaded) {
+        for (i, key) in block {
             // Of a row without a possible token even the greatest weighs nothing.
             let counts = Order::lt(i, vocab) & Order::gt(top, IMPOSSIBLE);
             if counts & weighs(key, top, settings.per_temperature()) {
