@@ -572,48 +572,6 @@ impl CpuExecutor {
         whole
     }
 
-    /// Computes what lies between an exchange and the next one.
-    fn between(
-        &mut self,
-        step: &Step<'_>,
-        number: usize,
-        brings: &[Vec<f32>],
-        gives: &mut Vec<Vec<f32>>,
-    ) -> Result<()> {
-        self.last = None;
-        step.check(&self.limits)?;
-        self.rows.set(step, &self.sampling.slots)?;
-        let class = self.class(step.tokens.len(), step.outputs.len());
-        let place = |number| exchange(&self.loaded.program, number);
-        let (Some(first), Some(last)) = (place(number), place(number + 1)) else {
-            let found = format!("exchange {number}");
-            return Err(Error::new("exchange", "one of the Program's, and one behind it", found));
-        };
-        let CpuExecutor { loaded, classes, arena, .. } = self;
-        let floats_of = |value: &ValueId| place_of(loaded, &classes[class], step, *value);
-        let brought = &loaded.program.nodes[first].outputs;
-        let fit = brings.iter().map(Vec::len).eq(brought.iter().map(|v| floats_of(v).len()));
-        if !fit {
-            let found: Vec<usize> = brings.iter().map(Vec::len).collect();
-            return Err(Error::new("exchange", "rows of its values", format!("{found:?} floats")));
-        }
-        for (value, from) in brought.iter().zip(brings) {
-            floats(arena)[floats_of(value)].copy_from_slice(from);
-        }
-        if !self.compute(step, class, first + 1..last, &Watch::NONE, None) {
-            return Err(Error::new("exchange", "a step that ends", "one that was stopped"));
-        }
-        let CpuExecutor { loaded, classes, arena, .. } = self;
-        let given = &loaded.program.nodes[last].inputs;
-        gives.resize_with(given.len(), Vec::new);
-        for (to, value) in gives.iter_mut().zip(given) {
-            let place = place_of(loaded, &classes[class], step, *value);
-            to.clear();
-            to.extend_from_slice(&floats(arena)[place]);
-        }
-        Ok(())
-    }
-
     /// Has the step's sequences choose: one on this thread, several on all workers.
     fn choose(&mut self, step: &Step<'_>, ticket: Ticket) {
         let logits = self.result(0);
@@ -722,7 +680,38 @@ impl Executor for CpuExecutor {
         brings: &[Vec<f32>],
         gives: &mut Vec<Vec<f32>>,
     ) -> Result<()> {
-        self.between(step, number, brings, gives)
+        self.last = None;
+        step.check(&self.limits)?;
+        self.rows.set(step, &self.sampling.slots)?;
+        let class = self.class(step.tokens.len(), step.outputs.len());
+        let place = |number| exchange(&self.loaded.program, number);
+        let (Some(first), Some(last)) = (place(number), place(number + 1)) else {
+            let found = format!("exchange {number}");
+            return Err(Error::new("exchange", "one of the Program's, and one behind it", found));
+        };
+        let CpuExecutor { loaded, classes, arena, .. } = self;
+        let floats_of = |value: &ValueId| place_of(loaded, &classes[class], step, *value);
+        let brought = &loaded.program.nodes[first].outputs;
+        let fit = brings.iter().map(Vec::len).eq(brought.iter().map(|v| floats_of(v).len()));
+        if !fit {
+            let found: Vec<usize> = brings.iter().map(Vec::len).collect();
+            return Err(Error::new("exchange", "rows of its values", format!("{found:?} floats")));
+        }
+        for (value, from) in brought.iter().zip(brings) {
+            floats(arena)[floats_of(value)].copy_from_slice(from);
+        }
+        if !self.compute(step, class, first + 1..last, &Watch::NONE, None) {
+            return Err(Error::new("exchange", "a step that ends", "one that was stopped"));
+        }
+        let CpuExecutor { loaded, classes, arena, .. } = self;
+        let given = &loaded.program.nodes[last].inputs;
+        gives.resize_with(given.len(), Vec::new);
+        for (to, value) in gives.iter_mut().zip(given) {
+            let place = place_of(loaded, &classes[class], step, *value);
+            to.clear();
+            to.extend_from_slice(&floats(arena)[place]);
+        }
+        Ok(())
     }
 
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()> {

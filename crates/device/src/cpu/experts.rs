@@ -275,11 +275,9 @@ impl Replay<'_> {
             }
         };
 
-        let of =
-            |offset: usize, stride: usize| PairRows { start: self.class.mixture + offset, stride };
-        let (wide, inner) = (width.next_multiple_of(ROWS), ff.next_multiple_of(ROWS));
-        let x = of(place.x, width);
-        let (gate, up, y) = (of(place.gate, inner), of(place.up, inner), of(place.y, wide));
+        let x = PairRows { start: at + place.x, stride: width };
+        let [gate, _, y] = self.pair_rows(sizes);
+        let (wide, inner) = (y.stride, gate.stride);
         if op.weighs_inputs {
             for pair in worker.split(pairs) {
                 let (from, at) = (pair / used * width, all.places[pair] as usize);
@@ -310,22 +308,9 @@ impl Replay<'_> {
         quantise(x, width, 0);
         worker.barrier();
 
-        let bias = |i: usize| node.weights.get(i).map(|&bias| self.vector(bias));
-        let matrix = |i: usize| self.matrix(node.weights[i]);
-        self.deal(&all, matrix(0), experts, worker, |expert, places, panels| {
+        self.deal(&all, self.matrix(node.weights[0]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (x, width, path), expert);
-            for (i, to) in [(0, gate), (1, up)] {
-                let first = expert * inner / ROWS;
-                self.times(matrix(i), bias(i + 3), &input, (&places, to), first, &panels, worker);
-            }
-            let columns = panels.start * ROWS..(panels.end * ROWS).min(ff);
-            for at in places {
-                let row = at * inner + columns.start..at * inner + columns.end;
-                // SAFETY: each worker has its own columns of an expert's rows.
-                let (gate, up) =
-                    unsafe { (self.floats(gate.start, row.clone()), self.floats(up.start, row)) };
-                self.gated(op.gate, gate, up);
-            }
+            self.gate_and_up((op, node, sizes), &input, (expert, &places), &panels, worker);
         });
         worker.barrier();
         if let Some(&seen) = node.outputs.get(1) {
@@ -342,10 +327,9 @@ impl Replay<'_> {
         }
         quantise(gate, ff, 2);
         worker.barrier();
-        self.deal(&all, matrix(2), experts, worker, |expert, places, panels| {
+        self.deal(&all, self.matrix(node.weights[2]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (gate, ff, path), expert);
-            let first = expert * wide / ROWS;
-            self.times(matrix(2), bias(5), &input, (&places, y), first, &panels, worker);
+            self.times(node, 2, &input, (&places, y), expert, &panels, worker);
         });
         worker.barrier();
         for t in worker.split(rows) {
@@ -359,6 +343,40 @@ impl Replay<'_> {
                 (weight, unsafe { &*self.floats(y.start, at..at + width) })
             });
             combine(to, results);
+        }
+    }
+
+    /// The pairs' rows of gate, up and down.
+    fn pair_rows(&self, sizes: Sizes) -> [PairRows; 3] {
+        let (place, at) = (&self.class.experts, self.class.mixture);
+        let of = |offset: usize, width: usize| PairRows {
+            start: at + offset,
+            stride: width.next_multiple_of(ROWS),
+        };
+        [of(place.gate, sizes.ff), of(place.up, sizes.ff), of(place.y, sizes.width)]
+    }
+
+    /// Some panels of an expert's gate and up for its rows, of which the gate's become what its last
+    /// matrix reads.
+    fn gate_and_up(
+        &self,
+        (op, node, sizes): (&Experts, &Node, Sizes),
+        x: &Activations<'_>,
+        (expert, places): (usize, &Range<usize>),
+        panels: &Range<usize>,
+        worker: &Worker<'_>,
+    ) {
+        let [gate, up, _] = self.pair_rows(sizes);
+        for (i, to) in [(0, gate), (1, up)] {
+            self.times(node, i, x, (places, to), expert, panels, worker);
+        }
+        let columns = panels.start * ROWS..(panels.end * ROWS).min(sizes.ff);
+        for at in places.clone() {
+            let row = at * gate.stride + columns.start..at * gate.stride + columns.end;
+            // SAFETY: each worker has its own columns of an expert's rows.
+            let (gate, up) =
+                unsafe { (self.floats(gate.start, row.clone()), self.floats(up.start, row)) };
+            self.gated(op.gate, gate, up);
         }
     }
 
@@ -430,17 +448,21 @@ impl Replay<'_> {
         }
     }
 
-    /// Some panels of an expert's matrix times its rows. Panel 0 is the expert's first.
+    /// Some panels of an expert's part of matrix `i`, with its bias, times its rows. Panel 0 is the
+    /// expert's first.
     fn times(
         &self,
-        matrix: &Matrix,
-        bias: Option<&[f32]>,
+        node: &Node,
+        i: usize,
         x: &Activations<'_>,
         (places, to): (&Range<usize>, PairRows),
-        first: usize,
+        expert: usize,
         panels: &Range<usize>,
         worker: &Worker<'_>,
     ) {
+        let matrix = self.matrix(node.weights[i]);
+        let bias = node.weights.get(i + 3).map(|&bias| self.vector(bias));
+        let first = expert * to.stride / ROWS;
         // Column 0 of the whole matrix would lie so far in front.
         let out = self.arena.wrapping_add(to.start).cast::<f32>();
         let out = out.wrapping_add(places.start * to.stride).wrapping_sub(first * ROWS);
@@ -463,13 +485,8 @@ impl Replay<'_> {
         let panels = matrix.panels() / experts;
         let busy = all.each().count();
         if all.places.len() <= EVEN * busy {
-            let mine = share(busy * panels, worker.index, worker.count);
-            for (i, (expert, places)) in all.each().enumerate() {
-                let own = |at: usize| at.clamp(i * panels, (i + 1) * panels) - i * panels;
-                let part = own(mine.start)..own(mine.end);
-                if !part.is_empty() {
-                    f(expert, places, part);
-                }
+            for ((expert, places), part) in parts(all.each(), busy, panels, worker) {
+                f(expert, places, part);
             }
             return;
         }
@@ -482,6 +499,20 @@ impl Replay<'_> {
             }
         }
     }
+}
+
+/// This worker's share of the panels of `count` items, each of which has as many: the items of which
+/// it has some, and these, counted from the item's first.
+fn parts<T>(
+    items: impl Iterator<Item = T>,
+    count: usize,
+    panels: usize,
+    worker: &Worker<'_>,
+) -> impl Iterator<Item = (T, Range<usize>)> {
+    let mine = share(count * panels, worker.index, worker.count);
+    let own = move |at: usize, i: usize| at.clamp(i * panels, (i + 1) * panels) - i * panels;
+    let all = items.enumerate().map(move |(i, item)| (item, own(mine.start, i)..own(mine.end, i)));
+    all.filter(|(_, part)| !part.is_empty())
 }
 
 /// Rows of the working memory.
