@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
-use program::{BLOCK_TOKENS, Kind, Sequence, Step, Table};
+use program::{BLOCK_TOKENS, Kind, Program, Sequence, Step, Table};
 
 use crate::{CacheType, Device, Executor, LoadOptions, Place};
 
@@ -20,6 +20,14 @@ fn cases() -> Vec<PathBuf> {
     cases.sort();
     assert!(cases.len() >= 12, "{cases:?}");
     cases
+}
+
+/// A fixture's Program, fused, and its weights.
+pub(crate) fn recorded(name: &str) -> (Program, Tensors) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
+    let tensors = Tensors::open(root.join(name)).unwrap();
+    let model = models::load(&tensors, &models::Options::default()).unwrap();
+    (program::fuse(&model.record(false).unwrap()), tensors)
 }
 
 /// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the
@@ -163,15 +171,12 @@ fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
 #[test]
 fn rows_that_decode_take_turns() {
     let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     for (model, cache_type) in [
         ("llama3", CacheType::F32),
         ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
         ("qwen3/model.q8_0.gguf", CacheType::BF16),
     ] {
-        let tensors = Tensors::open(root.join(model)).unwrap();
-        let model = models::load(&tensors, &models::Options::default()).unwrap();
-        let program = program::fuse(&model.record(false).unwrap());
+        let (program, tensors) = recorded(model);
         let groups = program.groups().len();
         let load = || {
             let options = LoadOptions {

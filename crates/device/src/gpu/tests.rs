@@ -5,7 +5,6 @@ mod dispatch;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +19,7 @@ use super::meeting::Meeting;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
+use crate::tests::recorded;
 use crate::{About, CacheType, Device, Executor, LoadOptions, Ticket, Usage};
 
 /// When work is done.
@@ -273,15 +273,6 @@ impl Backend for Faulty {
 
 fn model() -> (Program, Tensors) {
     recorded("llama3")
-}
-
-fn recorded(name: &str) -> (Program, Tensors) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let tensors = Tensors::open(root.join(name)).unwrap();
-    let program = program::fuse(
-        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
-    );
-    (program, tensors)
 }
 
 /// Room for sixteen contexts of one block.

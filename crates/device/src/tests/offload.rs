@@ -1,14 +1,13 @@
 //! A mixture's experts on the CPU beside a simulated GPU. What Transformers computes, fixture by
 //! fixture: in the engine's tests.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use formats::{DType, Tensors};
 use ops::low_rank::Delta;
 use program::{Adapter, Kind, Program, Sequence, Step, Table};
 
-use super::together;
+use super::{recorded, together};
 use crate::{CacheType, Device, Executor, LoadOptions, Offload, Place, Seats, Watch};
 
 fn open(name: &str) -> Box<dyn Device> {
@@ -70,10 +69,7 @@ fn logits(device: &dyn Device, program: &Program, tensors: &Tensors, adapted: bo
 
 #[test]
 fn adapters_of_what_stays_on_the_gpu_are_applied() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let tensors = Tensors::open(root.join("qwen3-moe")).unwrap();
-    let model = models::load(&tensors, &models::Options::default()).unwrap();
-    let program = program::fuse(&model.record(false).unwrap());
+    let (program, tensors) = recorded("qwen3-moe");
     let program = program.with_sites(&|name| name.contains("attention"));
     assert!(program.sites.len() >= 12, "{}", program.sites.len());
     let offload = Offload::experts(open("sim"), open("cpu"), usize::MAX);
@@ -91,10 +87,7 @@ fn adapters_of_what_stays_on_the_gpu_are_applied() {
 /// Between the mixtures, whether or not the GPU is for many sequences; and begins again.
 #[test]
 fn a_prompt_can_be_given_up() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let tensors = Tensors::open(root.join("qwen3-moe")).unwrap();
-    let model = models::load(&tensors, &models::Options::default()).unwrap();
-    let program = program::fuse(&model.record(false).unwrap());
+    let (program, tensors) = recorded("qwen3-moe");
     let offload = Offload::experts(open("sim"), open("cpu"), usize::MAX);
     for batched in [false, true] {
         let options = LoadOptions {
@@ -131,15 +124,12 @@ fn a_prompt_can_be_given_up() {
 
 #[test]
 fn what_cannot_be_moved_is_refused_by_name() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let offload = |layers| Offload::experts(open("sim"), open("cpu"), layers);
     for (model, layers, says) in [
         ("llama3", 9, "experts on the CPU: expected a mixture of experts"),
         ("qwen3-moe", 1, "experts on the CPU: expected experts in the first 1 layers, found none"),
     ] {
-        let tensors = Tensors::open(root.join(model)).unwrap();
-        let model = models::load(&tensors, &models::Options::default()).unwrap();
-        let program = program::fuse(&model.record(false).unwrap());
+        let (program, _) = recorded(model);
         let why = offload(layers).check(&program).unwrap_err().to_string();
         assert!(why.starts_with(says), "{why}");
     }

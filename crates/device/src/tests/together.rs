@@ -1,12 +1,10 @@
 //! Sequences of unlike lengths, in steps of any grouping and prompts in any chunks, compute and
 //! choose what each does alone: bit for bit.
 
-use std::path::Path;
-
-use formats::Tensors;
 use ops::sample::Options;
 use program::{BLOCK_TOKENS, CHOSEN, Choose, Kind, Sequence, Step, Table};
 
+use super::recorded;
 use crate::{CacheType, Device, Executor, LoadOptions};
 
 /// Reproducible numbers.
@@ -209,11 +207,7 @@ pub(crate) struct Case<'a> {
 /// Runs a case's timelines alone on one device and together on others.
 pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]) {
     let Case { model, cache_type, count, longest, batched, sequences, close } = case;
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
-    let tensors = Tensors::open(path.join(model)).unwrap();
-    let program = program::fuse(
-        &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
-    );
+    let (program, tensors) = recorded(model);
     let groups = program.groups().len();
     let vocab = program.shape(program.results[0]).width;
     let load = |device: &dyn Device| {
