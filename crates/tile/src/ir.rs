@@ -94,6 +94,9 @@ pub struct Array {
     pub ty: Type,
     /// Elements.
     pub len: u32,
+    /// A shared array's number among [`Kernel::shared`], if this one takes its memory over: from a
+    /// barrier on, before which alone that one is used, and after which alone this one is.
+    pub over: Option<u32>,
 }
 
 /// An array an instruction reads or writes.
@@ -596,10 +599,32 @@ impl Kernel {
 
     /// Bytes of threadgroup memory, every array aligned to 16.
     pub fn shared_bytes(&self) -> u32 {
-        self.shared
-            .iter()
-            .map(|a| (a.ty.scalar().bytes() as u32 * a.len).next_multiple_of(16))
-            .sum()
+        self.shared_extents().iter().flatten().sum()
+    }
+
+    /// Where a shared array begins, in bytes.
+    pub(crate) fn shared_offset(&self, index: u32) -> u32 {
+        let own = self.shared[index as usize].over.unwrap_or(index);
+        self.shared_extents()[..own as usize].iter().flatten().sum()
+    }
+
+    /// Elements of a shared array, with what those that take it over need besides.
+    pub(crate) fn shared_len(&self, index: u32) -> u32 {
+        let array = &self.shared[index as usize];
+        let taken = |other: &&Array| other.over == Some(index);
+        let bytes = |array: &Array| array.ty.scalar().bytes() as u32 * array.len;
+        let most = self.shared.iter().filter(taken).map(bytes).max().unwrap_or(0);
+        array.len.max(most.div_ceil(array.ty.scalar().bytes() as u32))
+    }
+
+    /// Bytes of memory that each shared array has of its own: none where it takes over another's,
+    /// which then is as large as the larger of the two.
+    fn shared_extents(&self) -> Vec<Option<u32>> {
+        let own = |(index, array): (u32, &Array)| {
+            let bytes = self.shared_len(index) * array.ty.scalar().bytes() as u32;
+            array.over.is_none().then(|| bytes.next_multiple_of(16))
+        };
+        (0..).zip(&self.shared).map(own).collect()
     }
 
     /// Calls `f` on every instruction, outer before inner, in order.

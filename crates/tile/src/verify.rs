@@ -1,6 +1,6 @@
 //! The rules of the representation. Each is stated once, beside its check: the kernel's own in
-//! `contract`, those of instructions in `operands`, uniform control in `uniform`, and here the
-//! three that tie values to places:
+//! `contract`, those of instructions in `operands`, uniform control in `uniform`, memory that
+//! two arrays share in `over`, and here the three that tie values to places:
 //!
 //! - A value is defined once, and before it is used.
 //! - A value is used in the block that defines it or in blocks inside that one. What has to survive
@@ -17,6 +17,7 @@ use operands::Operands;
 
 mod contract;
 mod operands;
+mod over;
 mod uniform;
 
 /// What is wrong with a kernel, and where.
@@ -60,6 +61,7 @@ pub fn verify(kernel: &Kernel) -> Result<(), Fault> {
         message,
     })?;
     Scopes::new(kernel).check()?;
+    over::check(kernel)?;
     uniform::check(kernel)
 }
 

@@ -476,6 +476,9 @@ fn decode_q8_0() -> Vec<Case> {
 const LONG: [(usize, usize, usize, usize); 5] =
     [(8, 4, 128, 32_768), (8, 4, 64, 8192), (8, 4, 128, 4096), (8, 4, 64, 4096), (8, 2, 128, 4096)];
 
+/// Sequences of an 8B model that decode together, and keys of each.
+const MANY: [(usize, usize); 5] = [(1, 544), (8, 544), (32, 544), (128, 544), (8, 4096)];
+
 /// Of an H200.
 const PROCESSORS: u32 = 132;
 const SHARED: u32 = 227 << 10;
@@ -484,37 +487,40 @@ fn decode_bench(
     query: Scalar,
     kernel: Recipe,
     schedule: Schedule,
+    shares: Shares,
+    rows: usize,
     stores: impl Fn(usize) -> Vec<Fill>,
     bits: u64,
     (kv_heads, group, d, keys): (usize, usize, usize, usize),
 ) -> Bench {
-    let splits = schedule.splits(PROCESSORS, kv_heads as u32, keys as u32) as usize;
-    let (stride, heads) = (keys.div_ceil(256), kv_heads * group);
+    let launched = || schedule.splits(PROCESSORS, kv_heads as u32, keys as u32);
+    let splits = shares.splits(keys as u32).unwrap_or_else(launched) as usize;
+    let (stride, heads) = (keys.div_ceil(256), rows * kv_heads * group);
     let words = |words: Vec<u32>| Fill::These(Buffer::words(&words));
-    let n = keys * kv_heads * d;
     let mut buffers = vec![Fill::These(random(query, 1, heads * d))];
-    buffers.extend(stores(n));
+    buffers.extend(stores(rows * stride * 256 * kv_heads * d));
     buffers.extend([
-        words(vec![keys as u32 - 1]),
-        words(vec![0]),
-        words((0..stride as u32).rev().collect()),
+        words(vec![keys as u32 - 1; rows]),
+        words((0..rows as u32).collect()),
+        words((0..(rows * stride) as u32).rev().collect()),
         Fill::Zeros(query, heads * d),
         Fill::Zeros(Scalar::F32, heads * splits * d),
         Fill::Zeros(Scalar::F32, heads * splits * 2),
         Fill::Zeros(Scalar::U32, heads),
     ]);
+    let read = rows * keys * kv_heads * d;
     Bench {
         kernel: kernel.record(),
-        label: format!("{heads} heads of {kv_heads} x {d}, {keys} keys"),
+        label: format!("{rows} x {group} heads of {kv_heads} x {d}, {keys} keys"),
         numbers: Numbers::new()
             .with("stride", stride as u32)
             .with("block", 256)
             .with("kv_heads", kv_heads as u32)
             .with_f32("scale", 1.0 / (d as f32).sqrt())
-            .with("rows", 1)
+            .with("rows", rows as u32)
             .with("splits", splits as u32),
         buffers,
-        bytes: 2 * n as u64 * bits / 8,
+        bytes: 2 * read as u64 * bits / 8,
         flops: 4 * (keys * heads * d) as u64,
         roof: Roof::Memory,
     }
@@ -524,27 +530,38 @@ pub(super) fn decode_benches() -> Vec<Bench> {
     fn of(query: Scalar) -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = Form::plain(shape.2 as u32, shape.1 as u32);
-            let schedule = Schedule::pick(form, query, query, shape.3 as u32, SHARED);
+            let (shares, bits) = (Shares::Launched, 8 * query.bytes() as u64);
+            let schedule = Schedule::pick(form, query, query, shape.3 as u32, shares, SHARED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
-            let kernel = attention_decode(query, query, form, schedule, Shares::Launched);
-            decode_bench(query, kernel, schedule, stores, 8 * query.bytes() as u64, shape)
+            let kernel = attention_decode(query, query, form, schedule, shares);
+            decode_bench(query, kernel, schedule, shares, 1, stores, bits, shape)
         };
         LONG.into_iter().map(bench).collect()
     }
-    every_float(of)
+    every_float(of).into_iter().chain(MANY.map(many)).collect()
+}
+
+/// As steps of many sequences share keys.
+fn many((rows, keys): (usize, usize)) -> Bench {
+    let (query, shape) = (Scalar::BF16, (8, 4, 128, keys));
+    let (form, shares) = (Form::plain(128, 4), Shares::MANY);
+    let schedule = Schedule::pick(form, query, query, u32::MAX, shares, SHARED);
+    let kernel = attention_decode(query, query, form, schedule, shares);
+    let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
+    decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape)
 }
 
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
-        let schedule = Schedule::pick(form, Scalar::BF16, Scalar::I8, shape.3 as u32, SHARED);
-        let kernel =
-            attention_decode_codes(Scalar::BF16, Scalar::I8, form, schedule, Shares::Launched);
+        let (query, codes, shares) = (Scalar::BF16, Scalar::I8, Shares::Launched);
+        let schedule = Schedule::pick(form, query, codes, shape.3 as u32, shares, SHARED);
+        let kernel = attention_decode_codes(query, codes, form, schedule, shares);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));
             vec![codes.clone(), scales.clone(), codes, scales]
         };
-        let mut bench = decode_bench(Scalar::BF16, kernel, schedule, stores, 8, shape);
+        let mut bench = decode_bench(query, kernel, schedule, shares, 1, stores, 8, shape);
         // 34 bytes hold 32 numbers.
         bench.bytes = bench.bytes / 32 * 34;
         bench

@@ -60,7 +60,14 @@ pub const LARGE: u32 = 99 << 10;
 impl Schedule {
     /// For queries and a cache of these types (i8: q8_0; u32: turbo, in registers alone) and up to
     /// `length` keys, on a device with so many bytes of shared memory for a group.
-    pub fn pick(form: Form, query: Scalar, cache: Scalar, length: u32, shared: u32) -> Schedule {
+    pub fn pick(
+        form: Form,
+        query: Scalar,
+        cache: Scalar,
+        length: u32,
+        shares: Shares,
+        shared: u32,
+    ) -> Schedule {
         let d = form.head_dim;
         // Few keys make few groups, and one that has a processor's shared memory to itself keeps
         // the next kernels' groups from where they would balance: whole models with such heads lost
@@ -76,14 +83,21 @@ impl Schedule {
             _ => false,
         };
         let (keys, stages) = (if d <= 64 { 32 } else { 16 }, 2);
+        let after = matrix::softmaxes(d);
         let batches = match cache {
-            Scalar::I8 => Codes::bytes(d, keys, stages),
-            _ => Numbers::bytes(d, keys, stages),
+            Scalar::I8 => Codes::bytes(d, keys, stages, after),
+            _ => Numbers::bytes(d, keys, stages, after),
         };
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
-        match [8, 4].into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
+        // Smaller groups, of which a processor has room for three, stream their keys while others
+        // begin or merge; they need many rows, or many keys.
+        let simds = match shares {
+            Shares::Launched => [8, 4],
+            Shares::Own { .. } => [4, 2],
+        };
+        match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
             None => Schedule::Lanes { stages: if roomy && cache != Scalar::U32 { 2 } else { 0 } },
         }
@@ -131,6 +145,10 @@ pub enum Shares {
 }
 
 impl Shares {
+    /// Of steps of many sequences: the rows alone keep an H200 busy, and fewer keys would cost more
+    /// to merge than they bring.
+    pub const MANY: Shares = Shares::Own { least: 192, parts: 16 };
+
     /// The most groups that share a row's keys where there are up to `length`; none where the
     /// launch decides.
     pub fn splits(self, length: u32) -> Option<u32> {
@@ -535,15 +553,17 @@ mod tests {
             for (query, shared) in
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
-                let schedule = Schedule::pick(form, query, query, 4096, shared);
-                let kernel = attention_decode(query, query, form, schedule, Shares::Launched);
-                let bytes = kernel.record().shared_bytes();
-                assert!(
-                    bytes <= shared,
-                    "{form:?}, {query}: {schedule:?} takes {bytes} of {shared}"
-                );
-                let staged = schedule != Schedule::Lanes { stages: 0 };
-                assert_eq!(staged, shared >= LARGE, "{form:?}, {query}: {schedule:?}");
+                for shares in [Shares::Launched, Shares::MANY] {
+                    let schedule = Schedule::pick(form, query, query, 4096, shares, shared);
+                    let kernel = attention_decode(query, query, form, schedule, shares);
+                    let bytes = kernel.record().shared_bytes();
+                    assert!(
+                        bytes <= shared,
+                        "{form:?}, {query}: {schedule:?} takes {bytes} of {shared}"
+                    );
+                    let staged = schedule != Schedule::Lanes { stages: 0 };
+                    assert_eq!(staged, shared >= LARGE, "{form:?}, {query}: {schedule:?}");
+                }
             }
         }
     }

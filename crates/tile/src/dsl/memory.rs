@@ -117,7 +117,20 @@ impl<T: Number> Shared<T> {
 
     /// As [`Shared::named`], of elements that are stored as `scalar`.
     pub fn stored(scalar: Scalar, name: &str, len: u32) -> Self {
-        let array = Array { name: name.to_owned(), ty: scalar.into(), len };
+        Shared::declared(Array { name: name.to_owned(), ty: scalar.into(), len, over: None })
+    }
+
+    /// As [`Shared::named`], in the memory of another array, which nothing uses any more: between
+    /// the last use of that one, whose copies have all arrived, and the first of this one lies a
+    /// barrier, outside of loops. Its content is unknown at first.
+    pub fn over<U: Number>(other: Shared<U>, name: &str, len: u32) -> Self {
+        let Place::Shared(index) = other.place else { unreachable!("a shared array's place") };
+        let ty = T::SCALAR.into();
+        Shared::declared(Array { name: name.to_owned(), ty, len, over: Some(index) })
+    }
+
+    fn declared(array: Array) -> Self {
+        let scalar = array.ty.scalar();
         Shared { place: build::shared(array), scalar, of: PhantomData }
     }
 }
@@ -166,7 +179,8 @@ impl<T: Number> Regs<T> {
 
     /// As [`Regs::uninit`], of elements that are stored as `scalar`.
     pub fn stored(scalar: Scalar, len: u32) -> Self {
-        let place = build::register(Array { name: String::new(), ty: scalar.into(), len });
+        let place =
+            build::register(Array { name: String::new(), ty: scalar.into(), len, over: None });
         Regs { place, scalar, len, of: PhantomData }
     }
 

@@ -270,7 +270,10 @@ impl Frags {
     #[track_caller]
     pub fn new(len: u32, value: Frag) -> Frags {
         let ty = Type::Tile(value.ty());
-        let frags = Frags { place: build::register(Array { name: String::new(), ty, len }), ty };
+        let frags = Frags {
+            place: build::register(Array { name: String::new(), ty, len, over: None }),
+            ty,
+        };
         for i in 0..len {
             frags.set(i, value);
         }
@@ -284,7 +287,7 @@ impl Frags {
     #[track_caller]
     pub fn holding(tiles: &[Frag]) -> Frags {
         let ty = Type::Tile(tiles[0].ty());
-        let array = Array { name: String::new(), ty, len: tiles.len() as u32 };
+        let array = Array { name: String::new(), ty, len: tiles.len() as u32, over: None };
         let frags = Frags { place: build::register(array), ty };
         for (i, tile) in tiles.iter().enumerate() {
             frags.set(i as u32, *tile);

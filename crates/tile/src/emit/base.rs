@@ -120,12 +120,11 @@ impl Printer<'_> {
     }
 
     fn arrays(&mut self) -> Result<(), String> {
-        let mut offset = 0;
-        for (i, array) in self.kernel.shared.iter().enumerate() {
+        for (i, array) in (0..).zip(&self.kernel.shared) {
             let ty = expr::type_name(self.language, array.ty)?;
-            let name = self.names.place(Place::Shared(i as u32));
-            let text = self.language.shared(self.kernel, name, &ty, array.len, offset);
-            offset += (array.ty.scalar().bytes() as u32 * array.len).next_multiple_of(16);
+            let name = self.names.place(Place::Shared(i));
+            let over = array.over.map(|other| self.names.place(Place::Shared(other)));
+            let text = self.language.shared(self.kernel, i, name, &ty, over);
             self.line(&text, Source(0));
         }
         for (i, array) in self.kernel.registers.iter().enumerate() {

@@ -179,10 +179,24 @@ impl Language for Cuda {
         }
     }
 
-    fn shared(&self, kernel: &Kernel, name: &str, ty: &str, len: u32, offset: u32) -> String {
-        match kernel.shared_bytes() > CUDA_STATIC {
-            true => format!("{ty}* const {name} = reinterpret_cast<{ty}*>(tk_dynamic + {offset});"),
-            false => format!("__shared__ __align__({}) {ty} {name}[{len}];", alignment(kernel)),
+    fn shared(
+        &self,
+        kernel: &Kernel,
+        index: u32,
+        name: &str,
+        ty: &str,
+        over: Option<&str>,
+    ) -> String {
+        let at = |memory: &str| format!("{ty}* const {name} = reinterpret_cast<{ty}*>({memory});");
+        match over {
+            _ if kernel.shared_bytes() > CUDA_STATIC => {
+                at(&format!("tk_dynamic + {}", kernel.shared_offset(index)))
+            }
+            Some(other) => at(other),
+            None => {
+                let (align, len) = (alignment(kernel), kernel.shared_len(index));
+                format!("__shared__ __align__({align}) {ty} {name}[{len}];")
+            }
         }
     }
 

@@ -67,8 +67,16 @@ pub(super) trait Language {
     fn shared_limit(&self) -> u32;
     /// Everything up to the body's first instruction; the closing brace is the printer's.
     fn open(&self, kernel: &Kernel, names: &Names, builtins: &[Builtin], out: &mut String);
-    /// The declaration of a shared array that begins at a byte of dynamic shared memory.
-    fn shared(&self, kernel: &Kernel, name: &str, ty: &str, len: u32, offset: u32) -> String;
+    /// The declaration of a shared array by its number, and of which other's name it takes over
+    /// the memory.
+    fn shared(
+        &self,
+        kernel: &Kernel,
+        index: u32,
+        name: &str,
+        ty: &str,
+        over: Option<&str>,
+    ) -> String;
 
     /// The name of an element type.
     fn scalar(&self, scalar: Scalar) -> &'static str;

@@ -180,8 +180,20 @@ impl Language for Metal {
         }
     }
 
-    fn shared(&self, _: &Kernel, name: &str, ty: &str, len: u32, _: u32) -> String {
-        format!("alignas(16) threadgroup {ty} {name}[{len}];")
+    fn shared(
+        &self,
+        kernel: &Kernel,
+        index: u32,
+        name: &str,
+        ty: &str,
+        over: Option<&str>,
+    ) -> String {
+        match over {
+            Some(other) => {
+                format!("threadgroup {ty}* const {name} = (threadgroup {ty}*)({other});")
+            }
+            None => format!("alignas(16) threadgroup {ty} {name}[{}];", kernel.shared_len(index)),
+        }
     }
 
     fn scalar(&self, scalar: Scalar) -> &'static str {

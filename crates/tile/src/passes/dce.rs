@@ -63,6 +63,11 @@ fn drop_arrays(kernel: &mut Kernel) {
         named.extend(node.inst.reads());
         named.extend(node.inst.writes());
     });
+    // Memory that another array takes over is needed as long as that one is.
+    let over = |array: &Array| array.over.map(Place::Shared);
+    let taken = (0..).zip(&kernel.shared).filter(|(i, _)| named.contains(&Place::Shared(*i)));
+    let taken: Vec<Place> = taken.filter_map(|(_, array)| over(array)).collect();
+    named.extend(taken);
     let mut moved = HashMap::new();
     let mut keep = |arrays: &mut Vec<Array>, place: fn(u32) -> Place| {
         let all = std::mem::take(arrays);
@@ -76,6 +81,13 @@ fn drop_arrays(kernel: &mut Kernel) {
     };
     keep(&mut kernel.shared, Place::Shared);
     keep(&mut kernel.registers, Place::Register);
+    for array in &mut kernel.shared {
+        let new = array.over.and_then(|i| moved.get(&Place::Shared(i)));
+        array.over = new.and_then(|place| match place {
+            Place::Shared(i) => Some(*i),
+            _ => None,
+        });
+    }
     let mut body = std::mem::take(&mut kernel.body);
     change(&mut body, &mut |node| {
         places(&mut node.inst, |place| {

@@ -142,7 +142,14 @@ impl<'t> Parser<'t> {
                 self.kernel.constants.push(Constant { name: name.to_owned(), scalar });
             }
             "shared" => {
-                let array = array(words)?;
+                let mut array = array(words)?;
+                if words.take("over") {
+                    let name = words.name("a shared array")?;
+                    array.over = match self.symbols.get(name) {
+                        Some(Symbol::Shared(index)) => Some(*index),
+                        _ => return Err(unknown("shared array", name)),
+                    };
+                }
                 self.declare(&array.name, Symbol::Shared(self.kernel.shared.len() as u32));
                 self.kernel.shared.push(array);
             }
@@ -183,7 +190,7 @@ fn array(words: &mut Words<'_>) -> Found<Array> {
     words.expect("[")?;
     let len = words.number("a number of elements")?;
     words.expect("]")?;
-    Ok(Array { name, ty, len })
+    Ok(Array { name, ty, len, over: None })
 }
 
 fn requirement(words: &mut Words<'_>) -> Found<Requirement> {

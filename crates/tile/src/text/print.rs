@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::ir::{
-    Access, AtomicOp, Block, Builtin, Hint, Inst, Kernel, Literal, Node, ParamKind, Place, Reduce,
-    SimdOp, Value,
+    Access, Array, AtomicOp, Block, Builtin, Hint, Inst, Kernel, Literal, Node, ParamKind, Place,
+    Reduce, SimdOp, Value,
 };
 
 /// The kernel's text as far as it is written.
@@ -171,7 +171,10 @@ impl<'k> Printer<'k> {
         }
         for (kind, arrays) in [("shared", &kernel.shared), ("register", &kernel.registers)] {
             for array in arrays {
-                self.line(1, &format!("{kind} {}: {}[{}]", array.name, array.ty, array.len));
+                let Array { name, ty, len, over } = array;
+                let over = over.and_then(|i| arrays.get(i as usize));
+                let over = over.map_or(String::new(), |a| format!(" over {}", a.name));
+                self.line(1, &format!("{kind} {name}: {ty}[{len}]{over}"));
             }
         }
         self.line(1, "body {");

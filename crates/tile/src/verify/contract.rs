@@ -104,8 +104,12 @@ fn declarations(kernel: &Kernel) -> Result<(), Broken> {
             return Err((Part::Constant(i), why));
         }
     }
-    for (i, Array { name, ty, len }) in kernel.shared.iter().enumerate() {
+    for (i, Array { name, ty, len, over }) in kernel.shared.iter().enumerate() {
+        let taken = over.map(|other| kernel.shared[..i].get(other as usize));
         let why = match ty {
+            _ if taken.is_some_and(|other| other.is_none_or(|other| other.over.is_some())) => {
+                "an array with memory of its own expected before it, to take over".to_owned()
+            }
             Type::Scalar(Scalar::Bool) => NO_BOOL.to_owned(),
             Type::Scalar(_) if *len > 0 => continue,
             Type::Scalar(_) => NO_ELEMENTS.to_owned(),
@@ -113,8 +117,9 @@ fn declarations(kernel: &Kernel) -> Result<(), Broken> {
         };
         return Err((Part::Shared(i), format!("`{name}`: {why}")));
     }
-    for (i, Array { name, ty, len }) in kernel.registers.iter().enumerate() {
+    for (i, Array { name, ty, len, over }) in kernel.registers.iter().enumerate() {
         let why = match well_formed(*ty) {
+            _ if over.is_some() => "registers take over no memory".to_owned(),
             Err(why) => why,
             Ok(()) if *len > 0 => continue,
             Ok(()) => NO_ELEMENTS.to_owned(),
@@ -159,11 +164,13 @@ pub(super) fn well_formed(ty: Type) -> Result<(), String> {
     }
 }
 
-/// Shared arrays fit 227 KiB, each aligned to 16 bytes; a thread's register arrays fit 16 KiB.
+/// Shared arrays fit 227 KiB, each aligned to 16 bytes, but for the memory that they take over; a
+/// thread's register arrays fit 16 KiB.
 fn memory(kernel: &Kernel) -> Result<(), Broken> {
     // Numbers of 32 bits times sixteen bytes, at most: u64 cannot overflow.
     let bytes = |a: &Array| u64::from(a.len) * a.ty.scalar().bytes() as u64;
-    let shared = |a: &Array| bytes(a).next_multiple_of(16);
+    let over = |a: &Array| a.over.and_then(|i| kernel.shared.get(i as usize)).map_or(0, bytes);
+    let shared = |a: &Array| bytes(a).saturating_sub(over(a)).next_multiple_of(16);
     fits(&kernel.shared, shared, SHARED_BYTES, Part::Shared)?;
     let registers = |a: &Array| match a.ty {
         Type::Scalar(_) => bytes(a),

@@ -16,11 +16,8 @@ use crate::CacheType;
 /// Bytes of the three arrays that split attention works with; the last is zeros between steps.
 pub(in crate::gpu) type Scratch = [usize; 3];
 
-/// Keys that a group takes at least, and parts of a row's keys at most, in steps of many sequences:
-/// these alone keep a GPU busy. Where prompts too are attended to row by row, parts are fewer,
-/// since each has working memory.
-const LEAST: u32 = 256;
-const PARTS: u32 = 16;
+/// Parts of a row's keys at most where prompts too are attended to row by row: each has working
+/// memory.
 const PARTS_OF_PROMPTS: u32 = 4;
 
 impl Lowering {
@@ -32,12 +29,12 @@ impl Lowering {
 
     /// How the keys of a row that is attended to by itself are shared.
     fn shares(&self, op: &Attention) -> Shares {
-        match self.batched {
-            true => {
-                let parts = if self.tiled(op) { PARTS } else { PARTS_OF_PROMPTS };
-                Shares::Own { least: LEAST, parts }
+        match Shares::MANY {
+            Shares::Own { least, .. } if self.batched && !self.tiled(op) => {
+                Shares::Own { least, parts: PARTS_OF_PROMPTS }
             }
-            false => Shares::Launched,
+            many if self.batched => many,
+            _ => Shares::Launched,
         }
     }
 
@@ -214,7 +211,7 @@ impl Recorder<'_> {
         let length = if self.of.batched { usize::MAX } else { self.key.length };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let (shares, shared) = (self.of.shares(op), self.of.facts.shared);
-        let schedule = Schedule::pick(form, self.scalar(q), self.stored(), length, shared);
+        let schedule = Schedule::pick(form, self.scalar(q), self.stored(), length, shares, shared);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => {
                 attention_decode_codes(self.scalar(q), self.stored(), form, schedule, shares)

@@ -40,6 +40,9 @@ pub(super) trait Batches: Copy {
         keep: impl Fn(Val<u32>) -> Val<bool>,
     );
 
+    /// An array that nothing uses once all batches have been read.
+    fn spent(&self) -> Shared;
+
     /// Makes operands of a batch that has arrived and that no lane reads any more the former
     /// operands of: where they begin.
     fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32>;
@@ -93,9 +96,9 @@ impl Numbers {
         Numbers { stored, plan, stages, operands: Operands { array, row } }
     }
 
-    /// Bytes of a simdgroup's batches.
-    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32) -> u32 {
-        stages * 2 * keys * 2 * (head_dim + PAD)
+    /// Bytes of a simdgroup's batches, in whose place `after` bytes follow.
+    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32, after: u32) -> u32 {
+        (stages * 2 * keys * 2 * (head_dim + PAD)).max(after)
     }
 }
 
@@ -104,6 +107,10 @@ impl Batches for Numbers {
 
     fn operands(&self) -> Operands {
         self.operands
+    }
+
+    fn spent(&self) -> Shared {
+        self.operands.array
     }
 
     #[track_caller]
@@ -160,9 +167,10 @@ impl Codes {
         Codes { stored, plan, stages, codes, scales, operands: Operands { array, row } }
     }
 
-    /// Bytes of a simdgroup's batches.
-    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32) -> u32 {
-        stages * 2 * keys * head_dim / 16 * 20 + keys * 2 * (head_dim + PAD)
+    /// Bytes of a simdgroup's batches, in the place of whose codes `after` bytes follow.
+    pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32, after: u32) -> u32 {
+        let chunks = stages * 2 * keys * head_dim / 16;
+        (16 * chunks).max(after) + 4 * chunks + keys * 2 * (head_dim + PAD)
     }
 
     /// Which of all chunks a lane's `i`th is.
@@ -178,6 +186,10 @@ impl Batches for Codes {
 
     fn operands(&self) -> Operands {
         self.operands
+    }
+
+    fn spent(&self) -> Shared {
+        self.codes
     }
 
     #[track_caller]

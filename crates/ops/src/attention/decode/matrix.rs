@@ -23,10 +23,15 @@ pub(super) const HEADS: u32 = 16;
 /// Elements of a query that are copied at once.
 const CHUNK: u32 = 8;
 
-/// Bytes of shared memory that [`attend`] takes, `batches` of them for the batches of each
+/// Bytes of shared memory that [`attend`] takes, `batches` of them for what [`Batches`] has of each
 /// simdgroup.
 pub(super) fn bytes(head_dim: u32, simds: u32, batches: u32) -> u32 {
-    simds * (batches + 4 * HEADS * (head_dim + 16)) + 2 * HEADS * (head_dim + PAD)
+    simds * batches + 2 * HEADS * (head_dim + PAD)
+}
+
+/// Bytes of a simdgroup's softmaxes, which take over memory of its batches.
+pub(super) fn softmaxes(head_dim: u32) -> u32 {
+    4 * HEADS * (head_dim + 16)
 }
 
 /// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and
@@ -126,7 +131,10 @@ pub(super) fn attend<B: Batches>(
             next();
         }
     });
-    running.store(plan, outer)
+    // The last batches have been read, by every simdgroup.
+    copy_wait(0);
+    barrier();
+    running.store(plan, batches.spent(), outer)
 }
 
 /// `q k^T` for sixteen keys, whose operands begin at `from`.
@@ -202,11 +210,11 @@ impl Running {
         }
     }
 
-    /// Writes it to shared memory.
+    /// Writes it to shared memory, in the place of what is no longer needed.
     #[track_caller]
-    fn store(self, plan: Plan, outer: Val<f32>) -> Softmaxes {
+    fn store(self, plan: Plan, spent: Shared, outer: Val<f32>) -> Softmaxes {
         let (d, width) = (plan.head_dim, plan.head_dim + 16);
-        let rows = Shared::<f32>::named("softmaxes", plan.simds * HEADS * width);
+        let rows = Shared::<f32>::over(spent, "softmaxes", plan.simds * HEADS * width);
         let start = simd_id() * (HEADS * width);
         for i in 0..d / 16 {
             self.mixed.get(i).store(rows, start + 16 * i, width);
