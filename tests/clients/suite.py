@@ -29,7 +29,7 @@ args = parser.parse_args()
 
 
 def ask(schema, seed):
-    """Why it ended and the text, or "refused" and the reason."""
+    """Why it ended and the text, or "refused" and the reason. "closed" is an end to which it was brought."""
     body = {
         "messages": [{"role": "user", "content": "Tell me of a dragon"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
@@ -38,7 +38,8 @@ def ask(schema, seed):
     request = urllib.request.Request(f"{args.address}/v1/chat/completions", json.dumps(body).encode())
     try:
         choice = json.load(urllib.request.urlopen(request))["choices"][0]
-        return choice["finish_reason"], choice["message"]["content"]
+        finish = "closed" if choice.get("closed_early") else choice["finish_reason"]
+        return finish, choice["message"]["content"]
     except urllib.error.HTTPError as error:
         assert error.code == 400, (error.code, schema)
         return "refused", json.load(error)["error"]["message"]
@@ -50,6 +51,11 @@ def check(schema, text):
         jsonschema.validators.validator_for(schema)(schema).validate(json.loads(text))
     except (jsonschema.ValidationError, ValueError) as error:
         return str(error).splitlines()[0]
+    except OverflowError:
+        # The judge itself fails where it divides an integer that no float holds.
+        if not any(len(number) > 300 for number in re.findall("[0-9]+", text)):
+            raise
+        unjudged.append(text)
 
 
 # Schemas of other files and servers are not there for anyone; `false` and its like leave nothing to write.
@@ -64,14 +70,15 @@ for path in sorted(args.folder.glob("*.json")):
             if some and not REMOTE.search(json.dumps(bare)):
                 schemas[f"{path.stem}: {group['description']}"] = bare
 
-refused, cut, wrong, valid = collections.Counter(), [], [], 0
+refused, cut, wrong, unjudged, valid, closed = collections.Counter(), [], [], [], 0, 0
 with concurrent.futures.ThreadPoolExecutor(4) as pool:
     runs = {(name, seed): pool.submit(ask, schema, seed) for name, schema in schemas.items() for seed in range(args.seeds)}
     for (name, seed), run in runs.items():
         finish, text = run.result()
+        closed += finish == "closed"
         if finish == "refused":
             refused[re.sub(r"[0-9]+", "N", text)[:120]] += seed == 0
-        elif finish != "stop":
+        elif finish not in ("stop", "closed"):
             cut.append(name)
         elif problem := check(schemas[name], text):
             wrong.append(f"{name}: {problem}: {text[:80]}")
@@ -87,5 +94,6 @@ for name, count in collections.Counter(cut).most_common():
 followed = len(schemas) - sum(refused.values())
 runs = valid + len(cut) + len(wrong)
 print(f"{followed} of {len(schemas)} schemas followed ({100 * followed / len(schemas):.1f}%), {valid + len(wrong)} of {runs} runs ended "
-      f"({100 * (valid + len(wrong)) / max(runs, 1):.1f}%), {len(wrong)} not valid")
+      f"({100 * (valid + len(wrong)) / max(runs, 1):.1f}%), {closed} of them brought to their end, {len(wrong)} not valid, "
+      f"{len(unjudged)} with integers that the judge cannot take")
 sys.exit(bool(wrong))

@@ -100,7 +100,7 @@ impl Answer {
             m.prefill_rate(),
             m.generated_tokens,
             m.decode_rate(),
-            reason(&self.finish, engine)
+            self.reason(engine)
         )
     }
 
@@ -112,6 +112,7 @@ impl Answer {
             "reused_tokens": m.reused_tokens,
             "computed_tokens": m.computed_tokens,
             "generated_tokens": m.generated_tokens,
+            "closing_tokens": m.closing_tokens,
             "prefill_s": m.prefill.as_secs_f64(),
             "decode_s": m.decode.as_secs_f64(),
             "prefill_tok_s": m.prefill_rate(),
@@ -119,18 +120,22 @@ impl Answer {
             "peak_rss_bytes": m.peak_rss_bytes,
         })
     }
-}
 
-/// Why a generation ended, for people.
-fn reason(finish: &Finish, engine: &Engine) -> String {
-    match finish {
-        Finish::End(_) => "the model stopped".to_string(),
-        Finish::StopString(_) => "stop text met".to_string(),
-        Finish::Length => "token limit reached".to_string(),
-        Finish::ContextFull => {
-            format!("context full ({} tokens; --ctx sets it)", engine.info().context)
+    /// Why it ended, for people.
+    fn reason(&self, engine: &Engine) -> String {
+        let closing = self.metrics.closing_tokens;
+        match &self.finish {
+            finish if finish.closed_early(&self.metrics) => {
+                format!("brought to its end within the limit, by the last {closing} tokens")
+            }
+            Finish::End(_) => "the model stopped".to_string(),
+            Finish::StopString(_) => "stop text met".to_string(),
+            Finish::Length => "token limit reached".to_string(),
+            Finish::ContextFull => {
+                format!("context full ({} tokens; --ctx sets it)", engine.info().context)
+            }
+            Finish::Cancelled => "interrupted".to_string(),
+            Finish::Failed => "failed".to_string(),
         }
-        Finish::Cancelled => "interrupted".to_string(),
-        Finish::Failed => "failed".to_string(),
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::generate::GenerateOptions;
 use formats::{Error, ErrorKind, Result, caught};
+use ops::sample::Choice;
 use std::sync::Arc;
 
 /// Says which tokens may come next in one generation.
@@ -14,17 +15,26 @@ use std::sync::Arc;
 pub trait Constraint: Send {
     /// Inserts every token that may come next into `allowed`, which is empty. It may be asked
     /// several times before a token is chosen. The model's end tokens belong to it where the text
-    /// may end.
+    /// may end. The text is cut behind `left` more tokens, its end token included; as they run out,
+    /// a constraint may allow only what brings the text to its end.
     ///
     /// # Errors
     /// The reason why it is impossible to go on.
-    fn allow(&mut self, allowed: &mut TokenSet) -> Result<()>;
+    fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> Result<()>;
 
-    /// Told the token that was chosen, unless the text ended with it.
+    /// Told the token that was chosen, unless the text ended with it. Returns the one that the text
+    /// goes on with: another one if behind the chosen one the text could no longer end within its
+    /// tokens.
     ///
     /// # Errors
     /// A token that was not allowed, or the reason why it is impossible to go on.
-    fn accept(&mut self, token: u32) -> Result<()>;
+    fn accept(&mut self, token: u32) -> Result<u32>;
+
+    /// Whether the token that was accepted last, or is allowed alone, is there to bring the text to
+    /// its end.
+    fn is_closing(&self) -> bool {
+        false
+    }
 }
 
 /// Makes the [`Constraint`] of each generation that is given these options. Cheap to clone.
@@ -77,13 +87,13 @@ impl Constrained {
         Ok(Some(Constrained { constraint, allowed: TokenSet::new(vocabulary) }))
     }
 
-    /// Finds the tokens that may come next.
+    /// Finds the tokens that may come next, of which there are at most `left`.
     ///
     /// # Errors
     /// As [`Constraint::allow`]; a panic of the constraint.
-    pub(crate) fn look(&mut self) -> Result<()> {
+    pub(crate) fn look(&mut self, left: usize) -> Result<()> {
         self.allowed.clear();
-        guarded(|| self.constraint.allow(&mut self.allowed))
+        guarded(|| self.constraint.allow(left, &mut self.allowed))
     }
 
     /// The tokens that were found, as the sampler takes them.
@@ -91,13 +101,24 @@ impl Constrained {
         self.allowed.words()
     }
 
-    /// Goes on by the token that was chosen.
+    /// Goes on by the token that was chosen, unless the text `ends` with it, or by another one in
+    /// its place. Returns the token, and whether it is there to bring the text to its end.
     ///
     /// # Errors
     /// As [`Constraint::accept`]; a panic of the constraint.
-    pub(crate) fn accept(&mut self, token: u32) -> Result<()> {
-        guarded(|| self.constraint.accept(token))
+    pub(crate) fn accept(&mut self, token: u32, ends: bool) -> Result<(u32, bool)> {
+        let token = if ends { token } else { guarded(|| self.constraint.accept(token))? };
+        Ok((token, self.constraint.is_closing()))
     }
+}
+
+/// The log-probability of the token that a text goes on with, where another one was chosen: none if
+/// it is not among the likeliest.
+pub(crate) fn logprob(token: u32, choice: &Choice, likeliest: &[(u32, f32)]) -> Option<f32> {
+    if token == choice.token {
+        return Some(choice.logprob);
+    }
+    likeliest.iter().find(|found| found.0 == token).map(|found| found.1)
 }
 
 /// Runs a constraint's own code, of which a panic is that generation's alone.

@@ -1,6 +1,6 @@
 //! Generation: an iterator of tokens with text, cancellation, a finish reason and metrics.
 
-use crate::constraint::{Constrained, ConstraintSource};
+use crate::constraint::{self, Constrained, ConstraintSource};
 use crate::load::Shared;
 use crate::peak_rss_bytes;
 use crate::session::Session;
@@ -111,6 +111,11 @@ impl Finish {
             Finish::Failed => "error",
         }
     }
+
+    /// Whether the text is whole because its constraint brought it to its end before a limit.
+    pub fn closed_early(&self, metrics: &Metrics) -> bool {
+        matches!(self, Finish::End(_)) && metrics.closing_tokens > 0
+    }
 }
 
 /// One generated token.
@@ -122,7 +127,8 @@ pub struct Token {
     /// earlier tokens).
     pub text: String,
     /// Natural logarithm of its probability under the model itself, at temperature 1, if
-    /// [`GenerateOptions::logprobs`] asks for it.
+    /// [`GenerateOptions::logprobs`] asks for it. None as well for a token that a constraint put in
+    /// the place of another one, unless it is among `top_logprobs`.
     pub logprob: Option<f32>,
     /// The likeliest tokens in its place with their log-probabilities, in descending order: as many
     /// as [`GenerateOptions::top_logprobs`] asks for.
@@ -131,8 +137,7 @@ pub struct Token {
 
 /// A token that was chosen, and what was asked about it.
 struct Chosen {
-    id: u32,
-    logprob: Option<f32>,
+    choice: Choice,
     top_logprobs: Vec<(u32, f32)>,
 }
 
@@ -147,6 +152,9 @@ pub struct Metrics {
     pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// Of those, tokens with which the constraint brought the text to its end, since the limit was
+    /// near; 0 if the text was left to end by itself.
+    pub closing_tokens: usize,
     /// From the start until the first token was chosen, or until it was clear that there would be
     /// none.
     pub prefill: Duration,
@@ -266,7 +274,10 @@ impl<'a> Generation<'a> {
         let (sequence, options) = (&self.sequence, &self.options);
         let likeliest = options.top_logprobs;
         let logprobs = (options.logprobs || likeliest > 0).then_some(likeliest);
-        self.constraint.as_mut().map_or(Ok(()), Constrained::look)?;
+        if let Some(constraint) = &mut self.constraint {
+            let most = options.max_tokens.unwrap_or(usize::MAX) - self.metrics.generated_tokens;
+            constraint.look(most.min(self.shared.room(sequence.len()) + 1))?;
+        }
         let mask = self.constraint.as_ref().map(Constrained::mask);
         let choose = Choose { options: &options.sampling, history: sequence, mask, logprobs };
         let here = self.session.tokens().len();
@@ -296,10 +307,9 @@ impl<'a> Generation<'a> {
                 return Err(refused(refusal, self.sequence.len() - 1));
             }
         };
-        let logprob = options.logprobs.then_some(choice.logprob);
         let likeliest = self.session.likeliest().iter();
         let top_logprobs = likeliest.map(|choice| (choice.token, choice.logprob)).collect();
-        Ok(Some(Chosen { id: choice.token, logprob, top_logprobs }))
+        Ok(Some(Chosen { choice, top_logprobs }))
     }
 
     /// Counts tokens of the prompt that were computed, and says so after the last.
@@ -330,18 +340,24 @@ impl<'a> Generation<'a> {
         let first = self.metrics.generated_tokens == 0;
         *(if first { &mut self.metrics.prefill } else { &mut self.metrics.decode }) +=
             start.elapsed();
-        let Some(Chosen { id, logprob, top_logprobs }) = sampled else {
+        let Some(Chosen { choice, top_logprobs }) = sampled else {
             self.finish = Some(Finish::Cancelled);
             return Ok(None);
         };
+        let is_end = |id| !self.options.ignore_end && self.shared.ends.contains(&id);
+        let (id, closing) = match &mut self.constraint {
+            Some(constraint) => constraint.accept(choice.token, is_end(choice.token))?,
+            None => (choice.token, false),
+        };
+        let ended = is_end(id);
+        let logprob = constraint::logprob(id, &choice, &top_logprobs);
+        let logprob = logprob.filter(|_| self.options.logprobs);
         self.metrics.generated_tokens += 1;
+        self.metrics.closing_tokens += usize::from(closing);
         self.sequence.push(id);
-        if !self.options.ignore_end && self.shared.ends.contains(&id) {
+        if ended {
             let text = self.end(Finish::End(id));
             return Ok(Some(Token { id, text, logprob, top_logprobs }));
-        }
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(id)?;
         }
         let (mut text, met) = self.text.push(id);
         if let Some(stop) = met {

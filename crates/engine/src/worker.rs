@@ -11,7 +11,7 @@
 //! ends all requests that are in it.
 
 use crate::adapters::{self, Adapter};
-use crate::constraint::Constrained;
+use crate::constraint::{self, Constrained};
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::pool::BlockTable;
@@ -359,7 +359,7 @@ impl Worker {
         if works.is_empty() {
             return;
         }
-        works.iter().for_each(|work| self.look(work.id));
+        works.iter().for_each(|work| self.look(shared, work.id));
         let done = match caught(|| self.replay(shared, works, kind)) {
             Ok(done) => done,
             Err(words) => {
@@ -472,16 +472,18 @@ impl Worker {
     }
 
     /// Finds the tokens that a request's constraint allows next, where its step chooses one.
-    fn look(&mut self, id: Id) {
-        let (Some(sequence), Some(constraint)) =
-            (self.sequences.get(id), self.constraints.get_mut(&id))
+    fn look(&mut self, shared: &Shared, id: Id) {
+        let (Some(sequence), Some(job), Some(constraint)) =
+            (self.sequences.get(id), self.jobs.get(&id), self.constraints.get_mut(&id))
         else {
             return;
         };
-        if sequence.computed() < sequence.tokens().len() {
+        let tokens = sequence.tokens().len();
+        if sequence.computed() < tokens {
             return;
         }
-        if let Err(error) = constraint.look() {
+        let most = job.options.max_tokens.unwrap_or(usize::MAX) - job.metrics.generated_tokens;
+        if let Err(error) = constraint.look(most.min(shared.room(tokens) + 1)) {
             self.spoil(id, error);
         }
     }
@@ -642,8 +644,17 @@ impl Worker {
         else {
             return;
         };
-        let Chosen { choice: Choice { token, logprob }, likeliest } = chosen;
-        let logprob = job.options.logprobs.then_some(logprob);
+        let Chosen { choice, likeliest } = chosen;
+        let is_end = |token| !job.options.ignore_end && shared.ends.contains(&token);
+        let constraint = self.constraints.get_mut(&id);
+        let accepted = constraint.map(|own| own.accept(choice.token, is_end(choice.token)));
+        let (token, closing) = match accepted.unwrap_or(Ok((choice.token, false))) {
+            Ok(accepted) => accepted,
+            Err(error) => return self.end(id, Event::Failed(error)),
+        };
+        let ended = is_end(token);
+        let logprob = constraint::logprob(token, &choice, &likeliest);
+        let logprob = logprob.filter(|_| job.options.logprobs);
         let limit = job.options.max_tokens.unwrap_or(usize::MAX);
         let metrics = &mut job.metrics;
         let first = metrics.generated_tokens == 0;
@@ -651,20 +662,16 @@ impl Worker {
         let time = if first { &mut metrics.prefill } else { &mut metrics.decode };
         *time += now - std::mem::replace(&mut job.last, now);
         metrics.generated_tokens += 1;
+        metrics.closing_tokens += usize::from(closing);
         sequence.push(token);
         let full = !shared.options.rotate && sequence.known() > shared.info.context;
-        let last = if !job.options.ignore_end && shared.ends.contains(&token) {
+        let last = if ended {
             Some(Finish::End(token))
         } else if metrics.generated_tokens >= limit {
             Some(Finish::Length)
         } else {
             full.then_some(Finish::ContextFull)
         };
-        if !matches!(last, Some(Finish::End(_)))
-            && let Some(Err(error)) = self.constraints.get_mut(&id).map(|own| own.accept(token))
-        {
-            return self.end(id, Event::Failed(error));
-        }
         let ends = last.is_some();
         let event = Event::Token { id: token, logprob, likeliest, last };
         if ends {

@@ -8,7 +8,7 @@ use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
-use crate::generation::{Done, Event, Work};
+use crate::generation::{Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
 use crate::reply::{Answer, Called, Piece, Reply};
@@ -105,11 +105,12 @@ pub(crate) async fn messages(call: Call) -> Answered {
     content.extend(answer.calls.iter().map(|call| block_of(call, call.arguments.clone())));
     let mut object = message(&id, &model);
     object["content"] = content.into();
-    if let Some(Done { finish, metrics, .. }) = &answer.end {
-        let (reason, sequence) = stop_reason(finish, !answer.calls.is_empty());
+    if let Some(done) = &answer.end {
+        let (reason, sequence) = stop_reason(&done.finish, !answer.calls.is_empty());
         object["stop_reason"] = reason.into();
         object["stop_sequence"] = sequence.into();
-        object["usage"] = usage(metrics);
+        object["usage"] = usage(&done.metrics);
+        done.note_closing(&mut object);
     }
     let told = noting(&fields, axum::Json(object).into_response());
     Ok(telling(answer.end.as_ref(), told))
@@ -305,7 +306,7 @@ impl Shape for Writer {
                 }
                 Ok(())
             }
-            Event::Done(Done { finish, metrics, .. }) => {
+            Event::Done(done) => {
                 for piece in self.reply.finish() {
                     self.piece(sender, piece).await?;
                 }
@@ -313,9 +314,10 @@ impl Shape for Writer {
                     self.open(sender, "text").await?;
                 }
                 self.close(sender).await?;
-                let (reason, sequence) = stop_reason(&finish, self.called);
-                let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
-                let usage = usage(&metrics);
+                let (reason, sequence) = stop_reason(&done.finish, self.called);
+                let mut delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
+                done.note_closing(&mut delta);
+                let usage = usage(&done.metrics);
                 let end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
                 sender.send(&end).await?;
                 sender.send(&json!({ "type": "message_stop" })).await

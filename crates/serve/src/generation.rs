@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use delft::{Adapter, Engine, Finish, GenerateOptions, Metrics, Request, Token};
 use hyper::StatusCode;
+use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -43,6 +44,15 @@ pub(crate) struct Done {
     pub(crate) metrics: Metrics,
     /// Why no more of the prompt was found computed.
     pub(crate) missed: Option<String>,
+}
+
+impl Done {
+    /// Says in an object of an answer where a text was brought to its end before a limit.
+    pub(crate) fn note_closing(&self, object: &mut Value) {
+        if self.finish.closed_early(&self.metrics) {
+            object["closed_early"] = true.into();
+        }
+    }
 }
 
 /// A model's engines with an adapter or none, and who may use them.

@@ -6,7 +6,7 @@ pub(crate) mod manage;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use delft::{Finish, Metrics, Token};
+use delft::{Finish, Token};
 use serde_json::{Map, Value, json};
 
 use crate::catalogue::Held;
@@ -261,7 +261,7 @@ impl Ask {
             object["message"]["tool_calls"] = answer.calls.iter().map(call_json).collect();
         }
         if let Some(done) = &answer.end {
-            self.end(&mut object, &done.finish, &done.metrics);
+            self.end(&mut object, done);
         }
         if logprobs {
             let told = answer.tokens.iter().filter(|token| !self.ends(token));
@@ -304,12 +304,14 @@ impl Ask {
     }
 
     /// Adds why a text ended and what it took, in nanoseconds.
-    fn end(&self, object: &mut Value, finish: &Finish, metrics: &Metrics) {
-        let reason = match finish {
+    fn end(&self, object: &mut Value, done: &Done) {
+        let metrics = &done.metrics;
+        let reason = match done.finish {
             Finish::Length | Finish::ContextFull => "length",
             _ => "stop",
         };
         object["done_reason"] = reason.into();
+        done.note_closing(object);
         object["total_duration"] = self.began.nanoseconds().into();
         object["load_duration"] = nanoseconds(self.model.loading()).into();
         object["prompt_eval_count"] = metrics.prompt_tokens.into();
@@ -362,12 +364,12 @@ impl Shape for Writer {
                 }
                 Ok(())
             }
-            Event::Done(Done { finish, metrics, .. }) => {
+            Event::Done(done) => {
                 for piece in ask.reply.finish() {
                     ask.piece(sender, piece, None).await?;
                 }
                 let mut object = ask.part("", "", true);
-                ask.end(&mut object, &finish, &metrics);
+                ask.end(&mut object, &done);
                 sender.send(&object).await
             }
         }

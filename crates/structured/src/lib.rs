@@ -10,10 +10,12 @@
 //! Schemas and grammars are untrusted. Their size is limited, and so is what compiling them and
 //! each step may take: whatever goes beyond is an error of that request alone.
 
+mod ending;
 mod gbnf;
 mod schema;
 mod tools;
 
+use ending::Planner;
 use engine::reasoning::Opening;
 use engine::{Constraint, ConstraintSource, TokenSet};
 use formats::{Error, ErrorKind, Result, caught};
@@ -141,13 +143,13 @@ impl Grammars {
         };
         short(place, source)?;
         let Some(before) = self.before(opening, "final") else {
-            return self.constraint(place, TopLevelGrammar::from_grammar(inner));
+            return self.constraint(place, TopLevelGrammar::from_grammar(inner), true);
         };
         let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
         let inner = GrammarWithLexer { name: Some("body".to_string()), ..inner };
         let mut all = TopLevelGrammar::from_grammar(outer);
         all.grammars.push(inner);
-        self.constraint(place, all)
+        self.constraint(place, all, true)
     }
 
     /// The rule `before` of what may open an answer; none where nothing may. Harmony messages are
@@ -215,11 +217,13 @@ impl Grammars {
         parts.join(" ")
     }
 
-    /// Compiles a grammar; each generation gets a matcher of its own.
+    /// Compiles a grammar; each generation gets a matcher of its own. A text that `ends` is brought
+    /// to its end where its tokens run out.
     fn constraint(
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
+        ends: bool,
     ) -> Result<ConstraintSource> {
         let first = limited(place, || -> std::result::Result<Matcher, Reason> {
             let mut matcher = Matcher::new(self.factory.create_parser(grammar));
@@ -228,10 +232,12 @@ impl Grammars {
             matcher.compute_mask()?;
             Ok(matcher)
         })?;
+        let ending = ends.then(|| caught(|| Planner::new(&first)).ok()).flatten();
         let first = Mutex::new(first);
         Ok(ConstraintSource::new(move || {
             let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-            Ok(Box::new(Follower { matcher, place }) as Box<dyn Constraint>)
+            let ending = ending.clone();
+            Ok(Box::new(Follower { matcher, ending, place }) as Box<dyn Constraint>)
         }))
     }
 }
@@ -239,18 +245,34 @@ impl Grammars {
 /// Follows one text.
 struct Follower {
     matcher: Matcher,
+    /// Unset where a text is cut when its tokens run out.
+    ending: Option<Planner>,
     place: &'static str,
 }
 
 impl Constraint for Follower {
-    fn allow(&mut self, allowed: &mut TokenSet) -> Result<()> {
+    fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> Result<()> {
+        let Follower { matcher, ending, .. } = self;
+        if let Some(ending) = ending
+            && let Some(token) = ending.next(matcher, left)
+        {
+            allowed.insert(token);
+            return Ok(());
+        }
         let mask = limited(self.place, || self.matcher.compute_mask_or_eos())?;
         allowed.insert_bits(mask.as_slice());
         Ok(())
     }
 
-    fn accept(&mut self, token: u32) -> Result<()> {
-        limited(self.place, || self.matcher.consume_token(token))
+    fn accept(&mut self, token: u32) -> Result<u32> {
+        let Follower { matcher, ending, place } = self;
+        let token = ending.as_mut().map_or(token, |ending| ending.accept(matcher, token));
+        limited(place, || matcher.consume_token(token))?;
+        Ok(token)
+    }
+
+    fn is_closing(&self) -> bool {
+        self.ending.as_ref().is_some_and(Planner::is_closing)
     }
 }
 

@@ -58,7 +58,9 @@ impl Grammars {
             }
         }
         short("tools", lark.len())?;
-        self.constraint("tools", TopLevelGrammar::from_lark(lark))
+        // Arguments that were made up to come to an end must not be acted on: a call that is cut
+        // says so.
+        self.constraint("tools", TopLevelGrammar::from_lark(lark), false)
     }
 
     /// The rules of an answer with calls that stand between marks.

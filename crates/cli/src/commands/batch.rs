@@ -176,6 +176,9 @@ impl Line {
                 Ok((text, finish)) => {
                     line["text"] = json!(text);
                     line["finish"] = json!(finish.name());
+                    if finish.closed_early(&metrics) {
+                        line["closed_early"] = json!(true);
+                    }
                     line["usage"] = usage(&metrics);
                 }
                 Err(e) => line["error"] = error(&e),
@@ -188,6 +191,9 @@ impl Line {
                 line["text"] = json!(text);
                 let reason = if finish.name() == "stop" { "stop" } else { "length" };
                 let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": reason });
+                if finish.closed_early(&metrics) {
+                    choice["closed_early"] = json!(true);
+                }
                 let chat = self.body().is_ok_and(|body| body.contains_key("messages"));
                 let object = if chat {
                     choice["message"] = json!({ "role": "assistant", "content": text });

@@ -31,7 +31,7 @@ impl Default for Counting {
 }
 
 impl Constraint for Counting {
-    fn allow(&mut self, allowed: &mut TokenSet) -> formats::Result<()> {
+    fn allow(&mut self, _: usize, allowed: &mut TokenSet) -> formats::Result<()> {
         assert_ne!(self.accepted, self.panics_at, "on purpose");
         if self.accepted < self.most {
             (0..1000).filter(|t| t % 3 == self.accepted % 3).for_each(|t| allowed.insert(t));
@@ -39,10 +39,10 @@ impl Constraint for Counting {
         Ok(())
     }
 
-    fn accept(&mut self, token: u32) -> formats::Result<()> {
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
         assert_eq!(token % 3, self.accepted % 3);
         self.accepted += 1;
-        Ok(())
+        Ok(token)
     }
 }
 

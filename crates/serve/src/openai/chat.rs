@@ -193,12 +193,14 @@ fn choice(model: &Model, index: usize, answer: &Answer, logprobs: bool) -> Value
     let told = answer.tokens.iter().enumerate();
     let told = told.filter(|(i, token)| is_text(model, token, i + 1 == last));
     let told: Vec<Value> = told.map(|(_, token)| token_json(model, token)).collect();
-    json!({
+    let mut choice = json!({
         "index": index,
         "message": message,
         "logprobs": if logprobs { json!({ "content": told, "refusal": null }) } else { Value::Null },
         "finish_reason": answer.finish().map(|finish| reason(finish, !calls.is_empty())),
-    })
+    });
+    answer.end.iter().for_each(|done| done.note_closing(&mut choice));
+    choice
 }
 
 /// Why a text ended in which tools may have been called.
@@ -240,7 +242,9 @@ impl Shape for Writer {
                 self.pieces(sender, index, pieces, None).await?;
                 self.total.add(&done.metrics, index == 0);
                 let reason = reason(&done.finish, self.called[index] > 0);
-                sender.send(&self.chunk(index, json!({}), None, Some(reason))).await
+                let mut chunk = self.chunk(index, json!({}), None, Some(reason));
+                done.note_closing(&mut chunk["choices"][0]);
+                sender.send(&chunk).await
             }
         }
     }

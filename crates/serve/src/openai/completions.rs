@@ -85,12 +85,14 @@ pub(crate) async fn answer(call: Call) -> Answered {
         total.add(&answer.metrics(), index.is_multiple_of(ask.n));
         let finish = answer.finish().map(finish_reason);
         let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
-        choices.push(json!({
+        let mut choice = json!({
             "index": index,
             "text": format!("{echo}{}", answer.content),
             "logprobs": logprobs,
             "finish_reason": finish,
-        }));
+        });
+        answer.end.iter().for_each(|done| done.note_closing(&mut choice));
+        choices.push(choice);
     }
     let mut object = head.with(choices.into());
     object["usage"] = usage(total);
@@ -237,7 +239,9 @@ impl Shape for Writer {
             Event::Done(done) => {
                 self.total.add(&done.metrics, index.is_multiple_of(self.n));
                 let reason = finish_reason(&done.finish);
-                sender.send(&self.chunk(index, "", None, Some(reason))).await
+                let mut chunk = self.chunk(index, "", None, Some(reason));
+                done.note_closing(&mut chunk["choices"][0]);
+                sender.send(&chunk).await
             }
         }
     }

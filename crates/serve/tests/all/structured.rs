@@ -104,6 +104,75 @@ fn answers_follow_their_schema_in_every_interface() {
     assert!(["yes", "no \"way\""].contains(&text), "{text}");
 }
 
+/// What has no room for all that a model would write is whole all the same, and says so; a call that
+/// is cut does not pass for one.
+#[test]
+fn answers_are_brought_to_their_end_within_their_tokens() {
+    let schema = json!({
+        "type": "object",
+        "properties": { "tale": { "type": "string" }, "words": { "type": "array", "items": schema() } },
+        "required": ["tale", "words"],
+        "additionalProperties": false,
+    });
+    let told = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+        value["tale"].is_string() && value["words"].is_array()
+    };
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "tale", "schema": schema } });
+    let extra = json!({ "max_tokens": 40, "temperature": 0, "response_format": format });
+    let choice = &good(CHAT, extra.clone()).json()["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["closed_early"]), (&json!("stop"), &json!(true)));
+    let text = choice["message"]["content"].as_str().unwrap();
+    assert!(told(text), "{text}");
+    let mut again = extra;
+    again["stream"] = true.into();
+    let response = good(CHAT, again);
+    assert_eq!(streamed(&response), text);
+    let events = response.events();
+    let last = &events.last().unwrap()["choices"][0];
+    assert_eq!((&last["finish_reason"], &last["closed_early"]), (&json!("stop"), &json!(true)));
+
+    let text = json!({ "format": { "type": "json_schema", "name": "tale", "schema": schema } });
+    let body = json!({ "model": "stories", "input": "Hi", "text": text, "max_output_tokens": 40 });
+    let whole = post(shared(), "/v1/responses", &body).json();
+    assert_eq!((&whole["status"], &whole["closed_early"]), (&json!("completed"), &json!(true)));
+    assert!(told(whole["output"][0]["content"][0]["text"].as_str().unwrap()), "{whole}");
+
+    let output = json!({ "format": { "type": "json_schema", "schema": schema } });
+    let extra = json!({ "max_tokens": 40, "output_config": output });
+    let message = good("/v1/messages", extra.clone()).json();
+    assert_eq!(
+        (&message["stop_reason"], &message["closed_early"]),
+        (&json!("end_turn"), &json!(true))
+    );
+    assert!(told(message["content"][0]["text"].as_str().unwrap()), "{message}");
+    let mut again = extra;
+    again["stream"] = true.into();
+    let events = good("/v1/messages", again).events();
+    let end = events.iter().find(|event| event["type"] == "message_delta").unwrap();
+    assert_eq!(end["delta"]["closed_early"], true, "{end}");
+
+    let extra = json!({ "format": schema, "stream": false, "options": { "num_predict": 40 } });
+    let answer = good("/api/chat", extra).json();
+    assert_eq!((&answer["done_reason"], &answer["closed_early"]), (&json!("stop"), &json!(true)));
+    assert!(told(answer["message"]["content"].as_str().unwrap()), "{answer}");
+
+    // What ends by itself says nothing.
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": self::schema() } });
+    let choice = &good(CHAT, json!({ "response_format": format })).json()["choices"][0];
+    assert!(choice["finish_reason"] == "stop" && choice.get("closed_early").is_none(), "{choice}");
+
+    let tool = json!({ "type": "function", "function": { "name": "tell", "parameters": schema } });
+    let extra = json!({ "tools": [tool], "tool_choice": "required", "max_tokens": 40 });
+    let choice = &good(CHAT, extra).json()["choices"][0];
+    assert!(
+        choice["finish_reason"] == "length" && choice.get("closed_early").is_none(),
+        "{choice}"
+    );
+}
+
 #[test]
 fn a_call_that_is_required_comes_in_every_interfaces_shape() {
     let named = json!({ "type": "function", "function": { "name": "paint" } });

@@ -67,7 +67,7 @@ fn hostile_ones_are_bounded() {
                 let mut steps = 0;
                 let ended = loop {
                     allowed.clear();
-                    if let Err(error) = constraint.allow(&mut allowed) {
+                    if let Err(error) = constraint.allow(usize::MAX, &mut allowed) {
                         break error.to_string();
                     }
                     let next = (0..own.1).rev().find(|id| allowed.contains(*id));

@@ -1,6 +1,7 @@
 //! Grammars against real vocabularies: whatever is allowed and written to its end is what was asked
 //! for.
 
+mod endings;
 mod hostile;
 mod schemas;
 mod tools;
@@ -33,7 +34,7 @@ pub(crate) fn write(
     let (mut ids, mut state) = (Vec::new(), seed.wrapping_mul(2).wrapping_add(1));
     for step in 0..400 {
         allowed.clear();
-        constraint.allow(&mut allowed).unwrap();
+        constraint.allow(usize::MAX, &mut allowed).unwrap();
         // Ends early and closes what is open, so that most texts are short.
         if allowed.contains(*end) && (step > 8 || seed.is_multiple_of(3)) {
             return (tokenizer.decode(&ids, false), true);
@@ -66,13 +67,13 @@ pub(crate) fn takes(
     let mut allowed = TokenSet::new(tokenizer.vocab_size());
     for id in tokenizer.encode(text, tokens::Special::default()).unwrap() {
         allowed.clear();
-        constraint.allow(&mut allowed).unwrap();
+        constraint.allow(usize::MAX, &mut allowed).unwrap();
         if !allowed.contains(id) {
             return false;
         }
         constraint.accept(id).unwrap();
     }
     allowed.clear();
-    constraint.allow(&mut allowed).unwrap();
+    constraint.allow(usize::MAX, &mut allowed).unwrap();
     allowed.contains(*end)
 }

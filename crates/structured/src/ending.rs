@@ -1,0 +1,265 @@
+//! Short endings: how a text that runs out of tokens still becomes whole.
+//!
+//! A [`Planner`] follows one text. While there is room for far more than the text needs to end, it
+//! looks seldom. As the room shrinks it knows a short ending at each token: tokens that lead from
+//! here to where the grammar may stop. A token behind which the text could no longer end in time
+//! gives way to the ending's next one, and once the room is no more than the ending, all of it is
+//! written. Looking is a walk over the grammar that prefers what closes something, not a proof:
+//! what it finds is an ending, though there may be a shorter one, and where it finds none, the text
+//! goes on as it would without.
+
+use crate::{BUILDING, STEPS};
+use llguidance::Matcher;
+use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
+
+/// Tokens from the limit, beside twice the ending, within which an ending is known at each token:
+/// a single token may open what takes many to close.
+const WATCHED: usize = 96;
+/// Places that one walk looks at.
+const PLACES: usize = 192;
+/// Letters in a row that are written without a sign that they lead on, as the least length of a
+/// string has it.
+const BLIND: usize = 4;
+/// Letters of which the masks behind them are compared then, to see which of them lead on.
+const COMPARED: usize = 16;
+
+/// Sees to it that a text ends within its tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct Planner {
+    /// Tokens that end the text, the next one last: from the present place while every token is
+    /// watched, else from an earlier one.
+    plan: Vec<u32>,
+    watching: bool,
+    /// Where not every token is watched: looks again once no more tokens are left.
+    check: usize,
+    /// Tokens that are left, the next one included.
+    left: usize,
+    /// Whether the next token, or the one that was accepted last, is the plan's and not the
+    /// text's own.
+    closing: bool,
+}
+
+impl Planner {
+    /// The planner of texts that begin as the matcher does.
+    pub(crate) fn new(matcher: &Matcher) -> Planner {
+        let plan = walk(matcher, BUILDING).unwrap_or_default();
+        Planner { plan, watching: false, check: usize::MAX, left: usize::MAX, closing: false }
+    }
+
+    /// The token that must come next if the text shall end within `left` tokens, its end token
+    /// included; none while it may go on.
+    pub(crate) fn next(&mut self, matcher: &Matcher, left: usize) -> Option<u32> {
+        self.left = left;
+        if !self.watching && left <= self.check {
+            // At the beginning the plan is right as it is.
+            if self.check < usize::MAX && !leads(matcher, &[], &self.plan) {
+                self.plan = walk(matcher, STEPS).unwrap_or_default();
+            }
+            let needed = self.plan.len();
+            let watched = 2 * needed + WATCHED;
+            if needed == 0 || needed > left {
+                self.give_up();
+            } else if left <= watched {
+                self.watching = true;
+            } else {
+                self.check = watched.max(left - (left - needed).div_ceil(2));
+            }
+        }
+        self.closing = self.watching && left <= self.plan.len();
+        if self.closing { self.plan.last().copied() } else { None }
+    }
+
+    /// Told the token that was chosen, returns the one that the text goes on with.
+    pub(crate) fn accept(&mut self, matcher: &Matcher, token: u32) -> u32 {
+        let Some(&planned) = self.plan.last().filter(|_| self.watching) else { return token };
+        if token == planned {
+            self.plan.pop();
+            return token;
+        }
+        let behind = self.left.saturating_sub(1);
+        if self.plan.len() <= behind && leads(matcher, &[token], &self.plan) {
+            return token;
+        }
+        let mut there = matcher.clone();
+        let plan = there.consume_token(token).ok().and_then(|()| walk(&there, STEPS));
+        match plan {
+            Some(plan) if plan.len() <= behind => self.plan = plan,
+            // What the text goes on with may be easier to end.
+            None if self.left > 4 * self.plan.len() + WATCHED / 2 => self.give_up(),
+            _ => {
+                self.plan.pop();
+                self.closing = true;
+                return planned;
+            }
+        }
+        token
+    }
+
+    /// Looks again later: what the text goes on with may bring its end nearer.
+    fn give_up(&mut self) {
+        self.watching = false;
+        self.check = self.left - self.left.div_ceil(4);
+    }
+
+    /// Whether the next token, or the one that was accepted last, is there to bring the text to its
+    /// end.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing
+    }
+}
+
+/// Whether these tokens, and those of a plan behind them, lead to the end from where the matcher
+/// is.
+fn leads(matcher: &Matcher, first: &[u32], plan: &[u32]) -> bool {
+    let tokens: Vec<u32> = first.iter().chain(plan.iter().rev()).copied().collect();
+    !matcher.is_stopped() && !plan.is_empty() && follows(&mut matcher.clone(), &tokens)
+}
+
+/// Whether these tokens may all come next.
+fn follows(matcher: &mut Matcher, tokens: &[u32]) -> bool {
+    matcher.validate_tokens(tokens).is_ok_and(|valid| valid == tokens.len())
+}
+
+/// Tokens that lead to the end from where the matcher is, the next one last; none if no way is
+/// found by so many steps of regular expressions.
+fn walk(matcher: &Matcher, steps: u64) -> Option<Vec<u32>> {
+    let environment = matcher.tok_env().ok()?;
+    let letters = letters(environment.tok_trie());
+    let mut walker = Walker {
+        matcher: matcher.clone(),
+        environment,
+        letters,
+        path: Vec::new(),
+        blind: 0,
+        steps,
+    };
+    walker.run()?;
+    let joined = walker.joined();
+    let mut tokens = walker.path;
+    if joined.len() < tokens.len() && follows(&mut matcher.clone(), &joined) {
+        tokens = joined;
+    }
+    tokens.reverse();
+    Some(tokens)
+}
+
+/// The tokens of single bytes, in the order in which they are tried.
+fn letters(trie: &TokTrie) -> Vec<u32> {
+    let order = (b'a'..=b'z').rev().chain((b'A'..=b'Z').rev()).chain((b'0'..=b'9').rev());
+    let mut bytes: Vec<u8> = order.collect();
+    let others: Vec<u8> = (0..=u8::MAX).filter(|byte| !bytes.contains(byte)).collect();
+    bytes.extend(others);
+    bytes.iter().filter_map(|byte| single(trie, *byte)).collect()
+}
+
+fn single(trie: &TokTrie, byte: u8) -> Option<u32> {
+    trie.token_id(&[byte])
+}
+
+/// Walks over a grammar, a token at a time, towards its end.
+struct Walker {
+    matcher: Matcher,
+    environment: TokEnv,
+    /// Tokens of single bytes, in the order in which they are tried.
+    letters: Vec<u32>,
+    path: Vec<u32>,
+    /// The letters at the path's end that were written without a sign that they lead on.
+    blind: usize,
+    /// Steps of regular expressions that are left.
+    steps: u64,
+}
+
+impl Walker {
+    /// Walks to the end, and adds the end token; none if that is too far.
+    fn run(&mut self) -> Option<()> {
+        for _ in 0..PLACES {
+            if self.matcher.is_stopped() || self.matcher.is_accepting().ok()? {
+                self.path.push(self.environment.tok_trie().eos_token());
+                return Some(());
+            }
+            let (token, leads) = self.choose()?;
+            self.blind = if leads { 0 } else { self.blind + 1 };
+            self.matcher.consume_token(token).ok()?;
+            self.path.push(token);
+        }
+        None
+    }
+
+    /// The token to go on with, and whether it is known to lead on.
+    fn choose(&mut self) -> Option<(u32, bool)> {
+        let mut matcher = self.matcher.clone();
+        let mask = self.mask(&mut matcher)?;
+        let environment = self.environment.clone();
+        let trie = environment.tok_trie();
+        if let Some(token) = forced(trie, &mask) {
+            return Some((token, true));
+        }
+        // What closes an object, a list or a string, and a comma that is no part of a text: no
+        // letter may follow it there.
+        let letter = single(trie, b'x');
+        for byte in *b"}]\"," {
+            let Some(token) = single(trie, byte).filter(|token| mask.is_allowed(*token)) else {
+                continue;
+            };
+            let inside = letter.is_some_and(|letter| follows(&mut matcher, &[token, letter]));
+            if byte == b'"' || !inside {
+                return Some((token, true));
+            }
+        }
+        let letters: Vec<u32> =
+            self.letters.iter().copied().filter(|token| mask.is_allowed(*token)).collect();
+        // A letter behind which something may be closed.
+        let closers = b"\"}],".iter().filter_map(|byte| single(trie, *byte));
+        let closers: Vec<u32> = closers.chain([trie.eos_token()]).collect();
+        for &token in &letters {
+            if closers.iter().any(|closer| follows(&mut matcher, &[token, *closer])) {
+                return Some((token, true));
+            }
+        }
+        // Else one that leads to another place, as far as masks tell.
+        for &token in letters.iter().take(if self.blind < BLIND { 0 } else { COMPARED }) {
+            let mut behind = self.matcher.clone();
+            behind.consume_token(token).ok()?;
+            if self.mask(&mut behind)? != mask {
+                return Some((token, false));
+            }
+        }
+        let any = || mask.first_bit_set().map(|bit| bit as u32);
+        Some((letters.first().copied().or_else(any)?, false))
+    }
+
+    /// The tokens that may come next; none where that takes more than a walk may.
+    fn mask(&mut self, matcher: &mut Matcher) -> Option<SimpleVob> {
+        let mask = matcher.compute_mask_or_eos().ok()?;
+        self.steps = self.steps.checked_sub(matcher.last_step_stats().ok()?.lexer_cost)?;
+        Some(mask)
+    }
+
+    /// The way with the longest tokens that its text can be made of.
+    fn joined(&self) -> Vec<u32> {
+        let trie = self.environment.tok_trie();
+        let (mut joined, mut text) = (Vec::new(), Vec::new());
+        for &token in &self.path {
+            if trie.is_special_token(token) || trie.eos_tokens().contains(&token) {
+                joined.extend(trie.greedy_tokenize(&std::mem::take(&mut text)));
+                joined.push(token);
+            } else {
+                text.extend_from_slice(trie.token(token));
+            }
+        }
+        joined
+    }
+}
+
+/// The longest token of a mask of which all others are beginnings, or a special token: all that
+/// may be written leads there.
+fn forced(trie: &TokTrie, mask: &SimpleVob) -> Option<u32> {
+    let is_special = |token: &u32| trie.is_special_token(*token);
+    let first = mask.iter().find(|token| is_special(token) && !trie.eos_tokens().contains(token));
+    if first.is_some() {
+        return first;
+    }
+    let longest = mask.iter().max_by_key(|token| trie.token_len(*token))?;
+    let text = trie.token(longest);
+    mask.iter().all(|token| text.starts_with(trie.token(token))).then_some(longest)
+}
